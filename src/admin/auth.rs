@@ -25,10 +25,10 @@ use crate::tls::address_group;
 const FAILURES: FailureRate = FailureRate { burst: 10, per_minute: 10 };
 
 /// Paths that need no credentials.
-const OPEN: [&str; 4] = ["/", "/livez", "/readyz", "/healthz"];
+const OPEN_PATHS: [&str; 4] = ["/", "/livez", "/readyz", "/healthz"];
 const METRICS: &str = "/metrics";
 
-const FIX: &str = "penstock's commands take it from --token-file or PENSTOCK_ADMIN_TOKEN, others send it as \
+const TOKEN_HINT: &str = "penstock's commands take it from --token-file or PENSTOCK_ADMIN_TOKEN, others send it as \
                    `Authorization: Bearer <token>`";
 
 /// Caller of an admin request who is allowed in.
@@ -65,9 +65,9 @@ impl AdminGuard {
 /// Reason why a caller is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AdminAuthError {
-    Missing,
-    Wrong(KeyError),
-    Certificate,
+    NoCredentials,
+    InvalidToken(KeyError),
+    UnknownCertificate,
 }
 
 /// Authenticates and authorises a request. An allowed request goes on with its [`Operator`];
@@ -81,14 +81,14 @@ pub(super) async fn check(
     let settings = guard.state.settings();
     let operators = &settings.listeners.operators;
     let path = request.uri().path();
-    let is_open = OPEN.contains(&path) || (operators.open_metrics && path == METRICS);
+    let is_open = OPEN_PATHS.contains(&path) || (operators.open_metrics && path == METRICS);
     if is_open {
         request.extensions_mut().insert(Operator::local(from));
         return next.run(request).await;
     }
     let names = request.extensions().get::<Arc<CertificateNames>>();
     match identify(operators, request.headers(), names.map(|names| &**names), from) {
-        Ok(operator) if operator.role >= needed(request.method()) => {
+        Ok(operator) if operator.role >= required_role(request.method()) => {
             request.extensions_mut().insert(operator);
             next.run(request).await
         }
@@ -102,7 +102,7 @@ pub(super) async fn check(
 }
 
 /// The role that a request needs.
-fn needed(method: &Method) -> OperatorRole {
+fn required_role(method: &Method) -> OperatorRole {
     if matches!(*method, Method::GET | Method::HEAD) { OperatorRole::Read } else { OperatorRole::Operate }
 }
 
@@ -116,7 +116,7 @@ fn identify(
         return Ok(Operator::local(from));
     }
     if let Some(text) = headers::credentials(headers) {
-        let token = keys::verify(&operators.tokens, text, wall::now).map_err(AdminAuthError::Wrong)?;
+        let token = keys::verify(&operators.tokens, text, wall::now).map_err(AdminAuthError::InvalidToken)?;
         let id = keys::parse(text).map_or("", |parts| parts.id);
         return Ok(Operator { who: format!("token:{id}").into(), from, role: token.role });
     }
@@ -127,22 +127,26 @@ fn identify(
     if operators.loopback && from.ip().to_canonical().is_loopback() {
         return Ok(Operator::local(from));
     }
-    Err(if names.is_some() { AdminAuthError::Certificate } else { AdminAuthError::Missing })
+    Err(if names.is_some() { AdminAuthError::UnknownCertificate } else { AdminAuthError::NoCredentials })
 }
 
 fn refuse(guard: &AdminGuard, from: SocketAddr, refusal: AdminAuthError) -> Response {
     let (reason, message) = match refusal {
-        AdminAuthError::Missing => ("missing", format!("this port asks for a token; {FIX}")),
-        AdminAuthError::Wrong(KeyError::Expired) => ("expired", "the token has expired".to_owned()),
-        AdminAuthError::Wrong(_) => ("wrong", format!("the token is not one of `admin.auth.tokens`; {FIX}")),
-        AdminAuthError::Certificate => {
+        AdminAuthError::NoCredentials => ("missing", format!("this port asks for a token; {TOKEN_HINT}")),
+        AdminAuthError::InvalidToken(KeyError::Expired) => ("expired", "the token has expired".to_owned()),
+        AdminAuthError::InvalidToken(_) => {
+            ("wrong", format!("the token is not one of `admin.auth.tokens`; {TOKEN_HINT}"))
+        }
+        AdminAuthError::UnknownCertificate => {
             ("certificate", "the certificate is not one of `admin.auth.client_certs`".to_owned())
         }
     };
     let now = Tick::ZERO + guard.started.elapsed();
     let heard = match refusal {
-        AdminAuthError::Wrong(_) => guard.failures.lock().failed(address_group(from.ip()), now, FAILURES),
-        AdminAuthError::Missing | AdminAuthError::Certificate => Ok(()),
+        AdminAuthError::InvalidToken(_) => {
+            guard.failures.lock().failed(address_group(from.ip()), now, FAILURES)
+        }
+        AdminAuthError::NoCredentials | AdminAuthError::UnknownCertificate => Ok(()),
     };
     if let Err(wait) = heard {
         AdminRefused { from, reason: "throttled" }.emit(&guard.state.telemetry);
@@ -203,27 +207,30 @@ mod tests {
             Ok((who(&read), OperatorRole::Read)),
             "not more than it"
         );
-        assert_eq!(asks(&known, None, FAR), Err(AdminAuthError::Missing));
+        assert_eq!(asks(&known, None, FAR), Err(AdminAuthError::NoCredentials));
         let other = keys::new(&[3; 40]);
         for from in [FAR, NEAR] {
-            assert_eq!(asks(&known, Some(&other.text), from), Err(AdminAuthError::Wrong(KeyError::Unknown)));
+            assert_eq!(
+                asks(&known, Some(&other.text), from),
+                Err(AdminAuthError::InvalidToken(KeyError::Unknown))
+            );
         }
         for from in [NEAR, "[::1]:9", "[::ffff:127.0.0.1]:9"] {
             assert_eq!(asks(&known, None, from), Ok(("local".to_owned(), OperatorRole::Operate)));
         }
         known.loopback = false;
-        assert_eq!(asks(&known, None, NEAR), Err(AdminAuthError::Missing));
+        assert_eq!(asks(&known, None, NEAR), Err(AdminAuthError::NoCredentials));
         known.tokens.get_mut(&read.id).unwrap().expires = Some(std::time::SystemTime::UNIX_EPOCH);
-        assert_eq!(asks(&known, Some(&read.text), FAR), Err(AdminAuthError::Wrong(KeyError::Expired)));
+        assert_eq!(asks(&known, Some(&read.text), FAR), Err(AdminAuthError::InvalidToken(KeyError::Expired)));
         assert_eq!(asks(&operators(&[]), Some("x"), FAR), Ok(("local".to_owned(), OperatorRole::Operate)));
     }
 
     #[test]
     fn only_a_look_needs_no_more_than_the_role_read() {
-        assert_eq!(needed(&Method::GET), OperatorRole::Read);
-        assert_eq!(needed(&Method::HEAD), OperatorRole::Read);
+        assert_eq!(required_role(&Method::GET), OperatorRole::Read);
+        assert_eq!(required_role(&Method::HEAD), OperatorRole::Read);
         for method in [Method::POST, Method::PUT, Method::DELETE, Method::OPTIONS] {
-            assert_eq!(needed(&method), OperatorRole::Operate);
+            assert_eq!(required_role(&method), OperatorRole::Operate);
         }
         assert!(OperatorRole::Operate > OperatorRole::Read);
     }

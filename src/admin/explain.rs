@@ -15,7 +15,7 @@ use crate::telemetry::wall;
 
 /// Request trail as JSON.
 pub(super) fn request(trail: &RequestTrail, waiting: Option<&WaitExplanation>, policy: &Policy) -> Value {
-    let tries = trail.tries.iter().map(|attempt| one_try(attempt, policy));
+    let tries = trail.tries.iter().map(|attempt| attempt_json(attempt, policy));
     let at_replica = trail.tries.last().is_some_and(|attempt| attempt.back.is_none());
     let state = match (&trail.end, waiting) {
         (Some(_), _) => "finished",
@@ -49,7 +49,7 @@ pub(super) fn request(trail: &RequestTrail, waiting: Option<&WaitExplanation>, p
     })
 }
 
-fn one_try(attempt: &AttemptTrail, policy: &Policy) -> Value {
+fn attempt_json(attempt: &AttemptTrail, policy: &Policy) -> Value {
     json!({
         "sent_after": secs(attempt.at),
         "pool": attempt.pool.map(|pool| policy.pools.name(pool)),

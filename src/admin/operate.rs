@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::admin::AdminState;
 use crate::admin::auth::Operator;
-use crate::admin::overview::{self, named};
+use crate::admin::overview::{self, join_names};
 use crate::config::problem::nearest;
 use crate::config::units::Span;
 use crate::core::model::event::Event;
@@ -25,7 +25,7 @@ use crate::core::model::time::Tick;
 use crate::telemetry::event::OverrideChanged;
 
 /// Duration of an override without `for`.
-const USUAL: Duration = Duration::from_secs(3600);
+const DEFAULT_DURATION: Duration = Duration::from_secs(3600);
 /// Most bytes of a reason.
 const MAX_REASON: usize = 200;
 /// Most names that an error lists.
@@ -101,15 +101,15 @@ impl OperatorVerb {
     fn targets(self, policy: &Policy, name: &str) -> Result<Vec<OverrideTarget>, VerbError> {
         Ok(match self {
             Self::ClosePool(_) | Self::OpenPool => {
-                vec![OverrideTarget::Pool(known("pool", name, &policy.pools)?)]
+                vec![OverrideTarget::Pool(lookup("pool", name, &policy.pools)?)]
             }
             Self::CloseReplica(_) | Self::OpenReplica => {
-                vec![OverrideTarget::Replica(known("replica", name, &policy.replicas)?)]
+                vec![OverrideTarget::Replica(lookup("replica", name, &policy.replicas)?)]
             }
-            Self::Pause => vec![OverrideTarget::Pause(known("tenant", name, &policy.tenants)?)],
-            Self::Boost => vec![OverrideTarget::Boost(known("tenant", name, &policy.tenants)?)],
+            Self::Pause => vec![OverrideTarget::Pause(lookup("tenant", name, &policy.tenants)?)],
+            Self::Boost => vec![OverrideTarget::Boost(lookup("tenant", name, &policy.tenants)?)],
             Self::Resume => {
-                let tenant = known("tenant", name, &policy.tenants)?;
+                let tenant = lookup("tenant", name, &policy.tenants)?;
                 vec![OverrideTarget::Pause(tenant), OverrideTarget::Boost(tenant)]
             }
         })
@@ -123,61 +123,65 @@ impl OperatorVerb {
                 OverrideChange::CloseReplica(id, closed)
             }
             (Self::Pause, OverrideTarget::Pause(tenant)) => OverrideChange::Pause(tenant),
-            (Self::Boost, OverrideTarget::Boost(tenant)) => OverrideChange::Boost(tenant, ask.by),
+            (Self::Boost, OverrideTarget::Boost(tenant)) => OverrideChange::Boost(tenant, ask.boost_factor),
             _ => return Event::Restored(target),
         };
-        let until = ask.lasts.map_or(Tick::NEVER, |lasts| now + lasts);
+        let until = ask.duration.map_or(Tick::NEVER, |lasts| now + lasts);
         Event::Overridden(Override { change, until, reason: Arc::clone(&ask.reason) })
     }
 
-    const fn ends(self) -> bool {
+    const fn is_undo(self) -> bool {
         matches!(self, Self::OpenPool | Self::OpenReplica | Self::Resume)
     }
 }
 
 /// Body of a command, after validation.
 struct CheckedVerb {
-    lasts: Option<Duration>,
+    duration: Option<Duration>,
     reason: Arc<str>,
-    by: f64,
+    boost_factor: f64,
 }
 
 impl CheckedVerb {
     fn new(verb: OperatorVerb, ask: &VerbBody) -> Result<Self, VerbError> {
         let given = [("for", ask.lasts.is_some()), ("by", ask.by.is_some())];
-        let unfit = |field: &str| if field == "by" { verb != OperatorVerb::Boost } else { verb.ends() };
+        let unfit = |field: &str| if field == "by" { verb != OperatorVerb::Boost } else { verb.is_undo() };
         if let Some((field, _)) = given.iter().find(|(field, given)| *given && unfit(field)) {
-            return Err(bad(format!("`{field}` says nothing to {}; leave it out", verb.name())));
+            return Err(bad_request(format!("`{field}` says nothing to {}; leave it out", verb.name())));
         }
         let lasts = match ask.lasts.as_deref() {
-            None => Some(USUAL),
+            None => Some(DEFAULT_DURATION),
             Some("forever") => None,
             Some(text) => Some(
                 text.parse::<Span>()
-                    .map_err(|problem| bad(format!("`for`: {}, or forever", problem.replace('\n', "; "))))?
+                    .map_err(|problem| {
+                        bad_request(format!("`for`: {}, or forever", problem.replace('\n', "; ")))
+                    })?
                     .0,
             ),
         };
         if lasts.is_some_and(|lasts| lasts.is_zero()) {
-            return Err(bad("`for` is 0, which changes nothing; write it like 30m, or forever".into()));
+            return Err(bad_request(
+                "`for` is 0, which changes nothing; write it like 30m, or forever".into(),
+            ));
         }
         let reason = ask.reason.as_deref().unwrap_or_default().trim();
         if reason.len() > MAX_REASON || reason.contains(char::is_control) {
-            return Err(bad(format!("`reason` must be one line of at most {MAX_REASON} bytes")));
+            return Err(bad_request(format!("`reason` must be one line of at most {MAX_REASON} bytes")));
         }
         let by = ask.by.unwrap_or(1.0);
         if verb == OperatorVerb::Boost && (ask.by.is_none() || !(BOOSTS.0..=BOOSTS.1).contains(&by)) {
             let (least, most) = BOOSTS;
-            return Err(bad(format!(
+            return Err(bad_request(format!(
                 "`by` must be a number from {least} to {most}: what the weight is multiplied by"
             )));
         }
-        Ok(Self { lasts, reason: reason.into(), by })
+        Ok(Self { duration: lasts, reason: reason.into(), boost_factor: by })
     }
 }
 
 /// Carries out a command and reports the change to telemetry.
-pub(super) fn act(
+pub(super) fn carry_out(
     state: &AdminState,
     verb: OperatorVerb,
     who: &Operator,
@@ -190,14 +194,14 @@ pub(super) fn act(
         return Err(VerbError(StatusCode::UNSUPPORTED_MEDIA_TYPE, text.into()));
     }
     let ask: VerbBody = serde_json::from_slice(body).map_err(|problem| {
-        bad(format!("the body is not what this asks for: {problem}; send {{\"name\": ..., \"for\": \"30m\", \"reason\": ...}}"))
+        bad_request(format!("the body is not what this asks for: {problem}; send {{\"name\": ..., \"for\": \"30m\", \"reason\": ...}}"))
     })?;
     let settings = state.settings();
     let policy = &settings.policy;
     let targets = verb.targets(policy, &ask.name)?;
     let checked = CheckedVerb::new(verb, &ask)?;
     if verb == OperatorVerb::OpenReplica {
-        closed_by_its_pool(policy, &state.snapshot(), targets[0])?;
+        refuse_if_pool_closed(policy, &state.snapshot(), targets[0])?;
     }
     let mut changed: Option<OverrideResult> = None;
     for target in &targets {
@@ -209,7 +213,7 @@ pub(super) fn act(
             }
         });
     }
-    let changed = changed.ok_or_else(|| bad("nothing to do".into()))?;
+    let changed = changed.ok_or_else(|| bad_request("nothing to do".into()))?;
     let outcome = outcome(verb, &ask.name, &targets, &checked, policy, &changed);
     OverrideChanged {
         who: &who.who,
@@ -218,7 +222,7 @@ pub(super) fn act(
         subject: &ask.name,
         before: &outcome.before,
         after: &outcome.after,
-        lasts: checked.lasts.filter(|_| !verb.ends()),
+        lasts: checked.duration.filter(|_| !verb.is_undo()),
         reason: &checked.reason,
         requeued: changed.requeued,
     }
@@ -234,27 +238,27 @@ fn outcome(
     policy: &Policy,
     changed: &OverrideResult,
 ) -> VerbOutcome {
-    let before = overview::in_force(targets, &changed.before);
-    let closed = overview::replicas_under(targets, policy, &changed.after);
+    let before = overview::overrides_text(targets, &changed.before);
+    let closed = overview::replicas_of(targets, policy, &changed.after);
     let mut notes = match targets[0] {
-        OverrideTarget::Pool(pool) => left_without(pool, policy, changed),
+        OverrideTarget::Pool(pool) => unserved_notes(pool, policy, changed),
         OverrideTarget::Replica(id) => {
             let pool = policy.replicas.get(id).map(|row| row.pool);
-            pool.map(|pool| left_without(pool, policy, changed)).unwrap_or_default()
+            pool.map(|pool| unserved_notes(pool, policy, changed)).unwrap_or_default()
         }
         OverrideTarget::Pause(tenant) | OverrideTarget::Boost(tenant) => {
-            of_tenant(verb, tenant, &changed.after)
+            tenant_notes(verb, tenant, &changed.after)
         }
     };
-    if verb.ends() && before == overview::NOTHING {
+    if verb.is_undo() && before == overview::NO_OVERRIDE {
         notes.push("nothing was in force, so nothing has changed".into());
     }
     VerbOutcome {
         verb: verb.name(),
         name: name.to_owned(),
         before,
-        after: overview::in_force(targets, &changed.after),
-        ends_in_seconds: checked.lasts.filter(|_| !verb.ends()).map(|lasts| lasts.as_secs_f64()),
+        after: overview::overrides_text(targets, &changed.after),
+        ends_in_seconds: checked.duration.filter(|_| !verb.is_undo()).map(|lasts| lasts.as_secs_f64()),
         requeued: changed.requeued,
         still_running: closed.iter().map(|view| u64::from(view.running)).sum(),
         notes,
@@ -263,17 +267,17 @@ fn outcome(
 
 /// Notes about the pool and the models that no replica serves after the command, as text for the
 /// answer.
-fn left_without(pool: PoolId, policy: &Policy, changed: &OverrideResult) -> Vec<String> {
-    let serves = |pool: &PoolId| overview::in_service(*pool, policy, &changed.after) > 0;
+fn unserved_notes(pool: PoolId, policy: &Policy, changed: &OverrideResult) -> Vec<String> {
+    let serves = |pool: &PoolId| overview::count_in_service(*pool, policy, &changed.after) > 0;
     if serves(&pool) {
         return Vec::new();
     }
     let name = policy.pools.name(pool);
-    let had = overview::in_service(pool, policy, &changed.before) > 0;
+    let had = overview::count_in_service(pool, policy, &changed.before) > 0;
     let last = if had { ": this was the last" } else { "" };
     let mut notes = vec![format!("no replica of the pool {name} is in service now{last}")];
-    let closed = overview::in_force(&[OverrideTarget::Pool(pool)], &changed.after);
-    if !had && closed != overview::NOTHING {
+    let closed = overview::overrides_text(&[OverrideTarget::Pool(pool)], &changed.after);
+    if !had && closed != overview::NO_OVERRIDE {
         notes.push(format!("the whole pool {name} is closed: {closed}"));
     }
     let models = policy.models.iter().filter(|(_, _, row)| row.pools.contains(&pool));
@@ -285,7 +289,7 @@ fn left_without(pool: PoolId, policy: &Policy, changed: &OverrideResult) -> Vec<
     notes
 }
 
-fn of_tenant(verb: OperatorVerb, tenant: TenantId, after: &Snapshot) -> Vec<String> {
+fn tenant_notes(verb: OperatorVerb, tenant: TenantId, after: &Snapshot) -> Vec<String> {
     let rows = after.queues.iter().filter(|queue| queue.tenant == tenant);
     let waiting: u64 = rows.map(|queue| queue.waiting).sum();
     if verb != OperatorVerb::Pause {
@@ -297,7 +301,7 @@ fn of_tenant(verb: OperatorVerb, tenant: TenantId, after: &Snapshot) -> Vec<Stri
 }
 
 /// Refuses to open a replica that is closed only with its whole pool.
-fn closed_by_its_pool(policy: &Policy, now: &Snapshot, target: OverrideTarget) -> Result<(), VerbError> {
+fn refuse_if_pool_closed(policy: &Policy, now: &Snapshot, target: OverrideTarget) -> Result<(), VerbError> {
     let OverrideTarget::Replica(replica) = target else { return Ok(()) };
     let Some(pool) = policy.replicas.get(replica).map(|row| row.pool) else { return Ok(()) };
     let has = |target: OverrideTarget| now.overrides.iter().any(|row| row.change.target() == target);
@@ -310,7 +314,7 @@ fn closed_by_its_pool(policy: &Policy, now: &Snapshot, target: OverrideTarget) -
 }
 
 /// Id of a name, or an error that lists similar names.
-fn known<I, T>(what: &str, name: &str, table: &IdTable<I, T>) -> Result<I, VerbError>
+fn lookup<I, T>(what: &str, name: &str, table: &IdTable<I, T>) -> Result<I, VerbError>
 where
     I: Copy + From<usize> + Into<usize>,
 {
@@ -326,13 +330,13 @@ where
             if listed.is_empty() {
                 listed = names().take(MAX_LISTED).collect();
             }
-            format!("there are: {}", named(&listed, table.iter().count()))
+            format!("there are: {}", join_names(&listed, table.iter().count()))
         }
     };
     Err(VerbError(StatusCode::NOT_FOUND, format!("there is no {what} `{name}`; {hint}")))
 }
 
-fn bad(text: String) -> VerbError {
+fn bad_request(text: String) -> VerbError {
     VerbError(StatusCode::BAD_REQUEST, text)
 }
 
@@ -361,7 +365,7 @@ mod tests {
             let (_, verb) = VERBS.into_iter().find(|(known, _)| known.ends_with(path)).unwrap();
             let headers = [(header::CONTENT_TYPE, media.parse().unwrap())].into_iter().collect();
             let who = Operator::local("10.1.2.3:4".parse().unwrap());
-            act(&self.state, verb, &who, &headers, body.as_bytes())
+            carry_out(&self.state, verb, &who, &headers, body.as_bytes())
         }
 
         fn done(&self, path: &str, body: &str) -> VerbOutcome {

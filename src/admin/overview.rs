@@ -15,7 +15,7 @@ use crate::core::replica::speed::pool_best::PoolBest;
 use crate::fleet::discovery::SourceStatus;
 
 /// Text for a target without an override.
-pub(super) const NOTHING: &str = "none";
+pub(super) const NO_OVERRIDE: &str = "none";
 
 /// One row of `GET /admin/v1/overrides`.
 #[derive(Debug, Serialize)]
@@ -119,7 +119,7 @@ pub(super) struct UnattainableRow {
 }
 
 /// Objectives that no pool has reached.
-pub(super) fn unkept_promises(snapshot: &Snapshot, policy: &Policy) -> Vec<UnattainableRow> {
+pub(super) fn unattainable_objectives(snapshot: &Snapshot, policy: &Policy) -> Vec<UnattainableRow> {
     let best = |pool| snapshot.pools.iter().find(|view| view.pool == pool).map(|view| view.best);
     let row = |row: UnattainableObjective| UnattainableRow {
         class: policy.classes.name(row.class).to_owned(),
@@ -142,14 +142,14 @@ pub(super) fn pools(
 ) -> Vec<PoolOverviewRow> {
     let row = |id: PoolId, name: &str| {
         let targets = [OverrideTarget::Pool(id)];
-        let replicas = replicas_under(&targets, policy, snapshot);
+        let replicas = replicas_of(&targets, policy, snapshot);
         let view = snapshot.pools.iter().find(|view| view.pool == id);
         let models = policy.models.iter().filter(|(_, _, model)| model.pools.contains(&id));
         let need = needs.iter().find(|need| need.pool == id);
         let sum = |of: fn(&ReplicaSnapshot) -> u32| replicas.iter().map(|view| u64::from(of(view))).sum();
         PoolOverviewRow {
             pool: name.to_owned(),
-            closed: in_force(&targets, snapshot),
+            closed: overrides_text(&targets, snapshot),
             state: view.map_or("unknown", |view| view.state.name()),
             waiting: view.map_or(0, |view| view.waiting),
             cold_start_seconds: view.and_then(|view| Some(view.cold_start?.as_secs_f64())),
@@ -158,7 +158,7 @@ pub(super) fn pools(
             best: BestRow::new(view.map(|view| view.best).unwrap_or_default()),
             models: models.map(|(_, name, _)| name.to_owned()).collect(),
             replicas: replicas.len(),
-            in_service: in_service(id, policy, snapshot),
+            in_service: count_in_service(id, policy, snapshot),
             running: sum(|view| view.running),
             limit: sum(|view| view.limit),
             desired: need.and_then(|need| need.desired),
@@ -184,7 +184,7 @@ pub(super) fn classes(snapshot: &Snapshot, policy: &Policy) -> Vec<ClassQueueRow
     let mut rows: Vec<_> = policy.classes.iter().collect();
     rows.sort_by_key(|(id, _, row)| (row.rank, *id));
     let row = |(id, name, class): (ClassId, &str, &Class)| {
-        let (waiting, oldest_seconds) = waits(snapshot, |queue| queue.class == id);
+        let (waiting, oldest_seconds) = waiting_and_oldest(snapshot, |queue| queue.class == id);
         ClassQueueRow {
             class: name.to_owned(),
             rank: class.rank,
@@ -204,25 +204,25 @@ pub(super) struct TenantStanding {
     overrides: Vec<OverrideRow>,
 }
 
-pub(super) fn standing(tenant: TenantId, snapshot: &Snapshot, policy: &Policy) -> TenantStanding {
-    let (waiting, oldest_seconds) = waits(snapshot, |queue| queue.tenant == tenant);
+pub(super) fn tenant_standing(tenant: TenantId, snapshot: &Snapshot, policy: &Policy) -> TenantStanding {
+    let (waiting, oldest_seconds) = waiting_and_oldest(snapshot, |queue| queue.tenant == tenant);
     let targets = [OverrideTarget::Pause(tenant), OverrideTarget::Boost(tenant)];
-    let rows = rows_of(&targets, snapshot).map(|view| OverrideRow::new(view, policy));
+    let rows = overrides_of(&targets, snapshot).map(|view| OverrideRow::new(view, policy));
     TenantStanding { waiting, oldest_seconds, overrides: rows.collect() }
 }
 
 /// Overrides in force for the targets, as text: `drain`, `pause, boost x4`.
-pub(super) fn in_force(targets: &[OverrideTarget], snapshot: &Snapshot) -> String {
-    let words = rows_of(targets, snapshot).map(|view| match view.change {
+pub(super) fn overrides_text(targets: &[OverrideTarget], snapshot: &Snapshot) -> String {
+    let words = overrides_of(targets, snapshot).map(|view| match view.change {
         OverrideChange::Boost(_, factor) => format!("boost x{factor}"),
         other => other.name().to_owned(),
     });
     let words: Vec<String> = words.collect();
-    if words.is_empty() { NOTHING.to_owned() } else { words.join(", ") }
+    if words.is_empty() { NO_OVERRIDE.to_owned() } else { words.join(", ") }
 }
 
 /// Replicas that the targets name, directly or by their pool.
-pub(super) fn replicas_under<'a>(
+pub(super) fn replicas_of<'a>(
     targets: &[OverrideTarget],
     policy: &Policy,
     snapshot: &'a Snapshot,
@@ -240,28 +240,25 @@ pub(super) fn replicas_under<'a>(
 }
 
 /// Number of the pool's replicas that get work.
-pub(super) fn in_service(pool: PoolId, policy: &Policy, snapshot: &Snapshot) -> usize {
+pub(super) fn count_in_service(pool: PoolId, policy: &Policy, snapshot: &Snapshot) -> usize {
     let up = |state| matches!(state, ReplicaStatus::Serving | ReplicaStatus::SlowStart | ReplicaStatus::Busy);
-    replicas_under(&[OverrideTarget::Pool(pool)], policy, snapshot)
-        .iter()
-        .filter(|view| up(view.state))
-        .count()
+    replicas_of(&[OverrideTarget::Pool(pool)], policy, snapshot).iter().filter(|view| up(view.state)).count()
 }
 
 /// Names separated by commas, with `...` when some are left out.
-pub(super) fn named(names: &[&str], in_all: usize) -> String {
+pub(super) fn join_names(names: &[&str], in_all: usize) -> String {
     let more = if in_all > names.len() { ", ..." } else { "" };
     format!("{}{more}", names.join(", "))
 }
 
-fn rows_of<'a>(
+fn overrides_of<'a>(
     targets: &'a [OverrideTarget],
     snapshot: &'a Snapshot,
 ) -> impl Iterator<Item = &'a ActiveOverride> {
     snapshot.overrides.iter().filter(|view| targets.contains(&view.change.target()))
 }
 
-fn waits(snapshot: &Snapshot, ours: impl Fn(&QueueSnapshot) -> bool) -> (u64, f64) {
+fn waiting_and_oldest(snapshot: &Snapshot, ours: impl Fn(&QueueSnapshot) -> bool) -> (u64, f64) {
     let queues = snapshot.queues.iter().filter(|queue| ours(queue));
     queues.fold((0, 0.0_f64), |(waiting, oldest), queue| {
         (waiting + queue.waiting, oldest.max(queue.oldest.as_secs_f64()))

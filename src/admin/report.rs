@@ -65,11 +65,11 @@ pub(super) struct ProcessFacts {
 
 impl ProcessFacts {
     /// Collects the facts.
-    pub(super) fn by(state: &AdminState) -> Self {
+    pub(super) fn collect(state: &AdminState) -> Self {
         Self {
             snapshot: state.snapshot(),
             engines: state.engine_views(),
-            sources: state.sources.views(),
+            sources: state.sources.statuses(),
             needs: state.demands(),
             limits: state.dispatcher.limits(),
         }
@@ -109,7 +109,7 @@ impl StatusReport {
             classes: overview::classes(snapshot, policy),
             tenants: tenants(snapshot, limits, settings),
             overrides: overview::overrides(snapshot, policy),
-            unkept_promises: overview::unkept_promises(snapshot, policy),
+            unkept_promises: overview::unattainable_objectives(snapshot, policy),
         }
     }
 }
@@ -252,7 +252,7 @@ pub(super) fn tenants(
             .map(|models| models.iter().map(|id| policy.models.name(*id).to_owned()).collect()),
         bounds: BoundsRow::new(tenant.bounds),
         limits: standing::limits(id, limits, settings),
-        standing: overview::standing(id, snapshot, policy),
+        standing: overview::tenant_standing(id, snapshot, policy),
     };
     policy.tenants.iter().map(|(id, name, tenant)| row(id, name, tenant)).collect()
 }

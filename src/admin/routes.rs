@@ -120,7 +120,7 @@ async fn status(State(admin): State<AdminRoutes>) -> impl IntoResponse {
     Json(report::StatusReport::new(
         uptime,
         ready,
-        &report::ProcessFacts::by(&admin.state),
+        &report::ProcessFacts::collect(&admin.state),
         &settings,
         &config,
     ))
@@ -147,7 +147,7 @@ async fn tenants(State(admin): State<AdminRoutes>) -> impl IntoResponse {
 async fn pools(State(admin): State<AdminRoutes>) -> impl IntoResponse {
     let settings = admin.state.settings();
     let (snapshot, sources, needs) =
-        (admin.state.snapshot(), admin.state.sources.views(), admin.state.demands());
+        (admin.state.snapshot(), admin.state.sources.statuses(), admin.state.demands());
     Json(json!({ "pools": overview::pools(&snapshot, &sources, &needs, &settings.policy) }))
 }
 
@@ -175,7 +175,7 @@ async fn act(
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
-    match operate::act(&admin.state, verb, &who, &headers, &body) {
+    match operate::carry_out(&admin.state, verb, &who, &headers, &body) {
         Ok(outcome) => Json(outcome).into_response(),
         Err(VerbError(status, message)) => problem(status, &message),
     }

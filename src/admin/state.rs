@@ -46,7 +46,7 @@ impl AdminState {
 
     /// Replica demand of each pool, as scalers read it.
     pub(super) fn demands(&self) -> Vec<ReplicaDemand> {
-        self.signals.view().needs().collect()
+        self.signals.view().demands().collect()
     }
 
     /// Gauges of the engines, as last read.

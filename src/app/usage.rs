@@ -42,7 +42,7 @@ pub(super) fn follow(
     let (dispatcher, policy, telemetry) = (Arc::clone(dispatcher), Arc::clone(policy), telemetry.clone());
     usage.follow(moments, move |found| {
         for (period, before) in PERIODS.into_iter().zip(found) {
-            let used = used(&policy, period, &before);
+            let used = used_amounts(&policy, period, &before);
             let (limits, partial) = (used.len(), before.partial);
             for (rule, amount) in used {
                 dispatcher.event(Event::UsedBefore { rule, amount });
@@ -53,7 +53,7 @@ pub(super) fn follow(
 }
 
 /// Amount used of each limit of a period.
-fn used(policy: &Policy, period: LimitPeriod, before: &Before) -> Vec<(LimitId, u64)> {
+fn used_amounts(policy: &Policy, period: LimitPeriod, before: &Before) -> Vec<(LimitId, u64)> {
     let rules = policy.limits.iter().map(|rule| rule.id).filter(|id| id.period == period);
     let amounts = rules.map(|id| {
         let mut sums = BillSums::default();
@@ -136,22 +136,22 @@ fn source(args: &UsageArgs) -> anyhow::Result<RowSource> {
             ca: None,
         })));
     }
-    of_file(&args.config)
+    source_of_file(&args.config)
 }
 
 /// Source of the usage rows that a gateway with this configuration file writes.
-fn of_file(path: &Path) -> anyhow::Result<RowSource> {
+fn source_of_file(path: &Path) -> anyhow::Result<RowSource> {
     let hint = "; --sqlite, --postgres and --journal need no configuration";
     let loaded = load::load_file(path, None).into_result().map_err(|report| {
         anyhow::anyhow!("{report}the configuration {} cannot be used{hint}", path.display())
     })?;
     let missing = || format!("{} has no `usage.folder`, so nothing is written down{hint}", path.display());
-    of_settings(&loaded.settings).with_context(missing)
+    source_of_settings(&loaded.settings).with_context(missing)
 }
 
 /// Source of the usage rows that a gateway with these settings writes; absent = the gateway writes
 /// none.
-pub(super) fn of_settings(settings: &Settings) -> Option<RowSource> {
+pub(super) fn source_of_settings(settings: &Settings) -> Option<RowSource> {
     let usage = settings.startup.usage.clone()?;
     Some(match usage.database {
         // No row was copied to the database yet.
@@ -192,13 +192,13 @@ pools: {p: {engine: vllm, models: [m, n], replicas: [http://a:1]}}
         };
         let used_by = [one("red", "k7m2qa4x", "m"), one("red", "", "n"), one("blue", "x", "m")];
         let before = Before { used: used_by.to_vec(), partial: false };
-        let mut day: Vec<_> = used(&policy, LimitPeriod::Day, &before)
+        let mut day: Vec<_> = used_amounts(&policy, LimitPeriod::Day, &before)
             .into_iter()
             .map(|(id, sum)| (id.unit.name(), sum))
             .collect();
         day.sort_unstable();
         assert_eq!(day, [("output_tokens", 3), ("requests", 2), ("tokens", 26)]);
-        let month = used(&policy, LimitPeriod::Month, &before);
+        let month = used_amounts(&policy, LimitPeriod::Month, &before);
         assert_eq!((month.len(), month[0].1), (1, 10));
     }
 }

@@ -17,7 +17,7 @@ pub struct FleetTiming {
     /// Limit for one whole probe.
     pub probe_timeout: Duration,
     /// Time between two model info requests.
-    pub info_every: Duration,
+    pub info_interval: Duration,
     /// Time after a failed model info request; at least the scrape interval applies.
     pub info_retry: Duration,
 }
@@ -27,7 +27,7 @@ impl Default for FleetTiming {
         Self {
             scrape_timeout: Duration::from_secs(5),
             probe_timeout: Duration::from_secs(1),
-            info_every: Duration::from_secs(300),
+            info_interval: Duration::from_secs(300),
             info_retry: Duration::from_secs(10),
         }
     }

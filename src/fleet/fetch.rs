@@ -9,10 +9,10 @@ use crate::config::secret::Secret;
 use crate::tls;
 
 /// Most bytes of an answer; a longer answer is an error.
-pub const MAX_ANSWER: usize = 4 << 20;
+pub const MAX_BODY: usize = 4 << 20;
 
 /// Unused connections are closed after 4 s, before uvicorn closes them (after 5 s).
-const KEEP_ALIVE: Duration = Duration::from_secs(4);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Problem of a request to a replica. The error holds no text from outside: no URL, no key, nothing
 /// that the replica sent.
@@ -41,13 +41,13 @@ pub enum FetchError {
     TooLarge,
     /// The answer is not in the expected format.
     #[error("the answer is not what was asked for")]
-    NotUnderstood,
+    Malformed,
 }
 
 impl FetchError {
     /// Whether the replica answered in any way.
     #[must_use]
-    pub const fn answers(self) -> bool {
+    pub const fn is_answered(self) -> bool {
         !matches!(self, Self::Timeout | Self::Connect)
     }
 
@@ -62,7 +62,7 @@ impl FetchError {
             Self::Redirect(_) => "redirect",
             Self::Status(_) => "status",
             Self::TooLarge => "too_large",
-            Self::NotUnderstood => "not_understood",
+            Self::Malformed => "not_understood",
         }
     }
 }
@@ -70,7 +70,7 @@ impl FetchError {
 /// Reason why no client could be made.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot set up TLS: no trusted certificates found; install the system's CA certificates")]
-pub struct NoTls;
+pub struct NoTrustedCertificates;
 
 /// HTTP client for requests to replicas.
 #[derive(Debug)]
@@ -83,15 +83,15 @@ impl ReplicaClient {
     /// Makes the client. Without the system's trusted certificates, the call fails if `needs_tls`.
     /// Otherwise the client trusts no certificate, and a later `https` URL fails with
     /// [`FetchError::Connect`].
-    pub(super) fn new(needs_tls: bool) -> Result<Self, NoTls> {
+    pub(super) fn new(needs_tls: bool) -> Result<Self, NoTrustedCertificates> {
         tls::install_provider();
-        let pooled = || base().pool_idle_timeout(KEEP_ALIVE).pool_max_idle_per_host(1);
+        let pooled = || base().pool_idle_timeout(IDLE_TIMEOUT).pool_max_idle_per_host(1);
         let fresh = || base().pool_max_idle_per_host(0);
         Ok(Self { pooled: build(pooled, needs_tls)?, fresh: build(fresh, needs_tls)? })
     }
 
     /// The body of a 2xx answer to a GET.
-    pub(super) async fn body(
+    pub(super) async fn get(
         &self,
         url: &str,
         key: Option<&Secret>,
@@ -129,7 +129,7 @@ impl ReplicaClient {
 
     /// Status of the answer to a GET over a new connection: a kept connection may outlive the
     /// listener. The caller limits the time.
-    pub(super) async fn status(&self, url: &str, key: Option<&Secret>) -> Result<u16, FetchError> {
+    pub(super) async fn get_status(&self, url: &str, key: Option<&Secret>) -> Result<u16, FetchError> {
         Ok(send(&self.fresh, url, key).await?.status().as_u16())
     }
 }
@@ -142,12 +142,12 @@ fn base() -> ClientBuilder {
         .user_agent(concat!("penstock/", env!("CARGO_PKG_VERSION")))
 }
 
-fn build(builder: impl Fn() -> ClientBuilder, needs_tls: bool) -> Result<Client, NoTls> {
+fn build(builder: impl Fn() -> ClientBuilder, needs_tls: bool) -> Result<Client, NoTrustedCertificates> {
     builder().build().or_else(|_| {
         if needs_tls {
-            return Err(NoTls);
+            return Err(NoTrustedCertificates);
         }
-        builder().tls_certs_only([]).build().map_err(|_| NoTls)
+        builder().tls_certs_only([]).build().map_err(|_| NoTrustedCertificates)
     })
 }
 
@@ -160,12 +160,12 @@ async fn send(client: &Client, url: &str, key: Option<&Secret>) -> Result<Respon
 }
 
 async fn read(mut answer: Response) -> Result<Vec<u8>, FetchError> {
-    if answer.content_length().is_some_and(|length| length > MAX_ANSWER as u64) {
+    if answer.content_length().is_some_and(|length| length > MAX_BODY as u64) {
         return Err(FetchError::TooLarge);
     }
     let mut body = Vec::new();
     while let Some(chunk) = answer.chunk().await.map_err(|error| problem(&error))? {
-        if body.len() + chunk.len() > MAX_ANSWER {
+        if body.len() + chunk.len() > MAX_BODY {
             return Err(FetchError::TooLarge);
         }
         body.extend_from_slice(&chunk);

@@ -15,9 +15,9 @@ use crate::config::settings::Settings;
 use crate::core::model::ids::ReplicaId;
 use crate::dispatcher::Dispatcher;
 use crate::fleet::context::{FleetContext, FleetTiming};
-use crate::fleet::fetch::{NoTls, ReplicaClient};
+use crate::fleet::fetch::{NoTrustedCertificates, ReplicaClient};
 use crate::fleet::probe;
-use crate::fleet::scrape::{self, MonitoredReplica, Probing};
+use crate::fleet::scrape::{self, MonitoredReplica, ProbeFlag};
 use crate::fleet::sleep::{self, SleepOrder};
 use crate::fleet::target::ReplicaTarget;
 use crate::fleet::view::FleetView;
@@ -66,7 +66,7 @@ impl FleetMonitor {
         dispatcher: Arc<Dispatcher>,
         telemetry: Telemetry,
         timing: FleetTiming,
-    ) -> Result<Self, NoTls> {
+    ) -> Result<Self, NoTrustedCertificates> {
         let fetcher =
             ReplicaClient::new(ReplicaTarget::all(&settings.load()).any(|target| target.needs_tls()))?;
         let permits = Semaphore::new(CONCURRENT_SCRAPES);
@@ -81,7 +81,7 @@ impl FleetMonitor {
                 runtime: Handle::current(),
             }),
         };
-        fleet.reloaded();
+        fleet.apply_settings();
         Ok(fleet)
     }
 
@@ -99,7 +99,7 @@ impl FleetMonitor {
         let known = self.inner.members.lock().contains_key(&replica);
         if !known {
             // The settings may be newer than the list of members.
-            self.reloaded();
+            self.apply_settings();
         }
         let member = self.inner.members.lock().get(&replica).cloned();
         if let Some(member) = member {
@@ -109,7 +109,7 @@ impl FleetMonitor {
 
     /// Scrapes `replica` now, unless a scrape of the replica is under way. The dispatcher gets
     /// `ReplicaReported` when the replica answers.
-    pub fn inspect(&self, replica: ReplicaId) {
+    pub fn scrape_now(&self, replica: ReplicaId) {
         if let Some(member) = self.inner.members.lock().get(&replica) {
             member.inspect.notify_one();
         }
@@ -117,17 +117,17 @@ impl FleetMonitor {
 
     /// Tells `replica` to sleep or to wake. The dispatcher gets `SleepAnswered`, except when the
     /// replica is not configured (any more) or a reload changes it meanwhile.
-    pub fn order(&self, replica: ReplicaId, order: SleepOrder) {
+    pub fn send_sleep_order(&self, replica: ReplicaId, order: SleepOrder) {
         let member = self.inner.members.lock().get(&replica).cloned();
         if let Some(member) = member {
             let inner = &*self.inner;
-            inner.spawn(&member, sleep::obey(Arc::clone(&inner.shared), Arc::clone(&member), order));
+            inner.spawn(&member, sleep::carry_out(Arc::clone(&inner.shared), Arc::clone(&member), order));
         }
     }
 
     /// Applies new settings. The tasks of replicas that left or changed are aborted and report
     /// nothing more. A probe in flight is repeated under the new settings.
-    pub fn reloaded(&self) {
+    pub fn apply_settings(&self) {
         let inner = &*self.inner;
         let mut members = inner.members.lock();
         if inner.root.is_cancelled() {
@@ -144,13 +144,13 @@ impl FleetMonitor {
             }
             member.token.cancel();
             inner.view.remove(*replica);
-            if member.probing.in_flight() {
+            if member.probing.is_in_flight() {
                 probed.insert(*replica);
             }
             false
         });
         for (replica, target) in targets {
-            let member = inner.join(target);
+            let member = inner.start_monitoring(target);
             if probed.contains(&replica) {
                 inner.probe(&member);
             }
@@ -171,13 +171,13 @@ impl FleetMonitor {
 }
 
 impl MonitorState {
-    fn join(&self, target: ReplicaTarget) -> Arc<MonitoredReplica> {
+    fn start_monitoring(&self, target: ReplicaTarget) -> Arc<MonitoredReplica> {
         let member = Arc::new(MonitoredReplica {
-            cell: self.view.renew(target.replica),
+            cell: self.view.insert_new(target.replica),
             target,
             refresh: Notify::new(),
             inspect: Notify::new(),
-            probing: Probing::default(),
+            probing: ProbeFlag::default(),
             token: self.root.child_token(),
         });
         self.spawn(&member, scrape::run(Arc::clone(&self.shared), Arc::clone(&member)));
@@ -186,7 +186,7 @@ impl MonitorState {
 
     fn probe(&self, member: &Arc<MonitoredReplica>) {
         if member.probing.begin() {
-            self.spawn(member, probe::answer(Arc::clone(&self.shared), Arc::clone(member)));
+            self.spawn(member, probe::run(Arc::clone(&self.shared), Arc::clone(member)));
         }
     }
 

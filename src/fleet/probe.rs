@@ -9,10 +9,11 @@ use crate::fleet::scrape::MonitoredReplica;
 use crate::telemetry::event::ProbeFailed;
 
 /// Carries out one `ReplicaAction::Probe`. The dispatcher gets `ReplicaFound` or `ReplicaLost`.
-pub(super) async fn answer(shared: Arc<FleetContext>, member: Arc<MonitoredReplica>) {
+pub(super) async fn run(shared: Arc<FleetContext>, member: Arc<MonitoredReplica>) {
     let limit = shared.timing.probe_timeout;
-    let result = tokio::time::timeout(limit, ask(&shared, &member)).await.unwrap_or(Err(FetchError::Timeout));
-    if member.ended() {
+    let result =
+        tokio::time::timeout(limit, check_ready(&shared, &member)).await.unwrap_or(Err(FetchError::Timeout));
+    if member.is_ended() {
         // The reload that ended this task saw the probe in flight and repeats it.
         return;
     }
@@ -26,17 +27,17 @@ pub(super) async fn answer(shared: Arc<FleetContext>, member: Arc<MonitoredRepli
         }
         Err(why) => {
             ProbeFailed { replica, problem: &why.to_string() }.emit(&shared.telemetry);
-            shared.dispatcher.event(Event::ReplicaLost { replica, answers: why.answers() });
+            shared.dispatcher.event(Event::ReplicaLost { replica, answers: why.is_answered() });
         }
     }
 }
 
-async fn ask(shared: &FleetContext, member: &MonitoredReplica) -> Result<(), FetchError> {
+async fn check_ready(shared: &FleetContext, member: &MonitoredReplica) -> Result<(), FetchError> {
     let target = &member.target;
     let adapter = target.adapter();
     let mut last = None;
     for path in adapter.ready_paths {
-        let status = shared.fetcher.status(&target.url(path), target.key.as_ref()).await?;
+        let status = shared.fetcher.get_status(&target.url(path), target.key.as_ref()).await?;
         if adapter.is_ready(status) {
             return Ok(());
         }

@@ -104,7 +104,7 @@ impl<'a> Iterator for Labels<'a> {
     type Item = (&'a str, Cow<'a, str>);
 
     fn next(&mut self) -> Option<Self::Item> {
-        let (name, raw, rest) = cut_label(self.rest)?;
+        let (name, raw, rest) = split_label(self.rest)?;
         self.rest = rest;
         Some((name, unescape(raw)))
     }
@@ -112,10 +112,10 @@ impl<'a> Iterator for Labels<'a> {
 
 /// Reads a line of the form `name{labels} value [timestamp] [# exemplar]`.
 fn read_line(line: &str) -> Option<PromSample<'_>> {
-    let (name, rest) = cut_name(line, true)?;
+    let (name, rest) = split_name(line, true)?;
     let after_name = rest.trim_start_matches(BLANK);
     let (labels, rest) = match after_name.strip_prefix('{') {
-        Some(block) => cut_block(block)?,
+        Some(block) => split_labels(block)?,
         None if after_name.len() < rest.len() => ("", after_name),
         None => return None,
     };
@@ -135,7 +135,7 @@ fn read_line(line: &str) -> Option<PromSample<'_>> {
 const BLANK: [char; 2] = [' ', '\t'];
 
 /// Splits off a metric name (with colons) or a label name. Returns the name and the rest.
-fn cut_name(text: &str, colons: bool) -> Option<(&str, &str)> {
+fn split_name(text: &str, colons: bool) -> Option<(&str, &str)> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || (colons && byte == b':');
     let end = text.bytes().position(|byte| !allowed(byte)).unwrap_or(text.len());
     let (name, rest) = text.split_at(end);
@@ -144,20 +144,20 @@ fn cut_name(text: &str, colons: bool) -> Option<(&str, &str)> {
 
 /// Splits off the labels up to the closing brace. Returns the labels and the text after the brace.
 /// `None` unless all labels are well formed.
-fn cut_block(block: &str) -> Option<(&str, &str)> {
+fn split_labels(block: &str) -> Option<(&str, &str)> {
     let mut rest = block.trim_start_matches(BLANK);
     loop {
         if let Some(after) = rest.strip_prefix('}') {
             let labels = &block[..block.len() - rest.len()];
             return Some((labels, after));
         }
-        rest = cut_label(rest)?.2;
+        rest = split_label(rest)?.2;
     }
 }
 
 /// Splits off one label. Returns its name, its raw value, and the text after its comma.
-fn cut_label(text: &str) -> Option<(&str, &str, &str)> {
-    let (name, rest) = cut_name(text.trim_start_matches(BLANK), false)?;
+fn split_label(text: &str) -> Option<(&str, &str, &str)> {
+    let (name, rest) = split_name(text.trim_start_matches(BLANK), false)?;
     let rest = rest.trim_start_matches(BLANK).strip_prefix('=')?;
     let quoted = rest.trim_start_matches(BLANK).strip_prefix('"')?;
     let mut escaped = false;

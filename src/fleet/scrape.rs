@@ -24,22 +24,22 @@ pub(super) struct MonitoredReplica {
     pub(super) refresh: Notify,
     /// Requests a scrape now.
     pub(super) inspect: Notify,
-    pub(super) probing: Probing,
+    pub(super) probing: ProbeFlag,
     pub(super) token: CancellationToken,
 }
 
 impl MonitoredReplica {
     /// Whether a reload or a stop ended the replica's tasks. Nothing may be reported afterwards.
-    pub(super) fn ended(&self) -> bool {
+    pub(super) fn is_ended(&self) -> bool {
         self.token.is_cancelled()
     }
 }
 
 /// Whether a probe is in flight.
 #[derive(Debug, Default)]
-pub(super) struct Probing(AtomicBool);
+pub(super) struct ProbeFlag(AtomicBool);
 
-impl Probing {
+impl ProbeFlag {
     /// Marks a probe as started. Returns true unless one was in flight.
     pub(super) fn begin(&self) -> bool {
         !self.0.swap(true, Ordering::AcqRel)
@@ -49,7 +49,7 @@ impl Probing {
         self.0.store(false, Ordering::Release);
     }
 
-    pub(super) fn in_flight(&self) -> bool {
+    pub(super) fn is_in_flight(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
 }
@@ -58,7 +58,7 @@ impl Probing {
 /// are skipped.
 pub(super) async fn run(shared: Arc<FleetContext>, member: Arc<MonitoredReplica>) {
     let target = &member.target;
-    let mut ticks = interval_at(Instant::now() + target.offset(), target.interval);
+    let mut ticks = interval_at(Instant::now() + target.first_scrape_delay(), target.interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let mut info_due = Instant::now();
     loop {
@@ -69,22 +69,22 @@ pub(super) async fn run(shared: Arc<FleetContext>, member: Arc<MonitoredReplica>
         }
         // The semaphore is never closed, so `acquire` cannot fail.
         let _permit = shared.permits.acquire().await;
-        round(&shared, &member, &mut info_due).await;
+        scrape_once(&shared, &member, &mut info_due).await;
     }
 }
 
-async fn round(shared: &FleetContext, member: &MonitoredReplica, info_due: &mut Instant) {
+async fn scrape_once(shared: &FleetContext, member: &MonitoredReplica, info_due: &mut Instant) {
     let began = Instant::now();
     let scraped = match &member.target.metrics {
         Some(url) => Some(scrape(shared, member, url).await),
         None => None,
     };
-    if member.ended() {
+    if member.is_ended() {
         return;
     }
     let fresh = match scraped {
         Some(result) => {
-            let recovered = note_scrape(shared, member, began, result);
+            let recovered = store_scrape(shared, member, began, result);
             if recovered {
                 // The engine may be another than before, so its models are read anew.
                 *info_due = Instant::now();
@@ -94,13 +94,13 @@ async fn round(shared: &FleetContext, member: &MonitoredReplica, info_due: &mut 
         None => false,
     };
     let informed = Instant::now() >= *info_due && {
-        let result = ask_info(shared, member).await;
-        if member.ended() {
+        let result = fetch_info(shared, member).await;
+        if member.is_ended() {
             return;
         }
         let timing = &shared.timing;
-        *info_due = Instant::now() + if result.is_ok() { timing.info_every } else { timing.info_retry };
-        note_info(shared, member, result)
+        *info_due = Instant::now() + if result.is_ok() { timing.info_interval } else { timing.info_retry };
+        store_info(shared, member, result)
     };
     if fresh || informed {
         let report = member.cell.lock().report(fresh);
@@ -114,9 +114,9 @@ async fn scrape(
     url: &str,
 ) -> Result<EngineGauges, FetchError> {
     let target = &member.target;
-    let body = shared.fetcher.body(url, target.key.as_ref(), shared.timing.scrape_timeout).await?;
+    let body = shared.fetcher.get(url, target.key.as_ref(), shared.timing.scrape_timeout).await?;
     let text = String::from_utf8_lossy(&body);
-    let gauges = target.adapter().gauges(&text).ok_or(FetchError::NotUnderstood)?;
+    let gauges = target.adapter().gauges(&text).ok_or(FetchError::Malformed)?;
     report_adapters(shared, member, &text);
     Ok(gauges)
 }
@@ -124,7 +124,7 @@ async fn scrape(
 /// Reports which of the configured adapters the engine runs requests with.
 fn report_adapters(shared: &FleetContext, member: &MonitoredReplica, text: &str) {
     let target = &member.target;
-    let read = target.adapter().adapters.filter(|_| !target.adapters.is_empty() && !member.ended());
+    let read = target.adapter().adapters.filter(|_| !target.adapters.is_empty() && !member.is_ended());
     let Some(loras) = read.and_then(|read| read(text)) else { return };
     let known = target.adapters.iter().filter(|(name, _)| loras.running.contains(name));
     let running = known.map(|(_, id)| *id).collect();
@@ -133,7 +133,7 @@ fn report_adapters(shared: &FleetContext, member: &MonitoredReplica, text: &str)
 
 /// Stores the result of a scrape that began at `began`. Returns true on the first success after a
 /// failure.
-fn note_scrape(
+fn store_scrape(
     shared: &FleetContext,
     member: &MonitoredReplica,
     began: Instant,
@@ -145,7 +145,7 @@ fn note_scrape(
     match result {
         Ok(mut gauges) => {
             let slept = status.gauges.asleep.unwrap_or(false);
-            if !status.told.is_before(began) {
+            if !status.sleep_orders.settled_before(began) {
                 gauges.asleep = status.gauges.asleep;
             }
             status.gauges = gauges;
@@ -176,13 +176,13 @@ fn note_scrape(
 
 /// Reads all info documents, or none: a part would erase the values of the missing documents. A
 /// document that the engine does not have is no failure.
-async fn ask_info(shared: &FleetContext, member: &MonitoredReplica) -> Result<ModelInfo, FetchError> {
+async fn fetch_info(shared: &FleetContext, member: &MonitoredReplica) -> Result<ModelInfo, FetchError> {
     let target = &member.target;
     let mut info = ModelInfo::default();
     for doc in target.adapter().info {
         let url = target.url(doc.path);
-        match shared.fetcher.body(&url, target.key.as_ref(), shared.timing.scrape_timeout).await {
-            Ok(body) => (doc.read)(&body, &mut info).map_err(|_| FetchError::NotUnderstood)?,
+        match shared.fetcher.get(&url, target.key.as_ref(), shared.timing.scrape_timeout).await {
+            Ok(body) => (doc.read)(&body, &mut info).map_err(|_| FetchError::Malformed)?,
             Err(FetchError::Status(404 | 405 | 501)) => {}
             Err(why) => return Err(why),
         }
@@ -191,14 +191,14 @@ async fn ask_info(shared: &FleetContext, member: &MonitoredReplica) -> Result<Mo
 }
 
 /// Stores the model info. Returns true when the info has something to report.
-fn note_info(
+fn store_info(
     shared: &FleetContext,
     member: &MonitoredReplica,
     result: Result<ModelInfo, FetchError>,
 ) -> bool {
     let replica = member.target.replica;
     let Ok(info) = result.map(Arc::new) else { return false };
-    let missing: Arc<[String]> = missing(&member.target, &info).into();
+    let missing: Arc<[String]> = missing_models(&member.target, &info).into();
     let before = {
         let mut status = member.cell.lock();
         status.info = Some(Arc::clone(&info));
@@ -215,8 +215,8 @@ fn note_info(
 
 /// Configured names that the engine does not list. Empty when the engine also serves names that it
 /// does not list.
-fn missing(target: &ReplicaTarget, info: &ModelInfo) -> Vec<String> {
-    if !target.adapter().names_bind || info.names.is_empty() {
+fn missing_models(target: &ReplicaTarget, info: &ModelInfo) -> Vec<String> {
+    if !target.adapter().lists_all_names || info.names.is_empty() {
         return Vec::new();
     }
     let listed = |name: &String| info.names.iter().any(|served| served.name == *name);

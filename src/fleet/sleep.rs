@@ -46,7 +46,7 @@ impl SleepOrder {
         }
     }
 
-    const fn done(self) -> SleepResult {
+    const fn expected_result(self) -> SleepResult {
         match self {
             Self::Sleep => SleepResult::Asleep,
             Self::Wake { .. } => SleepResult::Awake,
@@ -56,22 +56,23 @@ impl SleepOrder {
 
 /// Carries out one order. The dispatcher gets `SleepAnswered` in any case, unless a reload ends the
 /// replica meanwhile.
-pub(super) async fn obey(shared: Arc<FleetContext>, member: Arc<MonitoredReplica>, order: SleepOrder) {
+pub(super) async fn carry_out(shared: Arc<FleetContext>, member: Arc<MonitoredReplica>, order: SleepOrder) {
     let began = Instant::now();
-    member.cell.lock().told.open += 1;
-    let answer = tell(&shared, &member, order).await;
+    member.cell.lock().sleep_orders.open += 1;
+    let answer = send_order(&shared, &member, order).await;
     let rested = match answer {
-        Ok(()) => order.done(),
+        Ok(()) => order.expected_result(),
         Err(FetchError::Status(404 | 405 | 501)) => SleepResult::Unable,
         // The engine may have obeyed even though the request failed.
-        Err(_) => ask(&shared, &member).await.unwrap_or(SleepResult::Failed),
+        Err(_) => fetch_state(&shared, &member).await.unwrap_or(SleepResult::Failed),
     };
-    if member.ended() {
+    if member.is_ended() {
         return;
     }
     {
         let mut status = member.cell.lock();
-        (status.told.open, status.told.answered) = (status.told.open - 1, Some(Instant::now()));
+        (status.sleep_orders.open, status.sleep_orders.answered) =
+            (status.sleep_orders.open - 1, Some(Instant::now()));
         if let SleepResult::Asleep | SleepResult::Awake = rested {
             status.gauges.asleep = Some(rested == SleepResult::Asleep);
         }
@@ -79,18 +80,22 @@ pub(super) async fn obey(shared: Arc<FleetContext>, member: Arc<MonitoredReplica
     member.refresh.notify_one();
     let replica = member.target.replica;
     let telemetry = &shared.telemetry;
-    match (rested == order.done(), answer) {
+    match (rested == order.expected_result(), answer) {
         (true, _) => SleepOrderDone { replica, order: order.name(), took: began.elapsed() }.emit(telemetry),
         (false, Err(_)) if rested == SleepResult::Unable => SleepUnsupported { replica }.emit(telemetry),
         (false, answer) => {
-            let problem = answer.err().unwrap_or(FetchError::NotUnderstood).to_string();
+            let problem = answer.err().unwrap_or(FetchError::Malformed).to_string();
             SleepOrderFailed { replica, order: order.name(), problem: &problem }.emit(telemetry);
         }
     }
     shared.dispatcher.event(Event::SleepAnswered { replica, rested });
 }
 
-async fn tell(shared: &FleetContext, member: &MonitoredReplica, order: SleepOrder) -> Result<(), FetchError> {
+async fn send_order(
+    shared: &FleetContext,
+    member: &MonitoredReplica,
+    order: SleepOrder,
+) -> Result<(), FetchError> {
     let target = &member.target;
     let Some(paths) = &target.adapter().sleep else { return Err(FetchError::Status(404)) };
     let path = match order {
@@ -101,10 +106,10 @@ async fn tell(shared: &FleetContext, member: &MonitoredReplica, order: SleepOrde
 }
 
 /// Whether the engine sleeps; `None` when it does not say.
-async fn ask(shared: &FleetContext, member: &MonitoredReplica) -> Option<SleepResult> {
+async fn fetch_state(shared: &FleetContext, member: &MonitoredReplica) -> Option<SleepResult> {
     let target = &member.target;
     let paths = target.adapter().sleep.as_ref()?;
-    let body = shared.fetcher.body(&target.url(paths.state), target.key.as_ref(), STATE_LIMIT).await.ok()?;
+    let body = shared.fetcher.get(&target.url(paths.state), target.key.as_ref(), STATE_LIMIT).await.ok()?;
     let asleep = (paths.read)(&body)?;
     Some(if asleep { SleepResult::Asleep } else { SleepResult::Awake })
 }

@@ -27,7 +27,7 @@ pub(super) struct ReplicaTarget {
 }
 
 /// Shortest time between two scrapes.
-const SHORTEST: Duration = Duration::from_millis(10);
+const MIN_SCRAPE_INTERVAL: Duration = Duration::from_millis(10);
 
 impl ReplicaTarget {
     pub(super) fn all(settings: &Settings) -> impl Iterator<Item = Self> {
@@ -47,7 +47,7 @@ impl ReplicaTarget {
         Some(Self {
             replica,
             key: pool.api_key.clone(),
-            interval: pool.scrape_interval.max(SHORTEST),
+            interval: pool.scrape_interval.max(MIN_SCRAPE_INTERVAL),
             metrics,
             models: pool.model_names.values().cloned().collect(),
             adapters: adapters.collect(),
@@ -71,9 +71,9 @@ impl ReplicaTarget {
 
     /// Delay of the first scrape after the start, within the interval. The golden ratio spreads the
     /// replicas evenly, however many there are.
-    pub(super) fn offset(&self) -> Duration {
-        const TURN: u64 = 0x9E37_79B9_7F4A_7C15;
-        let turns = TURN.wrapping_mul(self.replica.index() as u64) >> 32;
+    pub(super) fn first_scrape_delay(&self) -> Duration {
+        const GOLDEN_RATIO: u64 = 0x9E37_79B9_7F4A_7C15;
+        let turns = GOLDEN_RATIO.wrapping_mul(self.replica.index() as u64) >> 32;
         self.interval.mul_f64(f64::from(u32::try_from(turns).unwrap_or(0)) / 4_294_967_296.0)
     }
 }
@@ -101,8 +101,9 @@ mod tests {
 
     #[test]
     fn replicas_are_spread_over_the_interval() {
-        assert_eq!(target(0).offset(), Duration::ZERO);
-        let mut offsets: Vec<f64> = (0..10).map(|index| target(index).offset().as_secs_f64()).collect();
+        assert_eq!(target(0).first_scrape_delay(), Duration::ZERO);
+        let mut offsets: Vec<f64> =
+            (0..10).map(|index| target(index).first_scrape_delay().as_secs_f64()).collect();
         offsets.sort_by(f64::total_cmp);
         assert!(offsets.iter().all(|offset| (0.0..10.0).contains(offset)));
         assert!(offsets.windows(2).all(|pair| pair[1] - pair[0] > 0.3), "{offsets:?}");

@@ -34,7 +34,7 @@ pub struct EngineStatus {
     /// Problem of the last scrape, while `failures` is not 0.
     pub problem: Option<FetchError>,
     pub(super) gauges_at: Option<Instant>,
-    pub(super) told: SleepOrders,
+    pub(super) sleep_orders: SleepOrders,
 }
 
 /// Sleep orders of a replica. A state that was read before an order was answered may be the state
@@ -50,7 +50,7 @@ pub(super) struct SleepOrders {
 impl SleepOrders {
     /// Whether a state read from `began` on is later than every order, so that it shows changes by
     /// others.
-    pub(super) fn is_before(self, began: Instant) -> bool {
+    pub(super) fn settled_before(self, began: Instant) -> bool {
         self.open == 0 && self.answered.is_none_or(|at| at < began)
     }
 }
@@ -101,7 +101,7 @@ impl FleetView {
     /// Largest context window, in tokens, that a replica of the pool reported for `model`. Absent
     /// while none has reported one.
     #[must_use]
-    pub fn window(&self, settings: &Settings, model: ModelId, pool: PoolId) -> Option<u32> {
+    pub fn context_window(&self, settings: &Settings, model: ModelId, pool: PoolId) -> Option<u32> {
         let name = settings.edge.pools.get(pool)?.model_names.get(&model)?;
         let replicas = &settings.policy.pools.get(pool)?.replicas;
         let cells = self.cells.read();
@@ -109,7 +109,7 @@ impl FleetView {
     }
 
     /// A new, empty row for `replica`.
-    pub(super) fn renew(&self, replica: ReplicaId) -> Arc<StatusCell> {
+    pub(super) fn insert_new(&self, replica: ReplicaId) -> Arc<StatusCell> {
         let cell = Arc::new(StatusCell::default());
         self.cells.write().insert(replica, Arc::clone(&cell));
         cell

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep_until};
 use tonic::Status;
 
 use crate::scaler::proto::{GetMetricSpecResponse, IsActiveResponse};
-use crate::scaler::rpc::{Answers, gone, spec_of};
+use crate::scaler::rpc::{Answers, pool_removed, spec_of};
 use crate::scaler::signal_cache::{SignalCache, SignalView};
 use crate::scaler::trigger::TriggerQuery;
 
@@ -19,70 +19,70 @@ pub(super) type StreamPermit = OwnedSemaphorePermit;
 
 /// Time after which the stream repeats that an active pool has no replicas. KEDA drops the message
 /// while it does not know the metric's name.
-const AGAIN: Duration = Duration::from_secs(10);
+const RESEND_AFTER: Duration = Duration::from_secs(10);
 
 struct ActivityStream {
-    board: Arc<SignalCache>,
-    ask: TriggerQuery,
+    cache: Arc<SignalCache>,
+    query: TriggerQuery,
     views: watch::Receiver<Arc<SignalView>>,
     ending: watch::Receiver<bool>,
     /// The last value sent, and when.
-    said: Option<(bool, Instant)>,
-    over: bool,
+    last_sent: Option<(bool, Instant)>,
+    is_done: bool,
     _permit: StreamPermit,
 }
 
 /// Next step of a stream at one moment.
 enum ActivitySignal {
-    Say(bool),
+    Send(bool),
     /// Sends nothing before this moment, unless the signal changes.
     Wait(Option<Instant>),
-    Gone,
+    PoolRemoved,
 }
 
 impl ActivityStream {
     fn new(board: Arc<SignalCache>, ask: TriggerQuery, permit: StreamPermit) -> Self {
-        let (views, ending) = (board.follow(), board.ending());
-        Self { board, ask, views, ending, said: None, over: false, _permit: permit }
+        let (views, ending) = (board.subscribe(), board.ending());
+        Self { cache: board, query: ask, views, ending, last_sent: None, is_done: false, _permit: permit }
     }
 
-    fn is_gone(&self) -> bool {
-        let policy = &self.board.settings().policy;
-        policy.pools.id(&self.ask.pool).and_then(|id| policy.pools.get(id)).is_none()
+    fn is_pool_removed(&self) -> bool {
+        let policy = &self.cache.settings().policy;
+        policy.pools.id(&self.query.pool).and_then(|id| policy.pools.get(id)).is_none()
     }
 
-    fn word(&mut self, now: Instant) -> ActivitySignal {
+    fn next_signal(&mut self, now: Instant) -> ActivitySignal {
         self.views.mark_unchanged();
-        if self.is_gone() {
-            return ActivitySignal::Gone;
+        if self.is_pool_removed() {
+            return ActivitySignal::PoolRemoved;
         }
         // When the signal is missing, the stream sends nothing and its last value stays in force.
-        let Ok((active, row)) = self.board.activity(&self.ask, now) else {
+        let Ok((active, row)) = self.cache.activity(&self.query, now) else {
             return ActivitySignal::Wait(None);
         };
-        match self.said {
+        match self.last_sent {
             Some((said, at)) if said == active => {
-                let again = (active && row.need.ready == 0).then(|| at + AGAIN);
+                let again = (active && row.demand.ready == 0).then(|| at + RESEND_AFTER);
                 if again.is_some_and(|again| again <= now) {
-                    ActivitySignal::Say(true)
+                    ActivitySignal::Send(true)
                 } else {
                     ActivitySignal::Wait(again)
                 }
             }
-            _ => ActivitySignal::Say(active),
+            _ => ActivitySignal::Send(active),
         }
     }
 
     async fn next(&mut self) -> Option<Result<IsActiveResponse, Status>> {
-        while !self.over {
+        while !self.is_done {
             let now = Instant::now();
-            match self.word(now) {
-                ActivitySignal::Gone => {
-                    self.over = true;
-                    return Some(Err(gone(&self.ask.pool)));
+            match self.next_signal(now) {
+                ActivitySignal::PoolRemoved => {
+                    self.is_done = true;
+                    return Some(Err(pool_removed(&self.query.pool)));
                 }
-                ActivitySignal::Say(result) => {
-                    self.said = Some((result, now));
+                ActivitySignal::Send(result) => {
+                    self.last_sent = Some((result, now));
                     return Some(Ok(IsActiveResponse { result }));
                 }
                 ActivitySignal::Wait(until) => self.wait(until).await,
@@ -100,7 +100,7 @@ impl ActivityStream {
             }
         };
         tokio::select! {
-            _ = self.ending.wait_for(|ending| *ending) => self.over = true,
+            _ = self.ending.wait_for(|ending| *ending) => self.is_done = true,
             _ = self.views.changed() => {}
             () = again => {}
         }
@@ -108,7 +108,7 @@ impl ActivityStream {
 }
 
 /// Stream of whether the pool is active: the value at once, then each change.
-pub(super) fn stream(
+pub(super) fn activity_stream(
     board: Arc<SignalCache>,
     ask: TriggerQuery,
     permit: StreamPermit,
@@ -118,7 +118,7 @@ pub(super) fn stream(
 }
 
 /// Stream of the pool's metric: sent once, because its target never changes.
-pub(super) fn specs(
+pub(super) fn spec_stream(
     board: Arc<SignalCache>,
     ask: TriggerQuery,
     permit: StreamPermit,
@@ -126,13 +126,13 @@ pub(super) fn specs(
     let watcher = ActivityStream::new(board, ask, permit);
     Box::pin(unfold((watcher, true), |(mut watcher, first)| async move {
         if first {
-            let spec = spec_of(&watcher.ask);
+            let spec = spec_of(&watcher.query);
             return Some((Ok(spec), (watcher, false)));
         }
-        while !watcher.over {
-            if watcher.is_gone() {
-                watcher.over = true;
-                return Some((Err(gone(&watcher.ask.pool)), (watcher, false)));
+        while !watcher.is_done {
+            if watcher.is_pool_removed() {
+                watcher.is_done = true;
+                return Some((Err(pool_removed(&watcher.query.pool)), (watcher, false)));
             }
             watcher.wait(None).await;
         }

@@ -8,7 +8,7 @@ use crate::scaler::signal_cache::PoolSignal;
 use crate::scaler::trigger::{TriggerMode, TriggerQuery};
 
 /// Name of the metric, unless a trigger's mode asks for a raw number.
-pub const METRIC: &str = "desired-replicas";
+pub const DESIRED_METRIC: &str = "desired-replicas";
 
 /// Answer to a trigger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,18 +17,18 @@ pub(super) struct TriggerAnswer {
     pub(super) active: bool,
     /// The number asked for; `None` = not known.
     pub(super) value: Option<u64>,
-    pub(super) reason: ReasonJson,
+    pub(super) reason: AnswerReason,
 }
 
 /// Source of an answer's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct ReasonJson {
+pub(super) struct AnswerReason {
     pub(super) name: &'static str,
     /// Whether the trigger's `minReplicas` or `maxReplicas` changed the number.
     pub(super) clamped: bool,
 }
 
-impl fmt::Display for ReasonJson {
+impl fmt::Display for AnswerReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name)?;
         if self.clamped { f.write_str(", clamp") } else { Ok(()) }
@@ -38,15 +38,15 @@ impl fmt::Display for ReasonJson {
 /// Answers a trigger about its pool at `now`. The desired number is at least one while the pool is
 /// active.
 pub(super) fn answer(ask: &TriggerQuery, row: &PoolSignal, now: Instant) -> TriggerAnswer {
-    let need = row.need;
+    let need = row.demand;
     let kept = row.last_busy.is_some_and(|last| now.saturating_duration_since(last) < ask.keep_last);
     let active = need.in_flight > 0 || need.calls_for_more_than(ask.activation) || need.keep || kept;
-    let raw = |value, name| (Some(value), ReasonJson { name, clamped: false });
+    let raw = |value, name| (Some(value), AnswerReason { name, clamped: false });
     let (value, reason) = match ask.mode {
         TriggerMode::Desired => {
             let wanted = need.desired.map(|desired| u64::from(desired).max(u64::from(active)));
             let bounded = wanted.map(|wanted| wanted.max(ask.min).min(ask.max.unwrap_or(u64::MAX)));
-            (bounded, ReasonJson { name: need.reason, clamped: bounded != wanted })
+            (bounded, AnswerReason { name: need.reason, clamped: bounded != wanted })
         }
         TriggerMode::Queue => raw(need.queued, "queue"),
         TriggerMode::Tokens => raw(need.queued_tokens, "tokens"),
@@ -78,7 +78,7 @@ mod tests {
             in_flight,
             cold_start: None,
         };
-        PoolSignal { need, last_busy: None }
+        PoolSignal { demand: need, last_busy: None }
     }
 
     fn ask(mode: TriggerMode) -> TriggerQuery {
@@ -90,7 +90,7 @@ mod tests {
             keep_last: Duration::ZERO,
             min: 0,
             max: None,
-            odd: Vec::new(),
+            unknown_keys: Vec::new(),
         }
     }
 
@@ -118,7 +118,7 @@ mod tests {
         assert!(answer(&kept, &ago(9), now).active && !answer(&kept, &ago(10), now).active);
         assert!(!told(&kept, &PoolSignal { last_busy: None, ..idle(0) }));
         let mut held = row(Some(3), 0, 0);
-        held.need.keep = true;
+        held.demand.keep = true;
         assert!(told(&kept, &held));
     }
 

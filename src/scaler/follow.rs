@@ -12,26 +12,26 @@ use crate::scaler::source::DemandSource;
 use crate::telemetry::event::DesiredChanged;
 
 /// Longest time between two refreshes.
-const TICK: Duration = Duration::from_millis(250);
+const REFRESH_INTERVAL: Duration = Duration::from_millis(250);
 /// Shortest pause after a refresh, and its upper bound when refreshes are slow.
-const GAP: Duration = Duration::from_millis(20);
-const LONG_GAP: Duration = Duration::from_millis(40);
+const MIN_PAUSE: Duration = Duration::from_millis(20);
+const MAX_PAUSE: Duration = Duration::from_millis(40);
 /// A refresh is followed by a pause of 50 times its own duration, up to `LONG_GAP`. Refreshes thus
 /// take at most about 1 / 50 of the time, unless one takes longer than 0.8 ms.
-const SHARE: u32 = 50;
+const PAUSE_FACTOR: u32 = 50;
 
 /// Refreshes the signal cache until dropped.
-pub async fn follow(source: DemandSource, board: Arc<SignalCache>) {
+pub async fn keep_fresh(source: DemandSource, board: Arc<SignalCache>) {
     loop {
         let began = Instant::now();
         // Before the refresh, so that no arrival between the two is missed.
         source.expect_arrival();
-        let has_idle = look(&source, &board);
-        sleep((began.elapsed() * SHARE).clamp(GAP, LONG_GAP)).await;
+        let has_idle = refresh(&source, &board);
+        sleep((began.elapsed() * PAUSE_FACTOR).clamp(MIN_PAUSE, MAX_PAUSE)).await;
         let arrival = async { if has_idle { source.arrival().await } else { std::future::pending().await } };
         let news = async {
             match &board.exchange {
-                Some(exchange) => exchange.news().await,
+                Some(exchange) => exchange.next_news().await,
                 None => std::future::pending().await,
             }
         };
@@ -41,32 +41,32 @@ pub async fn follow(source: DemandSource, board: Arc<SignalCache>) {
                 () = news => {}
             }
         };
-        let _in_time = timeout(TICK, either).await;
+        let _in_time = timeout(REFRESH_INTERVAL, either).await;
     }
 }
 
 /// Refreshes the cache once. Returns whether a pool is idle.
-pub(super) fn look(source: &DemandSource, board: &SignalCache) -> bool {
+pub(super) fn refresh(source: &DemandSource, board: &SignalCache) -> bool {
     let (now, before) = (Instant::now(), board.view());
     let mut pools = BTreeMap::new();
     let (needs, fleet) = match &board.exchange {
         None => (source.demands(), None),
         Some(exchange) => {
-            let (needs, fleet) = exchange.look(source, now);
+            let (needs, fleet) = exchange.refresh(source, now);
             (needs, Some(fleet))
         }
     };
     for (name, need) in needs {
         let old = before.pools.get(&name);
         let last_busy = if need.is_busy() { Some(now) } else { old.and_then(|row| row.last_busy) };
-        let was = old.and_then(|row| row.need.desired);
+        let was = old.and_then(|row| row.demand.desired);
         if let (Some(to), false) = (need.desired, need.desired == was) {
             let (pool, reason) = (&*name, need.reason);
             DesiredChanged { pool, from: was, to, reason, ready: need.ready }.emit(&board.telemetry);
         }
-        pools.insert(name, PoolSignal { need, last_busy });
+        pools.insert(name, PoolSignal { demand: need, last_busy });
     }
-    let has_idle = pools.values().any(|row| !row.need.is_busy());
-    board.publish(SignalView { as_of: now, pools, fleet });
+    let has_idle = pools.values().any(|row| !row.demand.is_busy());
+    board.publish(SignalView { as_of: now, pools, peers: fleet });
     has_idle
 }

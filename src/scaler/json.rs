@@ -20,21 +20,21 @@ use crate::scaler::trigger::{TriggerError, TriggerMode, TriggerQuery};
 /// as its query. A pool named `pools` is at `/scale/v1/pools/pools`.
 pub fn router(board: Arc<SignalCache>) -> Router {
     Router::new()
-        .route("/scale/v1/pools", get(all))
-        .route("/scale/v1/pools/{pool}", get(one))
-        .route("/scale/v1/{pool}", get(one))
+        .route("/scale/v1/pools", get(list_pools))
+        .route("/scale/v1/pools/{pool}", get(get_pool))
+        .route("/scale/v1/{pool}", get(get_pool))
         .with_state(board)
 }
 
-async fn all(State(board): State<Arc<SignalCache>>) -> Json<Value> {
+async fn list_pools(State(board): State<Arc<SignalCache>>) -> Json<Value> {
     let (now, view) = (Instant::now(), board.view());
     let rows = view.pools.iter().filter_map(|(name, row)| {
-        let ask = board.ask([("pool", &**name)]).ok()?;
-        Some(picture(&ask, row, now))
+        let ask = board.parse_query([("pool", &**name)]).ok()?;
+        Some(pool_json(&ask, row, now))
     });
     let age = now.saturating_duration_since(view.as_of).as_secs_f64();
     let mut picture = json!({ "pools": rows.collect::<Vec<_>>(), "age_seconds": age });
-    if let Some(fleet) = &view.fleet {
+    if let Some(fleet) = &view.peers {
         picture["gateways"] = json!({
             "id": shown(fleet.me),
             "decider": fleet.decider.map(shown),
@@ -47,27 +47,27 @@ async fn all(State(board): State<Arc<SignalCache>>) -> Json<Value> {
     Json(picture)
 }
 
-async fn one(State(board): State<Arc<SignalCache>>, Path(pool): Path<String>, uri: Uri) -> Response {
+async fn get_pool(State(board): State<Arc<SignalCache>>, Path(pool): Path<String>, uri: Uri) -> Response {
     let query = uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
     let keys = query.map(|pair| pair.split_once('=').unwrap_or((pair, "")));
-    let ask = match board.ask(keys.filter(|(key, _)| *key != "pool").chain([("pool", &*pool)])) {
+    let ask = match board.parse_query(keys.filter(|(key, _)| *key != "pool").chain([("pool", &*pool)])) {
         Ok(ask) => ask,
-        Err(TriggerError::Unknown(message)) => return problem(StatusCode::NOT_FOUND, &message),
-        Err(TriggerError::Wrong(message)) => return problem(StatusCode::BAD_REQUEST, &message),
+        Err(TriggerError::NotFound(message)) => return error_response(StatusCode::NOT_FOUND, &message),
+        Err(TriggerError::Invalid(message)) => return error_response(StatusCode::BAD_REQUEST, &message),
     };
     let now = Instant::now();
-    let blank = match (board.row(&ask.pool, now), board.is_alone()) {
+    let blank = match (board.signal(&ask.pool, now), board.missing_peers()) {
         (Err(blank), _) | (Ok(_), Some(blank)) => blank,
         (Ok(row), None) if answer(&ask, &row, now).value.is_some() => {
-            return Json(picture(&ask, &row, now)).into_response();
+            return Json(pool_json(&ask, &row, now)).into_response();
         }
-        (Ok(_), None) => MissingSignal::New,
+        (Ok(_), None) => MissingSignal::NotYetKnown,
     };
-    problem(StatusCode::SERVICE_UNAVAILABLE, &blank.to_string())
+    error_response(StatusCode::SERVICE_UNAVAILABLE, &blank.to_string())
 }
 
-fn picture(ask: &TriggerQuery, row: &PoolSignal, now: Instant) -> Value {
-    let (told, need) = (answer(ask, row, now), row.need);
+fn pool_json(ask: &TriggerQuery, row: &PoolSignal, now: Instant) -> Value {
+    let (told, need) = (answer(ask, row, now), row.demand);
     let mut picture = json!({
         "pool": ask.pool,
         "desired": answer(&TriggerQuery { mode: TriggerMode::Desired, ..ask.clone() }, row, now).value,
@@ -86,6 +86,6 @@ fn picture(ask: &TriggerQuery, row: &PoolSignal, now: Instant) -> Value {
     picture
 }
 
-fn problem(status: StatusCode, message: &str) -> Response {
+fn error_response(status: StatusCode, message: &str) -> Response {
     (status, Json(json!({ "error": { "message": message } }))).into_response()
 }

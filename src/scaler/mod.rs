@@ -14,10 +14,10 @@ mod signal_cache;
 mod source;
 mod trigger;
 
-pub use crate::scaler::answer::METRIC;
-pub use crate::scaler::follow::follow;
+pub use crate::scaler::answer::DESIRED_METRIC;
+pub use crate::scaler::follow::keep_fresh;
 pub use crate::scaler::json::router;
 pub use crate::scaler::peers::PeerRules;
-pub use crate::scaler::server::{ScaleHandle, ScaleListener, start};
+pub use crate::scaler::server::{ScalerHandle, ScalerListener, start};
 pub use crate::scaler::signal_cache::{SignalCache, SignalView};
 pub use crate::scaler::source::DemandSource;

@@ -25,41 +25,41 @@ pub(super) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send
 pub(super) struct ScalerService(pub(super) Arc<SignalCache>);
 
 impl ScalerService {
-    fn ask(&self, of: &ScaledObjectRef) -> Result<TriggerQuery, Status> {
+    fn parse_query(&self, of: &ScaledObjectRef) -> Result<TriggerQuery, Status> {
         let keys = of.scaler_metadata.iter().map(|(key, value)| (&**key, &**value));
-        self.0.ask(keys).map_err(status_of)
+        self.0.parse_query(keys).map_err(status_of)
     }
 
     /// Answers a trigger now.
     fn answer(&self, ask: &TriggerQuery) -> Result<TriggerAnswer, Status> {
         let now = Instant::now();
-        let row = self.0.row(&ask.pool, now).map_err(blank)?;
-        match self.0.is_alone() {
-            Some(alone) => Err(blank(alone)),
+        let row = self.0.signal(&ask.pool, now).map_err(unavailable)?;
+        match self.0.missing_peers() {
+            Some(alone) => Err(unavailable(alone)),
             None => Ok(answer(ask, &row, now)),
         }
     }
 
     fn spec(&self, of: &ScaledObjectRef) -> Result<GetMetricSpecResponse, Status> {
-        self.ask(of).map(|ask| spec_of(&ask))
+        self.parse_query(of).map(|ask| spec_of(&ask))
     }
 
-    fn active(&self, of: &ScaledObjectRef) -> Result<IsActiveResponse, Status> {
-        let ask = self.ask(of)?;
-        let (result, _) = self.0.activity(&ask, Instant::now()).map_err(blank)?;
+    fn is_active_now(&self, of: &ScaledObjectRef) -> Result<IsActiveResponse, Status> {
+        let ask = self.parse_query(of)?;
+        let (result, _) = self.0.activity(&ask, Instant::now()).map_err(unavailable)?;
         Ok(IsActiveResponse { result })
     }
 
     fn metrics(&self, request: &GetMetricsRequest) -> Result<GetMetricsResponse, Status> {
         let of = request.scaled_object_ref.as_ref();
         let of = of.ok_or_else(|| Status::invalid_argument("scaledObjectRef is missing"))?;
-        let ask = self.ask(of)?;
+        let ask = self.parse_query(of)?;
         let name = ask.mode.metric();
         if request.metric_name != name {
             return Err(Status::invalid_argument(format!("the metric of this trigger is called {name}")));
         }
         let told = self.answer(&ask)?;
-        let Some(value) = told.value else { return Err(blank(MissingSignal::New)) };
+        let Some(value) = told.value else { return Err(unavailable(MissingSignal::NotYetKnown)) };
         self.log(&ask, of, told, value);
         #[expect(clippy::cast_precision_loss, reason = "the contract's type")]
         let metric_value_float = value as f64;
@@ -88,14 +88,14 @@ impl ScalerService {
         of: &ScaledObjectRef,
         open: impl FnOnce(Arc<SignalCache>, TriggerQuery, activity::StreamPermit) -> Answers<T>,
     ) -> Result<Answers<T>, Status> {
-        let ask = self.ask(of)?;
+        let ask = self.parse_query(of)?;
         let permit = Arc::clone(&self.0.streams).try_acquire_owned();
         let permit = permit
             .map_err(|_| Status::resource_exhausted("too many streams are open (scale.max_streams)"))?;
         Ok(open(Arc::clone(&self.0), ask, permit))
     }
 
-    fn said<T>(&self, method: &'static str, done: Result<T, Status>) -> Result<Response<T>, Status> {
+    fn respond<T>(&self, method: &'static str, done: Result<T, Status>) -> Result<Response<T>, Status> {
         let code = done.as_ref().err().map_or(Code::Ok, Status::code);
         ScalerAsked { method, code: code_name(code), problem: done.as_ref().err().map(Status::message) }
             .emit(&self.0.telemetry);
@@ -112,35 +112,35 @@ impl ExternalScaler for ScalerService {
         &self,
         request: Request<ScaledObjectRef>,
     ) -> Result<Response<IsActiveResponse>, Status> {
-        self.said("IsActive", self.active(request.get_ref()))
+        self.respond("IsActive", self.is_active_now(request.get_ref()))
     }
 
     async fn stream_is_active(
         &self,
         request: Request<ScaledObjectRef>,
     ) -> Result<Response<Self::StreamIsActiveStream>, Status> {
-        self.said("StreamIsActive", self.stream(request.get_ref(), activity::stream))
+        self.respond("StreamIsActive", self.stream(request.get_ref(), activity::activity_stream))
     }
 
     async fn get_metric_spec(
         &self,
         request: Request<ScaledObjectRef>,
     ) -> Result<Response<GetMetricSpecResponse>, Status> {
-        self.said("GetMetricSpec", self.spec(request.get_ref()))
+        self.respond("GetMetricSpec", self.spec(request.get_ref()))
     }
 
     async fn get_metrics(
         &self,
         request: Request<GetMetricsRequest>,
     ) -> Result<Response<GetMetricsResponse>, Status> {
-        self.said("GetMetrics", self.metrics(request.get_ref()))
+        self.respond("GetMetrics", self.metrics(request.get_ref()))
     }
 
     async fn stream_metric_spec(
         &self,
         request: Request<ScaledObjectRef>,
     ) -> Result<Response<Self::StreamMetricSpecStream>, Status> {
-        self.said("StreamMetricSpec", self.stream(request.get_ref(), activity::specs))
+        self.respond("StreamMetricSpec", self.stream(request.get_ref(), activity::spec_stream))
     }
 }
 
@@ -154,18 +154,18 @@ pub(super) fn spec_of(ask: &TriggerQuery) -> GetMetricSpecResponse {
     GetMetricSpecResponse { metric_specs: vec![spec] }
 }
 
-pub(super) fn gone(pool: &str) -> Status {
+pub(super) fn pool_removed(pool: &str) -> Status {
     Status::not_found(format!("no pool is called {pool:?} any more"))
 }
 
 fn status_of(refusal: TriggerError) -> Status {
     match refusal {
-        TriggerError::Unknown(message) => Status::not_found(message),
-        TriggerError::Wrong(message) => Status::invalid_argument(message),
+        TriggerError::NotFound(message) => Status::not_found(message),
+        TriggerError::Invalid(message) => Status::invalid_argument(message),
     }
 }
 
-fn blank(blank: MissingSignal) -> Status {
+fn unavailable(blank: MissingSignal) -> Status {
     Status::unavailable(blank.to_string())
 }
 

@@ -21,7 +21,7 @@ use tonic_health::server::{HealthReporter, health_reporter};
 
 use crate::config::settings::Settings;
 use crate::core::autoscale::peers::MOST;
-use crate::scaler::follow::{follow, look};
+use crate::scaler::follow::{keep_fresh, refresh};
 use crate::scaler::peers::{self, PeerRules};
 use crate::scaler::proto::DESCRIPTORS;
 use crate::scaler::proto::external_scaler_server::{ExternalScalerServer, SERVICE_NAME};
@@ -35,7 +35,7 @@ use crate::tls::{CertificateNames, CertificateSource, Handshakes};
 /// Each peer has one.
 const MAX_CONNECTIONS: usize = 64 + MOST;
 /// Streams allowed on a connection in addition to `scale.max_streams`.
-const MORE_STREAMS: usize = 256;
+const EXTRA_STREAMS: usize = 256;
 /// Most bytes of one request, which is mostly trigger metadata.
 const MAX_REQUEST: usize = 64 * 1024;
 const MAX_HEAD: u32 = 16 * 1024;
@@ -46,27 +46,27 @@ const MAX_SEND_BYTES: usize = 64 * 1024;
 const PING_INTERVAL: Duration = Duration::from_secs(20);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// Time for the last answers of a shutdown.
-const LAST_ANSWER: Duration = Duration::from_secs(2);
+const STOP_GRACE: Duration = Duration::from_secs(2);
 /// Pause after a failed accept (out of file descriptors, say).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Two threads: one may wait for the scheduler while the other answers.
 const THREADS: usize = 2;
 
-pub struct ScaleListener {
+pub struct ScalerListener {
     pub address: SocketAddr,
     /// Source of the certificate for each new connection.
     pub tls: CertificateSource,
     pub handshakes: Handshakes,
 }
 
-impl fmt::Debug for ScaleListener {
+impl fmt::Debug for ScalerListener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ScaleListener").field("address", &self.address).finish_non_exhaustive()
     }
 }
 
 /// Running scaler. Dropping the handle stops the scaler without waiting.
-pub struct ScaleHandle {
+pub struct ScalerHandle {
     address: Option<SocketAddr>,
     board: Arc<SignalCache>,
     health: HealthReporter,
@@ -76,7 +76,7 @@ pub struct ScaleHandle {
     runtime: Option<Runtime>,
 }
 
-impl fmt::Debug for ScaleHandle {
+impl fmt::Debug for ScalerHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ScaleHandle").field("address", &self.address).finish_non_exhaustive()
     }
@@ -90,13 +90,13 @@ impl fmt::Debug for ScaleHandle {
 pub fn start(
     board: Arc<SignalCache>,
     source: DemandSource,
-    listener: Option<ScaleListener>,
+    listener: Option<ScalerListener>,
     others: Option<PeerRules>,
-) -> io::Result<ScaleHandle> {
+) -> io::Result<ScalerHandle> {
     let threads = if listener.is_some() { THREADS } else { 1 };
     let runtime =
         Builder::new_multi_thread().worker_threads(threads).thread_name("scale").enable_all().build()?;
-    look(&source, &board);
+    refresh(&source, &board);
     let (stop, stopped) = watch::channel(false);
     let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let (health, health_server) = health_reporter();
@@ -112,11 +112,11 @@ pub fn start(
         let routes = routes(&board, health_server)?;
         let reporter = health.clone();
         runtime.spawn(async move { reporter.set_service_status(SERVICE_NAME, ServingStatus::Serving).await });
-        let door = ScalerListener {
+        let door = ScalerServer {
             rules,
             board: Arc::clone(&board),
             routes,
-            max_streams: board.settings().scale.max_streams.saturating_add(MORE_STREAMS),
+            max_streams: board.settings().scale.max_streams.saturating_add(EXTRA_STREAMS),
             stopped,
             connections: Arc::clone(&connections),
         };
@@ -125,8 +125,8 @@ pub fn start(
     if let (Some(exchange), Some(rules)) = (&board.exchange, others) {
         runtime.spawn(peers::listen(Arc::clone(exchange), rules));
     }
-    runtime.spawn(follow(source, Arc::clone(&board)));
-    Ok(ScaleHandle { address, board, health, stop, connections, runtime: Some(runtime) })
+    runtime.spawn(keep_fresh(source, Arc::clone(&board)));
+    Ok(ScalerHandle { address, board, health, stop, connections, runtime: Some(runtime) })
 }
 
 /// Whether a client whose certificate has these names may connect. `names` is `None` when the
@@ -158,7 +158,7 @@ fn routes(
     Ok(routes.prepare().into_axum_router())
 }
 
-impl ScaleHandle {
+impl ScalerHandle {
     /// Address of the listener. When port 0 was configured, this is the real port.
     #[must_use]
     pub const fn address(&self) -> Option<SocketAddr> {
@@ -186,14 +186,14 @@ impl ScaleHandle {
         }
         self.stop.send_replace(true);
         let all = u32::try_from(MAX_CONNECTIONS).unwrap_or(u32::MAX);
-        let _in_time = tokio::time::timeout(LAST_ANSWER, self.connections.acquire_many(all)).await;
+        let _in_time = tokio::time::timeout(STOP_GRACE, self.connections.acquire_many(all)).await;
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
     }
 }
 
-impl Drop for ScaleHandle {
+impl Drop for ScalerHandle {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
@@ -202,8 +202,8 @@ impl Drop for ScaleHandle {
 }
 
 /// State shared by the listener's connections.
-struct ScalerListener {
-    rules: ScaleListener,
+struct ScalerServer {
+    rules: ScalerListener,
     board: Arc<SignalCache>,
     routes: Router,
     max_streams: usize,
@@ -211,7 +211,7 @@ struct ScalerListener {
     connections: Arc<Semaphore>,
 }
 
-impl ScalerListener {
+impl ScalerServer {
     async fn serve(self: Arc<Self>, socket: TcpListener) {
         let mut stopped = self.stopped.clone();
         loop {
@@ -262,6 +262,6 @@ impl ScalerListener {
             _ = stopped.wait_for(|stop| *stop) => {}
         }
         connection.as_mut().graceful_shutdown();
-        let _ = tokio::time::timeout(LAST_ANSWER, connection).await;
+        let _ = tokio::time::timeout(STOP_GRACE, connection).await;
     }
 }

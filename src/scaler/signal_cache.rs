@@ -19,12 +19,12 @@ use crate::telemetry::Telemetry;
 use crate::telemetry::event::ScalerKeyUnknown;
 
 /// Most unknown trigger keys whose first use is remembered.
-const MAX_ODD: usize = 100;
+const MAX_UNKNOWN_KEYS: usize = 100;
 
 /// Scale signal of one pool at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PoolSignal {
-    pub(super) need: ReplicaDemand,
+    pub(super) demand: ReplicaDemand,
     /// Time at which the pool was last seen with work.
     pub(super) last_busy: Option<Instant>,
 }
@@ -37,13 +37,13 @@ pub struct SignalView {
     /// Signals by pool name.
     pub(super) pools: BTreeMap<String, PoolSignal>,
     /// State of the peer exchange; absent without `scale.peers`.
-    pub(super) fleet: Option<PeerState>,
+    pub(super) peers: Option<PeerState>,
 }
 
 impl SignalView {
     /// Replica demand of every pool.
-    pub fn needs(&self) -> impl Iterator<Item = ReplicaDemand> {
-        self.pools.values().map(|row| row.need)
+    pub fn demands(&self) -> impl Iterator<Item = ReplicaDemand> {
+        self.pools.values().map(|row| row.demand)
     }
 }
 
@@ -51,19 +51,19 @@ impl SignalView {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MissingSignal {
     /// The pool was added to the configuration after the last refresh.
-    New,
+    NotYetKnown,
     /// The last refresh is longer ago than `scale.stale_after`; the age is given.
     Stale(Duration),
     /// Too many peers are silent.
-    Alone { silent: usize, known: usize },
+    PeersSilent { silent: usize, known: usize },
 }
 
 impl fmt::Display for MissingSignal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::New => f.write_str("what the pool needs is not known yet"),
+            Self::NotYetKnown => f.write_str("what the pool needs is not known yet"),
             Self::Stale(age) => write!(f, "what is known is {} s old (scale.stale_after)", age.as_secs()),
-            Self::Alone { silent, known } => {
+            Self::PeersSilent { silent, known } => {
                 write!(f, "{silent} of {known} gateways cannot be heard (scale.peers)")
             }
         }
@@ -80,7 +80,7 @@ pub struct SignalCache {
     ending: watch::Sender<bool>,
     /// Permits of streams that may still be opened.
     pub(super) streams: Arc<Semaphore>,
-    odd: Mutex<BTreeSet<String>>,
+    unknown_keys: Mutex<BTreeSet<String>>,
     /// Exchange with the peers; absent without `scale.peers`.
     pub(super) exchange: Option<Arc<PeerExchange>>,
 }
@@ -91,7 +91,7 @@ impl SignalCache {
     pub fn new(settings: Arc<ArcSwap<Settings>>, telemetry: Telemetry) -> Arc<Self> {
         let now = settings.load_full();
         let (max, has_peers) = (now.scale.max_streams, now.scale.peers.is_some());
-        let nothing = SignalView { as_of: Instant::now(), pools: BTreeMap::new(), fleet: None };
+        let nothing = SignalView { as_of: Instant::now(), pools: BTreeMap::new(), peers: None };
         let exchange = has_peers.then(|| PeerExchange::new(telemetry.clone()));
         Arc::new(Self {
             view: watch::Sender::new(Arc::new(nothing)),
@@ -99,7 +99,7 @@ impl SignalCache {
             telemetry,
             ending: watch::Sender::new(false),
             streams: Arc::new(Semaphore::new(max.min(Semaphore::MAX_PERMITS))),
-            odd: Mutex::default(),
+            unknown_keys: Mutex::default(),
             exchange,
         })
     }
@@ -114,7 +114,7 @@ impl SignalCache {
         self.view.send_replace(Arc::new(view));
     }
 
-    pub(super) fn follow(&self) -> watch::Receiver<Arc<SignalView>> {
+    pub(super) fn subscribe(&self) -> watch::Receiver<Arc<SignalView>> {
         self.view.subscribe()
     }
 
@@ -132,14 +132,14 @@ impl SignalCache {
     }
 
     /// Reads a trigger's keys. Each unknown key is logged once.
-    pub(super) fn ask<'a>(
+    pub(super) fn parse_query<'a>(
         &self,
         keys: impl IntoIterator<Item = (&'a str, &'a str)>,
     ) -> Result<TriggerQuery, TriggerError> {
         let ask = TriggerQuery::read(keys, &self.settings.load().policy)?;
-        for key in &ask.odd {
-            let mut odd = self.odd.lock();
-            if odd.len() < MAX_ODD && odd.insert(key.clone()) {
+        for key in &ask.unknown_keys {
+            let mut odd = self.unknown_keys.lock();
+            if odd.len() < MAX_UNKNOWN_KEYS && odd.insert(key.clone()) {
                 ScalerKeyUnknown { key }.emit(&self.telemetry);
             }
         }
@@ -147,13 +147,13 @@ impl SignalCache {
     }
 
     /// The pool's signal, unless the last refresh is too old or does not have the pool.
-    pub(super) fn row(&self, pool: &str, now: Instant) -> Result<PoolSignal, MissingSignal> {
+    pub(super) fn signal(&self, pool: &str, now: Instant) -> Result<PoolSignal, MissingSignal> {
         let (view, limit) = (self.view(), self.settings.load().scale.stale_after);
         let age = now.saturating_duration_since(view.as_of);
         if age > limit {
             return Err(MissingSignal::Stale(age));
         }
-        view.pools.get(pool).copied().ok_or(MissingSignal::New)
+        view.pools.get(pool).copied().ok_or(MissingSignal::NotYetKnown)
     }
 
     /// Whether the pool is active. One gateway that reports work makes the pool active. That the
@@ -163,17 +163,17 @@ impl SignalCache {
         ask: &TriggerQuery,
         now: Instant,
     ) -> Result<(bool, PoolSignal), MissingSignal> {
-        let row = self.row(&ask.pool, now)?;
+        let row = self.signal(&ask.pool, now)?;
         let active = answer(ask, &row, now).active;
-        match self.is_alone() {
+        match self.missing_peers() {
             Some(alone) if !active => Err(alone),
             _ => Ok((active, row)),
         }
     }
 
     /// The reason, when too few peers are heard to know the demand of all gateways.
-    pub(super) fn is_alone(&self) -> Option<MissingSignal> {
-        let fleet = self.view().fleet.filter(|fleet| fleet.blind)?;
-        Some(MissingSignal::Alone { silent: fleet.count.silent, known: fleet.count.known })
+    pub(super) fn missing_peers(&self) -> Option<MissingSignal> {
+        let fleet = self.view().peers.filter(|fleet| fleet.is_isolated)?;
+        Some(MissingSignal::PeersSilent { silent: fleet.count.silent, known: fleet.count.known })
     }
 }

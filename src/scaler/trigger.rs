@@ -7,7 +7,7 @@ use crate::core::model::policy::Policy;
 const MAX_KEEP_LAST: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Keys that are meant for KEDA itself, or that KEDA's documentation shows.
-const OF_KEDA: [&str; 8] = [
+const KEDA_KEYS: [&str; 8] = [
     "scalerAddress",
     "enableTLS",
     "unsafeSsl",
@@ -18,7 +18,7 @@ const OF_KEDA: [&str; 8] = [
     "metricType",
 ];
 /// Suffix of the keys whose value KEDA takes from the target's environment.
-const FROM_ENV: &str = "FromEnv";
+const FROM_ENV_SUFFIX: &str = "FromEnv";
 
 /// Number that a trigger asks for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -45,7 +45,7 @@ impl TriggerMode {
     /// Name of the mode's metric.
     pub(super) const fn metric(self) -> &'static str {
         match self {
-            Self::Desired => super::METRIC,
+            Self::Desired => super::DESIRED_METRIC,
             Self::Queue => "queue-depth",
             Self::Tokens => "queued-tokens",
             Self::InFlight => "in-flight",
@@ -57,9 +57,9 @@ impl TriggerMode {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum TriggerError {
     /// The pool or the model does not exist.
-    Unknown(String),
+    NotFound(String),
     /// A value is invalid, or keys contradict each other.
-    Wrong(String),
+    Invalid(String),
 }
 
 /// Request of a trigger, read from its keys.
@@ -78,7 +78,7 @@ pub(super) struct TriggerQuery {
     /// Greatest number to answer; absent = no bound.
     pub(super) max: Option<u64>,
     /// Keys that neither the scaler nor KEDA knows.
-    pub(super) odd: Vec<String>,
+    pub(super) unknown_keys: Vec<String>,
 }
 
 impl TriggerQuery {
@@ -95,7 +95,7 @@ impl TriggerQuery {
             keep_last: Duration::ZERO,
             min: 0,
             max: None,
-            odd: Vec::new(),
+            unknown_keys: Vec::new(),
         };
         let (mut pool, mut model, mut target) = (None, None, None);
         for (key, value) in keys {
@@ -108,12 +108,12 @@ impl TriggerQuery {
                 "keepLast" => ask.keep_last = seconds(key, value)?,
                 "minReplicas" => ask.min = u64::from(replicas(key, value)?),
                 "maxReplicas" => ask.max = Some(u64::from(replicas(key, value)?)),
-                _ if OF_KEDA.contains(&key) || key.ends_with(FROM_ENV) => {}
-                _ => ask.odd.push(key.to_owned()),
+                _ if KEDA_KEYS.contains(&key) || key.ends_with(FROM_ENV_SUFFIX) => {}
+                _ => ask.unknown_keys.push(key.to_owned()),
             }
         }
         if ask.max.is_some_and(|max| max == 0 || max < ask.min) {
-            return Err(TriggerError::Wrong(
+            return Err(TriggerError::Invalid(
                 "maxReplicas must be at least 1 and at least minReplicas".to_owned(),
             ));
         }
@@ -122,40 +122,40 @@ impl TriggerQuery {
             (TriggerMode::Desired, Some(_)) => {
                 let message = "target is for the modes queue, tokens and inflight: the desired number of \
                                replicas always has the target 1";
-                return Err(TriggerError::Wrong(message.to_owned()));
+                return Err(TriggerError::Invalid(message.to_owned()));
             }
             (_, Some(target)) => target,
             (_, None) => {
                 let message =
                     format!("mode needs `target`: how much of {} is for one replica", ask.mode.metric());
-                return Err(TriggerError::Wrong(message));
+                return Err(TriggerError::Invalid(message));
             }
         };
-        ask.pool = the_pool(pool, model, policy)?;
+        ask.pool = resolve_pool(pool, model, policy)?;
         Ok(ask)
     }
 }
 
 /// The named pool, or the only pool that serves the named model.
-fn the_pool(pool: Option<&str>, model: Option<&str>, policy: &Policy) -> Result<String, TriggerError> {
-    let wrong = |message: &str| Err(TriggerError::Wrong(message.to_owned()));
+fn resolve_pool(pool: Option<&str>, model: Option<&str>, policy: &Policy) -> Result<String, TriggerError> {
+    let wrong = |message: &str| Err(TriggerError::Invalid(message.to_owned()));
     match (pool, model) {
         (None, None) => wrong("name a pool: metadata key `pool`"),
         (Some(_), Some(_)) => wrong("name a `pool` or a `model`, not both"),
         (Some(name), None) => match policy.pools.id(name).and_then(|id| policy.pools.get(id)) {
             Some(_) => Ok(name.to_owned()),
-            None => Err(TriggerError::Unknown(format!("no pool is called {:?}", shown(name)))),
+            None => Err(TriggerError::NotFound(format!("no pool is called {:?}", truncated(name)))),
         },
         (None, Some(name)) => {
             let Some(row) = policy.models.id(name).and_then(|id| policy.models.get(id)) else {
-                return Err(TriggerError::Unknown(format!("no model is called {:?}", shown(name))));
+                return Err(TriggerError::NotFound(format!("no model is called {:?}", truncated(name))));
             };
             let pools: Vec<&str> = row.pools.iter().map(|pool| policy.pools.name(*pool)).collect();
             match *pools {
                 [only] => Ok(only.to_owned()),
-                _ => Err(TriggerError::Wrong(format!(
+                _ => Err(TriggerError::Invalid(format!(
                     "{:?} is served by several pools; name one of them as `pool`: {}",
-                    shown(name),
+                    truncated(name),
                     pools.join(", ")
                 ))),
             }
@@ -165,33 +165,33 @@ fn the_pool(pool: Option<&str>, model: Option<&str>, policy: &Policy) -> Result<
 
 fn mode(value: &str) -> Result<TriggerMode, TriggerError> {
     let found = TriggerMode::ALL.into_iter().find(|(name, _)| *name == value);
-    found.map(|(_, mode)| mode).ok_or_else(|| wrong("mode", value, "desired, queue, tokens or inflight"))
+    found.map(|(_, mode)| mode).ok_or_else(|| invalid("mode", value, "desired, queue, tokens or inflight"))
 }
 
 fn positive(key: &str, value: &str) -> Result<f64, TriggerError> {
     let read = value.parse::<f64>().ok().filter(|number| number.is_finite() && *number > 0.0);
-    read.ok_or_else(|| wrong(key, value, "a number above zero"))
+    read.ok_or_else(|| invalid(key, value, "a number above zero"))
 }
 
 fn whole(key: &str, value: &str) -> Result<u64, TriggerError> {
-    value.parse().map_err(|_| wrong(key, value, "a whole number from 0 up"))
+    value.parse().map_err(|_| invalid(key, value, "a whole number from 0 up"))
 }
 
 fn replicas(key: &str, value: &str) -> Result<u32, TriggerError> {
-    value.parse().map_err(|_| wrong(key, value, "a whole number from 0 up"))
+    value.parse().map_err(|_| invalid(key, value, "a whole number from 0 up"))
 }
 
 fn seconds(key: &str, value: &str) -> Result<Duration, TriggerError> {
     let read = value.parse().map(Duration::from_secs).ok().filter(|time| *time <= MAX_KEEP_LAST);
-    read.ok_or_else(|| wrong(key, value, "whole seconds, at most 604800"))
+    read.ok_or_else(|| invalid(key, value, "whole seconds, at most 604800"))
 }
 
-fn wrong(key: &str, value: &str, hint: &str) -> TriggerError {
-    TriggerError::Wrong(format!("{key}: {:?} is not {hint}", shown(value)))
+fn invalid(key: &str, value: &str, hint: &str) -> TriggerError {
+    TriggerError::Invalid(format!("{key}: {:?} is not {hint}", truncated(value)))
 }
 
 /// The first 64 characters of a client's text.
-fn shown(text: &str) -> String {
+fn truncated(text: &str) -> String {
     text.chars().take(64).collect()
 }
 
@@ -229,7 +229,7 @@ mod tests {
         .unwrap();
         assert_eq!((&*ask.pool, ask.mode, ask.target), ("h100", TriggerMode::Desired, 1.0));
         assert_eq!((ask.activation, ask.keep_last, ask.min, ask.max), (0, Duration::ZERO, 0, None));
-        assert_eq!(ask.odd, ["colour"]);
+        assert_eq!(ask.unknown_keys, ["colour"]);
     }
 
     #[test]
@@ -252,7 +252,7 @@ mod tests {
     #[test]
     fn what_is_not_there_and_what_means_nothing_are_told_apart() {
         for keys in [[("pool", "gone")], [("model", "gone")], [("pool", "")]] {
-            assert!(matches!(read(&keys), Err(TriggerError::Unknown(_))), "{keys:?}");
+            assert!(matches!(read(&keys), Err(TriggerError::NotFound(_))), "{keys:?}");
         }
         let wrong: [&[(&str, &str)]; 18] = [
             &[],
@@ -275,11 +275,11 @@ mod tests {
             &[("pool", "h100"), ("minReplicas", "3"), ("maxReplicas", "2")],
         ];
         for keys in wrong {
-            assert!(matches!(read(keys), Err(TriggerError::Wrong(_))), "{keys:?}");
+            assert!(matches!(read(keys), Err(TriggerError::Invalid(_))), "{keys:?}");
         }
-        let Err(TriggerError::Wrong(message)) = read(&[("model", "both")]) else { panic!() };
+        let Err(TriggerError::Invalid(message)) = read(&[("model", "both")]) else { panic!() };
         assert!(message.contains("h100, a10"), "{message}");
-        let Err(TriggerError::Unknown(message)) = read(&[("pool", &*"x".repeat(9999))]) else { panic!() };
+        let Err(TriggerError::NotFound(message)) = read(&[("pool", &*"x".repeat(9999))]) else { panic!() };
         assert!(message.len() < 100);
     }
 }

@@ -33,7 +33,7 @@ pub(super) fn models(edge: &EdgeSettings, policy: &Policy) -> Value {
                 "share": shadow.share,
                 "max_in_flight": shadow.max_in_flight,
             })),
-            "prompt_source": source(model, edge.models.get(&id), edge).name(),
+            "prompt_source": count_source(model, edge.models.get(&id), edge).name(),
             "context": edge.models.get(&id).map(context),
         });
         (name, row)
@@ -41,7 +41,7 @@ pub(super) fn models(edge: &EdgeSettings, policy: &Policy) -> Value {
 }
 
 /// Source of the token count for a prompt near the context window.
-fn source(model: &Model, own: Option<&ModelSettings>, edge: &EdgeSettings) -> CountSource {
+fn count_source(model: &Model, own: Option<&ModelSettings>, edge: &EdgeSettings) -> CountSource {
     let counts = own.is_some_and(|own| own.counter.is_some());
     let mut engines = model.pools.iter().filter_map(|pool| edge.pools.get(*pool)).map(|pool| pool.engine);
     match counts {

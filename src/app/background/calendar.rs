@@ -14,7 +14,7 @@ use crate::dispatcher::Dispatcher;
 use crate::telemetry::wall;
 
 /// Longest time between two readings of the wall clock.
-const LOOK: Duration = Duration::from_secs(60);
+const MAX_SLEEP: Duration = Duration::from_secs(60);
 
 /// The current day in UTC, and the time of the reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +31,7 @@ impl Today {
     }
 
     /// Begin of the day and of the month, in milliseconds since 1970.
-    pub(in crate::app) fn begins_ms(&self) -> [i64; 2] {
+    pub(in crate::app) fn period_starts_ms(&self) -> [i64; 2] {
         let begin = |date: Date| date.to_zoned(TimeZone::UTC).map_or(0, |at| at.timestamp().as_millisecond());
         [begin(self.date), begin(self.date.first_of_month())]
     }
@@ -41,7 +41,7 @@ impl Today {
     }
 
     /// Time until the period ends: at most a day or a month.
-    fn left(&self, period: LimitPeriod) -> Duration {
+    fn time_left(&self, period: LimitPeriod) -> Duration {
         let next = match period {
             LimitPeriod::Month => self.date.first_of_month().checked_add(1.month()),
             LimitPeriod::Now | LimitPeriod::Minute | LimitPeriod::Day => self.date.checked_add(1.day()),
@@ -53,27 +53,29 @@ impl Today {
 }
 
 /// Tells the scheduler the current day and month.
-pub(in crate::app) fn begin(dispatcher: &Dispatcher) -> Today {
+pub(in crate::app) fn report_today(dispatcher: &Dispatcher) -> Today {
     let today = Today::at(wall::now());
-    tell(dispatcher, &today, [true, true]);
+    report_periods(dispatcher, &today, [true, true]);
     today
 }
 
 /// Reports each new day and month until dropped. `before` is what the scheduler knows.
 pub(in crate::app) async fn follow(dispatcher: Arc<Dispatcher>, mut before: Today) {
     loop {
-        tokio::time::sleep(before.left(LimitPeriod::Day).clamp(Duration::from_secs(1), LOOK)).await;
+        tokio::time::sleep(before.time_left(LimitPeriod::Day).clamp(Duration::from_secs(1), MAX_SLEEP)).await;
         let today = Today::at(wall::now());
-        tell(&dispatcher, &today, [before.date != today.date, before.month() != today.month()]);
+        report_periods(&dispatcher, &today, [before.date != today.date, before.month() != today.month()]);
         before = today;
     }
 }
 
-fn tell(dispatcher: &Dispatcher, today: &Today, new: [bool; 2]) {
+fn report_periods(dispatcher: &Dispatcher, today: &Today, new: [bool; 2]) {
     for (period, new) in [LimitPeriod::Day, LimitPeriod::Month].into_iter().zip(new) {
         if new {
-            dispatcher
-                .event(Event::PeriodBegan { period, ends: dispatcher.clock().now() + today.left(period) });
+            dispatcher.event(Event::PeriodBegan {
+                period,
+                ends: dispatcher.clock().now() + today.time_left(period),
+            });
         }
     }
 }
@@ -86,11 +88,14 @@ mod tests {
     fn days_and_months_end_at_midnight() {
         let at = |text: &str| Today::at(text.parse::<Timestamp>().unwrap().into());
         let leap = at("2028-02-28T23:59:50Z");
-        assert_eq!(leap.left(LimitPeriod::Day), Duration::from_secs(10));
-        assert_eq!(leap.left(LimitPeriod::Month), Duration::from_secs(86_410));
-        assert_eq!(leap.begins_ms(), [1_835_308_800_000, 1_832_976_000_000]);
+        assert_eq!(leap.time_left(LimitPeriod::Day), Duration::from_secs(10));
+        assert_eq!(leap.time_left(LimitPeriod::Month), Duration::from_secs(86_410));
+        assert_eq!(leap.period_starts_ms(), [1_835_308_800_000, 1_832_976_000_000]);
         let year = at("2026-12-31T00:00:00Z");
-        assert_eq!(year.left(LimitPeriod::Day), Duration::from_secs(86_400));
-        assert_eq!((year.left(LimitPeriod::Month), year.month()), (Duration::from_secs(86_400), (2026, 12)));
+        assert_eq!(year.time_left(LimitPeriod::Day), Duration::from_secs(86_400));
+        assert_eq!(
+            (year.time_left(LimitPeriod::Month), year.month()),
+            (Duration::from_secs(86_400), (2026, 12))
+        );
     }
 }

@@ -15,7 +15,7 @@ use crate::telemetry::Telemetry;
 use crate::telemetry::event::{DemandNotKept, DemandRestored};
 
 /// Time between two writes of the file.
-const EVERY: Duration = Duration::from_secs(60);
+const WRITE_INTERVAL: Duration = Duration::from_secs(60);
 /// Largest file that is read, in bytes.
 const MAX_BYTES: u64 = 256 << 20;
 
@@ -33,9 +33,9 @@ pub(in crate::app) fn restore(path: &Path, dispatcher: &Dispatcher, telemetry: &
     }
 }
 
-/// Writes the file every [`EVERY`], until dropped.
+/// Writes the file every [`WRITE_INTERVAL`], until dropped.
 pub(in crate::app) async fn follow(path: PathBuf, dispatcher: Arc<Dispatcher>, telemetry: Telemetry) {
-    let mut every = interval_at(Instant::now() + EVERY, EVERY);
+    let mut every = interval_at(Instant::now() + WRITE_INTERVAL, WRITE_INTERVAL);
     loop {
         every.tick().await;
         let (path, dispatcher, telemetry) = (path.clone(), Arc::clone(&dispatcher), telemetry.clone());

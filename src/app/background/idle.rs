@@ -13,11 +13,11 @@ use crate::telemetry::wall;
 use crate::usage::row::{RowKind, UsageRow};
 
 /// Time between two writes.
-const EVERY: Duration = Duration::from_secs(60);
+const WRITE_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Writes idle rows every [`EVERY`], until dropped.
+/// Writes idle rows every [`WRITE_INTERVAL`], until dropped.
 pub(in crate::app) async fn follow(proxy: Arc<Proxy>) {
-    let mut every = interval(EVERY);
+    let mut every = interval(WRITE_INTERVAL);
     loop {
         every.tick().await;
         write(&proxy);

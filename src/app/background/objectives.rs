@@ -13,9 +13,9 @@ use crate::proxy::handler::Proxy;
 use crate::telemetry::event::ObjectiveUnattainable;
 
 /// Time between two checks.
-const LOOK_EVERY: Duration = Duration::from_secs(60);
+const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// Time between two warnings about the same objective.
-const SAY_EVERY: Duration = Duration::from_secs(3600);
+const REPEAT_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// Time of the last warning, by class, model and objective.
 #[derive(Debug, Default)]
@@ -23,8 +23,8 @@ struct RecentWarnings(HashMap<(ClassId, ModelId, ObjectiveKind), Instant>);
 
 impl RecentWarnings {
     /// The objectives without a warning in the last hour. Marks them as warned about.
-    fn news(&mut self, found: Vec<UnattainableObjective>, now: Instant) -> Vec<UnattainableObjective> {
-        self.0.retain(|_, at| now.duration_since(*at) < SAY_EVERY);
+    fn take_new(&mut self, found: Vec<UnattainableObjective>, now: Instant) -> Vec<UnattainableObjective> {
+        self.0.retain(|_, at| now.duration_since(*at) < REPEAT_INTERVAL);
         let mut is_news =
             |row: &UnattainableObjective| match self.0.entry((row.class, row.model, row.objective)) {
                 Entry::Occupied(_) => false,
@@ -37,16 +37,16 @@ impl RecentWarnings {
     }
 }
 
-/// Checks the objectives every [`LOOK_EVERY`], until dropped.
+/// Checks the objectives every [`CHECK_INTERVAL`], until dropped.
 pub(in crate::app) async fn watch(proxy: Arc<Proxy>) {
     let mut said = RecentWarnings::default();
-    let mut every = interval(LOOK_EVERY);
+    let mut every = interval(CHECK_INTERVAL);
     loop {
         every.tick().await;
         let policy = Arc::clone(&proxy.settings.load().policy);
         let snapshot = proxy.dispatcher.snapshot();
         let best = |pool| snapshot.pools.iter().find(|view| view.pool == pool).map(|view| view.best);
-        for row in said.news(unattainable(&policy, best), Instant::now()) {
+        for row in said.take_new(unattainable(&policy, best), Instant::now()) {
             ObjectiveUnattainable(row).emit(&proxy.telemetry);
         }
     }
@@ -70,7 +70,7 @@ mod tests {
         };
         let (mut said, start) = (RecentWarnings::default(), Instant::now());
         let mut count = |minutes: u64, rows: &[UnattainableObjective]| {
-            said.news(rows.to_vec(), start + Duration::from_secs(60 * minutes)).len()
+            said.take_new(rows.to_vec(), start + Duration::from_secs(60 * minutes)).len()
         };
         assert_eq!(count(0, &[row(1)]), 1);
         assert_eq!(count(1, &[row(1), row(2)]), 1, "the other one is news");

@@ -14,7 +14,7 @@ use crate::config::settings::Settings;
 use crate::config::settings::scale::{PeerPlace, PeerSettings};
 use crate::fleet::discovery::addresses;
 use crate::proxy::handler::Proxy;
-use crate::scaler::{self, DemandSource, PeerRules, ScaleHandle, ScaleListener, SignalCache};
+use crate::scaler::{self, DemandSource, PeerRules, ScalerHandle, ScalerListener, SignalCache};
 use crate::tls::Handshakes;
 
 /// Starts the scaler.
@@ -26,9 +26,9 @@ pub(in crate::app) fn start(
     proxy: &Arc<Proxy>,
     board: Arc<SignalCache>,
     tasks: &mut JoinSet<()>,
-) -> Result<ScaleHandle, StartError> {
+) -> Result<ScalerHandle, StartError> {
     let limits = &now.startup.door;
-    let listener = now.scale.listen.map(|address| ScaleListener {
+    let listener = now.scale.listen.map(|address| ScalerListener {
         address,
         tls: certificate_source(&proxy.settings, |listeners| &listeners.scale),
         handshakes: Handshakes::new(limits.max_handshakes, limits.handshake_timeout),

@@ -10,15 +10,15 @@ use crate::config::file::ConfigFile;
 use crate::config::load;
 
 /// Seconds between two polls. Each poll costs KEDA three calls, and urgent changes are pushed.
-const POLL: u32 = 10;
+const POLL_SECONDS: u32 = 10;
 /// Failed polls in a row after which KEDA uses the fallback.
-const FAILURES: u32 = 3;
+const MAX_FAILED_POLLS: u32 = 3;
 /// Period of the HPA's control loop, in seconds.
 const HPA_SYNC: u32 = 15;
 /// Seconds for the removal of one replica, and window in which the highest number stays in force.
-const DOWN: u32 = 60;
+const SCALE_DOWN_SECONDS: u32 = 60;
 /// The scaler's port, when the file names none.
-const USUAL_PORT: u16 = 8082;
+const DEFAULT_PORT: u16 = 8082;
 /// Most characters of an object's name.
 const MAX_NAME: usize = 63;
 
@@ -73,7 +73,7 @@ fn scaled_object(args: &KedaArgs, facts: &ManifestFacts) -> String {
     if facts.port.is_none() {
         let _infallible = writeln!(
             text,
-            "# The configuration has no scaler yet: it needs `scale: {{listen: \"0.0.0.0:{USUAL_PORT}\"}}`."
+            "# The configuration has no scaler yet: it needs `scale: {{listen: \"0.0.0.0:{DEFAULT_PORT}\"}}`."
         );
     }
     text += "apiVersion: keda.sh/v1alpha1\nkind: ScaledObject\n";
@@ -86,7 +86,7 @@ fn scaled_object(args: &KedaArgs, facts: &ManifestFacts) -> String {
     kind: {}
     name: {target}
   # What is urgent is pushed; a poll is three calls.
-  pollingInterval: {POLL}
+  pollingInterval: {POLL_SECONDS}
   # The last replicas go so long after the last work. KEDA takes all of them at
   # once, and only while nothing waits or runs.
   cooldownPeriod: {keep}
@@ -104,7 +104,7 @@ fn scaled_object(args: &KedaArgs, facts: &ManifestFacts) -> String {
         "  # When the gateway does not answer: never fewer than there are, and {warm} at
   # least. 0 would let KEDA scale to zero on an error.
   fallback:
-    failureThreshold: {FAILURES}
+    failureThreshold: {MAX_FAILED_POLLS}
     replicas: {warm}
     behavior: currentReplicasIfHigher
 {}",
@@ -140,19 +140,19 @@ fn behavior(max: u32, facts: &ManifestFacts) -> String {
               periodSeconds: {HPA_SYNC}
         scaleDown:
           # Short: the gateway holds its number itself, by the measured start.
-          stabilizationWindowSeconds: {DOWN}
+          stabilizationWindowSeconds: {SCALE_DOWN_SECONDS}
           tolerance: 0
           policies:
             - type: Pods
               value: 1
-              periodSeconds: {DOWN}
+              periodSeconds: {SCALE_DOWN_SECONDS}
 "
     )
 }
 
 fn trigger(args: &KedaArgs, facts: &ManifestFacts) -> String {
     let KedaArgs { min, max, .. } = args;
-    let address = quoted(&format!("{}:{}", args.service, facts.port.unwrap_or(USUAL_PORT)));
+    let address = quoted(&format!("{}:{}", args.service, facts.port.unwrap_or(DEFAULT_PORT)));
     let mut text = format!(
         "  triggers:
     # One trigger for each pool: the HPA takes the largest of several and never

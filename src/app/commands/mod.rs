@@ -108,7 +108,7 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
         let mut shutdown = signals::OsSignals::listen()?;
         let telemetry = Telemetry::new(&settings.startup.telemetry)?;
         let gateway = Gateway::start(reloader, telemetry).await?;
-        shutdown.asked().await;
+        shutdown.next().await;
         gateway.drain_or_abort(shutdown).await;
         Ok(())
     })
@@ -139,7 +139,7 @@ fn check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
         None => load::check_file(&args.config),
         Some(gateway) => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            let bests = runtime.block_on(operate::bests(gateway, &args.access))?;
+            let bests = runtime.block_on(operate::best_latencies(gateway, &args.access))?;
             check_file_against(&args.config, &|pool| bests.get(pool).copied())
         }
     };
@@ -238,7 +238,7 @@ async fn sim_engine(args: SimEngineArgs) -> anyhow::Result<()> {
         anyhow::anyhow!("cannot listen on {listen}: {error}{}", start_error::next_step(&error))
     })?;
     print(&format!("simulated engine on http://{}\n", engine.addr))?;
-    shutdown.asked().await;
+    shutdown.next().await;
     engine.stop().await;
     Ok(())
 }

@@ -40,7 +40,7 @@ pub(in crate::app) fn run(args: &SimulateArgs) -> anyhow::Result<(String, ExitCo
         },
         None => (Scenario::default(), PathBuf::new()),
     };
-    let scenario = with_flags(scenario, args)?;
+    let scenario = with_arguments(scenario, args)?;
     let plan = ScenarioPlan::new(&scenario, &folder).map_err(anyhow::Error::msg)?;
     // Checked before the work, so that a wrong path does not cost the work.
     if let Some(folder) = args.json.as_deref().and_then(Path::parent) {
@@ -97,7 +97,7 @@ fn read(path: &Path) -> anyhow::Result<Result<Scenario, ConfigReport>> {
 }
 
 /// The scenario with the command line's values, which always take precedence over the file's.
-fn with_flags(mut scenario: Scenario, args: &SimulateArgs) -> anyhow::Result<Scenario> {
+fn with_arguments(mut scenario: Scenario, args: &SimulateArgs) -> anyhow::Result<Scenario> {
     scenario.seeds = args.seeds.or(scenario.seeds);
     let flags = Shape {
         fleet: args.fleet.as_deref().map(fleet).transpose()?,

@@ -43,19 +43,19 @@ use crate::protocol::request::prefix::PrefixHasher;
 use crate::proxy::handler::Proxy;
 use crate::proxy::listener::{self, ListenerShutdown};
 use crate::proxy::upstream::Upstreams;
-use crate::scaler::{ScaleHandle, SignalCache};
+use crate::scaler::{ScalerHandle, SignalCache};
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{ConfigReloaded, ServerDraining, ServerStarted, ServerStopped};
 use crate::tls::Handshakes;
 use crate::usage::{Journal, UsageJournal};
 
 /// Most replica actions that may wait to be carried out.
-const REPLICA_ACTIONS: usize = 4096;
+const MAX_PENDING_ACTIONS: usize = 4096;
 /// Time between two checks whether a drain is done.
 const DRAIN_POLL: Duration = Duration::from_millis(20);
 /// Time for clients to read the last answers after the last request has ended. Each later step of
 /// the shutdown has the same limit.
-const GOODBYE: Duration = Duration::from_secs(5);
+const STOP_GRACE: Duration = Duration::from_secs(5);
 
 /// Time between two searches for unused connections to engines.
 const CLOSE_IDLE_EVERY: Duration = Duration::from_secs(1);
@@ -64,7 +64,7 @@ const CLOSE_IDLE_EVERY: Duration = Duration::from_secs(1);
 pub struct Gateway {
     address: SocketAddr,
     admin: AdminHandle,
-    scale: ScaleHandle,
+    scale: ScalerHandle,
     proxy: Arc<Proxy>,
     fleet: FleetMonitor,
     sources: DiscoverySources,
@@ -139,7 +139,7 @@ impl Gateway {
         let now = settings.load_full();
         let mut usage =
             now.startup.usage.as_ref().map(|usage| UsageJournal::start(usage, &telemetry)).transpose()?;
-        let (wishes, wished) = mpsc::channel(REPLICA_ACTIONS);
+        let (wishes, wished) = mpsc::channel(MAX_PENDING_ACTIONS);
         let dispatcher = Dispatcher::new(Arc::clone(&now.policy), GatewayClock::start(), wishes);
         let timing = FleetTiming::default();
         let fleet =
@@ -151,9 +151,9 @@ impl Gateway {
         if let Some(path) = &now.scale.state_file {
             demand::restore(path, &proxy.dispatcher, &telemetry);
         }
-        let today = calendar::begin(&proxy.dispatcher);
+        let today = calendar::report_today(&proxy.dispatcher);
         if let Some(usage) = &mut usage {
-            usage::follow(usage, &proxy.dispatcher, &now.policy, today.begins_ms(), &telemetry)?;
+            usage::follow(usage, &proxy.dispatcher, &now.policy, today.period_starts_ms(), &telemetry)?;
         }
         let (reload, asks) = channel();
         let (listener, address) = listen(now.startup.listen)?;
@@ -236,7 +236,7 @@ impl Gateway {
     pub(super) async fn drain_or_abort(self, mut shutdown: signals::OsSignals) {
         let abort = self.abort_switch();
         let impatience = tokio::spawn(async move {
-            shutdown.asked().await;
+            shutdown.next().await;
             abort();
         });
         self.drain().await;
@@ -272,14 +272,14 @@ impl Gateway {
         self.shutdown.drain.cancel();
         let abort = self.shutdown.abort.clone();
         let mut serving = self.serving;
-        if timeout(GOODBYE, &mut serving).await.is_err() {
+        if timeout(STOP_GRACE, &mut serving).await.is_err() {
             abort.cancel();
-            let _ended = timeout(GOODBYE, serving).await;
+            let _ended = timeout(STOP_GRACE, serving).await;
         }
         // The pumps still record the answers of clients that left. They end before the usage
         // journal does.
         self.proxy.pumps.close();
-        let _ended = timeout(GOODBYE, self.proxy.pumps.wait()).await;
+        let _ended = timeout(STOP_GRACE, self.proxy.pumps.wait()).await;
         self.scale.stop().await;
         idle::write(&self.proxy);
         self.sources.stop().await;
@@ -293,13 +293,13 @@ impl Gateway {
                 demand::save(&path, &dispatcher, &audited);
             }
             admin.stop();
-            audited.flush_audit(GOODBYE);
+            audited.flush_audit(STOP_GRACE);
             if let Some(usage) = usage {
-                usage.stop(GOODBYE);
+                usage.stop(STOP_GRACE);
             }
         })
         .await;
-        telemetry.shutdown(GOODBYE).await;
+        telemetry.shutdown(STOP_GRACE).await;
         drop(self.background);
     }
 }

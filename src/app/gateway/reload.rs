@@ -21,7 +21,7 @@ use crate::telemetry::event::{
 
 /// Passes each reload of the files to the followers. Runs until dropped.
 pub(super) async fn follow_file(reloader: Arc<Reloader>, asks: ReloadRequests, followers: SettingsFollowers) {
-    reloader.watch(asks, |report| followers.reloaded(report)).await;
+    reloader.watch(asks, |report| followers.apply_reload(report)).await;
 }
 
 /// Passes each set of discovered replicas to the followers. Runs until dropped.
@@ -30,7 +30,7 @@ pub(super) async fn follow_sources(reloader: Arc<Reloader>, followers: SettingsF
         let found = followers.next_found().await;
         let (reloader, followers) = (Arc::clone(&reloader), followers.clone());
         // `discovered` may block, because a reload that reads files may be under way.
-        let told = spawn_blocking(move || followers.discovered(&reloader, found));
+        let told = spawn_blocking(move || followers.apply_discovered(&reloader, found));
         if told.await.is_err() {
             return;
         }
@@ -46,7 +46,7 @@ pub(in crate::app) struct SettingsFollowers {
     /// Listener settings at the last reload.
     listeners: Arc<ArcSwap<Listeners>>,
     /// Held while the followers are told, so that none ends with older settings.
-    telling: Arc<Mutex<()>>,
+    order: Arc<Mutex<()>>,
 }
 
 impl SettingsFollowers {
@@ -56,7 +56,7 @@ impl SettingsFollowers {
             fleet: fleet.clone(),
             sources: sources.clone(),
             listeners: Arc::new(ArcSwap::from_pointee(proxy.settings.load().listeners.clone())),
-            telling: Arc::default(),
+            order: Arc::default(),
         }
     }
 
@@ -66,20 +66,20 @@ impl SettingsFollowers {
     }
 
     /// Passes the settings in force to every follower.
-    fn tell(&self) -> Arc<Settings> {
-        let _telling = self.telling.lock();
+    fn apply_settings(&self) -> Arc<Settings> {
+        let _telling = self.order.lock();
         let settings = self.proxy.settings.load_full();
         self.proxy.dispatcher.follow(&settings.policy);
         self.proxy.authenticator.follow(&settings.edge.auth, &self.proxy.telemetry);
         self.proxy.upstreams.retain(&settings.edge);
         self.proxy.itl_samplers.retain(&settings.edge);
-        self.fleet.reloaded();
-        self.sources.reloaded();
+        self.fleet.apply_settings();
+        self.sources.apply_settings();
         settings
     }
 
     /// Passes a reload's result to the audit file, the log and the followers.
-    pub(in crate::app) fn reloaded(&self, report: &ReloadReport) {
+    pub(in crate::app) fn apply_reload(&self, report: &ReloadReport) {
         let telemetry = &self.proxy.telemetry;
         audit(report, telemetry);
         match report.outcome {
@@ -90,7 +90,7 @@ impl SettingsFollowers {
             }
             ReloadOutcome::Applied => {
                 let before = telemetry.policy();
-                let settings = self.tell();
+                let settings = self.apply_settings();
                 let listeners = self.listeners.swap(Arc::new(settings.listeners.clone()));
                 certificates_loaded(&listeners, &settings.listeners, telemetry);
                 let policy = &settings.policy;
@@ -102,9 +102,9 @@ impl SettingsFollowers {
     }
 
     /// Applies a set of discovered replicas.
-    pub(in crate::app) fn discovered(&self, reloader: &Reloader, found: FoundEndpoints) {
+    pub(in crate::app) fn apply_discovered(&self, reloader: &Reloader, found: FoundEndpoints) {
         if let Some([before, after]) = reloader.discovered(found) {
-            self.tell();
+            self.apply_settings();
             ReplicasChanged { before: &before.policy, after: &after.policy }.emit(&self.proxy.telemetry);
         }
     }

@@ -18,13 +18,13 @@ pub(in crate::app) async fn carry_out(
     while let Some(action) = actions.recv().await {
         match action {
             ReplicaAction::Probe { replica } => fleet.probe(replica),
-            ReplicaAction::Scrape { replica } => fleet.inspect(replica),
-            ReplicaAction::Sleep { replica } => fleet.order(replica, SleepOrder::Sleep),
+            ReplicaAction::Scrape { replica } => fleet.scrape_now(replica),
+            ReplicaAction::Sleep { replica } => fleet.send_sleep_order(replica, SleepOrder::Sleep),
             ReplicaAction::Wake { replica, .. } => {
                 let policy = telemetry.policy();
                 let pool = policy.replicas.get(replica).and_then(|row| policy.pools.get(row.pool));
                 if let Some(rules) = pool.and_then(|pool| pool.sleep) {
-                    fleet.order(replica, SleepOrder::Wake { limit: rules.wake_timeout });
+                    fleet.send_sleep_order(replica, SleepOrder::Wake { limit: rules.wake_timeout });
                 }
             }
             ReplicaAction::Eject { replica, why } => ReplicaEjected { replica, fault: why }.emit(&telemetry),

@@ -19,7 +19,7 @@ impl OsSignals {
     }
 
     /// Waits for the next signal and returns its name.
-    pub(in crate::app) async fn asked(&mut self) -> &'static str {
+    pub(in crate::app) async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.term.recv() => "SIGTERM",
             _ = self.int.recv() => "Ctrl-C",

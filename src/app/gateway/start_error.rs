@@ -3,7 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 
-use crate::fleet::fetch::NoTls;
+use crate::fleet::fetch::NoTrustedCertificates;
 use crate::telemetry::TelemetryError;
 use crate::usage::UsageError;
 
@@ -48,7 +48,7 @@ pub enum StartError {
     Usage(#[from] UsageError),
     /// TLS to engines is not available.
     #[error(transparent)]
-    Tls(#[from] NoTls),
+    Tls(#[from] NoTrustedCertificates),
 }
 
 /// Next step for an operator whose address cannot be bound.

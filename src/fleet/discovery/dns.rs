@@ -32,18 +32,18 @@ where
     loop {
         let pause = match ask().await {
             Err(why) => {
-                reporter.lost(&why);
+                reporter.report_lost(&why);
                 pauses.next()
             }
             Ok(answer) => {
                 pauses.reset();
                 let held = answer.ttl.clamp(dns.min_refresh, dns.max_refresh);
-                if answer.addresses.is_empty() && reporter.has_some() {
-                    held.min(hold(dns, reporter, &mut empty_since))
+                if answer.addresses.is_empty() && reporter.has_endpoints() {
+                    held.min(hold_last(dns, reporter, &mut empty_since))
                 } else {
                     empty_since = None;
                     let endpoint = |(host, port): (IpAddr, u16)| dns.form.endpoint(&host.to_string(), port);
-                    reporter.found(answer.addresses.into_iter().filter_map(endpoint).collect());
+                    reporter.report_endpoints(answer.addresses.into_iter().filter_map(endpoint).collect());
                     held
                 }
             }
@@ -54,17 +54,17 @@ where
 
 /// Handles an empty answer of a name that had addresses. Returns the time for which the last
 /// addresses stay in force.
-fn hold(dns: &DnsSource, reporter: &SourceReporter, empty_since: &mut Option<Instant>) -> Duration {
+fn hold_last(dns: &DnsSource, reporter: &SourceReporter, empty_since: &mut Option<Instant>) -> Duration {
     let first = empty_since.is_none();
     let since = *empty_since.get_or_insert_with(Instant::now);
     let left = dns.empty_grace.saturating_sub(since.elapsed());
     if left.is_zero() {
         *empty_since = None;
-        reporter.found(Vec::new());
+        reporter.report_endpoints(Vec::new());
         return dns.min_refresh;
     }
     if first {
-        reporter.empty(left);
+        reporter.report_empty(left);
     }
     left
 }

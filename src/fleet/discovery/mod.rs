@@ -32,7 +32,7 @@ pub use crate::fleet::discovery::source_status::SourceStatus;
 use crate::fleet::discovery::source_status::{SourceReporter, SourceStatuses};
 
 /// Shortest time between two sets of replicas from [`DiscoverySources::next`].
-const BETWEEN_SETS: Duration = Duration::from_millis(200);
+const MIN_SET_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Running replica sources. Clones are handles to the same sources, which stop when the last handle
 /// is dropped.
@@ -43,7 +43,7 @@ pub struct DiscoverySources {
 
 struct SourcesState {
     settings: Arc<ArcSwap<Settings>>,
-    board: Arc<SourceStatuses>,
+    statuses: Arc<SourceStatuses>,
     telemetry: Telemetry,
     running: Mutex<BTreeMap<PoolId, RunningSource>>,
     /// Earliest time of the next set.
@@ -78,7 +78,7 @@ impl DiscoverySources {
         let sources = Self {
             inner: Arc::new(SourcesState {
                 settings,
-                board: Arc::default(),
+                statuses: Arc::default(),
                 telemetry,
                 running: Mutex::default(),
                 next_set: Mutex::new(Instant::now()),
@@ -87,13 +87,13 @@ impl DiscoverySources {
                 runtime: Handle::current(),
             }),
         };
-        sources.reloaded();
+        sources.apply_settings();
         sources
     }
 
     /// Applies new settings. A source that changed starts anew. The last answer of its predecessor
     /// stays in force until the new source answers.
-    pub fn reloaded(&self) {
+    pub fn apply_settings(&self) {
         let inner = &*self.inner;
         let mut running = inner.running.lock();
         if inner.root.is_cancelled() {
@@ -103,19 +103,20 @@ impl DiscoverySources {
         let pools = settings.edge.pools.iter();
         let mut wanted: BTreeMap<PoolId, &ReplicaSource> =
             pools.filter_map(|(pool, _, row)| Some((pool, &row.discover.as_ref()?.source))).collect();
-        inner.board.keep(|pool| wanted.contains_key(&pool));
+        inner.statuses.retain(|pool| wanted.contains_key(&pool));
         running.retain(|pool, running| {
             let same = wanted.get(pool) == Some(&&running.source);
             if same {
                 wanted.remove(pool);
             } else {
-                inner.board.locked(|| running.token.cancel());
+                inner.statuses.with_lock(|| running.token.cancel());
             }
             same
         });
         for (pool, source) in wanted {
             let token = inner.root.child_token();
-            let reporter = SourceReporter::new(pool, source.name(), &inner.board, &inner.telemetry, &token);
+            let reporter =
+                SourceReporter::new(pool, source.name(), &inner.statuses, &inner.telemetry, &token);
             inner.spawn(source.clone(), reporter, token.clone());
             running.insert(pool, RunningSource { source: source.clone(), token });
         }
@@ -126,15 +127,15 @@ impl DiscoverySources {
     pub async fn next(&self) -> FoundEndpoints {
         let earliest = *self.inner.next_set.lock();
         sleep_until(earliest).await;
-        self.inner.board.changed().await;
-        *self.inner.next_set.lock() = Instant::now() + BETWEEN_SETS;
-        self.inner.board.found()
+        self.inner.statuses.changed().await;
+        *self.inner.next_set.lock() = Instant::now() + MIN_SET_INTERVAL;
+        self.inner.statuses.found()
     }
 
     /// Status of every source.
     #[must_use]
-    pub fn views(&self) -> Vec<SourceStatus> {
-        self.inner.board.views()
+    pub fn statuses(&self) -> Vec<SourceStatus> {
+        self.inner.statuses.views()
     }
 
     /// Ends all tasks and waits for them.

@@ -19,11 +19,11 @@ use crate::fleet::discovery::dns::DnsAnswer;
 
 /// Limit for one attempt; there are two.
 const TIMEOUT: Duration = Duration::from_secs(2);
-const TRIES: usize = 2;
+const ATTEMPTS: usize = 2;
 /// Hosts of SRV records that are resolved at the same time.
-const AT_ONCE: usize = 16;
+const CONCURRENT_LOOKUPS: usize = 16;
 /// Time for which an empty answer stays in force when it has no TTL.
-const NOTHING: Duration = Duration::from_secs(5);
+const NEGATIVE_TTL: Duration = Duration::from_secs(5);
 
 /// Resolver of one name.
 pub(super) struct SystemResolver {
@@ -72,7 +72,7 @@ impl SystemResolver {
         // The source keeps the answer for its TTL, so the resolver needs no cache.
         options.cache_size = 0;
         options.use_hosts_file = ResolveHosts::Never;
-        (options.timeout, options.attempts) = (TIMEOUT, TRIES);
+        (options.timeout, options.attempts) = (TIMEOUT, ATTEMPTS);
         builder.build()
     }
 }
@@ -128,7 +128,7 @@ async fn services(resolver: &TokioResolver, name: &str) -> Result<DnsAnswer, Str
         let (hosts, ttl) = addresses(resolver, &host).await?;
         Ok::<_, String>((hosts.into_iter().map(move |host| (host, port)).collect::<Vec<_>>(), ttl))
     });
-    let hosts: Vec<(Vec<_>, Duration)> = asked.buffer_unordered(AT_ONCE).try_collect().await?;
+    let hosts: Vec<(Vec<_>, Duration)> = asked.buffer_unordered(CONCURRENT_LOOKUPS).try_collect().await?;
     let ttl = hosts.iter().map(|(_, ttl)| *ttl).chain([found.ttl]).min().unwrap_or(found.ttl);
     Ok(DnsAnswer { addresses: hosts.into_iter().flat_map(|(hosts, _)| hosts).collect(), ttl })
 }
@@ -147,7 +147,7 @@ async fn records(resolver: &TokioResolver, name: &str, kind: RecordType) -> Resu
         Err(NetError::Dns(DnsError::NoRecordsFound(none)))
             if matches!(none.response_code, ResponseCode::NXDomain | ResponseCode::NoError) =>
         {
-            let ttl = none.negative_ttl.map_or(NOTHING, |ttl| Duration::from_secs(ttl.into()));
+            let ttl = none.negative_ttl.map_or(NEGATIVE_TTL, |ttl| Duration::from_secs(ttl.into()));
             Ok(ResolvedNames { data: Vec::new(), ttl })
         }
         Err(error) => Err(error.to_string()),

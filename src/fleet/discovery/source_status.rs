@@ -28,7 +28,7 @@ struct SourceEntry {
     answered: Option<Instant>,
     problem: Option<(String, Instant)>,
     /// Problem of a secondary request, such as that for Nodes, and its begin.
-    beside: Option<(String, Instant)>,
+    secondary_problem: Option<(String, Instant)>,
 }
 
 /// Status of one source.
@@ -58,12 +58,12 @@ impl SourceStatuses {
     }
 
     /// Removes the sources of all pools that are not wanted.
-    pub(super) fn keep(&self, wanted: impl Fn(PoolId) -> bool) {
+    pub(super) fn retain(&self, wanted: impl Fn(PoolId) -> bool) {
         self.rows.lock().retain(|pool, _| wanted(*pool));
     }
 
     /// Runs `act` while no source can report.
-    pub(super) fn locked(&self, act: impl FnOnce()) {
+    pub(super) fn with_lock(&self, act: impl FnOnce()) {
         let _rows = self.rows.lock();
         act();
     }
@@ -74,7 +74,7 @@ impl SourceStatuses {
             source: row.source,
             endpoints: row.found.as_ref().map(|found| found.len()),
             age: row.answered.map(|at| at.elapsed()),
-            problem: row.problem.as_ref().or(row.beside.as_ref()).map(|(why, _)| why.clone()),
+            problem: row.problem.as_ref().or(row.secondary_problem.as_ref()).map(|(why, _)| why.clone()),
         };
         self.rows.lock().iter().map(view).collect()
     }
@@ -83,7 +83,7 @@ impl SourceStatuses {
 /// Reporter of one source. After its task was told to end, its reports are ignored.
 pub(super) struct SourceReporter {
     pool: PoolId,
-    board: Arc<SourceStatuses>,
+    statuses: Arc<SourceStatuses>,
     telemetry: Telemetry,
     token: CancellationToken,
 }
@@ -102,15 +102,15 @@ impl SourceReporter {
             found: None,
             answered: None,
             problem: None,
-            beside: None,
+            secondary_problem: None,
         });
-        (row.source, row.problem, row.beside) = (source, None, None);
-        Self { pool, board: Arc::clone(board), telemetry: telemetry.clone(), token: token.clone() }
+        (row.source, row.problem, row.secondary_problem) = (source, None, None);
+        Self { pool, statuses: Arc::clone(board), telemetry: telemetry.clone(), token: token.clone() }
     }
 
     /// Reports the endpoints of an answer. An endpoint that is named several times counts once, and
     /// drains only if every entry drains.
-    pub(super) fn found(&self, mut endpoints: Vec<Endpoint>) {
+    pub(super) fn report_endpoints(&self, mut endpoints: Vec<Endpoint>) {
         endpoints.sort_by_cached_key(|endpoint| (endpoint.url.to_string(), endpoint.draining));
         endpoints.dedup_by(|next, first| next.url == first.url);
         let named = endpoints.len();
@@ -125,10 +125,10 @@ impl SourceReporter {
         });
         let Some((new, lost_for)) = heard else { return };
         if let Some(after) = lost_for {
-            self.back(after);
+            self.report_back(after);
         }
         if new {
-            self.board.changed.notify_one();
+            self.statuses.changed.notify_one();
             if named > MAX_REPLICAS {
                 SourceTooLarge { pool: self.pool, named }.emit(&self.telemetry);
             }
@@ -136,19 +136,19 @@ impl SourceReporter {
     }
 
     /// Whether the last answer had endpoints.
-    pub(super) fn has_some(&self) -> bool {
+    pub(super) fn has_endpoints(&self) -> bool {
         self.row(|row| row.found.as_ref().is_some_and(|found| !found.is_empty())).unwrap_or(false)
     }
 
     /// Logs that the source has no endpoints any more. The last ones stay in force for `holds`.
-    pub(super) fn empty(&self, holds: Duration) {
+    pub(super) fn report_empty(&self, holds: Duration) {
         if !self.token.is_cancelled() {
             SourceEmpty { pool: self.pool, holds }.emit(&self.telemetry);
         }
     }
 
     /// Reports that the source cannot be asked. The last endpoints stay in force.
-    pub(super) fn lost(&self, why: &str) {
+    pub(super) fn report_lost(&self, why: &str) {
         let first = self.row(|row| {
             let since = row.problem.as_ref().map(|(_, since)| *since);
             row.problem = Some((why.to_owned(), since.unwrap_or_else(Instant::now)));
@@ -160,10 +160,10 @@ impl SourceReporter {
     }
 
     /// Reports the problem of a secondary request; `None` = the request works again.
-    pub(super) fn beside(&self, why: Option<&str>) {
+    pub(super) fn set_secondary_problem(&self, why: Option<&str>) {
         let before = self.row(|row| {
-            let before = row.beside.take().map(|(_, since)| since);
-            row.beside = why.map(|why| (why.to_owned(), before.unwrap_or_else(Instant::now)));
+            let before = row.secondary_problem.take().map(|(_, since)| since);
+            row.secondary_problem = why.map(|why| (why.to_owned(), before.unwrap_or_else(Instant::now)));
             before
         });
         match (before, why) {
@@ -171,7 +171,7 @@ impl SourceReporter {
                 self.unreachable(why, since.is_none());
             }
             (Some(Some(since)), None) => {
-                self.back(since.elapsed());
+                self.report_back(since.elapsed());
             }
             (Some(None) | None, _) => {}
         }
@@ -181,12 +181,12 @@ impl SourceReporter {
         SourceLost { pool: self.pool, problem, first }.emit(&self.telemetry);
     }
 
-    fn back(&self, after: Duration) {
+    fn report_back(&self, after: Duration) {
         SourceBack { pool: self.pool, after }.emit(&self.telemetry);
     }
 
     fn row<T>(&self, act: impl FnOnce(&mut SourceEntry) -> T) -> Option<T> {
-        let mut rows = self.board.rows.lock();
+        let mut rows = self.statuses.rows.lock();
         if self.token.is_cancelled() { None } else { rows.get_mut(&self.pool).map(act) }
     }
 }
@@ -253,16 +253,16 @@ pub(super) mod tests {
     fn the_last_word_holds_and_each_change_of_mood_is_noted_once() {
         let fixture = ReporterFixture::new();
         assert_eq!(fixture.statuses.found(), FoundEndpoints::new(), "unknown is not empty");
-        fixture.reporter.lost("no route");
-        fixture.reporter.lost("no route");
-        fixture.reporter.found(vec![endpoint(2), endpoint(1)]);
+        fixture.reporter.report_lost("no route");
+        fixture.reporter.report_lost("no route");
+        fixture.reporter.report_endpoints(vec![endpoint(2), endpoint(1)]);
         assert_eq!(fixture.hosts(), ["10.0.0.1:80", "10.0.0.2:80"]);
-        fixture.reporter.lost("refused");
+        fixture.reporter.report_lost("refused");
         assert_eq!(fixture.hosts().len(), 2);
         assert_eq!(fixture.statuses.views()[0].problem.as_deref(), Some("refused"));
         assert_eq!(fixture.logged(), ["lost", "lost", "back", "lost"]);
         fixture.token.cancel();
-        fixture.reporter.found(Vec::new());
+        fixture.reporter.report_endpoints(Vec::new());
         assert_eq!((fixture.hosts().len(), fixture.logged().len()), (2, 0), "it was told to end");
     }
 
@@ -270,14 +270,14 @@ pub(super) mod tests {
     fn who_is_named_twice_goes_only_if_both_say_so() {
         let fixture = ReporterFixture::new();
         let going = |last| Endpoint { draining: true, ..endpoint(last) };
-        fixture.reporter.found(vec![going(1), going(2), endpoint(1), going(2)]);
+        fixture.reporter.report_endpoints(vec![going(1), going(2), endpoint(1), going(2)]);
         assert_eq!(fixture.hosts(), ["10.0.0.1:80", "-10.0.0.2:80"]);
     }
 
     #[test]
     fn there_is_an_upper_bound() {
         let fixture = ReporterFixture::new();
-        fixture.reporter.found((0..MAX_REPLICAS + 5).map(endpoint).collect());
+        fixture.reporter.report_endpoints((0..MAX_REPLICAS + 5).map(endpoint).collect());
         assert_eq!(fixture.hosts().len(), MAX_REPLICAS);
         assert_eq!(fixture.logged(), ["too many"]);
     }

@@ -39,7 +39,7 @@ impl GaugeSeries {
         Self { name, only: Some((label, value)) }
     }
 
-    pub(super) fn holds(&self, sample: &PromSample<'_>) -> bool {
+    pub(super) fn matches(&self, sample: &PromSample<'_>) -> bool {
         self.name == sample.name
             && self.only.is_none_or(|(label, value)| sample.label(label).as_deref() == Some(value))
     }
@@ -58,7 +58,7 @@ pub(super) struct GaugeNames {
 
 /// Reads `text` by `names`; `None` when `text` has no sample. `keep` sees every sample first and
 /// may leave it out.
-pub(super) fn gather<'a>(
+pub(super) fn read_gauges<'a>(
     text: &'a str,
     names: &GaugeNames,
     mut keep: impl FnMut(&PromSample<'a>) -> bool,
@@ -72,7 +72,7 @@ pub(super) fn gather<'a>(
             continue;
         }
         for (series, fold) in fields.iter().zip(&mut folds) {
-            if let Some(rank) = series.iter().position(|series| series.holds(&sample)) {
+            if let Some(rank) = series.iter().position(|series| series.matches(&sample)) {
                 fold.add(rank, sample.value);
             }
         }
@@ -114,7 +114,7 @@ impl SeriesFold {
     }
 
     fn sum(self) -> Option<u64> {
-        (self.rows > 0).then(|| whole(self.total)).flatten()
+        (self.rows > 0).then(|| exact_count(self.total)).flatten()
     }
 
     fn mean_share(self) -> Option<f64> {
@@ -125,7 +125,7 @@ impl SeriesFold {
 
 /// `value` as a count. `None` when it is negative, not finite, or too large for an `f64` to count
 /// exactly.
-pub(super) fn whole(value: f64) -> Option<u64> {
+pub(super) fn exact_count(value: f64) -> Option<u64> {
     const EXACT: f64 = 9_007_199_254_740_992.0;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "in 0..=2^53")]
     (0.0..=EXACT).contains(&value).then(|| value.round() as u64)
@@ -145,7 +145,7 @@ mod tests {
     };
 
     fn read(text: &str) -> EngineGauges {
-        gather(text, &NAMES, |_| true).unwrap()
+        read_gauges(text, &NAMES, |_| true).unwrap()
     }
 
     #[test]

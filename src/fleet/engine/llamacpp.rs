@@ -1,6 +1,6 @@
 //! llama.cpp's server. The server has metrics only with `--metrics`.
 
-use crate::fleet::engine::gauges::{EngineGauges, GaugeNames, GaugeSeries, gather};
+use crate::fleet::engine::gauges::{EngineGauges, GaugeNames, GaugeSeries, read_gauges};
 use crate::fleet::engine::info::{InfoError, ModelInfo, object, size};
 use crate::fleet::engine::{EngineSpec, InfoDocument, MODELS, ReadyStatus};
 
@@ -10,7 +10,7 @@ pub(super) const ADAPTER: EngineSpec = EngineSpec {
     ready_paths: &["/health"],
     ready: ReadyStatus::Success,
     sleep: None,
-    names_bind: false,
+    lists_all_names: false,
     adapters: None,
     read,
 };
@@ -30,7 +30,7 @@ const NAMES: GaugeNames = GaugeNames {
 };
 
 fn read(text: &str) -> Option<EngineGauges> {
-    gather(text, &NAMES, |_| true)
+    read_gauges(text, &NAMES, |_| true)
 }
 
 /// Reads the context window of one slot, and the number of slots. The document is read after the

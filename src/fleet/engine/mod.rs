@@ -39,7 +39,7 @@ pub struct EngineSpec {
     pub sleep: Option<SleepCalls>,
     /// Whether the engine refuses requests for names that it does not list. If not, a name missing
     /// from its list has no meaning.
-    pub names_bind: bool,
+    pub lists_all_names: bool,
     /// Reads the state of LoRA adapters from a metrics answer.
     pub adapters: Option<fn(&str) -> Option<EngineAdapters>>,
     read: fn(&str) -> Option<EngineGauges>,
@@ -58,7 +58,7 @@ impl EngineSpec {
     pub fn is_ready(&self, status: u16) -> bool {
         match self.ready {
             ReadyStatus::Success => (200..300).contains(&status),
-            ReadyStatus::Answers => status < 500,
+            ReadyStatus::NotServerError => status < 500,
         }
     }
 }
@@ -70,7 +70,7 @@ pub enum ReadyStatus {
     Success,
     /// Any answer but 5xx. A bare TCP connection is not enough: the kernel
     /// accepts it for a process that hangs.
-    Answers,
+    NotServerError,
 }
 
 /// Calls that put an engine to sleep and wake it: POST requests without a body.

@@ -7,9 +7,9 @@ pub(super) const ADAPTER: EngineSpec = EngineSpec {
     metrics_path: None,
     info: &[MODELS],
     ready_paths: &["/v1/models"],
-    ready: ReadyStatus::Answers,
+    ready: ReadyStatus::NotServerError,
     sleep: None,
-    names_bind: true,
+    lists_all_names: true,
     adapters: None,
     read: |_| None,
 };

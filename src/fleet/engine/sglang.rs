@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
-use crate::fleet::engine::gauges::{EngineGauges, GaugeNames, GaugeSeries, gather};
+use crate::fleet::engine::gauges::{EngineGauges, GaugeNames, GaugeSeries, read_gauges};
 use crate::fleet::engine::info::{InfoError, ModelInfo, object, size};
 use crate::fleet::engine::{EngineSpec, InfoDocument, MODELS, ReadyStatus};
 use crate::fleet::promtext::PromSample;
@@ -15,7 +15,7 @@ pub(super) const ADAPTER: EngineSpec = EngineSpec {
     ready_paths: &["/ready", "/health"],
     ready: ReadyStatus::Success,
     sleep: None,
-    names_bind: false,
+    lists_all_names: false,
     adapters: None,
     read,
 };
@@ -40,7 +40,7 @@ const NAMES: GaugeNames = GaugeNames {
 
 fn read(text: &str) -> Option<EngineGauges> {
     let mut seen = BTreeSet::new();
-    gather(text, &NAMES, |sample| is_total(sample) && is_first_of_its_rank(sample, &mut seen))
+    read_gauges(text, &NAMES, |sample| is_total(sample) && is_first_of_its_rank(sample, &mut seen))
 }
 
 /// Whether the sample is a total. With priority scheduling the queue gauges have one row per
@@ -53,7 +53,7 @@ fn is_total(sample: &PromSample<'_>) -> bool {
 /// the gauges of their rank. Counters always pass, because they have rows of other kinds (`mode`).
 fn is_first_of_its_rank<'a>(sample: &PromSample<'a>, seen: &mut BTreeSet<(&'a str, Cow<'a, str>)>) -> bool {
     let gauges = [NAMES.running, NAMES.waiting, NAMES.kv_usage, NAMES.kv_tokens];
-    if !gauges.into_iter().flatten().any(|series| series.holds(sample)) {
+    if !gauges.into_iter().flatten().any(|series| series.matches(sample)) {
         return true;
     }
     seen.insert((sample.name, sample.label("dp_rank").unwrap_or_default()))

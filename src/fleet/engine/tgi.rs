@@ -1,6 +1,6 @@
 //! Hugging Face Text Generation Inference.
 
-use crate::fleet::engine::gauges::{EngineGauges, GaugeNames, GaugeSeries, gather};
+use crate::fleet::engine::gauges::{EngineGauges, GaugeNames, GaugeSeries, read_gauges};
 use crate::fleet::engine::info::{InfoError, ModelInfo, ServedName, object, size};
 use crate::fleet::engine::{EngineSpec, InfoDocument, ReadyStatus};
 
@@ -12,7 +12,7 @@ pub(super) const ADAPTER: EngineSpec = EngineSpec {
     ready_paths: &["/health"],
     ready: ReadyStatus::Success,
     sleep: None,
-    names_bind: false,
+    lists_all_names: false,
     adapters: None,
     read,
 };
@@ -30,7 +30,7 @@ const NAMES: GaugeNames = GaugeNames {
 };
 
 fn read(text: &str) -> Option<EngineGauges> {
-    gather(text, &NAMES, |_| true)
+    read_gauges(text, &NAMES, |_| true)
 }
 
 /// Reads `max_total_tokens` as the context window, and `max_concurrent_requests` as the slots.

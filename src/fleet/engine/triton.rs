@@ -1,6 +1,6 @@
 //! Triton with the TensorRT-LLM back end, behind its OpenAI front end.
 
-use crate::fleet::engine::gauges::{EngineGauges, GaugeNames, GaugeSeries, gather, whole};
+use crate::fleet::engine::gauges::{EngineGauges, GaugeNames, GaugeSeries, exact_count, read_gauges};
 use crate::fleet::engine::{EngineSpec, MODELS, ReadyStatus};
 
 const REQUESTS: &str = "nv_trt_llm_request_metrics";
@@ -16,7 +16,7 @@ pub(super) const ADAPTER: EngineSpec = EngineSpec {
     ready_paths: &["/v2/health/ready", "/health/ready"],
     ready: ReadyStatus::Success,
     sleep: None,
-    names_bind: true,
+    lists_all_names: true,
     adapters: None,
     read,
 };
@@ -34,7 +34,7 @@ const NAMES: GaugeNames = GaugeNames {
 /// do not say which blocks belong to which model.
 fn read(text: &str) -> Option<EngineGauges> {
     let (mut blocks, mut per_block) = (Vec::new(), Vec::new());
-    let gauges = gather(text, &NAMES, |sample| {
+    let gauges = read_gauges(text, &NAMES, |sample| {
         if sample.name == BLOCKS {
             match sample.label(BLOCK_KIND).as_deref() {
                 Some("max") => blocks.push(sample.value),
@@ -45,7 +45,7 @@ fn read(text: &str) -> Option<EngineGauges> {
         true
     })?;
     let tokens = match (&blocks[..], &per_block[..]) {
-        ([blocks], [per_block]) => whole(blocks * per_block).filter(|tokens| *tokens > 0),
+        ([blocks], [per_block]) => exact_count(blocks * per_block).filter(|tokens| *tokens > 0),
         _ => None,
     };
     Some(EngineGauges { kv_tokens: tokens, ..gauges })

@@ -1,6 +1,6 @@
 //! NVIDIA `trtllm-serve`.
 
-use crate::fleet::engine::gauges::{EngineGauges, GaugeNames, GaugeSeries, gather, whole};
+use crate::fleet::engine::gauges::{EngineGauges, GaugeNames, GaugeSeries, exact_count, read_gauges};
 use crate::fleet::engine::{EngineSpec, MODELS, ReadyStatus};
 
 /// `/metrics` is not used: it answers JSON, and reading it takes the numbers away from the next
@@ -11,7 +11,7 @@ pub(super) const ADAPTER: EngineSpec = EngineSpec {
     ready_paths: &["/health"],
     ready: ReadyStatus::Success,
     sleep: None,
-    names_bind: true,
+    lists_all_names: true,
     adapters: None,
     read,
 };
@@ -30,10 +30,10 @@ const NAMES: GaugeNames = GaugeNames {
 
 fn read(text: &str) -> Option<EngineGauges> {
     let (mut blocks, mut per_block) = (None, None);
-    let gauges = gather(text, &NAMES, |sample| {
+    let gauges = read_gauges(text, &NAMES, |sample| {
         match sample.name {
-            "trtllm_kv_cache_max_blocks" => blocks = whole(sample.value),
-            "trtllm_kv_cache_tokens_per_block" => per_block = whole(sample.value),
+            "trtllm_kv_cache_max_blocks" => blocks = exact_count(sample.value),
+            "trtllm_kv_cache_tokens_per_block" => per_block = exact_count(sample.value),
             _ => {}
         }
         true

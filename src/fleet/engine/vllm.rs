@@ -4,7 +4,7 @@
 //! without `--enable-server-load-tracking` it always answers 0, which looks the same as an idle
 //! engine.
 
-use crate::fleet::engine::gauges::{EngineGauges, GaugeNames, GaugeSeries, gather, whole};
+use crate::fleet::engine::gauges::{EngineGauges, GaugeNames, GaugeSeries, exact_count, read_gauges};
 use crate::fleet::engine::{self, EngineAdapters, EngineSpec, MODELS, ReadyStatus};
 use crate::fleet::promtext::{PromSample, samples};
 
@@ -14,7 +14,7 @@ pub(super) const ADAPTER: EngineSpec = EngineSpec {
     ready_paths: &["/health"],
     ready: ReadyStatus::Success,
     sleep: Some(SLEEP),
-    names_bind: true,
+    lists_all_names: true,
     adapters: Some(read_adapters),
     read,
 };
@@ -41,7 +41,7 @@ const NAMES: GaugeNames = GaugeNames {
 fn read(text: &str) -> Option<EngineGauges> {
     let mut caches = CacheSizes::default();
     let mut sleep = SleepSeries::default();
-    let gauges = gather(text, &NAMES, |sample| {
+    let gauges = read_gauges(text, &NAMES, |sample| {
         match sample.name {
             "vllm:cache_config_info" => caches.add(sample),
             "vllm:engine_sleep_state" => sleep.add(sample),
@@ -87,7 +87,7 @@ impl CacheSizes {
 /// Size of a KV cache in tokens: vLLM's own count where there is one, else blocks × tokens per
 /// block. vLLM's own count includes layers that keep fewer tokens.
 fn cache_tokens(sample: &PromSample<'_>) -> Option<u64> {
-    let number = |label| sample.label(label)?.parse().ok().and_then(whole).filter(|number| *number > 0);
+    let number = |label| sample.label(label)?.parse().ok().and_then(exact_count).filter(|number| *number > 0);
     number("kv_cache_size_tokens").or_else(|| number("num_gpu_blocks")?.checked_mul(number("block_size")?))
 }
 

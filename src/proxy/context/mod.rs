@@ -222,7 +222,8 @@ impl Proxy {
             return Arc::clone(&known.1);
         }
         let pools = settings.policy.models.get(model).map(|row| row.pools.as_slice()).unwrap_or_default();
-        let said = pools.iter().map(|pool| (*pool, self.engines.window(settings, model, *pool))).collect();
+        let said =
+            pools.iter().map(|pool| (*pool, self.engines.context_window(settings, model, *pool))).collect();
         let said: PoolWindows = Arc::new(said);
         windows.insert(model, (now, Arc::clone(&said)));
         said

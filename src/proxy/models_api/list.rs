@@ -61,7 +61,7 @@ fn row(settings: &Settings, name: &str, called: NamedModel<'_>, engines: &FleetV
         let row = policy.models.get(model);
         let configured = row.and_then(|row| largest_window(policy, row, &[]).or(row.max_model_len));
         let pools = row.map(|row| row.pools.as_slice()).unwrap_or_default();
-        let reported = pools.iter().filter_map(|pool| engines.window(settings, model, *pool)).max();
+        let reported = pools.iter().filter_map(|pool| engines.context_window(settings, model, *pool)).max();
         configured.into_iter().chain(reported).min()
     };
     if let Some(window) = called.models().filter_map(window).min() {

@@ -30,15 +30,15 @@ use crate::scaler::proto::gateways::WatchRequest;
 use crate::scaler::proto::gateways::gateways_client::GatewaysClient;
 use crate::telemetry::event::{PeerHeard, PeerLost};
 
-use super::wire::{MAX_REPORT, decode, name};
+use super::wire::{MAX_REPORT, decode, encode_id};
 use super::{PeerExchange, shown};
 
 /// Limit for a connection with its handshake, and for the head of the first answer.
-const CONNECT: Duration = Duration::from_secs(3);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Shortest and longest pause before a place is tried again.
-const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(3)];
+const RETRY_PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(3)];
 /// Pause before a place that turned out to be this gateway is tried again.
-const OWN: Duration = Duration::from_secs(60);
+const OWN_PLACE_PAUSE: Duration = Duration::from_secs(60);
 
 /// Places of the peers, and the settings of connections to them.
 pub struct PeerRules {
@@ -59,7 +59,7 @@ enum PeerStreamEnd {
     /// The peer said goodbye.
     Left,
     /// The place is this gateway.
-    Myself,
+    OwnGateway,
     /// The connection failed; the text says why.
     Lost(String),
 }
@@ -72,7 +72,7 @@ pub(in crate::scaler) async fn listen(exchange: Arc<PeerExchange>, rules: PeerRu
         let listed = places.borrow_and_update().clone();
         if let Some(listed) = listed {
             let listed: BTreeSet<PeerPlace> = listed.into_iter().take(MOST).collect();
-            exchange.list(&listed);
+            exchange.set_places(&listed);
             running.retain(|_, task| !task.0.is_finished());
             for place in &listed {
                 running.entry(place.clone()).or_insert_with(|| {
@@ -112,25 +112,25 @@ struct PeerCaller {
 impl PeerCaller {
     /// Calls the place again and again, until it is no longer expected.
     async fn run(self) {
-        let (mut pause, mut lost) = (PAUSES[0], false);
+        let (mut pause, mut lost) = (RETRY_PAUSES[0], false);
         loop {
             let mut heard = false;
             let end = self.session(&mut heard).await;
             if heard {
-                (pause, lost) = (PAUSES[0], false);
+                (pause, lost) = (RETRY_PAUSES[0], false);
             }
             if !self.exchange.expects(&self.key) {
                 return;
             }
             match end {
-                PeerStreamEnd::Myself => sleep(OWN).await,
-                PeerStreamEnd::Left => sleep(jittered(PAUSES[0])).await,
+                PeerStreamEnd::OwnGateway => sleep(OWN_PLACE_PAUSE).await,
+                PeerStreamEnd::Left => sleep(jittered(RETRY_PAUSES[0])).await,
                 PeerStreamEnd::Lost(problem) => {
                     let first = !std::mem::replace(&mut lost, true);
                     let (place, problem) = (&*self.key, &*problem);
                     PeerLost { place, problem, first }.emit(&self.exchange.telemetry);
                     sleep(jittered(pause)).await;
-                    pause = (pause * 2).min(PAUSES[1]);
+                    pause = (pause * 2).min(RETRY_PAUSES[1]);
                 }
             }
         }
@@ -140,14 +140,14 @@ impl PeerCaller {
     async fn session(&self, heard: &mut bool) -> PeerStreamEnd {
         let lost = |what: &dyn fmt::Display| PeerStreamEnd::Lost(what.to_string());
         let late = || PeerStreamEnd::Lost("no answer in time".to_owned());
-        let channel = match timeout(CONNECT, self.connect()).await {
+        let channel = match timeout(CONNECT_TIMEOUT, self.connect()).await {
             Ok(Ok(channel)) => channel,
             Ok(Err(problem)) => return PeerStreamEnd::Lost(problem),
             Err(_) => return late(),
         };
         let mut client = GatewaysClient::new(channel).max_decoding_message_size(MAX_REPORT);
-        let request = WatchRequest { from: Some(name(self.exchange.me)) };
-        let mut stream = match timeout(CONNECT, client.watch(request)).await {
+        let request = WatchRequest { from: Some(encode_id(self.exchange.me)) };
+        let mut stream = match timeout(CONNECT_TIMEOUT, client.watch(request)).await {
             Ok(Ok(answer)) => answer.into_inner(),
             Ok(Err(status)) => return lost(&status),
             Err(_) => return late(),
@@ -161,8 +161,8 @@ impl PeerCaller {
             };
             let Some(report) = decode(sent) else { return lost(&"it does not say who it is") };
             let (from, leaving) = (report.from, report.leaving);
-            match self.exchange.heard(&self.key, report) {
-                ReportOutcome::Myself => return PeerStreamEnd::Myself,
+            match self.exchange.receive(&self.key, report) {
+                ReportOutcome::Myself => return PeerStreamEnd::OwnGateway,
                 _ if leaving => return PeerStreamEnd::Left,
                 ReportOutcome::Old | ReportOutcome::Usual | ReportOutcome::News => {}
             }
@@ -174,15 +174,15 @@ impl PeerCaller {
 
     async fn connect(&self) -> Result<Channel, String> {
         let endpoint =
-            Endpoint::from_shared(format!("http://{}", self.place)).map_err(|error| causes(&error))?;
+            Endpoint::from_shared(format!("http://{}", self.place)).map_err(|error| error_chain(&error))?;
         let tls = self.settings.load().scale.peers.as_ref().and_then(|peers| peers.tls.clone());
         let dial = PeerConnector { place: self.place.clone(), tls: tls.map(|tls| tls.config) };
-        endpoint.connect_with_connector(dial).await.map_err(|error| causes(&error))
+        endpoint.connect_with_connector(dial).await.map_err(|error| error_chain(&error))
     }
 }
 
 /// Text of an error and its causes. tonic's own text only says that there was an error.
-fn causes(error: &tonic::transport::Error) -> String {
+fn error_chain(error: &tonic::transport::Error) -> String {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(error);
     while let Some(cause) = source {

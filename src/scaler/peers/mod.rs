@@ -33,7 +33,7 @@ pub(super) use self::serve::service;
 pub use self::dial::PeerRules;
 
 /// Time between two reports when nothing has changed that peers wait for.
-const EVERY: Duration = Duration::from_secs(1);
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// State of the peer exchange at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub(super) struct PeerState {
     /// Number of peers, by state.
     pub(super) count: PeerCount,
     /// Whether too few peers are heard to know the demand of all gateways.
-    pub(super) blind: bool,
+    pub(super) is_isolated: bool,
 }
 
 pub(super) struct PeerExchange {
@@ -61,7 +61,7 @@ pub(super) struct PeerExchange {
 /// The last report sent, and the last decider seen.
 #[derive(Default)]
 struct LastSent {
-    said: Option<(Instant, PeerReport)>,
+    report: Option<(Instant, PeerReport)>,
     decider: Option<GatewayId>,
 }
 
@@ -93,7 +93,7 @@ impl PeerExchange {
 
     /// Replica demand of every pool by the demand that all gateways see, and the state of the
     /// exchange. Sends a report to the peers when one is due.
-    pub(super) fn look(
+    pub(super) fn refresh(
         &self,
         source: &DemandSource,
         now: Instant,
@@ -127,10 +127,10 @@ impl PeerExchange {
             demand: outlook,
             decision,
         };
-        self.say(report, now);
+        self.publish(report, now);
         PeersSeen { live: count.live, replayed: count.replayed, silent: count.silent }.emit(&self.telemetry);
         self.note_decider(decider);
-        (needs, PeerState { me: self.me, decider, count, blind: unknown })
+        (needs, PeerState { me: self.me, decider, count, is_isolated: unknown })
     }
 
     fn note_decider(&self, decider: Option<GatewayId>) {
@@ -142,12 +142,12 @@ impl PeerExchange {
         }
     }
 
-    /// Sends a report when [`EVERY`] has passed or the report has news for the peers. After a
+    /// Sends a report when [`REPORT_INTERVAL`] has passed or the report has news for the peers. After a
     /// goodbye nothing is sent.
-    fn say(&self, mut report: PeerReport, now: Instant) {
+    fn publish(&self, mut report: PeerReport, now: Instant) {
         let mut last = self.last.lock();
-        if let Some((at, before)) = &last.said {
-            let due = now.saturating_duration_since(*at) >= EVERY || report.is_news_after(before);
+        if let Some((at, before)) = &last.report {
+            let due = now.saturating_duration_since(*at) >= REPORT_INTERVAL || report.is_news_after(before);
             if before.leaving || !due {
                 return;
             }
@@ -155,17 +155,17 @@ impl PeerExchange {
         }
         report.sequence += 1;
         self.report.send_replace(Arc::new(wire::encode(&report)));
-        last.said = Some((now, report));
+        last.report = Some((now, report));
     }
 
     /// Says goodbye: peers then drop the reports of this gateway.
     pub(super) fn leave(&self) {
-        let said = self.last.lock().said.as_ref().map(|(_, report)| report.clone());
+        let said = self.last.lock().report.as_ref().map(|(_, report)| report.clone());
         let report = said.unwrap_or_else(|| PeerReport { from: self.me, ..PeerReport::default() });
-        self.say(PeerReport { leaving: true, decision: None, ..report }, Instant::now());
+        self.publish(PeerReport { leaving: true, decision: None, ..report }, Instant::now());
     }
 
-    fn heard(&self, place: &str, report: PeerReport) -> ReportOutcome {
+    fn receive(&self, place: &str, report: PeerReport) -> ReportOutcome {
         let heard = self.peers.lock().heard(place, report, self.tick(Instant::now()));
         if heard == ReportOutcome::News {
             self.news.notify_one();
@@ -173,7 +173,7 @@ impl PeerExchange {
         heard
     }
 
-    fn list(&self, places: &BTreeSet<PeerPlace>) {
+    fn set_places(&self, places: &BTreeSet<PeerPlace>) {
         let names = places.iter().map(PeerPlace::to_string).collect();
         self.peers.lock().list(&names, self.tick(Instant::now()));
         self.news.notify_one();
@@ -184,7 +184,7 @@ impl PeerExchange {
     }
 
     /// Waits for a report with news, or for a change of the listed places.
-    pub(super) async fn news(&self) {
+    pub(super) async fn next_news(&self) {
         self.news.notified().await;
     }
 }

@@ -14,15 +14,15 @@ pub(super) use crate::scaler::proto::gateways::Report;
 /// Most bytes of a report: room for about ten thousand lines.
 pub(super) const MAX_REPORT: usize = 2 << 20;
 /// Largest rate or amount accepted; larger ones are cut to this.
-const MOST: f64 = 1e15;
+const MAX_AMOUNT: f64 = 1e15;
 /// Longest time accepted, in milliseconds; longer ones are cut to this.
-const LONGEST: u64 = 30 * 24 * 3600 * 1000;
+const MAX_MILLIS: u64 = 30 * 24 * 3600 * 1000;
 
-pub(super) const fn name(name: peers::GatewayId) -> proto::Gateway {
+pub(super) const fn encode_id(name: peers::GatewayId) -> proto::Gateway {
     proto::Gateway { epoch: name.epoch, id: name.id }
 }
 
-fn named(gateway: Option<&proto::Gateway>) -> Option<peers::GatewayId> {
+fn decode_id(gateway: Option<&proto::Gateway>) -> Option<peers::GatewayId> {
     gateway.map(|gateway| peers::GatewayId { epoch: gateway.epoch, id: gateway.id })
 }
 
@@ -31,12 +31,12 @@ fn millis(time: Duration) -> u64 {
 }
 
 fn time(millis: u64) -> Duration {
-    Duration::from_millis(millis.min(LONGEST))
+    Duration::from_millis(millis.min(MAX_MILLIS))
 }
 
-/// An amount that was sent, cut to 0 ..= [`MOST`]; 0 when the value is not finite.
+/// An amount that was sent, cut to 0 ..= [`MAX_AMOUNT`]; 0 when the value is not finite.
 fn amount(sent: f64) -> f64 {
-    if sent.is_finite() { sent.clamp(0.0, MOST) } else { 0.0 }
+    if sent.is_finite() { sent.clamp(0.0, MAX_AMOUNT) } else { 0.0 }
 }
 
 /// The wire form of a report.
@@ -69,7 +69,7 @@ pub(super) fn encode(report: &peers::PeerReport) -> Report {
         keep: number.keep,
     };
     Report {
-        from: Some(name(report.from)),
+        from: Some(encode_id(report.from)),
         sequence: report.sequence,
         draining: report.draining,
         leaving: report.leaving,
@@ -77,7 +77,7 @@ pub(super) fn encode(report: &peers::PeerReport) -> Report {
         pools: report.demand.pools.iter().map(pool).collect(),
         lines: report.demand.pool_sets.iter().map(line).collect(),
         decision: report.decision.as_ref().map(|told| proto::Decision {
-            by: Some(name(told.by)),
+            by: Some(encode_id(told.by)),
             age_ms: millis(told.age),
             numbers: told.numbers.iter().map(number).collect(),
         }),
@@ -86,7 +86,7 @@ pub(super) fn encode(report: &peers::PeerReport) -> Report {
 
 /// The report that was sent; `None` when its sender is missing.
 pub(super) fn decode(sent: Report) -> Option<peers::PeerReport> {
-    let from = named(sent.from.as_ref())?;
+    let from = decode_id(sent.from.as_ref())?;
     let pool = |pool: proto::Pool| {
         let part = PoolReport {
             in_flight: pool.in_flight,
@@ -123,7 +123,7 @@ pub(super) fn decode(sent: Report) -> Option<peers::PeerReport> {
             (number.pool, told)
         };
         let numbers: BTreeMap<_, _> = told.numbers.into_iter().map(number).collect();
-        Some(peers::ScaleDecision { by: named(told.by.as_ref())?, age: time(told.age_ms), numbers })
+        Some(peers::ScaleDecision { by: decode_id(told.by.as_ref())?, age: time(told.age_ms), numbers })
     };
     Some(peers::PeerReport {
         from,
@@ -194,8 +194,8 @@ mod tests {
         sent.pools[0].start_ms = Some(u64::MAX);
         let read = decode(sent).unwrap();
         let line = read.demand.pool_sets.values().next().unwrap();
-        assert_eq!((line.slow, line.rise, line.fast, line.backlog), (0.0, 0.0, 0.0, MOST));
+        assert_eq!((line.slow, line.rise, line.fast, line.backlog), (0.0, 0.0, 0.0, MAX_AMOUNT));
         let pool = read.demand.pools["a"];
-        assert_eq!((pool.cost, pool.used, pool.start), (None, [0.0; WAYS], Some(time(LONGEST))));
+        assert_eq!((pool.cost, pool.used, pool.start), (None, [0.0; WAYS], Some(time(MAX_MILLIS))));
     }
 }

@@ -135,18 +135,18 @@ async fn failures_keep_the_last_answer_and_an_absent_name_does_for_a_while() {
     })
     .await;
     assert_eq!(asking.found().await, ["127.0.0.1:8000"]);
-    let problem = || asking.sources.views()[0].problem.clone();
+    let problem = || asking.sources.statuses()[0].problem.clone();
     asking.names.say("weak.test.", RecordType::A, Says::Code(ResponseCode::ServFail));
     until("the failure is noted", || asking.logged("lost") >= 2).await;
     assert!(problem().unwrap().to_lowercase().contains("server fail"), "{:?}", problem());
-    assert_eq!(asking.sources.views()[0].endpoints, Some(1));
+    assert_eq!(asking.sources.statuses()[0].endpoints, Some(1));
     asking.names.say("weak.test.", RecordType::A, Says::Records(vec![a("127.0.0.1"), a("127.0.0.2")], 0));
     assert_eq!(asking.found().await, ["127.0.0.1:8000", "127.0.0.2:8000"]);
     assert_eq!((asking.logged("answers again"), problem()), (1, None));
 
     asking.names.forget("weak.test.");
     until("the emptiness is noted", || asking.logged("names no replica") == 1).await;
-    assert_eq!(asking.sources.views()[0].endpoints, Some(2), "they hold for a while");
+    assert_eq!(asking.sources.statuses()[0].endpoints, Some(2), "they hold for a while");
     assert_eq!(asking.found().await, Vec::<String>::new());
 }
 

@@ -358,7 +358,7 @@ fn startup() -> Startup {
 const PATIENT: FleetTiming = FleetTiming {
     scrape_timeout: Duration::from_secs(10),
     probe_timeout: Duration::from_secs(10),
-    info_every: Duration::from_secs(3600),
+    info_interval: Duration::from_secs(3600),
     info_retry: Duration::from_millis(20),
 };
 
@@ -420,8 +420,8 @@ async fn reports_metrics_and_models_with_the_key() {
     assert_eq!((status.gauges.running, status.failures, status.problem), (Some(3), 0, None));
     assert!(status.gauges_age().is_some() && status.info.is_some());
     assert_eq!(fleet.view().all().len(), 1);
-    assert_eq!(fleet.view().window(&settings.load(), ModelId::new(0), PoolId::new(0)), Some(2048));
-    assert_eq!(fleet.view().window(&settings.load(), ModelId::new(7), PoolId::new(0)), None);
+    assert_eq!(fleet.view().context_window(&settings.load(), ModelId::new(0), PoolId::new(0)), Some(2048));
+    assert_eq!(fleet.view().context_window(&settings.load(), ModelId::new(7), PoolId::new(0)), None);
     soon(fleet.stop()).await;
 }
 
@@ -431,8 +431,8 @@ async fn answers_that_are_no_metrics_change_nothing() {
     let cases = [
         (Reply::Text(500, METRICS.to_owned()), FetchError::Status(500)),
         (Reply::Redirect(format!("{}/metrics", trap.url)), FetchError::Redirect(307)),
-        (ok("<html>hello</html>"), FetchError::NotUnderstood),
-        (ok(""), FetchError::NotUnderstood),
+        (ok("<html>hello</html>"), FetchError::Malformed),
+        (ok(""), FetchError::Malformed),
         (Reply::Endless, FetchError::TooLarge),
         (ok(&"x 1\n".repeat(2 << 20)), FetchError::TooLarge),
         (Reply::Cut, FetchError::Broken),
@@ -558,7 +558,7 @@ async fn a_reload_ends_the_tasks_of_replicas_that_left() {
 
     let next = settings(Some(&shared.load()), &[stay]);
     shared.store(Arc::new(next));
-    fleet.reloaded();
+    fleet.apply_settings();
     assert!(fleet.view().get(SECOND).is_none());
     // A question may have been on its way; it is over once the door is empty.
     soon(async {
@@ -583,7 +583,7 @@ async fn a_reload_that_changes_a_replica_starts_it_anew() {
     engine.set("/health", Reply::Hang);
     let (fleet, mut reports, shared) = start(&[(EngineKind::Vllm, Some("old"), &engine.url)], PATIENT);
     reports.report().await;
-    fleet.reloaded();
+    fleet.apply_settings();
     fleet.probe(FIRST);
     soon(async {
         while engine.times("/health") == 0 {
@@ -596,7 +596,7 @@ async fn a_reload_that_changes_a_replica_starts_it_anew() {
 
     let next = settings(Some(&shared.load()), &[(EngineKind::Vllm, Some("new"), &engine.url)]);
     shared.store(Arc::new(next));
-    fleet.reloaded();
+    fleet.apply_settings();
     assert_eq!(reports.probed().await, (FIRST, true), "the probe in flight is repeated");
     let asked = engine.desk.asked.lock().clone();
     let healths: Vec<_> = asked.iter().filter(|(path, _)| path == "/health").map(|(_, key)| key).collect();
@@ -693,7 +693,7 @@ async fn orders_to_sleep_and_to_wake_are_answered() {
     let (fleet, mut reports, _) = start(&[(EngineKind::Vllm, Some(KEY), &engine.url)], PATIENT);
     let wake = SleepOrder::Wake { limit: Duration::from_secs(20) };
     engine.set("/sleep", ok("{}"));
-    fleet.order(FIRST, SleepOrder::Sleep);
+    fleet.send_sleep_order(FIRST, SleepOrder::Sleep);
     assert_eq!(reports.rested().await, (FIRST, SleepResult::Asleep));
     reports.logged("replica told to sleep or wake").await;
     // The order fails, and the engine says what came of it.
@@ -705,12 +705,12 @@ async fn orders_to_sleep_and_to_wake_are_answered() {
         (Reply::Text(404, String::new()), SleepResult::Failed),
     ] {
         engine.set("/is_sleeping", state);
-        fleet.order(FIRST, wake);
+        fleet.send_sleep_order(FIRST, wake);
         assert_eq!(reports.rested().await, (FIRST, rested));
     }
     // Not started with VLLM_SERVER_DEV_MODE=1.
     engine.set("/sleep", Reply::Text(404, String::new()));
-    fleet.order(FIRST, SleepOrder::Sleep);
+    fleet.send_sleep_order(FIRST, SleepOrder::Sleep);
     assert_eq!(reports.rested().await, (FIRST, SleepResult::Unable));
     reports.logged("replica cannot sleep: it does not know /sleep").await;
     assert!(engine.desk.asked.lock().iter().all(|(_, key)| key.is_some()));
@@ -718,7 +718,7 @@ async fn orders_to_sleep_and_to_wake_are_answered() {
 
     let tgi = Engine::new(&[]).await;
     let (fleet, mut reports, _) = start(&[(EngineKind::Tgi, None, &tgi.url)], PATIENT);
-    fleet.order(FIRST, SleepOrder::Sleep);
+    fleet.send_sleep_order(FIRST, SleepOrder::Sleep);
     assert_eq!(reports.rested().await, (FIRST, SleepResult::Unable));
     assert_eq!(tgi.times("/sleep"), 0);
     soon(fleet.stop()).await;
@@ -728,7 +728,7 @@ async fn orders_to_sleep_and_to_wake_are_answered() {
 async fn a_model_that_the_engine_does_not_list_is_noted_once() {
     let engine = Engine::healthy().await;
     engine.set("/v1/models", ok(r#"{"data":[{"id":"other"}]}"#));
-    let often = FleetTiming { info_every: Duration::from_millis(20), ..PATIENT };
+    let often = FleetTiming { info_interval: Duration::from_millis(20), ..PATIENT };
     let (fleet, mut reports, _) = start(&[(EngineKind::Vllm, None, &engine.url)], often);
     reports.logged(UNSERVED).await;
     soon(async {
@@ -789,7 +789,7 @@ async fn nothing_is_reported_after_a_stop() {
     soon(fleet.stop()).await;
     reports.skip();
     fleet.probe(FIRST);
-    fleet.reloaded();
+    fleet.apply_settings();
     drop(fleet);
     reports.ended().await;
     assert!(reports.next().is_none());

@@ -86,7 +86,7 @@ pub(in crate::app) async fn run(args: DemoArgs) -> anyhow::Result<()> {
 
     println!("{}", greeting(&gateway, &tenants, &path));
     let traffic = args.load.then(|| load::start(gateway.address(), MODEL, clients(&tenants)));
-    let signal = shutdown.asked().await;
+    let signal = shutdown.next().await;
     println!("\n{signal}: draining (a second one stops at once)");
     drop(traffic);
     gateway.drain_or_abort(shutdown).await;

@@ -12,9 +12,9 @@ use crate::config::secret::{MachineSecrets, Secret, SecretSource as _};
 use crate::tls;
 
 /// Default address of the admin port.
-const USUAL: &str = "http://127.0.0.1:8081";
+const DEFAULT_ADDRESS: &str = "http://127.0.0.1:8081";
 /// Environment variable with another address.
-const VARIABLE: &str = "PENSTOCK_ADMIN";
+const ADDRESS_VARIABLE: &str = "PENSTOCK_ADMIN";
 /// Environment variable with an operator's token.
 const TOKEN_VARIABLE: &str = "PENSTOCK_ADMIN_TOKEN";
 /// Limit for a whole answer.
@@ -32,8 +32,11 @@ impl AdminClient {
     /// TLS cannot be set up, or a file cannot be read.
     pub(super) fn new(args: &AdminArgs) -> anyhow::Result<Self> {
         tls::install_provider();
-        let base =
-            args.admin.clone().or_else(|| MachineSecrets.env(VARIABLE)).unwrap_or_else(|| USUAL.to_owned());
+        let base = args
+            .admin
+            .clone()
+            .or_else(|| MachineSecrets.env(ADDRESS_VARIABLE))
+            .unwrap_or_else(|| DEFAULT_ADDRESS.to_owned());
         let base = base.trim_end_matches('/');
         let base = if base.contains("://") { base.to_owned() } else { format!("http://{base}") };
         let mut http = Client::builder().timeout(TIMEOUT).no_proxy();
@@ -80,7 +83,7 @@ impl AdminClient {
                 if base.starts_with("https") { "; --ca names its certificate's authorities" } else { "" };
             format!(
                 "no gateway answers at {base}; is it running, and is that its admin address? \
-                 --admin or {VARIABLE} choose another one{hint}"
+                 --admin or {ADDRESS_VARIABLE} choose another one{hint}"
             )
         };
         let response = request.send().await.with_context(unreachable)?;
@@ -88,7 +91,7 @@ impl AdminClient {
         let text = response.text().await.with_context(unreachable)?;
         let Ok(answer) = serde_json::from_str::<Value>(&text) else {
             bail!(
-                "{base} answers {status}, which no Penstock admin port does; --admin or {VARIABLE} choose another address"
+                "{base} answers {status}, which no Penstock admin port does; --admin or {ADDRESS_VARIABLE} choose another address"
             );
         };
         if !status.is_success() {

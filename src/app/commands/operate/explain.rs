@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::text::{plain, rows, table, time};
 
 /// `GET /admin/v1/requests/{id}` as text for people.
-pub(super) fn story(request: &Value) -> String {
+pub(super) fn render(request: &Value) -> String {
     let mut text = format!("request {}: {}", plain(&request["request_id"]), plain(&request["state"]));
     let end = &request["end"];
     if !end.is_null() {
@@ -53,9 +53,9 @@ fn one_try(attempt: &Value) -> String {
         why["attempt"],
         plain(&attempt["replica"]),
         time(&attempt["sent_after"]),
-        turn(why),
+        turn_text(why),
     );
-    text += &pool(why);
+    text += &pool_text(why);
     let _infallible = writeln!(
         text,
         "  replica    soonest first token of {} with room: expected in {}, {} of the prompt's tokens in its cache",
@@ -94,7 +94,7 @@ fn one_try(attempt: &Value) -> String {
 }
 
 /// The reason why the request went before others.
-fn turn(why: &Value) -> String {
+fn turn_text(why: &Value) -> String {
     let words = match why["turn"].as_str().unwrap_or_default() {
         "alone" => "nobody else waited for these replicas",
         "fair" => "its class was first, and its tenant had had least for its weight",
@@ -107,7 +107,7 @@ fn turn(why: &Value) -> String {
 }
 
 /// The reason for the pool, and the pool that was preferred.
-fn pool(why: &Value) -> String {
+fn pool_text(why: &Value) -> String {
     let words = match why["choice"].as_str().unwrap_or_default() {
         "session" => "its session was there before",
         "prefix" => "the start of its prompt is in the replica's cache",

@@ -63,7 +63,7 @@ pub(in crate::app) async fn tenants(command: TenantsCommand) -> anyhow::Result<S
 }
 
 /// Best latencies of each pool of a running gateway, by name.
-pub(in crate::app) async fn bests(
+pub(in crate::app) async fn best_latencies(
     admin: &str,
     access: &AccessArgs,
 ) -> anyhow::Result<HashMap<String, PoolBest>> {
@@ -98,7 +98,7 @@ pub(in crate::app) async fn cold_start(admin: &str, pool: &str) -> anyhow::Resul
 pub(in crate::app) async fn explain(args: ExplainArgs) -> anyhow::Result<String> {
     let path = format!("requests/{}", as_path_part(&args.request_id));
     let answer = AdminClient::new(&args.admin)?.get(&path).await?;
-    Ok(shown(&args.admin, &answer, explain::story))
+    Ok(shown(&args.admin, &answer, explain::render))
 }
 
 /// `penstock status`: prints with `print` once, or until it fails.

@@ -32,11 +32,11 @@ pub(super) fn screen(status: &Value) -> String {
         let _infallible =
             writeln!(text, "{} broken invariants: please report this", status["broken_invariants"]);
     }
-    text += &unkept(&status["unkept_promises"]);
+    text += &unattainable_objectives(&status["unkept_promises"]);
     let overrides = overrides(&status["overrides"]);
     let parts = [
         pools(&status["pools"]),
-        busiest(&status["replicas"]),
+        shown_replicas(&status["replicas"]),
         classes(&status["classes"]),
         tenants(&status["tenants"]),
         if overrides.is_empty() { "no overrides are in force\n".to_owned() } else { overrides },
@@ -48,7 +48,7 @@ pub(super) fn screen(status: &Value) -> String {
 }
 
 /// One line for each objective that no pool has reached.
-fn unkept(list: &Value) -> String {
+fn unattainable_objectives(list: &Value) -> String {
     let line = |row: &Value| {
         format!(
             "class {}: {} {} is promised for {}, and no pool has kept it; the best of {} is {} at {}\n",
@@ -71,7 +71,7 @@ pub(super) fn pools(list: &Value) -> String {
             if row["closed"] == "none" { plain(&row["state"]) } else { plain(&row["closed"]) },
             format!("{}/{}", row["in_service"], row["replicas"]),
             format!("{}/{}", row["running"], row["limit"]),
-            needed(row),
+            desired_text(row),
             plain(&row["models"]),
             source(&row["source"]),
         ]
@@ -87,7 +87,7 @@ pub(super) fn pools(list: &Value) -> String {
 }
 
 /// Desired replicas, and the reason.
-fn needed(row: &Value) -> String {
+fn desired_text(row: &Value) -> String {
     match row["desired"].as_u64() {
         Some(desired) => format!("{desired} ({})", plain(&row["desired_reason"])),
         None => "?".to_owned(),
@@ -136,7 +136,7 @@ pub(super) fn tenants_in_full(list: &Value) -> String {
 }
 
 /// What keeps a replica from taking more; `yes` when nothing does.
-fn room(held_back_by: &Value) -> String {
+fn room_text(held_back_by: &Value) -> String {
     held_back_by.as_str().unwrap_or("yes").to_owned()
 }
 
@@ -151,8 +151,8 @@ pub(super) fn replicas(list: &Value) -> String {
             plain(&row["kv_tokens"]),
             factor.map_or_else(|| "-".to_owned(), |factor| format!("{:.2}", 1.0 / factor)),
             time(&row["expected_ttft_seconds"]),
-            room(&row["held_back_by"]),
-            room(&row["guests_held_back_by"]),
+            room_text(&row["held_back_by"]),
+            room_text(&row["guests_held_back_by"]),
         ]
     });
     let head = [
@@ -216,7 +216,7 @@ fn oldest(row: &Value) -> String {
 }
 
 /// The replicas that do not serve, then the fullest ones.
-fn busiest(list: &Value) -> String {
+fn shown_replicas(list: &Value) -> String {
     let mut all: Vec<Value> = list.as_array().cloned().unwrap_or_default();
     let more = all.len().saturating_sub(MAX_REPLICAS);
     if more > 0 {
@@ -243,10 +243,10 @@ mod tests {
             "best_seconds": 0.18, "samples": 1200,
         });
         assert_eq!(
-            unkept(&json!([row])),
+            unattainable_objectives(&json!([row])),
             "class fast: ttft 100 ms is promised for m, and no pool has kept it; the best of 1200 is 180 ms at p\n"
         );
-        assert_eq!(unkept(&Value::Null), "");
+        assert_eq!(unattainable_objectives(&Value::Null), "");
     }
 
     #[test]
@@ -279,7 +279,7 @@ mod tests {
             json!({ "replica": format!("p/r{number}"), "state": state, "running": number, "limit": 99 })
         };
         let list = Value::Array((0..100).map(row).collect());
-        let text = busiest(&list);
+        let text = shown_replicas(&list);
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[1].starts_with("p/r70 ") && lines[2].starts_with("p/r99 "), "{text}");
         assert_eq!(

@@ -28,8 +28,8 @@ pub(in crate::app) fn run(args: &PlanArgs) -> anyhow::Result<String> {
         bail!("--keep: must be from 0.5 to 1, such as 0.99");
     }
     let settings = args.config.as_deref().map(setting::load).transpose()?;
-    let seen = seen::ask(args)?;
-    let setting = setting::of(args, settings.as_ref(), seen.as_ref())?;
+    let seen = seen::read_measured(args)?;
+    let setting = setting::build(args, settings.as_ref(), seen.as_ref())?;
     let source = source::read(args, settings.as_ref(), &setting, seen.as_ref())?;
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let progress = progress(args.quiet);

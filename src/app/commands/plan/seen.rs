@@ -17,14 +17,14 @@ use crate::sim::plan::setting::of_rates;
 use crate::sim::trace::TrafficTrace;
 
 /// Measured demand, and its origin.
-pub(super) struct SeenDemand {
+pub(super) struct MeasuredDemand {
     state: DemandState,
     /// Name of the origin, for the report.
     pub(super) name: String,
 }
 
 /// Reads the demand that `--live` or `--state` names; `None` without either.
-pub(super) fn ask(args: &PlanArgs) -> anyhow::Result<Option<SeenDemand>> {
+pub(super) fn read_measured(args: &PlanArgs) -> anyhow::Result<Option<MeasuredDemand>> {
     let seen = match (&args.live, &args.state) {
         (Some(address), _) => live(address, args)?,
         (None, Some(path)) => file(path)?,
@@ -37,25 +37,25 @@ pub(super) fn ask(args: &PlanArgs) -> anyhow::Result<Option<SeenDemand>> {
     Ok(Some(seen))
 }
 
-fn live(address: &str, args: &PlanArgs) -> anyhow::Result<SeenDemand> {
+fn live(address: &str, args: &PlanArgs) -> anyhow::Result<MeasuredDemand> {
     let admin = Some(address.to_owned()).filter(|address| !address.is_empty());
     let admin = AdminArgs { admin, access: args.access.clone(), json: false };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let answer = runtime.block_on(operate::demand(&admin))?;
     let state = serde_json::from_value(answer).context("the gateway's answer is not what it has seen")?;
-    Ok(SeenDemand { state, name: "what the gateway has seen".to_owned() })
+    Ok(MeasuredDemand { state, name: "what the gateway has seen".to_owned() })
 }
 
-fn file(path: &Path) -> anyhow::Result<SeenDemand> {
+fn file(path: &Path) -> anyhow::Result<MeasuredDemand> {
     let name = path.display().to_string();
     let state = demand::read(path).with_context(|| format!("--state: cannot read {name}"))?;
     let state = state.with_context(|| {
         format!("--state: there is no {name}; a gateway with `scale.state_file` writes it each minute")
     })?;
-    Ok(SeenDemand { state, name })
+    Ok(MeasuredDemand { state, name })
 }
 
-impl SeenDemand {
+impl MeasuredDemand {
     /// Longest cold start of these pools; of all pools when none is named.
     pub(super) fn start(&self, pools: &[String]) -> Option<Duration> {
         let asked = self.state.pools.iter().filter(|pool| pools.is_empty() || pools.contains(&pool.name));
@@ -86,7 +86,7 @@ impl SeenDemand {
         ];
         notes.extend(self.bursts(model));
         notes.extend(self.unmet(model));
-        notes.extend(self.state.pools.iter().filter_map(shown));
+        notes.extend(self.state.pools.iter().filter_map(pool_note));
         Ok((trace, notes))
     }
 
@@ -139,7 +139,7 @@ fn speed(pool: &PoolDemandState) -> Option<StepProfile> {
 }
 
 /// Note about the measured idle time and speed of a pool's replicas.
-fn shown(pool: &PoolDemandState) -> Option<String> {
+fn pool_note(pool: &PoolDemandState) -> Option<String> {
     let idle = pool.residency.idle().map(|idle| {
         format!(
             "its replicas had nothing to do for {} of the time that they were there",
@@ -161,7 +161,7 @@ mod tests {
     use crate::core::autoscale::demand::profile::{DemandMinute, SavedProfile};
     use crate::core::autoscale::demand::state::SavedDemandRow;
 
-    fn seen(pools: Vec<PoolDemandState>, refused: u32) -> SeenDemand {
+    fn seen(pools: Vec<PoolDemandState>, refused: u32) -> MeasuredDemand {
         let minutes =
             [DemandMinute { arrived: 60, refused, input: 6_000, output: 600, ..DemandMinute::default() }]
                 .into();
@@ -170,7 +170,10 @@ mod tests {
             name: "batch".to_owned(),
             seen: SavedProfile { minutes, ..SavedProfile::default() },
         };
-        SeenDemand { state: DemandState { version: VERSION, pools, rows: vec![row] }, name: "x".to_owned() }
+        MeasuredDemand {
+            state: DemandState { version: VERSION, pools, rows: vec![row] },
+            name: "x".to_owned(),
+        }
     }
 
     fn pool(name: &str, max_seqs: Option<u32>) -> PoolDemandState {
@@ -214,7 +217,7 @@ mod tests {
     #[test]
     fn rates_are_the_usual_ones_with_the_limit() {
         let (read_per_second, gap) = (Some(20_000), Some(0.012));
-        let told = shown(&PoolDemandState { read_per_second, gap, ..pool("h100", Some(20)) }).unwrap();
+        let told = pool_note(&PoolDemandState { read_per_second, gap, ..pool("h100", Some(20)) }).unwrap();
         assert!(told.contains("--rates read=20000,gap=12ms,seqs=20"), "{told}");
         let rates = told.split("--rates ").nth(1).unwrap().trim_end_matches([')', '.']);
         assert!(crate::sim::plan::setting::measured(rates).is_ok(), "{rates}");

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 
-use crate::app::commands::plan::seen::SeenDemand;
+use crate::app::commands::plan::seen::MeasuredDemand;
 use crate::cli::plan::PlanArgs;
 use crate::config::load;
 use crate::config::settings::Settings;
@@ -16,15 +16,15 @@ use crate::sim::engine::profile::StepProfile;
 use crate::sim::plan::setting::{PoolSpec, Setting, measured};
 
 /// Cold start when nothing else tells: pulling an image and loading weights.
-const USUAL_START: Duration = Duration::from_secs(180);
+const DEFAULT_COLD_START: Duration = Duration::from_secs(180);
 /// Class of requests without one, if the configuration has a class of that name.
-const USUAL_CLASS: &str = "interactive";
+const DEFAULT_CLASS: &str = "interactive";
 /// Speed of replicas about which nothing is known.
-const USUAL_PROFILE: &str = "h100-8b";
+const DEFAULT_PROFILE: &str = "h100-8b";
 /// Name of a measured speed, and name of a pool with a measured speed.
 const MEASURED: [&str; 2] = ["replicas as measured", "measured"];
 /// Configuration that supplies the built-in classes.
-const PLAIN: &str = "version: 1\nauth: {mode: off}\n\
+const BUILT_IN_CONFIG: &str = "version: 1\nauth: {mode: off}\n\
     pools: {p: {engine: vllm, models: [m], replicas: [http://127.0.0.1:1]}}\n";
 
 pub(super) fn load(path: &Path) -> anyhow::Result<Settings> {
@@ -34,10 +34,10 @@ pub(super) fn load(path: &Path) -> anyhow::Result<Settings> {
 }
 
 /// Builds the setting of a plan.
-pub(super) fn of(
+pub(super) fn build(
     args: &PlanArgs,
     settings: Option<&Settings>,
-    seen: Option<&SeenDemand>,
+    seen: Option<&MeasuredDemand>,
 ) -> anyhow::Result<Setting> {
     let policy = match settings {
         Some(settings) => Policy::clone(&settings.policy),
@@ -54,7 +54,7 @@ pub(super) fn of(
         classes.into_iter().map(|(_, name, row)| (name.to_owned(), class(row))).collect();
     objectives(args, &mut classes)?;
     let measured = seen.filter(|_| args.rates.is_none() && args.profile.is_empty());
-    let measured = measured.map(|seen| of_seen(args, seen)).transpose()?.unwrap_or_default();
+    let measured = measured.map(|seen| pools_of_measured(args, seen)).transpose()?.unwrap_or_default();
     let own_limits = settings.is_some() || !measured.is_empty();
     let mut pools = match settings {
         Some(_) => of_config(args, &policy, &measured)?,
@@ -69,13 +69,13 @@ pub(super) fn of(
     }
     let known = policy.pools.iter().filter_map(|(_, _, pool)| pool.cold_start).max();
     let measured = seen.and_then(|seen| seen.start(&args.pool));
-    let start = args.start.map(|span| span.0).or(measured).or(known).unwrap_or(USUAL_START);
+    let start = args.start.map(|span| span.0).or(measured).or(known).unwrap_or(DEFAULT_COLD_START);
     Ok(Setting { classes, pools, start, objective_share: args.keep })
 }
 
 /// Gives a pool the measured limits of replicas, unless the pool has limits. With `own` the limits
 /// are those of the pool's name, else those of the pools on the command line.
-fn limit(pool: &mut PoolSpec, seen: &SeenDemand, args: &PlanArgs, own: bool) {
+fn limit(pool: &mut PoolSpec, seen: &MeasuredDemand, args: &PlanArgs, own: bool) {
     let name = [pool.name.clone()];
     let (max_seqs, kv_tokens) = seen.limits(if own { &name } else { &args.pool });
     pool.max_seqs = pool.max_seqs.or(max_seqs);
@@ -83,13 +83,13 @@ fn limit(pool: &mut PoolSpec, seen: &SeenDemand, args: &PlanArgs, own: bool) {
 }
 
 /// Index of the default class.
-pub(super) fn usual_class(classes: &[(String, Class)]) -> usize {
-    classes.iter().position(|(name, _)| name == USUAL_CLASS).unwrap_or(0)
+pub(super) fn default_class(classes: &[(String, Class)]) -> usize {
+    classes.iter().position(|(name, _)| name == DEFAULT_CLASS).unwrap_or(0)
 }
 
 /// Sets the default class's objectives from the command line.
 fn objectives(args: &PlanArgs, classes: &mut [(String, Class)]) -> anyhow::Result<()> {
-    let place = usual_class(classes);
+    let place = default_class(classes);
     let Some((_, class)) = classes.get_mut(place) else { bail!("the configuration has no class") };
     for (flag, asked, objective) in
         [("--ttft", args.ttft, &mut class.ttft_objective), ("--itl", args.itl, &mut class.itl_objective)]
@@ -104,7 +104,7 @@ fn objectives(args: &PlanArgs, classes: &mut [(String, Class)]) -> anyhow::Resul
 }
 
 fn plain() -> anyhow::Result<Policy> {
-    let loaded = load::load_str(PLAIN, "built-in", Path::new("/"), None).into_result();
+    let loaded = load::load_str(BUILT_IN_CONFIG, "built-in", Path::new("/"), None).into_result();
     let loaded = loaded.map_err(|report| anyhow::anyhow!("{report}"))?;
     Ok(Policy::clone(&loaded.settings.policy))
 }
@@ -144,7 +144,7 @@ fn pool(args: &PlanArgs, name: &str, speed: &str, profile: StepProfile) -> anyho
 }
 
 /// Pools whose speed a gateway has measured.
-fn of_seen(args: &PlanArgs, seen: &SeenDemand) -> anyhow::Result<Vec<PoolSpec>> {
+fn pools_of_measured(args: &PlanArgs, seen: &MeasuredDemand) -> anyhow::Result<Vec<PoolSpec>> {
     let today = args.replicas.map(|count| count.get() as usize);
     let pool = |(name, ready, profile)| {
         let today = today.or(Some(ready)).filter(|count| *count > 0);
@@ -163,7 +163,7 @@ fn of_profiles(args: &PlanArgs) -> anyhow::Result<Vec<PoolSpec>> {
         bail!("--replicas: of which profile? Give one --profile with it");
     }
     let mut pools: Vec<PoolSpec> = Vec::new();
-    let usual = [USUAL_PROFILE.to_owned()];
+    let usual = [DEFAULT_PROFILE.to_owned()];
     for name in if args.profile.is_empty() { &usual[..] } else { &args.profile } {
         if pools.iter().all(|known| known.name != *name) {
             pools.push(PoolSpec { today, ..pool(args, name, name, profile(name)?)? });
@@ -201,7 +201,7 @@ fn of_pool(
 ) -> anyhow::Result<PoolSpec> {
     let own = args.profile.iter().rev().find_map(|text| text.strip_prefix(name)?.strip_prefix('='));
     let all = args.profile.iter().rev().find(|text| !text.contains('=')).map(String::as_str);
-    let speed = own.or(all).unwrap_or(USUAL_PROFILE);
+    let speed = own.or(all).unwrap_or(DEFAULT_PROFILE);
     let shown = measured.iter().find(|pool| pool.name == name);
     let spec = match (rates(args)?, shown) {
         (Some(rates), _) => pool(args, name, MEASURED[0], rates)?,

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 
-use crate::app::commands::plan::seen::SeenDemand;
-use crate::app::commands::plan::setting::usual_class;
+use crate::app::commands::plan::seen::MeasuredDemand;
+use crate::app::commands::plan::setting::default_class;
 use crate::app::usage::{self, now_ms};
 use crate::cli::plan::PlanArgs;
 use crate::config::secret::{MachineSecrets, Secret, SecretSource as _};
@@ -34,7 +34,7 @@ pub(super) fn read(
     args: &PlanArgs,
     settings: Option<&Settings>,
     setting: &Setting,
-    seen: Option<&SeenDemand>,
+    seen: Option<&MeasuredDemand>,
 ) -> anyhow::Result<DemandTrace> {
     let mut read = match (&args.source, seen) {
         (Some(path), _) => {
@@ -86,7 +86,7 @@ fn log(args: &PlanArgs, settings: Option<&Settings>) -> anyhow::Result<RowSource
             "nothing to plan from: name a trace or table (penstock plan FILE), a usage log (--journal, --sqlite, --postgres), what a gateway has seen (--live, --state), or a configuration with `usage.folder` (--config)"
         );
     };
-    usage::of_settings(settings).context(
+    usage::source_of_settings(settings).context(
         "the configuration has no `usage.folder`, so nothing is written down: name a trace or table (penstock plan FILE)",
     )
 }
@@ -142,7 +142,7 @@ impl TraceRows<'_> {
         let took = waited + alone.ttft + alone.itl * output;
         let call = TraceCall {
             at: ended.saturating_sub(took),
-            class: place(&mut self.trace.classes, &past.class),
+            class: index_of(&mut self.trace.classes, &past.class),
             prompt,
             output,
             waited: Some(waited),
@@ -153,7 +153,7 @@ impl TraceRows<'_> {
 }
 
 /// Index of a name, which is appended when it is new.
-fn place(names: &mut Vec<std::sync::Arc<str>>, name: &str) -> u32 {
+fn index_of(names: &mut Vec<std::sync::Arc<str>>, name: &str) -> u32 {
     let known = names.iter().position(|known| **known == *name);
     known.unwrap_or_else(|| {
         names.push(name.into());
@@ -165,7 +165,7 @@ fn place(names: &mut Vec<std::sync::Arc<str>>, name: &str) -> u32 {
 fn classes(read: &mut DemandTrace, args: &PlanArgs, setting: &Setting) -> anyhow::Result<()> {
     let names = || setting.classes.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
     let find = |name: &str| setting.classes.iter().position(|(known, _)| known == name);
-    let first = usual_class(&setting.classes);
+    let first = default_class(&setting.classes);
     if let Some(mix) = &args.mix {
         if !read.trace.classes.is_empty() {
             bail!("--mix: the source tells the classes itself: {}", read.trace.classes.join(", "));

@@ -22,9 +22,9 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(30);
 /// Limit for the head of a watch's answer.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest time without a byte from a watch. Bookmarks arrive about once a minute.
-const SILENCE: Duration = Duration::from_secs(150);
+const READ_TIMEOUT: Duration = Duration::from_secs(150);
 /// Longest watch requested. API servers end a watch after some minutes.
-const LONGEST_WATCH: Duration = Duration::from_secs(290);
+const MAX_WATCH: Duration = Duration::from_secs(290);
 /// Objects in one page of a list.
 const PAGE: &str = "500";
 /// Most bytes of a page; a longer page is an error.
@@ -128,13 +128,13 @@ impl KubeApi {
             .no_proxy()
             .redirect(Policy::none())
             .connect_timeout(CONNECT_TIMEOUT)
-            .read_timeout(SILENCE)
+            .read_timeout(READ_TIMEOUT)
             .user_agent(concat!("penstock/", env!("CARGO_PKG_VERSION")));
         if let Some(file) = &rules.ca_file
             && url.starts_with("https:")
         {
             let nothing = || KubeError::NoCertificates(file.display().to_string());
-            let pem = text(file.clone()).await?;
+            let pem = read_trimmed(file.clone()).await?;
             let certificates = Certificate::from_pem_bundle(pem.as_bytes()).map_err(|_| nothing())?;
             if certificates.is_empty() {
                 return Err(nothing());
@@ -170,7 +170,7 @@ impl KubeApi {
 
     /// Requests the changes since `version`, for at most `rest`.
     pub(super) async fn watch(&self, version: &str, rest: Duration) -> Result<Response, KubeError> {
-        let seconds = rest.min(LONGEST_WATCH).as_secs().max(1).to_string();
+        let seconds = rest.min(MAX_WATCH).as_secs().max(1).to_string();
         let query = [
             ("watch", "true"),
             ("allowWatchBookmarks", "true"),
@@ -186,7 +186,7 @@ impl KubeApi {
         let selector = self.selector.as_deref().map(|selector| ("labelSelector", selector));
         for (at, (key, value)) in selector.into_iter().chain(query.iter().copied()).enumerate() {
             let sign = if at == 0 { '?' } else { '&' };
-            url += &format!("{sign}{key}={}", encoded(value));
+            url += &format!("{sign}{key}={}", percent_encode(value));
         }
         let request = self.authorized(self.client.get(url)).await?;
         let answer = request.send().await.map_err(|error| {
@@ -202,7 +202,7 @@ impl KubeApi {
 
     async fn authorized(&self, request: RequestBuilder) -> Result<RequestBuilder, KubeError> {
         Ok(match &self.token_file {
-            Some(file) => request.bearer_auth(text(file.clone()).await?),
+            Some(file) => request.bearer_auth(read_trimmed(file.clone()).await?),
             None => request,
         })
     }
@@ -211,13 +211,13 @@ impl KubeApi {
 async fn slices_path(rules: &KubernetesSource) -> Result<String, KubeError> {
     let namespace = match &rules.namespace {
         Some(namespace) => namespace.clone(),
-        None => text(PathBuf::from(NAMESPACE)).await?,
+        None => read_trimmed(PathBuf::from(NAMESPACE)).await?,
     };
     Ok(format!("/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"))
 }
 
 /// Text of a small file, without leading and trailing white space.
-async fn text(path: PathBuf) -> Result<String, KubeError> {
+async fn read_trimmed(path: PathBuf) -> Result<String, KubeError> {
     let shown = path.display().to_string();
     let read = spawn_blocking(move || std::fs::read_to_string(path)).await;
     let text = read.unwrap_or_else(|error| Err(io::Error::other(error)));
@@ -225,7 +225,7 @@ async fn text(path: PathBuf) -> Result<String, KubeError> {
 }
 
 /// Percent-encoded form of a value in a query.
-fn encoded(value: &str) -> String {
+fn percent_encode(value: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~');
     value.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
 }

@@ -32,11 +32,11 @@ pub(super) async fn run(rules: &KubernetesSource, reporter: &SourceReporter) {
 
 async fn run_with(rules: &KubernetesSource, reporter: &SourceReporter, pauses: impl Fn() -> RetryPauses) {
     let view = EndpointsView { rules, reporter, known: Mutex::default() };
-    let slices = follow(rules, KubeResource::Slices, OfSlices(&view), pauses());
+    let slices = follow(rules, KubeResource::Slices, SliceStore(&view), pauses());
     match &rules.nodes {
         None => slices.await,
         Some(notices) => {
-            let audience = OfNodes { view: &view, notices, is_lost: false };
+            let audience = NodeStore { view: &view, notices, is_lost: false };
             tokio::join!(slices, follow(rules, KubeResource::Nodes, audience, pauses()));
         }
     }
@@ -53,22 +53,22 @@ struct EndpointsView<'a> {
 struct KnownObjects {
     /// Slices of the Service; absent before the first list.
     slices: Option<ServiceSlices>,
-    doomed: NodesOnNotice,
+    on_notice: NodesOnNotice,
 }
 
 impl EndpointsView<'_> {
     fn publish(&self) -> Result<(), KubeError> {
         let known = self.known.lock();
         let Some(slices) = &known.slices else { return Ok(()) };
-        let endpoints = slices.endpoints(self.rules, &known.doomed)?;
-        self.reporter.found(endpoints);
+        let endpoints = slices.endpoints(self.rules, &known.on_notice)?;
+        self.reporter.report_endpoints(endpoints);
         Ok(())
     }
 }
 
-struct OfSlices<'a>(&'a EndpointsView<'a>);
+struct SliceStore<'a>(&'a EndpointsView<'a>);
 
-impl ObjectStore for OfSlices<'_> {
+impl ObjectStore for SliceStore<'_> {
     type Object = EndpointSlice;
 
     fn replace(&mut self, all: Vec<EndpointSlice>) -> Result<(), KubeError> {
@@ -93,24 +93,24 @@ impl ObjectStore for OfSlices<'_> {
     }
 
     fn lost(&mut self, why: &str) {
-        self.0.reporter.lost(why);
+        self.0.reporter.report_lost(why);
     }
 }
 
-struct OfNodes<'a> {
+struct NodeStore<'a> {
     view: &'a EndpointsView<'a>,
     notices: &'a NodeNotices,
     is_lost: bool,
 }
 
-impl OfNodes<'_> {
+impl NodeStore<'_> {
     /// Publishes the view. A problem with the slices is reported by the watch of the slices.
-    fn tell(&self) {
+    fn publish_endpoints(&self) {
         let _said = self.view.publish();
     }
 }
 
-impl ObjectStore for OfNodes<'_> {
+impl ObjectStore for NodeStore<'_> {
     type Object = KubeNode;
 
     fn replace(&mut self, all: Vec<KubeNode>) -> Result<(), KubeError> {
@@ -118,29 +118,29 @@ impl ObjectStore for OfNodes<'_> {
         for node in all {
             doomed.put(node, self.notices);
         }
-        self.view.known.lock().doomed = doomed;
-        self.tell();
+        self.view.known.lock().on_notice = doomed;
+        self.publish_endpoints();
         Ok(())
     }
 
     fn put(&mut self, node: KubeNode) -> bool {
-        self.view.known.lock().doomed.put(node, self.notices)
+        self.view.known.lock().on_notice.put(node, self.notices)
     }
 
     fn remove(&mut self, node: &KubeNode) -> bool {
-        self.view.known.lock().doomed.remove(node)
+        self.view.known.lock().on_notice.remove(node)
     }
 
     fn publish(&mut self) -> Result<(), KubeError> {
         if std::mem::take(&mut self.is_lost) {
-            self.view.reporter.beside(None);
+            self.view.reporter.set_secondary_problem(None);
         }
-        self.tell();
+        self.publish_endpoints();
         Ok(())
     }
 
     fn lost(&mut self, why: &str) {
         self.is_lost = true;
-        self.view.reporter.beside(Some(&format!("nodes: {why}")));
+        self.view.reporter.set_secondary_problem(Some(&format!("nodes: {why}")));
     }
 }

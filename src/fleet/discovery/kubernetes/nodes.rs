@@ -59,7 +59,7 @@ pub(super) struct NodesOnNotice(BTreeSet<String>);
 impl NodesOnNotice {
     /// Adds or updates a node. Returns whether the set changed.
     pub(super) fn put(&mut self, node: KubeNode, rules: &NodeNotices) -> bool {
-        let doomed = node.is_doomed(rules);
+        let doomed = node.is_on_notice(rules);
         let name = node.metadata.name;
         if doomed { self.0.insert(name) } else { self.0.remove(&name) }
     }
@@ -68,23 +68,23 @@ impl NodesOnNotice {
         self.0.remove(&node.metadata.name)
     }
 
-    pub(super) fn has(&self, name: &str) -> bool {
+    pub(super) fn contains(&self, name: &str) -> bool {
         self.0.contains(name)
     }
 }
 
 impl KubeNode {
-    fn is_doomed(&self, rules: &NodeNotices) -> bool {
+    fn is_on_notice(&self, rules: &NodeNotices) -> bool {
         let taints = self.spec.iter().filter_map(|spec| spec.taints.as_deref()).flatten();
         let conditions = self.status.iter().filter_map(|status| status.conditions.as_deref()).flatten();
         taints.into_iter().any(|taint| rules.taints.contains(&taint.key))
-            || conditions.into_iter().any(|condition| condition.is_among(&rules.conditions))
+            || conditions.into_iter().any(|condition| condition.matches_any(&rules.conditions))
     }
 }
 
 impl NodeCondition {
     /// Whether the condition is true and listed, as `Type` or as `Type=Reason`.
-    fn is_among(&self, wanted: &[String]) -> bool {
+    fn matches_any(&self, wanted: &[String]) -> bool {
         self.status == "True"
             && wanted.iter().any(|wanted| match wanted.split_once('=') {
                 Some((kind, reason)) => kind == self.kind && self.reason.as_deref() == Some(reason),
@@ -109,7 +109,7 @@ mod tests {
             "metadata": {"name": "n", "resourceVersion": "1"}, "spec": spec,
             "status": {"conditions": conditions},
         });
-        serde_json::from_value::<KubeNode>(node).unwrap().is_doomed(&rules())
+        serde_json::from_value::<KubeNode>(node).unwrap().is_on_notice(&rules())
     }
 
     #[test]
@@ -140,10 +140,10 @@ mod tests {
                 .unwrap()
         };
         let mut doomed = NodesOnNotice::default();
-        assert!(doomed.put(node("spot/gone"), &rules()) && doomed.has("n"));
+        assert!(doomed.put(node("spot/gone"), &rules()) && doomed.contains("n"));
         assert!(!doomed.put(node("spot/gone"), &rules()));
-        assert!(doomed.put(node("other"), &rules()) && !doomed.has("n"));
+        assert!(doomed.put(node("other"), &rules()) && !doomed.contains("n"));
         doomed.put(node("spot/gone"), &rules());
-        assert!(doomed.remove(&node("spot/gone")) && !doomed.has("n"));
+        assert!(doomed.remove(&node("spot/gone")) && !doomed.contains("n"));
     }
 }

@@ -113,7 +113,7 @@ impl SliceEndpoint {
         if !terminating && !conditions.ready.unwrap_or(true) {
             return None;
         }
-        let spot_notice = self.node_name.as_ref().is_some_and(|name| doomed.has(name));
+        let spot_notice = self.node_name.as_ref().is_some_and(|name| doomed.contains(name));
         let draining = terminating || spot_notice;
         let endpoint = rules.form.endpoint(self.addresses.first()?, port)?;
         Some(Endpoint { zone: self.zone.as_deref().map(Into::into), draining, spot_notice, ..endpoint })

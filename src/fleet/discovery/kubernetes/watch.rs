@@ -82,7 +82,7 @@ struct KubeStatus {
 struct KubeWatcher<'a, A> {
     rules: &'a KubernetesSource,
     resource: KubeResource,
-    audience: A,
+    store: A,
     /// Version from which the next watch resumes; absent = a new list first.
     version: Option<String>,
     relist_at: Instant,
@@ -96,7 +96,7 @@ pub(super) async fn follow<A: ObjectStore>(
     mut pauses: RetryPauses,
 ) {
     let relist_at = Instant::now();
-    let mut watcher = KubeWatcher { rules, resource, audience, version: None, relist_at };
+    let mut watcher = KubeWatcher { rules, resource, store: audience, version: None, relist_at };
     loop {
         let started = Instant::now();
         let ended = watcher.session().await;
@@ -109,7 +109,7 @@ pub(super) async fn follow<A: ObjectStore>(
                 sleep(pauses.next()).await;
             }
             Err(problem) => {
-                watcher.audience.lost(&problem.to_string());
+                watcher.store.lost(&problem.to_string());
                 if let KubeError::NotUnderstood(_) = problem {
                     watcher.version = None;
                 }
@@ -146,7 +146,7 @@ impl<A: ObjectStore> KubeWatcher<'_, A> {
             if after.is_none() {
                 self.version = Some(page.metadata.resource_version.clone());
                 self.relist_at = Instant::now() + self.rules.resync;
-                self.audience.replace(all)?;
+                self.store.replace(all)?;
                 return Ok(page.metadata.resource_version);
             }
         }
@@ -155,26 +155,26 @@ impl<A: ObjectStore> KubeWatcher<'_, A> {
     async fn watch(&mut self, api: &KubeApi, version: &str, rest: Duration) -> Result<(), KubeError> {
         let mut answer = api.watch(version, rest).await?;
         // The server answers, so the view is in force again.
-        self.audience.publish()?;
+        self.store.publish()?;
         let mut lines = LineBuffer::default();
         while let Some(chunk) = answer.chunk().await.map_err(|_| KubeError::Broken)? {
             lines.add(&chunk);
             let mut changed = false;
             while let Some(line) = lines.next() {
-                changed |= self.event(&line)?;
+                changed |= self.apply_event(&line)?;
             }
             if lines.is_too_long() {
                 return Err(KubeError::NotUnderstood("a line of the watch is too long"));
             }
             if changed {
-                self.audience.publish()?;
+                self.store.publish()?;
             }
         }
         Ok(())
     }
 
     /// Applies one event. Returns whether the view changed.
-    fn event(&mut self, line: &[u8]) -> Result<bool, KubeError> {
+    fn apply_event(&mut self, line: &[u8]) -> Result<bool, KubeError> {
         let strange = |_| KubeError::NotUnderstood("the watch has a line that is no event");
         let event: WatchEvent = serde_json::from_slice(line).map_err(strange)?;
         let object = event.object.get();
@@ -194,6 +194,6 @@ impl<A: ObjectStore> KubeWatcher<'_, A> {
         let object: A::Object = serde_json::from_str(object).map_err(strange)?;
         self.version = Some(object.metadata().resource_version.clone());
         let gone = event.kind == "DELETED";
-        Ok(if gone { self.audience.remove(&object) } else { self.audience.put(object) })
+        Ok(if gone { self.store.remove(&object) } else { self.store.put(object) })
     }
 }
