@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use tokio::sync::{Notify, mpsc, oneshot};
 
 pub use self::ticket::{LimitsAtEntry, Ticket};
-pub use crate::dispatcher::waiters::{DispatchGrant, StayBills};
+pub use crate::dispatcher::waiters::DispatchGrant;
 
 use crate::core::autoscale::demand::state::DemandState;
 use crate::core::autoscale::demand_report::{DemandReport, PeerDemand};
@@ -470,41 +470,33 @@ pools:
         assert_eq!(dispatcher.snapshot().jobs, 0);
     }
 
-    /// Whatever ends a stay, its bill is there as soon as the ticket is gone, and
-    /// only once.
+    /// Whatever ends a stay, the ticket returns its bill when it ends, and only once.
     #[tokio::test(start_paused = true)]
-    async fn bills_are_complete_when_the_ticket_is_gone() {
+    async fn a_ticket_returns_the_bills_of_all_stays() {
         let settings = settings(ONE_SLOT, None);
         let (dispatcher, _wished) = dispatcher(&settings);
         let pass = || tokio::time::advance(Duration::from_millis(10));
-        let told = |bills: &StayBills| -> Vec<u128> {
-            bills.take().into_iter().map(|bill| bill.time.as_millis()).collect()
+        let end = |ticket: Ticket| -> Vec<u128> {
+            ticket.end().into_iter().map(|bill| bill.time.as_millis()).collect()
         };
         // It leaves while it runs, with or without its first token.
         for begins in [false, true] {
             let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));
-            let bills = ticket.bills();
             ticket.dispatched().await.unwrap();
             pass().await;
             assert!(!begins || ticket.first_token());
-            assert_eq!(told(&bills), []);
-            drop(ticket);
-            assert_eq!(told(&bills), [10]);
+            assert_eq!(end(ticket), [10]);
         }
         // A retry takes its place: somebody else ends it.
         let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));
-        let bills = ticket.bills();
         ticket.dispatched().await.unwrap();
         let waits = admit(&dispatcher, &settings, Duration::from_secs(60));
-        let waited = waits.bills();
-        drop(waits);
+        assert_eq!(end(waits), []);
         pass().await;
         dispatcher.event(Event::ClientLeft { job: ticket.job(), usage: JobUsage::Unknown });
-        drop(ticket);
-        assert_eq!((told(&bills), told(&waited)), (vec![10], vec![]));
+        assert_eq!(end(ticket), [10]);
         // It fails, and is given up while it waits again.
         let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));
-        let bills = ticket.bills();
         ticket.dispatched().await.unwrap();
         pass().await;
         assert!(ticket.failed_unseen(EngineFault::Refused, JobUsage::Unknown));
@@ -514,8 +506,7 @@ pools:
             retry_after: None,
         });
         assert!(ticket.dispatched().await.is_err());
-        drop(ticket);
-        assert_eq!(told(&bills), [10]);
+        assert_eq!(end(ticket), [10]);
         assert!(dispatcher.state.lock().waiters.is_empty(), "no desk outlives its job");
     }
 

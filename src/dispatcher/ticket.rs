@@ -8,13 +8,14 @@ use std::task::{Context, Poll};
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
+use crate::core::billing::bill::StayBill;
 use crate::core::limits::LimitStatus;
 use crate::core::limits::rule::LimitId;
 use crate::core::model::event::{AttemptOutcome, EngineFault, Event, PreemptReason, Rejection};
 use crate::core::model::ids::JobId;
 use crate::core::model::job::JobUsage;
-use crate::dispatcher::waiters::{AttemptId, AttemptStart, DispatchGrant, Signal, WaitResult};
-use crate::dispatcher::{Dispatcher, StayBills};
+use crate::dispatcher::Dispatcher;
+use crate::dispatcher::waiters::{AttemptId, AttemptStart, DispatchGrant, Signal, StayBills, WaitResult};
 
 /// One job's place in the queue, then its credit at a replica. Reports the
 /// job's end exactly once, at the latest when dropped.
@@ -80,13 +81,6 @@ impl Ticket {
     #[cfg(test)]
     pub(super) const fn job(&self) -> JobId {
         self.job
-    }
-
-    /// What the job's stays at replicas come to; complete once the ticket is
-    /// gone.
-    #[must_use]
-    pub fn bills(&self) -> Arc<StayBills> {
-        Arc::clone(&self.bills)
     }
 
     /// Waits for a replica. Dropping the future keeps the ticket.
@@ -199,6 +193,14 @@ impl Ticket {
             self.state = TicketState::Over;
             self.dispatcher.event(Event::ClientLeft { job: self.job, usage });
         }
+    }
+
+    /// Ends the job wherever it is. Returns the bills of its stays at replicas, in
+    /// their order.
+    #[must_use]
+    pub fn end(mut self) -> SmallVec<[StayBill; 1]> {
+        self.give_up(self.usage);
+        self.bills.take()
     }
 }
 

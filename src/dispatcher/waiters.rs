@@ -72,14 +72,13 @@ impl Notification {
     }
 }
 
-/// What a job's stays at replicas came to, in their order. Complete once its
-/// ticket is gone.
+/// Bills of a job's stays at replicas, in their order. Complete once the job is over.
 #[derive(Debug, Default)]
-pub struct StayBills(Mutex<SmallVec<[StayBill; 1]>>);
+pub(super) struct StayBills(Mutex<SmallVec<[StayBill; 1]>>);
 
 impl StayBills {
     /// Takes them out.
-    pub fn take(&self) -> SmallVec<[StayBill; 1]> {
+    pub(super) fn take(&self) -> SmallVec<[StayBill; 1]> {
         std::mem::take(&mut self.0.lock())
     }
 

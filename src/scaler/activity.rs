@@ -41,9 +41,9 @@ enum ActivitySignal {
 }
 
 impl ActivityStream {
-    fn new(board: Arc<SignalCache>, ask: TriggerQuery, permit: StreamPermit) -> Self {
-        let (views, ending) = (board.subscribe(), board.ending());
-        Self { cache: board, query: ask, views, ending, last_sent: None, is_done: false, _permit: permit }
+    fn new(cache: Arc<SignalCache>, ask: TriggerQuery, permit: StreamPermit) -> Self {
+        let (views, ending) = (cache.subscribe(), cache.ending());
+        Self { cache: cache, query: ask, views, ending, last_sent: None, is_done: false, _permit: permit }
     }
 
     fn is_pool_removed(&self) -> bool {
@@ -109,21 +109,21 @@ impl ActivityStream {
 
 /// Stream of whether the pool is active: the value at once, then each change.
 pub(super) fn activity_stream(
-    board: Arc<SignalCache>,
+    cache: Arc<SignalCache>,
     ask: TriggerQuery,
     permit: StreamPermit,
 ) -> Answers<IsActiveResponse> {
-    let watcher = ActivityStream::new(board, ask, permit);
+    let watcher = ActivityStream::new(cache, ask, permit);
     Box::pin(unfold(watcher, |mut watcher| async move { watcher.next().await.map(|word| (word, watcher)) }))
 }
 
 /// Stream of the pool's metric: sent once, because its target never changes.
 pub(super) fn spec_stream(
-    board: Arc<SignalCache>,
+    cache: Arc<SignalCache>,
     ask: TriggerQuery,
     permit: StreamPermit,
 ) -> Answers<GetMetricSpecResponse> {
-    let watcher = ActivityStream::new(board, ask, permit);
+    let watcher = ActivityStream::new(cache, ask, permit);
     Box::pin(unfold((watcher, true), |(mut watcher, first)| async move {
         if first {
             let spec = spec_of(&watcher.query);

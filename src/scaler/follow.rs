@@ -21,16 +21,16 @@ const MAX_PAUSE: Duration = Duration::from_millis(40);
 const PAUSE_FACTOR: u32 = 50;
 
 /// Refreshes the signal cache until dropped.
-pub async fn keep_fresh(source: DemandSource, board: Arc<SignalCache>) {
+pub async fn keep_fresh(source: DemandSource, cache: Arc<SignalCache>) {
     loop {
         let began = Instant::now();
         // Before the refresh, so that no arrival between the two is missed.
         source.expect_arrival();
-        let has_idle = refresh(&source, &board);
+        let has_idle = refresh(&source, &cache);
         sleep((began.elapsed() * PAUSE_FACTOR).clamp(MIN_PAUSE, MAX_PAUSE)).await;
         let arrival = async { if has_idle { source.arrival().await } else { std::future::pending().await } };
         let news = async {
-            match &board.exchange {
+            match &cache.exchange {
                 Some(exchange) => exchange.next_news().await,
                 None => std::future::pending().await,
             }
@@ -46,10 +46,10 @@ pub async fn keep_fresh(source: DemandSource, board: Arc<SignalCache>) {
 }
 
 /// Refreshes the cache once. Returns whether a pool is idle.
-pub(super) fn refresh(source: &DemandSource, board: &SignalCache) -> bool {
-    let (now, before) = (Instant::now(), board.view());
+pub(super) fn refresh(source: &DemandSource, cache: &SignalCache) -> bool {
+    let (now, before) = (Instant::now(), cache.view());
     let mut pools = BTreeMap::new();
-    let (needs, fleet) = match &board.exchange {
+    let (needs, fleet) = match &cache.exchange {
         None => (source.demands(), None),
         Some(exchange) => {
             let (needs, fleet) = exchange.refresh(source, now);
@@ -62,11 +62,11 @@ pub(super) fn refresh(source: &DemandSource, board: &SignalCache) -> bool {
         let was = old.and_then(|row| row.demand.desired);
         if let (Some(to), false) = (need.desired, need.desired == was) {
             let (pool, reason) = (&*name, need.reason);
-            DesiredChanged { pool, from: was, to, reason, ready: need.ready }.emit(&board.telemetry);
+            DesiredChanged { pool, from: was, to, reason, ready: need.ready }.emit(&cache.telemetry);
         }
         pools.insert(name, PoolSignal { demand: need, last_busy });
     }
     let has_idle = pools.values().any(|row| !row.demand.is_busy());
-    board.publish(SignalView { as_of: now, pools, peers: fleet });
+    cache.publish(SignalView { as_of: now, pools, peers: fleet });
     has_idle
 }

@@ -18,18 +18,18 @@ use crate::scaler::trigger::{TriggerError, TriggerMode, TriggerQuery};
 
 /// Routes `GET /scale/v1/pools` and `GET /scale/v1/{pool}`. The second takes the keys of a trigger
 /// as its query. A pool named `pools` is at `/scale/v1/pools/pools`.
-pub fn router(board: Arc<SignalCache>) -> Router {
+pub fn router(cache: Arc<SignalCache>) -> Router {
     Router::new()
         .route("/scale/v1/pools", get(list_pools))
         .route("/scale/v1/pools/{pool}", get(get_pool))
         .route("/scale/v1/{pool}", get(get_pool))
-        .with_state(board)
+        .with_state(cache)
 }
 
-async fn list_pools(State(board): State<Arc<SignalCache>>) -> Json<Value> {
-    let (now, view) = (Instant::now(), board.view());
+async fn list_pools(State(cache): State<Arc<SignalCache>>) -> Json<Value> {
+    let (now, view) = (Instant::now(), cache.view());
     let rows = view.pools.iter().filter_map(|(name, row)| {
-        let ask = board.parse_query([("pool", &**name)]).ok()?;
+        let ask = cache.parse_query([("pool", &**name)]).ok()?;
         Some(pool_json(&ask, row, now))
     });
     let age = now.saturating_duration_since(view.as_of).as_secs_f64();
@@ -47,16 +47,16 @@ async fn list_pools(State(board): State<Arc<SignalCache>>) -> Json<Value> {
     Json(picture)
 }
 
-async fn get_pool(State(board): State<Arc<SignalCache>>, Path(pool): Path<String>, uri: Uri) -> Response {
+async fn get_pool(State(cache): State<Arc<SignalCache>>, Path(pool): Path<String>, uri: Uri) -> Response {
     let query = uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
     let keys = query.map(|pair| pair.split_once('=').unwrap_or((pair, "")));
-    let ask = match board.parse_query(keys.filter(|(key, _)| *key != "pool").chain([("pool", &*pool)])) {
+    let ask = match cache.parse_query(keys.filter(|(key, _)| *key != "pool").chain([("pool", &*pool)])) {
         Ok(ask) => ask,
         Err(TriggerError::NotFound(message)) => return error_response(StatusCode::NOT_FOUND, &message),
         Err(TriggerError::Invalid(message)) => return error_response(StatusCode::BAD_REQUEST, &message),
     };
     let now = Instant::now();
-    let blank = match (board.signal(&ask.pool, now), board.missing_peers()) {
+    let blank = match (cache.signal(&ask.pool, now), cache.missing_peers()) {
         (Err(blank), _) | (Ok(_), Some(blank)) => blank,
         (Ok(row), None) if answer(&ask, &row, now).value.is_some() => {
             return Json(pool_json(&ask, &row, now)).into_response();

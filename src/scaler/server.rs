@@ -68,7 +68,7 @@ impl fmt::Debug for ScalerListener {
 /// Running scaler. Dropping the handle stops the scaler without waiting.
 pub struct ScalerHandle {
     address: Option<SocketAddr>,
-    board: Arc<SignalCache>,
+    cache: Arc<SignalCache>,
     health: HealthReporter,
     stop: watch::Sender<bool>,
     /// Holds all its permits when no connection is open.
@@ -88,7 +88,7 @@ impl fmt::Debug for ScalerHandle {
 /// # Errors
 /// The address cannot be bound, or a thread cannot be started.
 pub fn start(
-    board: Arc<SignalCache>,
+    cache: Arc<SignalCache>,
     source: DemandSource,
     listener: Option<ScalerListener>,
     others: Option<PeerRules>,
@@ -96,7 +96,7 @@ pub fn start(
     let threads = if listener.is_some() { THREADS } else { 1 };
     let runtime =
         Builder::new_multi_thread().worker_threads(threads).thread_name("scale").enable_all().build()?;
-    refresh(&source, &board);
+    refresh(&source, &cache);
     let (stop, stopped) = watch::channel(false);
     let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let (health, health_server) = health_reporter();
@@ -109,24 +109,24 @@ pub fn start(
             let _inside = runtime.enter();
             TcpListener::from_std(socket)?
         };
-        let routes = routes(&board, health_server)?;
+        let routes = routes(&cache, health_server)?;
         let reporter = health.clone();
         runtime.spawn(async move { reporter.set_service_status(SERVICE_NAME, ServingStatus::Serving).await });
         let door = ScalerServer {
             rules,
-            board: Arc::clone(&board),
+            cache: Arc::clone(&cache),
             routes,
-            max_streams: board.settings().scale.max_streams.saturating_add(EXTRA_STREAMS),
+            max_streams: cache.settings().scale.max_streams.saturating_add(EXTRA_STREAMS),
             stopped,
             connections: Arc::clone(&connections),
         };
         runtime.spawn(Arc::new(door).serve(socket));
     }
-    if let (Some(exchange), Some(rules)) = (&board.exchange, others) {
+    if let (Some(exchange), Some(rules)) = (&cache.exchange, others) {
         runtime.spawn(peers::listen(Arc::clone(exchange), rules));
     }
-    runtime.spawn(keep_fresh(source, Arc::clone(&board)));
-    Ok(ScalerHandle { address, board, health, stop, connections, runtime: Some(runtime) })
+    runtime.spawn(keep_fresh(source, Arc::clone(&cache)));
+    Ok(ScalerHandle { address, cache, health, stop, connections, runtime: Some(runtime) })
 }
 
 /// Whether a client whose certificate has these names may connect. `names` is `None` when the
@@ -138,18 +138,18 @@ fn is_allowed(settings: &Settings, names: Option<&CertificateNames>) -> bool {
 
 /// Routes of the external scaler, health, peers and reflection.
 fn routes(
-    board: &Arc<SignalCache>,
+    cache: &Arc<SignalCache>,
     health: tonic_health::pb::health_server::HealthServer<impl tonic_health::pb::health_server::Health>,
 ) -> io::Result<Router> {
     let scaler =
-        ExternalScalerServer::new(ScalerService(Arc::clone(board))).max_decoding_message_size(MAX_REQUEST);
+        ExternalScalerServer::new(ScalerService(Arc::clone(cache))).max_decoding_message_size(MAX_REQUEST);
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
     let mut routes = Routes::new(scaler).add_service(health);
-    if let Some(exchange) = &board.exchange {
+    if let Some(exchange) = &cache.exchange {
         routes = routes.add_service(peers::service(exchange));
     }
     let routes = routes
@@ -168,7 +168,7 @@ impl ScalerHandle {
     /// Ends all streams without an error, so that clients look for another gateway. Other calls are
     /// still answered.
     pub fn drain(&self) {
-        self.board.end_streams();
+        self.cache.end_streams();
         let health = self.health.clone();
         if let Some(runtime) = &self.runtime {
             runtime.spawn(async move {
@@ -180,8 +180,8 @@ impl ScalerHandle {
 
     /// Closes the listener and waits up to 2 s for running calls to end.
     pub async fn stop(mut self) {
-        self.board.end_streams();
-        if let Some(exchange) = &self.board.exchange {
+        self.cache.end_streams();
+        if let Some(exchange) = &self.cache.exchange {
             exchange.leave();
         }
         self.stop.send_replace(true);
@@ -204,7 +204,7 @@ impl Drop for ScalerHandle {
 /// State shared by the listener's connections.
 struct ScalerServer {
     rules: ScalerListener,
-    board: Arc<SignalCache>,
+    cache: Arc<SignalCache>,
     routes: Router,
     max_streams: usize,
     stopped: watch::Receiver<bool>,
@@ -233,7 +233,7 @@ impl ScalerServer {
     }
 
     fn refused(&self, reason: &'static str) {
-        HandshakeFailed { listener: "scale", reason }.emit(&self.board.telemetry);
+        HandshakeFailed { listener: "scale", reason }.emit(&self.cache.telemetry);
     }
 
     async fn connection(self: Arc<Self>, stream: TcpStream, _permit: OwnedSemaphorePermit) {
@@ -242,7 +242,7 @@ impl ScalerServer {
             Ok(welcome) => welcome,
             Err(error) => return self.refused(error.label()),
         };
-        if !is_allowed(&self.board.settings(), names.as_deref()) {
+        if !is_allowed(&self.cache.settings(), names.as_deref()) {
             return self.refused("not_allowed");
         }
         let connection = http2::Builder::new(TokioExecutor::new())

@@ -24,7 +24,7 @@ use crate::tls::Handshakes;
 pub(in crate::app) fn start(
     now: &Settings,
     proxy: &Arc<Proxy>,
-    board: Arc<SignalCache>,
+    cache: Arc<SignalCache>,
     tasks: &mut JoinSet<()>,
 ) -> Result<ScalerHandle, StartError> {
     let limits = &now.startup.door;
@@ -35,7 +35,7 @@ pub(in crate::app) fn start(
     });
     let address = listener.as_ref().map(|listener| listener.address);
     let source = DemandSource::new(Arc::clone(&proxy.dispatcher), Arc::clone(&proxy.settings));
-    scaler::start(board, source, listener, peers(now, proxy, tasks)).map_err(|problem| match address {
+    scaler::start(cache, source, listener, peers(now, proxy, tasks)).map_err(|problem| match address {
         Some(address) => StartError::Scale { address, problem },
         None => StartError::ScaleThread(problem),
     })

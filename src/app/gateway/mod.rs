@@ -157,10 +157,10 @@ impl Gateway {
         }
         let (reload, asks) = channel();
         let (listener, address) = listen(now.startup.listen)?;
-        let board = SignalCache::new(Arc::clone(&proxy.settings), proxy.telemetry.clone());
-        let admin = start_admin(&now, &proxy, (&fleet, &sources), &reload, &board)?;
+        let cache = SignalCache::new(Arc::clone(&proxy.settings), proxy.telemetry.clone());
+        let admin = start_admin(&now, &proxy, (&fleet, &sources), &reload, &cache)?;
         let mut background = scheduler_tasks(&proxy, today);
-        let scale = scaler::start(&now, &proxy, board, &mut background)?;
+        let scale = scaler::start(&now, &proxy, cache, &mut background)?;
 
         // SIGHUP is handled before any log line or listener shows that the process is there. Until
         // this call a SIGHUP ends the process.
@@ -344,7 +344,7 @@ fn start_admin(
     proxy: &Arc<Proxy>,
     (fleet, sources): (&FleetMonitor, &DiscoverySources),
     reload: &ReloadHandle,
-    board: &Arc<SignalCache>,
+    cache: &Arc<SignalCache>,
 ) -> Result<AdminHandle, StartError> {
     let state = AdminState {
         dispatcher: Arc::clone(&proxy.dispatcher),
@@ -352,7 +352,7 @@ fn start_admin(
         reload: reload.clone(),
         engines: fleet.view(),
         sources: sources.clone(),
-        signals: Arc::clone(board),
+        signals: Arc::clone(cache),
         usage: settings.startup.usage.as_ref().map(usage::row_source),
         telemetry: proxy.telemetry.clone(),
     };
@@ -362,7 +362,7 @@ fn start_admin(
         handshakes: Handshakes::new(limits.max_handshakes, limits.handshake_timeout),
         telemetry: proxy.telemetry.clone(),
     };
-    let router = admin::router(state, crate::scaler::router(Arc::clone(board)));
+    let router = admin::router(state, crate::scaler::router(Arc::clone(cache)));
     admin::spawn(address, router, tls).map_err(|problem| StartError::Admin { address, problem })
 }
 

@@ -11,13 +11,13 @@ use tokio::time::sleep_until;
 use crate::core::model::event::{AttemptOutcome, EngineFault};
 use crate::core::model::job::JobUsage;
 use crate::core::model::time::Tick;
-use crate::dispatcher::Ticket;
 use crate::protocol::error::ApiError;
+use crate::protocol::error::catalogue::ErrorKind;
 use crate::protocol::response::partial_answer::PartialAnswer;
 use crate::proxy::attempt::resets::EngineResets;
 use crate::proxy::attempt::{AttemptContext, AttemptResult};
 use crate::proxy::request::InferenceRequest;
-use crate::proxy::summary::RequestRecord;
+use crate::proxy::summary::active::ActiveRequest;
 use crate::telemetry::trace::RequestPhase;
 
 use super::{ClientAnswer, Proxy, ServeError, place};
@@ -35,9 +35,12 @@ impl Proxy {
         order: &InferenceRequest,
         headers: &HeaderMap,
         so_far: Option<&PartialAnswer>,
-        ticket: &mut Ticket,
-        record: &mut RequestRecord,
+        request: &mut ActiveRequest,
     ) -> Result<ClientAnswer, ServeError> {
+        let Some((ticket, record)) = request.parts() else {
+            let error = ApiError::new(ErrorKind::Internal, "the request was not admitted");
+            return Err(ServeError::Refused(error));
+        };
         let (upstreams, paces, answers) = (&self.upstreams, &*self.itl_samplers, &self.answers);
         let tries = AttemptContext { upstreams, paces, answers, order, headers, so_far };
         let mut resets = EngineResets::default();

@@ -17,7 +17,7 @@ use crate::auth::{Authenticator, Identity, PresentedCredential};
 use crate::config::settings::Settings;
 use crate::core::model::event::{Event, RejectReason, Rejection};
 use crate::core::model::job::{JobSpec, JobUsage, TokenCounts};
-use crate::dispatcher::{DispatchGrant, Dispatcher, Ticket};
+use crate::dispatcher::{DispatchGrant, Dispatcher};
 use crate::fleet::view::FleetView;
 use crate::protocol::api::{Api, Dialect};
 use crate::protocol::error::ApiError;
@@ -41,6 +41,7 @@ use crate::proxy::request::{self, InferenceRequest};
 use crate::proxy::response::body::AnswerBody;
 use crate::proxy::response::error_response;
 use crate::proxy::shadow::ShadowCopies;
+use crate::proxy::summary::active::ActiveRequest;
 use crate::proxy::summary::{DispatchedTo, RequestRecord};
 use crate::proxy::upstream::Upstreams;
 use crate::telemetry::Telemetry;
@@ -89,7 +90,7 @@ pub struct Proxy {
 
 impl fmt::Debug for Proxy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Proxy").field("gate", &self.dispatcher).finish_non_exhaustive()
+        f.debug_struct("Proxy").field("dispatcher", &self.dispatcher).finish_non_exhaustive()
     }
 }
 
@@ -120,8 +121,8 @@ pub(super) struct CheckedRequest {
 /// What came of a request, before its client is told.
 #[derive(Debug)]
 pub(super) struct ServedRequest {
-    pub(super) answered: Result<(ClientAnswer, Ticket, Option<Continuation>), ApiError>,
-    pub(super) record: RequestRecord,
+    pub(super) answered: Result<(ClientAnswer, Option<Continuation>), ApiError>,
+    pub(super) request: ActiveRequest,
 }
 
 /// What a client gets that is not an error.
@@ -176,19 +177,20 @@ impl Proxy {
         peer: &ConnectedClient,
         id: HeaderValue,
     ) -> Response<AnswerBody> {
-        let mut record = RequestRecord::new(&self.telemetry, self.dispatcher.clock(), id, api);
-        record.journal.clone_from(&self.journal);
+        let record = RequestRecord::new(&self.telemetry, self.dispatcher.clock(), id, api);
+        let mut active = ActiveRequest::new(record);
+        active.record.journal.clone_from(&self.journal);
         let taken = tokio::select! {
             biased;
-            taken = Box::pin(self.take(api, request, peer, &mut record)) => taken,
+            taken = Box::pin(self.take(api, request, peer, &mut active.record)) => taken,
             () = self.dispatcher.shutdown().expired() => Err(ApiError::from(RejectReason::Draining)),
         };
         let taken = match taken {
             Ok(taken) => taken,
-            Err(error) => return error_response(error, &mut record),
+            Err(error) => return error_response(error, &mut active.record),
         };
-        let early = self.early_head(&taken, &mut record);
-        let serving = Box::pin(Arc::clone(self).serve(taken, record));
+        let early = self.early_head(&taken, &mut active.record);
+        let serving = Box::pin(Arc::clone(self).serve(taken, active));
         match early {
             None => self.respond(serving.await),
             Some(early) => self.respond_early(serving, early).await,
@@ -228,24 +230,24 @@ impl Proxy {
     }
 
     /// Everything from there up to the moment when the client may be told.
-    async fn serve(self: Arc<Self>, taken: CheckedRequest, mut record: RequestRecord) -> ServedRequest {
+    async fn serve(self: Arc<Self>, taken: CheckedRequest, mut request: ActiveRequest) -> ServedRequest {
         let CheckedRequest { settings, mut order, headers, held, is_retry } = taken;
-        let notice = record.notice().map(Arc::clone);
+        let notice = request.record.notice().map(Arc::clone);
         let answered = tokio::select! {
             biased;
-            () = replaced(notice) => Err(record.superseded()),
-            answered = self.by_any_model(&mut order, &headers, &held, settings, &mut record) => answered,
+            () = replaced(notice) => Err(request.record.superseded()),
+            answered = self.by_any_model(&mut order, &headers, &held, settings, &mut request) => answered,
             () = self.dispatcher.shutdown().expired() => Err(ApiError::from(RejectReason::Draining)),
         };
-        let (answered, ticket, can_go_on) = match answered {
+        let (answered, can_go_on) = match answered {
             Ok(answered) => answered,
-            Err(error) => return ServedRequest { answered: Err(error), record },
+            Err(error) => return ServedRequest { answered: Err(error), request },
         };
         if !is_retry {
-            self.copy(&order, &headers, &held, &mut record);
+            self.copy(&order, &headers, &held, &mut request.record);
         }
         let continuation = can_go_on.then(|| Continuation { proxy: self, order, headers, held });
-        ServedRequest { answered: Ok((answered, ticket, continuation)), record }
+        ServedRequest { answered: Ok((answered, continuation)), request }
     }
 
     /// Enters a request that says which try it is among those that may be
@@ -313,23 +315,23 @@ impl Proxy {
         headers: &HeaderMap,
         held: &BodyReservation,
         mut settings: Arc<Settings>,
-        record: &mut RequestRecord,
-    ) -> Result<(ClientAnswer, Ticket, bool), ApiError> {
+        request: &mut ActiveRequest,
+    ) -> Result<(ClientAnswer, bool), ApiError> {
         loop {
             let can_go_on = continuation::is_possible(&settings, order, held);
             order.spec.resumable = can_go_on;
             let InferenceRequest { spec, peek, body, .. } = &*order;
             let prefix = self.prefixes.of(spec.model, peek, body, spec.prompt_tokens);
-            let mut ticket = self.dispatcher.admit(*spec, prefix, &settings.policy);
+            request.admitted(self.dispatcher.admit(*spec, prefix, &settings.policy));
             order.asking = None;
-            record.admitted(&mut ticket);
             drop(settings);
             let nothing = can_go_on.then(PartialAnswer::default);
-            match self.tries(order, headers, nothing.as_ref(), &mut ticket, record).await {
-                Ok(answered) => return Ok((answered, ticket, can_go_on)),
+            match self.tries(order, headers, nothing.as_ref(), request).await {
+                Ok(answered) => return Ok((answered, can_go_on)),
                 Err(ServeError::Refused(error)) => return Err(error),
                 Err(ServeError::Rejected(why)) => {
                     settings = self.settings.load_full();
+                    let record = &mut request.record;
                     if !self.falls_back(&settings, order, why.reason, headers, record).await {
                         return Err(match why.reason {
                             RejectReason::TooManySequences { most } => order.peek.too_many_sequences(most),

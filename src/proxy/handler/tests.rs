@@ -24,7 +24,7 @@ use crate::core::model::event::{Action, DispatchReason, JobAction, PreemptReason
 use crate::core::model::ids::{JobId, ReplicaId};
 use crate::core::model::job::PromptPrefix;
 use crate::dispatcher::clock::GatewayClock;
-use crate::dispatcher::{Dispatcher, Ticket};
+use crate::dispatcher::Dispatcher;
 use crate::protocol::api::Api;
 use crate::protocol::request::prefix::PrefixHasher;
 use crate::protocol::response::partial_answer::PartialAnswer;
@@ -33,6 +33,7 @@ use crate::proxy::relay::continuation::{Continuation, LiveStream};
 use crate::proxy::request::{self, InferenceRequest};
 use crate::proxy::response::body::AnswerBody;
 use crate::proxy::summary::RequestRecord;
+use crate::proxy::summary::active::ActiveRequest;
 use crate::proxy::upstream::Upstreams;
 use crate::telemetry::Telemetry;
 
@@ -81,7 +82,7 @@ async fn proxy(urls: [String; 2]) -> Arc<Proxy> {
     })
 }
 
-type Asked = (Result<ClientAnswer, ServeError>, Ticket, RequestRecord);
+type Asked = (Result<ClientAnswer, ServeError>, ActiveRequest);
 
 /// A request on its way through the proxy, and the job that it is.
 fn ask(proxy: &Arc<Proxy>, stream: bool) -> (InferenceRequest, JoinHandle<Asked>) {
@@ -96,13 +97,14 @@ fn ask(proxy: &Arc<Proxy>, stream: bool) -> (InferenceRequest, JoinHandle<Asked>
     let at = (proxy.dispatcher.next_job_id(), proxy.dispatcher.clock().now());
     let order = || request::read(&settings, &identity, Api::Chat, &headers, body.clone(), at).unwrap();
     let (order, kept, proxy) = (order(), order(), Arc::clone(proxy));
-    let mut ticket = proxy.dispatcher.admit(order.spec, PromptPrefix::default(), &settings.policy);
+    let ticket = proxy.dispatcher.admit(order.spec, PromptPrefix::default(), &settings.policy);
     let running = tokio::spawn(async move {
         let id = HeaderValue::from_static("r");
-        let mut record = RequestRecord::new(&proxy.telemetry, proxy.dispatcher.clock(), id, Api::Chat);
-        let answered =
-            proxy.tries(&order, &headers, Some(&PartialAnswer::default()), &mut ticket, &mut record).await;
-        (answered, ticket, record)
+        let record = RequestRecord::new(&proxy.telemetry, proxy.dispatcher.clock(), id, Api::Chat);
+        let mut request = ActiveRequest::new(record);
+        request.admitted(ticket);
+        let answered = proxy.tries(&order, &headers, Some(&PartialAnswer::default()), &mut request).await;
+        (answered, request)
     });
     (kept, running)
 }
@@ -156,10 +158,10 @@ async fn a_silent_engine_is_left_and_another_answers() {
     move_over(&proxy, &order);
     hung_up(silent).await;
     called(&second).await.write_all(PLAIN.as_bytes()).await.unwrap();
-    let (answered, _ticket, record) = timeout(PATIENCE, running).await.unwrap().unwrap();
+    let (answered, request) = timeout(PATIENCE, running).await.unwrap().unwrap();
     assert!(matches!(answered, Ok(ClientAnswer::Whole { .. })));
-    assert_eq!((record.attempts, record.recalls), (2, (1, Some(PreemptReason::Stalled))));
-    assert_eq!(record.place.unwrap().replica, ReplicaId::new(1));
+    assert_eq!((request.record.attempts, request.record.recalls), (2, (1, Some(PreemptReason::Stalled))));
+    assert_eq!(request.record.place.unwrap().replica, ReplicaId::new(1));
     assert_eq!(proxy.dispatcher.snapshot().jobs, 0);
 }
 
@@ -175,11 +177,11 @@ async fn a_stream_without_a_token_is_left_too() {
     hung_up(dumb).await;
     let mut other = called(&second).await;
     other.write_all((HEAD.to_owned() + &event(ROLE) + &event(TOKEN)).as_bytes()).await.unwrap();
-    let (answered, ticket, record) = timeout(PATIENCE, running).await.unwrap().unwrap();
+    let (answered, request) = timeout(PATIENCE, running).await.unwrap().unwrap();
     let Ok(ClientAnswer::Stream { stream, .. }) = answered else { panic!("no stream") };
-    assert!(stream.has_output() && record.first_token.is_some());
-    assert_eq!((record.attempts, record.recalls.0), (2, 1));
-    drop((stream, ticket));
+    assert!(stream.has_output() && request.record.first_token.is_some());
+    assert_eq!((request.record.attempts, request.record.recalls.0), (2, 1));
+    drop((stream, request));
     hung_up(other).await;
     assert_eq!(proxy.dispatcher.snapshot().jobs, 0);
 }
@@ -193,8 +195,8 @@ async fn an_engine_that_does_not_finish_the_handshake_is_left() {
     move_over(&proxy, &order);
     hung_up(connecting).await;
     called(&second).await.write_all(PLAIN.as_bytes()).await.unwrap();
-    let (answered, _ticket, record) = timeout(PATIENCE, running).await.unwrap().unwrap();
-    assert!(answered.is_ok() && record.recalls.0 == 1);
+    let (answered, request) = timeout(PATIENCE, running).await.unwrap().unwrap();
+    assert!(answered.is_ok() && request.record.recalls.0 == 1);
 }
 
 #[tokio::test]
@@ -241,11 +243,11 @@ async fn whenever_a_recall_comes_there_is_one_answer_and_nothing_stays() {
             tokio::task::yield_now().await;
         }
         move_over(&proxy, &order);
-        let (answered, _ticket, record) = timeout(PATIENCE, running).await.unwrap().unwrap();
+        let (answered, request) = timeout(PATIENCE, running).await.unwrap().unwrap();
         assert!(matches!(answered, Ok(ClientAnswer::Whole { .. })), "{round}");
-        assert_eq!(record.attempts, record.recalls.0 + 1);
-        recalled += record.recalls.0;
-        drop(record);
+        assert_eq!(request.record.attempts, request.record.recalls.0 + 1);
+        recalled += request.record.recalls.0;
+        drop(request);
         let snapshot = proxy.dispatcher.snapshot();
         assert_eq!((snapshot.jobs, snapshot.replicas[0].running), (0, 0), "{round}");
     }
@@ -258,14 +260,14 @@ async fn relayed(proxy: &Arc<Proxy>, first: &TcpListener) -> (JobId, TcpStream, 
     let (mut order, running) = ask(proxy, true);
     let mut engine = called(first).await;
     engine.write_all((HEAD.to_owned() + &event(ROLE) + &event(TOKEN)).as_bytes()).await.unwrap();
-    let (answered, ticket, record) = timeout(PATIENCE, running).await.unwrap().unwrap();
+    let (answered, request) = timeout(PATIENCE, running).await.unwrap().unwrap();
     let Ok(ClientAnswer::Stream { stream, whole, .. }) = answered else { panic!("no stream") };
     let held = proxy.bodies.hold(order.spec.tenant);
     let job = order.spec.id;
     order.spec.resumable = true;
     let headers = HeaderMap::new();
     let continuation = Some(Continuation { proxy: Arc::clone(proxy), order, headers, held });
-    let live = Box::new(LiveStream { stream, ticket, record, continuation });
+    let live = Box::new(LiveStream { stream, request, continuation });
     (job, engine, AnswerBody::Stream(proxy.stream(live, whole)))
 }
 
@@ -342,9 +344,9 @@ async fn the_gaps_of_a_relayed_stream_are_counted() {
     let (_order, running) = ask(&proxy, true);
     let mut engine = called(&first).await;
     engine.write_all((HEAD.to_owned() + &event(ROLE) + &event(TOKEN)).as_bytes()).await.unwrap();
-    let (answered, ticket, record) = timeout(PATIENCE, running).await.unwrap().unwrap();
+    let (answered, request) = timeout(PATIENCE, running).await.unwrap().unwrap();
     let Ok(ClientAnswer::Stream { stream, whole, .. }) = answered else { panic!("no stream") };
-    let live = Box::new(LiveStream { stream, ticket, record, continuation: None });
+    let live = Box::new(LiveStream { stream, request, continuation: None });
     let mut body = AnswerBody::Stream(proxy.stream(live, whole));
     // The role and the first token, which came with the head.
     for _ in 0..2 {

@@ -12,7 +12,6 @@ use tokio::time::timeout;
 use crate::config::settings::{Settings, UpstreamLimits};
 use crate::core::model::event::{AttemptOutcome, EngineFault, PreemptReason};
 use crate::core::model::job::JobUsage;
-use crate::dispatcher::Ticket;
 use crate::protocol::error::ApiError;
 use crate::protocol::request::edit::{EditedBody, json_string};
 use crate::protocol::response::engine_error::EngineError;
@@ -22,7 +21,7 @@ use crate::proxy::body::BodyReservation;
 use crate::proxy::handler::{ClientAnswer, Proxy, replaced};
 use crate::proxy::relay::engine_stream::EngineStream;
 use crate::proxy::request::InferenceRequest;
-use crate::proxy::summary::RequestRecord;
+use crate::proxy::summary::active::ActiveRequest;
 use crate::proxy::upstream::{UpstreamCall, UpstreamReplica};
 use crate::telemetry::event::{RequestOutcome, StreamBroken};
 
@@ -33,8 +32,7 @@ const MAX_COUNT_BYTES: u64 = 4 * 1024 * 1024;
 #[derive(Debug)]
 pub(in crate::proxy) struct LiveStream {
     pub(in crate::proxy) stream: Box<EngineStream>,
-    pub(in crate::proxy) ticket: Ticket,
-    pub(in crate::proxy) record: RequestRecord,
+    pub(in crate::proxy) request: ActiveRequest,
     /// Absent when no other replica could go on with it.
     pub(in crate::proxy) continuation: Option<Continuation>,
 }
@@ -80,9 +78,9 @@ pub(in crate::proxy) fn is_possible(
 impl LiveStream {
     /// The answer is whole.
     pub(in crate::proxy) fn completed(&mut self, usage: JobUsage) {
-        self.record.succeeded(usage);
-        self.record.finish_reason = self.stream.finish_reason();
-        self.ticket.finish(AttemptOutcome::Done(usage));
+        self.request.record.succeeded(usage);
+        self.request.record.finish_reason = self.stream.finish_reason();
+        self.request.finish(AttemptOutcome::Done(usage));
     }
 
     /// It broke, and stays so.
@@ -93,25 +91,25 @@ impl LiveStream {
         };
         let reason = fault.map_or(error.kind().code(), |fault| fault.name());
         let outcome = if fault.is_some() { RequestOutcome::Failed } else { RequestOutcome::ClientError };
-        self.record.ended(outcome, reason);
-        if let (Some(fault), Some(place)) = (fault, self.record.place) {
-            let request_id = self.record.request_id.to_str().unwrap_or_default();
+        self.request.record.ended(outcome, reason);
+        if let (Some(fault), Some(place)) = (fault, self.request.record.place) {
+            let request_id = self.request.record.request_id.to_str().unwrap_or_default();
             let output_tokens = usage.tokens().map_or(0, |tokens| tokens.output);
             StreamBroken { request_id, replica: place.replica, fault, output_tokens }
-                .emit(&self.record.telemetry);
+                .emit(&self.request.record.telemetry);
         }
         self.close(&error, fault, usage);
     }
 
     /// Ends it with an error event.
     pub(in crate::proxy) fn close(&mut self, error: &ApiError, fault: Option<EngineFault>, usage: JobUsage) {
-        self.record.usage = Some(usage);
-        self.ticket.finish(match fault {
+        self.request.record.usage = Some(usage);
+        self.request.finish(match fault {
             Some(fault) => AttemptOutcome::Failed { fault, usage },
             None => AttemptOutcome::Done(usage),
         });
-        self.ticket.give_up(usage);
-        self.stream.break_off(error.sse_event(self.record.api.dialect()));
+        self.request.give_up(usage);
+        self.stream.break_off(error.sse_event(self.request.record.api.dialect()));
     }
 
     /// Whether another replica may go on with the stream now that it broke; if
@@ -120,16 +118,14 @@ impl LiveStream {
         self.continuation.as_ref()?;
         let so_far = self.stream.interrupted()?;
         self.stream.let_go();
-        self.record.interrupted(fault);
-        self.record.usage = Some(usage);
-        self.ticket.note_usage(usage);
-        self.ticket.interrupted(fault, usage, so_far.tokens()).then_some(so_far)
+        self.request.record.interrupted(fault);
+        self.request.interrupted(fault, usage, so_far.tokens()).then_some(so_far)
     }
 
     /// Whether the scheduler wants the stream to go on elsewhere; with the fault
     /// that this is for it.
     pub(in crate::proxy) fn poll_handed_over(&mut self, cx: &mut Context<'_>) -> Poll<EngineFault> {
-        self.ticket.poll_migration(cx).map(PreemptReason::fault)
+        self.request.poll_migration(cx).map(PreemptReason::fault)
     }
 
     /// Whether another replica could go on with the stream as far as it is now.
@@ -139,17 +135,17 @@ impl LiveStream {
 
     /// Waits for another replica and the rest of the stream from there.
     pub(in crate::proxy) async fn onward(&mut self, so_far: &PartialAnswer) -> ContinuationSearch {
-        let Self { stream, ticket, record, continuation: Some(continuation) } = self else {
+        let Self { stream, request, continuation: Some(continuation) } = self else {
             return ContinuationSearch::Broken;
         };
         let Continuation { proxy, order, headers, .. } = continuation;
         let patience = proxy.settings.load().edge.upstream.stream_idle_timeout;
-        let notice = record.notice().map(Arc::clone);
+        let notice = request.record.notice().map(Arc::clone);
         let found = tokio::select! {
             biased;
-            () = proxy.dispatcher.shutdown().expired() => return ContinuationSearch::Ended(record.shut_down()),
-            () = replaced(notice) => return ContinuationSearch::Ended(record.superseded()),
-            found = timeout(patience, proxy.tries(order, headers, Some(so_far), ticket, record)) => found,
+            () = proxy.dispatcher.shutdown().expired() => return ContinuationSearch::Ended(request.record.shut_down()),
+            () = replaced(notice) => return ContinuationSearch::Ended(request.record.superseded()),
+            found = timeout(patience, proxy.tries(order, headers, Some(so_far), request)) => found,
         };
         match found {
             Ok(Ok(ClientAnswer::Stream { stream: rest, whole, .. })) => {

@@ -118,7 +118,7 @@ impl Pump {
     fn begins(&mut self, whole: Option<JobUsage>) {
         self.phase = PumpPhase::Open;
         (self.last, self.given_up) = (Instant::now(), None);
-        let place = self.live.record.place.filter(|_| whole.is_none());
+        let place = self.live.request.record.place.filter(|_| whole.is_none());
         let meter = place.map(|place| self.paces.meter(place.replica));
         self.ear = meter.clone().map(StreamObserver::new);
         let meter = meter.filter(|_| self.live.stream.is_single());
@@ -217,7 +217,7 @@ impl Pump {
     fn came(&mut self) {
         self.hears();
         (self.last, self.given_up) = (Instant::now(), None);
-        let record = &mut self.live.record;
+        let record = &mut self.live.request.record;
         record.gaps.piece(record.clock.tick(self.last));
         if let Some(pacer) = &mut self.pacer {
             pacer.read(self.live.stream.outputs(), self.last);
@@ -257,8 +257,8 @@ impl Pump {
         let error = match ended {
             EngineEnd::Fault(fault) => return self.failed(EngineError::Fault(fault), usage),
             EngineEnd::Stalled => return self.give_up(),
-            EngineEnd::ShutDown => self.live.record.shut_down(),
-            EngineEnd::Replaced => self.live.record.superseded(),
+            EngineEnd::ShutDown => self.live.request.record.shut_down(),
+            EngineEnd::Replaced => self.live.request.record.superseded(),
         };
         self.live.close(&error, None, usage);
         self.phase = PumpPhase::Over(BufferEnd::Broken);
@@ -270,10 +270,10 @@ impl Pump {
         let PumpPhase::Interrupted(fault, so_far) = std::mem::replace(&mut self.phase, broken) else {
             return;
         };
-        let from = self.live.record.place.map(|place| place.replica);
+        let from = self.live.request.record.place.map(|place| place.replica);
         let onward = self.live.onward(&so_far).await;
         if let Some(from) = from {
-            self.live.record.broke_off(from, fault, matches!(onward, ContinuationSearch::Found(_)));
+            self.live.request.record.broke_off(from, fault, matches!(onward, ContinuationSearch::Found(_)));
         }
         let usage = self.live.stream.usage_so_far();
         match onward {
@@ -301,7 +301,7 @@ fn poll_ended(live: &mut LiveStream, grace: &mut ShutdownWatch, cx: &mut Context
     if grace.poll_ended(cx).is_ready() {
         return Poll::Ready(EngineEnd::ShutDown);
     }
-    if live.record.notice().is_some_and(|notice| notice.poll_replaced(cx).is_ready()) {
+    if live.request.record.notice().is_some_and(|notice| notice.poll_replaced(cx).is_ready()) {
         return Poll::Ready(EngineEnd::Replaced);
     }
     match live.poll_handed_over(cx) {
@@ -315,8 +315,7 @@ impl Drop for Pump {
     fn drop(&mut self) {
         if matches!(self.phase, PumpPhase::Open) {
             let usage = self.live.stream.usage_so_far();
-            self.live.record.usage = Some(usage);
-            self.live.ticket.note_usage(usage);
+            self.live.request.note_usage(usage);
         }
     }
 }

@@ -130,12 +130,13 @@ impl HeldStream {
             }
         };
         drop(serving);
-        let ServedRequest { answered, mut record } = served;
+        let ServedRequest { answered, mut request } = served;
+        let record = &mut request.record;
         record.status = StatusCode::OK.as_u16();
         let error = match answered {
-            Ok((ClientAnswer::Stream { stream, whole, .. }, ticket, continuation)) => {
+            Ok((ClientAnswer::Stream { stream, whole, .. }, continuation)) => {
                 record.streams();
-                let live = Box::new(LiveStream { stream, ticket, record, continuation });
+                let live = Box::new(LiveStream { stream, request, continuation });
                 return Pump::new(&proxy, live, whole, writer).run().await;
             }
             // The engine did not stream what it was asked to stream.
@@ -145,7 +146,7 @@ impl HeldStream {
             }
             Err(error) => error,
         };
-        note_error(&error, &mut record);
+        note_error(&error, record);
         writer.push([error.sse_event(record.api.dialect())].into_iter());
         writer.end(BufferEnd::Broken);
     }

@@ -34,24 +34,24 @@ const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering")
 impl Proxy {
     /// The answer, whose head is not out yet.
     pub(super) fn respond(&self, served: ServedRequest) -> Response<AnswerBody> {
-        let ServedRequest { answered, mut record } = served;
+        let ServedRequest { answered, mut request } = served;
         match answered {
-            Ok((ClientAnswer::Stream { stream, head, whole }, ticket, continuation)) => {
-                let headers = answer_headers(&head, &record);
-                let live = Box::new(LiveStream { stream, ticket, record, continuation });
+            Ok((ClientAnswer::Stream { stream, head, whole }, continuation)) => {
+                let headers = answer_headers(&head, &request.record);
+                let live = Box::new(LiveStream { stream, request, continuation });
                 stream_response(headers, AnswerBody::Stream(self.stream(live, whole)))
             }
             Ok((ClientAnswer::Whole { status, head, body }, ..)) => {
-                whole_response(status, &head, body, &mut record)
+                whole_response(status, &head, body, &mut request.record)
             }
-            Err(error) => error_response(error, &mut record),
+            Err(error) => error_response(error, &mut request.record),
         }
     }
 
     /// The way of a stream to its client, from its first token on.
     pub(super) fn stream(&self, mut live: Box<LiveStream>, whole: Option<JobUsage>) -> ClientStream {
-        live.record.streams();
-        let tenant = live.record.identity.as_ref().map_or(TenantId::new(0), |who| who.tenant);
+        live.request.record.streams();
+        let tenant = live.request.record.identity.as_ref().map_or(TenantId::new(0), |who| who.tenant);
         let (writer, reader) = self.stream_buffer(tenant);
         let pump = Pump::new(self, live, whole, writer);
         let filling = (!pump.is_over()).then(|| self.pumps.spawn(pump.run()).abort_handle());

@@ -20,6 +20,7 @@ use crate::proxy::relay::engine_stream::{EngineStream, StreamStep};
 use crate::proxy::request::InferenceRequest;
 use crate::proxy::shadow::ShadowHalf;
 use crate::proxy::summary::RequestRecord;
+use crate::proxy::summary::active::ActiveRequest;
 use crate::telemetry::event::{RequestOutcome, ShadowSkipped};
 
 /// A copy on its way.
@@ -51,13 +52,12 @@ impl ShadowCopy {
                 return ShadowSkipped { reason, ..skipped }.emit(&proxy.telemetry);
             }
         };
-        // The record is told of the ticket's end, so it goes after it.
-        let (mut record, mut ticket) = (record(&proxy, &order, request_id, half), ticket);
-        record.bills.push(ticket.bills());
+        let mut request = ActiveRequest::of_copy(record(&proxy, &order, request_id, half), ticket);
+        let Some((ticket, record)) = request.parts() else { return };
         let dropped = tokio::select! {
             biased;
             () = proxy.dispatcher.shutdown().draining() => Some(RejectReason::Draining.name()),
-            dropped = answer(&proxy, &order, &headers, (&mut ticket, placement), &mut record) => dropped,
+            dropped = answer(&proxy, &order, &headers, (ticket, placement), record) => dropped,
         };
         if let Some(reason) = dropped {
             record.half = None;

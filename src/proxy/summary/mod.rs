@@ -13,8 +13,8 @@ use crate::core::model::event::{DispatchReason, EngineFault, PreemptReason, Reje
 use crate::core::model::ids::{ClassId, ModelId, PoolId, ReplicaId};
 use crate::core::model::job::{JobUsage, TokenCounts};
 use crate::core::model::time::Tick;
+use crate::dispatcher::LimitsAtEntry;
 use crate::dispatcher::clock::GatewayClock;
-use crate::dispatcher::{LimitsAtEntry, StayBills, Ticket};
 use crate::protocol::api::Api;
 use crate::protocol::error::ApiError;
 use crate::protocol::error::catalogue::ErrorKind;
@@ -33,18 +33,19 @@ use crate::usage::Journal;
 use http::HeaderValue;
 use smallvec::SmallVec;
 
+pub(super) mod active;
 mod usage_rows;
 
-/// Emitted once, when dropped.
+/// The facts of one request. [`ActiveRequest`](active::ActiveRequest) writes it at the end.
 #[derive(Debug)]
 pub(super) struct RequestRecord {
     /// Where it goes.
     pub(super) telemetry: Telemetry,
     /// Where it is written down what it used; absent = nowhere.
     pub(super) journal: Option<Journal>,
-    /// What its stays at replicas came to, for each time that it was admitted.
-    /// Complete once its tickets are gone, so it outlives them.
-    pub(super) bills: SmallVec<[Arc<StayBills>; 1]>,
+    /// Bills of its stays at replicas, in their order. Complete once its tickets
+    /// have ended.
+    pub(super) bills: SmallVec<[StayBill; 1]>,
     /// The id that the client gave or got.
     pub(super) request_id: HeaderValue,
     /// The time that all its moments are told in.
@@ -221,14 +222,6 @@ impl RequestRecord {
         }
     }
 
-    /// It has been admitted with this ticket, or refused by a limit.
-    pub(super) fn admitted(&mut self, ticket: &mut Ticket) {
-        self.bills.push(ticket.bills());
-        let limits = ticket.take_limits();
-        limits.shadowed.iter().for_each(|rule| self.met(*rule));
-        self.limits = limits;
-    }
-
     /// A limit refused it, or would have.
     pub(super) fn met(&self, rule: LimitId) {
         let request_id = self.request_id.to_str().unwrap_or_default();
@@ -401,11 +394,6 @@ impl RequestRecord {
         }
     }
 
-    /// What its stays came to, in their order.
-    fn take_bills(&self) -> SmallVec<[StayBill; 1]> {
-        self.bills.iter().flat_map(|bills| bills.take()).collect()
-    }
-
     fn age(&self) -> Duration {
         self.clock.now().since(self.started)
     }
@@ -450,8 +438,9 @@ impl RequestRecord {
     }
 }
 
-impl Drop for RequestRecord {
-    fn drop(&mut self) {
+impl RequestRecord {
+    /// The request is over: writes its log line, metrics, usage rows, trail and trace.
+    pub(super) fn finish(&mut self) {
         self.learn();
         let now = self.clock.now();
         self.conclude(now);
@@ -460,7 +449,7 @@ impl Drop for RequestRecord {
         let text = |id: &'_ HeaderValue| id.to_str().unwrap_or_default().to_owned();
         let replaces = self.replaces.as_ref().map(text);
         let replaced_by = self.notice().and_then(|notice| notice.replaced_by()).map(text);
-        let bills = self.take_bills();
+        let bills = std::mem::take(&mut self.bills);
         let event = RequestFinished {
             request_id: self.request_id.to_str().unwrap_or_default(),
             trace_id: trace_id.as_deref(),
