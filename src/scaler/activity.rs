@@ -43,7 +43,7 @@ enum ActivitySignal {
 impl ActivityStream {
     fn new(cache: Arc<SignalCache>, ask: TriggerQuery, permit: StreamPermit) -> Self {
         let (views, ending) = (cache.subscribe(), cache.ending());
-        Self { cache: cache, query: ask, views, ending, last_sent: None, is_done: false, _permit: permit }
+        Self { cache, query: ask, views, ending, last_sent: None, is_done: false, _permit: permit }
     }
 
     fn is_pool_removed(&self) -> bool {

@@ -11,7 +11,7 @@ use crate::core::model::policy::{Class, Model, Policy, Pool, QueueBounds, Quota,
 use crate::core::model::snapshot::Snapshot;
 use crate::core::placement::choose::PlacementReason;
 use crate::telemetry::Telemetry;
-use crate::telemetry::event::{ConfigReloaded, RequestFinished, RequestOutcome, Timings};
+use crate::telemetry::event::{ConfigReloaded, RequestOutcome, RequestSummary, Timings};
 use crate::telemetry::metrics::Scrape;
 
 /// Tenants `team-0`, `team-1`, ... with one class, model, pool and replica.
@@ -63,8 +63,8 @@ pub(crate) fn load(telemetry: &Telemetry, policy: Policy, digest: &str) {
     ConfigReloaded { policy: &Arc::new(policy), digest, restart_needed: &[] }.emit(telemetry);
 }
 
-pub(crate) fn success() -> RequestFinished<'static> {
-    RequestFinished {
+pub(crate) fn success() -> RequestSummary<'static> {
+    RequestSummary {
         request_id: "req-1",
         key_id: Some("pk_1"),
         tenant: Some(TenantId::new(0)),
@@ -107,7 +107,7 @@ pub(crate) fn success() -> RequestFinished<'static> {
             demoted_from: None,
         }),
         finish_reason: Some("stop"),
-        ..RequestFinished::default()
+        ..RequestSummary::default()
     }
 }
 

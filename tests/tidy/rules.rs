@@ -76,7 +76,7 @@ pub(crate) const MANY_FIELDS: [(&str, usize, &str); 17] = [
     ("StreamRow", 25, "to be split"),
     ("SimOptions", 18, "to be split"),
     ("World", 17, "to be split"),
-    ("RequestFinished", 31, "to be split"),
+    ("RequestSummary", 32, "to be split"),
     ("UsageRow", 23, "to be split"),
     ("JournalWriter", 18, "to be split"),
 ];
@@ -163,8 +163,6 @@ pub(crate) const TANGLED: &[&[&str]] = &[
         "proxy/response/mod.rs",
         "proxy/shadow/copy.rs",
         "proxy/shadow/mod.rs",
-        "proxy/summary/mod.rs",
-        "proxy/summary/usage_rows.rs",
     ],
     &[
         "scaler/activity.rs",

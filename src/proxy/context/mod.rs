@@ -43,7 +43,7 @@ pub struct PromptCounter {
     /// The threads that count.
     pub desk: CountingThreads,
     /// What estimates are off by.
-    pub ratios: TokenRatios,
+    pub ratios: Arc<TokenRatios>,
     /// Engines that are asked to count just now, and for whom.
     pub(super) asked: Arc<TokenizeRequests>,
     windows: DashMap<ModelId, (Tick, PoolWindows)>,
@@ -98,7 +98,7 @@ impl Proxy {
         record.counted(measured.all, measured.source);
         if measured.source == CountSource::Estimate || measured.source == CountSource::Bound {
             record.learn_from =
-                Some((Arc::clone(&self.token_counters), PromptCounter::pair(order), order.estimated));
+                Some((Arc::clone(&self.token_counters.ratios), PromptCounter::pair(order), order.estimated));
         }
         order.peek.lowered = None;
         let lowered = match window.filter(|_| measured.source.is_sure()) {

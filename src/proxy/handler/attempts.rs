@@ -11,12 +11,14 @@ use tokio::time::sleep_until;
 use crate::core::model::event::{AttemptOutcome, EngineFault};
 use crate::core::model::job::JobUsage;
 use crate::core::model::time::Tick;
+use crate::dispatcher::Ticket;
 use crate::protocol::error::ApiError;
 use crate::protocol::error::catalogue::ErrorKind;
 use crate::protocol::response::partial_answer::PartialAnswer;
 use crate::proxy::attempt::resets::EngineResets;
 use crate::proxy::attempt::{AttemptContext, AttemptResult};
 use crate::proxy::request::InferenceRequest;
+use crate::proxy::summary::RequestRecord;
 use crate::proxy::summary::active::ActiveRequest;
 use crate::telemetry::trace::RequestPhase;
 
@@ -37,10 +39,23 @@ impl Proxy {
         so_far: Option<&PartialAnswer>,
         request: &mut ActiveRequest,
     ) -> Result<ClientAnswer, ServeError> {
-        let Some((ticket, record)) = request.parts() else {
-            let error = ApiError::new(ErrorKind::Internal, "the request was not admitted");
-            return Err(ServeError::Refused(error));
-        };
+        match request.parts() {
+            Some((ticket, record)) => self.attempts(order, headers, so_far, ticket, record).await,
+            None => {
+                let error = ApiError::new(ErrorKind::Internal, "the request was not admitted");
+                Err(ServeError::Refused(error))
+            }
+        }
+    }
+
+    async fn attempts(
+        &self,
+        order: &InferenceRequest,
+        headers: &HeaderMap,
+        so_far: Option<&PartialAnswer>,
+        ticket: &mut Ticket,
+        record: &mut RequestRecord,
+    ) -> Result<ClientAnswer, ServeError> {
         let (upstreams, paces, answers) = (&self.upstreams, &*self.itl_samplers, &self.answers);
         let tries = AttemptContext { upstreams, paces, answers, order, headers, so_far };
         let mut resets = EngineResets::default();

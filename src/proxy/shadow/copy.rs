@@ -18,7 +18,7 @@ use crate::proxy::attempt::{AttemptContext, AttemptResult};
 use crate::proxy::handler::{Proxy, place};
 use crate::proxy::relay::engine_stream::{EngineStream, StreamStep};
 use crate::proxy::request::InferenceRequest;
-use crate::proxy::shadow::ShadowHalf;
+use crate::proxy::shadow::pair::ShadowHalf;
 use crate::proxy::summary::RequestRecord;
 use crate::proxy::summary::active::ActiveRequest;
 use crate::telemetry::event::{RequestOutcome, ShadowSkipped};

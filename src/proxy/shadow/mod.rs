@@ -7,7 +7,7 @@
 //! it ends, and whether, nobody but the operator sees.
 
 mod copy;
-mod pair;
+pub(super) mod pair;
 
 use std::collections::HashMap;
 use std::collections::VecDeque;
@@ -27,8 +27,6 @@ use crate::proxy::request::InferenceRequest;
 use crate::proxy::request::candidates::ModelCandidates;
 use crate::proxy::summary::RequestRecord;
 use crate::telemetry::event::ShadowSkipped;
-
-pub(super) use pair::ShadowHalf;
 
 use copy::ShadowCopy;
 use pair::ShadowPair;

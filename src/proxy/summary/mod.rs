@@ -18,17 +18,17 @@ use crate::dispatcher::clock::GatewayClock;
 use crate::protocol::api::Api;
 use crate::protocol::error::ApiError;
 use crate::protocol::error::catalogue::ErrorKind;
-use crate::proxy::context::PromptCounter;
 use crate::proxy::request::superseding::{LiveRequestGuard, SupersededNotice};
-use crate::proxy::shadow::ShadowHalf;
+use crate::proxy::shadow::pair::ShadowHalf;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{
-    LimitMet, RequestFellBack, RequestFinished, RequestOutcome, RequestRecalled, RequestRequeued, ShadowSide,
-    StayBilled, StreamContinuation, Timings,
+    EngineTimings, LimitMet, RequestFellBack, RequestOutcome, RequestRecalled, RequestRequeued,
+    RequestSummary, StayBilled, StreamContinuation, Timings,
 };
-use crate::telemetry::request_history::{AttemptEnd, AttemptTrail, RequestEnd, TrailRecorder};
+use crate::telemetry::request_history::{AttemptEnd, AttemptTrail, TrailRecorder};
 use crate::telemetry::trace::RequestTrace;
 use crate::tokens::CountSource;
+use crate::tokens::ratio::TokenRatios;
 use crate::usage::Journal;
 use http::HeaderValue;
 use smallvec::SmallVec;
@@ -72,7 +72,7 @@ pub(super) struct RequestRecord {
     pub(super) lowered: Option<u64>,
     /// What the engine's count is compared with: the estimate, and where that
     /// is told.
-    pub(super) learn_from: Option<(Arc<PromptCounter>, (u32, u32), u64)>,
+    pub(super) learn_from: Option<(Arc<TokenRatios>, (u32, u32), u64)>,
     /// The name that the client used for it.
     pub(super) requested_model: Option<String>,
     /// Whether the answer is a stream.
@@ -242,12 +242,12 @@ impl RequestRecord {
 
     /// An engine's count says what the estimate was off by.
     fn learn(&self) {
-        if let (Some((meter, pair, estimated)), Some(JobUsage::Exact(tokens))) =
+        if let (Some((ratios, pair, estimated)), Some(JobUsage::Exact(tokens))) =
             (&self.learn_from, self.usage)
             && self.outcome == RequestOutcome::Success
             && self.continued == 0
         {
-            meter.ratios.learn(*pair, *estimated, tokens.input);
+            ratios.learn(*pair, *estimated, tokens.input);
         }
     }
 
@@ -341,8 +341,8 @@ impl RequestRecord {
         RequestRecalled { request_id, replica, why, attempt: self.attempts }.emit(&self.telemetry);
     }
 
-    /// What its end means for its status, for its retries and for its copy.
-    fn conclude(&mut self, now: Tick) {
+    /// What its end means for its status and for its retries.
+    fn conclude(&mut self) {
         if let (Some(usage), Some((counted, _))) = (&mut self.usage, self.prompt) {
             *usage = usage.with_prompt(counted);
         }
@@ -354,20 +354,14 @@ impl RequestRecord {
         if self.early_head.as_ref().is_some_and(|sent| sent.load(Ordering::Relaxed)) {
             self.status = 200;
         }
-        if let (Some(half), Some(side)) = (&self.half, self.side(now)) {
-            half.ended(side);
-        }
     }
 
-    /// How it went, as seen from the engine.
-    fn side(&self, now: Tick) -> Option<ShadowSide> {
+    /// Its durations at the engine that answered it.
+    fn at_engine(&self, now: Tick) -> Option<EngineTimings> {
         let sent = self.sent_at?;
-        Some(ShadowSide {
-            outcome: self.outcome,
-            pool: self.place.and_then(|place| place.pool),
+        Some(EngineTimings {
             first_token: self.first_token.map(|at| at.since(sent)),
             total: self.engine.unwrap_or(now.since(sent)),
-            output_tokens: self.usage.and_then(JobUsage::tokens).map(|tokens| tokens.output),
         })
     }
 
@@ -384,13 +378,15 @@ impl RequestRecord {
         }
     }
 
-    /// Tells what it cost to metrics and to the journal.
-    fn write_down(&self, event: &RequestFinished<'_>, bills: &[StayBill]) {
-        bills.iter().for_each(|bill| StayBilled { tenant: event.tenant, bill }.emit(&self.telemetry));
+    /// Counts its bills, and writes them to the journal.
+    fn write_bills(&self, summary: &RequestSummary<'_>) {
+        let tenant = summary.tenant;
+        summary.bills.iter().for_each(|bill| StayBilled { tenant, bill }.emit(&self.telemetry));
         // A request of nobody is counted (`penstock_auth_failures_total`) and logged,
         // but is on nobody's bill: whoever reaches the port could fill the journal.
-        if let Some(journal) = self.journal.as_ref().filter(|_| event.tenant.is_some()) {
-            usage_rows::of(self, event, bills).for_each(|row| journal.record(row));
+        if let Some(journal) = self.journal.as_ref().filter(|_| tenant.is_some()) {
+            let policy = self.telemetry.policy();
+            usage_rows::of(summary, &policy).for_each(|row| journal.record(row));
         }
     }
 
@@ -443,14 +439,13 @@ impl RequestRecord {
     pub(super) fn finish(&mut self) {
         self.learn();
         let now = self.clock.now();
-        self.conclude(now);
-        let timings = self.timings(now);
+        self.conclude();
         let trace_id = self.trace.as_ref().and_then(RequestTrace::trace_id);
         let text = |id: &'_ HeaderValue| id.to_str().unwrap_or_default().to_owned();
         let replaces = self.replaces.as_ref().map(text);
         let replaced_by = self.notice().and_then(|notice| notice.replaced_by()).map(text);
         let bills = std::mem::take(&mut self.bills);
-        let event = RequestFinished {
+        let summary = RequestSummary {
             request_id: self.request_id.to_str().unwrap_or_default(),
             trace_id: trace_id.as_deref(),
             key_id: self.identity.as_ref().and_then(|identity| identity.key_id.as_deref()),
@@ -471,9 +466,10 @@ impl RequestRecord {
             reason: self.reason,
             prompt: self.prompt,
             usage: Some(self.usage.unwrap_or(JobUsage::Exact(TokenCounts::default()))),
-            gpu: (!bills.is_empty()).then(|| bills.iter().map(|bill| bill.time).sum()),
-            cost: usage_rows::cost(&bills),
-            timings,
+            reached_engine: self.usage.is_some(),
+            bills: &bills,
+            timings: self.timings(now),
+            at_engine: self.at_engine(now),
             attempts: self.attempts,
             continued: self.continued,
             recalls: self.recalls.0,
@@ -483,13 +479,15 @@ impl RequestRecord {
             placed: self.place.map(|place| place.why),
             finish_reason: self.finish_reason,
         };
-        event.emit(&self.telemetry);
-        self.write_down(&event, &bills);
-        let (outcome, reason, status) = (self.outcome, self.reason, self.status);
-        self.tell(|trail| trail.ended(RequestEnd { outcome, reason, status, total: timings.total }));
+        summary.emit(&self.telemetry);
+        self.write_bills(&summary);
+        self.tell(|trail| trail.ended(summary.end()));
+        if let (Some(half), Some(side)) = (&self.half, summary.shadow_side()) {
+            half.ended(side);
+        }
         let trace = self.trace.take();
         if let Some(trace) = trace {
-            trace.finish(&event, &self.telemetry, now);
+            trace.finish(&summary, &self.telemetry, now);
         }
     }
 }

@@ -34,8 +34,8 @@ pub use replica::{
     ScrapeRecovered,
 };
 pub use request::{
-    AuthFailed, RequestFellBack, RequestFinished, RequestOutcome, RequestRecalled, RequestRequeued,
-    StreamBroken, StreamContinuation, Timings,
+    AuthFailed, EngineTimings, RequestFellBack, RequestOutcome, RequestRecalled, RequestRequeued,
+    RequestSummary, StreamBroken, StreamContinuation, Timings,
 };
 pub use scale::{
     DeciderChanged, DemandNotKept, DemandRestored, DesiredChanged, PeerHeard, PeerLost, PeersSeen,

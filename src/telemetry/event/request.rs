@@ -4,19 +4,23 @@ use std::time::Duration;
 
 use tracing::{Level, debug, info, warn};
 
+use crate::core::billing::bill::StayBill;
 use crate::core::model::event::{DispatchReason, EngineFault, PreemptReason, RejectReason};
 use crate::core::model::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::model::job::JobUsage;
 use crate::core::model::policy::Policy;
 use crate::core::replica::affinity::adapter_slots::AdapterState;
 use crate::telemetry::Telemetry;
+use crate::telemetry::event::shadow::ShadowSide;
 use crate::telemetry::event::{known, millis, pool_of, shorten};
+use crate::telemetry::request_history::RequestEnd;
 use crate::tokens::CountSource;
 
-/// One request, from its head to its last byte. Emitted exactly once for every
-/// request that got as far as a request id.
+/// Summary of one request, from its head to its last byte: the one value that its
+/// log line, metrics, trace, usage rows, trail and shadow comparison are made of.
+/// Emitted exactly once for every request that got as far as a request id.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct RequestFinished<'a> {
+pub struct RequestSummary<'a> {
     /// The id that the client was told.
     pub request_id: &'a str,
     /// The trace it belongs to, when it is traced.
@@ -58,13 +62,15 @@ pub struct RequestFinished<'a> {
     pub prompt: Option<(u64, CountSource)>,
     /// What it consumed; absent = it never reached an engine.
     pub usage: Option<JobUsage>,
-    /// Its part of replicas' time, over all its stays; absent = it had none.
-    pub gpu: Option<Duration>,
-    /// What that costs, in the currency of the configuration; absent = its pools
-    /// have no price.
-    pub cost: Option<f64>,
+    /// Whether an engine saw it. Else its usage is exactly nothing.
+    pub reached_engine: bool,
+    /// Bills of its stays at replicas, in their order.
+    pub bills: &'a [StayBill],
     /// Its durations.
     pub timings: Timings,
+    /// Its durations since it was sent to the engine that answered it; absent = it
+    /// was not sent.
+    pub at_engine: Option<EngineTimings>,
     /// Engines it was sent to.
     pub attempts: u32,
     /// How often its stream went on at another replica.
@@ -130,7 +136,17 @@ pub struct Timings {
     pub gap_max: Option<Duration>,
 }
 
-impl RequestFinished<'_> {
+/// The durations of a request at the engine that answered it. The queue's are not in
+/// them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EngineTimings {
+    /// To the first token; absent for what is not a stream.
+    pub first_token: Option<Duration>,
+    /// To the end.
+    pub total: Duration,
+}
+
+impl RequestSummary<'_> {
     /// Writes the request's one log line and counts it.
     pub fn emit(&self, telemetry: &Telemetry) {
         let policy = telemetry.policy();
@@ -139,6 +155,46 @@ impl RequestFinished<'_> {
             None => telemetry.log_stranger(|| self.log(&policy)),
         }
         telemetry.metrics().request_finished(&policy, self);
+    }
+
+    /// Its part of replicas' time, over all its stays; absent = it had none.
+    #[must_use]
+    pub fn gpu(&self) -> Option<Duration> {
+        (!self.bills.is_empty()).then(|| self.bills.iter().map(|bill| bill.time).sum())
+    }
+
+    /// The cost of its stays, in the currency of the configuration; absent = its
+    /// pools have no price.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "for people")]
+    pub fn cost(&self) -> Option<f64> {
+        let is_priced = self.bills.iter().any(|bill| bill.price.is_some());
+        is_priced.then(|| self.bills.iter().map(|bill| bill.money).sum::<u64>() as f64 / 1e9)
+    }
+
+    /// Its side of the comparison with its shadow copy, or with its original;
+    /// absent = it was not sent to an engine.
+    #[must_use]
+    pub fn shadow_side(&self) -> Option<ShadowSide> {
+        let EngineTimings { first_token, total } = self.at_engine?;
+        Some(ShadowSide {
+            outcome: self.outcome,
+            pool: self.pool,
+            first_token,
+            total,
+            output_tokens: self.usage.and_then(JobUsage::tokens).map(|tokens| tokens.output),
+        })
+    }
+
+    /// The end of its trail.
+    #[must_use]
+    pub const fn end(&self) -> RequestEnd {
+        RequestEnd {
+            outcome: self.outcome,
+            reason: self.reason,
+            status: self.status,
+            total: self.timings.total,
+        }
     }
 
     /// `error.type` of the semantic conventions; absent for a success.
@@ -182,8 +238,8 @@ impl RequestFinished<'_> {
                     input_tokens = tokens.map(|tokens| tokens.input),
                     cached_tokens = tokens.map(|tokens| tokens.cached),
                     output_tokens = tokens.map(|tokens| tokens.output),
-                    gpu_ms = self.gpu.map(millis),
-                    cost = self.cost,
+                    gpu_ms = self.gpu().map(millis),
+                    cost = self.cost(),
                     queue_ms = times.queue.map(millis),
                     connect_ms = times.connect.map(millis),
                     ttft_ms = times.first_token.map(millis),
@@ -428,19 +484,19 @@ mod tests {
             (&200.into(), &true.into(), &"INFO".into())
         );
 
-        RequestFinished { outcome: RequestOutcome::Failed, reason: Some("upstream_failed"), ..success() }
+        RequestSummary { outcome: RequestOutcome::Failed, reason: Some("upstream_failed"), ..success() }
             .emit(&telemetry);
         let log = telemetry.captured_log();
         let line: serde_json::Value = serde_json::from_str(log.lines().last().unwrap()).unwrap();
         assert_eq!((&line["level"], &line["reason"]), (&"WARN".into(), &"upstream_failed".into()));
 
         let (replaces, replaced_by) = (Some("try-0"), Some("try-2"));
-        RequestFinished { replaces, replaced_by, ..success() }.emit(&telemetry);
+        RequestSummary { replaces, replaced_by, ..success() }.emit(&telemetry);
         let log = telemetry.captured_log();
         let line: serde_json::Value = serde_json::from_str(log.lines().last().unwrap()).unwrap();
         assert_eq!((&line["replaces"], &line["replaced_by"]), (&"try-0".into(), &"try-2".into()));
 
-        RequestFinished { recalls: 2, recall_reason: Some("stalled"), ..success() }.emit(&telemetry);
+        RequestSummary { recalls: 2, recall_reason: Some("stalled"), ..success() }.emit(&telemetry);
         let log = telemetry.captured_log();
         let line: serde_json::Value = serde_json::from_str(log.lines().last().unwrap()).unwrap();
         assert_eq!((&line["recalls"], &line["recall_reason"]), (&2.into(), &"stalled".into()));

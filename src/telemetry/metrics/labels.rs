@@ -5,7 +5,7 @@ use metrics::{Key, Label};
 
 use crate::core::model::ids::{ClassId, ModelId, PoolId, TenantId};
 use crate::core::model::policy::Policy;
-use crate::telemetry::event::{RequestFinished, known};
+use crate::telemetry::event::{RequestSummary, known};
 
 /// The value of a label whose subject the configuration does not know.
 pub(super) const OTHER: &str = "other";
@@ -21,7 +21,7 @@ pub(super) struct SeriesOwner {
 }
 
 impl SeriesOwner {
-    pub(super) fn of(policy: &Policy, event: &RequestFinished<'_>) -> Self {
+    pub(super) fn of(policy: &Policy, event: &RequestSummary<'_>) -> Self {
         Self {
             tenant: event.tenant.filter(|id| known(policy.tenants.name(*id)).is_some()),
             class: event.class.filter(|id| known(policy.classes.name(*id)).is_some()),

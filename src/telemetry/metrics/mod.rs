@@ -19,7 +19,7 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, 
 use crate::core::model::ids::PoolId;
 use crate::core::model::policy::Policy;
 use crate::telemetry::ConfigStatus;
-use crate::telemetry::event::{RequestFinished, ShadowSide};
+use crate::telemetry::event::{RequestSummary, ShadowSide};
 use crate::telemetry::metrics::catalogue::Metric;
 use crate::telemetry::metrics::cost::Costs;
 use crate::telemetry::metrics::scrape::SeenQueues;
@@ -84,7 +84,7 @@ impl Metrics {
         text
     }
 
-    pub(super) fn request_finished(&self, policy: &Policy, event: &RequestFinished<'_>) {
+    pub(super) fn request_finished(&self, policy: &Policy, event: &RequestSummary<'_>) {
         self.requests.record(&self.recorder, policy, event);
         self.gen_ai.record(&self.recorder, policy, event);
     }

@@ -11,7 +11,7 @@ use parking_lot::RwLock;
 use crate::core::model::ids::ModelId;
 use crate::core::model::job::{JobUsage, TokenCounts};
 use crate::core::model::policy::Policy;
-use crate::telemetry::event::{RequestFinished, RequestOutcome};
+use crate::telemetry::event::{RequestOutcome, RequestSummary};
 use crate::telemetry::metrics::catalogue::{self, Metric};
 use crate::telemetry::metrics::labels::{self, SeriesOwner};
 use crate::telemetry::metrics::{METADATA, counter};
@@ -26,7 +26,7 @@ pub(super) const MAX_OWNERS: usize = 1_000;
 pub(super) struct RequestCache(DashMap<SeriesOwner, Arc<RequestSeries>>);
 
 impl RequestCache {
-    pub(super) fn record(&self, recorder: &PrometheusRecorder, policy: &Policy, event: &RequestFinished<'_>) {
+    pub(super) fn record(&self, recorder: &PrometheusRecorder, policy: &Policy, event: &RequestSummary<'_>) {
         let series = self.series(policy, SeriesOwner::of(policy, event));
         series.record(recorder, event);
     }
@@ -98,7 +98,7 @@ impl RequestSeries {
         }
     }
 
-    fn record(&self, recorder: &PrometheusRecorder, event: &RequestFinished<'_>) {
+    fn record(&self, recorder: &PrometheusRecorder, event: &RequestSummary<'_>) {
         self.count_end(recorder, event);
         self.count_usage(recorder, event.usage);
         self.count_source(recorder, event.prompt.map(|(_, source)| source));
@@ -116,7 +116,7 @@ impl RequestSeries {
         }
     }
 
-    fn count_end(&self, recorder: &PrometheusRecorder, event: &RequestFinished<'_>) {
+    fn count_end(&self, recorder: &PrometheusRecorder, event: &RequestSummary<'_>) {
         let (outcome, reason) = (event.outcome, event.error_type().unwrap_or("none"));
         let is_it = |end: &&EndCounters| end.outcome == outcome && end.reason == reason;
         if let Some(end) = self.ends.read().iter().find(is_it) {
@@ -221,7 +221,7 @@ struct GenAiSeries {
 }
 
 impl GenAiCache {
-    pub(super) fn record(&self, recorder: &PrometheusRecorder, policy: &Policy, event: &RequestFinished<'_>) {
+    pub(super) fn record(&self, recorder: &PrometheusRecorder, policy: &Policy, event: &RequestSummary<'_>) {
         let key = GenAiKey {
             operation: event.operation,
             provider: event.engine.unwrap_or("penstock"),
@@ -263,7 +263,7 @@ impl GenAiKey {
 }
 
 /// Time after the first token over the tokens after the first.
-fn per_token(event: &RequestFinished<'_>) -> Option<Duration> {
+fn per_token(event: &RequestSummary<'_>) -> Option<Duration> {
     let Some(JobUsage::Exact(tokens)) = event.usage else { return None };
     let after_first = u32::try_from(tokens.output.checked_sub(1)?).ok()?;
     event.timings.total.checked_sub(event.timings.first_token?)?.checked_div(after_first)

@@ -8,7 +8,7 @@ use crate::core::model::ids::{ReplicaId, TenantId};
 use crate::core::model::job::{JobUsage, TokenCounts};
 use crate::telemetry::event::{
     AuthFailed, ConnectionRefused, ModelMismatch, ProbeFailed, ReplicaEjected, ReplicaReadmitted,
-    RequestFinished, RequestOutcome, RequestRecalled, RequestRequeued, ScrapeFailed, StreamBroken,
+    RequestOutcome, RequestRecalled, RequestRequeued, RequestSummary, ScrapeFailed, StreamBroken,
 };
 use crate::telemetry::fixtures::{load, policy, render, samples, success, telemetry};
 use crate::telemetry::metrics::series::MAX_OWNERS;
@@ -54,7 +54,7 @@ fn a_finished_request_feeds_every_series_with_config_labels() {
 fn each_family_has_one_help_and_one_type_and_no_sample_twice() {
     let telemetry = telemetry(2);
     success().emit(&telemetry);
-    RequestFinished { tenant: Some(TenantId::new(1)), ..success() }.emit(&telemetry);
+    RequestSummary { tenant: Some(TenantId::new(1)), ..success() }.emit(&telemetry);
     let text = render(&telemetry);
 
     let mut families = BTreeSet::new();
@@ -83,7 +83,7 @@ fn each_family_has_one_help_and_one_type_and_no_sample_twice() {
 fn unknown_models_add_no_series_and_show_in_the_log_only() {
     let telemetry = telemetry(1);
     let unknown = |model: &str| {
-        RequestFinished {
+        RequestSummary {
             model: None,
             pool: None,
             replica: None,
@@ -113,7 +113,7 @@ fn unknown_models_add_no_series_and_show_in_the_log_only() {
 fn tenants_beyond_the_bound_share_their_series() {
     let telemetry = telemetry(MAX_OWNERS + 50);
     for number in 0..MAX_OWNERS + 50 {
-        RequestFinished { tenant: Some(number.into()), ..success() }.emit(&telemetry);
+        RequestSummary { tenant: Some(number.into()), ..success() }.emit(&telemetry);
     }
     let text = render(&telemetry);
     let requests = samples(&text);
@@ -127,7 +127,7 @@ fn tenants_beyond_the_bound_share_their_series() {
 #[test]
 fn an_id_that_gets_its_name_later_is_not_stuck_with_other() {
     let telemetry = telemetry(1);
-    let late = RequestFinished { tenant: Some(TenantId::new(1)), ..success() };
+    let late = RequestSummary { tenant: Some(TenantId::new(1)), ..success() };
     late.emit(&telemetry);
     load(&telemetry, policy(2), "d2");
     late.emit(&telemetry);
@@ -143,13 +143,13 @@ fn an_id_that_gets_its_name_later_is_not_stuck_with_other() {
 #[test]
 fn unknown_usage_is_not_zero_and_partial_usage_is_told_apart() {
     let telemetry = telemetry(1);
-    RequestFinished { usage: Some(JobUsage::Unknown), ..success() }.emit(&telemetry);
+    RequestSummary { usage: Some(JobUsage::Unknown), ..success() }.emit(&telemetry);
     let text = render(&telemetry);
     assert_eq!(samples(&text)[r#"penstock_usage_unknown_total{tenant="team-0",model="llama"}"#], 1.0);
     assert!(!text.contains("penstock_tokens_total{"));
 
     let tokens = TokenCounts { input: 5, cached: 0, output: 2 };
-    RequestFinished {
+    RequestSummary {
         usage: Some(JobUsage::Partial(tokens)),
         outcome: RequestOutcome::ClientGone,
         ..success()
@@ -166,7 +166,7 @@ fn unknown_usage_is_not_zero_and_partial_usage_is_told_apart() {
 fn every_other_event_is_counted_under_its_pool_or_reason() {
     let telemetry = telemetry(1);
     let (replica, fault, problem) = (ReplicaId::new(0), EngineFault::Refused, "refused");
-    RequestFinished { outcome: RequestOutcome::Rejected, reason: Some("queue_full"), ..success() }
+    RequestSummary { outcome: RequestOutcome::Rejected, reason: Some("queue_full"), ..success() }
         .emit(&telemetry);
     RequestRequeued { request_id: "r", replica, fault, attempt: 1 }.emit(&telemetry);
     RequestRecalled { request_id: "r", replica, why: PreemptReason::Stalled, attempt: 1 }.emit(&telemetry);

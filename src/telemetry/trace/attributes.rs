@@ -4,10 +4,10 @@
 use opentelemetry::{Array, KeyValue, StringValue, Value};
 
 use crate::core::model::policy::Policy;
-use crate::telemetry::event::{RequestFinished, known, shorten};
+use crate::telemetry::event::{RequestSummary, known, shorten};
 
 /// Everything that is known of the request; what is not known is left out.
-pub(super) fn of(event: &RequestFinished<'_>, policy: &Policy) -> Vec<KeyValue> {
+pub(super) fn of(event: &RequestSummary<'_>, policy: &Policy) -> Vec<KeyValue> {
     let mut list = vec![
         KeyValue::new("gen_ai.operation.name", event.operation),
         KeyValue::new("gen_ai.provider.name", event.engine.unwrap_or("penstock")),

@@ -20,7 +20,7 @@ use opentelemetry_sdk::trace::{
 
 use crate::config::settings::TelemetrySettings;
 use crate::core::model::time::Tick;
-use crate::telemetry::event::{RequestFinished, RequestOutcome, shorten};
+use crate::telemetry::event::{RequestOutcome, RequestSummary, shorten};
 use crate::telemetry::trace::context::ClientContext;
 use crate::telemetry::wall::Anchor;
 use crate::telemetry::{Telemetry, TelemetryError};
@@ -236,7 +236,7 @@ impl RequestTrace {
     }
 
     /// Ends the request's span with what became of it.
-    pub fn finish(self, event: &RequestFinished<'_>, telemetry: &Telemetry, at: Tick) {
+    pub fn finish(self, event: &RequestSummary<'_>, telemetry: &Telemetry, at: Tick) {
         let Some(live) = self.recorded() else { return };
         let span = live.context.span();
         span.set_attributes(attributes::of(event, &telemetry.policy()));

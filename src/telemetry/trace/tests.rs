@@ -21,7 +21,7 @@ use crate::config::settings::{LogFormat, TelemetrySettings};
 use crate::core::model::job::{JobUsage, TokenCounts};
 use crate::core::model::time::Tick;
 use crate::telemetry::Telemetry;
-use crate::telemetry::event::{RequestFinished, RequestOutcome};
+use crate::telemetry::event::{RequestOutcome, RequestSummary};
 use crate::telemetry::trace::{RequestPhase, TraceStart, Tracer};
 
 const PARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
@@ -71,14 +71,14 @@ fn a_request_becomes_a_span_under_the_clients_with_a_child_for_each_phase() {
     trace.phase(RequestPhase::Queue, Tick::from_millis(1_004), Tick::from_millis(1_104));
     trace.phase(RequestPhase::FirstToken, Tick::from_millis(1_104), Tick::from_millis(1_254));
     let usage = Some(JobUsage::Exact(TokenCounts { input: 9, cached: 4, output: 2 }));
-    let event = RequestFinished {
+    let event = RequestSummary {
         operation: "chat",
         engine: Some("vllm"),
         status: 502,
         usage,
         reason: Some("upstream_failed"),
         finish_reason: Some("stop"),
-        ..RequestFinished::default()
+        ..RequestSummary::default()
     };
     trace.finish(&event, &Telemetry::for_tests(), Tick::from_millis(2_000));
 
@@ -122,7 +122,7 @@ fn an_unsampled_request_records_nothing_but_tells_the_engine() {
     let mut upstream = client_headers("00-nonsense-01");
     trace.inject(&mut upstream);
     trace.phase(RequestPhase::Queue, Tick::ZERO, Tick::from_millis(5));
-    trace.finish(&RequestFinished::default(), &Telemetry::for_tests(), Tick::from_millis(9));
+    trace.finish(&RequestSummary::default(), &Telemetry::for_tests(), Tick::from_millis(9));
     assert!(memory.0.lock().is_empty());
     let parent = upstream["traceparent"].to_str().unwrap();
     assert!(parent.len() == 55 && parent.ends_with("-00"), "{parent}");
@@ -207,10 +207,10 @@ async fn spans_reach_a_collector_over_grpc_before_shutdown_ends() {
     let telemetry = Telemetry::new(&settings(&endpoint)).unwrap();
     let trace = telemetry.tracer().start(start(&HeaderMap::new()));
     trace.phase(RequestPhase::Stream, Tick::from_millis(1_010), Tick::from_millis(1_020));
-    let event = RequestFinished {
+    let event = RequestSummary {
         request_id: "req-over-the-wire",
         outcome: RequestOutcome::Success,
-        ..RequestFinished::default()
+        ..RequestSummary::default()
     };
     trace.finish(&event, &telemetry, Tick::from_millis(1_030));
     telemetry.shutdown(Duration::from_secs(10)).await;

@@ -11,5 +11,6 @@ pub(crate) mod leaving;
 pub(crate) mod listener;
 pub(crate) mod shadows;
 pub(crate) mod slow_clients;
+pub(crate) mod summary;
 pub(crate) mod superseding;
 pub(crate) mod tokens;
