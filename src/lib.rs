@@ -1,8 +1,8 @@
 //! Penstock: an inference gateway and queue-aware request router.
 //!
-//! `ARCHITECTURE.md` has the map. Arrows between the modules point downwards
-//! only: `app` → `{proxy, fleet, admin, sim}` → `usage` → `{config, wire,
-//! tls, telemetry}` → `tokens` → `core`.
+//! `ARCHITECTURE.md` has the map. A module may use those to the right of it: `app` → `admin` →
+//! `{proxy, scaler, sim}` → `{auth, fleet}` → `dispatcher` → `usage` → `{config, protocol, tls,
+//! telemetry}` → `{engines, tokens}` → `core`.
 
 pub mod admin;
 pub mod app;
@@ -11,6 +11,7 @@ pub mod cli;
 pub mod config;
 pub mod core;
 pub mod dispatcher;
+pub mod engines;
 pub mod fleet;
 pub mod protocol;
 pub mod proxy;

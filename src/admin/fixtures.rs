@@ -13,8 +13,8 @@ use crate::config::settings::identity::{Auth, Credentials, Grant, KeyEntry, List
 use crate::config::settings::names::{ModelNames, Split, TenantNames};
 use crate::config::settings::scale::ScaleSettings;
 use crate::config::settings::{
-    EdgeSettings, EngineKind, ListenerLimits, LogFormat, PoolSettings, ReplicaSettings, RequestLimits,
-    Settings, Startup, TelemetrySettings, UpstreamLimits,
+    EdgeSettings, ListenerLimits, LogFormat, PoolSettings, ReplicaSettings, RequestLimits, Settings, Startup,
+    TelemetrySettings, UpstreamLimits,
 };
 use crate::config::watch::{ReloadHandle, ReloadOutcome, ReloadReport};
 use crate::core::model::id_table::IdTable;
@@ -26,6 +26,7 @@ use crate::core::model::snapshot::{
 use crate::core::replica::bottleneck::{Bottleneck, SlotCounts};
 use crate::dispatcher::Dispatcher;
 use crate::dispatcher::clock::GatewayClock;
+use crate::engines::EngineKind;
 use crate::fleet::discovery::DiscoverySources;
 use crate::scaler::SignalCache;
 use crate::telemetry::{Telemetry, fixtures};

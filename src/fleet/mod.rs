@@ -4,10 +4,8 @@
 
 pub mod context;
 pub mod discovery;
-pub mod engine;
 pub mod fetch;
 pub mod handle;
-pub mod promtext;
 pub mod view;
 
 mod probe;

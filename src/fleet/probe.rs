@@ -34,11 +34,11 @@ pub(super) async fn run(shared: Arc<FleetContext>, member: Arc<MonitoredReplica>
 
 async fn check_ready(shared: &FleetContext, member: &MonitoredReplica) -> Result<(), FetchError> {
     let target = &member.target;
-    let adapter = target.adapter();
+    let engine = target.engine();
     let mut last = None;
-    for path in adapter.ready_paths {
+    for path in engine.ready_paths {
         let status = shared.fetcher.get_status(&target.url(path), target.key.as_ref()).await?;
-        if adapter.is_ready(status) {
+        if engine.is_ready(status) {
             return Ok(());
         }
         last = Some(status);

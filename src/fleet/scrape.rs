@@ -8,8 +8,8 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::core::model::event::Event;
+use crate::engines::{Ability, EngineGauges, ModelInfo};
 use crate::fleet::context::FleetContext;
-use crate::fleet::engine::{EngineGauges, ModelInfo};
 use crate::fleet::fetch::FetchError;
 use crate::fleet::target::ReplicaTarget;
 use crate::fleet::view::StatusCell;
@@ -116,7 +116,7 @@ async fn scrape(
     let target = &member.target;
     let body = shared.fetcher.get(url, target.key.as_ref(), shared.timing.scrape_timeout).await?;
     let text = String::from_utf8_lossy(&body);
-    let gauges = target.adapter().gauges(&text).ok_or(FetchError::Malformed)?;
+    let gauges = target.engine().gauges(&text).ok_or(FetchError::Malformed)?;
     report_adapters(shared, member, &text);
     Ok(gauges)
 }
@@ -124,7 +124,7 @@ async fn scrape(
 /// Reports which of the configured adapters the engine runs requests with.
 fn report_adapters(shared: &FleetContext, member: &MonitoredReplica, text: &str) {
     let target = &member.target;
-    let read = target.adapter().adapters.filter(|_| !target.adapters.is_empty() && !member.is_ended());
+    let read = target.engine().adapters.filter(|_| !target.adapters.is_empty() && !member.is_ended());
     let Some(loras) = read.and_then(|read| read(text)) else { return };
     let known = target.adapters.iter().filter(|(name, _)| loras.running.contains(name));
     let running = known.map(|(_, id)| *id).collect();
@@ -179,7 +179,7 @@ fn store_scrape(
 async fn fetch_info(shared: &FleetContext, member: &MonitoredReplica) -> Result<ModelInfo, FetchError> {
     let target = &member.target;
     let mut info = ModelInfo::default();
-    for doc in target.adapter().info {
+    for doc in target.engine().info {
         let url = target.url(doc.path);
         match shared.fetcher.get(&url, target.key.as_ref(), shared.timing.scrape_timeout).await {
             Ok(body) => (doc.read)(&body, &mut info).map_err(|_| FetchError::Malformed)?,
@@ -216,7 +216,7 @@ fn store_info(
 /// Configured names that the engine does not list. Empty when the engine also serves names that it
 /// does not list.
 fn missing_models(target: &ReplicaTarget, info: &ModelInfo) -> Vec<String> {
-    if !target.adapter().lists_all_names || info.names.is_empty() {
+    if !target.engine().can(Ability::ListAllNames) || info.names.is_empty() {
         return Vec::new();
     }
     let listed = |name: &String| info.names.iter().any(|served| served.name == *name);

@@ -97,7 +97,7 @@ async fn send_order(
     order: SleepOrder,
 ) -> Result<(), FetchError> {
     let target = &member.target;
-    let Some(paths) = &target.adapter().sleep else { return Err(FetchError::Status(404)) };
+    let Some(paths) = &target.engine().sleep else { return Err(FetchError::Status(404)) };
     let path = match order {
         SleepOrder::Sleep => paths.sleep,
         SleepOrder::Wake { .. } => paths.wake,
@@ -108,7 +108,7 @@ async fn send_order(
 /// Whether the engine sleeps; `None` when it does not say.
 async fn fetch_state(shared: &FleetContext, member: &MonitoredReplica) -> Option<SleepResult> {
     let target = &member.target;
-    let paths = target.adapter().sleep.as_ref()?;
+    let paths = target.engine().sleep.as_ref()?;
     let body = shared.fetcher.get(&target.url(paths.state), target.key.as_ref(), STATE_LIMIT).await.ok()?;
     let asleep = (paths.read)(&body)?;
     Some(if asleep { SleepResult::Asleep } else { SleepResult::Awake })

@@ -5,9 +5,9 @@ use std::time::Duration;
 use http::Uri;
 
 use crate::config::secret::Secret;
-use crate::config::settings::{EngineKind, Settings};
+use crate::config::settings::Settings;
 use crate::core::model::ids::{ModelId, ReplicaId};
-use crate::fleet::engine::{EngineSpec, adapter};
+use crate::engines::{EngineKind, EngineSpec};
 
 /// Everything that the tasks of a replica need to know. A reload that changes the target starts the
 /// tasks anew.
@@ -38,7 +38,7 @@ impl ReplicaTarget {
     pub(super) fn of(settings: &Settings, replica: ReplicaId) -> Option<Self> {
         let row = settings.edge.replicas.get(replica)?;
         let pool = settings.edge.pools.get(row.pool)?;
-        let metrics = adapter(pool.engine).metrics_path.map(|path| match &row.metrics_url {
+        let metrics = pool.engine.spec().metrics_path.map(|path| match &row.metrics_url {
             Some(own) if own.path().len() > 1 => own.to_string(),
             Some(own) => join(own, path),
             None => join(&row.url, path),
@@ -56,8 +56,8 @@ impl ReplicaTarget {
         })
     }
 
-    pub(super) fn adapter(&self) -> &'static EngineSpec {
-        adapter(self.engine)
+    pub(super) fn engine(&self) -> &'static EngineSpec {
+        self.engine.spec()
     }
 
     pub(super) fn url(&self, path: &str) -> String {

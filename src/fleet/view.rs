@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use crate::config::settings::Settings;
 use crate::core::model::event::ReplicaReport;
 use crate::core::model::ids::{ModelId, PoolId, ReplicaId};
-use crate::fleet::engine::{EngineGauges, ModelInfo};
+use crate::engines::{EngineGauges, ModelInfo};
 use crate::fleet::fetch::FetchError;
 
 /// Last known status of every replica. Reading one status takes a short lock and copies one row.

@@ -11,7 +11,7 @@ use crate::admin::report::BoundsRow;
 use crate::config::settings::identity::{Auth, Grant, ListenerTls, Listeners, OperatorRole};
 use crate::config::settings::usage::UsageDatabase;
 use crate::config::settings::{
-    EdgeSettings, EngineKind, LogFormat, PoolSettings, PoolSite, SessionField, SessionKey, Settings, Startup,
+    EdgeSettings, LogFormat, PoolSettings, PoolSite, SessionField, SessionKey, Settings, Startup,
 };
 use crate::core::model::ids::{PoolId, TenantId};
 use crate::core::model::policy::{Class, Policy, Tenant};
@@ -233,7 +233,7 @@ fn pool_view(id: PoolId, edge: &EdgeSettings, policy: &Policy) -> Value {
         .collect();
     let pool_edge = edge.pools.get(id);
     json!({
-        "engine": pool_edge.map(|pool| engine_name(pool.engine)),
+        "engine": pool_edge.map(|pool| pool.engine.name()),
         "models": pool_edge.map(|pool| engine_models(pool, policy)),
         "adapters": pool_edge.map(|pool| adapters(pool, policy)),
         "adapter_slots": policy.pools.get(id).and_then(|pool| pool.adapter_slots),
@@ -300,18 +300,6 @@ fn engine_models(pool: &PoolSettings, policy: &Policy) -> Value {
 
 fn adapters<'a>(pool: &PoolSettings, policy: &'a Policy) -> Vec<&'a str> {
     pool.adapters.iter().map(|id| policy.models.name(*id)).collect()
-}
-
-const fn engine_name(engine: EngineKind) -> &'static str {
-    match engine {
-        EngineKind::Vllm => "vllm",
-        EngineKind::Tgi => "tgi",
-        EngineKind::Sglang => "sglang",
-        EngineKind::Trtllm => "trtllm",
-        EngineKind::Triton => "triton",
-        EngineKind::Llamacpp => "llamacpp",
-        EngineKind::Openai => "openai",
-    }
 }
 
 fn by_name<'a>(rows: impl Iterator<Item = (&'a str, Value)>) -> Value {

@@ -3,10 +3,11 @@
 use serde_json::{Value, json};
 
 use crate::config::settings::names::Split;
-use crate::config::settings::{EdgeSettings, EngineKind, ModelSettings};
+use crate::config::settings::{EdgeSettings, ModelSettings};
 use crate::core::limits::rule::{LimitId, LimitRule, LimitScope, LimitUnit};
 use crate::core::model::ids::{ModelId, TenantId};
 use crate::core::model::policy::{Model, Policy, Tenant};
+use crate::engines::Ability;
 use crate::tokens::CountSource;
 
 use super::{by_name, rules_view};
@@ -46,7 +47,7 @@ fn count_source(model: &Model, own: Option<&ModelSettings>, edge: &EdgeSettings)
     let mut engines = model.pools.iter().filter_map(|pool| edge.pools.get(*pool)).map(|pool| pool.engine);
     match counts {
         true => CountSource::Exact,
-        false if engines.any(|engine| engine == EngineKind::Vllm) => CountSource::Engine,
+        false if engines.any(|engine| engine.can(Ability::Tokenize)) => CountSource::Engine,
         false => CountSource::Estimate,
     }
 }

@@ -13,6 +13,7 @@ use crate::config::file::placement::CapacityName;
 use crate::config::file::sleep::SleepSection;
 use crate::config::named::NamedEntries;
 use crate::config::units::Span;
+use crate::engines::EngineKind;
 
 /// A public model.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -132,7 +133,7 @@ impl Default for ShadowSection {
 pub struct PoolSection {
     /// The software that runs there.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub engine: Option<EngineName>,
+    pub engine: Option<EngineKind>,
     /// The models it serves: a list of names, or a map from the public name
     /// to the engine's own. A name without the engine's own is sent as it is;
     /// TGI is told `tgi`.
@@ -257,26 +258,6 @@ impl Default for PoolSection {
             scrape_interval: Span::secs(2),
         }
     }
-}
-
-/// The software that a pool runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum EngineName {
-    /// vLLM's OpenAI server.
-    Vllm,
-    /// Hugging Face Text Generation Inference.
-    Tgi,
-    /// SGLang.
-    Sglang,
-    /// NVIDIA `trtllm-serve`.
-    Trtllm,
-    /// Triton with the TensorRT-LLM back end behind its OpenAI front end.
-    Triton,
-    /// llama.cpp's server.
-    Llamacpp,
-    /// Any other server that speaks the OpenAI API.
-    Openai,
 }
 
 /// The models of a pool.

@@ -24,6 +24,7 @@ use crate::config::settings::usage::UsageSettings;
 use crate::core::model::id_table::IdTable;
 use crate::core::model::ids::{ClassId, ModelId, PoolId, ReplicaId};
 use crate::core::model::policy::Policy;
+use crate::engines::EngineKind;
 use crate::tokens::counter::{MediaCosts, TokenCounter};
 
 /// One whole, valid configuration.
@@ -210,25 +211,6 @@ pub struct ReplicaSettings {
     pub zone: Option<Arc<str>>,
 }
 
-/// The software that a pool runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum EngineKind {
-    /// vLLM's OpenAI server.
-    Vllm,
-    /// Hugging Face Text Generation Inference.
-    Tgi,
-    /// SGLang.
-    Sglang,
-    /// NVIDIA `trtllm-serve`.
-    Trtllm,
-    /// Triton with the TensorRT-LLM back end behind its OpenAI front end.
-    Triton,
-    /// llama.cpp's server.
-    Llamacpp,
-    /// Any other server that speaks the OpenAI API (Ray Serve and others).
-    Openai,
-}
-
 /// Limits of one request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestLimits {
@@ -280,26 +262,4 @@ pub struct UpstreamLimits {
     /// How long an unused connection to an engine is kept; below the 5 s
     /// after which uvicorn closes it.
     pub keep_alive: Duration,
-}
-
-impl EngineKind {
-    /// Whether it can go on with an answer that another engine began.
-    #[must_use]
-    pub const fn can_go_on(self) -> bool {
-        matches!(self, Self::Vllm | Self::Sglang)
-    }
-
-    /// The name that the configuration and telemetry use.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Vllm => "vllm",
-            Self::Tgi => "tgi",
-            Self::Sglang => "sglang",
-            Self::Trtllm => "trtllm",
-            Self::Triton => "triton",
-            Self::Llamacpp => "llamacpp",
-            Self::Openai => "openai",
-        }
-    }
 }

@@ -6,19 +6,17 @@ use crate::config::discover::{Discovery, MAX_REPLICAS};
 use crate::config::field::FieldPath;
 use crate::config::file::ConfigFile;
 use crate::config::file::pools::{
-    EngineName, PoolSection as Written, ReplicaDetail, ReplicaSection as WrittenReplica, SecretRef,
-    ServedModels,
+    PoolSection as Written, ReplicaDetail, ReplicaSection as WrittenReplica, SecretRef, ServedModels,
 };
 use crate::config::secret::{Secret, SecretReader};
-use crate::config::settings::{EngineKind, PoolSettings, ReplicaSettings, Settings};
+use crate::config::settings::{PoolSettings, ReplicaSettings, Settings};
 use crate::config::validate::findings::Findings;
 use crate::config::validate::{discover, limits, names, placement, sleep, url};
 use crate::core::model::id_table::IdTable;
 use crate::core::model::ids::{ModelId, PoolId, ReplicaId};
 use crate::core::model::policy::{Model, Pool, Replica};
+use crate::engines::{Ability, EngineKind};
 
-/// TGI has no model names of its own.
-const TGI_MODEL: &str = "tgi";
 const MIN_SCRAPE_MILLIS: u128 = 100;
 
 /// What serves the work.
@@ -80,10 +78,9 @@ impl CheckedPools {
         names::label(name, field, findings);
         let id = self.pools.reserve(name);
         if pool.engine.is_none() {
-            let hint = "write vllm, tgi, sglang, trtllm, triton, llamacpp or openai";
-            findings.error(&field.key("engine"), "is missing", hint);
+            findings.error(&field.key("engine"), "is missing", engine_hint());
         }
-        let engine = kind(pool.engine.unwrap_or(EngineName::Openai));
+        let engine = pool.engine.unwrap_or(EngineKind::Openai);
         let mut model_names = self.models(pool, engine, id, &field.key("models"), findings);
         let adapters = self.adapters(pool, id, field, &mut model_names, findings);
         let (source, listed) = match &pool.discover {
@@ -100,7 +97,7 @@ impl CheckedPools {
         }
         let api_key =
             pool.api_key.as_ref().and_then(|key| secret(key, &field.key("api_key"), secrets, findings));
-        let engine_priority = pool.engine_priority && engine == EngineKind::Vllm;
+        let engine_priority = pool.engine_priority && engine.can(Ability::Priority);
         if pool.engine_priority && !engine_priority && pool.engine.is_some() {
             let message = format!("{} is told no priority", engine.name());
             let hint = "take the key away; only vLLM orders requests as this key means";
@@ -152,7 +149,7 @@ impl CheckedPools {
             names::model(name, &field, findings);
             own_name(own, &field, findings);
             let model = self.model_ids.reserve(name);
-            let default = if engine == EngineKind::Tgi { TGI_MODEL } else { name };
+            let default = engine.spec().default_model.unwrap_or(name);
             if own_names.insert(model, own.unwrap_or(default).to_owned()).is_some() {
                 findings.error(&field, format!("`{name}` is listed twice"), "list it once");
                 continue;
@@ -309,14 +306,9 @@ pub(super) fn secret(
     value.map_err(|message| findings.error(&field, message, hint)).ok()
 }
 
-const fn kind(engine: EngineName) -> EngineKind {
-    match engine {
-        EngineName::Vllm => EngineKind::Vllm,
-        EngineName::Tgi => EngineKind::Tgi,
-        EngineName::Sglang => EngineKind::Sglang,
-        EngineName::Trtllm => EngineKind::Trtllm,
-        EngineName::Triton => EngineKind::Triton,
-        EngineName::Llamacpp => EngineKind::Llamacpp,
-        EngineName::Openai => EngineKind::Openai,
-    }
+/// `write vllm, tgi, … or openai`.
+fn engine_hint() -> String {
+    let names: Vec<&str> = EngineKind::ALL.into_iter().map(EngineKind::name).collect();
+    let (last, others) = names.split_last().expect("there are engines");
+    format!("write {} or {last}", others.join(", "))
 }

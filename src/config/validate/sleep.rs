@@ -2,10 +2,10 @@
 
 use crate::config::field::FieldPath;
 use crate::config::file::sleep::SleepSection as Written;
-use crate::config::settings::EngineKind;
 use crate::config::validate::findings::Findings;
 use crate::config::validate::limits;
 use crate::core::replica::health::sleep::SleepPolicy;
+use crate::engines::EngineKind;
 
 const MIN_IDLE_MILLIS: u128 = 1000;
 
@@ -21,7 +21,7 @@ pub(super) fn validate(
         findings.error(&field.key("after_idle"), "is too short", "write 1s or more; minutes are usual");
     }
     let wake_timeout = limits::positive(written.wake_timeout, &field.key("wake_timeout"), findings);
-    if engine != EngineKind::Vllm {
+    if engine.spec().sleep.is_none() {
         if known {
             let message = format!("{} is never put to sleep", engine.name());
             findings.error(field, message, "take the key away; only vLLM sleeps as this key means");

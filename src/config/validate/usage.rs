@@ -4,11 +4,12 @@ use std::collections::BTreeSet;
 
 use crate::config::field::FieldPath;
 use crate::config::file::ConfigFile;
-use crate::config::file::pools::{EngineName, PoolSection, ReplicaSection};
+use crate::config::file::pools::{PoolSection, ReplicaSection};
 use crate::config::file::tenants::builtin_classes;
 use crate::config::validate::findings::Findings;
 use crate::core::model::policy::{Model, Policy};
 use crate::core::placement::rules::{PlacementRules, eligible};
+use crate::engines::Ability;
 
 /// Looks at a file without errors only: after one, what seems unused may not
 /// be.
@@ -119,7 +120,10 @@ fn unused_fallbacks(file: &ConfigFile, findings: &mut Findings<'_>) {
 fn sizes(pool: &PoolSection, field: &FieldPath, findings: &mut Findings<'_>) {
     let replicas = || pool.replicas.iter().map(ReplicaSection::detail);
     let sized = pool.max_seqs.is_some() || replicas().all(|replica| replica.max_seqs.is_some());
-    if pool.engine == Some(EngineName::Vllm) && !sized && !pool.replicas.is_empty() {
+    if pool.engine.is_some_and(|engine| !engine.can(Ability::ReportSlots))
+        && !sized
+        && !pool.replicas.is_empty()
+    {
         let hint = "set `max_seqs` to the engine's --max-num-seqs for a good start";
         findings.info(
             field,
@@ -127,7 +131,9 @@ fn sizes(pool: &PoolSection, field: &FieldPath, findings: &mut Findings<'_>) {
             hint,
         );
     }
-    if pool.engine == Some(EngineName::Triton) && replicas().any(|replica| replica.metrics_url.is_none()) {
+    if pool.engine.is_some_and(|engine| !engine.can(Ability::MetricsOnApiPort))
+        && replicas().any(|replica| replica.metrics_url.is_none())
+    {
         let hint = "give each replica a `metrics_url` such as http://10.0.0.5:8002/metrics";
         findings.info(&field.key("replicas"), "Triton serves its metrics on a port of its own", hint);
     }

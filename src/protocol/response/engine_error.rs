@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::core::model::event::EngineFault;
+use crate::engines;
 use crate::protocol::api::Api;
 use crate::protocol::error::ApiError;
 use crate::protocol::error::catalogue::ErrorKind;
@@ -23,23 +24,6 @@ pub enum EngineError {
 const LONGEST_BODY: usize = 64 * 1024;
 /// Longer messages are cut, in characters.
 const LONGEST_MESSAGE: usize = 2000;
-/// Said by engines that shut down and still answer.
-const DRAIN_TEXTS: [&str; 3] = ["cannot schedule new futures after shutdown", "shutting down", "is draining"];
-/// Wordings of vLLM (old and new), SGLang, TGI, llama.cpp and TensorRT-LLM,
-/// lower case. Each of a pair must occur.
-const TOO_LONG_TEXTS: [(&str, &str); 11] = [
-    ("maximum context length", "tokens"),
-    ("cannot be greater than max_model_len", ""),
-    ("longer than the maximum model length", ""),
-    ("longer than the maximum", "model length"),
-    ("longer than the model's context length", ""),
-    ("tokens + `max_new_tokens` must be <=", ""),
-    ("must have less than", "tokens. given"),
-    ("exceeds the available context size", ""),
-    ("exceed", "max_seq_len"),
-    ("exceed", "max_input_len"),
-    ("exceed", "maximum input length"),
-];
 
 /// The parts of an error, from any engine's shape.
 #[derive(Debug, Default)]
@@ -99,14 +83,14 @@ impl EngineErrorBody {
 
     fn is_drain(&self) -> bool {
         let message = self.message.to_ascii_lowercase();
-        DRAIN_TEXTS.iter().any(|text| message.contains(text))
+        engines::says_draining(&message)
     }
 
     fn is_too_long(&self) -> bool {
         let message = self.message.to_ascii_lowercase();
         self.kind == "exceed_context_size_error"
             || self.code.as_deref() == Some("context_length_exceeded")
-            || TOO_LONG_TEXTS.iter().any(|(one, other)| message.contains(one) && message.contains(other))
+            || engines::says_too_long(&message)
     }
 
     fn is_unknown_model(&self) -> bool {

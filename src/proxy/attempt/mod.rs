@@ -11,9 +11,10 @@ use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use tokio::time::{Instant, timeout_at};
 
-use crate::config::settings::{EngineKind, PoolSettings, RequestLimits, Settings, UpstreamLimits};
+use crate::config::settings::{PoolSettings, RequestLimits, Settings, UpstreamLimits};
 use crate::core::model::event::EngineFault;
 use crate::core::model::job::JobUsage;
+use crate::engines::{Ability, EngineKind};
 use crate::protocol::error::ApiError;
 use crate::protocol::headers::X_REQUEST_ID;
 use crate::protocol::request::edit::{EditedBody, PartialText, RequestEdits, edit};
@@ -226,9 +227,7 @@ impl AttemptContext<'_> {
         so_far: Option<PartialAnswer>,
     ) -> StreamClassifier {
         let peek = &self.order.peek;
-        // These engines answer with one choice whatever `n` asks for.
-        let ignores_n = matches!(engine, EngineKind::Llamacpp | EngineKind::Tgi);
-        let choices = if ignores_n { 1 } else { peek.choices() };
+        let choices = if engine.can(Ability::ManyChoices) { peek.choices() } else { 1 };
         let usage_shown = match (peek.include_usage, peek.continuous_usage) {
             _ if !self.order.api.has_stream_options() => UsageVisibility::Always,
             (true, true) => UsageVisibility::Always,

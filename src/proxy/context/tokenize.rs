@@ -12,8 +12,9 @@ use smallvec::SmallVec;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use crate::config::settings::{EngineKind, Settings};
+use crate::config::settings::Settings;
 use crate::core::model::ids::{PoolId, ReplicaId, TenantId};
+use crate::engines::Ability;
 use crate::protocol::headers;
 use crate::protocol::request::edit::{RequestEdits, edit};
 use crate::proxy::attempt::{bearer, whole_body};
@@ -109,13 +110,13 @@ impl Proxy {
     /// Some engines that can be asked, another one first each time.
     fn engines(&self, settings: &Settings, order: &InferenceRequest) -> SmallVec<[ReplicaId; ENGINES_ASKED]> {
         let pools = settings.policy.models.get(order.spec.model).map(|row| row.pools.as_slice());
-        let is_vllm = |pool: &PoolId| {
-            settings.edge.pools.get(*pool).is_some_and(|pool| pool.engine == EngineKind::Vllm)
+        let can_count = |pool: &PoolId| {
+            settings.edge.pools.get(*pool).is_some_and(|pool| pool.engine.can(Ability::Tokenize))
         };
         let replicas: SmallVec<[ReplicaId; 16]> = pools
             .unwrap_or_default()
             .iter()
-            .filter(|pool| is_vllm(pool))
+            .filter(|pool| can_count(pool))
             .filter_map(|pool| settings.policy.pools.get(*pool))
             .flat_map(|pool| pool.replicas.iter().copied())
             .filter(|replica| !settings.policy.draining.contains(replica))

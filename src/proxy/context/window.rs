@@ -2,10 +2,11 @@
 
 use memchr::memmem;
 
-use crate::config::settings::{EngineKind, Settings};
+use crate::config::settings::Settings;
 use crate::core::model::ids::{ClassId, ModelId, PoolId};
 use crate::core::model::policy::Tenant;
 use crate::core::placement::rules::largest_window;
+use crate::engines::Ability;
 use crate::protocol::api::Api;
 use crate::protocol::error::ApiError;
 use crate::protocol::error::catalogue::ErrorKind;
@@ -23,9 +24,10 @@ pub(in crate::proxy) fn asked(peek: &ParsedRequest, estimated: u64) -> u64 {
 /// Whether all engines of the model refuse a limit on output that alone is more
 /// than their window: vLLM does, others lower it.
 pub(in crate::proxy) fn counts_output(settings: &Settings, model: ModelId) -> bool {
-    let is_vllm =
-        |pool: &PoolId| settings.edge.pools.get(*pool).is_some_and(|edge| edge.engine == EngineKind::Vllm);
-    settings.policy.models.get(model).is_some_and(|row| row.pools.iter().all(is_vllm))
+    let refuses = |pool: &PoolId| {
+        settings.edge.pools.get(*pool).is_some_and(|edge| edge.engine.can(Ability::CheckMaxTokens))
+    };
+    settings.policy.models.get(model).is_some_and(|row| row.pools.iter().all(refuses))
 }
 
 /// Refuses what no engine can take for sure. An estimate is not sure: what may

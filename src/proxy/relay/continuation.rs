@@ -12,6 +12,7 @@ use tokio::time::timeout;
 use crate::config::settings::{Settings, UpstreamLimits};
 use crate::core::model::event::{AttemptOutcome, EngineFault, PreemptReason};
 use crate::core::model::job::JobUsage;
+use crate::engines::Ability;
 use crate::protocol::error::ApiError;
 use crate::protocol::request::edit::{EditedBody, json_string};
 use crate::protocol::response::engine_error::EngineError;
@@ -68,7 +69,8 @@ pub(in crate::proxy) fn is_possible(
     held: &BodyReservation,
 ) -> bool {
     let model = settings.policy.models.get(order.spec.model);
-    let can_go_on = |pool| settings.edge.pools.get(pool).is_some_and(|pool| pool.engine.can_go_on());
+    let can_go_on =
+        |pool| settings.edge.pools.get(pool).is_some_and(|pool| pool.engine.can(Ability::Continue));
     settings.edge.continue_streams
         && order.peek.can_go_on
         && held.may_stay(settings.edge.requests.max_total_body_bytes)

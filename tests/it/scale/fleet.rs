@@ -18,8 +18,8 @@ use penstock::config::settings::identity::{Auth, Listeners};
 use penstock::config::settings::names::ModelNames;
 use penstock::config::settings::scale::ScaleSettings;
 use penstock::config::settings::{
-    EdgeSettings, EngineKind, ListenerLimits, LogFormat, PoolSettings, ReplicaSettings, RequestLimits,
-    Settings, Startup, TelemetrySettings, UpstreamLimits,
+    EdgeSettings, ListenerLimits, LogFormat, PoolSettings, ReplicaSettings, RequestLimits, Settings, Startup,
+    TelemetrySettings, UpstreamLimits,
 };
 use penstock::core::model::event::{Event, ReplicaReport};
 use penstock::core::model::id_table::IdTable;
@@ -28,6 +28,7 @@ use penstock::core::model::policy::{Model, Policy, Pool, Replica};
 use penstock::core::replica::health::sleep::SleepResult;
 use penstock::dispatcher::clock::GatewayClock;
 use penstock::dispatcher::{Dispatcher, EventLog};
+use penstock::engines::EngineKind;
 use penstock::fleet::context::FleetTiming;
 use penstock::fleet::fetch::FetchError;
 use penstock::fleet::handle::FleetMonitor;

@@ -14,10 +14,11 @@ use std::path::Path;
 use crate::config::keys;
 use crate::config::load::{LoadOutcome, check_file, load_file, load_str_with};
 use crate::config::secret::{MachineSecrets, SecretSource};
+use crate::config::settings::Settings;
 use crate::config::settings::identity::{Auth, Grant};
-use crate::config::settings::{EngineKind, Settings};
 use crate::core::model::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::model::policy::Quota;
+use crate::engines::EngineKind;
 
 const SMALL: &str = "
 version: 1

@@ -1,6 +1,6 @@
 //! Engine gauges: metric samples by a table of names per engine.
 
-use crate::fleet::promtext::{PromSample, samples};
+use crate::engines::promtext::{PromSample, samples};
 
 /// Gauges of an engine. `None`: the engine does not report the value.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]

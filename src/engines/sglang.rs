@@ -3,19 +3,23 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
-use crate::fleet::engine::gauges::{EngineGauges, GaugeNames, GaugeSeries, read_gauges};
-use crate::fleet::engine::info::{InfoError, ModelInfo, object, size};
-use crate::fleet::engine::{EngineSpec, InfoDocument, MODELS, ReadyStatus};
-use crate::fleet::promtext::PromSample;
+use crate::engines::gauges::{EngineGauges, GaugeNames, GaugeSeries, read_gauges};
+use crate::engines::info::{InfoError, ModelInfo, object, size};
+use crate::engines::promtext::PromSample;
+use crate::engines::spec::{Ability, EngineSpec, InfoDocument, MODELS, ReadyStatus};
 
 /// `/ready` comes first because it is cheap. `/health` runs a generation and is slow.
-pub(super) const ADAPTER: EngineSpec = EngineSpec {
+pub(super) const SPEC: EngineSpec = EngineSpec {
+    name: "sglang",
     metrics_path: Some("/metrics"),
     info: &[MODELS, InfoDocument { path: "/server_info", read: read_server_info }],
     ready_paths: &["/ready", "/health"],
     ready: ReadyStatus::Success,
     sleep: None,
-    lists_all_names: false,
+    abilities: &[Ability::Continue, Ability::ManyChoices, Ability::ReportSlots, Ability::MetricsOnApiPort],
+    default_model: None,
+    too_long: &[&["longer than the model's context length"]],
+    draining: &[],
     adapters: None,
     read,
 };
@@ -74,16 +78,16 @@ fn read_server_info(body: &[u8], info: &mut ModelInfo) -> Result<(), InfoError> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::engine::info::tests::read as read_docs;
+    use crate::engines::info::tests::read as read_docs;
 
     fn read(text: &str) -> EngineGauges {
-        ADAPTER.gauges(text).unwrap()
+        SPEC.gauges(text).unwrap()
     }
 
     #[test]
     fn reads_metrics_with_priorities_and_ranks() {
         assert_eq!(
-            read(include_str!("../../../tests/fixtures/engines/sglang_metrics.txt")),
+            read(include_str!("../../tests/fixtures/engines/sglang_metrics.txt")),
             EngineGauges {
                 running: Some(9),
                 waiting: Some(5),
@@ -104,14 +108,13 @@ mod tests {
 
     #[test]
     fn reads_info() {
-        let models = include_str!("../../../tests/fixtures/engines/sglang_models.json");
-        let server = include_str!("../../../tests/fixtures/engines/sglang_server_info.json");
-        let info = read_docs(&ADAPTER, &[models, server]);
+        let models = include_str!("../../tests/fixtures/engines/sglang_models.json");
+        let server = include_str!("../../tests/fixtures/engines/sglang_server_info.json");
+        let info = read_docs(&SPEC, &[models, server]);
         assert_eq!((info.max_model_len, info.slots), (Some(32768), Some(256)));
-        let plain = read_docs(&ADAPTER, &[models, r#"{"max_running_requests":48}"#]);
+        let plain = read_docs(&SPEC, &[models, r#"{"max_running_requests":48}"#]);
         assert_eq!(plain.slots, Some(48));
-        let silent =
-            read_docs(&ADAPTER, &[models, r#"{"max_running_requests":null,"internal_states":[{}]}"#]);
+        let silent = read_docs(&SPEC, &[models, r#"{"max_running_requests":null,"internal_states":[{}]}"#]);
         assert_eq!(silent.slots, None);
     }
 

@@ -89,14 +89,14 @@ pub(super) fn size(value: &Value) -> Option<u32> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::fleet::engine::EngineSpec;
+    use crate::engines::EngineSpec;
 
     /// The body of a recorded answer.
-    pub(in crate::fleet::engine) fn body(record: &str) -> &str {
+    pub(in crate::engines) fn body(record: &str) -> &str {
         record.split_once(">>>>\n").and_then(|(_, answer)| answer.split_once("\r\n\r\n")).unwrap().1
     }
 
-    pub(in crate::fleet::engine) fn read(adapter: &EngineSpec, bodies: &[&str]) -> ModelInfo {
+    pub(in crate::engines) fn read(adapter: &EngineSpec, bodies: &[&str]) -> ModelInfo {
         let mut info = ModelInfo::default();
         assert_eq!(adapter.info.len(), bodies.len());
         for (doc, body) in adapter.info.iter().zip(bodies) {

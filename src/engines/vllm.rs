@@ -4,25 +4,42 @@
 //! without `--enable-server-load-tracking` it always answers 0, which looks the same as an idle
 //! engine.
 
-use crate::fleet::engine::gauges::{EngineGauges, GaugeNames, GaugeSeries, exact_count, read_gauges};
-use crate::fleet::engine::{self, EngineAdapters, EngineSpec, MODELS, ReadyStatus};
-use crate::fleet::promtext::{PromSample, samples};
+use crate::engines::gauges::{EngineGauges, GaugeNames, GaugeSeries, exact_count, read_gauges};
+use crate::engines::promtext::{PromSample, samples};
+use crate::engines::spec::{Ability, EngineAdapters, EngineSpec, MODELS, ReadyStatus, SleepCalls};
 
-pub(super) const ADAPTER: EngineSpec = EngineSpec {
+pub(super) const SPEC: EngineSpec = EngineSpec {
+    name: "vllm",
     metrics_path: Some("/metrics"),
     info: &[MODELS],
     ready_paths: &["/health"],
     ready: ReadyStatus::Success,
     sleep: Some(SLEEP),
-    lists_all_names: true,
+    abilities: &[
+        Ability::Continue,
+        Ability::Priority,
+        Ability::Tokenize,
+        Ability::CheckMaxTokens,
+        Ability::ManyChoices,
+        Ability::ListAllNames,
+        Ability::MetricsOnApiPort,
+    ],
+    default_model: None,
+    too_long: &[
+        &["maximum context length", "tokens"],
+        &["cannot be greater than max_model_len"],
+        &["longer than the maximum model length"],
+        &["longer than the maximum", "model length"],
+    ],
+    draining: &["cannot schedule new futures after shutdown"],
     adapters: Some(read_adapters),
     read,
 };
 
 /// Sleep at level 1 keeps the weights in the host's memory. vLLM has the paths only in development
 /// mode.
-const SLEEP: engine::SleepCalls =
-    engine::SleepCalls { sleep: "/sleep?level=1", wake: "/wake_up", state: "/is_sleeping", read: read_state };
+const SLEEP: SleepCalls =
+    SleepCalls { sleep: "/sleep?level=1", wake: "/wake_up", state: "/is_sleeping", read: read_state };
 
 fn read_state(body: &[u8]) -> Option<bool> {
     let state: serde_json::Value = serde_json::from_slice(body).ok()?;
@@ -118,16 +135,16 @@ impl SleepSeries {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::engine::info::tests::{body, read as read_info};
+    use crate::engines::info::tests::{body, read as read_info};
 
     macro_rules! fixture {
         ($path:literal) => {
-            body(include_str!(concat!("../../../tests/fixtures/vllm/", $path, ".http")))
+            body(include_str!(concat!("../../tests/fixtures/vllm/", $path, ".http")))
         };
     }
 
     fn read(text: &str) -> EngineGauges {
-        ADAPTER.gauges(text).unwrap()
+        SPEC.gauges(text).unwrap()
     }
 
     #[test]
@@ -215,10 +232,10 @@ mod tests {
 
     #[test]
     fn reads_its_models_with_aliases_and_adapters() {
-        let info = read_info(&ADAPTER, &[fixture!("meta/models")]);
+        let info = read_info(&SPEC, &[fixture!("meta/models")]);
         let names: Vec<&str> = info.names.iter().map(|served| served.name.as_str()).collect();
         assert_eq!((names, info.max_model_len), (vec!["tiny", "tiny-alias"], Some(2048)));
-        let lora = read_info(&ADAPTER, &[fixture!("lora/models")]);
+        let lora = read_info(&SPEC, &[fixture!("lora/models")]);
         assert_eq!((lora.names.len(), lora.window("ad1")), (3, Some(2048)));
     }
 }

@@ -1,17 +1,30 @@
 //! NVIDIA `trtllm-serve`.
 
-use crate::fleet::engine::gauges::{EngineGauges, GaugeNames, GaugeSeries, exact_count, read_gauges};
-use crate::fleet::engine::{EngineSpec, MODELS, ReadyStatus};
+use crate::engines::gauges::{EngineGauges, GaugeNames, GaugeSeries, exact_count, read_gauges};
+use crate::engines::spec::{Ability, EngineSpec, MODELS, ReadyStatus};
 
 /// `/metrics` is not used: it answers JSON, and reading it takes the numbers away from the next
 /// reader.
-pub(super) const ADAPTER: EngineSpec = EngineSpec {
+pub(super) const SPEC: EngineSpec = EngineSpec {
+    name: "trtllm",
     metrics_path: Some("/prometheus/metrics"),
     info: &[MODELS],
     ready_paths: &["/health"],
     ready: ReadyStatus::Success,
     sleep: None,
-    lists_all_names: true,
+    abilities: &[
+        Ability::ManyChoices,
+        Ability::ListAllNames,
+        Ability::ReportSlots,
+        Ability::MetricsOnApiPort,
+    ],
+    default_model: None,
+    too_long: &[
+        &["exceed", "max_seq_len"],
+        &["exceed", "max_input_len"],
+        &["exceed", "maximum input length"],
+    ],
+    draining: &[],
     adapters: None,
     read,
 };
@@ -49,7 +62,7 @@ mod tests {
     #[test]
     fn reads_metrics() {
         assert_eq!(
-            ADAPTER.gauges(include_str!("../../../tests/fixtures/engines/trtllm_metrics.txt")),
+            SPEC.gauges(include_str!("../../tests/fixtures/engines/trtllm_metrics.txt")),
             Some(EngineGauges {
                 running: Some(12),
                 waiting: Some(2),
@@ -64,7 +77,7 @@ mod tests {
 
     #[test]
     fn before_its_first_step_sizes_are_unknown() {
-        let gauges = ADAPTER
+        let gauges = SPEC
             .gauges("trtllm_max_num_active_requests 0\ntrtllm_kv_cache_max_blocks 0\ntrtllm_kv_cache_tokens_per_block 32\n")
             .unwrap();
         assert_eq!((gauges.slots, gauges.kv_tokens), (None, None));

@@ -1,7 +1,7 @@
 //! Triton with the TensorRT-LLM back end, behind its OpenAI front end.
 
-use crate::fleet::engine::gauges::{EngineGauges, GaugeNames, GaugeSeries, exact_count, read_gauges};
-use crate::fleet::engine::{EngineSpec, MODELS, ReadyStatus};
+use crate::engines::gauges::{EngineGauges, GaugeNames, GaugeSeries, exact_count, read_gauges};
+use crate::engines::spec::{Ability, EngineSpec, MODELS, ReadyStatus};
 
 const REQUESTS: &str = "nv_trt_llm_request_metrics";
 const BLOCKS: &str = "nv_trt_llm_kv_cache_block_metrics";
@@ -10,13 +10,17 @@ const BLOCK_KIND: &str = "kv_cache_block_type";
 /// No counter of Triton is a sign of progress: the counters move when requests end, not while they
 /// run. `/v2/health/ready` exists when the KServe front end shares the port; the OpenAI front end
 /// has `/health/ready`.
-pub(super) const ADAPTER: EngineSpec = EngineSpec {
+pub(super) const SPEC: EngineSpec = EngineSpec {
+    name: "triton",
     metrics_path: Some("/metrics"),
     info: &[MODELS],
     ready_paths: &["/v2/health/ready", "/health/ready"],
     ready: ReadyStatus::Success,
     sleep: None,
-    lists_all_names: true,
+    abilities: &[Ability::ManyChoices, Ability::ListAllNames, Ability::ReportSlots],
+    default_model: None,
+    too_long: &[],
+    draining: &[],
     adapters: None,
     read,
 };
@@ -55,12 +59,12 @@ fn read(text: &str) -> Option<EngineGauges> {
 mod tests {
     use super::*;
 
-    const TEXT: &str = include_str!("../../../tests/fixtures/engines/triton_metrics.txt");
+    const TEXT: &str = include_str!("../../tests/fixtures/engines/triton_metrics.txt");
 
     #[test]
     fn reads_metrics() {
         assert_eq!(
-            ADAPTER.gauges(TEXT),
+            SPEC.gauges(TEXT),
             Some(EngineGauges {
                 running: Some(8),
                 waiting: Some(4),
@@ -76,7 +80,7 @@ mod tests {
     #[test]
     fn two_models_have_no_common_cache_size() {
         let other = TEXT.replace("model=\"tensorrt_llm\"", "model=\"draft\"");
-        let gauges = ADAPTER.gauges(&(TEXT.to_owned() + &other)).unwrap();
+        let gauges = SPEC.gauges(&(TEXT.to_owned() + &other)).unwrap();
         assert_eq!((gauges.running, gauges.kv_tokens), (Some(16), None));
     }
 }

@@ -1,18 +1,22 @@
 //! Hugging Face Text Generation Inference.
 
-use crate::fleet::engine::gauges::{EngineGauges, GaugeNames, GaugeSeries, read_gauges};
-use crate::fleet::engine::info::{InfoError, ModelInfo, ServedName, object, size};
-use crate::fleet::engine::{EngineSpec, InfoDocument, ReadyStatus};
+use crate::engines::gauges::{EngineGauges, GaugeNames, GaugeSeries, read_gauges};
+use crate::engines::info::{InfoError, ModelInfo, ServedName, object, size};
+use crate::engines::spec::{Ability, EngineSpec, InfoDocument, ReadyStatus};
 
 /// TGI's list does not bind: its own name is `tgi`, and a name that is not listed may be an
 /// adapter.
-pub(super) const ADAPTER: EngineSpec = EngineSpec {
+pub(super) const SPEC: EngineSpec = EngineSpec {
+    name: "tgi",
     metrics_path: Some("/metrics"),
     info: &[InfoDocument { path: "/info", read: read_info }],
     ready_paths: &["/health"],
     ready: ReadyStatus::Success,
     sleep: None,
-    lists_all_names: false,
+    abilities: &[Ability::ReportSlots, Ability::MetricsOnApiPort],
+    default_model: Some("tgi"),
+    too_long: &[&["tokens + `max_new_tokens` must be <="], &["must have less than", "tokens. given"]],
+    draining: &[],
     adapters: None,
     read,
 };
@@ -47,11 +51,11 @@ fn read_info(body: &[u8], info: &mut ModelInfo) -> Result<(), InfoError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::engine::info::tests::read as read_docs;
+    use crate::engines::info::tests::read as read_docs;
 
     #[test]
     fn reads_metrics() {
-        let gauges = ADAPTER.gauges(include_str!("../../../tests/fixtures/engines/tgi_metrics.txt"));
+        let gauges = SPEC.gauges(include_str!("../../tests/fixtures/engines/tgi_metrics.txt"));
         let expected = EngineGauges {
             running: Some(17),
             waiting: Some(3),
@@ -63,13 +67,13 @@ mod tests {
 
     #[test]
     fn a_server_that_never_ran_a_batch_does_not_say() {
-        let gauges = ADAPTER.gauges("tgi_queue_size 0\n").unwrap();
+        let gauges = SPEC.gauges("tgi_queue_size 0\n").unwrap();
         assert_eq!((gauges.waiting, gauges.running, gauges.progress), (Some(0), None, None));
     }
 
     #[test]
     fn reads_info() {
-        let info = read_docs(&ADAPTER, &[include_str!("../../../tests/fixtures/engines/tgi_info.json")]);
+        let info = read_docs(&SPEC, &[include_str!("../../tests/fixtures/engines/tgi_info.json")]);
         assert_eq!((info.max_model_len, info.slots), (Some(4096), Some(128)));
         assert_eq!(info.names[0].name, "example/chat-7b");
         assert_eq!(read_info(b"{}", &mut ModelInfo::default()), Err(InfoError));

@@ -1,16 +1,20 @@
 //! llama.cpp's server. The server has metrics only with `--metrics`.
 
-use crate::fleet::engine::gauges::{EngineGauges, GaugeNames, GaugeSeries, read_gauges};
-use crate::fleet::engine::info::{InfoError, ModelInfo, object, size};
-use crate::fleet::engine::{EngineSpec, InfoDocument, MODELS, ReadyStatus};
+use crate::engines::gauges::{EngineGauges, GaugeNames, GaugeSeries, read_gauges};
+use crate::engines::info::{InfoError, ModelInfo, object, size};
+use crate::engines::spec::{Ability, EngineSpec, InfoDocument, MODELS, ReadyStatus};
 
-pub(super) const ADAPTER: EngineSpec = EngineSpec {
+pub(super) const SPEC: EngineSpec = EngineSpec {
+    name: "llamacpp",
     metrics_path: Some("/metrics"),
     info: &[MODELS, InfoDocument { path: "/props", read: read_props }],
     ready_paths: &["/health"],
     ready: ReadyStatus::Success,
     sleep: None,
-    lists_all_names: false,
+    abilities: &[Ability::ReportSlots, Ability::MetricsOnApiPort],
+    default_model: None,
+    too_long: &[&["exceeds the available context size"]],
+    draining: &[],
     adapters: None,
     read,
 };
@@ -46,11 +50,11 @@ fn read_props(body: &[u8], info: &mut ModelInfo) -> Result<(), InfoError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::engine::info::tests::read as read_docs;
+    use crate::engines::info::tests::read as read_docs;
 
     #[test]
     fn reads_metrics() {
-        let gauges = ADAPTER.gauges(include_str!("../../../tests/fixtures/engines/llamacpp_metrics.txt"));
+        let gauges = SPEC.gauges(include_str!("../../tests/fixtures/engines/llamacpp_metrics.txt"));
         let expected = EngineGauges {
             running: Some(2),
             waiting: Some(1),
@@ -62,19 +66,18 @@ mod tests {
 
     #[test]
     fn reads_older_names() {
-        let gauges = ADAPTER
-            .gauges("llamacpp:kv_cache_usage_ratio 0.25\nllamacpp:tokens_predicted_total 7\n")
-            .unwrap();
+        let gauges =
+            SPEC.gauges("llamacpp:kv_cache_usage_ratio 0.25\nllamacpp:tokens_predicted_total 7\n").unwrap();
         assert_eq!((gauges.kv_usage, gauges.progress), (Some(0.25), Some(7)));
     }
 
     #[test]
     fn reads_info() {
-        let models = include_str!("../../../tests/fixtures/engines/llamacpp_models.json");
-        let props = include_str!("../../../tests/fixtures/engines/llamacpp_props.json");
-        let info = read_docs(&ADAPTER, &[models, props]);
+        let models = include_str!("../../tests/fixtures/engines/llamacpp_models.json");
+        let props = include_str!("../../tests/fixtures/engines/llamacpp_props.json");
+        let info = read_docs(&SPEC, &[models, props]);
         assert_eq!((info.window("chat-8b.gguf"), info.slots), (Some(8192), Some(4)));
-        let flat = read_docs(&ADAPTER, &[models, r#"{"n_ctx":512}"#]);
+        let flat = read_docs(&SPEC, &[models, r#"{"n_ctx":512}"#]);
         assert_eq!((flat.max_model_len, flat.slots), (Some(512), None));
     }
 }
