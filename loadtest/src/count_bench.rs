@@ -58,13 +58,13 @@ fn count(counter: &TokenCounter, body: &str) -> Result<(u64, Duration)> {
     let begun = Instant::now();
     let counted = counter.count(PromptForm::Chat, body.as_bytes(), &MediaCosts::default(), 0, &never);
     let counted = counted.map_err(|why| anyhow!("the prompt cannot be counted: {why:?}"))?;
-    Ok((counted.all, begun.elapsed()))
+    Ok((counted.total, begun.elapsed()))
 }
 
 fn bound(counter: &TokenCounter, bytes: u64) -> Duration {
     let begun = Instant::now();
     for _ in 0..BOUNDS {
-        black_box(counter.at_most(black_box(bytes), 0));
+        black_box(counter.max_tokens(black_box(bytes), 0));
     }
     begun.elapsed() / BOUNDS
 }

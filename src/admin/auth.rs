@@ -10,7 +10,8 @@ use axum::response::Response;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::admin::{AdminState, routes};
+use crate::admin::problem::problem;
+use crate::admin::state::AdminState;
 use crate::auth::throttle::{FailureRate, FailureThrottle};
 use crate::config::keys::{self, KeyError};
 use crate::config::settings::identity::{OperatorRole, Operators};
@@ -95,7 +96,7 @@ pub(super) async fn check(
         Ok(operator) => {
             AdminRefused { from, reason: "role" }.emit(&guard.state.telemetry);
             let message = format!("{} may only look; this needs the role `operate`", operator.who);
-            routes::problem(StatusCode::FORBIDDEN, &message)
+            problem(StatusCode::FORBIDDEN, &message)
         }
         Err(refusal) => refuse(&guard, from, refusal),
     }
@@ -150,14 +151,13 @@ fn refuse(guard: &AdminGuard, from: SocketAddr, refusal: AdminAuthError) -> Resp
     };
     if let Err(wait) = heard {
         AdminRefused { from, reason: "throttled" }.emit(&guard.state.telemetry);
-        let mut answer =
-            routes::problem(StatusCode::TOO_MANY_REQUESTS, "too many wrong tokens from this address");
+        let mut answer = problem(StatusCode::TOO_MANY_REQUESTS, "too many wrong tokens from this address");
         let seconds = wait.as_secs() + 1;
         answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         return answer;
     }
     AdminRefused { from, reason }.emit(&guard.state.telemetry);
-    let mut answer = routes::problem(StatusCode::UNAUTHORIZED, &message);
+    let mut answer = problem(StatusCode::UNAUTHORIZED, &message);
     answer.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     answer
 }

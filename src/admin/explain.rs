@@ -63,8 +63,8 @@ fn attempt_json(attempt: &AttemptTrail, policy: &Policy) -> Value {
 /// Dispatch decision, with the ledger on which the decision was made.
 fn decision(why: &DispatchReason, policy: &Policy) -> Value {
     json!({
-        "turn": why.turn.name(),
-        "choice": why.choice.name(),
+        "turn": why.order.name(),
+        "choice": why.placement.name(),
         "passed_over": why.passed_over.map(|over| {
             json!({ "pool": policy.pools.name(over.pool), "why": if over.busy { "busy" } else { "too_late" } })
         }),
@@ -92,7 +92,7 @@ fn waits(view: &WaitExplanation, policy: &Policy) -> Value {
             "limit": choice.limit,
             "fits": choice.fits,
             "held_back_by": choice.bottleneck.map(Bottleneck::name),
-            "failed_it_before": choice.tried,
+            "failed_it_before": choice.failed_before,
             "adapter": choice.adapter.map(AdapterState::name),
             "expected_ttft": secs(choice.expected),
         })

@@ -7,7 +7,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use tokio::sync::mpsc;
 
-use crate::admin::AdminState;
+use crate::admin::state::AdminState;
 use crate::config::secret::Secret;
 use crate::config::settings::identity::{Auth, Credentials, Grant, KeyEntry, Listeners};
 use crate::config::settings::names::{ModelNames, Split, TenantNames};

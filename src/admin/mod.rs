@@ -5,11 +5,10 @@ mod auth;
 mod config_view;
 mod explain;
 mod operate;
-mod overview;
+mod problem;
 mod report;
 mod routes;
 mod server;
-mod standing;
 mod state;
 mod usage;
 

@@ -10,11 +10,11 @@ use std::time::Duration;
 use axum::http::{HeaderMap, StatusCode, header};
 use serde::{Deserialize, Serialize};
 
-use crate::admin::AdminState;
 use crate::admin::auth::Operator;
-use crate::admin::overview::{self, join_names};
-use crate::config::problem::nearest;
-use crate::config::units::Span;
+use crate::admin::report::overview::{self, join_names};
+use crate::admin::state::AdminState;
+use crate::config::report::problem::nearest;
+use crate::config::syntax::units::Span;
 use crate::core::model::event::Event;
 use crate::core::model::id_table::IdTable;
 use crate::core::model::ids::{PoolId, TenantId};
@@ -124,7 +124,7 @@ impl OperatorVerb {
             }
             (Self::Pause, OverrideTarget::Pause(tenant)) => OverrideChange::Pause(tenant),
             (Self::Boost, OverrideTarget::Boost(tenant)) => OverrideChange::Boost(tenant, ask.boost_factor),
-            _ => return Event::Restored(target),
+            _ => return Event::OverrideEnded(target),
         };
         let until = ask.duration.map_or(Tick::NEVER, |lasts| now + lasts);
         Event::Overridden(Override { change, until, reason: Arc::clone(&ask.reason) })

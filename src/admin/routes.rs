@@ -14,8 +14,11 @@ use tokio::time::Instant;
 
 use crate::admin::auth::{self, AdminGuard, Operator};
 use crate::admin::operate::{self, OperatorVerb, VERBS, VerbError};
+pub(super) use crate::admin::problem::problem;
+use crate::admin::report::overview;
+use crate::admin::state::AdminState;
 use crate::admin::usage::BillMaker;
-use crate::admin::{AdminState, config_view, explain, overview, report};
+use crate::admin::{config_view, explain, report};
 use crate::config::watch::ReloadOutcome;
 use crate::telemetry::metrics::{CONTENT_TYPE, Scrape};
 use crate::telemetry::request_history::MAX_STORIES;
@@ -225,8 +228,4 @@ async fn not_found(uri: Uri) -> Response {
 async fn wrong_method(method: Method, uri: Uri) -> Response {
     let message = format!("{method} is not allowed on {}; GET / lists the routes", uri.path());
     problem(StatusCode::METHOD_NOT_ALLOWED, &message)
-}
-
-pub(super) fn problem(status: StatusCode, message: &str) -> Response {
-    (status, Json(json!({ "error": { "message": message } }))).into_response()
 }

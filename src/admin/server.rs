@@ -135,7 +135,7 @@ async fn connection(
     _permit: OwnedSemaphorePermit,
 ) {
     let _ = stream.set_nodelay(true);
-    let (stream, names) = match tls.handshakes.welcome(stream, (tls.source)()).await {
+    let (stream, names) = match tls.handshakes.accept(stream, (tls.source)()).await {
         Ok(welcome) => welcome,
         Err(error) => {
             return HandshakeFailed { listener: "admin", reason: error.label() }.emit(&tls.telemetry);

@@ -45,7 +45,7 @@ pub(super) fn follow(
             let used = used_amounts(&policy, period, &before);
             let (limits, partial) = (used.len(), before.partial);
             for (rule, amount) in used {
-                dispatcher.event(Event::UsedBefore { rule, amount });
+                dispatcher.event(Event::UsageRestored { rule, amount });
             }
             UsageCounted { period: period.name(), limits, partial }.emit(&telemetry);
         }

@@ -1,4 +1,4 @@
-//! Tokens that were found valid, so that each is checked once.
+//! Token cache: bearer tokens that were found valid, so that each token is verified once.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,26 +6,27 @@ use std::time::SystemTime;
 
 use crate::config::settings::identity::Grant;
 
-/// Tokens of one half; there are two.
+/// Capacity of each of the two halves, in tokens.
 const HALF: usize = 8_192;
 
-/// A token that was found valid, by certain rules and keys.
+/// A token that was found valid under certain rules and keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct VerifiedToken {
-    /// What it stands for.
+    /// Rights that the token grants.
     pub(super) grant: Grant,
-    /// A name for its holder that tells nothing of them.
+    /// Pseudonym of the token's holder, derived from a hash.
     pub(super) id: String,
-    /// When it ends, the leeway included.
+    /// Expiry of the token, the leeway included.
     pub(super) ends: SystemTime,
-    /// The rules by which it was checked.
+    /// Generation of the credentials file under which the token was verified.
     pub(super) epoch: u64,
-    /// The keys by which it was checked: which provider's, and which of those.
+    /// Keys with which the token was verified: the number of the provider's key ring, and the
+    /// version of its keys.
     pub(super) keys: (usize, u64),
 }
 
-/// Valid tokens by their hash. When the young half is full it becomes the old
-/// one, and what nobody asked for since is gone.
+/// Valid tokens by their hash. When the young half is full, it becomes the old half, and tokens
+/// of the former old half that were not used since are dropped.
 #[derive(Debug, Default)]
 pub(super) struct TokenCache {
     young: HashMap<[u8; 32], Arc<VerifiedToken>>,

@@ -1,4 +1,4 @@
-//! The client at the other end of a connection, before its first request.
+//! Connection peer: the client at the other end of a connection, before its first request.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::tls::CertificateNames;
 pub struct ConnectedClient {
     /// The client's end of the TCP connection.
     pub address: SocketAddr,
-    /// The subject alternative names of the client's certificate; `None` for a
-    /// client without a certificate that an authority of this listener signed.
+    /// The subject alternative names of the client's certificate. `None` if the client has no
+    /// certificate that an authority of this listener signed.
     pub names: Option<Arc<CertificateNames>>,
 }

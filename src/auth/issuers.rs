@@ -1,10 +1,9 @@
-//! The identity providers: their keys, fetched beside the request path, and
-//! the tokens that were checked with them.
+//! Identity providers: their public keys, fetched outside the request path, and the cache of
+//! tokens that were verified with the keys.
 //!
-//! Keys are fetched when a provider comes into the settings, every few minutes,
-//! and when a token names one that is not known; the last happens seldom,
-//! whatever clients send. A provider that is away leaves its last keys in
-//! force.
+//! The gateway fetches keys when a provider enters the settings, every few minutes, and when a
+//! token names an unknown key. Fetches for unknown keys are rare, whatever clients send. When a
+//! provider cannot be reached, its last keys stay in force.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,18 +26,18 @@ use crate::dispatcher::clock::GatewayClock;
 use crate::telemetry::event::{IssuerKeysFetched, IssuerKeysLost};
 use crate::telemetry::{Telemetry, wall};
 
-/// How often keys are fetched when nothing asks for it.
+/// Interval between fetches that no token asked for.
 const REFRESH: Duration = Duration::from_secs(300);
-/// How soon again after a failure; it doubles up to [`REFRESH`].
+/// Wait after the first failed fetch. The wait doubles with each failure, up to [`REFRESH`].
 const FIRST_RETRY: Duration = Duration::from_secs(1);
-/// How often tokens with unknown keys may have keys fetched.
-const ASKS: FailureRate = FailureRate { burst: 4, per_minute: 6 };
-/// The longest wait of a request for keys.
+/// Rate limit of the fetches for tokens with unknown keys.
+const FETCH_RATE: FailureRate = FailureRate { burst: 4, per_minute: 6 };
+/// Longest time that a request waits for a fetch of keys.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// What a client is told while keys cannot be had.
+/// `Retry-After` for clients while the provider's keys cannot be fetched.
 pub(super) const USUAL_RETRY_AFTER: Duration = Duration::from_secs(5);
 
-/// The providers in the settings.
+/// The identity providers in the settings, and the cache of verified tokens.
 #[derive(Debug, Default)]
 pub(super) struct Issuers {
     rows: Mutex<HashMap<KeySource, IssuerTask>>,
@@ -46,33 +45,33 @@ pub(super) struct Issuers {
     cache: Mutex<TokenCache>,
 }
 
-/// A provider with the task that fetches its keys.
+/// A provider's keys with the task that fetches them. Dropping the value ends the task.
 #[derive(Debug)]
 struct IssuerTask {
     ring: Arc<Keyring>,
-    keeper: AbortHandle,
+    fetch_task: AbortHandle,
 }
 
 impl Drop for IssuerTask {
     fn drop(&mut self) {
-        self.keeper.abort();
+        self.fetch_task.abort();
     }
 }
 
-/// The keys of one provider.
+/// The keys of one provider, and the state of their fetches.
 #[derive(Debug)]
 struct Keyring {
     number: usize,
     keys: ArcSwap<KeySet>,
-    /// Counts the different sets of keys.
+    /// Number of changes of the key set.
     version: watch::Sender<u64>,
-    /// Counts the fetches that ended.
+    /// Number of fetches that ended, with or without keys.
     fetches: watch::Sender<u64>,
     failing: AtomicBool,
-    /// Somebody waits for a fetch that has not ended.
-    asked: AtomicBool,
-    ask: Notify,
-    asks: Mutex<(GatewayClock, TokenBucket)>,
+    /// Whether a fetch was asked for and has not ended.
+    fetch_requested: AtomicBool,
+    fetch_wakeup: Notify,
+    fetch_rate: Mutex<(GatewayClock, TokenBucket)>,
 }
 
 impl Keyring {
@@ -83,37 +82,37 @@ impl Keyring {
             version: watch::Sender::new(0),
             fetches: watch::Sender::new(0),
             failing: AtomicBool::new(false),
-            asked: AtomicBool::new(true),
-            ask: Notify::new(),
-            asks: Mutex::new((GatewayClock::start(), TokenBucket::default())),
+            fetch_requested: AtomicBool::new(true),
+            fetch_wakeup: Notify::new(),
+            fetch_rate: Mutex::new((GatewayClock::start(), TokenBucket::default())),
         }
     }
 
-    /// Has keys fetched, unless that was done too often. Says whether a fetch
-    /// is to be waited for.
-    fn ask(&self) -> bool {
-        if self.asked.load(Ordering::Acquire) {
+    /// Asks for a fetch of keys, within the rate limit. Returns whether the caller should wait for
+    /// a fetch.
+    fn request_fetch(&self) -> bool {
+        if self.fetch_requested.load(Ordering::Acquire) {
             return true;
         }
-        let mut asks = self.asks.lock();
+        let mut asks = self.fetch_rate.lock();
         let now = asks.0.now();
-        if asks.1.take(now, ASKS).is_err() {
+        if asks.1.take(now, FETCH_RATE).is_err() {
             return false;
         }
-        self.asked.store(true, Ordering::Release);
-        self.ask.notify_one();
+        self.fetch_requested.store(true, Ordering::Release);
+        self.fetch_wakeup.notify_one();
         true
     }
 
-    /// The key of a token; if it is not known, after one more fetch.
+    /// Finds the key of a token. If the key is unknown, the search waits for one more fetch.
     async fn find(&self, id: Option<&str>, algorithm: Algorithm) -> Result<PublicKey, TokenError> {
         let mut fetches = self.fetches.subscribe();
         let find = || self.keys.load().find(id, algorithm).cloned();
         if let Some(key) = find() {
             return Ok(key);
         }
-        if self.ask() {
-            // In time or not: what there is now decides.
+        if self.request_fetch() {
+            // The search is repeated even after a timeout.
             let _ = timeout(PATIENCE, fetches.changed()).await;
             if let Some(key) = find() {
                 return Ok(key);
@@ -123,8 +122,8 @@ impl Keyring {
         Err(if away { TokenError::Unavailable } else { TokenError::UnknownKey })
     }
 
-    /// Fetches keys for ever.
-    async fn keep(self: Arc<Self>, source: KeySource, telemetry: Telemetry) {
+    /// Fetches the keys again and again, until the task is aborted.
+    async fn run_fetches(self: Arc<Self>, source: KeySource, telemetry: Telemetry) {
         let issuer = source.issuer.clone();
         let fetcher = JwksFetcher::new(source);
         let mut retry = FIRST_RETRY;
@@ -155,26 +154,26 @@ impl Keyring {
                     wait
                 }
             };
-            self.asked.store(false, Ordering::Release);
+            self.fetch_requested.store(false, Ordering::Release);
             self.fetches.send_modify(|fetches| *fetches += 1);
             tokio::select! {
                 () = sleep(wait) => {}
-                () = self.ask.notified() => {}
+                () = self.fetch_wakeup.notified() => {}
             }
         }
     }
 }
 
 impl Issuers {
-    /// Fetches the keys of these providers from now on, and no others'.
-    pub(super) fn follow(&self, issuers: &[Arc<Issuer>], telemetry: &Telemetry) {
+    /// Fetches the keys of exactly these providers from now on.
+    pub(super) fn set_issuers(&self, issuers: &[Arc<Issuer>], telemetry: &Telemetry) {
         let mut rows = self.rows.lock();
         rows.retain(|source, _| issuers.iter().any(|issuer| issuer.source == *source));
         for issuer in issuers {
             rows.entry(issuer.source.clone()).or_insert_with(|| {
                 let ring = Arc::new(Keyring::new(self.next.fetch_add(1, Ordering::Relaxed)));
-                let keep = Arc::clone(&ring).keep(issuer.source.clone(), telemetry.clone());
-                IssuerTask { ring, keeper: tokio::spawn(keep).abort_handle() }
+                let keep = Arc::clone(&ring).run_fetches(issuer.source.clone(), telemetry.clone());
+                IssuerTask { ring, fetch_task: tokio::spawn(keep).abort_handle() }
             });
         }
     }
@@ -183,7 +182,7 @@ impl Issuers {
         self.rows.lock().get(source).map(|row| Arc::clone(&row.ring))
     }
 
-    /// Checks a token.
+    /// Verifies a token, or finds it in the cache.
     pub(super) async fn verify(
         &self,
         known: &Credentials,
@@ -204,11 +203,11 @@ impl Issuers {
             return Err(TokenError::TooLong);
         }
         let algorithm = jwt::algorithm(&unproved.header, issuer)?;
-        // It may just have come into the settings.
+        // A provider that has just entered the settings may not have a key ring yet.
         let ring = self.ring(&issuer.source).ok_or(TokenError::Unavailable)?;
         let version = *ring.version.borrow();
         let key = ring.find(unproved.header.kid.as_deref(), algorithm).await?;
-        let proved = jwt::prove(text, &key, algorithm, issuer)?;
+        let proved = jwt::verify(text, &key, algorithm, issuer)?;
         let token = Arc::new(VerifiedToken {
             grant: proved.grant(issuer)?,
             id: proved.id(issuer),
@@ -220,8 +219,8 @@ impl Issuers {
         Ok(token)
     }
 
-    /// A token that was checked before, by the rules and keys of today, and
-    /// whose time is not over.
+    /// The cached token of this hash, if the token was verified under the current rules and keys
+    /// and has not expired.
     fn remembered(&self, known: &Credentials, hash: &[u8; 32]) -> Option<Arc<VerifiedToken>> {
         let token = self.cache.lock().get(hash)?;
         let (number, version) = token.keys;

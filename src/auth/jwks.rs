@@ -1,4 +1,4 @@
-//! A provider's public keys: where they are, and what of them can be used.
+//! JWKS documents: the address of a provider's public keys, and the keys in them that can be used.
 
 use std::time::Duration;
 
@@ -11,44 +11,43 @@ use serde_json::Value;
 use crate::config::settings::identity::KeySource;
 use crate::tls;
 
-/// Time for one answer of a provider.
+/// Timeout of one request to a provider.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Bytes of a provider's largest answer.
+/// Longest accepted answer of a provider, in bytes.
 const MAX_ANSWER: usize = 1 << 20;
-/// Keys of one provider that are looked at.
+/// Most keys that are read from a provider's list. Further keys are ignored.
 const MAX_KEYS: usize = 128;
 const DISCOVERY: &str = "/.well-known/openid-configuration";
 
-/// Why there are no new keys. It holds no text of the provider's.
+/// Reason for a failed fetch of keys. An error never contains text from the provider.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum JwksError {
-    /// TLS cannot be set up.
+    /// The HTTP client could not be built, because TLS could not be set up.
     #[error("no client for its address: are there CA certificates on this machine?")]
     NoClient,
-    /// No whole answer in time, or no connection.
+    /// The provider could not be connected, or sent no whole answer in time.
     #[error("no whole answer from it")]
     Unreachable,
-    /// Another status than 200.
+    /// The provider answered with a status other than 200.
     #[error("status {0}")]
     Status(u16),
-    /// More than 1 MiB.
+    /// The answer is longer than 1 MiB.
     #[error("its answer is longer than 1 MiB")]
     TooLarge,
-    /// The answer is not what was asked for.
+    /// The answer is not JSON, or lacks the expected fields.
     #[error("its answer is not what was asked for")]
     NotUnderstood,
-    /// The discovery document is somebody else's.
+    /// The discovery document names another issuer.
     #[error("its discovery document names another issuer")]
     OtherIssuer,
-    /// The discovery document leads to keys in the clear.
+    /// The discovery document gives a key address without https.
     #[error("its discovery document leads to keys without https")]
-    InTheClear,
-    /// No key that can be used.
+    PlainHttp,
+    /// The key set contains no key that can be used.
     #[error("it has no key that can be used")]
     NoKeys,
 }
 
-/// One public key.
 #[derive(Debug, Clone)]
 pub(super) struct PublicKey {
     pub(super) id: Option<String>,
@@ -60,13 +59,13 @@ pub(super) struct PublicKey {
 #[derive(Debug, Default)]
 pub(super) struct KeySet {
     keys: Vec<PublicKey>,
-    /// Hash of what they were read from.
+    /// Hash of the document that the keys were read from.
     pub(super) digest: Option<blake3::Hash>,
 }
 
 impl KeySet {
-    /// The keys of a JWK set. Those that cannot be used (secrets, keys for
-    /// encryption, kinds that we do not know) are left out.
+    /// Reads the keys of a JWK set. Keys that cannot be used (secrets, keys for encryption, unknown
+    /// kinds) are left out.
     pub(super) fn read(bytes: &[u8]) -> Result<Self, JwksError> {
         let set: Value = serde_json::from_slice(bytes).map_err(|_| JwksError::NotUnderstood)?;
         let listed = set.get("keys").and_then(Value::as_array).ok_or(JwksError::NotUnderstood)?;
@@ -77,8 +76,8 @@ impl KeySet {
         Ok(Self { keys, digest: Some(blake3::hash(bytes)) })
     }
 
-    /// The key by which a token that names `id` can be checked; without a name
-    /// the only one that is for the algorithm.
+    /// The key that verifies a token whose header names the key `id`. Without `id`, the only key
+    /// made for the algorithm. `None` if several keys are.
     pub(super) fn find(&self, id: Option<&str>, algorithm: Algorithm) -> Option<&PublicKey> {
         let mut fit = self.keys.iter().filter(|key| {
             key.algorithms.contains(&algorithm) && id.is_none_or(|id| key.id.as_deref() == Some(id))
@@ -127,7 +126,7 @@ const fn named(algorithm: Algorithm) -> Option<KeyAlgorithm> {
     })
 }
 
-/// Asks one provider.
+/// Client that fetches the keys of one provider.
 #[derive(Debug)]
 pub(super) struct JwksFetcher {
     source: KeySource,
@@ -141,7 +140,7 @@ impl JwksFetcher {
         Self { source, client }
     }
 
-    /// The keys as they are now.
+    /// Fetches the provider's current keys.
     pub(super) async fn fetch(&self) -> Result<KeySet, JwksError> {
         let client = self.client.as_ref().ok_or(JwksError::NoClient)?;
         let url = match &self.source.jwks_url {
@@ -159,9 +158,9 @@ impl JwksFetcher {
             return Err(JwksError::OtherIssuer);
         }
         let url = document["jwks_uri"].as_str().ok_or(JwksError::NotUnderstood)?;
-        // The issuer itself may be without https only on this machine.
+        // The issuer's own URL may be plain http only on this machine.
         if !url.starts_with("https://") && !issuer.starts_with("http://") {
-            return Err(JwksError::InTheClear);
+            return Err(JwksError::PlainHttp);
         }
         Ok(url.to_owned())
     }
@@ -171,7 +170,7 @@ fn client(ca: Option<&[u8]>) -> Option<Client> {
     let builder = || Client::builder().no_proxy().redirect(Policy::none()).timeout(TIMEOUT);
     match ca {
         Some(pem) => builder().tls_certs_only(Certificate::from_pem_bundle(pem).ok()?).build().ok(),
-        // A machine without certificates can still ask over plain http.
+        // A machine without CA certificates can still fetch over plain http.
         None => builder().build().or_else(|_| builder().tls_certs_only([]).build()).ok(),
     }
 }

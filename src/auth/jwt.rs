@@ -1,8 +1,7 @@
 //! JSON Web Tokens: form, signature and claims.
 //!
-//! Which key it is checked with, and by which algorithm, is never the token's
-//! choice alone: the algorithm must be one of the provider's settings and one
-//! that the key is for, and only public keys are ever known.
+//! A token alone never decides its key and algorithm. The provider's settings must allow the
+//! algorithm, and the key must be made for it. The gateway knows public keys only.
 
 use std::time::{Duration, SystemTime};
 
@@ -15,35 +14,35 @@ use crate::auth::jwks::PublicKey;
 use crate::config::settings::identity::{ClaimRule, Grant, Issuer};
 use crate::core::model::ids::TenantId;
 
-/// Values of a claim that are looked at.
+/// Most values that are read from a claim. Further values are ignored.
 const MAX_VALUES: usize = 256;
 
-/// Why a token does not open the door.
+/// Reason why a token is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TokenError {
-    /// Not a token that can be read.
+    /// The text is not a readable token.
     Malformed,
-    /// More bytes than its provider's tokens have.
+    /// The token is longer than its provider's `max_token` bytes.
     TooLong,
-    /// Of nobody that we trust.
+    /// No provider in the settings issued the token.
     Issuer,
-    /// For somebody else.
+    /// The token is meant for another audience.
     Audience,
-    /// Signed in a way that its provider does not, or not at all.
+    /// The token is unsigned, or signed with an algorithm that its provider does not use.
     Algorithm,
-    /// It asks for something that we do not know.
+    /// The token has a `crit` header: it demands extensions that the gateway does not implement.
     Critical,
-    /// Signed with a key that its provider does not have.
+    /// The token names a key that its provider does not have.
     UnknownKey,
-    /// Not signed with that key.
+    /// The signature does not match the key.
     Signature,
-    /// Its time is over.
+    /// The token has expired.
     Expired,
-    /// Its time has not come.
+    /// The token is not valid yet.
     NotYet,
-    /// Valid, and nobody here.
+    /// The token is valid, but its claims map to no tenant, class or model of the gateway.
     NotMapped,
-    /// Its provider's keys cannot be had.
+    /// The provider's keys cannot be fetched.
     Unavailable,
 }
 
@@ -67,20 +66,20 @@ impl TokenError {
     }
 }
 
-/// Whether a credential has the form of a token: three parts, the first of
-/// which begins like a JSON object in base 64.
+/// Whether a credential has the form of a token: three parts, of which the first begins like a
+/// JSON object in base 64.
 pub(super) fn is_token(text: &str) -> bool {
     text.starts_with("eyJ") && text.bytes().filter(|byte| *byte == b'.').count() == 2
 }
 
-/// What a token says of itself, before anything of it is believed.
+/// Header and issuer that a token states, before the token is verified.
 #[derive(Debug)]
 pub(super) struct UnverifiedToken {
     pub(super) header: Header,
     pub(super) issuer: String,
 }
 
-/// Reads what is needed to find the rules for a token.
+/// Reads the header and issuer of a token, which select the rules for its verification.
 pub(super) fn read(text: &str) -> Result<UnverifiedToken, TokenError> {
     #[derive(Deserialize)]
     struct UnverifiedClaims {
@@ -88,7 +87,7 @@ pub(super) fn read(text: &str) -> Result<UnverifiedToken, TokenError> {
     }
 
     let header = jsonwebtoken::decode_header(text).map_err(|error| match error.kind() {
-        // Names of algorithms that do not exist fail to be read: `none` too.
+        // Names of unknown algorithms fail to parse. So does `none`.
         ErrorKind::Json(_) | ErrorKind::InvalidAlgorithmName => TokenError::Algorithm,
         _ => TokenError::Malformed,
     })?;
@@ -110,16 +109,16 @@ pub(super) fn algorithm(header: &Header, issuer: &Issuer) -> Result<Algorithm, T
     }
 }
 
-/// What a token's claims say, once they are proved.
+/// Claims of a token whose signature was verified.
 #[derive(Debug)]
 pub(super) struct VerifiedClaims {
     claims: Map<String, Value>,
-    /// When it ends, the leeway included.
+    /// Expiry of the token, the leeway included.
     pub(super) ends: SystemTime,
 }
 
-/// Checks the signature, then the claims that every token has.
-pub(super) fn prove(
+/// Verifies the signature, then the claims that every token must have.
+pub(super) fn verify(
     text: &str,
     key: &PublicKey,
     algorithm: Algorithm,
@@ -161,7 +160,7 @@ fn fault(kind: &ErrorKind) -> TokenError {
 }
 
 impl VerifiedClaims {
-    /// What the token may do here.
+    /// Rights that the token's claims grant.
     pub(super) fn grant(&self, issuer: &Issuer) -> Result<Grant, TokenError> {
         let tenant = self.tenant(&issuer.tenants)?;
         let classes = issuer.classes.as_ref().map(|rule| self.listed(rule)).transpose()?;
@@ -173,8 +172,8 @@ impl VerifiedClaims {
         })
     }
 
-    /// A name for the token's holder that tells nothing of them: who knows the
-    /// subject can find it, nobody else.
+    /// Pseudonym of the token's holder: a hash of issuer and subject. Only someone who knows the
+    /// subject can compute the pseudonym.
     pub(super) fn id(&self, issuer: &Issuer) -> String {
         let subject = self.claims.get("sub").and_then(Value::as_str).unwrap_or_default();
         let hash = blake3::hash(format!("{} {subject}", issuer.source.issuer).as_bytes());
@@ -191,8 +190,8 @@ impl VerifiedClaims {
         found.map(|(_, tenant)| *tenant).ok_or(TokenError::NotMapped)
     }
 
-    /// What a claim lists of what there is; a token without it has no right to
-    /// anything.
+    /// The known values that a claim lists. A token without the claim, or without a known value,
+    /// has no rights.
     fn listed<T: Copy>(&self, rule: &ClaimRule<T>) -> Result<Vec<T>, TokenError> {
         let has: Vec<&str> = match self.claim(&rule.claim) {
             Some(Value::String(text)) => text.split_ascii_whitespace().take(MAX_VALUES).collect(),
@@ -204,8 +203,8 @@ impl VerifiedClaims {
         if known.is_empty() { Err(TokenError::NotMapped) } else { Ok(known) }
     }
 
-    /// The claim of that name, or else the one inside others that its dots
-    /// lead to.
+    /// The claim called `name`. If there is none, the dots in `name` are read as a path into nested
+    /// claims.
     fn claim(&self, name: &str) -> Option<&Value> {
         if let Some(claim) = self.claims.get(name) {
             return Some(claim);

@@ -25,14 +25,13 @@ use crate::telemetry::event::AuthFailed;
 use crate::telemetry::{Telemetry, wall};
 use crate::tls::address_group;
 
-/// A caller whose credential was checked.
+/// A caller whose credential was found valid.
 #[derive(Debug, Clone)]
 pub(crate) struct Identity {
-    /// Whose work it is.
     pub(crate) tenant: TenantId,
-    /// The credential's public id; absent when none is asked for.
+    /// The credential's public id. `None` if the gateway asks for no credentials.
     pub(crate) key_id: Option<String>,
-    /// What the credential allows.
+    /// Rights that the credential grants.
     pub(crate) grant: Grant,
 }
 
@@ -42,14 +41,14 @@ impl Identity {
     }
 }
 
-/// Checks credentials.
+/// Checks the credentials of requests, and throttles failures by address.
 #[derive(Debug, Default)]
 pub struct Authenticator {
     issuers: Issuers,
     failures: Mutex<FailureThrottle>,
 }
 
-/// What is known of one request before its credential is.
+/// The parts of a request that its authentication needs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PresentedCredential<'a> {
     pub(crate) headers: &'a HeaderMap,
@@ -57,38 +56,37 @@ pub(crate) struct PresentedCredential<'a> {
     pub(crate) now: Tick,
 }
 
-/// Why somebody is not let in.
+/// Reason and answer for a request whose authentication failed.
 struct AuthError {
     /// A stable code for logs and metrics.
     reason: &'static str,
-    /// The public part of the key.
+    /// Public part of the API key.
     key_id: Option<String>,
-    /// Whether it counts as a failed attempt of its address.
+    /// Whether the failure counts against the client's address.
     counts: bool,
     answer: ApiError,
 }
 
 impl Authenticator {
-    /// Fetches the keys of these providers from now on, and no others'. Must be
-    /// called inside a tokio runtime.
-    pub fn follow(&self, auth: &Auth, telemetry: &Telemetry) {
+    /// Fetches the keys of exactly the providers in `auth` from now on. Must be called inside a
+    /// tokio runtime.
+    pub fn set_providers(&self, auth: &Auth, telemetry: &Telemetry) {
         let issuers = match auth {
             Auth::Off(_) => &[][..],
             Auth::Known(known) => &known.issuers,
         };
-        self.issuers.follow(issuers, telemetry);
+        self.issuers.set_issuers(issuers, telemetry);
     }
 
-    /// Checks the credentials of a request. Waits, for a short while, only
-    /// for the keys of a token whose key is new.
+    /// Checks the credentials of a request. The call waits, for a short time, only if the key of a
+    /// token is unknown.
     ///
-    /// A key or token decides before a certificate. What is neither, such as
-    /// the `none` that SDKs are told to send, does not stand in the way of a
-    /// certificate.
+    /// An API key or token takes precedence over a certificate. A credential that is neither, such
+    /// as the `none` that SDKs are configured to send, does not hide a certificate.
     ///
     /// # Errors
-    /// No credential, or one that is not valid. The answer never tells which
-    /// part of a key was wrong.
+    /// The request has no credential, or an invalid one. The answer never tells which part of a key
+    /// was wrong.
     pub(crate) async fn identify(
         &self,
         auth: &Auth,
@@ -133,7 +131,7 @@ impl Authenticator {
             if text.is_none() {
                 let text = "The client certificate is valid, but none of its subject alternative names is known \
                             here. Ask the operator of this gateway to add one, or send an API key.";
-                let answer = ApiError::new(ErrorKind::NotMapped, text);
+                let answer = ApiError::new(ErrorKind::IdentityNotMapped, text);
                 return Err(AuthError { reason: "certificate_unknown", key_id: None, counts: false, answer });
             }
         }
@@ -143,7 +141,8 @@ impl Authenticator {
         })
     }
 
-    /// Counts a failure, and answers more shortly those that fail all the time.
+    /// Counts a failure and builds its answer. An address above the failure rate gets
+    /// `TooManyFailures` instead.
     fn refuse(
         &self,
         known: &Credentials,
@@ -198,7 +197,7 @@ fn wrong_token(error: TokenError) -> AuthError {
         }
         TokenError::NotMapped => {
             let text = "The token is valid, but it gives no right to anything here. Ask the operator of this gateway.";
-            let answer = ApiError::new(ErrorKind::NotMapped, text);
+            let answer = ApiError::new(ErrorKind::IdentityNotMapped, text);
             return AuthError { reason, key_id: None, counts: false, answer };
         }
         TokenError::Expired => {

@@ -1,39 +1,39 @@
-//! Failed attempts by address, in bounded memory.
+//! Throttle of failed authentication: failures counted by client address, in bounded memory.
 //!
-//! Each address has a bucket of attempts (the generic cell rate algorithm: one
-//! tick says it all). Only failures take from it; whoever succeeds is never
-//! asked. While the table is full, all new addresses share one bucket.
+//! Each address has a bucket of failures (the generic cell rate algorithm: one tick is a bucket's
+//! whole state). Only failures take from a bucket; a success is never throttled. While the table
+//! is full, all new addresses share one bucket.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::core::model::time::Tick;
 
-/// Addresses that are told apart.
+/// Most addresses that have a bucket of their own.
 const MAX_ROWS: usize = 16_384;
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// How often something may happen.
+/// Rate limit: a burst, and a refill per minute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FailureRate {
-    /// So many times at once, at least 1.
+    /// Capacity of the bucket, at least 1.
     pub burst: u32,
-    /// So many more times in each minute, at least 1.
+    /// Refill per minute, at least 1.
     pub per_minute: u32,
 }
 
-/// What is left of a [`FailureRate`]: full at [`Tick::ZERO`] and before.
+/// Token bucket of a [`FailureRate`]. The default bucket is full.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TokenBucket {
-    /// When it will be full again.
+    /// Tick at which the bucket will be full again.
     full_at: Tick,
 }
 
 impl TokenBucket {
-    /// Takes one.
+    /// Takes one token.
     ///
     /// # Errors
-    /// Nothing is left; how long until something is.
+    /// The bucket is empty. The error is the time until the next token.
     pub fn take(&mut self, now: Tick, rate: FailureRate) -> Result<(), Duration> {
         let each = MINUTE / rate.per_minute.max(1);
         let full_at = self.full_at.max(now);
@@ -47,19 +47,19 @@ impl TokenBucket {
     }
 }
 
-/// The failures of all addresses.
+/// Buckets of failures, by client address.
 #[derive(Debug, Default)]
 pub struct FailureThrottle {
     rows: BTreeMap<u128, TokenBucket>,
-    /// Of those that have no row.
+    /// Bucket shared by all addresses that have no row.
     others: TokenBucket,
 }
 
 impl FailureThrottle {
-    /// Notes a failure of `who`.
+    /// Counts a failure of the address group `who`.
     ///
     /// # Errors
-    /// It is one too many; how long until the next one may be heard.
+    /// `who` is above its failure rate. The error is the time until its bucket has a token again.
     pub fn failed(&mut self, who: u128, now: Tick, rate: FailureRate) -> Result<(), Duration> {
         if !self.rows.contains_key(&who) && self.rows.len() >= MAX_ROWS {
             self.rows.retain(|_, bucket| bucket.full_at > now);
@@ -70,7 +70,7 @@ impl FailureThrottle {
         self.rows.entry(who).or_default().take(now, rate)
     }
 
-    /// Addresses that are told apart just now.
+    /// Number of addresses that have a bucket of their own now.
     #[must_use]
     pub fn len(&self) -> usize {
         self.rows.len()
@@ -127,7 +127,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes when, no window of time hears more than its due.
+        /// No window of time accepts more than the burst and its refill, whenever failures come.
         #[test]
         fn never_more_than_the_burst_and_what_grows_back(
             gaps in proptest::collection::vec(0_u64..20_000, 1..200), burst in 1_u32..9, per_minute in 1_u32..100,

@@ -15,7 +15,7 @@ use crate::cli::operate::{
 };
 use crate::cli::plan::PlanArgs;
 use crate::cli::usage::UsageArgs;
-use crate::config::units::Span;
+use crate::config::syntax::units::Span;
 
 /// Inference gateway and queue-aware request router.
 ///

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::cli::operate::AccessArgs;
-use crate::config::units::Span;
+use crate::config::syntax::units::Span;
 use crate::sim::plan::whatif::Factor;
 use crate::sim::trace::ColumnNames;
 

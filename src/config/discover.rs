@@ -143,7 +143,7 @@ pub struct Endpoint {
     pub zone: Option<Arc<str>>,
     /// Whether it is about to go.
     pub draining: bool,
-    /// The same, since its machine will be taken away.
+    /// As `Drained`, since the machine will be taken away.
     pub spot_notice: bool,
 }
 

@@ -1,6 +1,6 @@
-//! Core: every decision of the gateway. Synchronous, deterministic and pure: time and events are
-//! passed in, actions with their reasons come out. No I/O, clock, environment, log, thread or
-//! randomness of its own.
+//! Core: every decision of the gateway. The core is synchronous, deterministic and pure: time and
+//! events are passed in, actions with their reasons come out. The core does no I/O, and has no
+//! clock, environment, log, thread or randomness of its own.
 
 pub mod autoscale;
 pub mod billing;

@@ -1,10 +1,10 @@
-//! The gateway's clock: tokio's, counted in the core's ticks from the start.
+//! Gateway clock: tokio's clock, counted in the core's ticks since the gateway's start.
 
 use tokio::time::Instant;
 
 use crate::core::model::time::Tick;
 
-/// Time since the gateway's start. Copies share the origin.
+/// Clock that counts from the gateway's start. Copies share the origin.
 #[derive(Debug, Clone, Copy)]
 pub struct GatewayClock {
     origin: Instant,
@@ -17,19 +17,18 @@ impl GatewayClock {
         Self { origin: Instant::now() }
     }
 
-    /// Now.
     #[must_use]
     pub fn now(self) -> Tick {
         Tick::ZERO + self.origin.elapsed()
     }
 
-    /// An instant of tokio's clock as a tick.
+    /// The tick of an instant of tokio's clock. An instant before the start gives [`Tick::ZERO`].
     #[must_use]
     pub fn tick(self, at: Instant) -> Tick {
         Tick::ZERO + at.saturating_duration_since(self.origin)
     }
 
-    /// A tick as an instant of tokio's clock.
+    /// The instant of tokio's clock for a tick.
     #[must_use]
     pub fn instant(self, at: Tick) -> Instant {
         self.origin + at.since(Tick::ZERO)

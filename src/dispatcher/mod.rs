@@ -1,9 +1,10 @@
-//! Dispatcher: the scheduler behind one lock. It feeds the scheduler events with the time, and
-//! applies its actions after the lock is released.
+//! Dispatcher: the scheduler behind one lock. The dispatcher passes events and the time to the
+//! scheduler, and carries out the scheduler's actions after the lock is released.
 
 pub mod clock;
+pub mod limits_at_entry;
 pub mod shutdown;
-mod ticket;
+pub mod ticket;
 mod waiters;
 
 use std::sync::Arc;
@@ -13,7 +14,6 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tokio::sync::{Notify, mpsc, oneshot};
 
-pub use self::ticket::{LimitsAtEntry, Ticket};
 pub use crate::dispatcher::waiters::DispatchGrant;
 
 use crate::core::autoscale::demand::state::DemandState;
@@ -29,14 +29,15 @@ use crate::core::model::snapshot::{OverrideResult, Snapshot, WaitExplanation};
 use crate::core::model::time::Tick;
 use crate::core::scheduler::Scheduler;
 use crate::dispatcher::clock::GatewayClock;
+use crate::dispatcher::limits_at_entry::LimitsAtEntry;
 use crate::dispatcher::shutdown::ShutdownGrace;
 use crate::dispatcher::waiters::{AttemptId, Notification, Notifications, WaitResult, Waiters};
 
-/// What a scheduler was told, from the moment on when it was asked to be written
-/// down. Memory grows with every event.
+/// Log of the events that a scheduler got since [`Dispatcher::log_events`]. Memory grows with every
+/// event.
 pub type EventLog = Arc<Mutex<Vec<(Tick, Event)>>>;
 
-/// The one scheduler of this process and everybody who waits for it.
+/// The one scheduler of this process, with the waiters of its live jobs.
 #[derive(Debug)]
 pub struct Dispatcher {
     state: Mutex<DispatcherState>,
@@ -44,7 +45,7 @@ pub struct Dispatcher {
     shutdown: ShutdownGrace,
     next_job: AtomicU64,
     timer_changed: Notify,
-    /// Whether somebody waits for the next arrival.
+    /// Whether a caller waits for the next arrival.
     arrival_awaited: AtomicBool,
     arrival: Notify,
     replica_actions: mpsc::Sender<ReplicaAction>,
@@ -52,7 +53,7 @@ pub struct Dispatcher {
 
 #[derive(Debug)]
 struct DispatcherState {
-    /// Of the policy in force.
+    /// Generation of the policy in force.
     generation: u64,
     scheduler: Scheduler,
     waiters: Waiters,
@@ -62,7 +63,7 @@ struct DispatcherState {
     event_log: Option<EventLog>,
 }
 
-/// What a step leaves to be done once the lock is released.
+/// Effects of a step that are carried out after the lock is released.
 #[derive(Debug, Default)]
 struct StepEffects {
     notifications: Notifications,
@@ -71,9 +72,9 @@ struct StepEffects {
 }
 
 impl Dispatcher {
-    /// A dispatcher under `policy`. Actions about replicas (eject, probe, readmit)
-    /// go to `replica_actions`; one that finds the channel full is dropped,
-    /// and the core asks again when a probe stays unanswered.
+    /// A dispatcher under `policy`. Actions about replicas (eject, probe, readmit) go to
+    /// `replica_actions`. An action that finds the channel full is dropped, and the core asks again
+    /// when a probe stays unanswered.
     #[must_use]
     pub fn new(
         policy: Arc<Policy>,
@@ -100,168 +101,147 @@ impl Dispatcher {
         })
     }
 
-    /// Writes down what the scheduler is told from now on, for tests and replays.
+    /// Logs the scheduler's events from now on, for tests and replays.
     pub fn log_events(&self, told: &EventLog) {
         self.state.lock().event_log = Some(Arc::clone(told));
     }
 
-    /// The clock that the scheduler lives by.
+    /// The clock that times the scheduler's events.
     #[must_use]
     pub fn clock(&self) -> GatewayClock {
         self.clock
     }
 
-    /// How far the shutdown of this gateway has come.
+    /// The stage of this gateway's shutdown.
     #[must_use]
     pub const fn shutdown(&self) -> &ShutdownGrace {
         &self.shutdown
     }
 
-    /// An id for a job that has not arrived yet.
+    /// A new id for a job that has not arrived yet.
     #[must_use]
     pub fn next_job_id(&self) -> JobId {
         JobId::new(self.next_job.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Lets the job in. The ticket is its life: dropping it ends the job. The
-    /// ids in `spec` are those of `policy`, which comes into force first if
-    /// the scheduler does not know it yet.
-    #[must_use]
-    pub fn admit(self: &Arc<Self>, spec: JobSpec, prefix: PromptPrefix, policy: &Arc<Policy>) -> Ticket {
-        let (answer, bills, limits) = self.locked(|inner, now| {
-            let answer = inner.waiters.wait(spec.id);
-            let bills = inner.waiters.bills(spec.id);
-            inner.follow(policy, now);
-            (answer, bills, inner.arrive(now, spec, prefix))
-        });
-        if self.arrival_awaited.load(Ordering::Relaxed) && self.arrival_awaited.swap(false, Ordering::Relaxed)
-        {
-            self.arrival.notify_one();
-        }
-        Ticket::new(Arc::clone(self), spec.id, answer, (limits, bills))
-    }
-
-    /// Whether a job that came now, beside `others` of its tenant that are about to
-    /// come, surely would be refused, however many tokens it has.
+    /// Whether the scheduler would surely refuse a job that arrived now, whatever its tokens.
+    /// `others` is the number of jobs of the same tenant that are about to arrive.
     #[must_use]
     pub fn surely_refuses(&self, spec: &JobSpec, others: u64) -> bool {
         let now = self.clock.now();
-        self.state.lock().scheduler.surely_refuses(spec, others, now)
+        self.state.lock().scheduler.would_refuse(spec, others, now)
     }
 
-    /// From now on an arrival counts for [`Self::next_arrival`].
+    /// Makes the next arrival wake [`Self::next_arrival`].
     pub fn expect_arrival(&self) {
         self.arrival_awaited.store(true, Ordering::Relaxed);
     }
 
-    /// Waits for the first arrival since one was expected; for one waiter.
+    /// Waits for the first arrival after [`Self::expect_arrival`]. Wakes one caller only.
     pub async fn next_arrival(&self) {
         self.arrival.notified().await;
     }
 
-    /// Brings a policy into force unless it is, or a later one.
-    pub fn follow(&self, policy: &Arc<Policy>) {
-        self.locked(|inner, now| inner.follow(policy, now));
+    /// Brings a policy into force, unless this policy or a later one already is.
+    pub fn apply_policy(&self, policy: &Arc<Policy>) {
+        self.with_lock(|inner, now| inner.apply_policy(policy, now));
     }
 
-    /// Tells the scheduler what happened.
+    /// Passes an event to the scheduler.
     pub fn event(&self, event: Event) {
-        self.locked(|inner, now| {
+        self.with_lock(|inner, now| {
             let Event::ClientLeft { job, .. } = event else { return inner.handle(now, event) };
-            // Nothing is said to it any more, but what it came to is kept for
-            // whoever tells of it.
-            inner.waiters.leave(job);
+            // The job gets no more notifications. Its bills are kept for the request's record.
+            inner.waiters.set_left(job);
             inner.handle(now, event);
             inner.apply();
             inner.waiters.close(job);
         });
     }
 
-    /// The time in which replicas ran nothing since this was last asked, by
-    /// pool.
+    /// Takes the idle time of replicas since the last call, by pool.
     #[must_use]
     pub fn take_idle(&self) -> Vec<IdleTime> {
         let now = self.clock.now();
         self.state.lock().scheduler.take_idle(now)
     }
 
-    /// Whether a request that arrived now could wait.
+    /// Whether a request that arrived now could be queued.
     #[must_use]
     pub fn can_queue(&self) -> bool {
         self.state.lock().scheduler.can_queue()
     }
 
-    /// A picture of this moment.
+    /// Snapshot of the scheduler at this moment.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         let now = self.clock.now();
         self.state.lock().scheduler.snapshot(now)
     }
 
-    /// What every pool needs now.
+    /// Replica demand of every pool at this moment.
     #[must_use]
     pub fn replica_demand(&self) -> Vec<ReplicaDemand> {
         let now = self.clock.now();
         self.state.lock().scheduler.replica_demand(now)
     }
 
-    /// What every pool needs now, by what other gateways see, too.
+    /// Replica demand of every pool at this moment, with the demand that peers report included.
     #[must_use]
     pub fn replica_demand_with(&self, others: &PeerDemand) -> Vec<ReplicaDemand> {
         let now = self.clock.now();
         self.state.lock().scheduler.replica_demand_with(now, others)
     }
 
-    /// What this gateway sees of the demand.
+    /// This gateway's part of the demand.
     #[must_use]
     pub fn demand_report(&self) -> DemandReport {
         let now = self.clock.now();
         self.state.lock().scheduler.demand_report(now)
     }
 
-    /// The demand that was seen, to be kept over a restart.
+    /// The demand measured so far, to be kept over a restart.
     #[must_use]
     pub fn demand_state(&self) -> DemandState {
         self.state.lock().scheduler.demand_state()
     }
 
-    /// Takes over the demand that was seen before a restart. False when it is of
-    /// another version.
+    /// Restores the demand measured before a restart. False if `state` has another version.
     pub fn restore_demand(&self, state: &DemandState) -> bool {
         self.state.lock().scheduler.restore_demand(state)
     }
 
-    /// How it stands with all limits, in a fixed order.
+    /// State of all limits, in a fixed order.
     #[must_use]
     pub fn limits(&self) -> Vec<LimitStatus> {
         let now = self.clock.now();
         self.state.lock().scheduler.limits(now)
     }
 
-    /// Why a job waits; `None` for one that does not.
+    /// The reason why a job waits. `None` if the job does not wait.
     #[must_use]
     pub fn explain(&self, job: JobId) -> Option<WaitExplanation> {
         let now = self.clock.now();
         self.state.lock().scheduler.explain(job, now)
     }
 
-    /// Whether a job waits for a pool that has to start.
+    /// Whether a job waits for a pool start.
     #[must_use]
     pub fn waits_for_pool_start(&self, job: JobId) -> bool {
         self.state.lock().scheduler.waits_for_pool_start(job)
     }
 
-    /// Hands in an operator's event_at, which may depend on the time; says what it
-    /// changed.
+    /// Applies an operator's override and returns its result. `event_at` builds the event of the
+    /// override from the current time.
     pub fn override_with(&self, event_at: impl FnOnce(Tick) -> Event) -> OverrideResult {
-        self.locked(|inner, now| {
+        self.with_lock(|inner, now| {
             let event = event_at(now);
             inner.log_event(now, &event);
             inner.scheduler.operate(now, event, &mut inner.actions)
         })
     }
 
-    /// Refuses everything that still waits, at the end of a drain's grace.
+    /// Refuses all jobs that still wait, at the end of the shutdown grace.
     pub fn refuse_waiting(&self, why: Rejection) {
         let waiting = self.state.lock().waiters.take_waiting();
         for (job, waiter) in waiting {
@@ -270,7 +250,7 @@ impl Dispatcher {
         }
     }
 
-    /// Wakes the scheduler at its deadlines. Runs until dropped.
+    /// Sends a timer event to the scheduler at each of its deadlines. Runs until dropped.
     pub async fn run_timer(self: Arc<Self>) {
         loop {
             let changed = self.timer_changed.notified();
@@ -287,15 +267,15 @@ impl Dispatcher {
         }
     }
 
-    /// Passes on an event of a try, unless the job has been taken away from
-    /// it, by what was due before; whether it was passed on.
+    /// Passes an attempt's event to the scheduler if the attempt is still the job's current one.
+    /// Returns whether the attempt is current after the event, too.
     fn report(&self, job: JobId, dispatch: AttemptId, event: Event) -> bool {
-        self.locked(|inner, now| inner.report(now, job, dispatch, event))
+        self.with_lock(|inner, now| inner.report(now, job, dispatch, event))
     }
 
-    /// The same for the event that ends the job.
+    /// Passes on the event that ends the job, as [`Self::report`] does, and removes its waiter.
     fn finish(&self, job: JobId, dispatch: AttemptId, event: Event) -> bool {
-        self.locked(|inner, now| {
+        self.with_lock(|inner, now| {
             let finished = inner.report(now, job, dispatch, event);
             if finished {
                 inner.waiters.close(job);
@@ -304,9 +284,10 @@ impl Dispatcher {
         })
     }
 
-    /// The same for an event after which the job waits again.
+    /// Passes on an attempt's event after which the job waits again, and returns the receiver of
+    /// that wait. `None` if the attempt is not the job's current one.
     fn retry(&self, job: JobId, dispatch: AttemptId, event: Event) -> Option<oneshot::Receiver<WaitResult>> {
-        self.locked(|inner, now| {
+        self.with_lock(|inner, now| {
             if !inner.waiters.is_current(job, dispatch) {
                 return None;
             }
@@ -316,8 +297,8 @@ impl Dispatcher {
         })
     }
 
-    /// One step under the lock, and what it leads to after it.
-    fn locked<T>(&self, step: impl FnOnce(&mut DispatcherState, Tick) -> T) -> T {
+    /// Runs one step under the lock, and carries out its effects after the lock is released.
+    fn with_lock<T>(&self, step: impl FnOnce(&mut DispatcherState, Tick) -> T) -> T {
         let (value, leftover) = {
             let mut inner = self.state.lock();
             let value = step(&mut inner, self.clock.now());
@@ -336,7 +317,7 @@ impl Dispatcher {
     /// Applies actions as if the scheduler had asked for them.
     #[cfg(test)]
     pub(crate) fn apply_for_test(&self, actions: impl IntoIterator<Item = Action>) {
-        self.locked(|inner, _| inner.actions.extend(actions));
+        self.with_lock(|inner, _| inner.actions.extend(actions));
     }
 }
 
@@ -352,7 +333,8 @@ impl DispatcherState {
         self.scheduler.handle(now, event, &mut self.actions);
     }
 
-    /// Lets a job in. Returns the state of its limits once it has reserved its part.
+    /// Passes a job's arrival to the scheduler. Returns the state of the job's limits after its
+    /// reservation.
     fn arrive(&mut self, now: Tick, spec: JobSpec, prefix: PromptPrefix) -> LimitsAtEntry {
         if self.event_log.is_some() {
             self.log_event(now, &Event::Arrived(spec, prefix.clone()));
@@ -361,15 +343,15 @@ impl DispatcherState {
         LimitsAtEntry { shadowed, statuses: self.scheduler.limits_of(&spec, now) }
     }
 
-    fn follow(&mut self, policy: &Arc<Policy>, now: Tick) {
+    fn apply_policy(&mut self, policy: &Arc<Policy>, now: Tick) {
         if policy.generation > self.generation {
             self.generation = policy.generation;
             self.handle(now, Event::PolicyChanged(Arc::clone(policy)));
         }
     }
 
-    /// Hands in an event of a try, if the job is still there when it is its
-    /// turn; whether it was.
+    /// Handles an attempt's event if the attempt is the job's current one. Returns whether the
+    /// attempt is still current after the actions of the event.
     fn report(&mut self, now: Tick, job: JobId, dispatch: AttemptId, event: Event) -> bool {
         if !self.waiters.is_current(job, dispatch) {
             return false;
@@ -379,7 +361,7 @@ impl DispatcherState {
         self.waiters.is_current(job, dispatch)
     }
 
-    /// Does what the scheduler wants done.
+    /// Applies the scheduler's actions to waiters, and collects the actions about replicas.
     fn apply(&mut self) {
         for action in self.actions.drain(..) {
             match action {
@@ -410,6 +392,7 @@ mod tests {
     use crate::config::settings::Settings;
     use crate::core::model::event::{AttemptOutcome, EngineFault, JobAction, PreemptReason, RejectReason};
     use crate::core::model::ids::{ClassId, ModelId, TenantId};
+    use crate::dispatcher::ticket::Ticket;
 
     const ONE_SLOT: &str = "
 version: 1
@@ -464,13 +447,13 @@ pools:
         assert_eq!(dispatcher.snapshot().jobs, 2);
         drop(first);
         second.dispatched().await.unwrap();
-        assert!(second.first_token());
+        assert!(second.report_first_token());
         assert!(second.finish(AttemptOutcome::Done(JobUsage::Unknown)));
         drop(second);
         assert_eq!(dispatcher.snapshot().jobs, 0);
     }
 
-    /// Whatever ends a stay, the ticket returns its bill when it ends, and only once.
+    /// Whatever ends a stay, the ticket returns the stay's bill at the ticket's end, and only once.
     #[tokio::test(start_paused = true)]
     async fn a_ticket_returns_the_bills_of_all_stays() {
         let settings = settings(ONE_SLOT, None);
@@ -479,15 +462,15 @@ pools:
         let end = |ticket: Ticket| -> Vec<u128> {
             ticket.end().into_iter().map(|bill| bill.time.as_millis()).collect()
         };
-        // It leaves while it runs, with or without its first token.
+        // The request ends while its job runs, with or without a first token.
         for begins in [false, true] {
             let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));
             ticket.dispatched().await.unwrap();
             pass().await;
-            assert!(!begins || ticket.first_token());
+            assert!(!begins || ticket.report_first_token());
             assert_eq!(end(ticket), [10]);
         }
-        // A retry takes its place: somebody else ends it.
+        // A retry supersedes the request: the job is ended by an event, not by its ticket.
         let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));
         ticket.dispatched().await.unwrap();
         let waits = admit(&dispatcher, &settings, Duration::from_secs(60));
@@ -495,11 +478,11 @@ pools:
         pass().await;
         dispatcher.event(Event::ClientLeft { job: ticket.job(), usage: JobUsage::Unknown });
         assert_eq!(end(ticket), [10]);
-        // It fails, and is given up while it waits again.
+        // The attempt fails, and the request ends while its job waits again.
         let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));
         ticket.dispatched().await.unwrap();
         pass().await;
-        assert!(ticket.failed_unseen(EngineFault::Refused, JobUsage::Unknown));
+        assert!(ticket.requeue(EngineFault::Refused, JobUsage::Unknown));
         dispatcher.refuse_waiting(Rejection {
             reason: RejectReason::Draining,
             queued: Duration::ZERO,
@@ -521,7 +504,7 @@ pools:
             let preempted = tokio::time::timeout(Duration::from_secs(1), ticket.preempted());
             assert!(preempted.await.is_err(), "there is no word to come");
         }
-        assert!(!ticket.first_token());
+        assert!(!ticket.report_first_token());
     }
 
     #[tokio::test(start_paused = true)]
@@ -545,13 +528,13 @@ pools:
         tokio::spawn(Arc::clone(&dispatcher).run_timer());
         let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));
         let placement = ticket.dispatched().await.unwrap();
-        assert!(ticket.failed_unseen(EngineFault::Refused, JobUsage::Unknown));
+        assert!(ticket.requeue(EngineFault::Refused, JobUsage::Unknown));
         let eject = ReplicaAction::Eject { replica: placement.replica, why: EngineFault::Refused };
         assert_eq!(actions.recv().await, Some(eject));
         let last = actions.recv().await;
         assert!(matches!(last, Some(ReplicaAction::PoolDown { why: EngineFault::Refused, .. })), "{last:?}");
         assert_eq!(actions.recv().await, Some(ReplicaAction::Probe { replica: placement.replica }));
-        dispatcher.event(Event::ReplicaFound { replica: placement.replica });
+        dispatcher.event(Event::ProbeSucceeded { replica: placement.replica });
         assert_eq!(ticket.dispatched().await.unwrap().why.attempt, 2);
     }
 
@@ -584,7 +567,7 @@ pools:
         };
         dispatcher.admit(spec, PromptPrefix::default(), &new.policy).dispatched().await.unwrap();
         // An older policy does not come back.
-        dispatcher.follow(&old.policy);
+        dispatcher.apply_policy(&old.policy);
         let again = JobSpec { id: dispatcher.next_job_id(), ..spec };
         dispatcher.admit(again, PromptPrefix::default(), &new.policy).dispatched().await.unwrap();
     }
@@ -614,16 +597,16 @@ pools:
             Action::Job(JobAction::Preempt { job, replica, why: PreemptReason::Stalled }),
             Action::Job(JobAction::Dispatch { job, replica, why }),
         ]);
-        // The edge has not noticed yet.
+        // The request has not noticed the preemption yet.
         let before = dispatcher.snapshot();
-        assert!(!ticket.first_token());
-        assert!(!ticket.failed_unseen(EngineFault::Reset, JobUsage::Unknown));
+        assert!(!ticket.report_first_token());
+        assert!(!ticket.requeue(EngineFault::Reset, JobUsage::Unknown));
         assert!(!ticket.finish(AttemptOutcome::Done(JobUsage::Unknown)));
         let after = dispatcher.snapshot();
         assert_eq!((after.jobs, &after.replicas), (before.jobs, &before.replicas));
         assert_eq!(ticket.preempted().await, PreemptReason::Stalled);
         ticket.dispatched().await.unwrap();
-        assert!(ticket.first_token() && ticket.finish(AttemptOutcome::Done(JobUsage::Unknown)));
+        assert!(ticket.report_first_token() && ticket.finish(AttemptOutcome::Done(JobUsage::Unknown)));
         assert_eq!(dispatcher.snapshot().jobs, 0);
     }
 

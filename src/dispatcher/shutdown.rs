@@ -1,4 +1,4 @@
-//! Shutdown grace: how far a drain has come, as requests that still run see it.
+//! Shutdown grace: the stage of a shutdown, for requests that still run.
 
 use std::fmt;
 use std::future::Future;
@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
-/// How far the shutdown has come. Clones share one state.
+/// Stage of the gateway's shutdown: running, draining, or over. Clones share one state.
 #[derive(Debug, Clone, Default)]
 pub struct ShutdownGrace {
     draining: Arc<AtomicBool>,
@@ -19,30 +19,30 @@ pub struct ShutdownGrace {
 }
 
 impl ShutdownGrace {
-    /// From now on new requests are refused.
+    /// Starts the drain: the gateway refuses new requests from now on.
     pub fn begin_drain(&self) {
         self.draining.store(true, Ordering::Release);
         self.drain.cancel();
     }
 
-    /// From now on running requests are ended too.
+    /// Ends the grace: the gateway ends running requests, too, from now on.
     pub fn end(&self) {
         self.over.store(true, Ordering::Release);
         self.expiry.cancel();
     }
 
-    /// Whether new requests are refused.
+    /// Whether the drain has begun and new requests are refused.
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
     }
 
-    /// Waits until new requests are refused.
-    pub async fn draining(&self) {
+    /// Waits for the start of the drain.
+    pub async fn drain_started(&self) {
         self.drain.cancelled().await;
     }
 
-    /// Waits for the end.
+    /// Waits for the end of the grace.
     pub async fn expired(&self) {
         self.expiry.cancelled().await;
     }
@@ -56,8 +56,8 @@ impl ShutdownGrace {
     }
 }
 
-/// Polled by a stream beside its data. Costs one atomic read, except when the
-/// polling task changes.
+/// End of the shutdown grace, polled by a stream beside its data. A poll costs one atomic read,
+/// except when the polling task changes.
 pub(crate) struct ShutdownWatch {
     over: Arc<AtomicBool>,
     wait: Pin<Box<WaitForCancellationFutureOwned>>,

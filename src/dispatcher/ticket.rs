@@ -3,26 +3,26 @@
 use std::future::{Future, pending};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use crate::core::billing::bill::StayBill;
-use crate::core::limits::LimitStatus;
-use crate::core::limits::rule::LimitId;
 use crate::core::model::event::{AttemptOutcome, EngineFault, Event, PreemptReason, Rejection};
 use crate::core::model::ids::JobId;
-use crate::core::model::job::JobUsage;
+use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
+use crate::core::model::policy::Policy;
 use crate::dispatcher::Dispatcher;
+use crate::dispatcher::limits_at_entry::LimitsAtEntry;
 use crate::dispatcher::waiters::{AttemptId, AttemptStart, DispatchGrant, Signal, StayBills, WaitResult};
 
-/// One job's place in the queue, then its credit at a replica. Reports the
-/// job's end exactly once, at the latest when dropped.
+/// A request's handle on its job: the job's position in the queue, then its attempt at a replica.
+/// The ticket reports the job's end exactly once, at the latest when dropped.
 ///
-/// The scheduler may take the job away from its replica before its client has
-/// seen anything: [`Ticket::preempted`] says so, and what the ticket is told of
-/// that try from then on is not passed on.
+/// The scheduler may preempt the job before its client has seen anything. [`Ticket::preempted`]
+/// then returns, and the dispatcher ignores later reports on the preempted attempt.
 #[derive(Debug)]
 pub struct Ticket {
     dispatcher: Arc<Dispatcher>,
@@ -34,24 +34,34 @@ pub struct Ticket {
     live: bool,
 }
 
-/// How it stood with a job's limits when it had come. Empty where it has none.
-#[derive(Debug, Clone, Default)]
-pub struct LimitsAtEntry {
-    /// Each, with what the job reserved taken off.
-    pub statuses: SmallVec<[LimitStatus; 4]>,
-    /// Those in shadow mode that would have refused it.
-    pub shadowed: SmallVec<[LimitId; 1]>,
-}
-
 #[derive(Debug)]
 enum TicketState {
     Waiting(oneshot::Receiver<WaitResult>),
-    /// Nothing more is to be heard where there is no receiver.
+    /// At a replica. `signal` is `None` after the scheduler has sent the attempt's one signal.
     Running {
         dispatch: AttemptId,
         signal: Option<oneshot::Receiver<Signal>>,
     },
     Over,
+}
+
+impl Dispatcher {
+    /// Admits the job. Dropping the returned ticket ends the job. The ids in `spec` are those of
+    /// `policy`. If the scheduler does not know `policy` yet, `policy` comes into force first.
+    #[must_use]
+    pub fn admit(self: &Arc<Self>, spec: JobSpec, prefix: PromptPrefix, policy: &Arc<Policy>) -> Ticket {
+        let (answer, bills, limits) = self.with_lock(|inner, now| {
+            let answer = inner.waiters.wait(spec.id);
+            let bills = inner.waiters.bills(spec.id);
+            inner.apply_policy(policy, now);
+            (answer, bills, inner.arrive(now, spec, prefix))
+        });
+        if self.arrival_awaited.load(Ordering::Relaxed) && self.arrival_awaited.swap(false, Ordering::Relaxed)
+        {
+            self.arrival.notify_one();
+        }
+        Ticket::new(Arc::clone(self), spec.id, answer, (limits, bills))
+    }
 }
 
 impl Ticket {
@@ -72,12 +82,11 @@ impl Ticket {
         }
     }
 
-    /// How it stood with the job's limits when it had come.
+    /// Takes the state of the job's limits right after the job's arrival.
     pub fn take_limits(&mut self) -> LimitsAtEntry {
         std::mem::take(&mut self.limits)
     }
 
-    /// The job's id.
     #[cfg(test)]
     pub(super) const fn job(&self) -> JobId {
         self.job
@@ -86,7 +95,7 @@ impl Ticket {
     /// Waits for a replica. Dropping the future keeps the ticket.
     ///
     /// # Errors
-    /// The rejection, after which the job is over.
+    /// The rejection. The job is then over.
     pub async fn dispatched(&mut self) -> Result<DispatchGrant, Rejection> {
         let TicketState::Waiting(receiver) = &mut self.state else {
             unreachable!("a ticket waits only after admit, after a failure and after a recall");
@@ -101,33 +110,33 @@ impl Ticket {
                 self.live = false;
                 Err(rejection)
             }
-            // Somebody else ended the job, and ends this wait too.
+            // Another owner ended the job, and also drops this future.
             Err(_) => pending().await,
         }
     }
 
-    /// Waits until the job is taken away from its replica; then wait for
-    /// another with `placed`. Never ends while the ticket is not at a replica.
-    /// Dropping the future keeps the ticket.
+    /// Waits until the scheduler preempts the job. The caller then waits for another replica with
+    /// [`Ticket::dispatched`]. The future never ends while the job is not at a replica. Dropping
+    /// the future keeps the ticket.
     pub async fn preempted(&mut self) -> PreemptReason {
         let TicketState::Running { signal, .. } = &mut self.state else { return pending().await };
         let Some(receiver) = signal else { return pending().await };
         let said = receiver.await;
-        // A receiver that has spoken must not be polled again.
+        // A oneshot receiver that has returned must not be polled again.
         *signal = None;
         match said {
             Ok(Signal::Preempted { why, again }) => {
                 self.state = TicketState::Waiting(again);
                 why
             }
-            // A stream is handed over after its first token; nobody waits here
-            // for that. Or somebody else ended the job.
+            // A stream migrates only after its first token, when no caller waits here. Or another
+            // owner ended the job.
             Ok(Signal::Migrate(_)) | Err(_) => pending().await,
         }
     }
 
-    /// Whether another replica is to go on with the stream, and why. Says so
-    /// once; `cx` is woken when that changes.
+    /// Ready, once, with the reason when the stream must migrate to another replica. Wakes `cx`
+    /// when the scheduler asks for the migration.
     pub fn poll_migration(&mut self, cx: &mut Context<'_>) -> Poll<PreemptReason> {
         let TicketState::Running { signal, .. } = &mut self.state else { return Poll::Pending };
         let Some(receiver) = signal else { return Poll::Pending };
@@ -135,36 +144,36 @@ impl Ticket {
         *signal = None;
         match said {
             Ok(Signal::Migrate(why)) => Poll::Ready(why),
-            // What streams is never preempted.
+            // A job that streams is never preempted.
             Ok(Signal::Preempted { .. }) | Err(_) => Poll::Pending,
         }
     }
 
-    /// The job's first token is here. Only if this is true may it be shown to
-    /// the client; otherwise the job has been preempted.
+    /// Reports the job's first token. The token may be sent to the client only if the result is
+    /// true. False means that the job has been preempted.
     #[must_use]
-    pub fn first_token(&self) -> bool {
+    pub fn report_first_token(&self) -> bool {
         let TicketState::Running { dispatch, .. } = self.state else { return false };
         self.dispatcher.report(self.job, dispatch, Event::FirstToken { job: self.job })
     }
 
-    /// What is known so far of the job's consumption; used if it is dropped.
+    /// Sets the job's usage so far. The ticket reports this usage if it is dropped.
     pub fn note_usage(&mut self, usage: JobUsage) {
         self.usage = usage;
     }
 
-    /// The replica failed the job, and the client has seen nothing of it:
-    /// wait for another with `placed`. False if the job had been preempted:
-    /// then wait for [`Ticket::preempted`] first.
+    /// Reports that the replica failed the job before the client saw any of its answer. After true,
+    /// wait for another replica with [`Ticket::dispatched`]. False means that the job had been
+    /// preempted: then wait for [`Ticket::preempted`] first.
     #[must_use]
-    pub fn failed_unseen(&mut self, fault: EngineFault, usage: JobUsage) -> bool {
+    pub fn requeue(&mut self, fault: EngineFault, usage: JobUsage) -> bool {
         self.retry(AttemptOutcome::Failed { fault, usage })
     }
 
-    /// The same for a stream of which the client has seen `output` tokens and
-    /// which another replica can go on with.
+    /// Reports that the replica broke off a stream of which the client has seen `output` tokens and
+    /// which another replica can continue. The result is that of [`Ticket::requeue`].
     #[must_use]
-    pub fn interrupted(&mut self, fault: EngineFault, usage: JobUsage, output: u64) -> bool {
+    pub fn requeue_stream(&mut self, fault: EngineFault, usage: JobUsage, output: u64) -> bool {
         self.retry(AttemptOutcome::Interrupted { fault, usage, output })
     }
 
@@ -178,8 +187,8 @@ impl Ticket {
         true
     }
 
-    /// The answer is over. Only if this is true is it the job's answer;
-    /// otherwise the job has been preempted, or ended otherwise.
+    /// Reports the end of the answer. The answer counts as the job's answer only if the result is
+    /// true. False means that the job has been preempted or has ended in another way.
     pub fn finish(&mut self, outcome: AttemptOutcome) -> bool {
         let TicketState::Running { dispatch, .. } = self.state else { return false };
         let finished = self.dispatcher.finish(self.job, dispatch, Event::Finished { job: self.job, outcome });
@@ -187,7 +196,7 @@ impl Ticket {
         finished
     }
 
-    /// Ends the job wherever it is.
+    /// Ends the job, whether it waits or runs.
     pub fn give_up(&mut self, usage: JobUsage) {
         if std::mem::take(&mut self.live) {
             self.state = TicketState::Over;
@@ -195,8 +204,8 @@ impl Ticket {
         }
     }
 
-    /// Ends the job wherever it is. Returns the bills of its stays at replicas, in
-    /// their order.
+    /// Ends the job, whether it waits or runs. Returns the bills of its stays at replicas, in their
+    /// order.
     #[must_use]
     pub fn end(mut self) -> SmallVec<[StayBill; 1]> {
         self.give_up(self.usage);

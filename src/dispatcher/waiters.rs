@@ -1,10 +1,10 @@
-//! Waiters: one entry for each live job, with the channel to its ticket. Everything here happens
-//! under the dispatcher's lock.
+//! Waiters: one entry for each live job, with the channel to its ticket. All waiters are read and
+//! changed under the dispatcher's lock.
 //!
-//! A job's try is over for the scheduler the moment it says so, but its edge
-//! learns of it later. In between, the edge may report on a try that it no
-//! longer owns, while the job waits again or even runs elsewhere. Each dispatch
-//! has a number for that reason, and only the present one is listened to.
+//! The scheduler ends an attempt at once, but the attempt's ticket learns of the end later. In
+//! between, the ticket may report on an attempt that it no longer owns, while the job waits again
+//! or runs at another replica. Each dispatch therefore has a number, and reports that carry an
+//! older number are ignored.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,53 +17,53 @@ use crate::core::billing::bill::StayBill;
 use crate::core::model::event::{DispatchReason, JobAction, PreemptReason, Rejection};
 use crate::core::model::ids::{JobId, ReplicaId};
 
-/// Where a job may start now.
+/// Permission for a job to start at a replica.
 #[derive(Debug, Clone, Copy)]
 pub struct DispatchGrant {
-    /// The replica; its credit is booked.
+    /// The replica. The ledger already holds the job's booking there.
     pub replica: ReplicaId,
-    /// Why.
     pub why: DispatchReason,
 }
 
-/// The number of a dispatch; never used twice.
+/// Number of an attempt. Numbers are never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct AttemptId(u64);
 
-/// The end of a wait.
+/// End of a job's wait: the start of an attempt, or a rejection.
 pub(super) type WaitResult = Result<AttemptStart, Rejection>;
 
-/// A try that begins.
+/// An attempt that begins.
 #[derive(Debug)]
 pub(super) struct AttemptStart {
     pub(super) grant: DispatchGrant,
     pub(super) attempt: AttemptId,
-    /// What the scheduler has to say of the try while it lasts.
+    /// Receiver of the scheduler's one signal to the running attempt.
     pub(super) signal: oneshot::Receiver<Signal>,
 }
 
-/// What the scheduler may say of a try, once.
+/// Signal of the scheduler to a running attempt. An attempt gets at most one.
 #[derive(Debug)]
 pub(super) enum Signal {
-    /// It was taken away. The job waits again, or has got its next answer
-    /// already.
+    /// The scheduler preempted the job. `again` receives the end of the job's next wait, and may
+    /// already hold it.
     Preempted { why: PreemptReason, again: oneshot::Receiver<WaitResult> },
-    /// Its stream is to be handed over; it owns the job until it does so.
+    /// The stream must migrate. The attempt owns the job until the stream has left the replica.
     Migrate(PreemptReason),
 }
 
-/// What is to be handed to a ticket, once the lock is released.
+/// Message to a ticket, delivered after the lock is released.
 #[derive(Debug)]
 pub(super) enum Notification {
     Answer(oneshot::Sender<WaitResult>, WaitResult),
     Signal(oneshot::Sender<Signal>, Signal),
 }
 
-/// Letters of one step.
+/// Notifications of one step under the lock.
 pub(super) type Notifications = SmallVec<[Notification; 4]>;
 
 impl Notification {
-    /// Hands it over. A ticket that is gone has said so to the scheduler.
+    /// Sends the notification. A ticket that was dropped has already reported its job's end to the
+    /// scheduler, so a failed send is ignored.
     pub(super) fn deliver(self) {
         match self {
             Self::Answer(to, answer) => drop(to.send(answer)),
@@ -77,7 +77,6 @@ impl Notification {
 pub(super) struct StayBills(Mutex<SmallVec<[StayBill; 1]>>);
 
 impl StayBills {
-    /// Takes them out.
     pub(super) fn take(&self) -> SmallVec<[StayBill; 1]> {
         std::mem::take(&mut self.0.lock())
     }
@@ -96,16 +95,16 @@ struct Waiter {
 #[derive(Debug)]
 enum WaiterState {
     Waiting(oneshot::Sender<WaitResult>),
-    /// Nothing more is said once the signal was given.
+    /// At a replica. `signal` is `None` after the attempt's one signal was sent.
     Running {
         dispatch: AttemptId,
         signal: Option<oneshot::Sender<Signal>>,
     },
-    /// Nobody is there any more; only its last bill is waited for.
+    /// The ticket has ended the job. The entry stays only until the job's last bill has arrived.
     Left,
 }
 
-/// The waiters of all jobs that are alive.
+/// The waiters of all live jobs.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
     waiters: HashMap<JobId, Waiter>,
@@ -113,26 +112,25 @@ pub(super) struct Waiters {
 }
 
 impl Waiters {
-    /// The job waits from now on, for the first time or again.
+    /// Puts the job into the waiting state, for the first time or again.
     pub(super) fn wait(&mut self, job: JobId) -> oneshot::Receiver<WaitResult> {
         let (sender, receiver) = oneshot::channel();
         self.put(job, WaiterState::Waiting(sender));
         receiver
     }
 
-    /// Whether there is no job.
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         self.waiters.is_empty()
     }
 
-    /// Where the job's bills are put.
+    /// The job's bills, shared with its ticket. A job without an entry gets an empty list.
     pub(super) fn bills(&self, job: JobId) -> Arc<StayBills> {
         self.waiters.get(&job).map(|waiter| Arc::clone(&waiter.bills)).unwrap_or_default()
     }
 
-    /// The job is about to be over, and hears nothing any more.
-    pub(super) fn leave(&mut self, job: JobId) {
+    /// Stops all notifications to the job, which is about to end.
+    pub(super) fn set_left(&mut self, job: JobId) {
         if let Some(waiter) = self.waiters.get_mut(&job) {
             waiter.state = WaiterState::Left;
         }
@@ -145,18 +143,18 @@ impl Waiters {
         }
     }
 
-    /// The job is over.
+    /// Removes the job's entry. The job is over.
     pub(super) fn close(&mut self, job: JobId) {
         self.waiters.remove(&job);
     }
 
-    /// Whether the job is still where `dispatch` sent it.
+    /// Whether `dispatch` is the job's current attempt.
     pub(super) fn is_current(&self, job: JobId, dispatch: AttemptId) -> bool {
         let state = self.waiters.get(&job).map(|waiter| &waiter.state);
         matches!(state, Some(WaiterState::Running { dispatch: present, .. }) if *present == dispatch)
     }
 
-    /// Takes out everybody who waits.
+    /// Removes and returns the entries of all jobs that wait.
     pub(super) fn take_waiting(&mut self) -> Vec<(JobId, oneshot::Sender<WaitResult>)> {
         let waits = |_: &JobId, waiter: &mut Waiter| matches!(waiter.state, WaiterState::Waiting(_));
         let taken = self.waiters.extract_if(waits);
@@ -168,8 +166,8 @@ impl Waiters {
             .collect()
     }
 
-    /// Applies an action of the scheduler to its job. An action that does not fit
-    /// the job's state is of a job that has just ended, and changes nothing.
+    /// Applies an action of the scheduler to its job. An action that does not fit the job's state
+    /// belongs to a job that has just ended, and changes nothing.
     pub(super) fn apply(&mut self, action: JobAction, notifications: &mut Notifications) {
         match action {
             JobAction::Dispatch { job, replica, why } => {
@@ -204,7 +202,7 @@ impl Waiters {
                     waiter.bills.add(bill);
                 }
             }
-            // The ticket's owner knows: it brought the failure.
+            // The ticket's owner reported the failure and needs no notification.
             JobAction::Requeue { .. } => {}
         }
     }
@@ -237,7 +235,7 @@ impl Waiters {
         }
     }
 
-    /// Takes a job's state, to put another in its place.
+    /// Takes a job's state and leaves `Left` in its place, for the caller to replace.
     fn take_state(&mut self, job: JobId) -> Option<WaiterState> {
         self.waiters.get_mut(&job).map(|waiter| std::mem::replace(&mut waiter.state, WaiterState::Left))
     }
@@ -265,7 +263,7 @@ mod tests {
         JobAction::Reject { job: JOB, why }
     }
 
-    /// Applies the actions as those of one step, and hands out the letters.
+    /// Applies the actions as those of one step, and delivers the notifications.
     fn step(waiters: &mut Waiters, actions: impl IntoIterator<Item = JobAction>) {
         let mut notifications = Notifications::new();
         for action in actions {
@@ -278,7 +276,7 @@ mod tests {
         answer.try_recv().unwrap().unwrap()
     }
 
-    /// The next wait of a try that was taken away since the engine stalled.
+    /// The next wait of an attempt that was preempted because its engine stalled.
     fn taken_away(mut start: AttemptStart) -> oneshot::Receiver<WaitResult> {
         match start.signal.try_recv() {
             Ok(Signal::Preempted { why: PreemptReason::Stalled, again }) => again,

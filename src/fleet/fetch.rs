@@ -24,7 +24,7 @@ pub enum FetchError {
     /// The connection was refused or failed (name, network, TLS).
     #[error("no connection")]
     Connect,
-    /// The connection broke before the answer was whole.
+    /// The connection broke before the answer was complete.
     #[error("the connection broke before the answer was whole")]
     Broken,
     /// The request could not be sent, because its URL or API key is not valid.
@@ -51,7 +51,7 @@ impl FetchError {
         !matches!(self, Self::Timeout | Self::Connect)
     }
 
-    /// A short stable name for logs and metric labels.
+    /// Short stable name for logs and metric labels.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

@@ -23,7 +23,7 @@ pub(super) async fn run(shared: Arc<FleetContext>, member: Arc<MonitoredReplica>
         Ok(()) => {
             // The engine may be another than before, so its models are read anew.
             member.refresh.notify_one();
-            shared.dispatcher.event(Event::ReplicaFound { replica });
+            shared.dispatcher.event(Event::ProbeSucceeded { replica });
         }
         Err(why) => {
             ProbeFailed { replica, problem: &why.to_string() }.emit(&shared.telemetry);

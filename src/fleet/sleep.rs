@@ -30,7 +30,7 @@ pub enum SleepOrder {
 }
 
 impl SleepOrder {
-    /// A short stable name for logs and metric labels.
+    /// Short stable name for logs and metric labels.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -88,7 +88,7 @@ pub(super) async fn carry_out(shared: Arc<FleetContext>, member: Arc<MonitoredRe
             SleepOrderFailed { replica, order: order.name(), problem: &problem }.emit(telemetry);
         }
     }
-    shared.dispatcher.event(Event::SleepAnswered { replica, rested });
+    shared.dispatcher.event(Event::SleepAnswered { replica, result: rested });
 }
 
 async fn send_order(

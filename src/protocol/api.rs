@@ -1,6 +1,6 @@
-//! The calls that clients may make, and how each of them behaves.
+//! API calls: the calls that clients may make, with the path, dialect and protocol of each.
 
-/// One call of the data plane.
+/// An API call of the data port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Api {
     /// `POST /v1/chat/completions`.
@@ -37,8 +37,7 @@ pub enum Api {
     TgiGenerateStream,
 }
 
-/// The path by which a client asked for a rerank; engines answer each in a
-/// shape of its own.
+/// The path by which a client asked for a rerank. Engines answer each path in a shape of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RerankPath {
     /// `/rerank`.
@@ -49,12 +48,12 @@ pub enum RerankPath {
     V2,
 }
 
-/// The shape of errors that a client of a call understands.
+/// The shape of errors that the client of a call understands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Dialect {
     /// `{"error":{message,type,param,code}}`.
     OpenAi,
-    /// The same, and typed events inside streams.
+    /// The shape of `OpenAi`, and typed events inside streams.
     Responses,
     /// `{"type":"error","error":{type,message}}`.
     Anthropic,
@@ -62,7 +61,7 @@ pub enum Dialect {
     Tgi,
 }
 
-/// How an engine's stream for a call is built.
+/// The structure of an engine's stream for a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Protocol {
     /// `choices` in every event, `[DONE]` at the end.
@@ -71,12 +70,12 @@ pub(crate) enum Protocol {
     Messages,
     /// Typed events, `response.completed` or `response.incomplete` at the end.
     Responses,
-    /// One token an event, `generated_text` in the last.
+    /// One token per event, `generated_text` in the last.
     Tgi,
 }
 
 impl Api {
-    /// Every call, each path once.
+    /// Every call, with each engine path once.
     pub const ALL: [Self; 18] = [
         Self::Chat,
         Self::Completions,
@@ -98,7 +97,7 @@ impl Api {
         Self::TgiGenerateStream,
     ];
 
-    /// The path on the engine.
+    /// The call's path at the engine.
     #[must_use]
     pub const fn upstream_path(self) -> &'static str {
         match self {
@@ -123,7 +122,7 @@ impl Api {
         }
     }
 
-    /// The call that a client's path names.
+    /// The call for a client's path; absent for an unknown path.
     #[must_use]
     pub fn from_path(path: &str) -> Option<Self> {
         if path == "/v1/score" {
@@ -132,8 +131,8 @@ impl Api {
         Self::ALL.into_iter().find(|api| api.upstream_path() == path)
     }
 
-    /// `gen_ai.operation.name` of the OpenTelemetry conventions; names of our
-    /// own where those have none.
+    /// `gen_ai.operation.name` of the OpenTelemetry conventions. Calls that have no name there get
+    /// one of Penstock's own.
     #[must_use]
     pub const fn operation_name(self) -> &'static str {
         match self {
@@ -152,7 +151,7 @@ impl Api {
         }
     }
 
-    /// How errors are told to the client of this call.
+    /// The dialect of errors for the client of this call.
     #[must_use]
     pub const fn dialect(self) -> Dialect {
         match self {
@@ -163,8 +162,8 @@ impl Api {
         }
     }
 
-    /// Whether the engine decodes tokens for it; otherwise it is prefill only,
-    /// or no model work at all.
+    /// Whether the engine decodes tokens for the call. Other calls are prefill only, or do not run
+    /// the model.
     #[must_use]
     pub const fn generates(self) -> bool {
         matches!(
@@ -186,7 +185,7 @@ impl Api {
         self.generates() && !matches!(self, Self::TgiGenerate)
     }
 
-    /// Whether the model runs at all; tokenizer calls only need its tokenizer.
+    /// Whether the call runs the model. Tokenizer calls need only the model's tokenizer.
     #[must_use]
     pub const fn runs_model(self) -> bool {
         !matches!(self, Self::Tokenize | Self::Detokenize | Self::CountTokens)
@@ -198,13 +197,13 @@ impl Api {
         matches!(self, Self::Transcriptions | Self::Translations)
     }
 
-    /// Whether `stream_options` exists for the call.
+    /// Whether the call has the field `stream_options`.
     #[must_use]
     pub const fn has_stream_options(self) -> bool {
         matches!(self, Self::Chat | Self::Completions)
     }
 
-    /// The request field to name when the prompt is at fault.
+    /// The request field that an error names when the prompt is at fault.
     #[must_use]
     pub const fn prompt_field(self) -> &'static str {
         match self {

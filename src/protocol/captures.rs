@@ -1,5 +1,5 @@
-//! The recorded answers of a real engine, judged. The tables are the
-//! expectation, one line a file.
+//! Captures: recorded answers of a real engine, with the classifier's verdict on each. The tables
+//! hold the expected verdicts, one line a file.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -10,8 +10,8 @@ use memchr::memmem;
 
 use crate::core::model::job::JobUsage;
 use crate::protocol::api::{Api, Dialect};
-use crate::protocol::request::parse::{ParsedRequest, peek};
-use crate::protocol::response::answer::{AnswerVerdict, judge_answer};
+use crate::protocol::request::parse::{ParsedRequest, parse_request};
+use crate::protocol::response::answer::{AnswerVerdict, classify_answer};
 use crate::protocol::response::engine_error::EngineError;
 use crate::protocol::response::stream::{
     ConnectionEnd, Forward, StreamClassifier, StreamEventKind, StreamVerdict, UsageVisibility,
@@ -20,19 +20,18 @@ use crate::protocol::sse::{SseFrame, SseScanner};
 
 const TRIMMED: &[u8] = b"\n...[trimmed";
 
-/// One recorded exchange.
 pub(crate) struct RecordedExchange {
     pub(crate) name: String,
     pub(crate) api: Api,
     pub(crate) request: Bytes,
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
-    /// Without chunked framing.
+    /// The body without chunked framing.
     pub(crate) body: Bytes,
 }
 
-/// Every capture of a directory below `tests/fixtures/vllm`, by name. Those of
-/// other requests than calls of an API are left out.
+/// Every capture of a directory below `tests/fixtures/vllm`, in the order of names. Captures of
+/// requests that are not API calls are left out.
 pub(crate) fn captures(directory: &str) -> Vec<RecordedExchange> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/vllm").join(directory);
     let mut paths: Vec<PathBuf> =
@@ -52,7 +51,7 @@ fn read(path: &Path) -> Option<RecordedExchange> {
     let mut words = request.split(|byte| *byte == b' ').map(|word| std::str::from_utf8(word).unwrap());
     let api = match (words.next(), words.next()) {
         (Some("POST"), Some(path)) => Api::from_path(path.trim_end_matches('/'))?,
-        // Recorded without its request: a chat.
+        // A capture without its request is a chat.
         (_, None) => Api::Chat,
         _ => return None,
     };
@@ -75,7 +74,7 @@ fn read(path: &Path) -> Option<RecordedExchange> {
     })
 }
 
-/// The end of a JSON answer with a beginning that makes it whole again.
+/// Completes the end of a JSON answer with a beginning that makes the JSON valid again.
 fn completed(body: &[u8]) -> Vec<u8> {
     let tail = memmem::rfind(body, b"...\n").map_or(body, |at| &body[at + 4..]);
     let start: &[u8] = if tail.starts_with(b"ject\"") {
@@ -105,8 +104,8 @@ fn head_and_body(answer: &[u8]) -> (StatusCode, HeaderMap, &[u8]) {
     (StatusCode::from_bytes(&answer[9..12]).unwrap(), headers, answer.get(end + 4..).unwrap_or_default())
 }
 
-/// The content of all whole chunks; after a cut, from the next chunk that can
-/// be made out.
+/// The content of all whole chunks. After a cut, reading goes on at the next chunk that can be
+/// recognised.
 fn dechunked(body: &[u8]) -> Vec<u8> {
     let mut content = Vec::new();
     let mut rest = body;
@@ -141,7 +140,7 @@ impl RecordedExchange {
     pub(crate) fn peek(&self) -> Option<ParsedRequest> {
         let mut headers = HeaderMap::new();
         headers.insert("content-type", HeaderValue::from_static("application/json"));
-        peek(self.api, &headers, &self.request).ok()
+        parse_request(self.api, &headers, &self.request).ok()
     }
 
     pub(crate) fn frames(&self) -> Vec<SseFrame> {
@@ -150,18 +149,18 @@ impl RecordedExchange {
         std::iter::from_fn(|| scanner.next_frame().unwrap()).collect()
     }
 
-    /// Kinds of events as letters, and the judgement.
-    pub(crate) fn judged(&self) -> String {
+    /// The kinds of events as letters, then the verdict.
+    pub(crate) fn verdict_text(&self) -> String {
         if self.is_stream() { self.judged_stream() } else { self.judged_answer() }
     }
 
     fn judged_stream(&self) -> String {
-        let choices = self.peek().map_or(1, |peek| peek.choices());
+        let choices = self.peek().map_or(1, |parsed| parsed.choices());
         let mut judge = StreamClassifier::new(self.api, choices, None, UsageVisibility::Always);
-        let kinds: String = self.frames().iter().map(|frame| letter(&judge.frame(frame).kind)).collect();
+        let kinds: String = self.frames().iter().map(|frame| letter(&judge.classify(frame).kind)).collect();
         let kinds =
             if kinds.len() > 30 { format!("{}..{}", &kinds[..8], &kinds[kinds.len() - 8..]) } else { kinds };
-        let end = match judge.end(ConnectionEnd::Clean) {
+        let end = match judge.final_verdict(ConnectionEnd::Clean) {
             StreamVerdict::Success { usage } => format!("success {}", counted(usage)),
             StreamVerdict::Failed { fault, usage } => format!("{} {}", fault.name(), counted(usage)),
             StreamVerdict::Refused { error, .. } => format!("refused {error}"),
@@ -170,7 +169,7 @@ impl RecordedExchange {
     }
 
     fn judged_answer(&self) -> String {
-        match judge_answer(self.api, self.status, &self.headers, &self.body, None) {
+        match classify_answer(self.api, self.status, &self.headers, &self.body, None) {
             AnswerVerdict::Success { usage, body, .. } => {
                 assert_eq!(body.to_bytes(), self.body);
                 format!("success {}", counted(usage))
@@ -211,7 +210,7 @@ fn counted(usage: JobUsage) -> String {
 fn table(directory: &str) -> String {
     let mut table = String::new();
     for capture in captures(directory) {
-        writeln!(table, "{}: {}", capture.name, capture.judged()).unwrap();
+        writeln!(table, "{}: {}", capture.name, capture.verdict_text()).unwrap();
     }
     table
 }
@@ -343,7 +342,8 @@ fn stopped_and_killed_engines() {
 #[test]
 fn aborted_by_an_operator() {
     let aborted = captures("admin").into_iter().filter(|capture| capture.name.starts_with("aborted"));
-    let table: String = aborted.map(|capture| format!("{}: {}\n", capture.name, capture.judged())).collect();
+    let table: String =
+        aborted.map(|capture| format!("{}: {}\n", capture.name, capture.verdict_text())).collect();
     insta::assert_snapshot!(table, @r#"
         aborted_nonstream_response: aborted 245(128) 585
         aborted_stream_running: ruE aborted 325(0) 0
@@ -355,21 +355,21 @@ fn aborted_by_an_operator() {
 #[test]
 fn wrong_keys_are_the_engines_fault() {
     let refused = captures("auth").into_iter().filter(|capture| capture.status == StatusCode::UNAUTHORIZED);
-    let judged: Vec<String> = refused.map(|capture| capture.judged()).collect();
+    let judged: Vec<String> = refused.map(|capture| capture.verdict_text()).collect();
     assert!(judged.len() >= 2 && judged.iter().all(|line| line == "server_error ?"), "{judged:?}");
 }
 
 #[test]
 fn real_requests_are_peeked() {
     for capture in captures("ok").into_iter().filter(|capture| !capture.request.is_empty()) {
-        let peek = capture.peek().unwrap();
+        let parsed = capture.peek().unwrap();
         let json: serde_json::Value = serde_json::from_slice(&capture.request).unwrap();
-        assert_eq!(peek.model.as_deref(), json["model"].as_str(), "{}", capture.name);
-        assert_eq!(peek.stream, json["stream"] == true);
+        assert_eq!(parsed.model.as_deref(), json["model"].as_str(), "{}", capture.name);
+        assert_eq!(parsed.stream, json["stream"] == true);
         let limits = ["max_tokens", "max_completion_tokens", "max_output_tokens"];
-        assert_eq!(peek.max_output_tokens, limits.iter().filter_map(|name| json[name].as_u64()).max());
+        assert_eq!(parsed.max_output_tokens, limits.iter().filter_map(|name| json[name].as_u64()).max());
         assert_eq!(
-            u64::from(peek.choices()),
+            u64::from(parsed.choices()),
             json["n"].as_u64().unwrap_or(1).max(
                 json["prompt"]
                     .as_array()
@@ -379,7 +379,7 @@ fn real_requests_are_peeked() {
     }
 }
 
-/// Everything a client sees keeps its meaning, but for the model's name.
+/// The client gets the captured answer unchanged, except for the model's name.
 #[test]
 fn the_model_is_renamed_and_nothing_else() {
     let shown = "public \"name\" é";
@@ -397,18 +397,18 @@ fn the_model_is_renamed_and_nothing_else() {
 }
 
 fn renamed_answer(capture: &RecordedExchange, shown: &str) -> String {
-    let answer = judge_answer(capture.api, capture.status, &capture.headers, &capture.body, Some(shown));
+    let answer = classify_answer(capture.api, capture.status, &capture.headers, &capture.body, Some(shown));
     let AnswerVerdict::Success { body, .. } = answer else { panic!("{}", capture.name) };
     String::from_utf8(body.to_bytes().to_vec()).unwrap()
 }
 
 fn renamed_stream(capture: &RecordedExchange, shown: &str) -> String {
-    let choices = capture.peek().map_or(1, |peek| peek.choices());
+    let choices = capture.peek().map_or(1, |parsed| parsed.choices());
     let mut judge =
         StreamClassifier::new(capture.api, choices, Some(shown.to_owned()), UsageVisibility::Always);
     let mut sent = Vec::new();
     for frame in capture.frames() {
-        match judge.frame(&frame).forward {
+        match judge.classify(&frame).forward {
             Forward::AsIs => sent.extend_from_slice(frame.bytes()),
             Forward::Replace(bytes) => sent.extend_from_slice(&bytes),
             Forward::Drop => panic!("{} drops {frame:?}", capture.name),

@@ -1,5 +1,5 @@
-//! Headers on their way through: what an engine gets, what a client gets back,
-//! and what the gateway itself reads from them.
+//! Header filters: the headers that an engine gets, and those that a client gets back. The module
+//! also reads credentials, timeouts and retry counts from headers.
 
 use std::time::Duration;
 
@@ -11,20 +11,20 @@ use http::header::{
 };
 
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
-/// The header of the id by which client, gateway and engine speak of a request.
+/// The header of the request id, which client, gateway and engine share.
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const REQUEST_TIMEOUT_MS: HeaderName = HeaderName::from_static("x-request-timeout-ms");
 const STAINLESS_TIMEOUT: HeaderName = HeaderName::from_static("x-stainless-timeout");
 const STAINLESS_READ_TIMEOUT: HeaderName = HeaderName::from_static("x-stainless-read-timeout");
 const STAINLESS_RETRY_COUNT: HeaderName = HeaderName::from_static("x-stainless-retry-count");
-/// By which a client without an SDK says which try a request is: 0 for the
-/// first, 1 for its first retry, and so on.
+/// The header in which a client without an SDK gives the number of its retry: 0 for the first
+/// request, 1 for its first retry, and so on.
 pub const RETRY_COUNT: HeaderName = HeaderName::from_static("x-penstock-retry-count");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const API_KEY: HeaderName = HeaderName::from_static("api-key");
 
-/// About one connection, not about the message (RFC 9110 section 7.6.1).
+/// Headers about one connection, not about the message (RFC 9110 section 7.6.1).
 const HOP_BY_HOP: [HeaderName; 9] = [
     CONNECTION,
     KEEP_ALIVE,
@@ -37,8 +37,8 @@ const HOP_BY_HOP: [HeaderName; 9] = [
     UPGRADE,
 ];
 
-/// Not for an engine: credentials, what the connection to it says anew, and
-/// what would reveal or mislead.
+/// Headers that are not sent to an engine: credentials, headers that the engine connection sets
+/// anew, and headers that would reveal or mislead.
 const NOT_UPSTREAM: [HeaderName; 12] = [
     HOST,
     CONTENT_LENGTH,
@@ -54,18 +54,17 @@ const NOT_UPSTREAM: [HeaderName; 12] = [
     X_REQUEST_ID,
 ];
 
-/// What is said to the gateway, headers by which a client could steer an engine
-/// past it, and the proxies' own notes about the client.
+/// Header prefixes that are not sent to an engine: headers for the gateway, headers by which a
+/// client could steer an engine past the gateway, and proxies' notes about the client.
 const NOT_UPSTREAM_PREFIXES: [&str; 5] =
     ["x-penstock-", "x-forwarded-", "x-data-parallel-", "x-override-", "x-stainless-"];
 
-/// Not for a client: the engine's identity, its address and its ids.
+/// Headers that are not sent to a client: the engine's identity, its address and its ids.
 const NOT_DOWNSTREAM: [HeaderName; 8] =
     [SERVER, DATE, LOCATION, CONTENT_LENGTH, SET_COOKIE, VIA, WWW_AUTHENTICATE, X_REQUEST_ID];
 
-/// The headers of a client's request that go to an engine. The caller adds
-/// its own `authorization` and `x-request-id`; body length is the client's
-/// business no more.
+/// The headers of a client's request that go to an engine. The caller adds its own `authorization`
+/// and `x-request-id`. The client's body length is left out, as the gateway may edit the body.
 #[must_use]
 pub fn upstream_headers(client: &HeaderMap) -> HeaderMap {
     let mut headers = end_to_end(client, |name| {
@@ -102,8 +101,7 @@ fn list(value: &HeaderValue) -> impl Iterator<Item = &[u8]> {
     value.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii)
 }
 
-/// The client's key: a bearer token (the scheme in any case), else
-/// `x-api-key`.
+/// The client's API key: a bearer token (the scheme in any case), else `x-api-key`.
 #[must_use]
 pub fn credentials(headers: &HeaderMap) -> Option<&str> {
     let bearer = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok()).and_then(|value| {
@@ -114,9 +112,9 @@ pub fn credentials(headers: &HeaderMap) -> Option<&str> {
     bearer.filter(|token| !token.is_empty()).or_else(key).filter(|token| !token.is_empty())
 }
 
-/// How long the client says it will wait: the least of `x-request-timeout-ms`
-/// and the timeouts (in seconds) that SDKs announce. What is not a positive
-/// number (SDKs send `NOT_GIVEN`) says nothing.
+/// The client's timeout: the least of `x-request-timeout-ms` (milliseconds) and the timeouts that
+/// SDKs announce (seconds). Values that are not a positive number are ignored: SDKs send
+/// `NOT_GIVEN`.
 #[must_use]
 pub fn client_timeout(headers: &HeaderMap) -> Option<Duration> {
     const TIMEOUTS: [(HeaderName, f64); 3] =
@@ -128,17 +126,16 @@ pub fn client_timeout(headers: &HeaderMap) -> Option<Duration> {
     TIMEOUTS.into_iter().filter_map(timeout).min()
 }
 
-/// Which try a request is, 0 for the first: what the SDKs say in
-/// `x-stainless-retry-count`, else [`RETRY_COUNT`]. Absent when the client does
-/// not say.
+/// The number of the retry, 0 for the first request: `x-stainless-retry-count` of the SDKs, else
+/// [`RETRY_COUNT`]. Absent when the client sends neither.
 #[must_use]
 pub fn retry_count(headers: &HeaderMap) -> Option<u32> {
     let said = headers.get(STAINLESS_RETRY_COUNT).or_else(|| headers.get(RETRY_COUNT))?;
     said.to_str().ok()?.trim().parse().ok()
 }
 
-/// A `Retry-After` (seconds, also fractions) or `retry-after-ms`. A date says
-/// nothing here: clocks differ.
+/// The wait of `retry-after-ms`, else of `Retry-After` (seconds, also fractions). A date is
+/// ignored, as clocks differ.
 #[must_use]
 pub fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     const WAITS: [(&str, f64); 2] = [("retry-after-ms", 0.001), ("retry-after", 1.0)];

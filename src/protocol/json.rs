@@ -1,4 +1,4 @@
-//! Small pieces for reading JSON without building it.
+//! JSON helpers: read single values and their spans without building a document.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -6,14 +6,14 @@ use std::ops::Range;
 
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// Where `part` lies inside `whole`; absent when it lies elsewhere.
+/// The byte range of `part` inside `whole`; absent when `part` is not a slice of `whole`.
 pub(crate) fn span_in(whole: &[u8], part: &[u8]) -> Option<Range<usize>> {
     let start = part.as_ptr().addr().checked_sub(whole.as_ptr().addr())?;
     let end = start.checked_add(part.len())?;
     (end <= whole.len()).then_some(start..end)
 }
 
-/// A string, borrowed when it has no escapes; absent for any other value.
+/// The text of a JSON string, borrowed when it has no escapes; absent for any other value.
 #[derive(Debug, Default)]
 pub(crate) struct JsonText<'a>(pub(crate) Option<Cow<'a, str>>);
 
@@ -69,8 +69,7 @@ impl<'de> Visitor<'de> for TextVisitor {
     }
 }
 
-/// Whether a value says anything: not null, and not an empty string, array or
-/// object.
+/// Whether a JSON value has content: it is not null, and not an empty string, array or object.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct NonEmpty(pub(crate) bool);
 

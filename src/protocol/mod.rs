@@ -1,5 +1,5 @@
-//! The bytes of the protocols: what clients ask, what engines answer, and the
-//! errors between them. Pure code, without I/O; no input makes it panic.
+//! Protocols: the bytes of client requests, engine answers and the errors between them. The code is
+//! pure, without I/O; no input makes it panic.
 
 pub mod api;
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Routes: the call that a method and path mean, or a helpful error when they mean none.
+//! Routes: the call that a method and path select, or a helpful error for an unknown path.
 
 use std::borrow::Cow;
 
@@ -6,30 +6,30 @@ use http::Method;
 
 use crate::protocol::api::Api;
 
-/// What a request line of the data port asks for.
+/// The target of a request line on the data port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Route<'a> {
-    /// A call that a model (or its tokenizer) serves.
+    /// An API call that a model (or its tokenizer) serves.
     Api(Api),
     /// The list of models.
     Models,
     /// One model, by its name as the client wrote it, percent-decoded.
     Model(Cow<'a, str>),
-    /// Whether work can be queued.
+    /// The health check: whether the gateway can queue work.
     Health,
-    /// The path exists, for another method.
+    /// The path exists for another method.
     WrongMethod {
         /// Value of the `Allow` header.
         allow: &'static str,
     },
-    /// Nothing is here.
+    /// The path does not exist.
     NotFound {
-        /// What the client most likely meant.
+        /// The likely mistake of the client.
         hint: Option<RouteHint>,
     },
 }
 
-/// What is wrong with a path that is almost right.
+/// The mistake in a path that is almost right.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RouteHint {
     /// The client adds a path to a base URL that already has one.
@@ -37,9 +37,9 @@ pub enum RouteHint {
         /// The path that the base URL must end with.
         path: &'static str,
     },
-    /// The same path without the slash at its end.
+    /// The path is right without the slash at its end.
     TrailingSlash,
-    /// Answers are not stored, so they cannot be fetched by id.
+    /// The path asks for a response by its id; responses are not stored.
     NotStored,
 }
 
@@ -97,14 +97,14 @@ fn hint(path: &str) -> Option<RouteHint> {
     })
 }
 
-/// The ends of a path that start at one of its slashes, longest first. Four
-/// segments are enough for the longest path there is.
+/// The suffixes of a path that start at one of its slashes, longest first. Four segments are enough
+/// for the longest path of the API.
 fn tails(path: &str) -> impl Iterator<Item = &str> {
     let starts: Vec<usize> = memchr::memrchr_iter(b'/', path.as_bytes()).take(4).collect();
     starts.into_iter().rev().map(|start| &path[start..])
 }
 
-/// Percent escapes resolved; text that is not a proper escape stays as it is.
+/// Resolves percent escapes. Text that is not a proper escape stays unchanged.
 fn percent_decode(text: &str) -> Cow<'_, str> {
     if !text.contains('%') {
         return Cow::Borrowed(text);

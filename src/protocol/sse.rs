@@ -1,9 +1,8 @@
-//! Server-sent events: cuts a byte stream into frames, each exactly as it
-//! came. Frames that are whole within one chunk share its memory.
+//! SSE scanner: cuts a byte stream of server-sent events into frames, each with its bytes
+//! unchanged. A frame that lies within one chunk shares the chunk's memory.
 //!
-//! All three line ends of the standard are known. A CR at the end of a chunk
-//! waits for the next byte, which may be its LF; so the frames do not depend
-//! on where the chunks were cut.
+//! The scanner knows all three line ends of the standard. A CR at the end of a chunk waits for the
+//! next byte, which may be its LF. The frames therefore do not depend on where the chunks were cut.
 
 use std::ops::Range;
 
@@ -23,7 +22,7 @@ enum FrameData {
     None,
     /// One `data:` line, by far the common case.
     Line(Range<usize>),
-    /// Several, joined by LF.
+    /// Several `data:` lines, joined by LF.
     Joined(Bytes),
 }
 
@@ -44,19 +43,19 @@ impl SseFrame {
         Self { bytes, event, data }
     }
 
-    /// The frame as it came.
+    /// The bytes of the frame, unchanged.
     #[must_use]
     pub const fn bytes(&self) -> &Bytes {
         &self.bytes
     }
 
-    /// The value of its `event:` field, empty when it has none.
+    /// The value of the frame's `event:` field, empty when it has none.
     #[must_use]
     pub fn event(&self) -> &[u8] {
         &self.bytes[self.event.clone()]
     }
 
-    /// Its data, the lines joined by LF; absent for a comment.
+    /// The frame's data, its lines joined by LF; absent for a comment.
     #[must_use]
     pub fn data(&self) -> Option<&[u8]> {
         match &self.data {
@@ -66,7 +65,7 @@ impl SseFrame {
         }
     }
 
-    /// Where the data stands in [`SseFrame::bytes`], when it is one line.
+    /// The range of the data in [`SseFrame::bytes`], when the data is one line.
     pub(crate) fn data_range(&self) -> Option<Range<usize>> {
         match &self.data {
             FrameData::Line(range) => Some(range.clone()),
@@ -86,7 +85,7 @@ impl FrameData {
     }
 }
 
-/// Where the value of the line starts, if the line is that field.
+/// The start of the value, if the line is the field `name`.
 fn field(line: &[u8], name: &[u8]) -> Option<usize> {
     let rest = line.strip_prefix(name)?;
     match rest {
@@ -97,7 +96,7 @@ fn field(line: &[u8], name: &[u8]) -> Option<usize> {
     }
 }
 
-/// A frame was longer than the limit.
+/// The error of a frame that is longer than the limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("an event is longer than {limit} bytes")]
 pub struct FrameTooLong {
@@ -105,11 +104,11 @@ pub struct FrameTooLong {
     pub limit: usize,
 }
 
-/// Cuts chunks into frames.
+/// Scanner that cuts the chunks of a stream into frames.
 #[derive(Debug)]
 pub struct SseScanner {
     chunk: Bytes,
-    /// Bytes of the chunk that were looked at.
+    /// The number of bytes of the chunk that were scanned.
     seen: usize,
     /// The start of a frame, from earlier chunks.
     partial: BytesMut,
@@ -130,8 +129,8 @@ impl SseScanner {
         }
     }
 
-    /// Takes the next bytes of the stream. Cheap when [`SseScanner::next_frame`]
-    /// was called until it had no more.
+    /// Takes the next bytes of the stream. A push is cheap when [`SseScanner::next_frame`] was
+    /// called until it returned none.
     pub fn push(&mut self, chunk: Bytes) {
         let unseen = self.chunk.split_off(self.seen);
         self.partial.extend_from_slice(&self.chunk);
@@ -142,7 +141,7 @@ impl SseScanner {
     /// The next whole frame.
     ///
     /// # Errors
-    /// [`FrameTooLong`], from then on at every call.
+    /// [`FrameTooLong`], at this and every later call.
     pub fn next_frame(&mut self) -> Result<Option<SseFrame>, FrameTooLong> {
         let limit = self.limit;
         let Some(length) = self.lines.frame_end(&self.chunk[self.seen..]) else {
@@ -164,8 +163,8 @@ impl SseScanner {
         Ok(Some(SseFrame::new(bytes)))
     }
 
-    /// The last frame at the end of the stream, when only the end was missing
-    /// to know it whole. What is left after it is an unfinished frame.
+    /// The last frame at the end of the stream, when the stream ends in the CR of an empty line.
+    /// After this call, [`SseScanner::leftover`] counts the bytes of an unfinished frame.
     pub fn finish(&mut self) -> Option<SseFrame> {
         if !self.lines.blank_cr {
             return None;
@@ -175,27 +174,27 @@ impl SseScanner {
         Some(SseFrame::new(self.partial.split().freeze()))
     }
 
-    /// Bytes of an unfinished frame.
+    /// The number of bytes of an unfinished frame.
     #[must_use]
     pub fn leftover(&self) -> usize {
         self.partial.len().saturating_add(self.chunk.len())
     }
 }
 
-/// Finds the empty line that ends a frame.
+/// Finder of the empty line that ends a frame.
 #[derive(Debug, Default)]
 struct FrameEndFinder {
     /// The current line has bytes.
     in_line: bool,
-    /// The last byte was a CR; an LF after it belongs to it.
+    /// The last byte was a CR; an LF after it is part of the same line end.
     cr: bool,
-    /// That CR ended an empty line.
+    /// The last byte was a CR that ended an empty line.
     blank_cr: bool,
 }
 
 impl FrameEndFinder {
-    /// The length up to and with the end of the frame that `bytes` continue;
-    /// absent when they do not reach it.
+    /// The number of `bytes` up to and with the end of the current frame; absent when `bytes` do
+    /// not reach this end.
     fn frame_end(&mut self, bytes: &[u8]) -> Option<usize> {
         let mut at = 0;
         loop {

@@ -1,7 +1,8 @@
-//! The request path: everything between a client's socket and an engine's.
+//! Request path: everything between a client's socket and an engine's.
 
 pub mod body;
 pub mod context;
+mod data_plane;
 pub mod handler;
 pub mod listener;
 pub mod shadow;

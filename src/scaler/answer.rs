@@ -4,11 +4,8 @@ use std::fmt;
 
 use tokio::time::Instant;
 
-use crate::scaler::signal_cache::PoolSignal;
+use crate::scaler::pool_signal::PoolSignal;
 use crate::scaler::trigger::{TriggerMode, TriggerQuery};
-
-/// Name of the metric, unless a trigger's mode asks for a raw number.
-pub const DESIRED_METRIC: &str = "desired-replicas";
 
 /// Answer to a trigger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,7 +37,8 @@ impl fmt::Display for AnswerReason {
 pub(super) fn answer(ask: &TriggerQuery, row: &PoolSignal, now: Instant) -> TriggerAnswer {
     let need = row.demand;
     let kept = row.last_busy.is_some_and(|last| now.saturating_duration_since(last) < ask.keep_last);
-    let active = need.in_flight > 0 || need.calls_for_more_than(ask.activation) || need.keep || kept;
+    let active =
+        need.in_flight > 0 || need.has_due_jobs_above(ask.activation) || need.keep_above_zero || kept;
     let raw = |value, name| (Some(value), AnswerReason { name, clamped: false });
     let (value, reason) = match ask.mode {
         TriggerMode::Desired => {
@@ -70,7 +68,7 @@ mod tests {
             pool: PoolId::new(0),
             desired,
             reason: "sustained",
-            keep: false,
+            keep_above_zero: false,
             ready: 1,
             queued,
             due: true,
@@ -118,7 +116,7 @@ mod tests {
         assert!(answer(&kept, &ago(9), now).active && !answer(&kept, &ago(10), now).active);
         assert!(!told(&kept, &PoolSignal { last_busy: None, ..idle(0) }));
         let mut held = row(Some(3), 0, 0);
-        held.demand.keep = true;
+        held.demand.keep_above_zero = true;
         assert!(told(&kept, &held));
     }
 

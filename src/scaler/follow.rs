@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::scaler::signal_cache::{PoolSignal, SignalCache, SignalView};
+use crate::scaler::pool_signal::PoolSignal;
+use crate::scaler::signal_cache::{SignalCache, SignalView};
 use crate::scaler::source::DemandSource;
 use crate::telemetry::event::DesiredChanged;
 

@@ -13,7 +13,8 @@ use tokio::time::Instant;
 
 use crate::scaler::answer::answer;
 use crate::scaler::peers::shown;
-use crate::scaler::signal_cache::{MissingSignal, PoolSignal, SignalCache};
+use crate::scaler::pool_signal::PoolSignal;
+use crate::scaler::signal_cache::{MissingSignal, SignalCache};
 use crate::scaler::trigger::{TriggerError, TriggerMode, TriggerQuery};
 
 /// Routes `GET /scale/v1/pools` and `GET /scale/v1/{pool}`. The second takes the keys of a trigger

@@ -2,11 +2,11 @@
 //! numbers as JSON. The core decides what a pool needs. The scaler publishes the decision and
 //! answers from memory alone. All gateways give the same answer.
 
-mod activity;
 mod answer;
 mod follow;
 mod json;
 mod peers;
+mod pool_signal;
 mod proto;
 mod rpc;
 mod server;
@@ -14,10 +14,10 @@ mod signal_cache;
 mod source;
 mod trigger;
 
-pub use crate::scaler::answer::DESIRED_METRIC;
 pub use crate::scaler::follow::keep_fresh;
 pub use crate::scaler::json::router;
 pub use crate::scaler::peers::PeerRules;
 pub use crate::scaler::server::{ScalerHandle, ScalerListener, start};
 pub use crate::scaler::signal_cache::{SignalCache, SignalView};
 pub use crate::scaler::source::DemandSource;
+pub use crate::scaler::trigger::DESIRED_METRIC;

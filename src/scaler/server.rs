@@ -20,7 +20,7 @@ use tonic_health::ServingStatus;
 use tonic_health::server::{HealthReporter, health_reporter};
 
 use crate::config::settings::Settings;
-use crate::core::autoscale::peers::MOST;
+use crate::core::autoscale::peers::MAX_PEERS;
 use crate::scaler::follow::{keep_fresh, refresh};
 use crate::scaler::peers::{self, PeerRules};
 use crate::scaler::proto::DESCRIPTORS;
@@ -33,7 +33,7 @@ use crate::tls::{CertificateNames, CertificateSource, Handshakes};
 
 /// Most connections open at once. KEDA has one from its operator and one from its metrics adapter.
 /// Each peer has one.
-const MAX_CONNECTIONS: usize = 64 + MOST;
+const MAX_CONNECTIONS: usize = 64 + MAX_PEERS;
 /// Streams allowed on a connection in addition to `scale.max_streams`.
 const EXTRA_STREAMS: usize = 256;
 /// Most bytes of one request, which is mostly trigger metadata.
@@ -238,7 +238,7 @@ impl ScalerServer {
 
     async fn connection(self: Arc<Self>, stream: TcpStream, _permit: OwnedSemaphorePermit) {
         let _ = stream.set_nodelay(true);
-        let (stream, names) = match self.rules.handshakes.welcome(stream, (self.rules.tls)()).await {
+        let (stream, names) = match self.rules.handshakes.accept(stream, (self.rules.tls)()).await {
             Ok(welcome) => welcome,
             Err(error) => return self.refused(error.label()),
         };

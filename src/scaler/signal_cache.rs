@@ -14,20 +14,13 @@ use crate::config::settings::Settings;
 use crate::core::autoscale::replica_demand::ReplicaDemand;
 use crate::scaler::answer::answer;
 use crate::scaler::peers::{PeerExchange, PeerState};
+pub(super) use crate::scaler::pool_signal::PoolSignal;
 use crate::scaler::trigger::{TriggerError, TriggerQuery};
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::ScalerKeyUnknown;
 
 /// Most unknown trigger keys whose first use is remembered.
 const MAX_UNKNOWN_KEYS: usize = 100;
-
-/// Scale signal of one pool at one moment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct PoolSignal {
-    pub(super) demand: ReplicaDemand,
-    /// Time at which the pool was last seen with work.
-    pub(super) last_busy: Option<Instant>,
-}
 
 /// Scale signals of all pools at one moment.
 #[derive(Debug, Clone)]

@@ -45,7 +45,7 @@ impl TriggerMode {
     /// Name of the mode's metric.
     pub(super) const fn metric(self) -> &'static str {
         match self {
-            Self::Desired => super::DESIRED_METRIC,
+            Self::Desired => DESIRED_METRIC,
             Self::Queue => "queue-depth",
             Self::Tokens => "queued-tokens",
             Self::InFlight => "in-flight",
@@ -194,6 +194,9 @@ fn invalid(key: &str, value: &str, hint: &str) -> TriggerError {
 fn truncated(text: &str) -> String {
     text.chars().take(64).collect()
 }
+
+/// Name of the metric, unless a trigger's mode asks for a raw number.
+pub const DESIRED_METRIC: &str = "desired-replicas";
 
 #[cfg(test)]
 mod tests {

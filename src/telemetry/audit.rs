@@ -1,6 +1,7 @@
-//! The audit file: one JSON object a line, added by a thread of its own, so
-//! that nobody waits for a disk. What it cannot take is counted; the log has
-//! it.
+//! Audit log: a file with one JSON object a line.
+//!
+//! A dedicated thread writes the file, so that no caller waits for the disk. Lines that the file
+//! cannot take are counted; the process log has them as well.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
@@ -15,16 +16,16 @@ use serde_json::{Value, json};
 use crate::config::settings::identity::AuditFile;
 use crate::telemetry::wall;
 
-/// Lines that may wait for the disk.
+/// Most lines that wait for the disk; further lines are lost and counted.
 const MAX_WAITING: usize = 1024;
 
 enum AuditNote {
     Line(String),
-    /// Answered when all lines before it are written or lost.
+    /// Answered once every earlier line is written or lost.
     Flush(SyncSender<()>),
 }
 
-/// The way to the audit file.
+/// Handle of the audit file's thread.
 #[derive(Debug)]
 pub(super) struct AuditLog {
     notes: SyncSender<AuditNote>,
@@ -32,7 +33,7 @@ pub(super) struct AuditLog {
 }
 
 impl AuditLog {
-    /// Starts to write to `file`; `lost` counts what it cannot take.
+    /// Starts the thread that writes to `file`. `lost` counts the lines that the file cannot take.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -43,7 +44,7 @@ impl AuditLog {
         Ok(Self { notes, lost })
     }
 
-    /// Adds an entry, with the time of now.
+    /// Adds an entry with the current time. Never waits: an entry beyond the full queue is lost.
     pub(super) fn add(&self, mut entry: Value) {
         if let Ok(time) = jiff::Timestamp::try_from(wall::now()) {
             entry["time"] = json!(format!("{time:.6}"));
@@ -53,12 +54,13 @@ impl AuditLog {
         }
     }
 
-    /// Waits until what was added is written, for at most `limit`.
+    /// Waits until all added entries are written or lost. Blocks: at most `limit` for a place in
+    /// the queue, and at most `limit` again for the write.
     pub(super) fn flush(&self, limit: Duration) {
         let (done, written) = sync_channel(1);
         let mut note = AuditNote::Flush(done);
         let pause = Duration::from_millis(10);
-        // Waits for a place without one of its own.
+        // Polls for a free place in the queue: the channel has no send with a timeout.
         for _ in 0..limit.as_millis() / pause.as_millis() {
             match self.notes.try_send(note) {
                 Ok(()) => {
@@ -77,7 +79,7 @@ struct AuditWriter {
     file: AuditFile,
     lost: Counter,
     failing: bool,
-    /// Part of a line may stand at the end of the file.
+    /// The file may end with a partial line, from a failed write.
     torn: bool,
 }
 
@@ -107,8 +109,8 @@ impl AuditWriter {
         }
     }
 
-    /// Opens the file for each line: lines are few, and whoever moves the file
-    /// away gets a new one.
+    /// Opens the file for each line. Lines are few, and log rotation may move the file away at any
+    /// time: the next line then begins a new file.
     fn try_write(&mut self, line: &str) -> io::Result<()> {
         let path = &self.file.path;
         let size = fs::metadata(path).map_or(0, |about| about.len());

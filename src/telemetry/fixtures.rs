@@ -1,4 +1,4 @@
-//! A small world for the tests of this layer.
+//! Fixtures for the tests of telemetry: a small policy, a finished request, a reader of samples.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,8 +11,9 @@ use crate::core::model::policy::{Class, Model, Policy, Pool, QueueBounds, Quota,
 use crate::core::model::snapshot::Snapshot;
 use crate::core::placement::choose::PlacementReason;
 use crate::telemetry::Telemetry;
-use crate::telemetry::event::{ConfigReloaded, RequestOutcome, RequestSummary, Timings};
+use crate::telemetry::event::ConfigReloaded;
 use crate::telemetry::metrics::Scrape;
+use crate::telemetry::summary::{RequestOutcome, RequestSummary, Timings};
 
 /// Tenants `team-0`, `team-1`, ... with one class, model, pool and replica.
 pub(crate) fn policy(tenants: usize) -> Policy {
@@ -44,7 +45,7 @@ pub(crate) fn policy(tenants: usize) -> Policy {
         };
         policy.tenants.insert(&format!("team-{number}"), tenant);
     }
-    let pool = policy.pools.reserve("a100");
+    let pool = policy.pools.id_or_new("a100");
     let model = policy.models.insert("llama", Model { pools: vec![pool], max_model_len: None });
     let replica = policy
         .replicas
@@ -100,8 +101,8 @@ pub(crate) fn success() -> RequestSummary<'static> {
             expected: Duration::from_millis(130),
             running: 4,
             limit: 16,
-            turn: OrderReason::Fair,
-            choice: PlacementReason::Only,
+            order: OrderReason::Fair,
+            placement: PlacementReason::Only,
             passed_over: None,
             class: ClassId::new(0),
             demoted_from: None,

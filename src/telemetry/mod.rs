@@ -1,41 +1,46 @@
-//! Telemetry: log lines, metrics and traces of the process. Logic builds an event
-//! (`telemetry::event`) and emits it; what that means for the log and the metrics is written down
-//! there and nowhere else.
+//! Telemetry: log, audit log, metrics, traces and request history of the process.
+//!
+//! Logic builds an event (`telemetry::event`) and emits it. Only that module decides what an event
+//! becomes in the log and the metrics.
 
 mod audit;
+mod error;
 pub mod event;
 #[cfg(test)]
 pub(crate) mod fixtures;
-mod json_line;
 pub mod log;
 pub mod metrics;
 pub mod request_history;
-mod sampler;
+mod status;
+pub(crate) mod summary;
+mod text;
 pub mod trace;
 pub mod wall;
 
 use std::fmt;
 use std::io;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::time::Instant;
 
+pub use self::error::TelemetryError;
+pub use self::status::ConfigStatus;
 use crate::config::settings::TelemetrySettings;
 use crate::config::settings::identity::AuditFile;
 use crate::core::model::policy::Policy;
 use crate::telemetry::audit::AuditLog;
 use crate::telemetry::log::LogCapture;
+use crate::telemetry::log::sampler::Sampler;
 use crate::telemetry::metrics::{Metrics, Scrape, UsageMeters};
 use crate::telemetry::request_history::RequestHistory;
-use crate::telemetry::sampler::Sampler;
 use crate::telemetry::trace::Tracer;
 
-/// How often raw histogram samples are folded into their buckets.
+/// Interval at which raw histogram samples are folded into their buckets.
 const UPKEEP_EVERY: Duration = Duration::from_secs(1);
 
-/// Metrics and traces of one process; clones share everything.
+/// Telemetry of one process. Clones share everything.
 #[derive(Clone)]
 pub struct Telemetry(Arc<TelemetryParts>);
 
@@ -51,45 +56,19 @@ struct TelemetryParts {
     started: Instant,
 }
 
-/// What is known about the configuration in force and the last try to change
-/// it.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct ConfigStatus {
-    /// Counts the loaded configurations; 0 before the first.
-    pub generation: u64,
-    /// Hash of the file in force; empty before the first load.
-    pub digest: String,
-    /// When it came into force.
-    pub loaded_at: Option<SystemTime>,
-    /// When the last try ended, successful or not.
-    pub tried_at: Option<SystemTime>,
-    /// What was wrong with the last try; empty when it succeeded.
-    pub problems: Vec<String>,
-}
-
-/// Why telemetry could not be set up.
-#[derive(Debug, thiserror::Error)]
-pub enum TelemetryError {
-    /// Spans are sent from a tokio runtime, and there is none here.
-    #[error("telemetry.otlp_endpoint: traces need a running tokio runtime")]
-    NoRuntime,
-    /// The collector's address cannot be used.
-    #[error("telemetry.otlp_endpoint: {0}; expected http://host:port of an OTLP gRPC collector")]
-    Endpoint(String),
-}
-
 impl Telemetry {
-    /// Metrics and, when an OTLP endpoint is set, traces. The log is set up by
+    /// Makes metrics and, when an OTLP endpoint is set, traces. The log is set up separately by
     /// [`log::init`], once in a process.
     ///
     /// # Errors
-    /// When the OTLP endpoint cannot be used, or outside of a tokio runtime
-    /// when there is one.
+    /// When the OTLP endpoint cannot be used, or when an endpoint is set and no tokio runtime is
+    /// running.
     pub fn new(settings: &TelemetrySettings) -> Result<Self, TelemetryError> {
         Ok(Self::with(Tracer::new(settings)?, None))
     }
 
-    /// No traces, and log lines kept in memory for [`Self::captured_log`].
+    /// Makes telemetry without traces that keeps its log lines in memory for
+    /// [`Self::captured_log`].
     #[must_use]
     pub fn for_tests() -> Self {
         Self::with(Tracer::disabled(), Some(LogCapture::default()))
@@ -109,49 +88,49 @@ impl Telemetry {
         }))
     }
 
-    /// The rules whose names appear in labels and log lines.
+    /// Policy in force, whose names appear in labels and log lines.
     #[must_use]
     pub fn policy(&self) -> Arc<Policy> {
         self.0.policy.load_full()
     }
 
-    /// What is known about the configuration in force.
+    /// Status of the configuration in force and of the last load.
     #[must_use]
     pub fn config_status(&self) -> Arc<ConfigStatus> {
         self.0.config.load_full()
     }
 
-    /// The source of request traces.
+    /// Source of request traces.
     #[must_use]
     pub fn tracer(&self) -> &Tracer {
         &self.0.tracer
     }
 
-    /// What became of recent requests.
+    /// Trails of recent requests.
     #[must_use]
     pub fn history(&self) -> &RequestHistory {
         &self.0.history
     }
 
-    /// How many client connections are open.
+    /// Gauge of open client connections.
     pub fn open_connections(&self) -> ::metrics::Gauge {
         self.0.metrics.open_connections().clone()
     }
 
-    /// What the usage journal counts.
+    /// Metric handles of the usage journal.
     #[must_use]
     pub fn usage_meters(&self) -> UsageMeters {
         self.0.metrics.usage_meters()
     }
 
-    /// All metrics in Prometheus text format 0.0.4.
+    /// Renders all metrics in Prometheus text format 0.0.4.
     #[must_use]
     pub fn render(&self, scrape: &Scrape<'_>) -> String {
         self.0.metrics.render(&self.policy(), &self.config_status(), scrape)
     }
 
-    /// Folds raw histogram samples into their buckets, for ever. One task of
-    /// the process must run this, or memory grows until the next scrape.
+    /// Folds raw histogram samples into their buckets, for ever. One task of the process must run
+    /// it; without it, memory grows until the next scrape.
     pub async fn upkeep(self) {
         let mut every = tokio::time::interval(UPKEEP_EVERY);
         loop {
@@ -160,37 +139,37 @@ impl Telemetry {
         }
     }
 
-    /// Keeps the audit log in a file, too, from now on; the first file that is
-    /// given stays.
+    /// Writes audit entries to a file as well, from now on. Only the first call has an effect.
     ///
     /// # Errors
-    /// The thread that writes it cannot be started.
+    /// The thread that writes the file cannot be started.
     pub fn audit_to(&self, file: AuditFile) -> io::Result<()> {
         let audit = AuditLog::start(file, self.0.metrics.audit_lost())?;
         let _first_stays = self.0.audit.set(audit);
         Ok(())
     }
 
-    /// Adds an entry to the audit file, if there is one. Never waits.
+    /// Adds an entry to the audit file, if one is set. Never waits.
     pub(in crate::telemetry) fn audit(&self, entry: serde_json::Value) {
         if let Some(audit) = self.0.audit.get() {
             audit.add(entry);
         }
     }
 
-    /// Waits until the audit file has everything, for at most `limit`. Blocks.
+    /// Waits until all audit entries are written. Blocks: at most `limit` for a place in the queue,
+    /// and at most `limit` again for the write.
     pub fn flush_audit(&self, limit: Duration) {
         if let Some(audit) = self.0.audit.get() {
             audit.flush(limit);
         }
     }
 
-    /// Sends what traces are still held, for at most `timeout`.
+    /// Sends the spans that still wait, for at most `timeout`.
     pub async fn shutdown(&self, timeout: Duration) {
         self.0.tracer.shutdown(timeout).await;
     }
 
-    /// The log lines so far, of a telemetry made by [`Self::for_tests`].
+    /// Log lines so far, of telemetry made by [`Self::for_tests`]; else empty.
     #[must_use]
     pub fn captured_log(&self) -> String {
         self.0.capture.as_ref().map(LogCapture::text).unwrap_or_default()
@@ -208,8 +187,9 @@ impl Telemetry {
         self.0.config.store(Arc::new(status));
     }
 
-    /// The same for a line that anybody can cause who reaches the port. Only some
-    /// of each second are written, and how many were not.
+    /// Logs like [`Self::log`], for lines that any client can cause without a valid credential. At
+    /// most 10 lines a second pass. Suppressed lines are counted, and a further line reports their
+    /// number.
     pub(in crate::telemetry) fn log_stranger(&self, write: impl FnOnce()) {
         match self.0.strangers.pass(self.0.started.elapsed().as_secs()) {
             Some(0) => self.log(write),
@@ -221,7 +201,7 @@ impl Telemetry {
         }
     }
 
-    /// Runs `write`, which writes log lines, against the right log.
+    /// Runs `write`, which writes log lines, against the process log or the log in memory.
     pub(in crate::telemetry) fn log(&self, write: impl FnOnce()) {
         match &self.0.capture {
             None => write(),

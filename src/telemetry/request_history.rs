@@ -1,5 +1,5 @@
-//! Request history: the trails of recent requests, for `explain`. Names and numbers only: no
-//! prompts, no answers, no keys.
+//! Request history: the trails of recent requests, for `explain`. A trail holds names and numbers
+//! only: no prompts, no answers, no keys.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,75 +11,72 @@ use smallvec::SmallVec;
 
 use crate::core::model::event::{DispatchReason, EngineFault, PreemptReason, RejectReason};
 use crate::core::model::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId, TenantId};
-use crate::telemetry::event::RequestOutcome;
+use crate::telemetry::summary::RequestOutcome;
 use crate::tokens::CountSource;
 
-/// Requests that are remembered; the oldest is forgotten first.
+/// Number of requests in the history; the oldest is dropped first.
 pub const MAX_STORIES: usize = 10_000;
-/// Tries of one request that are remembered: the first ones and the last ones.
+/// Attempts of one request that are kept: the first half and the last half.
 const MAX_TRIES: usize = 8;
 
-/// One request.
+/// Trail of one request: its facts, its attempts and its end.
 #[derive(Debug, Clone)]
 pub struct RequestTrail {
-    /// The id that the client gave or got.
+    /// Request id, from the client or given by the gateway.
     pub request_id: HeaderValue,
-    /// The scheduler's name for it.
+    /// Id of the request in the scheduler.
     pub job: JobId,
-    /// When it came.
+    /// Arrival of the request.
     pub came: SystemTime,
-    /// Who it is for.
     pub tenant: TenantId,
-    /// The class that it asked for.
+    /// Class that the request asked for.
     pub class: ClassId,
-    /// The model.
     pub model: ModelId,
-    /// The model that it goes on as, and why its own could not serve it.
+    /// Fallback model, and why the requested model could not serve the request.
     pub fallback: Option<(ModelId, RejectReason)>,
-    /// Which call it is.
+    /// API of the call, as its path at the engine.
     pub api: &'static str,
-    /// Whether the answer is a stream.
+    /// Whether the client asked for a stream.
     pub stream: bool,
-    /// Tokens of its prompt, before any engine counted them.
+    /// Prompt tokens, before any engine counted them.
     pub prompt_tokens: u64,
-    /// How those are known.
+    /// Source of `prompt_tokens`.
     pub prompt_source: CountSource,
-    /// Where it was sent, in order.
+    /// Attempts in order: the first four and the last four of more than eight.
     pub tries: SmallVec<[AttemptTrail; 1]>,
-    /// Tries between the first and the last ones that are not remembered.
+    /// Number of attempts between the first and the last ones that are not kept.
     pub forgotten_tries: u32,
-    /// How it ended; absent while it waits or runs.
+    /// End of the request; absent while it waits or runs.
     pub end: Option<RequestEnd>,
 }
 
-/// One try of a request. Times count from when the request came.
+/// One attempt of a request. Times count from the arrival of the request.
 #[derive(Debug, Clone, Copy)]
 pub struct AttemptTrail {
-    /// When it was sent.
+    /// Dispatch of the attempt.
     pub at: Duration,
-    /// The pool; absent when a reload had just removed it.
+    /// Pool of the replica; absent when a reload had just removed it.
     pub pool: Option<PoolId>,
-    /// The replica.
     pub replica: ReplicaId,
-    /// Why there and why then, with the ledger of that moment.
+    /// Reason for this replica and this moment, with the state of the ledger at that moment.
     pub why: DispatchReason,
-    /// When the first token came.
+    /// Arrival of the first token.
     pub first_token: Option<Duration>,
-    /// When and why the request went back to the queue, if it did.
+    /// Time and cause of the request's return to the queue; absent without a return.
     pub back: Option<(Duration, AttemptEnd)>,
 }
 
-/// Why a try came to nothing.
+/// Cause of an attempt's end without an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttemptEnd {
-    /// The engine failed it.
+    /// The engine failed the attempt.
     Failed(EngineFault),
-    /// The scheduler took it away.
+    /// The scheduler preempted the job.
     Recalled(PreemptReason),
 }
 
 impl AttemptEnd {
-    /// A short stable name.
+    /// Short stable name.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -89,25 +86,24 @@ impl AttemptEnd {
     }
 }
 
-/// How a request ended.
+/// End of a request.
 #[derive(Debug, Clone, Copy)]
 pub struct RequestEnd {
-    /// Whether it succeeded.
     pub outcome: RequestOutcome,
-    /// Why it did not.
+    /// Code of the error or refusal; absent for a success.
     pub reason: Option<&'static str>,
-    /// The status that the client got.
+    /// HTTP status that the client got.
     pub status: u16,
-    /// From when it came to its end.
+    /// Time from the arrival of the request to its end.
     pub total: Duration,
 }
 
-/// A trail that goes on; clones tell the same one.
+/// Recorder of a trail in progress. Clones record into the same trail.
 #[derive(Debug, Clone)]
 pub struct TrailRecorder(Arc<Mutex<RequestTrail>>);
 
 impl TrailRecorder {
-    /// It is sent to a replica.
+    /// Adds an attempt. Beyond eight attempts, one from the middle is dropped.
     pub fn sent(&self, attempt: AttemptTrail) {
         let mut trail = self.0.lock();
         if trail.tries.len() == MAX_TRIES {
@@ -117,45 +113,45 @@ impl TrailRecorder {
         trail.tries.push(attempt);
     }
 
-    /// Its prompt was counted.
+    /// Replaces the number of prompt tokens.
     pub fn counted(&self, tokens: u64, source: CountSource) {
         let mut trail = self.0.lock();
         (trail.prompt_tokens, trail.prompt_source) = (tokens, source);
     }
 
-    /// Its first token is there.
+    /// Records the first token of the last attempt.
     pub fn first_token(&self, at: Duration) {
         if let Some(last) = self.0.lock().tries.last_mut() {
             last.first_token = Some(at);
         }
     }
 
-    /// It goes on as another model.
+    /// Records that the request goes on as another model.
     pub fn fell_back(&self, to: ModelId, why: RejectReason) {
         self.0.lock().fallback = Some((to, why));
     }
 
-    /// It is back in the queue.
+    /// Records that the last attempt ended and the request is back in the queue.
     pub fn back(&self, at: Duration, why: AttemptEnd) {
         if let Some(last) = self.0.lock().tries.last_mut() {
             last.back = Some((at, why));
         }
     }
 
-    /// It is over.
+    /// Records the end of the request.
     pub fn ended(&self, end: RequestEnd) {
         self.0.lock().end = Some(end);
     }
 }
 
-/// The history of the last [`MAX_STORIES`] requests that got past the door.
+/// History of the last [`MAX_STORIES`] requests that passed authentication and parsing.
 #[derive(Debug, Default)]
 pub struct RequestHistory {
     ring: Mutex<VecDeque<(HeaderValue, TrailRecorder)>>,
 }
 
 impl RequestHistory {
-    /// A request has come.
+    /// Adds a request and returns the recorder of its trail.
     pub fn begin(&self, trail: RequestTrail) -> TrailRecorder {
         let id = trail.request_id.clone();
         let trail = TrailRecorder(Arc::new(Mutex::new(trail)));
@@ -167,7 +163,7 @@ impl RequestHistory {
         trail
     }
 
-    /// The latest request of that id.
+    /// Finds the latest request with this id.
     pub fn find(&self, request_id: &str) -> Option<RequestTrail> {
         let ring = self.ring.lock();
         let (_, trail) = ring.iter().rev().find(|(id, _)| id.as_bytes() == request_id.as_bytes())?;

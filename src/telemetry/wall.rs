@@ -1,30 +1,31 @@
-//! The one place that reads the wall clock.
+//! Wall clock: no other module reads it.
 
 use std::time::{Duration, SystemTime};
 
 use crate::core::model::time::Tick;
 
-/// The wall clock. It may jump; only timestamps for people and other systems
-/// come from it, never durations.
+/// Reads the wall clock. The clock may jump, so use it for timestamps only (for people and other
+/// systems), never for durations.
 #[expect(clippy::disallowed_methods, reason = "this is the file that reads the wall clock")]
 #[must_use]
 pub fn now() -> SystemTime {
     SystemTime::now()
 }
 
-/// Seconds since 1970-01-01 UTC; 0 for a clock set before it.
+/// Seconds since 1970-01-01 UTC; 0 for an earlier time.
 #[must_use]
 pub fn unix_seconds(at: SystemTime) -> f64 {
     at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs_f64()
 }
 
-/// Seconds from a moment until now; 0 for one to come.
+/// Seconds from a moment until now; 0 for a moment in the future.
 #[must_use]
 pub fn seconds_since(at: SystemTime) -> f64 {
     now().duration_since(at).unwrap_or(Duration::ZERO).as_secs_f64()
 }
 
-/// One moment on both clocks, to turn ticks near it into timestamps.
+/// Anchor of the two clocks: one moment as a wall time and as a tick. It turns nearby ticks into
+/// timestamps.
 #[derive(Debug, Clone, Copy)]
 pub struct Anchor {
     wall: SystemTime,
@@ -32,13 +33,14 @@ pub struct Anchor {
 }
 
 impl Anchor {
-    /// Ties the wall clock to `tick`, which must be the present moment.
+    /// Makes an anchor at `tick`, which must be the present moment.
     #[must_use]
     pub fn at(tick: Tick) -> Self {
         Self { wall: now(), tick }
     }
 
-    /// The wall time of another moment; as far as the clock can say it.
+    /// Converts a tick to its wall time. When that overflows, the anchor's own wall time is
+    /// returned.
     #[must_use]
     pub fn wall(&self, tick: Tick) -> SystemTime {
         let shifted = if tick >= self.tick {

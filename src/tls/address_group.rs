@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-/// A number for whoever is at an address: of IPv6 a /64, which is what one
-/// subscriber has.
+/// The number of an address's group. An IPv4 address is a group by itself. An IPv6 group is a /64,
+/// which is what one subscriber has.
 #[must_use]
 pub fn address_group(address: IpAddr) -> u128 {
     match address.to_canonical() {

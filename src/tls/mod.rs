@@ -1,6 +1,5 @@
-//! TLS of our listeners: handshakes, bounded in time and number, and what a
-//! client's certificate says of it. What handshakes are made with is a part of
-//! the settings.
+//! TLS of the listeners: handshakes bounded in time and number, and the names in a client's
+//! certificate. The TLS configuration that handshakes use is part of the settings.
 
 mod address_group;
 mod names;
@@ -21,32 +20,30 @@ pub use address_group::address_group;
 pub use names::CertificateNames;
 pub use stream::MaybeTlsStream;
 
-/// What new connections of a listener get; `None` = no TLS. Asked for each
-/// connection, so that a new certificate counts at once and no connection is
-/// dropped for it.
+/// Source of the TLS configuration of a listener; `None` = no TLS. The listener asks for each
+/// connection, so a new certificate applies at once and no connection is dropped for it.
 pub type CertificateSource = Arc<dyn Fn() -> Option<Arc<ServerConfig>> + Send + Sync>;
 
-/// Why there is no connection. It holds nothing that the client sent.
+/// The reason why a handshake failed. It holds nothing that the client sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum HandshakeError {
-    /// The client was too slow, or too many handshakes were under way.
+    /// The client was too slow, or too many handshakes were in progress.
     #[error("no handshake in time")]
     Timeout,
-    /// The client has no certificate, or not one that the listener's
-    /// authorities have signed.
+    /// The client has no certificate, or one that none of the listener's authorities has signed.
     #[error("no certificate that is valid here")]
     Certificate,
-    /// The client does not speak TLS; mostly it uses `http://`.
+    /// The client does not speak TLS; most such clients use `http://`.
     #[error("not TLS")]
     NotTls,
-    /// The client did not like what it was offered; mostly it does not know
-    /// the authority of our certificate.
+    /// The client refused the gateway's offer. Most such clients do not know the authority of the
+    /// gateway's certificate.
     #[error("given up by the client")]
     GivenUp,
-    /// There is no version or cipher that both sides know.
+    /// The two sides have no version or cipher in common, or a message is broken.
     #[error("no version or cipher in common, or a broken message")]
     Protocol,
-    /// The client went away.
+    /// The client closed the connection.
     #[error("closed by the client")]
     Closed,
 }
@@ -86,27 +83,26 @@ pub struct Handshakes {
 }
 
 impl Handshakes {
-    /// At most `at_once` (at least one), each of at most `limit`, the wait for
+    /// Allows `at_once` handshakes at a time (at least one). Each may take `limit`, the wait for
     /// its turn included.
     #[must_use]
     pub fn new(at_once: usize, limit: Duration) -> Self {
         Self { free: Semaphore::new(at_once.clamp(1, Semaphore::MAX_PERMITS)), limit }
     }
 
-    /// Makes the connection that a listener serves: as it is without `config`,
-    /// else by a handshake. With it comes what the client's certificate says,
-    /// where it has one.
+    /// Makes the stream that a listener serves: plain without `config`, else by a TLS handshake.
+    /// The names are those of the client's certificate; absent where the client has none.
     ///
     /// # Errors
     /// The handshake failed; the connection is closed.
-    pub async fn welcome(
+    pub async fn accept(
         &self,
         tcp: TcpStream,
         config: Option<Arc<ServerConfig>>,
     ) -> Result<(MaybeTlsStream, Option<Arc<CertificateNames>>), HandshakeError> {
         let Some(config) = config else { return Ok((MaybeTlsStream::Plain(tcp), None)) };
         let handshake = async {
-            // Whoever says nothing takes nobody's turn.
+            // A client that sends nothing takes no turn from others.
             let hello = LazyConfigAcceptor::new(Acceptor::default(), tcp).await?;
             let _turn = self.free.acquire().await;
             hello.into_stream(config).await
@@ -122,8 +118,7 @@ impl Handshakes {
     }
 }
 
-/// Makes aws-lc the provider of every TLS client that chooses none. A
-/// provider that is already there stays.
+/// Makes aws-lc the default provider of TLS clients. A provider that is installed already stays.
 pub fn install_provider() {
     let already_there = rustls::crypto::aws_lc_rs::default_provider().install_default().is_err();
     if already_there {

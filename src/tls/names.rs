@@ -4,20 +4,19 @@ use rustls::pki_types::CertificateDer;
 use x509_parser::extensions::GeneralName;
 use x509_parser::parse_x509_certificate;
 
-/// Names of a certificate that are looked at.
+/// The most names of a certificate that are read.
 const MAX_NAMES: usize = 64;
-/// Bytes of the longest of them.
+/// The longest name that is read, in bytes.
 const MAX_NAME: usize = 512;
 
-/// The subject alternative names of a certificate that an authority of ours
-/// has signed, each as `dns:`, `uri:` or `email:` and the name, in the
-/// certificate's order. DNS names are in lower case. The subject itself says
-/// nothing.
+/// The subject alternative names of a certificate that one of the listener's authorities has
+/// signed. Each is `dns:`, `uri:` or `email:` and the name, in the certificate's order. DNS names
+/// are in lower case. The certificate's subject is not used.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CertificateNames(Vec<String>);
 
 impl CertificateNames {
-    /// The names of a certificate; none when they cannot be read.
+    /// The names of a certificate; empty when they cannot be read.
     #[must_use]
     pub fn of(cert: &CertificateDer<'_>) -> Self {
         let Ok((_, cert)) = parse_x509_certificate(cert) else { return Self::default() };

@@ -1,4 +1,4 @@
-//! A client's byte stream, plain or TLS.
+//! Client stream: a client's byte stream, plain or TLS.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -8,17 +8,15 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 
-/// A client's byte stream, plain or TLS.
+/// The byte stream of one client connection.
 #[derive(Debug)]
 pub enum MaybeTlsStream {
-    /// As it comes.
     Plain(TcpStream),
-    /// Encrypted.
     Tls(Box<TlsStream<TcpStream>>),
 }
 
 impl MaybeTlsStream {
-    /// The connection under it.
+    /// The TCP connection below the stream.
     #[must_use]
     pub fn tcp(&self) -> &TcpStream {
         match self {

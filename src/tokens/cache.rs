@@ -1,31 +1,31 @@
-//! The counts of parts of prompts that were counted before: conversations come
-//! again with a message more.
+//! Count cache: token counts of parts of prompts. A conversation comes again with one more message,
+//! so its earlier parts were counted before.
 
 use std::hash::RandomState;
 
 use parking_lot::Mutex;
 
-/// Parts that are remembered.
+/// The most parts that are kept.
 const PLACES: usize = 1 << 14;
 
-/// A table of fixed size: each part has one place, and the last one to come
-/// keeps it. About 400 KiB when it is in use.
+/// A table of fixed size. Each part has one place, and a new part replaces the part at its place.
+/// About 400 KiB when it is in use.
 #[derive(Debug, Default)]
 pub(super) struct CountCache {
     hasher: RandomState,
-    places: Mutex<Vec<CountSlot>>,
+    places: Mutex<Vec<CountEntry>>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct CountSlot {
+struct CountEntry {
     key: u64,
     bytes: u64,
     tokens: u64,
 }
 
 impl CountCache {
-    /// What parts are hashed with: another one in each process, so that nobody
-    /// can make two that look alike.
+    /// The hasher of parts. Its keys differ in each process, so that nobody can make two parts with
+    /// the same hash.
     pub(super) const fn hasher(&self) -> &RandomState {
         &self.hasher
     }
@@ -36,14 +36,14 @@ impl CountCache {
         (place.key == key && place.bytes == bytes as u64).then_some(place.tokens)
     }
 
-    /// Remembers the tokens of a part, and returns them.
+    /// Stores the tokens of a part, and returns them.
     pub(super) fn put(&self, key: u64, bytes: usize, tokens: u64) -> u64 {
         let mut places = self.places.lock();
         if places.is_empty() {
-            places.resize(PLACES, CountSlot::default());
+            places.resize(PLACES, CountEntry::default());
         }
         if let Some(place) = places.get_mut(index(key)) {
-            *place = CountSlot { key, bytes: bytes as u64, tokens };
+            *place = CountEntry { key, bytes: bytes as u64, tokens };
         }
         tokens
     }

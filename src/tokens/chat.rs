@@ -1,5 +1,5 @@
-//! A chat request as engines hand it to the model's template: vLLM 0.32 is the
-//! model, SGLang does the same.
+//! Chat prompt: the variables that engines give to a model's chat template for a chat request. The
+//! conversion follows vLLM 0.32; SGLang does the same.
 
 use std::collections::BTreeMap;
 
@@ -41,38 +41,38 @@ struct Function {
     defer_loading: Option<bool>,
 }
 
-/// Parts of a prompt that are no text.
+/// The number of parts of a prompt that are not text.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Media {
     pub(super) images: u64,
     pub(super) sounds: u64,
 }
 
-/// What the template gets.
+/// The variables of the template, and how to treat the text that it renders.
 #[derive(Debug)]
 pub(super) struct Conversation {
     pub(super) variables: Vec<(String, Value)>,
     pub(super) media: Media,
-    /// The text that the answer is to go on from.
-    pub(super) goes_on_from: Option<String>,
+    /// The text that the answer continues, when the request continues its last message.
+    pub(super) continued_text: Option<String>,
     pub(super) adds_special: bool,
 }
 
-/// What stands behind the text that is gone on from, to find it again.
+/// The mark behind the text to continue, by which the text is found in the rendering.
 pub(super) const MARK: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
 type ChatMessage = Vec<(String, Value)>;
 
 impl ChatPrompt {
-    /// Whether it brings tools.
+    /// Whether the request has tools.
     pub(super) const fn has_tools(&self) -> bool {
         self.tools.is_some()
     }
 
-    /// The conversation for a template that takes content as parts or as text.
+    /// The conversation for a template that takes content as parts (`takes_parts`) or as text.
     ///
     /// # Errors
-    /// What in it the template would not get as an engine gives it.
+    /// The reason why the template would get something else than from an engine.
     pub(super) fn conversation(
         self,
         takes_parts: bool,
@@ -91,7 +91,7 @@ impl ChatPrompt {
             messages = without_developers(messages);
         }
         let goes_on = self.continue_final_message.unwrap_or(false);
-        let goes_on_from = if goes_on { Some(mark_last(&mut messages)?) } else { None };
+        let goes_on_from = if goes_on { Some(mark_continued_text(&mut messages)?) } else { None };
         let tools = self.tools.map(|tools| tools.into_iter().map(tool).collect::<Vec<_>>());
         let mut variables: BTreeMap<String, Value> =
             special.iter().map(|(name, text)| (name.clone(), text.into())).collect();
@@ -112,7 +112,7 @@ impl ChatPrompt {
         Ok(Conversation {
             variables: variables.into_iter().collect(),
             media,
-            goes_on_from,
+            continued_text: goes_on_from,
             adds_special: self.add_special_tokens.unwrap_or(false),
         })
     }
@@ -185,7 +185,7 @@ fn content(
     for part in all {
         match read_part(&part, role)? {
             ContentPart::Nothing => {}
-            // vLLM leaves an empty text out of a text, but not out of a list.
+            // vLLM leaves an empty part out of a text, but not out of a list.
             ContentPart::Text(text) if text.is_empty() && !takes_parts => {}
             ContentPart::Text(text) => {
                 if takes_parts {
@@ -214,7 +214,7 @@ enum ContentPart {
 
 fn read_part(part: &Value, role: &str) -> Result<ContentPart, &'static str> {
     let said = |text: &str| {
-        // The header that names its sender to the vendor is no part of a prompt.
+        // This header names the sender to the vendor. It is not a part of the prompt.
         if role == "system" && text.starts_with("x-anthropic-billing-header") {
             let rest = text.split_once('\n').map_or("", |(_, rest)| rest);
             return if rest.is_empty() { ContentPart::Nothing } else { ContentPart::Text(rest.to_owned()) };
@@ -239,7 +239,7 @@ fn read_part(part: &Value, role: &str) -> Result<ContentPart, &'static str> {
     }
 }
 
-/// What a part says beside its kind and text, such as `cache_control`.
+/// The fields of a part other than its kind and text, such as `cache_control`.
 fn extra_fields(part: &Value) -> Vec<(String, Value)> {
     const KNOWN: [&str; 6] = ["type", "text", "refusal", "thinking", "uuid", "closed"];
     if part.kind() != ValueKind::Map {
@@ -250,7 +250,7 @@ fn extra_fields(part: &Value) -> Vec<(String, Value)> {
     extra.filter_map(|name| part.get_attr(&name).ok().map(|value| (name, value))).collect()
 }
 
-/// A call with its arguments as an object, which templates take them for.
+/// A tool call with its arguments as an object, as templates expect them.
 fn tool_call(call: &Value) -> Result<Value, &'static str> {
     let get = |value: &Value, name: &str| value.get_attr(name).ok().filter(|value| !value.is_undefined());
     let function = get(call, "function").filter(|one| one.kind() == ValueKind::Map);
@@ -272,7 +272,7 @@ fn empty() -> Value {
     Value::from_pairs(std::iter::empty::<(String, Value)>())
 }
 
-/// The map with one entry changed where it stands, or added.
+/// The map with one entry replaced at its position, or added.
 fn with(map: &Value, name: &str, value: Value) -> Value {
     let keys: Vec<Value> = map.try_iter().into_iter().flatten().collect();
     let is_new = !keys.iter().any(|key| key.as_str() == Some(name));
@@ -299,8 +299,8 @@ fn tool(tool: ChatTool) -> Value {
     Value::from_pairs([("type", kind.into()), ("function", Value::from_pairs(function))])
 }
 
-/// Developers' messages as those of the system, all of which then stand first
-/// and in one.
+/// Turns developers' messages into system messages. When a system message is not the first, or
+/// there are several, all of them become one system message at the start.
 fn without_developers(messages: Vec<ChatMessage>) -> Vec<ChatMessage> {
     let (mut said, mut others, mut scattered) = (Vec::new(), Vec::new(), false);
     let mut kept = Vec::new();
@@ -335,8 +335,8 @@ fn without_developers(messages: Vec<ChatMessage>) -> Vec<ChatMessage> {
     std::iter::once(first).chain(others).collect()
 }
 
-/// Puts the mark behind the last message's text, and returns that text.
-fn mark_last(messages: &mut [ChatMessage]) -> Result<String, &'static str> {
+/// Puts the mark behind the text of the last message, and returns this text.
+fn mark_continued_text(messages: &mut [ChatMessage]) -> Result<String, &'static str> {
     const NONE: &str = "there is no text to go on from";
     let content = messages.last_mut().and_then(|last| last.iter_mut().find(|(name, _)| name == "content"));
     let (_, content) = content.ok_or(NONE)?;
@@ -353,10 +353,10 @@ fn mark_last(messages: &mut [ChatMessage]) -> Result<String, &'static str> {
     Ok(text)
 }
 
-/// The rendered text up to the mark, as transformers cuts it.
+/// The length of the rendered text up to the mark, as transformers cuts it.
 ///
 /// # Errors
-/// The template left out what was to be gone on from.
+/// The template left out the text to continue.
 pub(super) fn cut_at_mark(rendered: &str, text: &str) -> Result<usize, &'static str> {
     let is_there = rendered.contains(text.trim());
     let at = rendered.rfind(MARK.trim_end()).filter(|_| is_there);

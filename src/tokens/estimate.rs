@@ -1,25 +1,24 @@
-//! A prompt's tokens from its bytes alone, for engines whose tokenizer the
-//! gateway does not have.
+//! Token estimates: a prompt's tokens from its bytes alone, for engines whose tokenizer the gateway
+//! does not have.
 //!
-//! The estimate aims at the middle: about four bytes a token for text in Latin
-//! script, and about two for other scripts, whose letters take two to four
-//! bytes in UTF-8 but rarely share a token. JSON punctuation counts as text:
-//! chat templates add about as much. Linked media (an image's `https:`
-//! address) cannot be seen here: only their address counts.
+//! The estimate aims at the middle: about four bytes a token for text in Latin script, and about
+//! two for other scripts. Letters of other scripts take two to four bytes in UTF-8 but rarely share
+//! a token. JSON punctuation counts as text: chat templates add about as much. The estimate cannot
+//! see linked media (an image's `https:` address): only the bytes of the address count.
 
 use std::ops::Range;
 
 use memchr::memmem;
 
-/// Tokens for one embedded image or sound, whatever its size in bytes. Engines
-/// make about 250 to 1500 of a common picture.
+/// The tokens of one embedded image or sound, whatever its size in bytes. Engines make about 250 to
+/// 1500 tokens of a common picture.
 pub const MEDIA_TOKENS: u64 = 800;
 
-/// Base64 shorter than this may be text.
+/// The least length of base64 media, in bytes. Shorter base64 may be text.
 const MIN_MEDIA_BYTES: usize = 64;
 
-/// Likely tokens of the prompt; never above the bytes of `pieces`, and at
-/// least 1 when there are any. Arrays of token ids are counted exactly.
+/// The likely tokens of the prompt: never above the bytes of `pieces`, and at least 1 when there
+/// are any. Arrays of token ids are counted exactly.
 #[must_use]
 pub fn estimate<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> u64 {
     pieces.into_iter().map(estimate_piece).sum()
@@ -27,7 +26,7 @@ pub fn estimate<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> u64 {
 
 /// The tokens of a prompt that is one array of token ids; `None` for any other.
 #[must_use]
-pub fn exact<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Option<u64> {
+pub fn token_id_count<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Option<u64> {
     let mut pieces = pieces.into_iter();
     let only = pieces.next().filter(|_| pieces.next().is_none())?;
     let nested = only.iter().filter(|byte| **byte == b'[').count() > 1;
@@ -61,9 +60,9 @@ fn text_tokens(text: &[u8]) -> u64 {
 
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Escapes {
-    /// Bytes that `\uXXXX` escapes take.
+    /// The bytes of `\uXXXX` escapes.
     bytes: u64,
-    /// How many fewer they take in UTF-8.
+    /// The bytes that the same characters would save in UTF-8.
     saved: u64,
 }
 
@@ -92,7 +91,7 @@ fn escapes(text: &[u8]) -> Escapes {
     found
 }
 
-/// Images and sounds in base64, in their order.
+/// The ranges of images and sounds in base64, in their order.
 fn media(text: &[u8]) -> impl Iterator<Item = Range<usize>> {
     let mut urls = memmem::find_iter(text, b";base64,").map(|at| at + 8).peekable();
     let mut fields = memmem::find_iter(text, b"\"data\"").map(|at| at + 6).peekable();
@@ -112,11 +111,11 @@ fn media(text: &[u8]) -> impl Iterator<Item = Range<usize>> {
 }
 
 const fn is_base64(byte: u8) -> bool {
-    // A slash may be escaped in JSON.
+    // JSON may escape a slash by a backslash.
     byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/' | b'=' | b'-' | b'_' | b'\\')
 }
 
-/// How many numbers there are in an array of token ids, or of such arrays.
+/// The number of token ids in an array, or in an array of such arrays; absent for any other text.
 fn token_ids(piece: &[u8]) -> Option<u64> {
     let is_ids =
         |byte: &u8| byte.is_ascii_digit() || matches!(byte, b'[' | b']' | b',') || byte.is_ascii_whitespace();

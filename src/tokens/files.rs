@@ -1,4 +1,5 @@
-//! A model's folder: which file says what, and when it changed.
+//! Model folder: the files that hold a model's tokenizer and chat template, and the stamp that
+//! shows a change.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -7,10 +8,10 @@ use std::time::SystemTime;
 
 use serde_json::Value as Json;
 
-/// Bytes of the largest template or configuration that is read.
+/// The size of the largest template or configuration that is read, in bytes.
 const MAX_TEXT_BYTES: u64 = 16 << 20;
 
-/// The tokenizer itself.
+/// The file of the tokenizer.
 pub(super) const TOKENIZER: &str = "tokenizer.json";
 const CONFIG: &str = "tokenizer_config.json";
 const SPECIAL: &str = "special_tokens_map.json";
@@ -20,30 +21,29 @@ const TEMPLATE: &str = "chat_template.jinja";
 const NAMED: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// What the folder's files looked like.
+/// The state of the folder's files: size in bytes and time of change, absent for a missing file.
 pub(super) type Stamp = Vec<Option<(u64, SystemTime)>>;
 
-/// The sources of the chat template; both absent where there is none.
+/// The sources of the chat template. `plain` and `tools` are absent where the folder has no
+/// template.
 #[derive(Debug, Default)]
 pub(super) struct TemplateSources {
-    /// The template.
+    /// The template for all requests, or for requests without tools.
     pub(super) plain: Option<String>,
-    /// The one for requests with tools, where that is another one.
+    /// The template for requests with tools, where they have one of their own.
     pub(super) tools: Option<String>,
-    /// Names and texts of the special tokens.
+    /// The names and texts of the special tokens.
     pub(super) special: Vec<(String, String)>,
 }
 
-/// What is wrong with a file of the folder.
+/// The error of a file of the folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelFileError {
-    /// Which file.
     pub file: PathBuf,
-    /// What is wrong with it.
     pub why: String,
 }
 
-/// The size and age of the folder's files.
+/// The stamp of the folder's files now.
 pub(super) fn stamp(folder: &Path) -> Stamp {
     let of = |name| {
         let about = fs::metadata(folder.join(name)).ok()?;
@@ -52,7 +52,7 @@ pub(super) fn stamp(folder: &Path) -> Stamp {
     [TOKENIZER, CONFIG, SPECIAL, TEMPLATE].into_iter().map(of).collect()
 }
 
-/// The bytes of a regular file that is not larger than `most`.
+/// The bytes of a regular file of at most `most` bytes.
 pub(super) fn read(path: &Path, most: u64) -> Result<Vec<u8>, String> {
     let about = fs::metadata(path).map_err(|error| error.to_string())?;
     if !about.is_file() {
@@ -67,7 +67,7 @@ pub(super) fn read(path: &Path, most: u64) -> Result<Vec<u8>, String> {
     Ok(bytes)
 }
 
-/// Reads what stands beside the tokenizer.
+/// Reads the chat template and the special tokens from the files beside the tokenizer.
 pub(super) fn sources(folder: &Path) -> Result<TemplateSources, ModelFileError> {
     let mut found = TemplateSources::default();
     let config = json(folder, CONFIG)?;

@@ -1,4 +1,4 @@
-//! Token counts of prompts, as exact as they can be.
+//! Token counts of prompts: estimates, exact counts, and the source of each count.
 
 mod cache;
 mod chat;
@@ -10,24 +10,24 @@ mod template;
 pub mod threads;
 mod vocabulary;
 
-/// How a number of prompt tokens is known.
+/// The source of a number of prompt tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum CountSource {
-    /// From the bytes, by what engines counted before. Not to be relied on.
+    /// An estimate from the prompt's bytes, corrected by earlier counts of engines. Not reliable.
     #[default]
     Estimate,
-    /// The same; but its bytes alone show that the prompt fits.
+    /// An estimate, but the prompt's bytes alone prove that it fits the context window.
     Bound,
-    /// The prompt is token ids.
+    /// The prompt is an array of token ids.
     Ids,
-    /// By the model's own tokenizer.
+    /// A count by the model's own tokenizer.
     Exact,
-    /// By an engine of the model.
+    /// A count by an engine of the model.
     Engine,
 }
 
 impl CountSource {
-    /// A short stable name for logs and metric labels.
+    /// Short stable name for logs and metric labels.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -39,9 +39,9 @@ impl CountSource {
         }
     }
 
-    /// Whether a request may be refused by it.
+    /// Whether the gateway may refuse a request because of this number.
     #[must_use]
-    pub const fn is_sure(self) -> bool {
+    pub const fn is_reliable(self) -> bool {
         matches!(self, Self::Ids | Self::Exact | Self::Engine)
     }
 }

@@ -3,21 +3,21 @@
 
 use dashmap::DashMap;
 
-/// Pairs that are remembered. Those beyond are estimated as before.
+/// The most pairs of model and tenant that are kept. Estimates of other pairs stay unchanged.
 const MAX_PAIRS: usize = 4096;
-/// Estimates after which one counts half as much.
+/// The number of later counts after which a count weighs half as much.
 const HALF_LIFE: f64 = 50.0;
-/// An engine may count other things than text: what is further off says
-/// nothing of text.
+/// The range of a ratio. An engine may count other things than text, so a count far outside this
+/// range is ignored.
 const RANGE: (f64, f64) = (0.25, 4.0);
 
-/// The ratios of counted to estimated tokens.
+/// The ratios of counted to estimated tokens, one for each pair of model and tenant.
 #[derive(Debug, Default)]
 pub struct TokenRatios {
     known: DashMap<(u32, u32), TokenRatio>,
 }
 
-/// Sums that fade, so that long prompts count for more and old ones for less.
+/// Decaying sums of tokens: long prompts weigh more, old prompts weigh less.
 #[derive(Debug, Clone, Copy, Default)]
 struct TokenRatio {
     counted: f64,
@@ -26,7 +26,7 @@ struct TokenRatio {
 
 impl TokenRatio {
     fn factor(self) -> f64 {
-        // Some tokens that say nothing: the first prompt does not decide alone.
+        // A prior of 50 tokens on both sides, so that the first prompt does not decide alone.
         let doubt = 50.0;
         ((self.counted + doubt) / (self.estimated + doubt)).clamp(RANGE.0, RANGE.1)
     }
@@ -39,15 +39,14 @@ impl TokenRatio {
 }
 
 impl TokenRatios {
-    /// The estimate with what is known of the pair. At least 1, unless the
-    /// estimate is 0.
+    /// The estimate, corrected by the ratio of the pair. At least 1, unless the estimate is 0.
     #[must_use]
     pub fn apply(&self, pair: (u32, u32), estimated: u64) -> u64 {
         let ratio = self.known.get(&pair).map_or(1.0, |ratio| ratio.factor());
         ((estimated as f64 * ratio).round() as u64).max(estimated.min(1))
     }
 
-    /// An engine counted a prompt that was estimated, before any ratio.
+    /// Learns from an engine's count of a prompt. `estimated` is the estimate before any ratio.
     pub fn learn(&self, pair: (u32, u32), estimated: u64, counted: u64) {
         if estimated == 0 || counted == 0 {
             return;

@@ -1,4 +1,5 @@
-//! The few threads that count tokens, so that those that serve requests do not.
+//! Counting threads: the few threads that count tokens, so that the threads that serve requests do
+//! not.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -12,45 +13,45 @@ use tokio::sync::oneshot;
 
 use crate::tokens::counter::{CountError, CountedTokens, MediaCosts, PromptForm, TokenCounter};
 
-/// Threads that count.
+/// The number of threads.
 const THREADS: usize = 2;
-/// How far they stand behind the threads that serve requests, which would else
-/// wait for the end of their time slices where cores are few.
+/// The niceness of the threads. Without it, threads that serve requests would wait for the end of
+/// the counters' time slices where cores are few.
 #[cfg(target_os = "linux")]
 const NICENESS: i32 = 10;
-/// Requests that may wait for them; those beyond are estimated.
+/// The most requests that may wait to be counted. The gateway estimates further requests.
 const WAITING: usize = 64;
 
-/// The desk. Its threads start with the first request and end with it.
+/// The queue of requests to count. The threads start with the first request and end with the queue.
 #[derive(Debug, Default)]
 pub struct CountingThreads {
     queue: Mutex<Option<SyncSender<CountJob>>>,
-    taken: AtomicU64,
+    requested: AtomicU64,
 }
 
 #[derive(Debug)]
 struct CountJob {
-    order: CountRequest,
+    request: CountRequest,
     stop: Arc<AtomicBool>,
     reply: oneshot::Sender<Result<CountedTokens, CountError>>,
 }
 
-/// One request to count.
+/// A request to count.
 #[derive(Debug)]
 pub struct CountRequest {
-    /// What counts it.
+    /// The tokenizer and template of the request's model.
     pub counter: Arc<TokenCounter>,
-    /// What its prompt is made of.
+    /// The form of the request's prompt.
     pub form: PromptForm,
-    /// Its JSON.
+    /// The request's JSON body.
     pub body: Bytes,
-    /// What images and sounds are counted as.
+    /// The tokens that images and sounds are counted as.
     pub media: MediaCosts,
-    /// The moment that a template may print, in seconds since 1970.
+    /// The time that a template may print, in seconds since 1970.
     pub now: i64,
 }
 
-/// Stops the count when the one who waits for it leaves.
+/// Stops the count when the caller drops the future.
 struct StopOnDrop(Arc<AtomicBool>);
 
 impl Drop for StopOnDrop {
@@ -60,22 +61,22 @@ impl Drop for StopOnDrop {
 }
 
 impl CountingThreads {
-    /// Requests that were taken so far.
+    /// The number of requests so far, also those that found the queue full.
     #[must_use]
-    pub fn taken(&self) -> u64 {
-        self.taken.load(Ordering::Relaxed)
+    pub fn requested(&self) -> u64 {
+        self.requested.load(Ordering::Relaxed)
     }
 
-    /// Counts a request's prompt. Dropping the future stops it.
+    /// Counts a request's prompt. Dropping the future stops the count.
     ///
     /// # Errors
-    /// See [`CountError`]; also when too many wait already.
+    /// See [`CountError`]; also when too many requests wait already.
     pub async fn count(&self, order: CountRequest) -> Result<CountedTokens, CountError> {
         let unsure = |why: &str| CountError::Unsure(why.to_owned());
         let stop = StopOnDrop(Arc::default());
         let (reply, answer) = oneshot::channel();
-        let job = CountJob { order, stop: Arc::clone(&stop.0), reply };
-        self.taken.fetch_add(1, Ordering::Relaxed);
+        let job = CountJob { request: order, stop: Arc::clone(&stop.0), reply };
+        self.requested.fetch_add(1, Ordering::Relaxed);
         let queue = self.queue().ok_or_else(|| unsure("there is no thread to count it"))?;
         queue.try_send(job).map_err(|_| unsure("too many wait to be counted"))?;
         answer.await.unwrap_or_else(|_| Err(unsure("the count broke off")))
@@ -99,22 +100,22 @@ impl CountingThreads {
 }
 
 fn work(receiver: &Mutex<Receiver<CountJob>>) {
-    // On Linux that is this thread alone. Where it is not allowed, a count is as
-    // urgent as all else.
+    // On Linux the priority is that of this thread alone. Where the change is not allowed, the
+    // thread counts at normal priority.
     #[cfg(target_os = "linux")]
     let _as_urgent = rustix::process::setpriority_process(None, NICENESS);
     loop {
         let next = receiver.lock().recv();
-        let Ok(CountJob { order, stop, reply }) = next else { return };
+        let Ok(CountJob { request: order, stop, reply }) = next else { return };
         if stop.load(Ordering::Relaxed) {
             continue;
         }
         let CountRequest { counter, form, body, media, now } = order;
-        // Whatever a tokenizer does, the next one is counted.
+        // A panic of a tokenizer must not end the thread: the next request is counted.
         let counting = || counter.count(form, &body, &media, now, &stop);
         let counted = catch_unwind(AssertUnwindSafe(counting));
         let broke = || Err(CountError::Unsure("the count broke off".to_owned()));
-        // Nobody may wait any more.
+        // The caller may have left.
         let _left = reply.send(counted.unwrap_or_else(|_| broke()));
     }
 }

@@ -1,4 +1,5 @@
-//! A model's tokenizer: how many tokens a text has, and how many it can have.
+//! Vocabulary: a model's tokenizer, which counts the tokens of a text and bounds how many it can
+//! have.
 
 use std::fmt;
 use std::hash::BuildHasher;
@@ -12,17 +13,18 @@ use tokenizers::pipeline::{EncodeOptions, Override, PipelineTokenizer};
 
 use crate::tokens::cache::CountCache;
 
-/// Bytes of the largest `tokenizer.json` that is read.
+/// The size of the largest `tokenizer.json` that is read, in bytes.
 pub(super) const MAX_FILE_BYTES: u64 = 256 << 20;
-/// Texts below this are counted in one go: to remember them costs more.
+/// The least length in bytes of a part that the cache keeps. Shorter parts are counted at once: to
+/// keep them costs more.
 const MIN_PART_BYTES: usize = 256;
 
-/// A tokenizer.
 pub(super) struct Vocabulary {
     tokenizer: PipelineTokenizer,
     /// The most tokens that a byte of text can become.
     pub(super) per_byte: u64,
-    /// Where a text may be cut without a change of its tokens: before these.
+    /// Finders of special tokens. A text may be cut before each of them without a change of its
+    /// tokens.
     cuts: Vec<memmem::Finder<'static>>,
     memory: CountCache,
 }
@@ -37,7 +39,7 @@ impl fmt::Debug for Vocabulary {
     }
 }
 
-/// The parts of `tokenizer.json` that the bounds are read from.
+/// The fields of `tokenizer.json` that the bounds and cuts are read from.
 #[derive(Deserialize)]
 struct TokenizerFile {
     #[serde(default)]
@@ -68,7 +70,7 @@ impl Vocabulary {
     /// Reads a `tokenizer.json`.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The error in the file.
     pub(super) fn read(path: &Path) -> Result<Self, String> {
         let bytes = super::files::read(path, MAX_FILE_BYTES)?;
         let text = std::str::from_utf8(&bytes).map_err(|error| error.to_string())?;
@@ -80,11 +82,11 @@ impl Vocabulary {
         Ok(Self { tokenizer, per_byte: per_byte(&file), cuts, memory: CountCache::default() })
     }
 
-    /// The tokens of `text`, as part of a prompt; with what the tokenizer adds
-    /// around a prompt where `alone`. Absent when nobody waits any more.
+    /// The tokens of `text` as part of a prompt. With `alone`, also the tokens that the tokenizer
+    /// adds around a prompt. Absent when `stop` was set.
     ///
     /// # Errors
-    /// What the tokenizer says.
+    /// The tokenizer's error.
     pub(super) fn count(&self, text: &str, alone: bool, stop: &AtomicBool) -> Result<Option<u64>, String> {
         if alone {
             return self.encode(text, true).map(Some);
@@ -124,7 +126,8 @@ impl Vocabulary {
         Ok(out.len() as u64)
     }
 
-    /// The text cut before its special tokens.
+    /// The text, cut before its special tokens into parts of at least `MIN_PART_BYTES`, except the
+    /// last.
     fn parts<'a>(&self, text: &'a str) -> Vec<&'a str> {
         let mut at: Vec<usize> =
             self.cuts.iter().flat_map(|cut| cut.find_iter(text.as_bytes())).filter(|at| *at > 0).collect();
@@ -133,7 +136,7 @@ impl Vocabulary {
         let mut from = 0;
         let mut parts = Vec::with_capacity(at.len());
         for to in at {
-            // Some short ones in one go.
+            // Short parts are joined to the next one.
             if to - from >= MIN_PART_BYTES || to == text.len() {
                 parts.extend(text.get(from..to));
                 from = to;
@@ -143,8 +146,9 @@ impl Vocabulary {
     }
 }
 
-/// Special tokens that are found wherever they stand, and that no other one
-/// overlaps: what stands before and after them is read for itself.
+/// Finders of the special tokens at which a text may be cut. Such a token is recognised at any
+/// position, and no other token overlaps it. The tokenizer therefore encodes the text before and
+/// after it separately.
 fn cuts(added: &[Added]) -> Vec<memmem::Finder<'static>> {
     let overlaps = |one: &str, two: &str| {
         two.contains(one) || (1..one.len()).any(|at| one.get(..at).is_some_and(|start| two.ends_with(start)))
@@ -154,19 +158,19 @@ fn cuts(added: &[Added]) -> Vec<memmem::Finder<'static>> {
         added.iter().all(|other| other.content == one.content || !overlaps(&one.content, &other.content))
     };
     let long = |one: &&Added| one.content.len() > 2;
-    // The first ones are those that templates use; all others are rare.
+    // Templates use the first special tokens; all others are rare.
     let found = added.iter().filter(is_plain).filter(long).filter(alone).take(MAX_CUTS);
     found.map(|one| memmem::Finder::new(one.content.as_bytes()).into_owned()).collect()
 }
 
-/// Kinds of special tokens that are looked for.
+/// The most special tokens that are searched for.
 const MAX_CUTS: usize = 16;
 
-/// The most tokens that a byte of text can become. A token of a byte-level
-/// vocabulary has at least one byte of the normal form; others fall back to
-/// bytes, or to one token for what they do not know. So it is how much longer a
-/// normal form can get, in UTF-8: 3 times for the canonical forms (Unicode
-/// Standard Annex 15), 11 times for those of compatibility (U+FDFA).
+/// The most tokens that a byte of text can become. A token of a byte-level vocabulary has at least
+/// one byte of the normal form. Other vocabularies fall back to bytes, or to one token for an
+/// unknown character. The bound is therefore the growth of a text in its normal form, in UTF-8. It
+/// is 3 for the canonical forms (Unicode Standard Annex 15) and 11 for the compatibility forms
+/// (U+FDFA).
 fn per_byte(file: &TokenizerFile) -> u64 {
     let mut kinds = Vec::new();
     collect_kinds(&file.normalizer, &mut kinds);

@@ -1,4 +1,5 @@
-//! Use before the start, read back so that a restart gives nobody a new quota.
+//! Usage before the start: read back from journal and database, so that a restart does not reset
+//! quotas.
 
 use std::collections::BTreeMap;
 
@@ -7,30 +8,29 @@ use crate::usage::row::{RowKind, UsageRow};
 use crate::usage::segment::{Cursor, JournalFolder, each_between};
 use crate::usage::store::Store;
 
-/// What one tenant used with one key, of one model.
+/// Usage of one tenant, key and model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UsedBefore {
-    /// Who.
     pub tenant: String,
-    /// The key's id; empty where there was none.
+    /// Id of the key; empty for requests without a key.
     pub key: String,
-    /// The model.
     pub model: String,
-    /// What. Only requests that came to a replica count.
+    /// Amounts of the requests that reached a replica.
     pub sums: BillSums,
 }
 
-/// What was used since a moment.
+/// Usage since a moment and before the start.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Before {
-    /// By tenant, key and model.
+    /// Usage by tenant, key and model.
     pub used: Vec<UsedBefore>,
-    /// What is known is only what the journal still holds: the database is away.
+    /// Whether only the journal was read, because the database is away or not configured. The
+    /// journal may no longer hold all rows.
     pub partial: bool,
 }
 
-/// Adds up what this journal's gateway used since each of the moments: what the
-/// database has, and what the journal holds from there to `end`.
+/// Sums the usage of this gateway since each of the moments (milliseconds since 1970). Rows come
+/// from the database up to its cursor, and from the journal between that cursor and `end`.
 pub(super) fn since(
     moments: &[i64],
     folder: &JournalFolder,
@@ -47,7 +47,7 @@ pub(super) fn since(
         };
         let counts =
             |row: &UsageRow| row.time_ms >= *since_ms && row.kind != RowKind::Idle && !row.pool.is_empty();
-        // A segment that cannot be read holds nothing that could be added.
+        // A segment that cannot be read adds nothing.
         let _unreadable = each_between(folder, from.unwrap_or_default(), end, |row| {
             if counts(row) {
                 let key = [&row.tenant, &row.key, &row.model].map(|name| name.to_string());
@@ -61,7 +61,7 @@ pub(super) fn since(
     found
 }
 
-/// Whether the database has told what it has.
+/// Adds the sums of the database. Returns whether the database answered.
 fn add_stored(
     store: &mut dyn Store,
     journal: &str,
@@ -70,7 +70,7 @@ fn add_stored(
 ) -> bool {
     let by = vec![Dimension::Tenant, Dimension::Key, Dimension::Model];
     let query = BillQuery { by, since_ms: Some(since_ms), ..BillQuery::default() };
-    // The name is made of hexadecimal digits.
+    // The journal's id has hexadecimal digits only, so it needs no escapes.
     let ours = format!("journal = '{journal}' AND kind <> 'idle' AND pool <> ''");
     let Ok(lines) = store.lines(&query.sql(&ours), 4, SUMS.len()) else { return false };
     for (key, columns) in lines {

@@ -1,41 +1,22 @@
-//! The way of a row to the disk. Whoever has one hands it over and never waits;
-//! a thread of its own writes.
+//! Journal handle: queues usage rows for the writer's thread. Recording a row never blocks.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::config::settings::usage::UsageSettings;
 use crate::telemetry::Telemetry;
-use crate::telemetry::event::{UsageDropping, UsageRowsDropped};
+use crate::telemetry::event::UsageDropping;
 use crate::telemetry::metrics::UsageMeters;
-use crate::usage::UsageError;
+use crate::usage::error::UsageError;
+pub(super) use crate::usage::journal_queue::{JournalQueue, WriterNote};
 use crate::usage::row::UsageRow;
 use crate::usage::segment::JournalFolder;
 use crate::usage::writer::{JournalEnds, JournalWriter};
 
-/// What the writer is told.
-#[expect(clippy::large_enum_variant, reason = "nearly all are rows, and a box for each would cost more")]
-pub(super) enum WriterNote {
-    Row(UsageRow),
-    /// Answered when all rows before it are written.
-    Flush(SyncSender<()>),
-}
-
-/// What both ends of the queue know.
-#[derive(Debug, Default)]
-pub(super) struct JournalQueue {
-    /// Rows are being dropped, and somebody said so.
-    pub(super) dropping: AtomicBool,
-    /// Rows dropped so far.
-    pub(super) dropped: AtomicU64,
-    /// Nobody has a row any more.
-    pub(super) closing: AtomicBool,
-}
-
-/// The journal that a gateway writes. Clones write the same one.
+/// Handle of the gateway's journal. Clones write to the same journal.
 #[derive(Debug, Clone)]
 pub struct Journal(Arc<JournalParts>);
 
@@ -54,8 +35,7 @@ impl Drop for JournalParts {
 }
 
 impl Journal {
-    /// Starts to write to the folder, which is made where it is missing, on the
-    /// thread that is returned.
+    /// Starts the writer's thread and returns its handle. A missing folder is created.
     ///
     /// # Errors
     /// The folder cannot be used, or another process writes there.
@@ -75,8 +55,8 @@ impl Journal {
         Ok((Self(Arc::new(JournalParts { notes, shared, meters, telemetry: telemetry.clone() })), thread))
     }
 
-    /// Writes a row down. Never waits: while the disk does not keep up and the
-    /// queue to it is full, rows are dropped and counted.
+    /// Queues a row for the writer. Never waits: when the queue is full because the disk does not
+    /// keep up, the row is dropped and counted.
     pub fn record(&self, row: UsageRow) {
         if self.0.notes.try_send(WriterNote::Row(row)).is_ok() {
             return;
@@ -88,23 +68,23 @@ impl Journal {
         }
     }
 
-    /// Writes what is waiting, for at most `limit`; what the disk does not take is
-    /// lost and told. Blocks.
+    /// Writes the waiting rows, then ends the writer. Rows that the disk does not take in time are
+    /// lost, and an event reports their number. Blocks like [`Self::flush`].
     pub(super) fn close(&self, limit: Duration) {
         self.flush(limit);
         self.0.shared.closing.store(true, Ordering::Relaxed);
-        // Wakes the writer, who ends.
+        // Wakes the writer, which then ends.
         let (nobody, _waits) = sync_channel(1);
         let _full = self.0.notes.try_send(WriterNote::Flush(nobody));
     }
 
-    /// Waits until every row so far is written, for at most `limit`; says
-    /// whether they are. Blocks.
+    /// Waits until all rows recorded so far are written, and returns whether they are. Blocks: at
+    /// most `limit` for a place in the queue, and at most `limit` again for the write.
     pub fn flush(&self, limit: Duration) -> bool {
         let (done, written) = sync_channel(1);
         let mut note = WriterNote::Flush(done);
         let pause = Duration::from_millis(10);
-        // Waits for a place without one of its own.
+        // Polls for a free place in the queue: the channel has no send with a timeout.
         for _ in 0..=limit.as_millis() / pause.as_millis() {
             match self.0.notes.try_send(note) {
                 Ok(()) => return written.recv_timeout(limit).is_ok(),
@@ -115,38 +95,4 @@ impl Journal {
         }
         false
     }
-}
-
-impl JournalQueue {
-    /// The queue has room again: tells how many rows an outage has cost.
-    pub(super) fn caught_up(&self, telemetry: &Telemetry) {
-        if self.dropping.swap(false, Ordering::Relaxed) {
-            let rows = self.dropped.swap(0, Ordering::Relaxed);
-            UsageRowsDropped { rows, reason: "queue" }.emit(telemetry);
-        }
-    }
-}
-
-/// Takes what is in the queue without waiting, at most `room` rows. Returns
-/// those who wait for them to be written.
-pub(super) fn drain(
-    notes: &Receiver<WriterNote>,
-    first: WriterNote,
-    room: usize,
-    mut take: impl FnMut(&UsageRow),
-) -> Vec<SyncSender<()>> {
-    let mut flushes = Vec::new();
-    let mut next = Some(first);
-    let mut taken = 0;
-    while let Some(note) = next {
-        match note {
-            WriterNote::Row(row) => {
-                take(&row);
-                taken += 1;
-            }
-            WriterNote::Flush(done) => flushes.push(done),
-        }
-        next = if taken < room { notes.try_recv().ok() } else { None };
-    }
-    flushes
 }

@@ -1,15 +1,16 @@
-//! Usage: a journal of JSON lines with what each request used and cost, the databases that are fed
-//! from it, and the bill that is read from either.
+//! Usage: a journal of JSON lines with the usage and cost of each request, the databases that are
+//! fed from the journal, and the bill that is read from either.
 //!
-//! A row goes into a bounded queue and from there, on a thread of its own, into
-//! numbered segments on the disk. The segments are the queue of the database: it
-//! is read from a cursor that stands in the database itself and moves in the
-//! same transaction as its rows, so nothing is lost and nothing counted twice,
-//! whatever is killed.
+//! A row goes into a bounded queue. A dedicated thread writes it from there into numbered segments
+//! on the disk. The segments are also the queue of the database: a second thread copies rows from a
+//! cursor on. The cursor is stored in the database and moves in the same transaction as the rows.
+//! Between disk and database, no row is therefore lost or counted twice, whatever is killed.
 
 mod before;
 pub mod bill;
+mod error;
 mod journal;
+mod journal_queue;
 pub mod past;
 pub mod row;
 mod segment;
@@ -21,12 +22,11 @@ pub use crate::usage::before::{Before, UsedBefore};
 pub use crate::usage::journal::Journal;
 pub use crate::usage::segment::each_row;
 
-use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+pub use self::error::UsageError;
 use crate::config::settings::usage::UsageSettings;
 use crate::telemetry::Telemetry;
 use crate::usage::segment::{Cursor, JournalFolder};
@@ -34,39 +34,23 @@ use crate::usage::sink::{DatabaseSink, Feeding, wait_for};
 use crate::usage::store::Store;
 use crate::usage::writer::JournalEnds;
 
-/// Why nothing is written down.
-#[derive(Debug, thiserror::Error)]
-pub enum UsageError {
-    /// The folder cannot be used.
-    #[error("cannot write to the folder {} (usage.folder): {problem}", folder.display())]
-    Folder {
-        /// The folder.
-        folder: PathBuf,
-        /// What is wrong.
-        problem: io::Error,
-    },
-    /// The system has no thread left.
-    #[error("no thread for the usage journal: {0}")]
-    Thread(#[source] io::Error),
-}
-
-/// The journal of this gateway, and what reads it.
+/// Usage journal of this gateway, with the thread that feeds the database.
 #[derive(Debug)]
 pub struct UsageJournal {
     settings: UsageSettings,
     journal: Journal,
     writing: JoinHandle<()>,
-    /// The journal's name.
+    /// Id of the journal.
     id: String,
     ends: Arc<JournalEnds>,
-    /// Where what this process writes begins.
+    /// Position at which the rows of this process begin.
     begin: Cursor,
     telemetry: Telemetry,
     feeding: Option<Feeding>,
 }
 
 impl UsageJournal {
-    /// Starts to write.
+    /// Opens the journal and starts the writer's thread.
     ///
     /// # Errors
     /// The folder cannot be used, or another process writes there.
@@ -80,18 +64,18 @@ impl UsageJournal {
         Ok(Self { settings, journal, writing, id, ends, begin, telemetry, feeding: None })
     }
 
-    /// Where rows go.
+    /// Handle that records rows.
     #[must_use]
     pub const fn journal(&self) -> &Journal {
         &self.journal
     }
 
-    /// Starts to feed the database, which may be away. Before that `tell` hears
-    /// what was used since each of the moments (milliseconds since 1970) and
-    /// before this start.
+    /// Starts the thread that feeds the database, which may be unreachable. Before it feeds any
+    /// row, the thread calls `tell` once with the usage since each of `moments` (milliseconds since
+    /// 1970) up to this start. Without moments, `tell` is not called.
     ///
     /// # Errors
-    /// The system has no thread left.
+    /// The system cannot start a thread.
     pub fn follow(
         &mut self,
         moments: Vec<i64>,
@@ -115,8 +99,8 @@ impl UsageJournal {
         Ok(())
     }
 
-    /// Writes what is waiting, and lets the database have it, each for at most
-    /// `limit`. Blocks.
+    /// Writes the waiting rows to the journal and copies them to the database. Blocks: each step
+    /// waits up to `limit`.
     pub fn stop(self, limit: Duration) {
         self.journal.close(limit);
         wait_for(&self.writing, limit);

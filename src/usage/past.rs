@@ -1,4 +1,4 @@
-//! Past traffic: the requests of the journal, one by one.
+//! Past traffic: reads the requests of a journal or database one by one.
 
 use std::sync::Arc;
 
@@ -7,17 +7,16 @@ use crate::usage::row::{RowKind, UsageRow};
 use crate::usage::segment::each_row;
 use crate::usage::store::{Store, StoreAccess, open};
 
-/// Rows that are asked for at a time.
+/// Rows of one database query.
 const PAGE: usize = 50_000;
 
-/// One request that came to a replica.
+/// Past request that reached a replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PastRequest {
-    /// When it ended, in milliseconds since 1970.
+    /// End of the request, in milliseconds since 1970.
     pub ended_ms: i64,
-    /// Whose it was.
     pub tenant: Arc<str>,
-    /// The class that it was served in.
+    /// Latency class that the request was served in.
     pub class: Arc<str>,
     /// Prompt tokens; 0 = unknown.
     pub input_tokens: u64,
@@ -27,9 +26,9 @@ pub struct PastRequest {
     pub queue_us: u64,
 }
 
-/// Hands over the requests that ended from `since_ms` on and before `until_ms`,
-/// of one model or of all, at most `most` of them. Those that never came to a
-/// replica are not among them: nothing is known of their sizes. Blocks.
+/// Calls `take` with the requests that ended from `since_ms` on and before `until_ms`, of one model
+/// or of all, at most `most` of them. Requests that never reached a replica are left out: their
+/// sizes are unknown. Blocks.
 ///
 /// # Errors
 /// The source does not answer.
@@ -72,7 +71,7 @@ fn of_row(row: &UsageRow) -> PastRequest {
     }
 }
 
-/// Page by page, by time.
+/// Reads the requests page by page, in order of time.
 fn from_store(
     store: &mut dyn Store,
     (since_ms, until_ms): (i64, i64),

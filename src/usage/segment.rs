@@ -1,5 +1,5 @@
-//! The journal's files: numbered, each with whole lines of JSON, one row a
-//! line. Whoever reads them remembers a [`Cursor`].
+//! Journal segments: numbered files with whole lines of JSON, one row a line. A reader keeps its
+//! position as a [`Cursor`].
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
@@ -9,39 +9,39 @@ use std::path::{Path, PathBuf};
 use crate::protocol::ids::random;
 use crate::usage::row::UsageRow;
 
-/// Bytes that are read at a time; no line is longer.
+/// Bytes that are read at a time. No line is longer.
 pub(super) const CHUNK: u64 = 1 << 20;
 
-/// The file with the journal's name.
+/// File with the journal's id.
 const ID: &str = "id";
 
-/// A place between two lines.
+/// Position between two lines of the journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(super) struct Cursor {
-    /// The segment's number; the first one is 1.
+    /// Number of the segment; the first segment is 1.
     pub(super) segment: u64,
-    /// Bytes from its start.
+    /// Offset in the segment, in bytes.
     pub(super) offset: u64,
 }
 
-/// One file of the journal.
+/// One file of the journal, with its length in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Segment {
     pub(super) number: u64,
     pub(super) len: u64,
 }
 
-/// The folder that the files are in.
+/// Folder of the journal's files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct JournalFolder(PathBuf);
 
-/// What was read.
+/// Rows of one read.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     pub(super) rows: Vec<UsageRow>,
-    /// Where to go on.
+    /// Position of the next read.
     pub(super) until: Cursor,
-    /// Lines that are no rows.
+    /// Number of lines that are not usage rows.
     pub(super) broken: u64,
 }
 
@@ -54,7 +54,7 @@ impl JournalFolder {
         &self.0
     }
 
-    /// Makes the folder where it is missing, but not the one that it is in.
+    /// Creates the folder if it is missing, but not its parent.
     pub(super) fn make(&self) -> io::Result<()> {
         match fs::DirBuilder::new().mode(0o700).create(&self.0) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -62,7 +62,7 @@ impl JournalFolder {
         }
     }
 
-    /// Keeps other processes out for as long as the file is open.
+    /// Locks the folder against other processes, for as long as the returned file is open.
     pub(super) fn lock(&self) -> io::Result<File> {
         let path = self.0.join("lock");
         let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
@@ -75,8 +75,8 @@ impl JournalFolder {
         Ok(file)
     }
 
-    /// The journal's name for itself, which tells databases the cursors of
-    /// several gateways apart; made up at the first time.
+    /// Returns the id of the journal, and makes a random one at the first start. A database that
+    /// several gateways share keeps one cursor for each id.
     pub(super) fn id(&self) -> io::Result<String> {
         if let Ok(text) = fs::read_to_string(self.0.join(ID)) {
             let id = text.trim();
@@ -89,8 +89,7 @@ impl JournalFolder {
         Ok(id)
     }
 
-    /// Writes its name down where it is missing: somebody may have emptied the
-    /// folder under a process that goes on.
+    /// Writes the id file if it is missing. A folder may be emptied while the process runs.
     pub(super) fn keep_id(&self, id: &str) -> io::Result<()> {
         let path = self.0.join(ID);
         if path.exists() {
@@ -107,7 +106,7 @@ impl JournalFolder {
         self.0.join(format!("usage-{number:08}.jsonl"))
     }
 
-    /// Its segments, the oldest first.
+    /// Lists the segments, the oldest first.
     pub(super) fn segments(&self) -> io::Result<Vec<Segment>> {
         let mut found = Vec::new();
         for entry in fs::read_dir(&self.0)? {
@@ -115,7 +114,7 @@ impl JournalFolder {
             let name = entry.file_name();
             let number = name.to_str().and_then(|name| name.strip_prefix("usage-")?.strip_suffix(".jsonl"));
             let Some(number) = number.and_then(|digits| digits.parse().ok()) else { continue };
-            // It may just have been deleted.
+            // The file may just have been deleted.
             let Ok(about) = entry.metadata() else { continue };
             found.push(Segment { number, len: about.len() });
         }
@@ -123,7 +122,7 @@ impl JournalFolder {
         Ok(found)
     }
 
-    /// Cuts off what a process that was killed has left of its last line.
+    /// Cuts off the partial last line that a killed process has left.
     pub(super) fn mend(&self, segment: Segment) -> io::Result<()> {
         let mut file = OpenOptions::new().read(true).write(true).open(self.file(segment.number))?;
         let from = segment.len.saturating_sub(CHUNK);
@@ -137,8 +136,8 @@ impl JournalFolder {
         Ok(())
     }
 
-    /// The rows after a cursor: whole lines only, as many as a chunk has, and
-    /// none from `end` on. Empty when there are no more.
+    /// Reads rows from a cursor up to `end`: whole lines only, from one segment, at most [`CHUNK`]
+    /// bytes. The batch is empty when there are no more rows.
     pub(super) fn read(&self, from: Cursor, end: Cursor) -> io::Result<Batch> {
         let mut batch = Batch { until: from, ..Batch::default() };
         for segment in self.segments()?.into_iter().filter(|segment| segment.number >= from.segment) {
@@ -179,7 +178,7 @@ impl JournalFolder {
         Ok(())
     }
 
-    /// Bytes between a cursor and the end.
+    /// Counts the bytes between a cursor and the end of the journal.
     pub(super) fn unread(&self, from: Cursor) -> io::Result<u64> {
         let later = self.segments()?.into_iter().filter(|segment| segment.number >= from.segment);
         Ok(later
@@ -189,7 +188,7 @@ impl JournalFolder {
             .sum())
     }
 
-    /// Lines of a segment after a cursor.
+    /// Counts the lines of a segment after a cursor.
     pub(super) fn lines_after(&self, number: u64, from: Cursor) -> io::Result<u64> {
         if number < from.segment {
             return Ok(0);
@@ -207,7 +206,7 @@ impl JournalFolder {
     }
 }
 
-/// Calls `take` with every row between two places. Returns how many lines are no
+/// Calls `take` with every row between two cursors. Returns the number of lines that are not usage
 /// rows.
 pub(super) fn each_between(
     folder: &JournalFolder,
@@ -227,8 +226,8 @@ pub(super) fn each_between(
     }
 }
 
-/// Calls `take` with every row of the journal in a folder, the oldest first.
-/// Returns how many lines are no rows.
+/// Calls `take` with every row of the journal in a folder, the oldest first. Returns the number of
+/// lines that are not usage rows.
 ///
 /// # Errors
 /// The folder or one of its files cannot be read.

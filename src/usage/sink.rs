@@ -1,4 +1,4 @@
-//! Database sink: feeds a database from the journal, on a thread of its own.
+//! Database sink: a thread that copies the journal's rows into a database.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -13,23 +13,24 @@ use crate::usage::segment::{Cursor, JournalFolder};
 use crate::usage::store::{Store, StoreAccess, StoreError, open};
 use crate::usage::writer::JournalEnds;
 
-/// How often the journal is looked at.
+/// Interval at which the journal is checked for new rows.
 const LOOK: Duration = Duration::from_millis(250);
-/// Pauses between two tries of a database that is away: doubling.
+/// First pause before another attempt to connect to the database. Each failure doubles the pause,
+/// up to [`LAST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LAST_PAUSE: Duration = Duration::from_secs(30);
 
-/// What the thread works with.
+/// State of the thread that feeds the database.
 pub(super) struct DatabaseSink {
     pub(super) database: UsageDatabase,
     pub(super) folder: JournalFolder,
-    /// The journal's name.
+    /// Id of the journal.
     pub(super) id: String,
     pub(super) ends: Arc<JournalEnds>,
     pub(super) telemetry: Telemetry,
 }
 
-/// The running thread.
+/// Handle of the running thread.
 #[derive(Debug)]
 pub(super) struct Feeding {
     stop: SyncSender<()>,
@@ -37,7 +38,7 @@ pub(super) struct Feeding {
 }
 
 impl Feeding {
-    /// Ends it after another look at the journal, or after `limit`.
+    /// Ends the thread after one more check of the journal. Waits for at most `limit`.
     pub(super) fn stop(self, limit: Duration) {
         let _ended = self.stop.try_send(());
         wait_for(&self.thread, limit);
@@ -56,8 +57,8 @@ pub(super) fn wait_for(thread: &JoinHandle<()>, limit: Duration) {
 }
 
 impl DatabaseSink {
-    /// Starts the thread. `first` is called once, with the database before
-    /// anything is added to it, or without one that is away.
+    /// Starts the thread. The thread calls `first` once: with the database and its cursor before
+    /// any row is added, or with `None` when the first attempt to connect fails.
     pub(super) fn start(
         self,
         first: impl FnOnce(Option<(&mut dyn Store, Cursor)>) + Send + 'static,
@@ -110,7 +111,7 @@ impl DatabaseSink {
     fn connect(&self) -> Result<(Box<dyn Store>, Cursor), StoreError> {
         let mut store = open(&self.database, StoreAccess::Write)?;
         let cursor = store.cursor(&self.id)?;
-        // Somebody emptied the folder, and the numbers began anew.
+        // The folder was emptied, and the segment numbers began again at 1.
         let beyond = cursor.segment > self.ends.written.lock().segment;
         let cursor = if beyond { Cursor::default() } else { cursor };
         *self.ends.read.lock() = Some(cursor);
@@ -119,8 +120,8 @@ impl DatabaseSink {
         Ok((store, cursor))
     }
 
-    /// Copies until the database fails or somebody says stop, and then what is
-    /// left.
+    /// Copies rows until the database fails or a stop is requested. After a stop, the remaining
+    /// rows are copied first.
     fn feed(
         &self,
         store: &mut dyn Store,

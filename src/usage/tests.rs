@@ -1,4 +1,4 @@
-//! The journal on a real disk, with faults.
+//! Tests of the journal on a real disk, with faults.
 
 use std::fs;
 use std::path::Path;
@@ -56,7 +56,7 @@ fn rows_are_on_the_disk_in_order_and_a_restart_goes_on() {
         assert!(journal.flush(SOON));
         assert_eq!(count(&telemetry, "penstock_usage_rows_total"), 100.0);
         assert_eq!(ends.written.lock().segment, run as u64 + 1);
-        // What a process that is killed in the middle of a line leaves.
+        // The file that a process leaves when it is killed in the middle of a line.
         drop(journal);
         wait_for_end(&folder);
         let last = JournalFolder::new(&folder).segments().unwrap().last().unwrap().number;
@@ -68,7 +68,7 @@ fn rows_are_on_the_disk_in_order_and_a_restart_goes_on() {
     assert_eq!(times(&folder), (0..300).collect::<Vec<_>>());
 }
 
-/// The writer's thread has let go of the folder.
+/// Waits until the writer's thread has released the folder.
 pub(super) fn wait_for_end(folder: &Path) {
     for _ in 0..1000 {
         if JournalFolder::new(folder).lock().is_ok() {

@@ -1,4 +1,4 @@
-//! Journal writer: writes rows into segments, and keeps the segments within their bound.
+//! Journal writer: writes rows into segments, and deletes the oldest segments beyond `keep_bytes`.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -14,49 +14,49 @@ use crate::config::settings::usage::UsageSettings;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{UsageJournalBack, UsageJournalLost, UsageRowsDropped};
 use crate::telemetry::metrics::UsageMeters;
-use crate::usage::journal::{JournalQueue, WriterNote, drain};
+use crate::usage::journal_queue::{JournalQueue, WriterNote, drain};
 use crate::usage::row::UsageRow;
 use crate::usage::segment::{Cursor, JournalFolder};
 
-/// Rows that are written at once, at most.
+/// Most rows in one write.
 const BATCH: usize = 512;
-/// How long a disk that takes nothing is left alone.
+/// Pause before a failed write is retried.
 const RETRY: Duration = Duration::from_millis(250);
-/// How long rows may be in the system's memory only.
+/// Longest time that rows stay unsynced in the operating system's memory.
 const SYNC_AFTER: Duration = Duration::from_secs(1);
 
-/// How far the journal is written, and how far a database has read it.
+/// Ends of the journal: how far it is written, and how far the database has read it.
 #[derive(Debug, Default)]
 pub(super) struct JournalEnds {
-    /// The end of the last whole line.
+    /// End of the last whole line.
     pub(super) written: Mutex<Cursor>,
-    /// Where the database goes on; absent where there is none.
+    /// Position of the database; absent without a database or before the first connection.
     pub(super) read: Mutex<Option<Cursor>>,
 }
 
-/// The segment that is written.
+/// Open segment that the writer appends to.
 struct Current {
     file: File,
     number: u64,
-    /// Bytes of whole lines.
+    /// Length of the whole lines, in bytes.
     len: u64,
-    /// The time of its first row.
+    /// Time of the first row, in milliseconds since 1970.
     began_ms: i64,
 }
 
 impl Current {
-    /// Whether somebody deleted the file under it.
+    /// Whether the file was deleted while it is open.
     fn is_gone(&self) -> bool {
         self.file.metadata().map_or(true, |about| about.nlink() == 0)
     }
 }
 
-/// The thread that writes.
+/// State of the thread that writes the journal.
 pub(super) struct JournalWriter {
     folder: JournalFolder,
-    /// The journal's name.
+    /// Id of the journal.
     id: String,
-    /// Held for as long as the process writes here.
+    /// Lock on the folder, held while the process writes there.
     _lock: File,
     segment_bytes: u64,
     segment_ms: i64,
@@ -66,20 +66,20 @@ pub(super) struct JournalWriter {
     meters: UsageMeters,
     telemetry: Telemetry,
     current: Option<Current>,
-    /// The number of the next segment.
+    /// Number of the next segment.
     next: u64,
-    /// Lines that are not written yet, how many, and the time of the last.
+    /// Lines that are not written yet; then their number, and the time of the last one.
     pending: Vec<u8>,
     pending_rows: u64,
     pending_ms: i64,
-    /// When the disk last confirmed what it has, by the rows' own time.
+    /// Time of the last sync, by the time of the rows, in milliseconds since 1970.
     synced_ms: i64,
     dirty: bool,
     failing: bool,
 }
 
 impl JournalWriter {
-    /// Takes the folder over from the process before.
+    /// Opens the folder: locks it, cuts off a partial last line, and begins after the last segment.
     pub(super) fn open(
         folder: JournalFolder,
         settings: &UsageSettings,
@@ -153,7 +153,7 @@ impl JournalWriter {
     fn take(&mut self, row: &UsageRow) {
         let start = self.pending.len();
         if serde_json::to_writer(&mut self.pending, row).is_err() {
-            // Not possible: a row has no maps and no numbers that JSON lacks.
+            // Cannot happen: a row has no maps and no numbers that JSON lacks.
             self.pending.truncate(start);
             return;
         }
@@ -162,7 +162,7 @@ impl JournalWriter {
         self.pending_ms = row.time_ms;
     }
 
-    /// Tries until the disk has taken it, or nobody is there any more.
+    /// Retries until the pending lines are written. Returns false when the journal closes first.
     fn write_until_done(&mut self) -> bool {
         while let Err(error) = self.write() {
             if !self.failing {
@@ -181,7 +181,7 @@ impl JournalWriter {
         true
     }
 
-    /// Counts what nobody will write any more.
+    /// Counts and reports the rows that will not be written any more.
     fn give_up(&self, notes: &Receiver<WriterNote>) {
         let queued = notes.try_iter().filter(|note| matches!(note, WriterNote::Row(_))).count();
         let dropped = self.shared.dropped.swap(0, Ordering::Relaxed);
@@ -201,8 +201,8 @@ impl JournalWriter {
             before => self.begin(before)?,
         };
         if let Err(error) = current.file.write_all(&self.pending) {
-            // A part of a line would spoil the next one; where it cannot be cut
-            // off, the next segment begins.
+            // A partial line would break the next line. If the partial line cannot be cut off, the
+            // next write begins a new segment.
             if current.file.set_len(current.len).is_ok() {
                 self.current = Some(current);
             }
@@ -227,10 +227,10 @@ impl JournalWriter {
         (fits || current.len == 0) && young && !current.is_gone()
     }
 
-    /// Begins the next segment, and deletes old ones.
+    /// Begins the next segment, and deletes old segments.
     fn begin(&mut self, before: Option<Current>) -> io::Result<Current> {
         if let Some(before) = before {
-            // What the disk says of it, the next one says too.
+            // A failing disk shows again at the next segment.
             let _synced = before.file.sync_data();
         }
         self.folder.make()?;
@@ -243,7 +243,7 @@ impl JournalWriter {
         Ok(Current { file, number, len: 0, began_ms: self.pending_ms })
     }
 
-    /// Deletes the oldest segments until another one has room.
+    /// Deletes the oldest segments until a new one fits within `keep_bytes`.
     fn trim(&self) -> io::Result<()> {
         let segments = self.folder.segments()?;
         let mut total: u64 = segments.iter().map(|segment| segment.len).sum();
@@ -262,8 +262,8 @@ impl JournalWriter {
         Ok(())
     }
 
-    /// Has the disk confirm what it has. One that fails is found with the next
-    /// row.
+    /// Syncs the written lines to the disk. An error is ignored: a failing disk shows again at the
+    /// next write.
     fn sync(&mut self) {
         self.synced_ms = self.pending_ms;
         if std::mem::take(&mut self.dirty)

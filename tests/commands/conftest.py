@@ -13,10 +13,12 @@ import urllib.request
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-BIN_DIR = ROOT / "target" / "release"
-BIN = BIN_DIR / "penstock"
+#: PENSTOCK_BIN names a binary that was built elsewhere: then nothing is built here.
+BUILT = os.environ.get("PENSTOCK_BIN")
+BIN = pathlib.Path(BUILT) if BUILT else ROOT / "target" / "release" / "penstock"
+BIN_DIR = BIN.parent
 
-#: The addresses that the README and the help texts use.
+#: The addresses that the documents and the help texts use.
 PORTS = (
     "127.0.0.1:8080",
     "127.0.0.1:8081",
@@ -52,10 +54,11 @@ def is_free(address):
 
 
 def elsewhere():
-    """The README's addresses, each with a free one to use in its place; the
-    same one where it is free itself."""
+    """The documents' addresses, each with a free one to use in its place; the
+    same one where it is free itself. Beside a binary from elsewhere others may be
+    at work on this machine: then always another one."""
     spare = free_ports(len(PORTS))
-    return {port: port if is_free(port) else other for port, other in zip(PORTS, spare)}
+    return {port: port if not BUILT and is_free(port) else other for port, other in zip(PORTS, spare)}
 
 
 def moved(text, places):

@@ -5,9 +5,9 @@ import re
 import signal
 import subprocess
 
-from conftest import elsewhere, get, run, wait_until
+from conftest import BUILT, elsewhere, get, run, wait_until
 
-DEMO = "cargo run --release -- demo"
+DEMO = "penstock demo" if BUILT else "cargo run --release -- demo"
 
 
 def begin(start, flags=""):

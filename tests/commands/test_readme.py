@@ -1,15 +1,40 @@
-"""Every command of the README, run in order as a reader would, from the README's
-own file. A command that is new there is run, too; one that needs more than a
-shell has an entry in SPECIAL."""
+"""Every command of the README and of the pages under docs, run in order as a reader
+would, from the README's own file. A command that is new there is run, too; one that
+needs more than a shell has an entry in SPECIAL, and one that needs a situation (engines
+that fail, a cluster) is marked in its page, and its words are checked. Output that a page
+shows is compared. Beside the commands: every YAML block is a valid configuration, every
+JSON block is JSON, and every link and anchor leads somewhere."""
 
 import json
 import re
 import shutil
+import time
 
 import pytest
 import yaml
-from conftest import ROOT, Running, elsewhere, moved, run
-from documents import blocks, help_examples, is_long_running, readme_commands
+from conftest import BUILT, ROOT, Running, elsewhere, moved, run
+from documents import (
+    DOCS,
+    LANGUAGES,
+    all_blocks,
+    anchors,
+    configs,
+    foreign_yaml,
+    help_examples,
+    is_long_running,
+    json_blocks,
+    lacks,
+    linked_pages,
+    links,
+    main_config,
+    name_of,
+    pages,
+    shape,
+    steps,
+    subcommands,
+    text_of,
+    unknown_words,
+)
 
 READY = {
     "demo": r"^Ctrl-C drains and ends\.",
@@ -18,8 +43,24 @@ READY = {
 }
 
 
+#: What stands for cargo's commands where the binaries are built already.
+BUILT_COMMANDS = {
+    "cargo build --release": "penstock --version",
+    "cargo run --release -p penstock-loadtest -- ": "loadtest ",
+    "cargo run --release -- ": "penstock ",
+}
+
+
+def without_cargo(command):
+    if BUILT:
+        for cargo, built in BUILT_COMMANDS.items():
+            if command.startswith(cargo):
+                return built + command.removeprefix(cargo)
+    return command
+
+
 class Reader:
-    """Somebody who works through the README in one folder."""
+    """Somebody who works through the pages in one folder."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -27,8 +68,7 @@ class Reader:
         self.key = ""
         self.running = []
         self.outputs = {}
-        (config,) = blocks("yaml")
-        self.config = moved(config, self.places)
+        self.config = moved(main_config(), self.places)
 
     def write_config(self):
         """The README's file with the reader's key, on ports that are free."""
@@ -40,24 +80,31 @@ class Reader:
         (self.folder / "penstock.yaml").write_text(f"{text}\nserver: {json.dumps(server)}\n")
 
     def run(self, command):
-        at_root = command.startswith(("cargo ", "tests/", "docker "))
+        at_root = command.startswith(("cargo ", "tests/", "docker ")) or " loadtest/" in command
         folder = ROOT if at_root else self.folder
-        asked = moved(command, self.places)
+        # Reports go there; a build has made it already.
+        (ROOT / "target").mkdir(exist_ok=True)
+        asked = moved(without_cargo(command), self.places)
         if is_long_running(command):
             return self.start(asked, folder)
         done = run(asked, cwd=folder, KEY=self.key, PENSTOCK_ADMIN=self.places["127.0.0.1:8081"])
         assert done.returncode == 0, done.stderr
-        self.outputs[command] = done.stdout
-        if found := re.search(r"^  (pst_\S+)$", done.stdout, re.M):
+        self.outputs.setdefault(command, done.stdout)
+        # Of several new keys the first one is the reader's.
+        if not self.key and (found := re.search(r"^  (pst_\S+)$", done.stdout, re.M)):
             self.key = found.group(1)
         return done.stdout
 
     def start(self, command, folder):
+        again = [one for one in self.running if one.command == command and one.process.poll() is None]
+        if again:
+            return again[0].output
         name = next(name for name in READY if f" {name}" in command)
         if name == "demo":
             command += f" --listen {self.places['127.0.0.1:8080']} --admin {self.places['127.0.0.1:8081']}"
             command += f" --scale {self.places['127.0.0.1:8082']}"
         started = Running(command, cwd=folder, KEY=self.key)
+        started.command = command
         self.running.append(started)
         started.wait_for(READY[name], 600)
         if name == "demo":
@@ -77,8 +124,8 @@ def reader(tmp_path_factory):
     reader.leave()
 
 
-def run_all(_reader):
-    """This suite is a part of it: here only that it tells of its suites."""
+def test_the_runner_tells_of_its_suites():
+    """This suite is a part of `tests/run`: here only that it lists its suites."""
     done = run("tests/run no-such-suite")
     assert done.returncode == 2
     for script in (ROOT / "tests" / "suites").glob("*.sh"):
@@ -93,15 +140,15 @@ def compose(_reader):
         assert done.returncode == 0, done.stderr
 
 
-SPECIAL = {"tests/run": run_all, "docker compose -f docker/compose.yaml up --build": compose}
+SPECIAL = {"docker compose -f docker/compose.yaml up --build": compose}
 
 #: What the output of a command must have in it.
 SHOWN = {
-    "penstock check penstock.yaml": r"penstock.yaml is valid",
+    "penstock check penstock.yaml": r"penstock.yaml is valid|\"valid\": true",
     "/v1/models": r'"Qwen/Qwen3-8B"',
-    "/v1/chat/completions": r"data: \[DONE\]",
+    '"stream": true': r"data: \[DONE\]",
     "/admin/v1/reload": r'"outcome":"unchanged"',
-    "/metrics": r'penstock_requests_total\{.*outcome="success".*\} 1',
+    "/metrics$": r'penstock_requests_total\{.*outcome="success".*\} [1-9]',
     "/admin/v1/replicas": r'"replicas":\[\{',
     "/admin/v1/queues": r'"queues":',
     "/scale/v1/pools": r'"pool":"qwen"',
@@ -111,7 +158,7 @@ SHOWN = {
     "replicas list": r"^qwen/\S+ +serving +\d+/256 ",
     "tenants list": r"^research +1.0 ",
     "replicas drain": r"^qwen/\S+: drain, for 30m; before: as the file says$",
-    "replicas uncordon": r": as the file says; before: drain$",
+    "replicas uncordon": r": as the file says; before: (drain|spot_notice)$",
     "pools cordon": r"(?s)^qwen: cordon, for 5m.*this was the last.*nothing serves the model Qwen/Qwen3-8B",
     "pools uncordon": r"^qwen: as the file says; before: cordon$",
     "tenants pause": r"^research: pause, for 10m",
@@ -127,15 +174,63 @@ SHOWN = {
 }
 
 
-@pytest.mark.parametrize("command", readme_commands())
-def test_command(reader, command):
-    if special := SPECIAL.get(command):
-        return special(reader)
+#: Commands that only look: what they show may take a moment to come.
+LOOKS = r"penstock (status|explain|\w+ list)|curl -s http://127\.0\.0\.1:8081/"
+
+
+@pytest.mark.parametrize("step", [step for step in steps() if step.runs], ids=lambda step: f"{step.page} {step.command}")
+def test_command(reader, step):
+    if special := SPECIAL.get(step.command):
+        special(reader)
+        return
     reader.write_config()
-    output = reader.run(command)
-    for part, pattern in SHOWN.items():
-        if part in command:
-            assert re.search(pattern, output, re.M), output
+    wrong = what_is_wrong(reader, step)
+    # A replica that came back a moment ago starts slowly.
+    deadline = time.monotonic() + (15 if re.match(LOOKS, step.command) else 0)
+    while wrong and time.monotonic() < deadline:
+        time.sleep(0.5)
+        wrong = what_is_wrong(reader, step)
+    assert not wrong, f"{step.page}: {wrong}"
+
+
+def what_is_wrong(reader, step):
+    """Runs the command; what its output lacks, with the output."""
+    output = reader.run(step.command)
+    patterns = [pattern for part, pattern in SHOWN.items() if re.search(part, step.command)]
+    missing = [pattern for pattern in patterns if not re.search(pattern, output, re.M)]
+    missing += lacks(output, [moved(line, reader.places) for line in step.shown])
+    return f"the output lacks {missing}:\n{output}" if missing else ""
+
+
+@pytest.fixture(scope="module")
+def known():
+    return subcommands()
+
+
+@pytest.mark.parametrize("step", [step for step in steps() if not step.runs], ids=lambda step: f"{step.page} {step.command}")
+def test_command_that_is_not_run(known, step):
+    assert unknown_words(step.command, known) == []
+
+
+def test_shapes():
+    """The comparison itself: numbers and times do not matter, words do."""
+    assert shape("a  4/4   12.5 ms in 1m57s") == shape("a 0/256 3 us in 3s")
+    assert lacks("qwen/http://127.0.0.1:1 serving 0/8", ["qwen/... serving 4/4", "qwen/... ejected 4/4"]) == ["qwen/... ejected 4/4"]
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_blocks_have_a_known_language(page):
+    assert {block.language for block in all_blocks(page)} <= LANGUAGES
+
+
+@pytest.mark.parametrize(("page", "text"), json_blocks(), ids=lambda value: value if len(value) < 60 else "")
+def test_json_block_is_json(page, text):
+    json.loads(text)
+
+
+@pytest.mark.parametrize(("page", "text"), foreign_yaml(), ids=lambda value: value if len(value) < 60 else "")
+def test_foreign_yaml_is_yaml(page, text):
+    yaml.safe_load(text)
 
 
 def test_hash_is_what_new_printed(reader):
@@ -145,11 +240,26 @@ def test_hash_is_what_new_printed(reader):
 
 
 def test_readme_file_is_valid(tmp_path):
-    (config,) = blocks("yaml")
-    (tmp_path / "penstock.yaml").write_text(config)
+    (tmp_path / "penstock.yaml").write_text(main_config())
     done = run("penstock check penstock.yaml", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "penstock.yaml is valid\n")
-    assert yaml.safe_load(config)["pools"]
+    assert yaml.safe_load(main_config())["pools"]
+
+
+#: The files that the pages' TLS settings name, and what stands for them.
+TLS_FILES = {
+    "tls.crt": "server.crt", "tls.key": "server.key", "clients.crt": "ca.crt",
+    "scale.crt": "server.crt", "scale.key": "server.key", "keda-ca.crt": "ca.crt",
+}
+
+
+@pytest.mark.parametrize(("place", "config"), configs(), ids=lambda value: value if len(value) < 60 else "")
+def test_yaml_block_is_valid(place, config, tmp_path):
+    for name, fixture in TLS_FILES.items():
+        shutil.copy(ROOT / "tests" / "fixtures" / "tls" / fixture, tmp_path / name)
+    (tmp_path / "penstock.yaml").write_text(config)
+    done = run("penstock check penstock.yaml", cwd=tmp_path, VLLM_API_KEY="secret")
+    assert done.returncode == 0, f"{place}: {done.stdout}"
 
 
 def asks_a_gateway(command):
@@ -176,19 +286,45 @@ def remember(listen, key):
     assert "deadline_unmeetable" in done.stdout, done.stdout
 
 
-def test_links_lead_somewhere():
-    text = (ROOT / "README.md").read_text()
-    missing = [link for link in re.findall(r"\]\(([^)#:]+)\)", text) if not (ROOT / link).exists()]
-    assert missing == []
+@pytest.mark.parametrize("page", linked_pages(), ids=name_of)
+def test_links_lead_somewhere(page):
+    broken = []
+    for path, anchor in links(page):
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(f"{path}#{anchor}" if anchor else path)
+    assert broken == []
+
+
+def test_the_summary_lists_every_page():
+    assert sorted(DOCS.rglob("*.md")) == sorted([*pages()[1:], DOCS / "SUMMARY.md"])
+
+
+def test_pages_keep_their_bounds():
+    lines = {name: len((ROOT / name).read_text().splitlines()) for name in ("README.md", "CONTRIBUTING.md")}
+    assert lines["README.md"] <= 250 and lines["CONTRIBUTING.md"] <= 150, lines
+    glossary = (DOCS / "concepts.md").read_text().partition("## Glossary")[2]
+    assert 10 < len(re.findall(r"^\| [^-]", glossary, re.M)) - 1 <= 40
+
+
+@pytest.mark.parametrize("page", [page for page in linked_pages() if page.name != "ARCHITECTURE.md"], ids=name_of)
+def test_paths_and_metrics_exist(page):
+    """What a page names in the source tree is there, and so is every metric."""
+    text = text_of(page)
+    roots = r"(?:src|tests|loadtest|config|docker|docs|proto)"
+    paths = set(re.findall(rf"`({roots}/[\w./-]*)`", text))
+    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+    catalogue = (ROOT / "src/telemetry/metrics/catalogue.rs").read_text()
+    metrics = set(re.findall(r"`(penstock_[a-z_]*[a-z])`", text))
+    assert [metric for metric in sorted(metrics) if f'"{metric}"' not in catalogue] == []
 
 
 @pytest.mark.parametrize("command", help_examples())
 def test_help_example(command, tmp_path, start):
     """The examples of the help texts run as they are printed."""
     places = elsewhere()
-    (config,) = blocks("yaml")
     server = {"listen": places["127.0.0.1:8080"], "admin": places["127.0.0.1:8081"]}
-    file = f"{moved(config, places)}\nserver: {json.dumps(server)}\n"
+    file = f"{moved(main_config(), places)}\nserver: {json.dumps(server)}\n"
     (tmp_path / "penstock.yaml").write_text(file)
     asked = moved(command, places).replace("/etc/", f"{tmp_path}/etc/")
     asked = asked.replace("/models/llama", str(ROOT / "tests/fixtures/tokenizers/byte-level"))

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Every command of the README and of the help texts, every configuration file,
-# the demo and the container files.
+# Every command of the documents and of the help texts, every configuration file,
+# the reference, the demo and the container files.
 set -uo pipefail
 die() { echo "commands: $1" >&2; echo "counts: 0 passed, 1 failed, 0 skipped"; exit 1; }
 

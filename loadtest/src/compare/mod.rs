@@ -170,7 +170,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use penstock::config::load::check_file;
-    use penstock::config::problem::Severity;
+    use penstock::config::report::problem::Severity;
 
     use super::*;
     use crate::replay::Plan;

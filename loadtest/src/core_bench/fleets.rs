@@ -47,7 +47,7 @@ pub(super) fn policy(args: &CoreBenchArgs) -> Policy {
         let row = Pool {
             replicas: members.map(ReplicaId::new).collect(),
             models: models.map(|(model, _)| ModelId::from(model)).collect(),
-            supply: if mixed { supply(pool) } else { PoolTraits::default() },
+            traits: if mixed { supply(pool) } else { PoolTraits::default() },
             ..Pool::default()
         };
         policy.pools.insert(&format!("pool-{pool}"), row);
@@ -112,7 +112,7 @@ fn rules_of_tenant(tenant: u32) -> PlacementRules {
             spill: Some((0..8).map(|pool| PoolId::new(pool * 5)).collect()),
             ..PlacementRules::default()
         },
-        4 => PlacementRules { otherwise: Some(LatePolicy::Wait), ..PlacementRules::default() },
+        4 => PlacementRules { late_policy: Some(LatePolicy::Wait), ..PlacementRules::default() },
         _ => PlacementRules::default(),
     }
 }

@@ -2,12 +2,14 @@
 //! by their public id. Engine keys and URL credentials do not appear at all.
 
 mod names;
+mod rules;
+mod values;
 
 use std::time::Duration;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use crate::admin::report::BoundsRow;
+use crate::admin::report::bounds::BoundsRow;
 use crate::config::settings::identity::{Auth, Grant, ListenerTls, Listeners, OperatorRole};
 use crate::config::settings::usage::UsageDatabase;
 use crate::config::settings::{
@@ -15,11 +17,13 @@ use crate::config::settings::{
 };
 use crate::core::model::ids::{PoolId, TenantId};
 use crate::core::model::policy::{Class, Policy, Tenant};
-use crate::core::placement::rules::{Capacity, LatePolicy, PlacementRules, PoolTraits, Price};
+use crate::core::placement::rules::{PoolTraits, Price};
 use crate::core::replica::health::sleep::SleepPolicy;
 use crate::telemetry::wall::unix_seconds;
 
-pub(super) use self::names::amount;
+use self::rules::rules_view;
+use self::values::by_name;
+pub(super) use crate::admin::config_view::values::amount;
 
 /// Body of `GET /admin/v1/config`. Times are in seconds.
 pub(super) fn effective(settings: &Settings) -> Value {
@@ -88,7 +92,7 @@ fn session_view(key: &SessionKey, policy: &Policy) -> Value {
         "header": key.header,
         "body": fields.collect::<Vec<_>>(),
         "max_delay": rule.map(|rule| secs(rule.max_delay)),
-        "max_sessions": rule.map(|rule| rule.bound),
+        "max_sessions": rule.map(|rule| rule.max_sessions),
     })
 }
 
@@ -244,7 +248,7 @@ fn pool_view(id: PoolId, edge: &EdgeSettings, policy: &Policy) -> Value {
         "cold_start": policy.pools.get(id).and_then(|pool| pool.cold_start).map(secs),
         "scales_to_zero": policy.pools.get(id).is_some_and(|pool| pool.scales_to_zero),
         "sleep": policy.pools.get(id).and_then(|pool| pool.sleep).map(sleep_view),
-        "supply": policy.pools.get(id).map(|pool| supply_view(&pool.supply)),
+        "supply": policy.pools.get(id).map(|pool| supply_view(&pool.traits)),
         "site": pool_edge.map(|pool| site_view(&pool.site)),
         "discover": pool_edge.and_then(|pool| pool.discover.as_ref()).map(|found| found.source.name()),
         "replicas": replicas,
@@ -278,21 +282,6 @@ fn site_view(site: &PoolSite) -> Value {
     })
 }
 
-fn rules_view(rules: &PlacementRules, policy: &Policy) -> Value {
-    let names = |pools: &mut dyn Iterator<Item = &PoolId>| -> Vec<&str> {
-        pools.map(|pool| policy.pools.name(*pool)).collect()
-    };
-    json!({
-        "isolation": rules.isolation.as_ref().map(|kinds| kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>()),
-        "capacity": rules.capacity.as_ref().map(|kinds| kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>()),
-        "pools": rules.pools.as_ref().map(|pools| names(&mut pools.iter())),
-        "max_price": rules.max_price.map(Price::units),
-        "spill": rules.spill.as_ref().map(|pools| names(&mut pools.iter())),
-        "prefer": rules.prefer.map(Capacity::name),
-        "otherwise": rules.otherwise.map(LatePolicy::name),
-    })
-}
-
 /// The engine's own names of the pool's models.
 fn engine_models(pool: &PoolSettings, policy: &Policy) -> Value {
     by_name(pool.model_names.iter().map(|(id, name)| (policy.models.name(*id), json!(name))))
@@ -300,10 +289,6 @@ fn engine_models(pool: &PoolSettings, policy: &Policy) -> Value {
 
 fn adapters<'a>(pool: &PoolSettings, policy: &'a Policy) -> Vec<&'a str> {
     pool.adapters.iter().map(|id| policy.models.name(*id)).collect()
-}
-
-fn by_name<'a>(rows: impl Iterator<Item = (&'a str, Value)>) -> Value {
-    Value::Object(rows.map(|(name, row)| (name.to_owned(), row)).collect::<Map<_, _>>())
 }
 
 fn secs(duration: Duration) -> f64 {

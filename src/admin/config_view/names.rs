@@ -4,16 +4,15 @@ use serde_json::{Value, json};
 
 use crate::config::settings::names::Split;
 use crate::config::settings::{EdgeSettings, ModelSettings};
-use crate::core::limits::rule::{LimitId, LimitRule, LimitScope, LimitUnit};
+use crate::core::limits::rule::{LimitId, LimitRule, LimitScope};
 use crate::core::model::ids::{ModelId, TenantId};
 use crate::core::model::policy::{Model, Policy, Tenant};
 use crate::engines::Ability;
 use crate::tokens::CountSource;
 
-use super::{by_name, rules_view};
-
-/// Microseconds in a second; millionths in one unit of a currency.
-const MILLION: f64 = 1e6;
+use crate::admin::config_view::rules::rules_view;
+pub(in crate::admin) use crate::admin::config_view::values::amount;
+use crate::admin::config_view::values::by_name;
 
 /// Models with their aliases, fallbacks and shadows.
 pub(super) fn models(edge: &EdgeSettings, policy: &Policy) -> Value {
@@ -108,16 +107,6 @@ fn limit(rule: &LimitRule, policy: &Policy) -> Value {
         "amount": amount(unit, rule.amount),
         "shadow": shadow,
     })
-}
-
-/// Amount in the unit of the configuration file: GPU time in seconds, money in the currency.
-pub(in crate::admin) fn amount(unit: LimitUnit, amount: u64) -> Value {
-    match unit {
-        LimitUnit::GpuTime | LimitUnit::Money => json!(amount as f64 / MILLION),
-        LimitUnit::Requests | LimitUnit::InputTokens | LimitUnit::OutputTokens | LimitUnit::Tokens => {
-            json!(amount)
-        }
-    }
 }
 
 fn listed<'a>(models: &[ModelId], policy: &'a Policy) -> Vec<&'a str> {

@@ -62,7 +62,7 @@ mod tests {
         let row = |model| UnattainableObjective {
             class: ClassId::new(0),
             model: ModelId::new(model),
-            objective: ObjectiveKind::Gap,
+            objective: ObjectiveKind::Itl,
             target: Duration::from_millis(5),
             pool: PoolId::new(0),
             best: Duration::from_millis(9),

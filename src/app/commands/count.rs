@@ -31,7 +31,7 @@ pub(in crate::app) fn run(
         let form = if line.contains("\"messages\"") { PromptForm::Chat } else { PromptForm::Text };
         let never = AtomicBool::new(false);
         print(&match counter.count(form, line.as_bytes(), &MediaCosts::default(), now, &never) {
-            Ok(counted) => format!("{}\n", counted.all),
+            Ok(counted) => format!("{}\n", counted.total),
             Err(CountError::Unsure(why)) => format!("unsure: {}\n", why.replace('\n', " ")),
             Err(CountError::Stopped) => "unsure\n".to_owned(),
         })?;

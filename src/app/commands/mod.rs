@@ -22,8 +22,8 @@ use crate::cli::{
     CheckArgs, Cli, Command, DemoArgs, DialectArg, KedaArgs, KeysCommand, OutputFormat, ServeArgs,
     SimEngineArgs,
 };
-use crate::config::measured::check_file_against;
-use crate::config::problem::Severity;
+use crate::config::report::measured::check_file_against;
+use crate::config::report::problem::Severity;
 use crate::config::report::{ConfigReport, UNREADABLE};
 use crate::config::secret::{MachineSecrets, SecretSource as _};
 use crate::config::{keys, load, schema};

@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 
 use crate::cli::SimulateArgs;
 use crate::config::load;
-use crate::config::named::NamedEntries;
 use crate::config::report::ConfigReport;
+use crate::config::syntax::named::NamedEntries;
 use crate::sim::scenario::design::DESIGNS;
 use crate::sim::scenario::figures::{Figures, column_index};
 use crate::sim::scenario::file::{PatternName, Scenario, ScenarioFleet, Shape, StreamRow};

@@ -311,7 +311,7 @@ fn prepare_identity(proxy: &Proxy, settings: &Settings) -> Result<(), StartError
     if let Some(file) = settings.startup.audit.clone() {
         telemetry.audit_to(file).map_err(StartError::Audit)?;
     }
-    proxy.authenticator.follow(&settings.edge.auth, telemetry);
+    proxy.authenticator.set_providers(&settings.edge.auth, telemetry);
     certificates_loaded(&Listeners::default(), &settings.listeners, telemetry);
     Ok(())
 }

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use tokio::task::spawn_blocking;
 
 use crate::app::gateway::certificates::certificates_loaded;
-use crate::config::merge::FoundEndpoints;
+use crate::config::load::merge::FoundEndpoints;
 use crate::config::settings::Settings;
 use crate::config::settings::identity::Listeners;
 use crate::config::watch::{ReloadOutcome, ReloadReport, ReloadRequests, Reloader};
@@ -69,8 +69,8 @@ impl SettingsFollowers {
     fn apply_settings(&self) -> Arc<Settings> {
         let _telling = self.order.lock();
         let settings = self.proxy.settings.load_full();
-        self.proxy.dispatcher.follow(&settings.policy);
-        self.proxy.authenticator.follow(&settings.edge.auth, &self.proxy.telemetry);
+        self.proxy.dispatcher.apply_policy(&settings.policy);
+        self.proxy.authenticator.set_providers(&settings.edge.auth, &self.proxy.telemetry);
         self.proxy.upstreams.retain(&settings.edge);
         self.proxy.itl_samplers.retain(&settings.edge);
         self.fleet.apply_settings();

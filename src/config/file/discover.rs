@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::de::{Deserializer, Error, Visitor};
 use serde::{Deserialize, Serialize};
 
-use crate::config::units::Span;
+use crate::config::syntax::units::Span;
 
 /// Where more replicas come from: exactly one of the sources. While a source
 /// cannot be asked its last answer holds.

@@ -6,8 +6,8 @@ use std::borrow::Cow;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::config::named::NamedEntries;
-use crate::config::units::{ByteSize, Span};
+use crate::config::syntax::named::NamedEntries;
+use crate::config::syntax::units::{ByteSize, Span};
 
 /// TLS of a listener. Files are read again when they change; connections that
 /// are open stay, and broken files leave the last good ones in force.

@@ -4,7 +4,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::config::units::{ByteSize, Span};
+use crate::config::syntax::units::{ByteSize, Span};
 
 /// Limits of one request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -95,7 +95,7 @@ pub struct QueueSection {
     pub requests: u64,
     /// Bytes of waiting bodies.
     pub bytes: ByteSize,
-    /// Tokens (prompt and asked output) of waiting requests.
+    /// Tokens (prompt and requested output) of waiting requests.
     #[schemars(range(min = 1))]
     pub tokens: u64,
 }
@@ -121,7 +121,7 @@ pub struct RetrySection {
     /// nor are refused connections and engines that are busy or shut down.
     #[schemars(range(min = 0.0, max = 20.0))]
     pub budget: f64,
-    /// How many may be repeated in ten seconds however few requests there are.
+    /// Retries allowed in ten seconds, however few requests there are.
     pub budget_floor: u32,
     /// Whether a stream that breaks after its first token goes on at another
     /// replica, where the request and the engine (vLLM, SGLang) allow it.
@@ -140,7 +140,7 @@ impl Default for RetrySection {
     }
 }
 
-/// How a replica comes, goes, and comes back.
+/// Health policy: how a replica is ejected, probed, readmitted and drained.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct HealthSection {
@@ -148,8 +148,7 @@ pub struct HealthSection {
     pub probe_min: Span,
     /// Longest time between two probes.
     pub probe_max: Span,
-    /// Time over which the limit of a new or re-admitted replica grows to its
-    /// full size.
+    /// Time over which the limit of a new or readmitted replica grows to its full size.
     pub slow_start: Span,
     /// How long a replica that said "busy" without a time gets no new work; twice
     /// as long each time that it says so again, up to 4 s.

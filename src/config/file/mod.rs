@@ -29,7 +29,7 @@ use crate::config::file::scale::ScaleSection;
 use crate::config::file::server::{ServerSection, TelemetrySection};
 use crate::config::file::tenants::{AuthSection, ClassSection, TenantSection, builtin_classes};
 use crate::config::file::usage::UsageSection;
-use crate::config::named::NamedEntries;
+use crate::config::syntax::named::NamedEntries;
 
 /// Configuration of Penstock.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]

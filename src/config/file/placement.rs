@@ -67,9 +67,9 @@ pub enum IsolationName {
     Dedicated,
     /// A slice with compute and memory of its own (NVIDIA MIG).
     Mig,
-    /// Shared with others that run at the same time (NVIDIA MPS).
+    /// The accelerator is shared with others that run at the same time (NVIDIA MPS).
     Mps,
-    /// Shared with others by turns.
+    /// The accelerator is shared with others by turns.
     TimeSliced,
 }
 
@@ -77,7 +77,7 @@ pub enum IsolationName {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum CapacityName {
-    /// It stays as long as it is paid for.
+    /// The machine stays as long as it is paid for.
     #[default]
     OnDemand,
     /// It may be taken back at short notice.

@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use crate::config::file::discover::DiscoverSection;
 use crate::config::file::placement::CapacityName;
 use crate::config::file::sleep::SleepSection;
-use crate::config::named::NamedEntries;
-use crate::config::units::Span;
+use crate::config::syntax::named::NamedEntries;
+use crate::config::syntax::units::Span;
 use crate::engines::EngineKind;
 
 /// A public model.
@@ -44,7 +44,7 @@ pub struct ModelSection {
     /// absent = vLLM is asked, and for other engines they are estimated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokenizer: Option<String>,
-    /// What images and sounds are counted as.
+    /// The tokens that images and sounds are counted as.
     pub media_tokens: MediaTokensSection,
     /// What becomes of requests that do not fit the context window.
     pub context: ContextSection,

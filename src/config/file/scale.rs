@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::file::identity::TlsSection;
 use crate::config::file::server::ListenAddress;
-use crate::config::units::Span;
+use crate::config::syntax::units::Span;
 
 /// KEDA's external scaler (gRPC): tells how many replicas each pool needs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]

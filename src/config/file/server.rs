@@ -9,7 +9,7 @@ use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 
 use crate::config::file::identity::TlsSection;
-use crate::config::units::{ByteSize, Span};
+use crate::config::syntax::units::{ByteSize, Span};
 
 /// Listeners and their limits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::config::units::Span;
+use crate::config::syntax::units::Span;
 
 /// Puts idle replicas to sleep, which gives the memory of their accelerators
 /// to others, and wakes them when requests need them. For vLLM with
@@ -16,7 +16,7 @@ pub struct SleepSection {
     pub after_idle: Span,
     /// Replicas of the pool that stay awake in any case.
     pub keep_awake: u32,
-    /// How long a wake may take until it counts as failed.
+    /// Time after which a wake counts as failed.
     pub wake_timeout: Span,
 }
 

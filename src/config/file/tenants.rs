@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use crate::config::file::budgets::LimitsSection;
 use crate::config::file::identity::{ClientCertSection, FailuresSection, Moment, OidcSection};
 use crate::config::file::placement::{CapacityName, IsolationName, LatePolicyName, PlacementSection};
-use crate::config::named::NamedEntries;
-use crate::config::units::{ByteSize, Span};
+use crate::config::syntax::named::NamedEntries;
+use crate::config::syntax::units::{ByteSize, Span};
 
 /// Who may come in.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -127,7 +127,7 @@ pub struct TenantSection {
     /// The classes the tenant may use; absent = all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub classes: Option<Vec<String>>,
-    /// The models the tenant may use; absent = all.
+    /// The models that the tenant may use; absent = all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub models: Option<Vec<String>>,
     /// Names of its own, each with the model that it stands for. They go
@@ -192,7 +192,7 @@ pub struct TenantQueueSection {
     /// Bytes of waiting bodies.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<ByteSize>,
-    /// Tokens (prompt and asked output) of waiting requests.
+    /// Tokens (prompt and requested output) of waiting requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub tokens: Option<u64>,
@@ -207,7 +207,7 @@ pub struct TenantQuotaSection {
     /// guarantees together are at most 1.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub guarantee: f64,
-    /// What it may hold beyond its guarantee, of what others do not use.
+    /// Part that the tenant may hold beyond its guarantee, of what others do not use.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub borrow: f64,
     /// How much of its idle guarantee others may use.

@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::config::file::pools::SecretRef;
-use crate::config::units::{ByteSize, Span};
+use crate::config::syntax::units::{ByteSize, Span};
 
 /// What requests used and cost: one JSON line each in a journal, and a database
 /// that is fed from it. `penstock usage` makes the bill of either. No prompts, no

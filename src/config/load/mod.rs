@@ -5,14 +5,15 @@ use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 
-use crate::config::decode::{Decoded, decode};
 use crate::config::file::ConfigFile;
-use crate::config::problem::ConfigProblem;
+pub(super) use crate::config::load::folder::folder;
 use crate::config::report::ConfigReport;
+use crate::config::report::problem::ConfigProblem;
 use crate::config::secret::{MachineSecrets, SecretReader, SecretSource, read_bounded};
 use crate::config::settings::Settings;
+use crate::config::syntax::decode::{Decoded, decode};
+use crate::config::syntax::yaml;
 use crate::config::validate::{Findings, validate};
-use crate::config::yaml;
 
 /// Bytes of the largest file: room for some ten thousand tenants.
 const MAX_FILE_BYTES: u64 = 16 << 20;
@@ -150,16 +151,13 @@ pub fn read_as<T: DeserializeOwned>(text: &str, name: &str) -> Result<T, ConfigR
     value.filter(|_| problems.is_empty()).ok_or_else(|| failed(problems))
 }
 
-/// The folder that a file is in.
-pub(super) fn folder(path: &Path) -> &Path {
-    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
 /// Loads a file only to report on it: what `penstock check` does.
 #[must_use]
 pub fn check_file(path: &Path) -> ConfigReport {
     load_file(path, None).report
 }
 
+pub(super) mod folder;
+pub mod merge;
 #[cfg(test)]
 mod tests;

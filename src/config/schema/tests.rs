@@ -10,11 +10,11 @@ use serde_json::Value;
 
 use crate::config::file::ConfigFile;
 use crate::config::load::load_str_with;
-use crate::config::named::NamedEntries;
 use crate::config::schema::{HOT_FIELDS, RESTART, RESTART_SECTIONS, RESTART_SENTENCE, schema};
 use crate::config::secret::SecretSource;
-use crate::config::tree::{TreeNode, TreeValue as Yaml};
-use crate::config::yaml;
+use crate::config::syntax::named::NamedEntries;
+use crate::config::syntax::tree::{TreeNode, TreeValue as Yaml};
+use crate::config::syntax::yaml;
 use crate::tokens::counter::{ModelFileError, TokenCounter};
 
 fn config_folder() -> PathBuf {

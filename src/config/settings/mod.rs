@@ -48,7 +48,7 @@ pub struct Settings {
 /// What takes effect only at a start.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Startup {
-    /// Where clients connect.
+    /// Address for clients.
     pub listen: SocketAddr,
     /// Where operators and Prometheus connect.
     pub admin: SocketAddr,
@@ -58,7 +58,7 @@ pub struct Startup {
     pub drain_grace: Duration,
     /// Where the audit log goes beside the log; absent = nowhere.
     pub audit: Option<AuditFile>,
-    /// Where it is written down what requests used; absent = nowhere.
+    /// Usage journal. `None` = usage is not recorded.
     pub usage: Option<UsageSettings>,
     /// Logs and traces.
     pub telemetry: TelemetrySettings,
@@ -154,7 +154,7 @@ pub struct SessionKey {
 pub struct ModelSettings {
     /// Its own tokenizer.
     pub counter: Option<Arc<TokenCounter>>,
-    /// What images and sounds are counted as.
+    /// The tokens that images and sounds are counted as.
     pub media: MediaCosts,
     /// Whether a request is refused whose prompt and asked output together are
     /// too long; else the output gets what is left.
@@ -200,7 +200,6 @@ pub struct PoolSite {
 /// A replica as the edges see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReplicaSettings {
-    /// Its pool.
     pub pool: PoolId,
     /// `http://host:port` or `https://host:port`, perhaps with a path prefix;
     /// no trailing slash.

@@ -43,7 +43,6 @@ pub struct TenantNames {
 /// What a name stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NamedModel<'a> {
-    /// A model.
     Model(ModelId),
     /// Models that share the requests.
     Split(&'a Split),

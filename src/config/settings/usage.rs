@@ -33,7 +33,7 @@ pub enum UsageDatabase {
 }
 
 impl UsageDatabase {
-    /// A short stable name for logs and metric labels.
+    /// Short stable name for logs and metric labels.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {

@@ -1,8 +1,8 @@
 //! The list of what was found.
 
-use crate::config::field::FieldPath;
-use crate::config::problem::{ConfigProblem, Severity};
-use crate::config::tree::TreeNode;
+use crate::config::report::problem::{ConfigProblem, Severity};
+use crate::config::syntax::field::FieldPath;
+use crate::config::syntax::tree::TreeNode;
 
 /// What was found so far.
 #[derive(Debug)]

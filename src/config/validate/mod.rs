@@ -4,28 +4,13 @@
 //! wrong; where something is wrong it goes on with a harmless value, so that
 //! one run finds everything. The result counts only if no error was found.
 
-mod budgets;
-mod classes;
-mod counting;
-mod credentials;
-mod discover;
-mod fallbacks;
 mod findings;
-mod journal;
-mod limits;
 mod models;
 mod names;
-mod oidc;
-mod peers;
-mod placement;
 mod pools;
-mod routing;
 mod scale;
-mod shadows;
-mod sleep;
-mod startup;
+mod server;
 mod tenants;
-mod tls;
 mod url;
 mod usage;
 
@@ -37,7 +22,7 @@ use crate::config::secret::SecretReader;
 use crate::config::settings::identity::Listeners;
 use crate::config::settings::names::ModelNames;
 use crate::config::settings::{EdgeSettings, Settings};
-use crate::config::validate::credentials::CredentialSet;
+use crate::config::validate::tenants::credentials::CredentialSet;
 use crate::core::model::id_table::IdTable;
 use crate::core::model::ids::ClassId;
 use crate::core::model::policy::{Class, Policy};
@@ -54,14 +39,15 @@ pub(super) fn validate(
     secrets: &mut SecretReader<'_>,
     findings: &mut Findings<'_>,
 ) -> Settings {
-    limits::version(file.version, findings);
-    let startup = startup::validate(file, secrets, findings);
+    server::limits::version(file.version, findings);
+    let startup = server::validate(file, secrets, findings);
     let scale = scale::validate(file, secrets, findings);
     let mut ring = CredentialSet::default();
     let listeners = listeners(file, &mut ring, secrets, findings);
-    let mut classes = classes::validate(&file.classes, previous.map(|old| &old.policy.classes), findings);
+    let mut classes =
+        tenants::classes::validate(&file.classes, previous.map(|old| &old.policy.classes), findings);
     let served = pools::validate(file, previous, secrets, findings);
-    placement::classes(file, &served.pools, &mut classes, findings);
+    pools::placement::classes(file, &served.pools, &mut classes, findings);
     let models = models::validate(file, &served, previous, findings);
     let entry = tenants::TenantContext {
         file,
@@ -71,18 +57,18 @@ pub(super) fn validate(
         models: &models,
         pools: &served.pools,
     };
-    let counting = counting::validate(file, &models, previous, secrets, findings);
+    let counting = models::counting::validate(file, &models, previous, secrets, findings);
     let mut admitted = tenants::validate(&entry, ring, secrets, findings);
-    let (session, sessions) = routing::validate(&file.routing, findings);
-    let shadows = shadows::validate(file, &models, &mut classes, &mut admitted.tenants, findings);
+    let (session, sessions) = models::routing::validate(&file.routing, findings);
+    let shadows = models::shadows::validate(file, &models, &mut classes, &mut admitted.tenants, findings);
     let edge = EdgeSettings {
         auth: admitted.auth,
         names: ModelNames { tenants: admitted.names, ..models.names },
         models: counting,
         pools: served.edges,
         replicas: served.replica_edges,
-        requests: limits::requests(&file.requests, &file.queue, findings),
-        upstream: limits::upstream(&file.upstream, findings),
+        requests: server::limits::requests(&file.requests, &file.queue, findings),
+        upstream: server::limits::upstream(&file.upstream, findings),
         continue_streams: file.retry.continue_streams,
         session,
         early_heads: classes_with_early_head(file, &classes),
@@ -99,9 +85,9 @@ pub(super) fn validate(
         replicas: served.replicas,
         draining: BTreeSet::new(),
         spot_notices: BTreeSet::new(),
-        bounds: limits::queue(&file.queue, findings),
-        retry: limits::retry(&file.retry, findings),
-        health: limits::health(&file.health, findings),
+        bounds: server::limits::queue(&file.queue, findings),
+        retry: server::limits::retry(&file.retry, findings),
+        health: server::limits::health(&file.health, findings),
         sessions,
     };
     usage::validate(file, &policy, findings);
@@ -116,9 +102,27 @@ fn listeners(
 ) -> Listeners {
     let has_ca = file.admin.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
     Listeners {
-        clients: tls::validate(file.server.tls.as_ref(), tls::CLIENTS, "server", secrets, findings),
-        admin: tls::validate(file.admin.tls.as_ref(), tls::OPERATORS, "admin", secrets, findings),
-        scale: tls::validate(file.scale.tls.as_ref(), tls::SCALER, "scale", secrets, findings),
+        clients: server::tls::validate(
+            file.server.tls.as_ref(),
+            server::tls::CLIENTS,
+            "server",
+            secrets,
+            findings,
+        ),
+        admin: server::tls::validate(
+            file.admin.tls.as_ref(),
+            server::tls::OPERATORS,
+            "admin",
+            secrets,
+            findings,
+        ),
+        scale: server::tls::validate(
+            file.scale.tls.as_ref(),
+            server::tls::SCALER,
+            "scale",
+            secrets,
+            findings,
+        ),
         operators: Arc::new(ring.operators(&file.admin.auth, has_ca, findings)),
     }
 }

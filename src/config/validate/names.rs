@@ -1,7 +1,7 @@
 //! Names and references to them.
 
-use crate::config::field::FieldPath;
-use crate::config::problem::nearest;
+use crate::config::report::problem::nearest;
+use crate::config::syntax::field::FieldPath;
 use crate::config::validate::findings::Findings;
 
 /// Letters of the longest tenant, class or pool name: they become metric

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-use crate::config::load::folder;
+use crate::config::load::folder::folder;
 
 /// Links from one file to the next that are followed.
 const MAX_LINKS: usize = 16;

@@ -18,12 +18,12 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 
-use crate::config::diff::{ConfigChange, diff, diff_files};
 use crate::config::file::ConfigFile;
+use crate::config::load::merge::{FoundEndpoints, merge, same_replicas};
 use crate::config::load::{InputFiles, LoadOutcome, Loaded, load_file_with};
-use crate::config::merge::{FoundEndpoints, merge, same_replicas};
-use crate::config::problem::ConfigProblem;
 use crate::config::report::ConfigReport;
+use crate::config::report::diff::{ConfigChange, diff, diff_files};
+use crate::config::report::problem::ConfigProblem;
 use crate::config::secret::{MachineSecrets, SecretSource};
 use crate::config::settings::Settings;
 use crate::config::watch::eyes::FolderWatch;

@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::config::discover::ReplicaSource;
-use crate::config::merge::FoundEndpoints;
+use crate::config::load::merge::FoundEndpoints;
 use crate::config::watch::{POLL, ReloadHandle, ReloadOutcome, ReloadReport, Reloader, channel};
 
 const PATIENCE: Duration = Duration::from_secs(10);

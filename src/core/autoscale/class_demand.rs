@@ -1,100 +1,99 @@
 //! Class demand: the replicas that the classes of one pool set need, as one number.
 //!
-//! With λ for the work that arrives each second, μ for what a replica does in
-//! one, S for how long a start takes, and for each class its tolerance D, what
-//! waits W, and for how long the oldest has waited, A:
+//! λ is the work that arrives each second. μ is the work that one replica does each second. S
+//! is the time that a start takes. Each class has a tolerance D, waiting work W, and the age A
+//! of its oldest waiting job.
 //!
-//! * *sustained*: λ as it goes on and β deviations of it, within bounds;
-//! * *noise*: what waits will have gone within D as it is: nothing more;
-//! * *burst*: else, where D > S: what was sustained and served, or what is
-//!   sustained while as much still comes, and W/max(D − S, A). What is older than
-//!   D − S will be refused before a replica comes. It never counts by the rate at
-//!   which it came: a burst that is short against S has passed when replicas come,
-//!   and leaves what waits;
-//! * *hopeless*: where D ≤ S no start can save what waits: only what is sustained
-//!   counts, and bursts that come again raise the floor ([`crate::core::autoscale::desired`]);
-//! * *patient*: classes with D far above S need W/((D − A)/2 − S), and whatever
-//!   the others leave free. They start a pool that is cold only when half of D is
-//!   over but for S.
+//! * *sustained*: λ as it goes on, plus β standard deviations, within bounds;
+//! * *noise*: the present capacity serves the waiting work within D, and nothing is added;
+//! * *burst*: the present capacity does not, and D > S. The need is W/max(D − S, A) plus the
+//!   sustained work that was served, or plus all of the sustained work while as much still
+//!   arrives. Jobs older than D − S will be refused before a replica comes. A burst never
+//!   counts by its arrival rate: a burst that is short against S is over when replicas come,
+//!   and leaves only its waiting work;
+//! * *hopeless*: D ≤ S, so no start can save the waiting jobs. Only the sustained work counts,
+//!   and repeated bursts raise the floor ([`crate::core::autoscale::desired`]);
+//! * *patient*: classes with D far above S need W/((D − A)/2 − S), and use whatever the other
+//!   classes leave free. Patient work starts a cold pool only when its age reaches D/2 − S.
 
 use std::time::Duration;
 
 use super::{ScaleReason, window};
 
-/// The use of a replica that is aimed at where demand is even.
+/// Target utilization of a replica where demand is even.
 const TARGET: f64 = 0.9;
-/// The least, however much noise there is.
+/// Lowest target utilization, however noisy the demand is.
 const LEAST_TARGET: f64 = 0.75;
-/// Deviations of what is under way at once that there is headroom for: the β of
-/// square-root staffing (Halfin and Whitt 1981), n = a + β√a for independent jobs
-/// of a replica each. At 1 about one in five would wait.
+/// Standard deviations of concurrent work that are kept as headroom: the β of square-root staffing
+/// (Halfin and Whitt 1981), n = a + β√a for independent jobs of one replica each. At β = 1, about
+/// one job in five would wait.
 const HEADROOM: f64 = 1.0;
-/// The same with work that may wait.
+/// Target utilization of a replica when patient work is included.
 const PATIENT_TARGET: f64 = 0.95;
-/// How much longer than a start work must be able to wait to count as patient.
+/// Work is patient when its tolerance exceeds a start by at least this time.
 pub const PATIENCE: Duration = Duration::from_secs(600);
-/// Time over which a backlog is drained at least, in seconds.
+/// Shortest time over which a burst's backlog is drained, in seconds.
 const MIN_DRAIN: f64 = 30.0;
-/// The same of patient work.
+/// Shortest time over which a patient backlog is drained, in seconds.
 const MIN_PATIENT_DRAIN: f64 = 60.0;
-/// How much more than what is sustained a hopeless burst is.
-const HIGH: f64 = 2.0;
-/// Waits of more than this part of the tolerance show that there is too little.
-const STRAIN: u32 = 10;
+/// A hopeless burst counts when fast demand is more than this many times sustained demand.
+const HOPELESS_RATIO: f64 = 2.0;
+/// Capacity is strained when a job has waited for this fraction, 1 / 10, of its tolerance.
+const STRAIN_DIVISOR: u32 = 10;
 
-/// What one class asks for in one pool set.
+/// Demand of one class in one pool set.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct ClassDemand {
-    /// How long its jobs can wait.
+    /// Tolerance: how long its jobs can wait.
     pub tolerance: Duration,
-    /// Work per second as it goes on.
-    pub slow: f64,
-    /// The standard deviation of what is under way of it at once.
+    /// Sustained work per second.
+    pub sustained: f64,
+    /// Standard deviation of the class's concurrent work.
     pub deviation: f64,
-    /// What comes to that by the time that a replica has started.
+    /// Expected rise of the work per second until a replica has started.
     pub rise: f64,
     /// Work per second over the fast window.
     pub fast: f64,
-    /// Work that waits.
+    /// Waiting work.
     pub backlog: f64,
-    /// How long the oldest has waited.
+    /// Age of the oldest waiting job.
     pub oldest: Duration,
-    /// Jobs wait past their objective, patient ones for half of the time that they
-    /// have, or were refused of late since too much waited.
+    /// True when jobs were refused lately because too much work waited, or when jobs wait past
+    /// their objective. Patient jobs count from half of their tolerance on.
     pub unmet: bool,
 }
 
-/// What a pool set asks for.
+/// Need of a pool set: what its classes ask for together.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct PoolSetNeed {
-    /// Work per second that replicas have to be able to do, headroom included.
+    /// Work per second that the replicas have to be able to do, headroom included.
     pub work: f64,
-    /// What that is mostly for.
+    /// The reason for most of `work`.
     pub reason: ScaleReason,
-    /// What arrives each second and cannot wait for a start, where it is far more
-    /// than what is sustained; 0 unless some will be refused.
+    /// Urgent work per second beyond what is sustained. Zero unless the burst is far above what is
+    /// sustained and no start can save it.
     pub hopeless: f64,
-    /// Something waits that must not wait longer for a start.
+    /// True when waiting work must not wait longer for a start.
     pub due: bool,
-    /// Some have waited for long.
+    /// True when urgent jobs have waited for long.
     pub strained: bool,
     /// See [`ClassDemand::unmet`].
     pub unmet: bool,
 }
 
-/// Whether work that can wait so long is patient where a start takes so long.
+/// Whether work of this tolerance is patient, given the time that a start takes.
 #[must_use]
 pub fn is_patient(tolerance: Duration, start: Duration) -> bool {
     tolerance >= start.saturating_add(PATIENCE)
 }
 
-/// What the classes ask for, given in the order of service. `capacity` is what
-/// the replicas in service do in a second.
+/// Adds up the demand of the classes. `capacity` is the work that the replicas in service do in a
+/// second. The order of `wants` is the order of service.
 #[must_use]
 pub fn total_need(wants: &[ClassDemand], start: Duration, capacity: f64) -> PoolSetNeed {
     let patient = |want: &&ClassDemand| is_patient(want.tolerance, start);
     let urgent = || wants.iter().filter(|want| !patient(want));
-    let sustained: f64 = urgent().map(|want| want.slow + want.rise).sum();
+    let sustained: f64 = urgent().map(|want| want.sustained + want.rise).sum();
     let deviation = urgent().map(|want| want.deviation * want.deviation).sum::<f64>().sqrt();
     let fast: f64 = urgent().map(|want| want.fast).sum();
     let start_s = start.as_secs_f64();
@@ -113,7 +112,7 @@ pub fn total_need(wants: &[ClassDemand], start: Duration, capacity: f64) -> Pool
     }
     let later: f64 = wants.iter().filter(patient).map(|want| patient_rate(want, start_s)).sum();
 
-    // What was sustained and served, or all of it while as much still comes.
+    // Sustained work that was served, or all of the sustained work while as much still arrives.
     let served = (sustained - waits / window(start).as_secs_f64()).max(fast.min(sustained));
     let options = [
         (with_headroom(sustained, deviation), ScaleReason::Sustained),
@@ -122,9 +121,9 @@ pub fn total_need(wants: &[ClassDemand], start: Duration, capacity: f64) -> Pool
     ];
     let most = options.into_iter().max_by(|one, two| one.0.total_cmp(&two.0).then(two.1.cmp(&one.1)));
     let (work, reason) = most.filter(|(work, _)| *work > 0.0).unwrap_or_default();
-    let is_high = hopeless && fast > sustained * HIGH;
+    let is_high = hopeless && fast > sustained * HOPELESS_RATIO;
     let hopeless = if is_high { fast - sustained } else { 0.0 };
-    let strained = urgent().any(|want| want.backlog > 0.0 && want.oldest >= want.tolerance / STRAIN);
+    let strained = urgent().any(|want| want.backlog > 0.0 && want.oldest >= want.tolerance / STRAIN_DIVISOR);
     let is_due =
         |want: &&ClassDemand| !patient(want) || want.oldest.saturating_add(start) >= want.tolerance / 2;
     let due = wants.iter().filter(|want| want.backlog > 0.0).any(|want| is_due(&want));
@@ -132,12 +131,12 @@ pub fn total_need(wants: &[ClassDemand], start: Duration, capacity: f64) -> Pool
     PoolSetNeed { work, reason, hopeless, due, strained, unmet }
 }
 
-/// What replicas must be able to do to serve so much with such a deviation.
+/// Capacity, in work per second, for demand of this mean and standard deviation.
 fn with_headroom(work: f64, deviation: f64) -> f64 {
     (work / TARGET).max(work + HEADROOM * deviation).min(work / LEAST_TARGET)
 }
 
-/// Work per second that gets patient work done in half of the time that it has.
+/// Work per second that drains patient work within half of its remaining time, less a start.
 fn patient_rate(want: &ClassDemand, start: f64) -> f64 {
     let left = want.tolerance.saturating_sub(want.oldest).as_secs_f64();
     want.backlog / (left / 2.0 - start).max(MIN_PATIENT_DRAIN)
@@ -157,7 +156,7 @@ mod tests {
 
     /// A class that asks for a hundred units a second; a replica does ten.
     fn hundred(tolerance: u64) -> ClassDemand {
-        ClassDemand { tolerance: secs(tolerance), slow: 100.0, fast: 100.0, ..ClassDemand::default() }
+        ClassDemand { tolerance: secs(tolerance), sustained: 100.0, fast: 100.0, ..ClassDemand::default() }
     }
 
     #[test]
@@ -195,7 +194,7 @@ mod tests {
 
     #[test]
     fn a_hopeless_burst_orders_only_what_is_sustained() {
-        let want = ClassDemand { slow: 22.0, fast: 100.0, backlog: 3000.0, ..hundred(30) };
+        let want = ClassDemand { sustained: 22.0, fast: 100.0, backlog: 3000.0, ..hundred(30) };
         let asked = total_need(&[want], START, 10.0);
         assert_eq!((asked.work, asked.reason, asked.hopeless), (22.0 / 0.9, ScaleReason::Sustained, 78.0));
     }
@@ -224,21 +223,21 @@ mod tests {
     proptest! {
         #[test]
         fn more_is_never_less(
-            slow in 0.0f64..1e4, fast in 0.0f64..1e4, backlog in 0.0f64..1e7, tolerance in 1u64..10_000,
+            sustained in 0.0f64..1e4, fast in 0.0f64..1e4, backlog in 0.0f64..1e7, tolerance in 1u64..10_000,
             start in 1u64..600, capacity in 0.0f64..1e4, more in 0.0f64..1e4,
         ) {
-            let want = ClassDemand { tolerance: secs(tolerance), slow, fast, backlog, ..ClassDemand::default() };
+            let want = ClassDemand { tolerance: secs(tolerance), sustained, fast, backlog, ..ClassDemand::default() };
             let work = |want: ClassDemand| total_need(&[want], secs(start), capacity).work;
             let least = work(want);
             let larger = [
-                ClassDemand { slow: slow + more, ..want },
+                ClassDemand { sustained: sustained + more, ..want },
                 ClassDemand { fast: fast + more, ..want },
                 ClassDemand { backlog: backlog + more, ..want },
             ];
             for one in larger {
                 prop_assert!(work(one) >= least);
             }
-            let most = slow / LEAST_TARGET + backlog / MIN_DRAIN / PATIENT_TARGET;
+            let most = sustained / LEAST_TARGET + backlog / MIN_DRAIN / PATIENT_TARGET;
             prop_assert!(least <= most + 1e-6);
         }
     }

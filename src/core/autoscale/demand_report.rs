@@ -1,63 +1,62 @@
-//! Demand report: one gateway's part of the demand, by names, for its peers to add. Pools and
-//! classes that a policy does not have are ignored: gateways may run under different files for a
-//! while.
+//! Demand report: one gateway's part of the demand, keyed by names, for its peers to add. Pools
+//! and classes that the policy does not have are ignored, because gateways may run different
+//! policy files for a while.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::core::autoscale::demand::utilization::{ReplicasInUse, WAYS, cost_of};
+use crate::core::autoscale::demand::utilization::{DIMENSIONS, ReplicasInUse, cost_of};
 
 use crate::core::autoscale::class_demand::ClassDemand;
 
-/// What a gateway sees of the demand.
+/// Demand as one gateway sees it.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct DemandReport {
-    /// By name.
+    /// By pool name.
     pub pools: BTreeMap<String, PoolReport>,
-    /// By class and pools.
+    /// By class and pool set.
     pub pool_sets: BTreeMap<PoolSetKey, PoolSetReport>,
 }
 
-/// Which pool set, of which class.
+/// Key of a pool set's demand: the class and the pools, by name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct PoolSetKey {
-    /// The class.
     pub class: String,
-    /// The pool set's pools, the one wanted most first.
+    /// Pools of the pool set, the preferred one first.
     pub pools: Vec<String>,
 }
 
-/// What it sees of a pool.
+/// Demand of one pool.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct PoolReport {
     /// Jobs that run there.
     pub in_flight: u64,
-    /// Tokens of those that wait for it.
+    /// Tokens of the jobs that wait for the pool.
     pub queued_tokens: u64,
-    /// Replica seconds in use of late, in each of the ways.
+    /// Recent replica seconds in use, in each of the ways.
     pub used: ReplicasInUse,
-    /// The work that was sent there in the same time.
+    /// Work sent to the pool in the same time as `used`.
     pub work: f64,
-    /// Seconds of a replica for a unit of work; `None` = not measured.
+    /// Replica seconds for a unit of work; `None` = not measured.
     pub cost: Option<f64>,
-    /// How long starts took; `None` = none was seen.
+    /// Mean time of a start; `None` = no start was measured.
     pub start: Option<Duration>,
 }
 
-/// What it sees of a pool set.
+/// Demand of one class in one pool set.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct PoolSetReport {
-    /// Work per second as it goes on.
-    pub slow: f64,
-    /// Its deviation.
+    /// Sustained work per second.
+    pub sustained: f64,
+    /// Standard deviation of the concurrent work.
     pub deviation: f64,
-    /// What comes to that by the time that a replica has started.
+    /// Expected rise of the work per second until a replica has started.
     pub rise: f64,
     /// Work per second over the fast window.
     pub fast: f64,
-    /// Work that waits.
+    /// Waiting work.
     pub backlog: f64,
-    /// How long the oldest has waited.
+    /// Age of the oldest waiting job.
     pub oldest: Duration,
     /// Jobs that wait.
     pub waiting: u64,
@@ -66,26 +65,26 @@ pub struct PoolSetReport {
 }
 
 impl PoolReport {
-    /// Whether anything runs there or waits for it.
+    /// Whether jobs run in the pool or wait for it.
     #[must_use]
     pub const fn is_busy(&self) -> bool {
         self.in_flight > 0 || self.queued_tokens > 0
     }
 
-    /// Seconds of a replica for a unit of work, as all measured it together, or
-    /// as one of them did.
+    /// Replica seconds for a unit of work: from the measurements of all gateways together, else
+    /// from one of them.
     #[must_use]
     pub fn cost(&self) -> Option<f64> {
         cost_of(self.used, self.work).or(self.cost)
     }
 
-    /// Both, each counted whole.
+    /// Sum of both reports. The oldest waiting job of either counts.
     #[must_use]
-    pub fn plus(&self, other: &Self) -> Self {
+    pub fn merged(&self, other: &Self) -> Self {
         Self {
             in_flight: self.in_flight.saturating_add(other.in_flight),
             queued_tokens: self.queued_tokens.saturating_add(other.queued_tokens),
-            used: std::array::from_fn::<f64, WAYS, _>(|way| self.used[way] + other.used[way]),
+            used: std::array::from_fn::<f64, DIMENSIONS, _>(|way| self.used[way] + other.used[way]),
             work: self.work + other.work,
             cost: larger(self.cost, other.cost),
             start: self.start.max(other.start),
@@ -94,19 +93,19 @@ impl PoolReport {
 }
 
 impl PoolSetReport {
-    /// What a class wants, of which so many jobs wait.
+    /// Report of a class's demand, with its number of waiting jobs.
     #[must_use]
     pub const fn of(want: &ClassDemand, waiting: u64) -> Self {
-        let ClassDemand { slow, deviation, rise, fast, backlog, oldest, unmet, .. } = *want;
-        Self { slow, deviation, rise, fast, backlog, oldest, waiting, unmet }
+        let ClassDemand { sustained: slow, deviation, rise, fast, backlog, oldest, unmet, .. } = *want;
+        Self { sustained: slow, deviation, rise, fast, backlog, oldest, waiting, unmet }
     }
 
-    /// Both, each counted whole.
+    /// Sum of both reports. The oldest waiting job of either counts.
     #[must_use]
     pub fn merged(&self, other: &Self) -> Self {
         Self {
-            slow: self.slow + other.slow,
-            // What comes to one is no reason for what comes to another.
+            sustained: self.sustained + other.sustained,
+            // Arrivals at two gateways are independent, so their variances add.
             deviation: self.deviation.hypot(other.deviation),
             rise: self.rise + other.rise,
             fast: self.fast + other.fast,
@@ -117,9 +116,9 @@ impl PoolSetReport {
         }
     }
 
-    /// Adds it to what a class wants here.
+    /// Adds the report to a class's demand.
     pub fn add_to(&self, want: &mut ClassDemand) {
-        want.slow += self.slow;
+        want.sustained += self.sustained;
         want.deviation = want.deviation.hypot(self.deviation);
         want.rise += self.rise;
         want.fast += self.fast;
@@ -137,11 +136,11 @@ fn larger(one: Option<f64>, other: Option<f64>) -> Option<f64> {
 }
 
 impl DemandReport {
-    /// Counts another gateway's part, too.
+    /// Adds the report of another gateway.
     pub fn add(&mut self, other: &Self) {
         for (name, part) in &other.pools {
             let own = self.pools.entry(name.clone()).or_default();
-            *own = own.plus(part);
+            *own = own.merged(part);
         }
         for (key, part) in &other.pool_sets {
             let own = self.pool_sets.entry(key.clone()).or_default();
@@ -149,7 +148,7 @@ impl DemandReport {
         }
     }
 
-    /// Takes away a gateway's part that it holds.
+    /// Subtracts the report of a gateway. The costs, start times, ages and `unmet` of the sum stay.
     pub fn remove(&mut self, own: &Self) {
         for (name, own) in &own.pools {
             let Some(part) = self.pools.get_mut(name) else { continue };
@@ -160,7 +159,7 @@ impl DemandReport {
         }
         for (key, own) in &own.pool_sets {
             let Some(part) = self.pool_sets.get_mut(key) else { continue };
-            part.slow = (part.slow - own.slow).max(0.0);
+            part.sustained = (part.sustained - own.sustained).max(0.0);
             part.deviation = (part.deviation.powi(2) - own.deviation.powi(2)).max(0.0).sqrt();
             part.rise = (part.rise - own.rise).max(0.0);
             part.fast = (part.fast - own.fast).max(0.0);
@@ -169,11 +168,12 @@ impl DemandReport {
         }
     }
 
-    /// What counts while gateways are lost that last said `lost`: what `live` ones
-    /// say, and of what is lost as much as they have not taken over since all of
-    /// it came to `before`.
+    /// Demand while gateways are lost: the reports of the `live` ones, plus the last reports of the
+    /// `lost` ones as far as live gateways have not taken their requests over. `before` is the sum
+    /// of all reports before the loss and bounds the result, unless the live reports alone exceed
+    /// it.
     #[must_use]
-    pub fn bridged(live: &Self, lost: &Self, before: &Self) -> Self {
+    pub fn with_lost(live: &Self, lost: &Self, before: &Self) -> Self {
         let mut both = live.clone();
         both.add(lost);
         for (name, part) in &mut both.pools {
@@ -186,7 +186,7 @@ impl DemandReport {
             let now = live.pool_sets.get(key).copied().unwrap_or_default();
             let was = before.pool_sets.get(key).copied().unwrap_or_default();
             *part = PoolSetReport {
-                slow: part.slow.min(was.slow).max(now.slow),
+                sustained: part.sustained.min(was.sustained).max(now.sustained),
                 deviation: part.deviation.min(was.deviation).max(now.deviation),
                 rise: part.rise.min(was.rise).max(now.rise),
                 fast: part.fast.min(was.fast).max(now.fast),
@@ -199,35 +199,35 @@ impl DemandReport {
         both
     }
 
-    /// Names of pools where anything runs or for which anything waits.
+    /// Names of pools in which jobs run or for which jobs wait.
     pub fn busy(&self) -> impl Iterator<Item = &str> {
         self.pools.iter().filter(|(_, part)| part.is_busy()).map(|(name, _)| &**name)
     }
 }
 
-/// What other gateways know, for [`crate::core::scheduler::Scheduler::replica_demand_with`].
+/// Demand of other gateways, for [`crate::core::scheduler::Scheduler::replica_demand_with`].
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct PeerDemand {
-    /// The sum of what they see.
+    /// Sum of their demand reports.
     pub sum: DemandReport,
-    /// Whether there may be others, though none is known: replicas then may be
-    /// used by them, and what is used is not counted twice.
+    /// True when other gateways may exist, even if none is known. Other gateways may then use a
+    /// part of each replica, and used capacity is not counted twice.
     pub expected: bool,
-    /// The number that was decided for a pool last, by one of them.
+    /// Numbers that one of the gateways decided last, by pool name.
     pub decided: BTreeMap<String, DecidedNumber>,
-    /// Whether that number is to be told; else it is only gone on from.
+    /// True when this gateway reports the decided numbers. When false, it only continues from them.
     pub follow: bool,
 }
 
-/// A number that a gateway decided.
+/// Number of replicas that a gateway decided.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DecidedNumber {
-    /// Replicas.
+    /// Desired replicas.
     pub desired: u32,
-    /// Where it comes from, as a stable name.
+    /// Reason of the number, as a stable name.
     pub reason: String,
-    /// Whether the pool must not go to zero, though nothing waits or runs.
-    pub keep: bool,
+    /// True when the pool must not go to zero although no job waits or runs.
+    pub keep_above_zero: bool,
 }
 
 #[cfg(test)]
@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn what_is_unmet_at_one_gateway_is_unmet_for_all() {
-        let here = PoolSetReport { slow: 1.0, ..PoolSetReport::default() };
+        let here = PoolSetReport { sustained: 1.0, ..PoolSetReport::default() };
         let there = PoolSetReport { unmet: true, ..here };
         assert!(here.merged(&there).unmet && there.merged(&here).unmet && !here.merged(&here).unmet);
         let mut want = ClassDemand::default();

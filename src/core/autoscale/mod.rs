@@ -1,11 +1,11 @@
-//! Autoscaling: the total number of replicas that each pool needs. It follows from the demand and
-//! from the work that one replica can do, so that replicas which are starting are never counted
-//! twice.
+//! Autoscaling: the total number of replicas that each pool needs. The total follows from the
+//! demand and from the work that one replica can do, so replicas that are starting are never
+//! counted twice.
 //!
-//! [`replica_demand`] makes one number of what the classes of a pool set ask for, [`share`]
-//! spreads it over the pools of the pool set, and [`desired`] keeps what comes of it
-//! from falling too soon. Of several gateways one decides by the sum of what
-//! they see ([`demand_report`], [`peers`]).
+//! [`class_demand`] adds up what the classes of a pool set need. [`share`] spreads the sum over
+//! the pools of the pool set. [`desired`] keeps a pool's number from falling too soon.
+//! [`replica_demand`] holds the result as scalers read it. Of several gateways, one decides by
+//! the sum of their demand reports ([`demand_report`], [`peers`]).
 
 pub mod class_demand;
 pub mod demand;
@@ -20,56 +20,57 @@ use std::time::Duration;
 
 use crate::core::model::ids::PoolId;
 
-/// How long a start is taken to be of which nothing is known.
+/// Start time of a pool of which no start is known.
 pub const DEFAULT_START: Duration = Duration::from_secs(120);
-/// The shortest slow window.
+/// Shortest slow window.
 const MIN_WINDOW: Duration = Duration::from_secs(60);
-/// The shortest time for which the most that was needed is kept.
+/// Shortest time for which the largest need is kept.
 const MIN_HOLD: Duration = Duration::from_secs(300);
 
-/// The slow window where a start takes so long.
+/// Length of the slow window for a pool whose start takes this long.
 #[must_use]
 pub fn window(start: Duration) -> Duration {
     start.max(MIN_WINDOW)
 }
 
-/// How long the most that was needed is kept where a start takes so long.
+/// Time for which the largest need is kept, for a pool whose start takes this long: two starts, at
+/// least five minutes.
 #[must_use]
 pub fn hold(start: Duration) -> Duration {
     (start * 2).max(MIN_HOLD)
 }
 
-/// Where a number comes from.
+/// Reason of a number of replicas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum ScaleReason {
-    /// Nothing is asked for.
+    /// There is no demand.
     #[default]
     Idle,
-    /// Jobs wait, and nothing is in service.
+    /// Jobs wait, and no replica is in service.
     Start,
-    /// Jobs wait that can be served in time by a start that comes later.
+    /// Jobs wait, and a later start can still serve them in time.
     Later,
-    /// What is asked for all the time.
+    /// Sustained demand needs the replicas.
     Sustained,
-    /// What waits can be served in time by replicas that start now.
+    /// Replicas that start now can serve the waiting jobs in time.
     Burst,
     /// Patient work has to be done by its deadline.
     Deadline,
-    /// Jobs were refused, or waited past their objective, for longer than a start
-    /// takes, although all replicas that there are serve them.
+    /// Jobs were refused, or waited past their objective, for longer than a start takes, although
+    /// all replicas in service serve them.
     Unmet,
-    /// The operator's least, or what bursts that come again and again have shown.
+    /// The operator's minimum applies, or the floor that repeated bursts have raised.
     Floor,
-    /// It was needed a while ago.
+    /// The number was needed a while ago and is held.
     Hold,
-    /// Demand has not been watched for long enough to take away what is there.
+    /// Demand has not been watched for long enough since a restart to lower the number.
     HoldRestart,
-    /// The operator's most.
+    /// The operator's maximum applies.
     Clamp,
 }
 
 impl ScaleReason {
-    /// A short stable name.
+    /// Short stable name.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -87,7 +88,7 @@ impl ScaleReason {
         }
     }
 
-    /// The reason of such a name.
+    /// Reason with this stable name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         let all = [
@@ -107,19 +108,19 @@ impl ScaleReason {
     }
 }
 
-/// One pool.
+/// Pool, as the shares of pools see it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ScalingPool {
-    /// Which.
     pub pool: PoolId,
-    /// Seconds of one of its replicas for a unit of work; `None` = not measured.
+    /// Replica seconds for a unit of work; `None` = not measured.
     pub cost: Option<f64>,
-    /// How long a start takes.
+    /// Time that a start takes.
     pub start: Duration,
     /// Replicas in service.
     pub ready: u32,
-    /// The most that there may be.
+    /// Maximum number of replicas; `None` = no maximum.
     pub max: Option<u32>,
-    /// It has not got what it needs, and does not seem to.
+    /// True when replicas that the pool should have do not come, see
+    /// [`desired::DesiredReplicas::update_shortage`].
     pub short: bool,
 }

@@ -4,44 +4,43 @@ use std::time::Duration;
 
 use crate::core::model::ids::PoolId;
 
-/// What one pool needs now, and what that is made of.
+/// Replica demand of one pool, and what it is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReplicaDemand {
-    /// Which.
     pub pool: PoolId,
-    /// Replicas that demand needs in all, those that are there or starting
-    /// included; `None` = not known, which is never 0.
+    /// Desired replicas in all, including those in service and those that start. `None` means not
+    /// known, which is never 0.
     pub desired: Option<u32>,
-    /// Where that number comes from, as a stable name.
+    /// Reason of `desired`, as a stable name.
     pub reason: &'static str,
-    /// Whether the pool must not go to zero, though nothing waits or runs.
-    pub keep: bool,
+    /// True when the pool must not go to zero although no job waits or runs.
+    pub keep_above_zero: bool,
     /// Replicas in service.
     pub ready: u32,
-    /// Jobs that wait and may go there, held ones included, those of paused tenants
-    /// not.
+    /// Waiting jobs that may go to the pool, including held ones, without those of paused tenants.
     pub queued: u64,
-    /// Whether they have to be served now, or may as well be: the pool is warm or
-    /// cheap. Else they wait for their time, and are no reason to start it.
+    /// True when the waiting jobs have to be served now, or may as well be served because the pool
+    /// is warm or cheap. When false, the jobs wait for their time and are no reason to start the
+    /// pool.
     pub due: bool,
-    /// Their tokens: prompts and asked output.
+    /// Tokens of the queued jobs: prompts and requested output.
     pub queued_tokens: u64,
     /// Jobs that run there.
     pub in_flight: u64,
-    /// How long its starts took as of late; absent before the first.
+    /// Mean time of recent starts; absent before the first.
     pub cold_start: Option<Duration>,
 }
 
 impl ReplicaDemand {
-    /// Whether anything runs in the pool or waits for it, and not for its time.
+    /// Whether jobs run in the pool, or wait for it and are due.
     #[must_use]
     pub const fn is_busy(&self) -> bool {
-        self.calls_for_more_than(0) || self.in_flight > 0
+        self.has_due_jobs_above(0) || self.in_flight > 0
     }
 
-    /// Whether more than so many jobs wait for the pool, and not for their time.
+    /// Whether more than this many due jobs wait for the pool.
     #[must_use]
-    pub const fn calls_for_more_than(&self, jobs: u64) -> bool {
+    pub const fn has_due_jobs_above(&self, jobs: u64) -> bool {
         self.due && self.queued > jobs
     }
 }

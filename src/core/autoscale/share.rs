@@ -1,46 +1,43 @@
-//! Shares of pools: the preferred pool serves a pool set as far as its maximum goes, then the next
-//! pool.
+//! Pool shares: the preferred pool serves a pool set up to its maximum, then the next pool.
 
 use crate::core::model::ids::PoolId;
 
 use super::{ScaleReason, ScalingPool};
 use crate::core::autoscale::class_demand::PoolSetNeed;
 
-/// What one pool set asks for, and of whom.
+/// Need of one pool set, and the pools that may meet it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PoolSetDemand {
-    /// Its pools, the one wanted most first.
+    /// Pools of the pool set, the preferred one first.
     pub order: Vec<PoolId>,
-    /// What it asks for.
     pub need: PoolSetNeed,
-    /// Jobs that wait in it.
+    /// Jobs that wait in the pool set.
     pub waiting: u64,
 }
 
-/// What a pool is to do.
+/// Share of a pool: its part of the needs of all pool sets.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct PoolShare {
-    /// Replicas, as a number between whole ones.
+    /// Replicas, as a fractional number.
     pub replicas: f64,
-    /// What most of them are for.
+    /// Reason of the largest part of `replicas`.
     pub reason: ScaleReason,
-    /// Those that most of them are for.
+    /// Size of the largest part, in replicas.
     largest: f64,
-    /// It is to do something, and what its replicas can do is not known.
+    /// True when the pool has a share and the work of one of its replicas is not known.
     pub unknown: bool,
-    /// Replicas that would have met what came and could not wait.
+    /// Replicas that would have met the hopeless bursts.
     pub hopeless: f64,
-    /// Some of what waits cannot wait longer for a start.
+    /// True when waiting work must not wait longer for a start.
     pub due: bool,
-    /// Some have waited for long.
+    /// True when urgent jobs have waited for long.
     pub strained: bool,
-    /// What it has does not meet what is asked of it, and it is the one to have more.
+    /// True when a pool set's demand is unmet and this pool is the one to grow.
     pub unmet: bool,
 }
 
-/// What each of the pools is to do, in their order. Lines with the least choice
-/// go first. What is more than all of a pool set's pools may have goes to the last
-/// of them that is not short.
+/// Shares of the pools, in the order of `pools`. Pool sets with the fewest pools go first. Work
+/// beyond the maximum of all pools of a pool set goes to the last of them that is not short.
 #[must_use]
 pub fn share(pool_sets: &[PoolSetDemand], pools: &[ScalingPool]) -> Vec<PoolShare> {
     let mut parts = vec![PoolShare::default(); pools.len()];
@@ -67,7 +64,7 @@ pub fn share(pool_sets: &[PoolSetDemand], pools: &[ScalingPool]) -> Vec<PoolShar
         let cost = |at: usize| pools[at].cost.unwrap_or(known);
         let mut rest = pool_set.need.work;
         for at in &places {
-            let most = most(&pools[*at]);
+            let most = max_replicas(&pools[*at]);
             let room = (most - parts[*at].replicas).max(0.0);
             let wanted = rest * cost(*at);
             let given = wanted.min(room);
@@ -77,7 +74,7 @@ pub fn share(pool_sets: &[PoolSetDemand], pools: &[ScalingPool]) -> Vec<PoolShar
         if let Some(first) = places.first() {
             parts[*first].hopeless += pool_set.need.hopeless * cost(*first);
         }
-        // Pools that are short go on wanting what others do for them meanwhile.
+        // A short pool keeps asking for the work that other pools do for it meanwhile.
         for at in places.iter().filter(|at| pools[**at].short) {
             let missing = pool_set.need.work * cost(*at) - parts[*at].replicas;
             parts[*at].add(missing, pool_set.need.reason);
@@ -90,15 +87,15 @@ pub fn share(pool_sets: &[PoolSetDemand], pools: &[ScalingPool]) -> Vec<PoolShar
     parts
 }
 
-fn most(pool: &ScalingPool) -> f64 {
+fn max_replicas(pool: &ScalingPool) -> f64 {
     let most = if pool.short { Some(pool.ready) } else { pool.max };
     most.map_or(f64::INFINITY, f64::from)
 }
 
 impl PoolShare {
-    /// The same where what waits is left for later.
+    /// The same share without its replicas, where the waiting work is left for later.
     #[must_use]
-    pub fn put_off(self) -> Self {
+    pub fn deferred(self) -> Self {
         Self { replicas: 0.0, unknown: false, ..self }
     }
 

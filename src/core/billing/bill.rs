@@ -1,62 +1,57 @@
-//! Bill of a job's stay at a replica.
+//! Bills: the cost of a job's stay at a replica, wasted tokens, and idle time.
 
 use std::time::Duration;
 
-use crate::core::model::event::PreemptReason;
 use crate::core::model::ids::{PoolId, ReplicaId};
+use crate::core::model::reason::PreemptReason;
 use crate::core::placement::rules::Price;
 
-/// One stay of a job at a replica, from its dispatch until it is gone from
-/// there. Told exactly once.
+/// Bill of one stay of a job at a replica, from the dispatch until the job has left. Issued exactly
+/// once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StayBill {
-    /// The replica's pool.
     pub pool: PoolId,
-    /// Where it was.
     pub replica: ReplicaId,
-    /// Its part of the replica's time, by [`crate::core::billing::meter`].
+    /// The job's part of the replica's time, by [`crate::core::billing::meter`].
     pub time: Duration,
-    /// What an hour of the replica costs; absent where the policy does not say.
+    /// Price of an hour of the replica; absent where the policy does not say.
     pub price: Option<Price>,
-    /// What its time costs by that, in 1e-9 of the currency.
+    /// Cost of `time` at `price`, in 1e-9 of the currency.
     pub money: u64,
-    /// What was done for nobody; absent = nothing.
+    /// Wasted work; absent = none.
     pub waste: Option<Waste>,
 }
 
-/// Tokens that an engine read or wrote for nobody.
+/// Tokens that an engine prefilled or decoded in vain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Waste {
-    /// How many: as counted, else the part of the prompt that was not cached.
+    /// Number of tokens: as counted, else the part of the prompt that was not cached.
     pub tokens: u64,
-    /// Why.
     pub why: WasteCause,
 }
 
-/// Why work was done for nobody.
+/// Cause of wasted work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WasteCause {
-    /// The client left before the end.
+    /// The client left before the end of the answer.
     ClientGone,
-    /// The engine failed before the client saw anything: done again, or given
-    /// up.
+    /// The engine failed before the client saw anything. The work was repeated or given up.
     Retry,
-    /// Its stream broke, and went on elsewhere: what was read is read again.
+    /// The stream broke and continued at another replica, which prefilled the same tokens again.
     Interrupted,
-    /// Its stream broke, and stayed so.
+    /// The stream broke and did not continue.
     Broken,
-    /// It was taken away from an engine that stalled, or that is to be left.
-    Recall,
-    /// A more urgent one took its place.
+    /// The job was taken back from an engine that stalled, sleeps, or is to be vacated.
+    TakenBack,
+    /// A more urgent job took the slot.
     Preempted,
 }
 
 impl WasteCause {
-    /// Each reason.
     pub const ALL: [Self; 6] =
-        [Self::ClientGone, Self::Retry, Self::Interrupted, Self::Broken, Self::Recall, Self::Preempted];
+        [Self::ClientGone, Self::Retry, Self::Interrupted, Self::Broken, Self::TakenBack, Self::Preempted];
 
-    /// A short stable name for logs and metric labels.
+    /// Short stable name for logs and metric labels.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -64,7 +59,7 @@ impl WasteCause {
             Self::Retry => "retry",
             Self::Interrupted => "interrupted",
             Self::Broken => "broken",
-            Self::Recall => "recall",
+            Self::TakenBack => "recall",
             Self::Preempted => "preempted",
         }
     }
@@ -77,21 +72,19 @@ impl From<PreemptReason> for WasteCause {
             PreemptReason::Stalled
             | PreemptReason::Drained
             | PreemptReason::SpotNotice
-            | PreemptReason::Asleep => Self::Recall,
+            | PreemptReason::Asleep => Self::TakenBack,
         }
     }
 }
 
-/// Time in which replicas of a pool were there and ran nothing.
+/// Idle time: the time in which replicas of a pool were present and ran nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IdleTime {
-    /// Of which.
     pub pool: PoolId,
-    /// Since it was told last, over all its replicas.
+    /// Idle time since the last report, over all replicas of the pool.
     pub time: Duration,
-    /// What an hour of a replica costs now; absent where the policy does not
-    /// say.
+    /// Price of an hour of a replica now; absent where the policy does not say.
     pub price: Option<Price>,
-    /// What the time costs, in 1e-9 of the currency.
+    /// Cost of the idle time, in 1e-9 of the currency.
     pub money: u64,
 }

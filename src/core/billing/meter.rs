@@ -1,64 +1,60 @@
-//! A replica's time, shared among the jobs that run there.
+//! Meter of a replica: divides the replica's time among the jobs that run there.
 //!
-//! An engine computes in steps, and the sequences in a step share its time by
-//! the tokens that each has in it: one for each sequence that writes, many for
-//! a prompt that is read. So at each moment a job gets its weight's part of
-//! the time that passes,
+//! An engine computes in steps. The sequences in a step share its time by the tokens that each has
+//! in the step: one for a sequence in decode, many for a prompt in prefill. At each moment a job
+//! therefore gets the part of the time that corresponds to its weight:
 //!
 //! ```text
 //! time of a job = ∫ weight / (sum of the weights at the replica) dt
 //! ```
 //!
-//! kept as the virtual clock of processor sharing: a step of the clock is one
-//! unit of weight, so that joining and leaving look at nobody else. The times
-//! of all jobs together are the time in which the replica had any, to the
-//! nanosecond: what one is too little to be told is told with the next.
+//! The meter keeps the integral as the virtual clock of processor sharing. One step of the clock is
+//! one unit of weight, so that a job joins and leaves without a look at the others. The times of
+//! all jobs add up, to the nanosecond, to the time in which the replica had any job. A remainder of
+//! less than a nanosecond is billed with the next stay that ends.
 //!
-//! Where nobody sees a first token (a plain answer comes as a whole), a job has
-//! the mean of its tokens over its steps as its weight all the time
-//! ([`unseen`]).
+//! A plain answer comes as a whole, so that its first token is not visible. Such a job has one
+//! weight throughout: the mean of its tokens over its steps ([`plain_answer_weight`]).
 
 use std::time::Duration;
 
 use crate::core::model::time::Tick;
 
-/// Parts of a nanosecond that the clock counts, for each unit of weight.
+/// Parts of a nanosecond that the clock counts, per unit of weight.
 const PARTS: u128 = 1 << 32;
-/// Tokens of a prompt that an engine reads in one step, at most.
+/// The most prompt tokens that an engine prefills in one step.
 const STEP: u64 = 2_048;
 
-/// The weight of a job that reads a prompt of which so many tokens are not
-/// cached.
+/// Weight of a job in prefill, of whose prompt `tokens` are not cached.
 #[must_use]
-pub fn reading(tokens: u64) -> u64 {
+pub fn prefill_weight(tokens: u64) -> u64 {
     tokens.clamp(1, STEP)
 }
 
-/// The weight of a job of which nobody sees when it begins to write: its tokens
-/// over the steps that they take. `output` is what it is expected to write in
-/// all its sequences.
+/// Weight of a job whose first token is not visible: its tokens over the steps that they take.
+/// `output` is the expected output in all its sequences.
 #[must_use]
-pub fn unseen(uncached: u64, output: u64, sequences: u32) -> u64 {
-    let steps = uncached.div_ceil(STEP).saturating_add(output.div_ceil(writing(sequences)));
+pub fn plain_answer_weight(uncached: u64, output: u64, sequences: u32) -> u64 {
+    let steps = uncached.div_ceil(STEP).saturating_add(output.div_ceil(decode_weight(sequences)));
     uncached.saturating_add(output).div_ceil(steps.max(1)).max(1)
 }
 
-/// The weight of a job that writes so many sequences.
+/// Weight of a job that decodes `sequences` sequences.
 #[must_use]
-pub fn writing(sequences: u32) -> u64 {
+pub fn decode_weight(sequences: u32) -> u64 {
     u64::from(sequences.max(1))
 }
 
-/// One replica's meter.
+/// Meter of one replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ReplicaMeter {
-    /// Time for each unit of weight since the start, in parts.
+    /// Virtual clock: time per unit of weight since the start, in parts of a nanosecond.
     clock: u128,
     weight: u64,
     busy: u64,
-    /// Of it, what jobs that left were told, and the parts of a nanosecond that
-    /// were not enough to be told.
-    told: u64,
+    /// The part of `busy` that was billed to jobs that have left, in nanoseconds. `carry` holds the
+    /// parts of a nanosecond that are not billed yet.
+    billed: u64,
     carry: u128,
     last: Tick,
 }
@@ -66,14 +62,13 @@ pub struct ReplicaMeter {
 /// A job's stay at a replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MeteredStay {
-    mark: u128,
+    clock_at_start: u128,
     weight: u64,
-    /// What it came to under earlier weights, in parts.
-    had: u128,
+    /// Time under earlier weights, in parts of a nanosecond.
+    earlier: u128,
 }
 
 impl MeteredStay {
-    /// The job's present weight.
     #[must_use]
     pub const fn weight(&self) -> u64 {
         self.weight
@@ -81,40 +76,40 @@ impl MeteredStay {
 }
 
 impl ReplicaMeter {
-    /// A job of this weight comes.
+    /// Begins the stay of a job with the given weight.
     pub fn enter(&mut self, now: Tick, weight: u64) -> MeteredStay {
         self.advance(now);
         self.weight = self.weight.saturating_add(weight);
-        MeteredStay { mark: self.clock, weight, had: 0 }
+        MeteredStay { clock_at_start: self.clock, weight, earlier: 0 }
     }
 
-    /// A job's weight changes.
+    /// Changes the weight of a job.
     pub fn reweigh(&mut self, now: Tick, stay: &mut MeteredStay, weight: u64) {
         let had = self.close(now, stay);
-        *stay = MeteredStay { had, ..self.enter(now, weight) };
+        *stay = MeteredStay { earlier: had, ..self.enter(now, weight) };
     }
 
-    /// A job leaves; returns its part of the time. The last one takes what
-    /// rounding has left.
+    /// Ends a stay; returns the job's part of the time. The last job to leave gets what rounding
+    /// has left.
     pub fn leave(&mut self, now: Tick, stay: &MeteredStay) -> Duration {
         let parts = self.close(now, stay) + self.carry;
         let mut nanos = u64::try_from(parts / PARTS).unwrap_or(u64::MAX);
         self.carry = parts % PARTS;
         if self.weight == 0 {
-            nanos = self.busy.saturating_sub(self.told);
+            nanos = self.busy.saturating_sub(self.billed);
             self.carry = 0;
         }
-        self.told = self.told.saturating_add(nanos);
+        self.billed = self.billed.saturating_add(nanos);
         Duration::from_nanos(nanos)
     }
 
-    /// The weights of all jobs that are there.
+    /// Sum of the weights of all jobs at the replica.
     #[must_use]
     pub const fn weight(&self) -> u64 {
         self.weight
     }
 
-    /// The time so far in which any job was there.
+    /// Total time so far in which the replica had any job.
     #[must_use]
     pub fn busy(&self, now: Tick) -> Duration {
         let since = if self.weight > 0 { now.since(self.last) } else { Duration::ZERO };
@@ -124,7 +119,7 @@ impl ReplicaMeter {
     fn close(&mut self, now: Tick, stay: &MeteredStay) -> u128 {
         self.advance(now);
         self.weight = self.weight.saturating_sub(stay.weight);
-        stay.had + (self.clock - stay.mark) * u128::from(stay.weight)
+        stay.earlier + (self.clock - stay.clock_at_start) * u128::from(stay.weight)
     }
 
     fn advance(&mut self, now: Tick) {
@@ -150,8 +145,8 @@ mod tests {
     #[test]
     fn alone_a_job_has_all_of_the_time() {
         let mut meter = ReplicaMeter::default();
-        let mut stay = meter.enter(at(100), reading(500));
-        meter.reweigh(at(150), &mut stay, writing(1));
+        let mut stay = meter.enter(at(100), prefill_weight(500));
+        meter.reweigh(at(150), &mut stay, decode_weight(1));
         assert_eq!(meter.leave(at(1_100), &stay), Duration::from_millis(1_000));
         assert_eq!(meter.busy(at(9_000)), Duration::from_millis(1_000));
     }
@@ -159,25 +154,25 @@ mod tests {
     #[test]
     fn jobs_share_by_the_tokens_of_a_step() {
         let mut meter = ReplicaMeter::default();
-        let writer = meter.enter(at(0), writing(1));
-        let reader = meter.enter(at(0), reading(99));
+        let writer = meter.enter(at(0), decode_weight(1));
+        let reader = meter.enter(at(0), prefill_weight(99));
         assert_eq!(meter.leave(at(100), &reader), Duration::from_millis(99));
-        let other = meter.enter(at(100), writing(3));
+        let other = meter.enter(at(100), decode_weight(3));
         assert_eq!(meter.leave(at(200), &other), Duration::from_millis(75));
         assert_eq!(meter.leave(at(200), &writer), Duration::from_millis(26));
     }
 
     #[test]
     fn a_plain_answer_weighs_what_its_steps_hold_on_average() {
-        assert_eq!(unseen(1_000, 500, 1), 3, "1,500 tokens in 501 steps");
-        assert_eq!(unseen(1_000, 1_000, 4), 8, "2,000 tokens in 251 steps");
-        assert_eq!(unseen(8_192, 0, 1), reading(8_192), "embeddings only read");
-        assert_eq!(unseen(0, 0, 0), 1);
+        assert_eq!(plain_answer_weight(1_000, 500, 1), 3, "1,500 tokens in 501 steps");
+        assert_eq!(plain_answer_weight(1_000, 1_000, 4), 8, "2,000 tokens in 251 steps");
+        assert_eq!(plain_answer_weight(8_192, 0, 1), prefill_weight(8_192), "embeddings only read");
+        assert_eq!(plain_answer_weight(0, 0, 0), 1);
     }
 
     proptest! {
-        /// The jobs' times are never more than the time in which there were any,
-        /// and exactly that when all have left.
+        /// The jobs' times never add up to more than the time in which there were any jobs, and to
+        /// exactly that time when all jobs have left.
         #[test]
         fn nothing_is_lost_and_nothing_counted_twice(
             steps in prop::collection::vec((0_u64..5_000_000_000, 0_u64..5_000, 0_usize..12), 1..200),
@@ -189,8 +184,8 @@ mod tests {
             for (passed, tokens, which) in steps {
                 now += Duration::from_nanos(passed);
                 match which {
-                    0..4 => stays.push(meter.enter(now, reading(tokens))),
-                    4..8 if which - 4 < stays.len() => meter.reweigh(now, &mut stays[which - 4], writing(1)),
+                    0..4 => stays.push(meter.enter(now, prefill_weight(tokens))),
+                    4..8 if which - 4 < stays.len() => meter.reweigh(now, &mut stays[which - 4], decode_weight(1)),
                     _ if !stays.is_empty() => {
                         let stay = stays.swap_remove(which % stays.len());
                         sum += meter.leave(now, &stay);

@@ -1,4 +1,4 @@
-//! Billing: replicas' time by the job that used it, and its price.
+//! Billing: the time of replicas by the job that used it, idle time, and the cost of both.
 
 pub mod bill;
 pub mod meter;

@@ -1,11 +1,9 @@
-//! A pool's time: how long its replicas were there, and how much of that they
-//! worked.
+//! Pool account: how long the replicas of a pool were present, and how long they had work.
 //!
-//! Money comes of one sum for each pool, to which stays and idle time both add,
-//! and of which each is told the whole units that it completes. So what was
-//! billed and what was idle add up to the time of the replicas at their price,
-//! whatever is asked when. A stay is charged at the price that holds when it
-//! ends.
+//! Each pool has one sum of cost, to which stays and idle time both add. Each bill takes the whole
+//! units that it completes in that sum. Billed time and idle time therefore add up to the replicas'
+//! time at their price, in whatever order they are asked for. A stay is charged at the price in
+//! force when the stay ends.
 
 use std::time::Duration;
 
@@ -14,25 +12,25 @@ use crate::core::model::ids::PoolId;
 use crate::core::model::time::Tick;
 use crate::core::placement::rules::Price;
 
-/// What one replica counts as.
+/// How one replica counts in its pool's account.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ReplicaPresence {
-    /// It is there: not asleep, not gone; or it has work, whatever else it is.
+    /// The replica is neither asleep nor gone. A replica with work is always present.
     pub present: bool,
-    /// It has work.
+    /// The replica has work.
     pub busy: bool,
 }
 
 /// Sums over the replicas of a pool since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PoolTimes {
-    /// Time that they were there.
+    /// Time in which replicas were present.
     pub present: Duration,
-    /// Of it, time in which they had work.
+    /// The part of `present` in which replicas had work.
     pub busy: Duration,
 }
 
-/// One pool's account.
+/// Account of one pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PoolAccount {
     price: Option<Price>,
@@ -40,46 +38,45 @@ pub struct PoolAccount {
     busy: u32,
     last: Tick,
     times: PoolTimes,
-    /// Idle time that was not told yet, and the same times its price.
+    /// Idle time that was not reported yet. `idle_cost` is the same time multiplied by its price.
     idle: Duration,
     idle_cost: u128,
-    /// What was too little to be told in money.
+    /// Cost that is less than one whole unit and was not charged yet.
     carry: u128,
 }
 
 impl PoolAccount {
-    /// Each of its replicas costs so much from now on.
+    /// Sets the price of each replica from now on.
     pub fn set_price(&mut self, now: Tick, price: Option<Price>) {
         self.advance(now);
         self.price = price;
     }
 
-    /// A replica counts as something else from now on.
-    pub fn recount(&mut self, now: Tick, before: ReplicaPresence, after: ReplicaPresence) {
+    /// Changes how a replica counts from now on.
+    pub fn change_presence(&mut self, now: Tick, before: ReplicaPresence, after: ReplicaPresence) {
         self.advance(now);
         self.present = self.present + u32::from(after.present) - u32::from(before.present);
         self.busy = self.busy + u32::from(after.busy) - u32::from(before.busy);
     }
 
-    /// Replicas that are there, and those of them that have work.
+    /// Replicas that are present, and the number of them that have work.
     #[must_use]
     pub const fn counts(&self) -> (u32, u32) {
         (self.present, self.busy)
     }
 
-    /// What an hour of a replica costs.
+    /// Price of an hour of a replica.
     #[must_use]
     pub const fn price(&self) -> Option<Price> {
         self.price
     }
 
-    /// Charges a part of a replica's time; returns what it costs, in 1e-9 of
-    /// the currency.
+    /// Charges a part of a replica's time; returns its cost in 1e-9 of the currency.
     pub fn charge(&mut self, time: Duration) -> u64 {
         self.money(self.cost(time))
     }
 
-    /// The idle time since this was last asked.
+    /// Takes the idle time since the last call.
     pub fn take_idle(&mut self, now: Tick, pool: PoolId) -> IdleTime {
         self.advance(now);
         let (time, cost) = (self.idle, self.idle_cost);
@@ -87,9 +84,9 @@ impl PoolAccount {
         IdleTime { pool, time, price: self.price, money: self.money(cost) }
     }
 
-    /// The sums so far.
+    /// The sums up to `now`.
     #[must_use]
-    pub fn times(&self, now: Tick) -> PoolTimes {
+    pub fn replica_time(&self, now: Tick) -> PoolTimes {
         let passed = now.since(self.last);
         PoolTimes {
             present: self.times.present.saturating_add(times(passed, self.present)),
@@ -100,7 +97,7 @@ impl PoolAccount {
     fn advance(&mut self, now: Tick) {
         let passed = now.since(self.last);
         let idle = times(passed, self.present.saturating_sub(self.busy));
-        self.times = self.times(now);
+        self.times = self.replica_time(now);
         self.idle = self.idle.saturating_add(idle);
         self.idle_cost += self.cost(idle);
         self.last = self.last.max(now);
@@ -136,20 +133,20 @@ mod tests {
     fn an_hour_costs_its_price() {
         let mut account = PoolAccount::default();
         account.set_price(Tick::ZERO, Price::new(2.5));
-        account.recount(Tick::ZERO, ReplicaPresence::default(), HERE);
+        account.change_presence(Tick::ZERO, ReplicaPresence::default(), HERE);
         let hour = Duration::from_secs(3_600);
-        account.recount(Tick::ZERO + hour, HERE, BUSY);
+        account.change_presence(Tick::ZERO + hour, HERE, BUSY);
         let idle = account.take_idle(Tick::ZERO + hour, POOL);
         assert_eq!((idle.time, idle.money), (hour, 2_500_000_000));
         assert_eq!(account.charge(hour), 2_500_000_000);
-        let times = account.times(Tick::ZERO + 3 * hour);
+        let times = account.replica_time(Tick::ZERO + 3 * hour);
         assert_eq!((times.present, times.busy), (3 * hour, 2 * hour));
         assert_eq!(account.take_idle(Tick::ZERO + 3 * hour, POOL).money, 0, "it was busy all the time");
     }
 
     proptest! {
-        /// Whatever is asked when: what was charged and what was idle is the time
-        /// of the replicas at their price, to less than one unit.
+        /// In whatever order bills are asked for: charged and idle time add up to the replicas'
+        /// time at their price, to less than one unit.
         #[test]
         fn charged_and_idle_add_up(price in 0.0..500.0_f64, steps in vec((0_u64..9_000_000_000, 0_usize..4), 1..100)) {
             let mut account = PoolAccount::default();
@@ -163,18 +160,18 @@ mod tests {
                     continue;
                 };
                 let next = match *replica { HERE => BUSY, BUSY => ReplicaPresence::default(), _ => HERE };
-                account.recount(now, *replica, next);
+                account.change_presence(now, *replica, next);
                 if replica.busy {
                     money += account.charge(now.since(since[which]));
                 }
                 (*replica, since[which]) = (next, now);
             }
             for (replica, since) in replicas.iter().zip(since).filter(|(replica, _)| replica.busy) {
-                account.recount(now, *replica, ReplicaPresence::default());
+                account.change_presence(now, *replica, ReplicaPresence::default());
                 money += account.charge(now.since(since));
             }
             money += account.take_idle(now, POOL).money;
-            let all = account.cost(account.times(now).present);
+            let all = account.cost(account.replica_time(now).present);
             prop_assert_eq!(u128::from(money), all / Price::UNIT);
         }
     }

@@ -1,4 +1,4 @@
-//! Account of one limit.
+//! Limit account: the use and the reservations of one limit.
 
 use std::time::Duration;
 
@@ -6,37 +6,35 @@ use crate::core::limits::rule::LimitPeriod;
 use crate::core::limits::window::MinuteWindow;
 use crate::core::model::time::Tick;
 
-/// When to come back for what is held by jobs that run: nobody knows when they
-/// end.
-const HELD: Duration = Duration::from_secs(1);
+/// Retry-After for amounts that running jobs hold, whose end is not known.
+const HELD_RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// What has been used of a limit, and what is reserved.
+/// Use and reservations of one limit.
 #[derive(Debug, Clone)]
 pub enum LimitAccount {
-    /// What jobs hold that have not ended.
+    /// Amount that unfinished jobs hold.
     Now(u64),
-    /// The last minute.
+    /// Use in the last minute.
     Minute(MinuteWindow),
-    /// A day or a month.
+    /// Use in a day or a month.
     Calendar {
-        /// Used by jobs that have ended.
+        /// Amount that ended jobs have used.
         used: u64,
-        /// Reserved for those that have not.
+        /// Amount reserved for unfinished jobs.
         reserved: u64,
     },
 }
 
-/// A part of an account that a job has reserved.
+/// Reservation of a job in one account.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AccountShare {
-    /// How much.
+    /// In the unit of the limit.
     pub amount: u64,
-    /// In which slot of the window, where the account has one.
+    /// Slot of the minute window; 0 in an account without a window.
     pub slot: u64,
 }
 
 impl LimitAccount {
-    /// An empty account.
     #[must_use]
     pub fn new(period: LimitPeriod) -> Self {
         match period {
@@ -46,14 +44,14 @@ impl LimitAccount {
         }
     }
 
-    /// Brings it up to the present.
+    /// Moves the minute window to the present.
     pub fn advance(&mut self, now: Tick, limit: u64) {
         if let Self::Minute(window) = self {
             window.advance(now, limit);
         }
     }
 
-    /// What is used and reserved; the account is up to date.
+    /// Amount used and reserved. The account must have been advanced to the present.
     #[must_use]
     pub const fn used(&self) -> u64 {
         match self {
@@ -63,7 +61,7 @@ impl LimitAccount {
         }
     }
 
-    /// What is reserved and not settled; absent where nobody keeps it apart.
+    /// Amount reserved and not settled; `None` where the account does not track it.
     #[must_use]
     pub const fn reserved(&self) -> Option<u64> {
         match self {
@@ -73,20 +71,18 @@ impl LimitAccount {
         }
     }
 
-    /// How long until so much can be reserved; `ends` is when the calendar's
-    /// period does.
+    /// Time until `amount` can be reserved. `ends` is the end of the calendar period.
     #[must_use]
     pub fn wait(&self, now: Tick, ends: Tick, limit: u64, amount: u64) -> Duration {
         let fits = self.used().saturating_add(amount) <= limit;
         match self {
             _ if fits => Duration::ZERO,
-            Self::Now(_) => HELD,
+            Self::Now(_) => HELD_RETRY_AFTER,
             Self::Minute(window) => window.wait(now, limit, amount),
             Self::Calendar { .. } => ends.since(now),
         }
     }
 
-    /// Reserves an amount.
     pub fn reserve(&mut self, now: Tick, amount: u64) -> AccountShare {
         let mut slot = 0;
         match self {
@@ -97,11 +93,11 @@ impl LimitAccount {
         AccountShare { amount, slot }
     }
 
-    /// Replaces a reservation by what its job came to.
+    /// Replaces a reservation by the actual use of its job.
     pub fn settle(&mut self, now: Tick, limit: u64, share: AccountShare, actual: u64) {
         match self {
             Self::Now(held) => *held = held.saturating_sub(share.amount),
-            Self::Minute(window) => window.correct(now, limit, (share.slot, share.amount), actual),
+            Self::Minute(window) => window.settle(now, limit, (share.slot, share.amount), actual),
             Self::Calendar { used, reserved } => {
                 *reserved = reserved.saturating_sub(share.amount);
                 *used = used.saturating_add(actual);
@@ -109,14 +105,14 @@ impl LimitAccount {
         }
     }
 
-    /// A new day or month has begun. What has not ended is settled in it.
-    pub const fn begin(&mut self) {
+    /// Starts a new day or month. Jobs that have not ended are settled in the new period.
+    pub const fn start_period(&mut self) {
         if let Self::Calendar { used, .. } = self {
             *used = 0;
         }
     }
 
-    /// Adds what was used before the start.
+    /// Adds an amount that was used before the gateway started.
     pub const fn restore(&mut self, amount: u64) {
         if let Self::Calendar { used, .. } = self {
             *used = used.saturating_add(amount);

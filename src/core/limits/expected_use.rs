@@ -1,26 +1,25 @@
-//! Expected use of a job: the output, replica time and money to reserve, which nearly all jobs
-//! like it stayed below.
+//! Expected use of a job: the output, replica time and money to reserve.
 //!
-//! A mean would be passed by every second job, the asked maximum is rarely
-//! used and would keep others out.
+//! Nearly all similar jobs stayed below the reserved amount. A mean would be exceeded by every
+//! second job. The requested maximum is rarely used, and would keep other jobs out.
 
 use crate::core::model::ids::{ClassId, ModelId, TenantId};
 use crate::core::model::job::JobSpec;
 use crate::core::model::number_map::NumberMap;
 use crate::core::model::policy::Policy;
 
-/// Of so many jobs, one may use more.
+/// One job in this many may exceed the expected amount.
 const ONE_IN: u32 = 20;
-/// Jobs after which the own lengths are relied on.
-const FEW: u32 = 20;
-/// The shortest answer that the first ones are taken for, in tokens.
-const USUAL: u64 = 256;
-/// Jobs that are remembered; then each counts half.
+/// Jobs of one kind after which their own amounts are relied on.
+const MIN_SAMPLES: u32 = 20;
+/// The least amount, in tokens, that a guess from the first few jobs assumes.
+const MIN_GUESS: u64 = 256;
+/// Samples in a histogram. At this number, all counts are halved.
 const MEMORY: u32 = 512;
-/// Buckets: two for each doubling.
+/// Buckets of a histogram: two for each doubling.
 const BUCKETS: usize = 96;
 
-/// Output lengths of one kind of job, by size; or what else is reserved of it.
+/// Histogram of amounts of one kind of job: output lengths, replica time or cost.
 #[derive(Debug, Clone)]
 struct SizeHistogram {
     counts: [u16; BUCKETS],
@@ -33,7 +32,8 @@ impl Default for SizeHistogram {
     }
 }
 
-/// The bucket of a length: `2 log2`, the upper half of a doubling apart.
+/// The bucket of an amount: two times its binary logarithm, and one more for the upper half of a
+/// doubling.
 const fn bucket(length: u64) -> usize {
     if length < 2 {
         return 0;
@@ -44,7 +44,7 @@ const fn bucket(length: u64) -> usize {
     if bucket < BUCKETS { bucket } else { BUCKETS - 1 }
 }
 
-/// The largest length in a bucket.
+/// The largest amount in a bucket.
 const fn upper_end(bucket: usize) -> u64 {
     if bucket < 2 {
         return 1;
@@ -64,8 +64,8 @@ impl SizeHistogram {
         }
     }
 
-    /// The length that at most one job in [`ONE_IN`] passes.
-    fn most(&self) -> u64 {
+    /// The amount that at most one job in [`ONE_IN`] exceeds.
+    fn upper_quantile(&self) -> u64 {
         let mut above = self.total / ONE_IN;
         for (bucket, count) in self.counts.iter().enumerate().rev() {
             match above.checked_sub(u32::from(*count)) {
@@ -76,15 +76,15 @@ impl SizeHistogram {
         0
     }
 
-    /// A cautious guess from a few: the largest of them, the more often the fewer
-    /// they are. Absent where there is none.
+    /// A cautious guess from few samples: the largest of them, multiplied by a factor that falls as
+    /// samples arrive. `None` without samples.
     fn guess(&self) -> Option<u64> {
         let largest = self.counts.iter().rposition(|count| *count > 0).map(upper_end)?;
-        Some(largest.max(USUAL).saturating_mul(u64::from(1 + FEW / self.total.max(1))))
+        Some(largest.max(MIN_GUESS).saturating_mul(u64::from(1 + MIN_SAMPLES / self.total.max(1))))
     }
 }
 
-/// What was learned of one unit, by model, tenant and class.
+/// Learned amounts of one unit, by model, tenant and class.
 #[derive(Debug, Clone, Default)]
 struct LearnedSizes {
     own: NumberMap<(ModelId, TenantId, ClassId), SizeHistogram>,
@@ -92,12 +92,13 @@ struct LearnedSizes {
 }
 
 impl LearnedSizes {
-    /// What at most one such job in [`ONE_IN`] passes: by its model, tenant and
-    /// class once there are enough samples, else by its model.
-    fn most(&self, spec: &JobSpec) -> Option<u64> {
+    /// The amount that at most one similar job in [`ONE_IN`] exceeds. Similar jobs share model,
+    /// tenant and class once there are enough samples, and otherwise the model.
+    fn upper_quantile(&self, spec: &JobSpec) -> Option<u64> {
         let own = self.own.get(&(spec.model, spec.tenant, spec.class));
-        let known = [own, self.models.get(&spec.model)].into_iter().flatten().find(|kind| kind.total >= FEW);
-        known.map(SizeHistogram::most)
+        let known =
+            [own, self.models.get(&spec.model)].into_iter().flatten().find(|kind| kind.total >= MIN_SAMPLES);
+        known.map(SizeHistogram::upper_quantile)
     }
 
     fn learn(&mut self, spec: &JobSpec, amount: u64) {
@@ -115,7 +116,7 @@ impl LearnedSizes {
     }
 }
 
-/// What jobs used, by model, tenant and class.
+/// Amounts that jobs have used, by model, tenant and class.
 #[derive(Debug, Clone, Default)]
 pub struct ExpectedUse {
     output: LearnedSizes,
@@ -124,36 +125,36 @@ pub struct ExpectedUse {
 }
 
 impl ExpectedUse {
-    /// Output tokens to reserve for a job, over all its sequences; never more
-    /// than it may generate. By its model, tenant and class once there are
-    /// enough samples, else by its model, of which a few are enough for a
-    /// cautious guess, else by what it asks for.
+    /// Output tokens to reserve for a job, over all its sequences; never more than the job may
+    /// generate. The amount comes from jobs of the same model, tenant and class once there are
+    /// enough samples, and otherwise from jobs of the model. A few samples of the model give a
+    /// cautious guess. Without samples, the whole requested output is reserved.
     #[must_use]
     pub fn output(&self, spec: &JobSpec) -> u64 {
         let guess = || self.output.models.get(&spec.model)?.guess();
-        let each = self.output.most(spec).or_else(guess).unwrap_or(u64::MAX);
+        let each = self.output.upper_quantile(spec).or_else(guess).unwrap_or(u64::MAX);
         each.saturating_mul(u64::from(spec.sequences)).min(spec.max_output_tokens)
     }
 
-    /// Learns from a job's output.
+    /// Learns from the output of a job, in tokens over all its sequences.
     pub fn learn(&mut self, spec: &JobSpec, output: u64) {
         self.output.learn(spec, output / u64::from(spec.sequences.max(1)));
     }
 
-    /// Nanoseconds of a replica's time to reserve for a job, and what they cost
-    /// in 1e-9 of the currency; absent before enough such jobs were seen.
+    /// Nanoseconds of replica time to reserve for a job, and their cost in 1e-9 of the currency.
+    /// `None` before enough similar jobs have ended.
     #[must_use]
-    pub fn spent(&self, spec: &JobSpec) -> (Option<u64>, Option<u64>) {
-        (self.gpu.most(spec), self.money.most(spec))
+    pub fn replica_use(&self, spec: &JobSpec) -> (Option<u64>, Option<u64>) {
+        (self.gpu.upper_quantile(spec), self.money.upper_quantile(spec))
     }
 
-    /// Learns from what a job's stays at replicas came to.
-    pub fn learn_spent(&mut self, spec: &JobSpec, (gpu, money): (Option<u64>, Option<u64>)) {
+    /// Learns from the replica time in nanoseconds, and its cost, of all stays of a job.
+    pub fn learn_replica_use(&mut self, spec: &JobSpec, (gpu, money): (Option<u64>, Option<u64>)) {
         gpu.into_iter().for_each(|gpu| self.gpu.learn(spec, gpu));
         money.into_iter().for_each(|money| self.money.learn(spec, money));
     }
 
-    /// Forgets what is no longer in the policy.
+    /// Forgets models, tenants and classes that are no longer in the policy.
     pub fn retain(&mut self, policy: &Policy) {
         [&mut self.output, &mut self.gpu, &mut self.money].into_iter().for_each(|kinds| kinds.retain(policy));
     }
@@ -189,8 +190,8 @@ mod tests {
     fn nearly_all_stay_below() {
         let mut lengths = SizeHistogram::default();
         (0..10_000_u64).for_each(|job| lengths.add(if job % 25 == 0 { 4_000 } else { 100 + job % 20 }));
-        assert_eq!(lengths.most(), 127);
+        assert_eq!(lengths.upper_quantile(), 127);
         (0..200).for_each(|_| lengths.add(4_000));
-        assert_eq!(lengths.most(), 4_095, "what has become usual is learned");
+        assert_eq!(lengths.upper_quantile(), 4_095, "what has become usual is learned");
     }
 }

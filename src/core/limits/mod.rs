@@ -1,9 +1,8 @@
 //! Limits of tenants, keys and models: reserved before a job waits, settled when it ends.
 //!
-//! All limits of a job are checked and reserved in one step, so that many that
-//! come at once never pass one together. What a job holds is settled exactly
-//! once, whatever becomes of it: by what it used, or as it was reserved where
-//! nobody knows.
+//! All limits of a job are checked and reserved in one step, so that jobs that arrive together
+//! never exceed a limit together. A reservation is settled exactly once, whatever becomes of the
+//! job: by the actual use, or by the reserved amount when the actual use is not known.
 
 pub mod account;
 pub mod expected_use;
@@ -22,14 +21,13 @@ use crate::core::model::ids::{KeyId, ModelId, TenantId};
 use crate::core::model::number_map::NumberMap;
 use crate::core::model::time::Tick;
 
-/// Whose limits a job meets.
+/// Subject of limits: the tenant, key and model whose limits apply to a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LimitSubject {
-    /// Who it is for.
     pub tenant: TenantId,
-    /// The key that it came with.
+    /// The key that the request came with.
     pub key: Option<KeyId>,
-    /// What it asks for.
+    /// The requested model.
     pub model: ModelId,
 }
 
@@ -42,69 +40,64 @@ impl LimitSubject {
     }
 }
 
-/// What a job has reserved. Empty once it is settled.
+/// Reservations of a job; empty once they are settled.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LimitReservation(SmallVec<[ReservedPart; 2]>);
 
-/// What it has reserved of one limit.
+/// Reservation of a job in one limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ReservedPart {
     rule: LimitId,
-    /// Of the account: one that was closed in between is not settled.
+    /// Epoch of the account. A reservation in an account that was closed since is not settled.
     epoch: u64,
     share: AccountShare,
 }
 
 impl LimitReservation {
-    /// Whether nothing is reserved.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// The limit that a job would pass.
+/// The limit that a job would exceed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LimitExceeded {
-    /// Which.
     pub rule: LimitId,
-    /// How much it allows.
+    /// The amount that the limit allows, in its unit.
     pub limit: u64,
-    /// How much the job asks for.
+    /// The amount that the job asks for.
     pub asked: u64,
-    /// How much is left.
+    /// The amount that is left, in the unit of the limit.
     pub left: u64,
-    /// When so much is free at the latest, if what is reserved is used; absent
-    /// when it never is, since the job alone is more than the limit.
+    /// Time until the asked amount is free at the latest, if all reservations are used. `None` when
+    /// the job alone is more than the limit.
     pub retry_after: Option<Duration>,
 }
 
 impl LimitExceeded {
-    /// Whether a day's or month's quota is spent, so that trying again soon is
-    /// pointless.
+    /// Whether the quota of a day or month is used up, so that an early retry is pointless.
     #[must_use]
     pub const fn is_quota(&self) -> bool {
         matches!(self.rule.period, LimitPeriod::Day | LimitPeriod::Month)
     }
 }
 
-/// How it stands with a limit.
+/// Status of one limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LimitStatus {
-    /// Which.
     pub rule: LimitRule,
-    /// How much is left.
+    /// The amount that is left, in the unit of the limit.
     pub left: u64,
-    /// How long until all of it is free, if nothing more is used.
+    /// Time until the whole limit is free, if nothing more is used.
     pub reset: Duration,
 }
 
-/// What a job was granted.
+/// The reservations of an admitted job.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LimitGrant {
-    /// What it has reserved.
     pub reservation: LimitReservation,
-    /// Limits in shadow mode that would have refused it.
+    /// Limits in shadow mode that would have refused the job.
     pub shadowed: SmallVec<[LimitId; 1]>,
 }
 
@@ -112,13 +105,13 @@ pub struct LimitGrant {
 #[derive(Debug, Clone)]
 pub struct UsageLimits {
     entries: NumberMap<LimitId, LimitEntry>,
-    /// Which units are limited, for anybody.
-    counted: [bool; LimitUnit::ALL.len()],
-    /// The rules of each scope, in their order.
-    of: NumberMap<LimitScope, SmallVec<[LimitId; 2]>>,
-    /// When the day and the month end.
+    /// Units that any limit counts, by number of the unit.
+    counted_units: [bool; LimitUnit::ALL.len()],
+    /// The rules of each scope, in the order of the policy.
+    by_scope: NumberMap<LimitScope, SmallVec<[LimitId; 2]>>,
+    /// Ends of the current day and month.
     ends: [Tick; 2],
-    /// Accounts opened since the start.
+    /// Number of accounts opened since the start. The number of an account is its epoch.
     opened: u64,
 }
 
@@ -133,8 +126,8 @@ impl Default for UsageLimits {
     fn default() -> Self {
         Self {
             entries: NumberMap::default(),
-            counted: [false; LimitUnit::ALL.len()],
-            of: NumberMap::default(),
+            counted_units: [false; LimitUnit::ALL.len()],
+            by_scope: NumberMap::default(),
             ends: [Tick::NEVER; 2],
             opened: 0,
         }
@@ -142,11 +135,11 @@ impl Default for UsageLimits {
 }
 
 impl UsageLimits {
-    /// Puts rules in force. An account whose rule stays keeps what was used,
-    /// also when the amount changes.
+    /// Puts rules in force. The account of a rule that stays keeps its use, also when the rule's
+    /// amount changes.
     pub fn apply(&mut self, rules: &[LimitRule]) {
-        self.of.clear();
-        self.counted = LimitUnit::ALL.map(|unit| rules.iter().any(|rule| rule.id.unit == unit));
+        self.by_scope.clear();
+        self.counted_units = LimitUnit::ALL.map(|unit| rules.iter().any(|rule| rule.id.unit == unit));
         let mut before = std::mem::take(&mut self.entries);
         for rule in rules {
             let entry = before.remove(&rule.id).unwrap_or_else(|| {
@@ -154,28 +147,28 @@ impl UsageLimits {
                 LimitEntry { rule: *rule, epoch: self.opened, account: LimitAccount::new(rule.id.period) }
             });
             if self.entries.insert(rule.id, LimitEntry { rule: *rule, ..entry }).is_none() {
-                self.of.entry(rule.id.scope).or_default().push(rule.id);
+                self.by_scope.entry(rule.id.scope).or_default().push(rule.id);
             }
         }
     }
 
-    /// Whether there are any.
+    /// Whether there are no limits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Whether anybody's use of the unit is limited.
+    /// Whether any limit counts the unit.
     #[must_use]
     pub const fn counts(&self, unit: LimitUnit) -> bool {
-        self.counted[unit as usize]
+        self.counted_units[unit as usize]
     }
 
-    /// Reserves what a job is expected to use. What is only a guess is never
-    /// more than a limit allows: else one that is small would refuse for ever.
+    /// Reserves the expected use of a job. An amount that is only expected is capped at the limit:
+    /// otherwise a small limit would refuse the job for ever.
     ///
     /// # Errors
-    /// The limit that it would pass for the longest time; nothing is reserved.
+    /// The limit that the job would exceed for the longest time; nothing is reserved.
     pub fn reserve(
         &mut self,
         payer: &LimitSubject,
@@ -212,14 +205,13 @@ impl UsageLimits {
         Ok(granted)
     }
 
-    /// Settles what a job has reserved by what it used; by what it reserved
-    /// where that is not known.
+    /// Settles the reservations of a job by its actual use, and by the reserved amount where the
+    /// use is not known.
     pub fn settle(&mut self, hold: LimitReservation, used: &UsedAmounts, now: Tick) {
         self.settle_each(hold, now, |part| used.of(part.rule.unit).unwrap_or(part.share.amount));
     }
 
-    /// Gives back all that a job has reserved, its request included: it never
-    /// came to an engine.
+    /// Returns all reservations of a job that never reached an engine, its request included.
     pub fn give_back(&mut self, hold: LimitReservation, now: Tick) {
         self.settle_each(hold, now, |_| 0);
     }
@@ -232,7 +224,7 @@ impl UsageLimits {
         }
     }
 
-    /// Whether what is reserved is what these jobs hold, and nothing else.
+    /// Whether the accounts hold exactly the given reservations.
     #[must_use]
     pub fn is_balanced<'a>(&self, holds: impl Iterator<Item = &'a LimitReservation>) -> bool {
         let mut sums: NumberMap<(LimitId, u64), u64> = NumberMap::default();
@@ -245,21 +237,21 @@ impl UsageLimits {
         })
     }
 
-    /// A day or month has begun and ends then.
-    pub fn begin(&mut self, period: LimitPeriod, ends: Tick) {
+    /// Starts a new day or month, which ends at `ends`.
+    pub fn start_period(&mut self, period: LimitPeriod, ends: Tick) {
         let new = self.entries.values_mut().filter(|entry| entry.rule.id.period == period);
-        new.for_each(|entry| entry.account.begin());
+        new.for_each(|entry| entry.account.start_period());
         self.set_end(period, ends);
     }
 
-    /// Adds what was used in the day or month before the start.
+    /// Adds an amount that was used in the current day or month before the gateway started.
     pub fn restore(&mut self, rule: LimitId, amount: u64) {
         if let Some(entry) = self.entries.get_mut(&rule) {
             entry.account.restore(amount);
         }
     }
 
-    /// When the day or month ends that is now.
+    /// Sets the end of the current day or month.
     pub const fn set_end(&mut self, period: LimitPeriod, ends: Tick) {
         match period {
             LimitPeriod::Day => self.ends[0] = ends,
@@ -268,13 +260,13 @@ impl UsageLimits {
         }
     }
 
-    /// How it stands with a payer's limits.
+    /// Status of the limits that apply to a subject.
     #[must_use]
     pub fn status_for(&mut self, payer: &LimitSubject, now: Tick) -> SmallVec<[LimitStatus; 4]> {
         self.rules_of(payer).into_iter().filter_map(|id| self.status_of(id, now)).collect()
     }
 
-    /// How it stands with every limit.
+    /// Status of every limit, in the order of the ids.
     pub fn statuses(&mut self, now: Tick) -> Vec<LimitStatus> {
         let mut ids: Vec<LimitId> = self.entries.keys().copied().collect();
         ids.sort_unstable();
@@ -290,10 +282,10 @@ impl UsageLimits {
     }
 
     fn rules_of(&self, payer: &LimitSubject) -> SmallVec<[LimitId; 8]> {
-        payer.scopes().filter_map(|scope| self.of.get(&scope)).flatten().copied().collect()
+        payer.scopes().filter_map(|scope| self.by_scope.get(&scope)).flatten().copied().collect()
     }
 
-    /// Why a limit does not let the job in.
+    /// Why a limit refuses the job; `None` when the job fits.
     fn check(&mut self, id: LimitId, wanted: &UnitAmounts, now: Tick) -> Option<LimitExceeded> {
         let ends = self.ends_of(id.period);
         let LimitEntry { rule, account, .. } = self.entries.get_mut(&id)?;
@@ -303,13 +295,13 @@ impl UsageLimits {
         }
         account.advance(now, rule.amount);
         let limit = rule.amount;
-        let too_large = wanted.least(id.unit).max(1) > limit;
+        let too_large = wanted.known_before_run(id.unit).max(1) > limit;
         let wait = account.wait(now, ends, limit, amount);
         if !too_large && wait.is_zero() {
             return None;
         }
         let left = limit.saturating_sub(account.used());
-        let asked = if too_large { wanted.least(id.unit) } else { amount };
+        let asked = if too_large { wanted.known_before_run(id.unit) } else { amount };
         Some(LimitExceeded { rule: id, limit, asked, left, retry_after: (!too_large).then_some(wait) })
     }
 
@@ -322,8 +314,8 @@ impl UsageLimits {
     }
 }
 
-/// How much of a limit the job reserves. Nothing is free: what is not known
-/// yet counts as one. Only output is nothing where there is none.
+/// The amount of a limit that a job reserves. A job without an expected amount reserves 1, so that
+/// no job is free. Only a job without output reserves no output tokens.
 fn wanted_of(rule: &LimitRule, wanted: &UnitAmounts) -> u64 {
     let amount = wanted.of(rule.id.unit);
     match rule.id.unit {

@@ -2,19 +2,19 @@
 
 use crate::core::model::ids::{KeyId, ModelId, TenantId};
 
-/// Whose use is counted together.
+/// Scope of a limit: the requests that are counted together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LimitScope {
-    /// All of a tenant's.
+    /// All requests of a tenant.
     Tenant(TenantId),
-    /// What comes with one API key.
+    /// Requests with one API key.
     Key(KeyId),
-    /// A tenant's of one model.
+    /// Requests of a tenant for one model.
     Model(TenantId, ModelId),
 }
 
 impl LimitScope {
-    /// A short stable name for logs and metric labels.
+    /// Short stable name for logs and metric labels.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -25,29 +25,28 @@ impl LimitScope {
     }
 }
 
-/// What is counted.
+/// Unit that a limit counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LimitUnit {
-    /// Requests.
     Requests,
     /// Prompt tokens, cached ones included.
     InputTokens,
     /// Generated tokens.
     OutputTokens,
-    /// Both.
+    /// Prompt tokens and generated tokens together.
     Tokens,
     /// Nanoseconds of a replica's time.
     GpuTime,
-    /// 1e-9 of the currency that pools' prices are in.
+    /// 1e-9 of the currency of the pools' prices.
     Money,
 }
 
 impl LimitUnit {
-    /// Each unit, in the order in which it is told.
+    /// Every unit, in the order of reports.
     pub const ALL: [Self; 6] =
         [Self::Requests, Self::InputTokens, Self::OutputTokens, Self::Tokens, Self::GpuTime, Self::Money];
 
-    /// A short stable name for logs and metric labels.
+    /// Short stable name for logs and metric labels.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -61,21 +60,21 @@ impl LimitUnit {
     }
 }
 
-/// The time over which it is counted.
+/// Period over which a limit counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LimitPeriod {
-    /// What is admitted and has not ended.
+    /// At any time: what is admitted and has not ended.
     Now,
-    /// The last 60 seconds, whenever one looks.
+    /// The sixty seconds before any instant.
     Minute,
-    /// The day, until its end.
+    /// The calendar day.
     Day,
-    /// The month, until its end.
+    /// The calendar month.
     Month,
 }
 
 impl LimitPeriod {
-    /// A short stable name for logs and metric labels.
+    /// Short stable name for logs and metric labels.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -87,29 +86,25 @@ impl LimitPeriod {
     }
 }
 
-/// Names one limit, over reloads too.
+/// Identity of a limit, which stays the same over reloads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LimitId {
-    /// Whose.
     pub scope: LimitScope,
-    /// Of what.
     pub unit: LimitUnit,
-    /// Over which time.
     pub period: LimitPeriod,
-    /// It refuses nothing, and what it would refuse is counted.
+    /// The limit refuses nothing; what it would refuse is counted.
     pub shadow: bool,
 }
 
-/// A limit.
+/// One limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LimitRule {
-    /// Which.
     pub id: LimitId,
-    /// How much, in the rule's unit. 0 allows nothing.
+    /// The allowed amount, in the limit's unit. 0 allows nothing.
     pub amount: u64,
 }
 
-/// So much of each unit: what a job is expected to use, or what it used.
+/// Amounts of each unit: the expected or the actual use of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct UnitAmounts {
     /// Prompt tokens.
@@ -122,18 +117,16 @@ pub struct UnitAmounts {
     pub money: u64,
 }
 
-/// What a job used, as far as it is known.
+/// Actual use of a job, as far as it is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct UsedAmounts {
-    /// Of each unit.
     pub amounts: UnitAmounts,
-    /// Whether anybody counted the tokens; what is not known stays as it was
-    /// reserved.
+    /// Whether the tokens were counted. Otherwise the reserved tokens are charged.
     pub tokens_known: bool,
 }
 
 impl UsedAmounts {
-    /// How much of it the unit counts, if that is known.
+    /// Amount that counts for the unit; `None` when it is not known.
     #[must_use]
     pub fn of(&self, unit: LimitUnit) -> Option<u64> {
         let known = match unit {
@@ -145,7 +138,7 @@ impl UsedAmounts {
 }
 
 impl UnitAmounts {
-    /// How much of it the unit counts; a request is one, whatever it uses.
+    /// Amount that counts for the unit. A request counts as one, whatever it uses.
     #[must_use]
     pub const fn of(&self, unit: LimitUnit) -> u64 {
         match unit {
@@ -158,10 +151,9 @@ impl UnitAmounts {
         }
     }
 
-    /// The part of it that is known before the job runs, and that no smaller
-    /// answer avoids.
+    /// The part of the amount that is known before the job runs, and that no shorter answer avoids.
     #[must_use]
-    pub const fn least(&self, unit: LimitUnit) -> u64 {
+    pub const fn known_before_run(&self, unit: LimitUnit) -> u64 {
         match unit {
             LimitUnit::Requests => 1,
             LimitUnit::InputTokens | LimitUnit::Tokens => self.input,

@@ -1,4 +1,4 @@
-//! Limits, by example and by property.
+//! Tests of limits, by example and by property.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ fn five_calls_at_once_do_not_pass_a_limit_together() {
     assert_eq!(granted, 1);
     let refused = calls[4].clone().unwrap_err();
     assert_eq!((refused.limit, refused.asked, refused.left), (100, 100, 0));
-    // Those that run may use less; what is used is free in a minute.
+    // Running jobs may use less than they reserved; used amounts are free after a minute.
     assert_eq!(refused.retry_after, Some(Duration::from_secs(1)));
     let hold = calls.into_iter().flatten().next().unwrap().reservation;
     budgets.settle(hold, &used_by(tokens(10, 90)), NOW);
@@ -163,7 +163,7 @@ fn what_runs_over_midnight_counts_in_the_new_day() {
     budgets.restore(day, 700);
     let hold = budgets.reserve(&PAYER, &tokens(100, 100), NOW).unwrap().reservation;
     assert!(budgets.reserve(&PAYER, &tokens(100, 100), NOW).is_err());
-    budgets.begin(LimitPeriod::Day, NOW + Duration::from_secs(86_400));
+    budgets.start_period(LimitPeriod::Day, NOW + Duration::from_secs(86_400));
     assert_eq!(used(&budgets, day), 200);
     budgets.settle(hold, &used_by(tokens(100, 20)), NOW);
     assert_eq!(used(&budgets, day), 120);

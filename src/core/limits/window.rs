@@ -1,45 +1,44 @@
 //! Minute window: the amount used in the sixty seconds before any instant.
 //!
-//! A bucket that starts full and is refilled all the time lets twice its size
-//! pass in its first minute. This is a window of 60 seconds that slides in
-//! steps of a quarter of a second: in no 60 seconds is there ever more than the
-//! limit. What a job used beyond its reservation does not fit any more: it is a
-//! debt, paid with what leaves the window.
+//! A token bucket that starts full and refills all the time lets twice its size pass in its first
+//! minute. This window slides in steps of a quarter of a second instead: no sixty seconds ever
+//! contain more than the limit. Use beyond a job's reservation may not fit any more. The excess
+//! becomes a debt, paid with amounts that leave the window.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::core::model::time::Tick;
 
-/// Nanoseconds in a slot.
+/// Length of a slot in nanoseconds.
 const SLOT: u64 = 250_000_000;
-/// Slots after which what was booked in one has left the window: a minute,
-/// and the slot itself, of which nobody knows in which part it was booked.
+/// Slots after which an amount has left the window: a minute, and the slot of the booking itself,
+/// whose exact moment is not kept.
 const KEPT: u64 = 241;
-/// The shortest wait for those that run.
-const SOON: Duration = Duration::from_secs(1);
-/// Debts are forgiven beyond so many times the limit, so that one mistake does
-/// not lock anybody out for hours.
+/// The shortest wait for the settlement of running jobs.
+const MIN_SETTLE_WAIT: Duration = Duration::from_secs(1);
+/// Largest debt in multiples of the limit. More is forgiven, so that one mistake does not lock a
+/// tenant out for hours.
 const MAX_DEBT: u64 = 10;
 
-/// One window.
+/// Minute window of one limit.
 #[derive(Debug, Clone, Default)]
 pub struct MinuteWindow {
-    /// Slots in which something is booked, the oldest first.
+    /// Slots with bookings and their amounts, the oldest first.
     slots: VecDeque<(u64, u64)>,
     sum: u64,
     debt: u64,
-    /// Of it what is reserved by jobs that run.
+    /// The part of the booked amount that running jobs have reserved.
     held: u64,
-    usual: ReservationAccuracy,
+    accuracy: ReservationAccuracy,
 }
 
-/// What has become of reservations, the latest ones counting most.
+/// Typical outcome of reservations; the latest ones count most.
 #[derive(Debug, Clone, Copy, Default)]
 struct ReservationAccuracy {
-    /// Slots until they are settled, eight times.
+    /// Mean number of slots until a reservation is settled, times eight.
     slots: u64,
-    /// The part of them that is used, in 1/256, eight times.
+    /// Mean part of a reservation that is used, in 1/256, times eight.
     part: u64,
     is_known: bool,
 }
@@ -56,8 +55,8 @@ impl ReservationAccuracy {
         }
     }
 
-    /// What is likely to be left of a reservation.
-    const fn left_of(&self, held: u64) -> u64 {
+    /// The part of a reserved amount that is likely to be used.
+    const fn likely_use(&self, held: u64) -> u64 {
         (held as u128 * (self.part / 8) as u128 / 256) as u64
     }
 }
@@ -67,13 +66,13 @@ const fn slot_of(now: Tick) -> u64 {
 }
 
 impl MinuteWindow {
-    /// What is booked in the window, debts included.
+    /// Amount booked in the window, debts included.
     #[must_use]
     pub const fn used(&self) -> u64 {
         self.sum.saturating_add(self.debt)
     }
 
-    /// Lets what is older leave, and pays debts with it.
+    /// Lets old slots leave the window, and pays debts with their amounts.
     pub fn advance(&mut self, now: Tick, limit: u64) {
         let now = slot_of(now);
         while let Some((slot, amount)) = self.slots.front().copied() {
@@ -83,13 +82,12 @@ impl MinuteWindow {
             }
             self.slots.pop_front();
             self.sum -= amount;
-            self.pay(end, limit);
+            self.pay_debt(end, limit);
         }
-        self.pay(now, limit);
+        self.pay_debt(now, limit);
     }
 
-    /// Books an amount now; returns the slot, to be handed back in
-    /// [`Self::correct`].
+    /// Books an amount now. Returns the slot, which [`Self::settle`] takes back.
     pub fn book(&mut self, now: Tick, amount: u64) -> u64 {
         let slot = slot_of(now);
         self.put(slot, amount);
@@ -97,40 +95,40 @@ impl MinuteWindow {
         slot
     }
 
-    /// Replaces what was booked in the slot by what it came to. Less is given
-    /// back while it is in the window; what is more counts from now on.
-    pub fn correct(&mut self, now: Tick, limit: u64, (slot, booked): (u64, u64), actual: u64) {
+    /// Replaces the amount booked in a slot by the actual use. A smaller use is returned while the
+    /// slot is in the window. The excess of a larger use counts from now on.
+    pub fn settle(&mut self, now: Tick, limit: u64, (slot, booked): (u64, u64), actual: u64) {
         self.advance(now, limit);
         self.held = self.held.saturating_sub(booked);
-        self.usual.learn(slot_of(now).saturating_sub(slot), booked, actual);
+        self.accuracy.learn(slot_of(now).saturating_sub(slot), booked, actual);
         if actual > booked {
             let most = limit.saturating_mul(MAX_DEBT).max(1);
             self.debt = self.debt.saturating_add(actual - booked).min(most);
-            return self.pay(slot_of(now), limit);
+            return self.pay_debt(slot_of(now), limit);
         }
         let Ok(at) = self.slots.binary_search_by_key(&slot, |(slot, _)| *slot) else { return };
         let given_back = (booked - actual).min(self.slots[at].1);
         self.slots[at].1 -= given_back;
         self.sum -= given_back;
-        self.pay(slot_of(now), limit);
+        self.pay_debt(slot_of(now), limit);
     }
 
-    /// How long until so much more can be booked; zero when it can now. More
-    /// than the limit never can: then as if it were the limit. Where it is likely
-    /// to fit once those that run are settled, as long as that usually takes.
+    /// Time until `amount` can be booked; zero when it can be booked now. An amount above the limit
+    /// is treated as the limit. When the amount is likely to fit once running jobs are settled, the
+    /// wait is the usual time until a settlement.
     #[must_use]
     pub fn wait(&self, now: Tick, limit: u64, amount: u64) -> Duration {
-        let at_the_latest = self.until_it_leaves(now, limit, amount);
+        let at_the_latest = self.latest_wait(now, limit, amount);
         let settled = self.used().saturating_sub(self.held);
-        let likely = settled.saturating_add(self.usual.left_of(self.held));
+        let likely = settled.saturating_add(self.accuracy.likely_use(self.held));
         if self.held == 0 || likely.saturating_add(amount.min(limit)) > limit {
             return at_the_latest;
         }
-        let usually = Duration::from_nanos((self.usual.slots / 8).saturating_mul(SLOT));
-        at_the_latest.min(usually.max(SOON))
+        let usually = Duration::from_nanos((self.accuracy.slots / 8).saturating_mul(SLOT));
+        at_the_latest.min(usually.max(MIN_SETTLE_WAIT))
     }
 
-    fn until_it_leaves(&self, now: Tick, limit: u64, amount: u64) -> Duration {
+    fn latest_wait(&self, now: Tick, limit: u64, amount: u64) -> Duration {
         let mut needed = self.used().saturating_add(amount.min(limit)).saturating_sub(limit);
         let mut last = slot_of(now);
         if needed == 0 {
@@ -143,19 +141,20 @@ impl MinuteWindow {
                 break;
             }
         }
-        // What is left are debts: they are paid at the rate of the limit.
+        // The rest of the need is debt, which is paid at the rate of the limit.
         let rounds = needed.div_ceil(limit.max(1));
         let at = last.saturating_add(rounds.saturating_mul(KEPT));
         Tick::from_nanos(at.saturating_mul(SLOT)).since(now)
     }
 
-    fn pay(&mut self, slot: u64, limit: u64) {
+    fn pay_debt(&mut self, slot: u64, limit: u64) {
         let paid = self.debt.min(limit.saturating_sub(self.sum));
         self.debt -= paid;
         self.put(slot, paid);
     }
 
-    /// Slots come in order, but for a payment in a slot before the last one.
+    /// Adds an amount to a slot. Slots come in order, except for a payment in a slot before the
+    /// last one.
     fn put(&mut self, slot: u64, amount: u64) {
         if amount == 0 {
             return;
@@ -183,7 +182,7 @@ mod tests {
         let mut window = MinuteWindow::default();
         for (at, amount) in [(secs(10), 60), (secs(20), 40)] {
             let slot = window.book(at, amount);
-            window.correct(at, 100, (slot, amount), amount);
+            window.settle(at, 100, (slot, amount), amount);
         }
         assert_eq!(window.wait(secs(30), 100, 50), Duration::from_millis(40_250));
         assert_eq!(window.wait(secs(30), 100, 61), Duration::from_millis(50_250));
@@ -199,10 +198,10 @@ mod tests {
     fn what_was_not_used_is_given_back_and_what_was_more_is_a_debt() {
         let mut window = MinuteWindow::default();
         let slot = window.book(secs(0), 100);
-        window.correct(secs(5), 100, (slot, 100), 30);
+        window.settle(secs(5), 100, (slot, 100), 30);
         assert_eq!(window.used(), 30);
         let slot = window.book(secs(5), 70);
-        window.correct(secs(6), 100, (slot, 70), 300);
+        window.settle(secs(6), 100, (slot, 70), 300);
         assert_eq!(window.used(), 330);
         // 230 of debt: 30 are paid at 60.25 s, 70 at 65.25 s, the last 30
         // when the first round of payments leaves.
@@ -217,7 +216,7 @@ mod tests {
     fn debts_have_an_end() {
         let mut window = MinuteWindow::default();
         let slot = window.book(secs(0), 10);
-        window.correct(secs(1), 10, (slot, 10), u64::MAX);
+        window.settle(secs(1), 10, (slot, 10), u64::MAX);
         assert!(window.wait(secs(1), 10, 10) <= Duration::from_secs(11 * 61));
         window.advance(secs(12 * 61), 10);
         assert_eq!(window.used(), 0);
@@ -227,7 +226,7 @@ mod tests {
     fn a_limit_of_nothing_does_no_harm() {
         let mut window = MinuteWindow::default();
         let slot = window.book(secs(0), 0);
-        window.correct(secs(0), 0, (slot, 0), 5);
+        window.settle(secs(0), 0, (slot, 0), 5);
         window.advance(secs(100), 0);
         assert!(window.wait(secs(100), 0, 1) > Duration::ZERO);
     }
@@ -236,25 +235,25 @@ mod tests {
     fn what_is_only_reserved_is_waited_for_as_long_as_it_usually_takes() {
         let mut window = MinuteWindow::default();
         let first = window.book(secs(0), 100);
-        assert_eq!(window.wait(secs(0), 100, 50), SOON, "nobody knows how long it takes");
-        window.correct(secs(5), 100, (first, 100), 10);
+        assert_eq!(window.wait(secs(0), 100, 50), MIN_SETTLE_WAIT, "nobody knows how long it takes");
+        window.settle(secs(5), 100, (first, 100), 10);
         let second = window.book(secs(5), 90);
         assert_eq!(window.wait(secs(5), 100, 50), Duration::from_secs(5));
-        window.correct(secs(10), 100, (second, 90), 90);
+        window.settle(secs(10), 100, (second, 90), 90);
         assert_eq!(window.wait(secs(10), 100, 50), Duration::from_millis(55_250), "it is used");
-        // A limit that all use up: their reservations will not come back.
+        // Every job uses its whole reservation, so that nothing is returned at the settlement.
         let mut window = MinuteWindow::default();
         for _ in 0..20 {
             let slot = window.book(secs(0), 3);
-            window.correct(secs(1), 100, (slot, 3), 3);
+            window.settle(secs(1), 100, (slot, 3), 3);
         }
         window.book(secs(2), 40);
         assert_eq!(window.wait(secs(2), 100, 10), Duration::from_millis(58_250));
     }
 
     proptest! {
-        /// Whatever comes, what was let in within any 60 seconds is at most the
-        /// limit, and what is told to come back in some time can come then.
+        /// In any 60 seconds the window admits at most the limit. An amount that was given a wait
+        /// fits after that wait.
         #[test]
         fn never_more_than_the_limit_in_any_minute(
             limit in 1_u64..500,
@@ -271,7 +270,7 @@ mod tests {
                 if wait.is_zero() {
                     let slot = window.book(now, amount);
                     let actual = amount * part / 2;
-                    window.correct(now, limit, (slot, amount), actual.min(amount));
+                    window.settle(now, limit, (slot, amount), actual.min(amount));
                     taken.push((now, actual.min(amount)));
                 } else {
                     let mut later = window.clone();
@@ -287,8 +286,8 @@ mod tests {
             }
         }
 
-        /// Debts or not: what was used over a long time is at most what the
-        /// limit allows in it, and the debt that was forgiven.
+        /// Over a long time the use is at most what the limit allows, plus the debt that was
+        /// forgiven, with or without debts.
         #[test]
         fn the_sum_is_that_of_the_slots(
             limit in 0_u64..300,
@@ -300,7 +299,7 @@ mod tests {
                 now += Duration::from_millis(gap);
                 window.advance(now, limit);
                 let slot = window.book(now, booked);
-                window.correct(now, limit, (slot, booked), actual);
+                window.settle(now, limit, (slot, booked), actual);
                 prop_assert_eq!(window.slots.iter().map(|(_, amount)| amount).sum::<u64>(), window.sum);
                 prop_assert!(window.slots.len() as u64 <= KEPT + 1);
                 prop_assert!(window.debt <= limit.max(1) * MAX_DEBT);

@@ -1,18 +1,18 @@
-//! A set of small numbers, such as pools of a policy.
+//! Bit set: a set of small numbers, such as the pools of a policy.
 
 use smallvec::SmallVec;
 
-/// Numbers in a word.
+/// Bits in a word.
 const WORD: usize = u64::BITS as usize;
 
-/// A set of small numbers. Takes as many words as its largest number needs.
+/// Set of small numbers. The set takes as many words as its largest number needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BitSet {
     words: SmallVec<[u64; 4]>,
 }
 
 impl BitSet {
-    /// Puts a number in or takes it out.
+    /// Adds a number when `is_in` is true, else removes the number.
     pub fn set(&mut self, number: usize, is_in: bool) {
         let (word, bit) = (number / WORD, 1 << (number % WORD));
         if word >= self.words.len() {
@@ -28,19 +28,19 @@ impl BitSet {
         }
     }
 
-    /// Whether the number is in.
+    /// Whether the set contains the number.
     #[must_use]
     pub fn contains(&self, number: usize) -> bool {
         self.words.get(number / WORD).is_some_and(|word| word >> (number % WORD) & 1 == 1)
     }
 
-    /// Puts all numbers of another set in.
+    /// Adds all numbers of another set.
     pub fn union(&mut self, other: &Self) {
         self.words.resize(self.words.len().max(other.words.len()), 0);
         self.words.iter_mut().zip(&other.words).for_each(|(own, other)| *own |= other);
     }
 
-    /// The numbers that are in both, ascending.
+    /// The numbers in both sets, ascending.
     pub fn intersection(&self, other: &Self) -> impl Iterator<Item = usize> {
         let words = self.words.iter().zip(&other.words).enumerate();
         words.flat_map(|(index, (one, two))| ones(one & two).map(move |bit| index * WORD + bit))
@@ -55,7 +55,7 @@ impl FromIterator<usize> for BitSet {
     }
 }
 
-/// The places of the ones in a word, ascending.
+/// Positions of the one bits in a word, ascending.
 fn ones(mut word: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let place = (word != 0).then(|| word.trailing_zeros() as usize)?;

@@ -1,17 +1,16 @@
-//! Named rows with ids that stay the same over every reload of the policy.
+//! Id table: named rows with ids that stay the same over every reload of the policy.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// Names without a row that keep their ids. There are more only after so many
-/// replicas have come and gone, each with a name of its own.
-const REMEMBERED: usize = 4096;
+/// Names without a row that keep their ids. There are more names only after this many replicas have
+/// come and gone, each with a name of its own.
+const MAX_REMEMBERED_NAMES: usize = 4096;
 
-/// Rows by id and by name. A row that a reload removes leaves its name behind,
-/// and gets the same id when it comes back. When very many names are left
-/// behind, the ids of those that have been without a row for longest are given
-/// to new names.
+/// Rows by id and by name. The name of a removed row stays, so that the row gets the same id when
+/// it comes back. Beyond `REMEMBERED` such names, new names get the ids of the names that have
+/// been without a row for longest.
 #[derive(Debug, Clone)]
 pub struct IdTable<I, T> {
     rows: Vec<TableSlot<T>>,
@@ -24,7 +23,7 @@ pub struct IdTable<I, T> {
 struct TableSlot<T> {
     name: Arc<str>,
     row: Option<T>,
-    /// How many tables in a row had the name and no use for it.
+    /// Number of tables in a row in which the name was known and not used.
     idle: u32,
 }
 
@@ -35,7 +34,7 @@ impl<I, T> Default for IdTable<I, T> {
 }
 
 impl<I: Copy + From<usize> + Into<usize>, T> IdTable<I, T> {
-    /// An empty table that remembers the names (and ids) of `previous`.
+    /// An empty table that remembers the names and ids of `previous`.
     #[must_use]
     pub fn successor(previous: &Self) -> Self {
         let slot = |slot: &TableSlot<T>| {
@@ -43,12 +42,12 @@ impl<I: Copy + From<usize> + Into<usize>, T> IdTable<I, T> {
             TableSlot { name: Arc::clone(&slot.name), row: None, idle }
         };
         let rows: Vec<TableSlot<T>> = previous.rows.iter().map(slot).collect();
-        let spare = spare(&rows).into_iter().map(I::from).collect();
+        let spare = reusable_ids(&rows).into_iter().map(I::from).collect();
         Self { rows, by_name: previous.by_name.clone(), spare }
     }
 
-    /// The id that `name` has or would get; the row itself may still be absent.
-    pub fn reserve(&mut self, name: &str) -> I {
+    /// The id that `name` has or gets now. The row itself may still be absent.
+    pub fn id_or_new(&mut self, name: &str) -> I {
         if let Some(id) = self.by_name.get(name) {
             self.rows[(*id).into()].idle = 0;
             return *id;
@@ -70,7 +69,7 @@ impl<I: Copy + From<usize> + Into<usize>, T> IdTable<I, T> {
         id
     }
 
-    /// An id whose name nobody has used since.
+    /// The next id to reuse, whose old name has not been used again.
     fn next_spare(&mut self) -> Option<I> {
         while let Some(id) = self.spare.pop() {
             if self.rows[id.into()].idle > 0 {
@@ -80,14 +79,14 @@ impl<I: Copy + From<usize> + Into<usize>, T> IdTable<I, T> {
         None
     }
 
-    /// Puts the row called `name` in place and returns its id.
+    /// Sets the row called `name` and returns its id.
     pub fn insert(&mut self, name: &str, row: T) -> I {
-        let id = self.reserve(name);
+        let id = self.id_or_new(name);
         self.rows[id.into()].row = Some(row);
         id
     }
 
-    /// The row, unless it was removed or never there.
+    /// The row with the id; `None` when it was removed or never set.
     #[must_use]
     pub fn get(&self, id: I) -> Option<&T> {
         self.rows.get(id.into()).and_then(|slot| slot.row.as_ref())
@@ -100,8 +99,7 @@ impl<I: Copy + From<usize> + Into<usize>, T> IdTable<I, T> {
         self.get(id).map(|_| id)
     }
 
-    /// The name that goes with the id, also of a removed row; `""` for an id
-    /// this table never gave.
+    /// The name of an id, also of a removed row; `""` for an id that this table never gave.
     #[must_use]
     pub fn name(&self, id: I) -> &str {
         self.rows.get(id.into()).map_or("", |slot| &slot.name)
@@ -113,22 +111,22 @@ impl<I: Copy + From<usize> + Into<usize>, T> IdTable<I, T> {
         rows.filter_map(|(index, slot)| Some((I::from(index), &*slot.name, slot.row.as_ref()?)))
     }
 
-    /// How many ids were ever given: ids are `0..capacity()`.
+    /// The number of ids ever given: ids are `0..capacity()`.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.rows.len()
     }
 }
 
-/// The ids beyond those that are remembered, the longest without a row last.
-fn spare<T>(rows: &[TableSlot<T>]) -> Vec<usize> {
+/// Ids that may be reused, beyond those that are remembered; the longest without a row last.
+fn reusable_ids<T>(rows: &[TableSlot<T>]) -> Vec<usize> {
     let mut idle: Vec<(u32, usize)> =
         rows.iter().enumerate().filter(|(_, slot)| slot.idle > 0).map(|(id, slot)| (slot.idle, id)).collect();
-    if idle.len() <= REMEMBERED {
+    if idle.len() <= MAX_REMEMBERED_NAMES {
         return Vec::new();
     }
     idle.sort_unstable();
-    idle.into_iter().skip(REMEMBERED).map(|(_, id)| id).collect()
+    idle.into_iter().skip(MAX_REMEMBERED_NAMES).map(|(_, id)| id).collect()
 }
 
 #[cfg(test)]
@@ -157,7 +155,7 @@ mod tests {
         const BATCH: usize = 512;
         let mut table: IdTable<TenantId, usize> = IdTable::default();
         let stays = table.insert("stays", 0);
-        for round in 0..3 * REMEMBERED / BATCH {
+        for round in 0..3 * MAX_REMEMBERED_NAMES / BATCH {
             let mut next = IdTable::successor(&table);
             assert_eq!(next.insert("stays", round), stays);
             for number in 0..BATCH {
@@ -169,7 +167,7 @@ mod tests {
             assert_eq!(next.by_name.len(), next.rows.len());
             table = next;
         }
-        assert!(table.capacity() <= REMEMBERED + 2 * BATCH + 1, "{}", table.capacity());
+        assert!(table.capacity() <= MAX_REMEMBERED_NAMES + 2 * BATCH + 1, "{}", table.capacity());
         let mut next = IdTable::successor(&IdTable::successor(&table));
         let (recent, id) = ("passes 23 7", table.id("passes 23 7"));
         assert_eq!(Some(next.insert(recent, 1)), id, "it was there a moment ago");

@@ -1,4 +1,4 @@
-//! Small integer names for the things the core decides about.
+//! Ids: small integers that identify jobs, tenants, classes, models, pools, replicas and keys.
 
 use std::fmt;
 
@@ -9,7 +9,6 @@ macro_rules! id {
         pub struct $name($inner);
 
         impl $name {
-            /// The id with this number.
             #[must_use]
             pub const fn new(number: $inner) -> Self {
                 Self(number)
@@ -47,11 +46,11 @@ id!(
     JobId(u64)
 );
 id!(
-    /// Who the work is for.
+    /// The tenant that work is done for.
     TenantId(u32)
 );
 id!(
-    /// The promise a request is served under.
+    /// A latency class.
     ClassId(u32)
 );
 id!(
@@ -59,11 +58,11 @@ id!(
     ModelId(u32)
 );
 id!(
-    /// Replicas that are alike.
+    /// A pool of replicas that are alike.
     PoolId(u32)
 );
 id!(
-    /// One engine endpoint.
+    /// A replica: one engine endpoint.
     ReplicaId(u32)
 );
 id!(

@@ -1,42 +1,41 @@
 //! Invariants of the scheduler, by name.
 
-/// One thing that must always hold.
+/// Identity of an invariant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum InvariantId {
-    /// A replica is booked only within its credit, or as a whole when empty.
+    /// A replica is booked only within its credit, unless it was empty and runs a single job.
     CreditKept,
-    /// A replica's ledger is the sum of what its running jobs booked.
+    /// A replica's ledger is the sum of the bookings of its running jobs.
     LedgerBalanced,
-    /// Each waiting job is in exactly one lane, and the totals are theirs.
+    /// Each waiting job is in exactly one lane, and the totals match the lanes.
     QueueConsistent,
-    /// The head of each lane stands in the order with its tenant's counter, which
-    /// moves it, and its own size.
+    /// Each head is in the dispatch order with its tenant's current counter, and with its own size.
     HeadsRanked,
-    /// Each waiting job has its deadline in the timer, and the end of its hold if
-    /// it waits for a pool to start; no other has.
+    /// The timer holds the deadline of each waiting job, the end of its hold if the job waits for a
+    /// pool start, and nothing of other jobs.
     DeadlineWatched,
-    /// Each replica that waits for a moment in time has a timer for it.
+    /// Each replica that waits for a moment in time has a timer.
     ReplicaWatched,
     /// No replica has credit that the head of a lane could use.
     NoIdleCredit,
-    /// A tenant with a quota holds what its running jobs have, and a pool's
-    /// capacity and what it shows are those of its replicas in service.
+    /// Quota accounts match the sequences of running jobs. A pool's capacity and its shown values
+    /// are those of its replicas in service.
     QuotasBalanced,
     /// A replica is held only for a waiting job that does not fit yet.
     HoldJustified,
-    /// What is reserved of limits is what unfinished jobs hold.
+    /// The reservations in limits are those of unfinished jobs.
     LimitsBalanced,
-    /// A replica's time is shared among the jobs that run there, and its pool
-    /// counts it as busy while there are any.
+    /// A replica's time is shared among the jobs that run there. The pool counts the replica as
+    /// busy while it runs any job.
     TimeShared,
-    /// No job waits for a model that is down while another may serve it.
+    /// No job waits for a model that is down while another model may serve the job.
     NoVainWait,
-    /// A replica is closed to new work as the operators' overrides say.
+    /// A replica is closed to new work exactly as the operators' overrides say.
     OverridesFollowed,
 }
 
 impl InvariantId {
-    /// A short stable name for logs and metric labels.
+    /// Short stable name for logs and metric labels.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -57,15 +56,15 @@ impl InvariantId {
     }
 }
 
-/// Counts what was found broken.
+/// Counter of broken invariants.
 #[derive(Debug, Clone, Default)]
 pub struct Invariants {
     broken: u64,
 }
 
 impl Invariants {
-    /// Takes note of one check: a broken invariant panics in a debug build and
-    /// is counted in a release build, where the work goes on.
+    /// Records one check. A broken invariant panics in a debug build; a release build counts it and
+    /// goes on.
     pub fn check(&mut self, id: InvariantId, holds: bool) {
         if holds {
             return;
@@ -74,7 +73,7 @@ impl Invariants {
         debug_assert!(holds, "invariant {} is broken", id.name());
     }
 
-    /// How many checks failed since the start.
+    /// Number of checks that failed since the start.
     #[must_use]
     pub const fn broken(&self) -> u64 {
         self.broken

@@ -1,70 +1,66 @@
-//! A job: one admitted request, as much of it as decisions need.
+//! Job: one admitted request, as far as decisions need it.
 
 use std::sync::Arc;
 
 use crate::core::model::ids::{ClassId, JobId, KeyId, ModelId, TenantId};
 use crate::core::model::time::Tick;
 
-/// What the edge says of a request when it arrives.
+/// Properties of a request that the edge passes in when the request arrives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JobSpec {
     /// Given by the edge; never used twice.
     pub id: JobId,
-    /// Who it is for.
     pub tenant: TenantId,
-    /// The credential that it came with, where that has limits of its own.
+    /// The credential of the request, where the credential has limits of its own.
     pub key: Option<KeyId>,
-    /// The promise it is served under.
+    /// The latency class that the request is served in.
     pub class: ClassId,
-    /// What it asks for.
+    /// The requested model.
     pub model: ModelId,
     /// Prompt tokens, counted or estimated.
     pub prompt_tokens: u64,
-    /// Output tokens that the request allows, over all its choices; 0 for
-    /// work without output (embeddings, rerank, ...).
+    /// Output tokens that the request allows, over all its choices; 0 for work without output
+    /// (embeddings, rerank, ...).
     pub max_output_tokens: u64,
-    /// Sequences it occupies in the engine (`n`), at least 1.
+    /// Sequences that the job occupies in the engine (`n`), at least 1.
     pub sequences: u32,
-    /// Bytes of its body.
+    /// Bytes of the request body.
     pub bytes: u64,
-    /// Whether the client gets tokens as they come. What does not stream has
-    /// been sent nothing until it ends, so it can be moved until then.
+    /// Whether the client gets tokens as they come. A plain answer sends nothing until it ends, so
+    /// that its job can be moved until then.
     pub streams: bool,
-    /// When the request came. Earlier than its event for a retry that takes
-    /// the place of the try it repeats.
+    /// When the request arrived. For a repeated request that takes the place of its earlier one,
+    /// this is the earlier arrival, before the event.
     pub arrived: Tick,
-    /// The latest moment at which its wait may end.
+    /// The latest moment at which the job's wait may end.
     pub deadline: Tick,
-    /// The last moment at which its client still waits for the first token;
-    /// [`Tick::NEVER`] when the client did not say. At least `deadline`.
+    /// The last moment at which the client still waits for the first token; [`Tick::NEVER`] when
+    /// the client did not say. At least `deadline`.
     pub patience: Tick,
-    /// Whether it goes on as another model when it is refused. Then it does not
-    /// wait while no replica of its own is in service, and its refusal gives
-    /// back what its tenant was charged for it.
+    /// Whether a refused job goes on as another model. Such a job does not wait while no replica of
+    /// its own model is in service, and a refusal returns what the tenant was charged for the job.
     pub has_fallback: bool,
-    /// Whether another engine can go on with its stream after the first token,
-    /// as far as the request and the engines are concerned.
+    /// Whether another replica can continue the stream after the first token, as far as the request
+    /// and the engines are concerned.
     pub resumable: bool,
-    /// Tokens of context that it asks for, prompt and limit on its output: as
-    /// far as known, 0 where nothing is.
+    /// Context that the job asks for, in tokens: the prompt and the limit on its output, as far as
+    /// known. 0 when nothing is known.
     pub context: u64,
-    /// How many of its model's context windows are too small for it; the
-    /// scheduler finds out.
+    /// Number of the model's context windows that are too small for the job. The scheduler sets it.
     pub context_group: u8,
-    /// What stands for its tenant, model and content, to know the same request
-    /// when it is sent again; absent where that cannot be told.
+    /// Hash of tenant, model and content, which recognises the same request when it is sent again;
+    /// absent where there is none.
     pub fingerprint: Option<u64>,
-    /// What stands for the tenant and the session that it belongs to, where
-    /// sessions keep to a replica; absent when it names none.
+    /// Hash of the tenant and the session of the request, where sessions keep to a replica; absent
+    /// when the request names no session.
     pub session: Option<u64>,
 }
 
-/// The start of a prompt in blocks of equal size, to find the replica that has
-/// computed it before. Empty where nothing is known of the prompt's text.
+/// Start of a prompt in blocks of equal size, for finding the replica that has computed the prompt
+/// before. Empty when nothing is known about the prompt's text.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PromptPrefix {
-    /// One hash for each full block from the start; each covers all blocks
-    /// before it.
+    /// One hash for each full block from the start. Each hash covers all blocks before it, too.
     pub blocks: Arc<[u64]>,
     /// Tokens in a block, counted or estimated; at least 1 unless empty.
     pub block_tokens: u32,
@@ -81,13 +77,13 @@ pub struct TokenCounts {
     pub output: u64,
 }
 
-/// What is known of a job's consumption when it ends.
+/// Token use of a job, as far as it is known when the job ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum JobUsage {
     /// The engine's own count.
     Exact(TokenCounts),
-    /// From a stream that ended early: a lower bound of its output. An engine
-    /// that has not said how long the prompt is has it as 0.
+    /// Count of a stream that ended early: a lower bound of the output. `input` is 0 when the
+    /// engine has not reported the prompt's length.
     Partial(TokenCounts),
     /// Nothing is known; never to be read as zero.
     #[default]
@@ -95,7 +91,7 @@ pub enum JobUsage {
 }
 
 impl JobUsage {
-    /// The counted tokens, if any were.
+    /// The counted tokens, if any were counted.
     #[must_use]
     pub fn tokens(self) -> Option<TokenCounts> {
         match self {
@@ -104,8 +100,8 @@ impl JobUsage {
         }
     }
 
-    /// With the prompt as it was counted before, where a stream ended before its
-    /// engine said how long it is: whoever leaves early has had it read.
+    /// The use with `counted` prompt tokens, when a stream ended before its engine reported the
+    /// prompt's length. A client that leaves early is charged for the prompt.
     #[must_use]
     pub fn with_prompt(self, counted: u64) -> Self {
         match self {

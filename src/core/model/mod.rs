@@ -1,4 +1,4 @@
-//! The vocabulary of the core: ids, time, policy, jobs, events and snapshots.
+//! Model: the types that all of the core shares: ids, time, policy, jobs, events and snapshots.
 
 pub mod bit_set;
 pub mod event;
@@ -9,5 +9,6 @@ pub mod job;
 pub mod number_map;
 pub mod overrides;
 pub mod policy;
+pub(crate) mod reason;
 pub mod snapshot;
 pub mod time;

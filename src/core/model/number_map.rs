@@ -1,12 +1,12 @@
-//! A hash map for keys that are numbers, and not chosen to collide.
+//! Number map: a hash map for keys that are numbers and that no attacker chooses.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// A map by number, the same in every run.
+/// Hash map with numbers as keys. Its hashes are the same in every run.
 pub type NumberMap<K, V> = HashMap<K, V, BuildHasherDefault<NumberHasher>>;
 
-/// One multiplication for each number of the key.
+/// Hasher with one multiplication for each number of the key.
 #[derive(Debug, Default)]
 pub struct NumberHasher(u64);
 

@@ -1,28 +1,28 @@
 //! Overrides: operators' changes to the policy, each for a time.
 //!
-//! An override is known by its target, which a later one of the same target
-//! replaces. It outlives reloads, since ids outlive them; what it says of a
-//! name that a reload removed counts again when the name comes back.
+//! The target identifies an override: a later override of the same target replaces it. Overrides
+//! outlive reloads, since ids outlive reloads. An override of a name that a reload removed applies
+//! again when the name comes back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::core::model::ids::{PoolId, ReplicaId, TenantId};
 use crate::core::model::policy::Policy;
-use crate::core::model::snapshot::ActiveOverride;
 use crate::core::model::time::Tick;
 
 /// The least and the largest factor of a boost.
 pub const BOOSTS: (f64, f64) = (0.01, 100.0);
 
-/// How a pool or a replica is closed to new work. What streams there goes on.
+/// How a pool or a replica is closed to new work. Running streams go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Closed {
-    /// It finishes all that it has.
+    /// The replica finishes all jobs that it has.
     Cordoned,
-    /// What it has not begun to answer goes to others.
+    /// Jobs whose answer has not begun go to other replicas.
     Drained,
-    /// The same, since its machine will be taken away.
+    /// As `Drained`, since the machine will be taken away.
     SpotNotice,
 }
 
@@ -38,16 +38,16 @@ impl Closed {
     }
 }
 
-/// What an override changes.
+/// Target of an override: what the override changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum OverrideTarget {
-    /// Whether a pool gets work.
+    /// Whether the pool gets work.
     Pool(PoolId),
-    /// Whether a replica gets work.
+    /// Whether the replica gets work.
     Replica(ReplicaId),
-    /// Whether a tenant's jobs go to replicas.
+    /// Whether the tenant's jobs are dispatched.
     Pause(TenantId),
-    /// A tenant's weight.
+    /// The tenant's weight.
     Boost(TenantId),
 }
 
@@ -63,24 +63,24 @@ impl OverrideTarget {
     }
 }
 
-/// What an override does.
+/// Effect of an override.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum OverrideChange {
     /// No replica of the pool gets work.
     ClosePool(PoolId, Closed),
     /// The replica gets no work.
     CloseReplica(ReplicaId, Closed),
-    /// None of the tenant's jobs goes to a replica.
+    /// None of the tenant's jobs is dispatched.
     Pause(TenantId),
-    /// The tenant's weight counts so many times, within [`BOOSTS`].
+    /// The tenant's weight is multiplied by the factor, within [`BOOSTS`].
     Boost(TenantId, f64),
 }
 
 impl OverrideChange {
-    /// All that [`Self::name`] can say.
+    /// All values of [`Self::name`].
     pub const NAMES: [&str; 5] = ["cordon", "drain", "spot_notice", "pause", "boost"];
 
-    /// What it changes.
+    /// The target that the effect applies to.
     #[must_use]
     pub const fn target(&self) -> OverrideTarget {
         match *self {
@@ -91,7 +91,7 @@ impl OverrideChange {
         }
     }
 
-    /// How it closes a pool or replica, if it does.
+    /// How the override closes a pool or replica; `None` when it closes nothing.
     #[must_use]
     pub const fn closed(&self) -> Option<Closed> {
         match *self {
@@ -111,14 +111,13 @@ impl OverrideChange {
     }
 }
 
-/// An operator's required that goes before the policy.
+/// Override: an operator's change that replaces part of the policy.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Override {
-    /// What it does.
     pub change: OverrideChange,
-    /// When it ends by itself; [`Tick::NEVER`] = not at all.
+    /// When the override ends by itself; [`Tick::NEVER`] = not at all.
     pub until: Tick,
-    /// The operator's words; the caller bounds their length.
+    /// The operator's reason. The caller bounds its length.
     pub reason: Arc<str>,
 }
 
@@ -130,7 +129,7 @@ pub struct Overrides {
 }
 
 impl Overrides {
-    /// Puts an override in force, in place of one of the same target.
+    /// Puts an override in force, and replaces one of the same target.
     pub fn set(&mut self, wanted: Override, now: Tick) {
         let target = wanted.change.target();
         self.end(target);
@@ -138,13 +137,13 @@ impl Overrides {
         self.rows.insert(target, (now, wanted));
     }
 
-    /// Ends the override of a target; says whether there was one.
+    /// Ends the override of a target; returns whether there was one.
     pub fn end(&mut self, target: OverrideTarget) -> bool {
         let Some((_, ended)) = self.rows.remove(&target) else { return false };
         self.ends.remove(&(ended.until, target))
     }
 
-    /// The target of an override whose time is over.
+    /// The target of an override whose time is over, the earliest first.
     #[must_use]
     pub fn due(&self, now: Tick) -> Option<OverrideTarget> {
         self.ends
@@ -159,20 +158,20 @@ impl Overrides {
         self.ends.first().map(|(until, _)| *until).filter(|until| *until != Tick::NEVER)
     }
 
-    /// How a replica is closed, by itself or with its pool.
+    /// How a replica is closed, by itself or with its pool; the stricter of the two.
     #[must_use]
     pub fn closed(&self, pool: PoolId, replica: ReplicaId) -> Option<Closed> {
         let targets = [OverrideTarget::Pool(pool), OverrideTarget::Replica(replica)];
         targets.iter().filter_map(|target| self.rows.get(target)?.1.change.closed()).max()
     }
 
-    /// When the tenant's pause ends; `None` when it is not paused.
+    /// When the tenant's pause ends; `None` when the tenant is not paused.
     #[must_use]
     pub fn paused_until(&self, tenant: TenantId) -> Option<Tick> {
         self.rows.get(&OverrideTarget::Pause(tenant)).map(|(_, row)| row.until)
     }
 
-    /// What the tenant's weight is multiplied by.
+    /// Factor of the tenant's weight.
     #[must_use]
     pub fn boost(&self, tenant: TenantId) -> f64 {
         match self.rows.get(&OverrideTarget::Boost(tenant)).map(|(_, row)| row.change) {
@@ -181,8 +180,8 @@ impl Overrides {
         }
     }
 
-    /// One row for each, in the order of their targets.
-    pub fn views(&self, now: Tick) -> impl Iterator<Item = ActiveOverride> {
+    /// One row for each override, in the order of their targets.
+    pub fn active(&self, now: Tick) -> impl Iterator<Item = ActiveOverride> {
         self.rows.values().map(move |(since, row)| ActiveOverride {
             change: row.change,
             reason: Arc::clone(&row.reason),
@@ -190,4 +189,16 @@ impl Overrides {
             left: (row.until != Tick::NEVER).then(|| row.until.since(now)),
         })
     }
+}
+
+/// Override in force.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ActiveOverride {
+    pub change: OverrideChange,
+    /// The operator's reason.
+    pub reason: Arc<str>,
+    /// Time that the override has been in force.
+    pub age: Duration,
+    /// Time until the override ends by itself; `None` = not at all.
+    pub left: Option<Duration>,
 }

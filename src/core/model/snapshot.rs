@@ -1,26 +1,24 @@
-//! A picture of the scheduler at one moment, for people and for metrics.
+//! Snapshot: the state of the scheduler at one moment, for people and for metrics.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::core::billing::pool_account::PoolTimes;
 use crate::core::model::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
-use crate::core::model::overrides::OverrideChange;
+pub use crate::core::model::overrides::ActiveOverride;
 use crate::core::replica::affinity::adapter_slots::AdapterState;
 use crate::core::replica::bottleneck::{Bottleneck, SlotCounts};
 use crate::core::replica::speed::pool_best::PoolBest;
 
-/// Everything that waits and runs.
+/// State of the scheduler: everything that waits and runs.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Snapshot {
     /// One row per tenant, class and model with waiting jobs.
     pub queues: Vec<QueueSnapshot>,
     /// One row per pool of the policy.
     pub pools: Vec<PoolSnapshot>,
-    /// One row per replica of the policy, and per removed one that still runs
-    /// something.
+    /// One row per replica of the policy, and per removed replica that still runs jobs.
     pub replicas: Vec<ReplicaSnapshot>,
-    /// What operators have set apart from the policy.
+    /// Operators' overrides of the policy.
     pub overrides: Vec<ActiveOverride>,
     /// Jobs in any phase.
     pub jobs: u64,
@@ -28,65 +26,60 @@ pub struct Snapshot {
     pub broken_invariants: u64,
 }
 
-/// One queue.
+/// Waiting jobs of one tenant, class and model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct QueueSnapshot {
-    /// Whose.
     pub tenant: TenantId,
-    /// In which class.
     pub class: ClassId,
-    /// For which model.
     pub model: ModelId,
     /// Waiting jobs.
     pub waiting: u64,
-    /// Their bytes.
+    /// Bytes of their request bodies.
     pub bytes: u64,
-    /// Their tokens.
+    /// Prompt tokens and requested output tokens of the waiting jobs.
     pub tokens: u64,
-    /// Age of the oldest.
+    /// Age of the oldest waiting job.
     pub oldest: Duration,
 }
 
-/// One pool.
+/// State of one pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolSnapshot {
-    /// Which.
     pub pool: PoolId,
-    /// Whether it can be used.
     pub state: PoolStatus,
-    /// Jobs that wait and may go there.
+    /// Waiting jobs that may use the pool.
     pub waiting: u64,
-    /// How long its starts took as of late, from the first job that was held to
-    /// the first token; absent before the first.
+    /// Duration of the pool's latest starts, from the first held job to the first token; absent
+    /// before the first start.
     pub cold_start: Option<Duration>,
-    /// How long its replicas took to wake as of late; absent before the first.
+    /// Duration of the latest wake-ups of the pool's replicas; absent before the first.
     pub wake: Option<Duration>,
-    /// The best that it has shown in the last one to two hours.
+    /// The best that the pool has shown in the last one to two hours.
     pub best: PoolBest,
-    /// How long its replicas were there and had work, since the start.
+    /// Time that the pool's replicas were present and had work, since the start.
     pub times: PoolTimes,
 }
 
-/// Whether a pool can be used.
+/// Status of a pool: whether it can be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PoolStatus {
-    /// It has no replica, and nobody waits for one.
+    /// The pool has no replica, and no job waits for one.
     Cold,
-    /// Jobs have been held for it since it had none, or none awake, and its first
-    /// token has not come.
+    /// Jobs are held for the pool, since it had no replica, or none awake. Its first token has not
+    /// come yet.
     Starting,
     /// A replica is in service.
     Ready,
-    /// It has no replica any more but those that finish what they run.
+    /// All replicas of the pool have left the policy and finish what they run.
     Draining,
-    /// Its replicas sleep.
+    /// The pool's replicas sleep.
     Asleep,
-    /// It has replicas, and none is in service.
+    /// The pool has replicas, and none is in service.
     Down,
 }
 
 impl PoolStatus {
-    /// Every state.
+    /// Every status.
     pub const ALL: [Self; 6] =
         [Self::Cold, Self::Starting, Self::Ready, Self::Draining, Self::Asleep, Self::Down];
 
@@ -104,81 +97,65 @@ impl PoolStatus {
     }
 }
 
-/// Tokens of the prompt that a replica's prediction is shown for.
-pub const SAMPLE_PROMPT: u64 = 1000;
+/// Prompt tokens for which a replica's prediction is shown.
+pub const SAMPLE_PROMPT_TOKENS: u64 = 1000;
 
-/// One replica's ledger.
+/// State and ledger of one replica.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReplicaSnapshot {
-    /// Which.
     pub replica: ReplicaId,
-    /// Whether it gets work.
     pub state: ReplicaStatus,
-    /// Sequences booked there.
+    /// Sequences booked at the replica.
     pub running: u32,
-    /// How many it may have now.
+    /// Sequences that the replica may have now.
     pub limit: u32,
-    /// Prompt tokens sent there whose first token has not come or, for plain
-    /// answers, is not due.
+    /// Prompt tokens sent to the replica whose first token has not come. For plain answers: whose
+    /// first token is not due.
     pub prefill_tokens: u64,
-    /// KV tokens booked there (prompt and expected output).
+    /// KV tokens booked at the replica (prompt and expected output).
     pub kv_tokens: u64,
-    /// What predicted times are multiplied by: 2 = half as fast as the
-    /// reference.
+    /// Speed factor: the multiplier of predicted times. 2 = half as fast as the reference.
     pub speed_factor: f64,
-    /// Predicted time to the first token of a prompt of [`SAMPLE_PROMPT`]
-    /// tokens sent there now.
+    /// Predicted TTFT of a prompt of [`SAMPLE_PROMPT_TOKENS`] tokens sent to the replica now.
     pub expected: Duration,
-    /// Age of the last scrape, if there was one.
+    /// Age of the last scrape; absent before the first.
     pub report_age: Option<Duration>,
-    /// What keeps it from a job of the urgent class.
+    /// What keeps the replica from taking a job of the urgent class.
     pub bottleneck: Option<Bottleneck>,
-    /// What keeps it from a job of a less urgent class.
+    /// What keeps the replica from taking a job of a less urgent class.
     pub background_bottleneck: Option<Bottleneck>,
-    /// What its places are used for.
+    /// Use of the replica's slots.
     pub slots: SlotCounts,
 }
 
-/// An override in force.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ActiveOverride {
-    /// What it does.
-    pub change: OverrideChange,
-    /// The operator's words.
-    pub reason: Arc<str>,
-    /// How long it has been in force.
-    pub age: Duration,
-    /// When it ends by itself; `None` = not at all.
-    pub left: Option<Duration>,
-}
-
-/// Whether a replica gets work.
+/// Status of a replica: whether it gets work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ReplicaStatus {
-    /// Yes.
+    /// The replica gets work.
     Serving,
-    /// Yes, fewer than it could take: it came back a moment ago.
+    /// The replica gets less work than it could take, since it came back a moment ago.
     SlowStart,
-    /// Not for a moment: it said it was busy.
+    /// The replica gets no work for a moment, since it answered "busy".
     Busy,
-    /// No, until an operator or time ends its cordon; it finishes what it has.
+    /// The replica gets no work until an operator or time ends its cordon; it finishes what it has.
     Cordoned,
-    /// No, as when cordoned; what it had not begun to answer went to others.
+    /// The replica gets no work, as when cordoned. Jobs whose answer had not begun went to other
+    /// replicas.
     Draining,
-    /// No, until it is woken.
+    /// The replica gets no work until it is woken.
     Asleep,
-    /// No, it was told to wake and will be there in a moment.
+    /// The replica gets no work. It was asked to wake and will be ready in a moment.
     Waking,
-    /// No, until a probe succeeds.
+    /// A replica was ejected and gets no work until a probe succeeds.
     Ejected,
-    /// The same, and nothing has answered there for a minute.
+    /// As `Ejected`, and nothing has answered at its address for a minute.
     Gone,
-    /// No: it left the policy and only finishes what it runs.
+    /// The replica left the policy and only finishes what it runs.
     Removed,
 }
 
 impl ReplicaStatus {
-    /// Every state.
+    /// Every status.
     pub const ALL: [Self; 10] = [
         Self::Serving,
         Self::SlowStart,
@@ -210,61 +187,59 @@ impl ReplicaStatus {
     }
 }
 
-/// What an operator's required came to.
+/// Result of an override.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OverrideResult {
-    /// The picture before it.
+    /// State of the scheduler before the override.
     pub before: Snapshot,
-    /// The picture after it, in the same instant.
+    /// State of the scheduler after the override, in the same instant.
     pub after: Snapshot,
     /// Jobs that were taken back from replicas.
     pub requeued: u64,
 }
 
-/// Why a job waits.
+/// Explanation of a wait: why a job waits.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WaitExplanation {
-    /// How long it has waited, over all its tries.
+    /// Time that the job has waited, over all its attempts.
     pub queued: Duration,
-    /// How long it may still wait.
+    /// Time that the job may still wait.
     pub left: Duration,
-    /// The class in which it waits.
+    /// The class in which the job waits.
     pub class: ClassId,
-    /// The class it came in, if that is another one.
+    /// The class in which the job arrived, if that is another one.
     pub demoted_from: Option<ClassId>,
-    /// Jobs before it of the same tenant, class and model.
+    /// Jobs before this one of the same tenant, class and model.
     pub ahead: u64,
-    /// Jobs that wait for the same group of models.
+    /// Waiting jobs of the same pool group.
     pub waiting: u64,
-    /// What is in its way.
     pub obstacle: Obstacle,
-    /// Replicas that serve its model.
+    /// Number of replicas that serve the job's model.
     pub replicas_in_all: usize,
-    /// The most promising of them, the best first.
+    /// The most promising of these replicas, the best first.
     pub replicas: Vec<ReplicaOption>,
 }
 
-/// What keeps a job from a replica.
+/// Obstacle between a job and a replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Obstacle {
-    /// Its tenant is paused.
+    /// The job's tenant is paused.
     Paused,
-    /// Its tenant holds all that its quota allows.
+    /// The job's tenant holds all that its quota allows.
     Quota,
-    /// The pools that serve its model have to start first.
+    /// The pools that serve the job's model have to start first.
     Starting,
-    /// No replica that serves its model is in service.
+    /// No replica that serves the job's model is in service.
     NoReplica,
-    /// None of those in service has room for it.
+    /// No replica in service has room for the job.
     NoRoom,
-    /// Its rules let it wait for the pools that it wants most, which are busy;
-    /// others have room.
+    /// The job's rules let it wait for its preferred pools, which are busy; other pools have room.
     Rule,
-    /// A replica that is busy now, or has its session, promises to be sooner than
-    /// one that is free.
+    /// A busy replica, or the replica of the job's session, is predicted to be sooner than a free
+    /// one.
     Sooner,
-    /// Others go before it.
-    Turn,
+    /// Other jobs go first.
+    NotItsTurn,
 }
 
 impl Obstacle {
@@ -279,7 +254,7 @@ impl Obstacle {
             Self::NoRoom => "no_room",
             Self::Rule => "waits_for_wanted_pools",
             Self::Sooner => "waits_for_sooner_replica",
-            Self::Turn => "not_its_turn",
+            Self::NotItsTurn => "not_its_turn",
         }
     }
 }
@@ -287,22 +262,20 @@ impl Obstacle {
 /// A replica that a waiting job might go to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReplicaOption {
-    /// Which.
     pub replica: ReplicaId,
-    /// Whether it gets work.
     pub state: ReplicaStatus,
-    /// Sequences booked there.
+    /// Sequences booked at the replica.
     pub running: u32,
-    /// How many it may have now.
+    /// Sequences that the replica may have now.
     pub limit: u32,
-    /// Whether it has room for the job.
+    /// Whether the replica has room for the job.
     pub fits: bool,
-    /// What keeps it from taking one more job like it, if anything does.
+    /// What keeps the replica from taking one more job of this kind, if anything does.
     pub bottleneck: Option<Bottleneck>,
-    /// Whether it failed the job, which therefore keeps away from it.
-    pub tried: bool,
-    /// How the job's model stands to it, if it is an adapter there.
+    /// Whether the replica failed the job, which avoids it therefore.
+    pub failed_before: bool,
+    /// State of the job's adapter at the replica; absent when the model is not an adapter there.
     pub adapter: Option<AdapterState>,
-    /// Predicted time to the job's first token there.
+    /// Predicted time to the job's first token at the replica.
     pub expected: Duration,
 }

@@ -1,17 +1,16 @@
-//! Time as the core sees it: a number handed in by the caller.
+//! Time of the core: an instant is a number that the caller passes in.
 
 use std::ops::{Add, AddAssign};
 use std::time::Duration;
 
 /// An instant, in nanoseconds since an origin that the caller chose.
 ///
-/// The gateway counts from its start, the simulator from the start of the
-/// simulated world. Arithmetic saturates, so a hostile duration cannot wrap.
+/// The gateway counts from its start, the simulator from the start of the simulated world.
+/// Arithmetic saturates, so that a hostile duration cannot wrap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Tick(u64);
 
 impl Tick {
-    /// The origin.
     pub const ZERO: Self = Self(0);
     /// Later than every instant that can be reached.
     pub const NEVER: Self = Self(u64::MAX);
@@ -34,13 +33,13 @@ impl Tick {
         self.0
     }
 
-    /// The instant so much earlier, at least the origin.
+    /// The instant `by` earlier, at least the origin.
     #[must_use]
-    pub fn before(self, by: Duration) -> Self {
+    pub fn earlier_by(self, by: Duration) -> Self {
         Self(self.0.saturating_sub(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX)))
     }
 
-    /// How long after `earlier` this is; zero when it is not after it.
+    /// Time from `earlier` to this instant; zero when this instant is not later.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))

@@ -1,65 +1,64 @@
-//! To which of the pools that may serve it a job goes now.
+//! Placement choice: the tier of pools that a job goes to now, among those that may serve it.
 //!
-//! The cheapest that keeps its objective; else, as its rules say, the one with
-//! the soonest first token or none for now. Work does not swing between pools:
-//! it comes back to a more wanted one only when that keeps the objective with
-//! something to spare, and leaves one for another of its rank only when that
-//! is clearly cheaper.
+//! The cheapest tier that keeps the job's objective wins. When no tier keeps the objective, the
+//! job's rules decide between the tier with the soonest first token and a wait. Work does not swing
+//! between pools: work returns to a preferred tier only when that tier keeps the objective with a
+//! margin. Work leaves a tier for another of the same rank only when the other is clearly cheaper.
 
 use crate::core::model::time::Tick;
 use crate::core::placement::rules::LatePolicy;
 
-/// The part of the objective within which a pool must promise the first token
-/// to win work back.
-const RETURN: f64 = 0.8;
-/// The part of the price of the pool in use below which another of its rank is
-/// clearly cheaper.
-const CHEAPER: f64 = 0.9;
+/// The part of the remaining time within which a tier's first token must be predicted to win work
+/// back.
+const RETURN_MARGIN: f64 = 0.8;
+/// A tier must cost less than this part of the tier in use, at the same rank, to count as clearly
+/// cheaper.
+const CHEAPER_FACTOR: f64 = 0.9;
 
-/// What a tier of pools can do for a job.
+/// What a tier of pools offers a job.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TierOffer {
-    /// Its place among the job's tiers.
+    /// Index of the tier among the job's tiers.
     pub tier: usize,
     /// See [`PoolTier::rank`](crate::core::placement::rules::PoolTier::rank).
     pub rank: usize,
-    /// What its work costs there, to compare; infinite where unknown.
+    /// Cost of the job's work at this tier, for comparison only; infinite where unknown.
     pub cost: f64,
-    /// Nanoseconds from now to the first token there; absent while it can take
-    /// no such job.
+    /// Predicted nanoseconds from now to the first token; absent while the tier cannot take such a
+    /// job.
     pub ttft: Option<u64>,
 }
 
-/// What the job needs.
+/// What a job asks of a tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JobTerms {
-    /// Nanoseconds until its objective has passed.
-    pub left: u64,
-    /// It has time to wait for the tier that it wants most.
-    pub patient: bool,
-    /// What it does where none keeps the objective.
-    pub otherwise: LatePolicy,
-    /// The tier that the last job like it went to.
+    /// Nanoseconds until the job's objective has passed.
+    pub time_left: u64,
+    /// Whether the job has time to wait for the tier that it wants most.
+    pub can_wait: bool,
+    /// What the job does when no tier keeps the objective.
+    pub late_policy: LatePolicy,
+    /// The tier that the last similar job went to.
     pub last: Option<usize>,
 }
 
-/// The decision.
+/// The decision for a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlacementDecision {
-    /// It goes to this tier.
+    /// The job goes to this tier.
     Start(usize, PlacementReason),
-    /// It goes where its first token comes soonest.
+    /// The job goes where its first token comes soonest.
     Soonest,
-    /// It waits for the tier that it wants most.
+    /// The job waits for the tier that it wants most.
     Wait,
 }
 
-/// Whether a job that waits for the pools that it wants most looks at no others
-/// just now, and when that changes. It does from half of its objective on,
-/// where they keep the rest of it: once it is late, none can.
+/// Whether a job that waits for its preferred pools ignores all others just now, and when that
+/// changes. The job considers other pools from half of its objective until the objective has
+/// passed: a late job cannot be in time anywhere.
 #[must_use]
-pub fn bound(arrived: Tick, goal: Tick, now: Tick) -> (bool, Option<Tick>) {
-    let half = goal.before(goal.since(arrived) / 2);
+pub fn preferred_only_until(arrived: Tick, goal: Tick, now: Tick) -> (bool, Option<Tick>) {
+    let half = goal.earlier_by(goal.since(arrived) / 2);
     match now {
         _ if now < half => (true, Some(half)),
         _ if now < goal => (false, Some(goal)),
@@ -70,23 +69,24 @@ pub fn bound(arrived: Tick, goal: Tick, now: Tick) -> (bool, Option<Tick>) {
 /// Why a job went to its pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PlacementReason {
-    /// All pools that may serve it are as good as each other, or there is one.
+    /// Only one pool may serve the job, or all pools are equally good.
     Only,
-    /// The same, and its replica has the start of its prompt in its cache.
+    /// As `Only`, and the replica has the start of the prompt in its prefix cache.
     Prefix,
-    /// The same, and its session was sent to its replica before.
+    /// As `Only`, and the job's session was sent to the replica before.
     Session,
-    /// It is the one wanted most, and keeps the objective.
+    /// The pool is the one wanted most, and keeps the objective.
     Preferred,
-    /// Those wanted more cannot take it now, or not in time.
+    /// Preferred pools cannot take the job now, or not in time.
     Spilled,
-    /// One wanted more could take it, but not by enough to change.
+    /// The pool is in use already. A preferred pool could take the job, but without the margin for
+    /// a change.
     Kept,
-    /// No pool keeps the objective, and its first token comes soonest there.
+    /// No pool keeps the objective, and the first token comes soonest at this pool.
     Fastest,
-    /// No pool keeps the objective, and it waited for this one.
+    /// No pool keeps the objective, and the job waited for this pool.
     Waited,
-    /// Its replica was held for it, so that it did not starve behind others.
+    /// The replica was held for the job, so that the job did not starve behind others.
     Held,
 }
 
@@ -109,32 +109,33 @@ impl PlacementReason {
 }
 
 impl TierOffer {
-    /// Whether its first token comes within so many nanoseconds.
+    /// Whether the first token is predicted within `nanos` nanoseconds.
     fn within(&self, nanos: f64) -> bool {
         self.ttft.is_some_and(|ttft| ttft as f64 <= nanos)
     }
 
-    /// The one wanted more comes first.
+    /// Order of preference: the tier that is wanted more comes first.
     #[must_use]
-    pub fn order(&self, other: &Self) -> std::cmp::Ordering {
+    pub fn cmp_preference(&self, other: &Self) -> std::cmp::Ordering {
         self.rank.cmp(&other.rank).then(self.cost.total_cmp(&other.cost)).then(self.tier.cmp(&other.tier))
     }
 
-    /// Whether it is enough better than the tier in use to change to it.
+    /// Whether this tier is better than the tier in use by enough to change.
     fn beats(&self, used: &Self, left: f64) -> bool {
-        let cheaper = self.rank < used.rank || (self.rank == used.rank && self.cost < used.cost * CHEAPER);
-        cheaper && self.within(left * RETURN)
+        let cheaper =
+            self.rank < used.rank || (self.rank == used.rank && self.cost < used.cost * CHEAPER_FACTOR);
+        cheaper && self.within(left * RETURN_MARGIN)
     }
 }
 
-/// Chooses among the offers of a job's tiers. Depends on nothing else.
+/// Chooses among the offers of a job's tiers. The result depends on the arguments only.
 #[must_use]
 pub fn choose(offers: &[TierOffer], terms: &JobTerms) -> PlacementDecision {
-    let left = terms.left as f64;
-    let Some(wanted) = offers.iter().min_by(|one, two| one.order(two)) else {
+    let left = terms.time_left as f64;
+    let Some(wanted) = offers.iter().min_by(|one, two| one.cmp_preference(two)) else {
         return PlacementDecision::Wait;
     };
-    if terms.patient && wanted.ttft.is_none() {
+    if terms.can_wait && wanted.ttft.is_none() {
         return PlacementDecision::Wait;
     }
     let used = offers.iter().find(|offer| Some(offer.tier) == terms.last).filter(|used| used.within(left));
@@ -142,13 +143,13 @@ pub fn choose(offers: &[TierOffer], terms: &JobTerms) -> PlacementDecision {
         Some(used) => offer.tier == used.tier || offer.beats(used, left),
         None => offer.within(left),
     };
-    match offers.iter().filter(better).min_by(|one, two| one.order(two)) {
+    match offers.iter().filter(better).min_by(|one, two| one.cmp_preference(two)) {
         Some(chosen) if chosen.tier == wanted.tier => {
             PlacementDecision::Start(chosen.tier, PlacementReason::Preferred)
         }
         Some(chosen) if wanted.within(left) => PlacementDecision::Start(chosen.tier, PlacementReason::Kept),
         Some(chosen) => PlacementDecision::Start(chosen.tier, PlacementReason::Spilled),
-        None if terms.otherwise == LatePolicy::Fastest => PlacementDecision::Soonest,
+        None if terms.late_policy == LatePolicy::Fastest => PlacementDecision::Soonest,
         None if wanted.ttft.is_some() => PlacementDecision::Start(wanted.tier, PlacementReason::Waited),
         None => PlacementDecision::Wait,
     }

@@ -1,8 +1,8 @@
-//! Placement: the pools that can serve each job, and the groups of models that share replicas.
+//! Placement: the pools that can serve each job, and the pool groups of models that share replicas.
 //!
-//! [`rules`] says which pools a job may use and how much each is wanted,
-//! [`choose`] chooses among them for one job. Here all of it that changes only
-//! with the policy is worked out once.
+//! [`rules`] says which pools a job may use and in which order of preference. [`choose`] chooses
+//! among them for one job. This module computes, once per policy, all that changes only with the
+//! policy.
 
 pub mod choose;
 pub mod rules;
@@ -11,76 +11,74 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::core::model::ids::{ClassId, ModelId, PoolId};
 use crate::core::model::policy::Policy;
-use crate::core::placement::rules::{LatePolicy, PlacementRules, PoolTier, eligible, tiers, window};
-use crate::core::queue::LaneKey;
+use crate::core::placement::rules::{LatePolicy, PlacementRules, PoolTier, context_window, eligible, tiers};
+use crate::core::queue::lane_key::LaneKey;
 
-/// What a job may use: the pools, and how much each is wanted. Jobs of the same
-/// pool set compete for exactly the same replicas.
+/// The pools that a job may use, by tier. Jobs with the same pool set compete for exactly the same
+/// replicas.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PoolSet {
     /// The pools, by id.
     pub pools: Vec<PoolId>,
-    /// The same by how much they are wanted; never empty.
+    /// The same pools by preference; never empty.
     pub tiers: Vec<PoolTier>,
-    /// What to do when none keeps the objective.
-    pub otherwise: LatePolicy,
+    /// What a job does when no pool keeps its objective.
+    pub late_policy: LatePolicy,
 }
 
 impl PoolSet {
-    /// Whether its jobs may wait for the pools that they want most.
+    /// Whether jobs of the pool set may wait for the pools that they want most.
     #[must_use]
     pub fn can_wait(&self) -> bool {
-        self.otherwise == LatePolicy::Wait && self.tiers.len() > 1
+        self.late_policy == LatePolicy::Wait && self.tiers.len() > 1
     }
 }
 
-/// Where the jobs of a lane stand.
+/// The pool group and pool set of a lane's jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaneRoute {
-    /// The group of their model.
+    /// The pool group of the lane's model.
     pub group: usize,
-    /// Their pool set among those of the group.
+    /// Index of the pool set in the group.
     pub pool_set: usize,
 }
 
-/// Models that share pools, directly or by way of others. What happens in one
-/// group never touches another.
+/// Pools that share models, directly or through other pools. Groups do not affect each other.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct GroupShape {
     /// Its pools, by id.
     pub pools: Vec<PoolId>,
-    /// Its pool sets.
     pub pool_sets: Vec<PoolSet>,
     /// The pools that each class may use for any tenant or model, by class.
     pub reach: BTreeMap<ClassId, BTreeSet<PoolId>>,
 }
 
-/// The ways of one model.
+/// The pool group and pool sets of one model.
 #[derive(Debug, Clone, Default)]
 struct ModelRoutes {
     group: usize,
-    /// The context windows of its pools but the largest, ascending: what does
-    /// not fit one of them may fit the next.
+    /// The distinct context windows of the model's pools except the largest, ascending. A job that
+    /// exceeds one window may fit the next.
     windows: Vec<u32>,
-    /// The pool set for each set of rules, and within it for each number of windows
-    /// that a job passes.
+    /// The pool set for each set of rules and, within one set of rules, for each number of windows
+    /// that a job exceeds.
     pool_sets: Vec<Option<usize>>,
 }
 
-/// From lanes to pool sets, worked out once per policy.
+/// Map from lanes to pool sets, computed once per policy.
 #[derive(Debug, Clone, Default)]
 pub struct Placement {
     models: Vec<Option<ModelRoutes>>,
-    /// The number of each tenant's rules.
+    /// Number of each tenant's rules.
     tenants: Vec<usize>,
-    /// By class: the number of its rules together with each tenant's.
+    /// By class: the number of the class's rules combined with each tenant's rules.
     classes: Vec<Vec<usize>>,
     pools: BTreeMap<PoolId, usize>,
     groups: Vec<GroupShape>,
 }
 
 impl Placement {
-    /// Works out the map. A model none of whose pools exists has no ways.
+    /// Computes the map. A model without any existing pool has no pool sets.
     #[must_use]
     pub fn new(policy: &Policy) -> Self {
         let mut placement = Self::default();
@@ -106,8 +104,7 @@ impl Placement {
         placement
     }
 
-    /// Gives a number to each set of rules that classes and tenants make
-    /// together, and returns the sets.
+    /// Numbers the sets of rules that classes and tenants make together, and returns the sets.
     fn number_rules(&mut self, policy: &Policy) -> Vec<PlacementRules> {
         let mut of_tenants = RuleNumbers::default();
         of_tenants.number(PlacementRules::default());
@@ -118,7 +115,7 @@ impl Placement {
         let mut together = RuleNumbers::default();
         self.classes.resize(policy.classes.capacity(), Vec::new());
         for (id, _, class) in policy.classes.iter() {
-            let merged = of_tenants.all.iter().map(|tenant| class.placement.narrowed(tenant));
+            let merged = of_tenants.all.iter().map(|tenant| class.placement.combined_with(tenant));
             self.classes[id.index()] = merged.map(|rules| together.number(rules)).collect();
         }
         together.all
@@ -133,8 +130,9 @@ impl Placement {
         known: &mut BTreeMap<(usize, PoolSet), usize>,
     ) -> ModelRoutes {
         let Some(model) = policy.models.get(model) else { return ModelRoutes::default() };
-        let supplies = model.pools.iter().filter_map(|pool| Some(policy.pools.get(*pool)?.supply));
-        let mut windows: Vec<u32> = supplies.map(|one| window(model, &one).unwrap_or(u32::MAX)).collect();
+        let supplies = model.pools.iter().filter_map(|pool| Some(policy.pools.get(*pool)?.traits));
+        let mut windows: Vec<u32> =
+            supplies.map(|one| context_window(model, &one).unwrap_or(u32::MAX)).collect();
         windows.sort_unstable();
         windows.dedup();
         windows.pop();
@@ -143,9 +141,9 @@ impl Placement {
         let pool_sets = cases.map(|(rules, beyond)| {
             let pools = eligible(policy, model, rules, beyond);
             let tiers = tiers(policy, &pools, rules);
-            // With one tier there is nothing else to do.
-            let otherwise = rules.otherwise.filter(|_| tiers.len() > 1).unwrap_or_default();
-            let pool_set = (!tiers.is_empty()).then_some(PoolSet { pools, tiers, otherwise })?;
+            // With a single tier the job has no alternative.
+            let otherwise = rules.late_policy.filter(|_| tiers.len() > 1).unwrap_or_default();
+            let pool_set = (!tiers.is_empty()).then_some(PoolSet { pools, tiers, late_policy: otherwise })?;
             let pool_sets = &mut self.groups[group].pool_sets;
             Some(*known.entry((group, pool_set)).or_insert_with_key(|(_, pool_set)| {
                 pool_sets.push(pool_set.clone());
@@ -174,7 +172,7 @@ impl Placement {
         self.models.get(model.index())?.as_ref()
     }
 
-    /// Where the jobs of a lane stand; `None` where no pool may serve them.
+    /// The pool group and pool set of a lane's jobs; `None` when no pool may serve them.
     #[must_use]
     pub fn route(&self, lane: LaneKey) -> Option<LaneRoute> {
         let ways = self.routes_of(lane.model)?;
@@ -191,8 +189,8 @@ impl Placement {
         self.route(lane).map(|route| &self.groups[route.group].pool_sets[route.pool_set])
     }
 
-    /// How many of the context windows of the model's pools a job of so many
-    /// tokens passes, the largest one aside.
+    /// The number of the model's context windows, except the largest, that a job of `context`
+    /// tokens exceeds.
     #[must_use]
     pub fn context_group(&self, model: ModelId, context: u64) -> u8 {
         let passed =
@@ -200,26 +198,25 @@ impl Placement {
         u8::try_from(passed).unwrap_or(u8::MAX)
     }
 
-    /// The group of a model.
+    /// The pool group of a model.
     #[must_use]
     pub fn group_of_model(&self, model: ModelId) -> Option<usize> {
         self.routes_of(model).map(|ways| ways.group)
     }
 
-    /// The group that a pool belongs to; a pool without models has none.
+    /// The pool group that a pool belongs to; a pool without models has none.
     #[must_use]
     pub fn group_of(&self, pool: PoolId) -> Option<usize> {
         self.pools.get(&pool).copied()
     }
 
-    /// All groups.
     #[must_use]
     pub fn groups(&self) -> &[GroupShape] {
         &self.groups
     }
 }
 
-/// Equal rules get equal numbers.
+/// Numbers for sets of rules: equal rules get equal numbers.
 #[derive(Default)]
 struct RuleNumbers {
     all: Vec<PlacementRules>,
@@ -237,7 +234,7 @@ impl RuleNumbers {
     }
 }
 
-/// Joins sets that share a pool until none do.
+/// Pool groups: joins sets of pools until no two share a pool.
 fn groups<'a>(sets: impl Iterator<Item = &'a Vec<PoolId>>) -> Vec<GroupShape> {
     let mut groups: Vec<Vec<PoolId>> = Vec::new();
     for set in sets {

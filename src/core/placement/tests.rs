@@ -1,4 +1,4 @@
-//! Lines, rules and choices, by example and by property.
+//! Pool sets, placement rules and choices, by example and by property.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use crate::core::placement::choose::{JobTerms, PlacementDecision, PlacementReaso
 use crate::core::placement::rules::{
     Capacity, Isolation, LatePolicy, PlacementRules, PoolTraits, Price, eligible, tiers,
 };
-use crate::core::queue::LaneKey;
+use crate::core::queue::lane_key::LaneKey;
 
 fn class(placement: PlacementRules) -> Class {
     Class {
@@ -46,7 +46,7 @@ fn policy(pools: &[PoolTraits], models: &[&[u32]]) -> Policy {
     policy.classes.insert("c0", class(PlacementRules::default()));
     policy.tenants.insert("t0", tenant(PlacementRules::default()));
     for (index, supply) in pools.iter().enumerate() {
-        policy.pools.insert(&format!("p{index}"), Pool { supply: *supply, ..Pool::default() });
+        policy.pools.insert(&format!("p{index}"), Pool { traits: *supply, ..Pool::default() });
     }
     for (index, pools) in models.iter().enumerate() {
         let pools = pools.iter().copied().map(PoolId::new).collect();
@@ -185,7 +185,7 @@ fn offer(tier: usize, cost: f64, ttft: Option<u64>) -> TierOffer {
 }
 
 fn terms(last: Option<usize>) -> JobTerms {
-    JobTerms { left: 100 * MS, patient: false, otherwise: LatePolicy::Fastest, last }
+    JobTerms { time_left: 100 * MS, can_wait: false, late_policy: LatePolicy::Fastest, last }
 }
 
 #[test]
@@ -205,7 +205,7 @@ fn the_cheapest_in_time_wins() {
 #[test]
 fn who_waits_pays_more_only_for_what_keeps_the_objective() {
     let go = |cheap, dear, patient| {
-        let terms = JobTerms { patient, otherwise: LatePolicy::Wait, ..terms(None) };
+        let terms = JobTerms { can_wait: patient, late_policy: LatePolicy::Wait, ..terms(None) };
         choose(&[offer(0, 1.0, cheap), offer(1, 2.0, dear)], &terms)
     };
     assert_eq!(go(None, Some(10), true), PlacementDecision::Wait);
@@ -228,7 +228,7 @@ pub(crate) fn rules() -> impl Strategy<Value = PlacementRules> {
         (prop::option::of(vec(ids(), 0..4)), prop::option::of(capacity), otherwise),
     )
         .prop_map(|((isolation, capacity, pools, max_price), (spill, prefer, otherwise))| {
-            PlacementRules { isolation, capacity, pools, max_price, spill, prefer, otherwise }
+            PlacementRules { isolation, capacity, pools, max_price, spill, prefer, late_policy: otherwise }
         })
 }
 
@@ -263,9 +263,9 @@ proptest! {
         let policy = policy(&supplies, &[&all]);
         let model = policy.models.get(ModelId::new(0)).unwrap();
         let of = |rules: &PlacementRules, beyond| -> BTreeSet<PoolId> { eligible(&policy, model, rules, beyond).into_iter().collect() };
-        let both = of(&class.narrowed(&tenant), 0);
+        let both = of(&class.combined_with(&tenant), 0);
         prop_assert_eq!(&both, &(&of(&class, 0) & &of(&tenant, 0)));
-        prop_assert!(of(&class.narrowed(&tenant), beyond).is_subset(&both));
+        prop_assert!(of(&class.combined_with(&tenant), beyond).is_subset(&both));
     }
 
     #[test]
@@ -283,15 +283,15 @@ proptest! {
     fn a_job_goes_only_where_there_is_room_and_wants_nothing_better(
         offers in offers(), left in 0u64..200, patient: bool, waits: bool, last in prop::option::of(0usize..6)
     ) {
-        let otherwise = if waits { LatePolicy::Wait } else { LatePolicy::Fastest };
-        let terms = JobTerms { left: left * MS, patient: patient && waits, otherwise, last };
-        let in_time = |offer: &TierOffer| offer.ttft.is_some_and(|ttft| ttft <= terms.left);
+        let late_policy = if waits { LatePolicy::Wait } else { LatePolicy::Fastest };
+        let terms = JobTerms { time_left: left * MS, can_wait: patient && waits, late_policy, last };
+        let in_time = |offer: &TierOffer| offer.ttft.is_some_and(|ttft| ttft <= terms.time_left);
         match choose(&offers, &terms) {
             PlacementDecision::Start(tier, choice) => {
                 prop_assert!(offers[tier].ttft.is_some());
                 prop_assert!(choice == PlacementReason::Waited || in_time(&offers[tier]));
                 let better = offers.iter().filter(|other| in_time(other) && other.rank == offers[tier].rank);
-                let clearly = |other: &TierOffer| other.cost < offers[tier].cost * 0.8 && other.ttft.is_some_and(|ttft| ttft < terms.left / 2);
+                let clearly = |other: &TierOffer| other.cost < offers[tier].cost * 0.8 && other.ttft.is_some_and(|ttft| ttft < terms.time_left / 2);
                 prop_assert!(!better.into_iter().any(clearly) || choice == PlacementReason::Waited);
             }
             PlacementDecision::Soonest => prop_assert!(!waits && !offers.iter().any(in_time)),
@@ -300,7 +300,7 @@ proptest! {
         prop_assert_eq!(choose(&offers, &terms), choose(&offers, &terms));
     }
 
-    /// Predictions that move within the margin change the pool once at most.
+    /// Predictions that move within the margin change the pool at most once.
     #[test]
     fn traffic_does_not_swing(cheap in vec(81u64..130, 1..60), dear in vec(1u64..=100, 60..61), start in 0usize..2) {
         let mut last = Some(start);
@@ -314,7 +314,7 @@ proptest! {
         prop_assert!(changes <= 1, "{} changes", changes);
     }
 
-    /// Neither do costs that move by less than a tenth.
+    /// Costs that move by less than a tenth never change the pool.
     #[test]
     fn small_changes_of_cost_move_nothing(costs in vec((95u32..=100, 95u32..=100), 1..60), start in 0usize..2) {
         for (one, two) in costs {

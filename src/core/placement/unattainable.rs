@@ -1,4 +1,5 @@
-//! Promises that no pool can keep, by the best that each has shown.
+//! Unattainable objectives: objectives that no pool can keep, judged by the best that each pool has
+//! shown.
 
 use std::time::Duration;
 
@@ -7,71 +8,67 @@ use crate::core::model::policy::Policy;
 use crate::core::placement::rules::eligible;
 use crate::core::replica::speed::pool_best::PoolBest;
 
-/// Samples after which the best of them counts as the best there can be.
+/// Samples of the TTFT after which the best of them counts as the best that the pool can do.
 pub const ENOUGH_FIRST_TOKENS: u64 = 100;
-/// The same for gaps between tokens.
+/// The same number for the ITL.
 pub const ENOUGH_GAPS: u64 = 2_000;
 
 /// An objective of a class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ObjectiveKind {
-    /// Time to the first token.
-    FirstToken,
-    /// Time between two tokens.
-    Gap,
+    Ttft,
+    Itl,
 }
 
 impl ObjectiveKind {
-    /// Its name in the configuration.
+    /// The objective's key in the configuration.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
-            Self::FirstToken => "ttft",
-            Self::Gap => "itl",
+            Self::Ttft => "ttft",
+            Self::Itl => "itl",
         }
     }
 
-    /// What it is, for people.
+    /// The objective in words, for people.
     #[must_use]
-    pub const fn words(self) -> &'static str {
+    pub const fn description(self) -> &'static str {
         match self {
-            Self::FirstToken => "first token",
-            Self::Gap => "mean time between tokens",
+            Self::Ttft => "first token",
+            Self::Itl => "mean time between tokens",
         }
     }
 
-    /// The best of a pool in this respect, and the number of samples, if they
-    /// are enough.
-    fn shown(self, best: &PoolBest) -> Option<(Duration, u64)> {
+    /// The best value of a pool, and its number of samples; `None` with too few samples.
+    fn best_of(self, best: &PoolBest) -> Option<(Duration, u64)> {
         let (shown, samples, enough) = match self {
-            Self::FirstToken => (best.first_token, best.first_tokens, ENOUGH_FIRST_TOKENS),
-            Self::Gap => (best.gap, best.gaps, ENOUGH_GAPS),
+            Self::Ttft => (best.first_token, best.first_tokens, ENOUGH_FIRST_TOKENS),
+            Self::Itl => (best.gap, best.gaps, ENOUGH_GAPS),
         };
         shown.filter(|_| samples >= enough).map(|shown| (shown, samples))
     }
 }
 
-/// An objective that none of the pools that may serve has ever kept.
+/// An objective that none of the pools that may serve the model has ever kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UnattainableObjective {
-    /// The class that promises it.
+    /// The class that has the objective.
     pub class: ClassId,
-    /// The model for which it is not kept.
+    /// The model for which the objective is not kept.
     pub model: ModelId,
-    /// Which objective.
     pub objective: ObjectiveKind,
-    /// What is promised.
+    /// The target of the objective.
     pub target: Duration,
-    /// The pool that came nearest.
+    /// The pool that came nearest to the target.
     pub pool: PoolId,
-    /// Its best.
+    /// The best value of that pool.
     pub best: Duration,
-    /// How many samples that is the best of.
+    /// Number of samples behind `best`.
     pub samples: u64,
 }
 
-/// Every promise that some tenant may ask for and that no pool can keep. One
-/// without enough evidence of each of its pools is not among them.
+/// Every objective that some tenant may ask for and that no pool can keep. An objective is left out
+/// while any of its pools has too few samples.
 pub fn unattainable(
     policy: &Policy,
     best: impl Fn(PoolId) -> Option<PoolBest>,
@@ -88,10 +85,10 @@ pub fn unattainable(
             }
             let pools = eligible(policy, served, &row.placement, 0);
             for (aim, promised) in
-                [(ObjectiveKind::FirstToken, row.ttft_objective), (ObjectiveKind::Gap, row.itl_objective)]
+                [(ObjectiveKind::Ttft, row.ttft_objective), (ObjectiveKind::Itl, row.itl_objective)]
             {
                 let shown = |pool: PoolId| {
-                    let (shown, samples) = aim.shown(&best(pool)?)?;
+                    let (shown, samples) = aim.best_of(&best(pool)?)?;
                     Some((shown, pool, samples))
                 };
                 let all: Option<Vec<_>> = pools.iter().map(|pool| shown(*pool)).collect();
@@ -143,7 +140,7 @@ pools:
         }
     }
 
-    /// `class aim pool shown` of what the two pools do not keep.
+    /// `class objective pool best` of each objective that the two pools do not keep.
     fn found(a: Option<PoolBest>, b: Option<PoolBest>) -> Vec<String> {
         let loaded = load_str(FILE, "test", Path::new("."), None).into_result();
         let policy = loaded.map_err(|report| report.to_string()).unwrap().settings.policy;

@@ -1,4 +1,4 @@
-//! Queue bounds: which job may wait, and the Retry-After of one that may not.
+//! Queue bounds: the check whether a job may wait, and the Retry-After of a job that may not.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use crate::core::model::policy::{Policy, QueueBounds};
 use crate::core::model::time::Tick;
 use crate::core::queue::{Queue, QueuedLoad};
 
-/// The shortest time a client is told to stay away.
+/// The shortest Retry-After.
 pub const MIN_RETRY_AFTER: Duration = Duration::from_secs(1);
-/// The longest time a client is told to stay away.
+/// The longest Retry-After.
 pub const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 
-/// The first bound that the load passes.
+/// The first bound that the load exceeds.
 #[must_use]
-pub fn passed(load: &QueuedLoad, bounds: &QueueBounds) -> Option<QueueBound> {
+pub fn exceeded_bound(load: &QueuedLoad, bounds: &QueueBounds) -> Option<QueueBound> {
     if load.requests > bounds.requests {
         return Some(QueueBound::Requests);
     }
@@ -25,26 +25,26 @@ pub fn passed(load: &QueuedLoad, bounds: &QueueBounds) -> Option<QueueBound> {
     (load.tokens > u128::from(bounds.tokens)).then_some(QueueBound::Tokens)
 }
 
-/// Why the tenant's newest job, already counted in the queue, may not stay
-/// there. Bounds are about what waits: a job that was dispatched at once never
-/// gets here.
+/// The bound that the tenant's newest job, already counted in the queue, exceeds. Bounds limit what
+/// waits: a job that was dispatched at once is never checked.
 #[must_use]
-pub fn refusal(policy: &Policy, queue: &Queue, tenant: TenantId) -> Option<RejectReason> {
-    let own = policy.tenants.get(tenant).and_then(|row| passed(&queue.tenant(tenant), &row.bounds));
+pub fn exceeded_queue_bound(policy: &Policy, queue: &Queue, tenant: TenantId) -> Option<RejectReason> {
+    let own =
+        policy.tenants.get(tenant).and_then(|row| exceeded_bound(&queue.tenant_load(tenant), &row.bounds));
     own.map(RejectReason::TenantQueueFull)
-        .or_else(|| passed(&queue.total(), &policy.bounds).map(RejectReason::QueueFull))
+        .or_else(|| exceeded_bound(&queue.total(), &policy.bounds).map(RejectReason::QueueFull))
 }
 
-/// Whether one more small request may wait. When nothing waits it need not: it
-/// may go straight to a replica.
+/// Whether one more small request may wait. An empty queue always has space, since the request may
+/// be dispatched at once.
 #[must_use]
 pub fn has_space(total: &QueuedLoad, bounds: &QueueBounds) -> bool {
     let next = QueuedLoad { requests: total.requests + 1, bytes: total.bytes + 1, tokens: total.tokens + 1 };
-    total.requests == 0 || passed(&next, bounds).is_none()
+    total.requests == 0 || exceeded_bound(&next, bounds).is_none()
 }
 
-/// The time in which the measured drain rate empties what waits, between
-/// [`MIN_RETRY_AFTER`] and [`MAX_RETRY_AFTER`].
+/// The time in which the measured drain rate empties the queue, between [`MIN_RETRY_AFTER`] and
+/// [`MAX_RETRY_AFTER`].
 #[must_use]
 pub fn retry_after(waiting: u64, per_second: Option<f64>) -> Duration {
     let seconds = waiting.max(1) as f64 / per_second.unwrap_or(0.0);
@@ -54,60 +54,57 @@ pub fn retry_after(waiting: u64, per_second: Option<f64>) -> Duration {
     MAX_RETRY_AFTER
 }
 
-/// When to come back to a tenant that is paused: a little after its pause, or
-/// in [`MAX_RETRY_AFTER`] when nobody knows its end.
+/// Retry-After for a tenant that is paused: a little after the end of the pause, or
+/// [`MAX_RETRY_AFTER`] when the pause has no end.
 #[must_use]
-pub fn after_pause(until: Tick, now: Tick, job: JobId) -> Duration {
+pub fn retry_after_pause(until: Tick, now: Tick, job: JobId) -> Duration {
     if until == Tick::NEVER { MAX_RETRY_AFTER } else { until.since(now) + spread(MIN_RETRY_AFTER, job) }
 }
 
-/// When to come back to a pool that is expected to have started in `left`: a
-/// little later, and not all at once. A start that takes longer than expected
-/// may take long.
+/// Retry-After for a pool that is expected to have started in `left`: a little later, and spread so
+/// that clients do not return all at once. A start that is overdue may take long: then half of
+/// [`MAX_RETRY_AFTER`].
 #[must_use]
-pub fn after_start(left: Duration, job: JobId) -> Duration {
+pub fn retry_after_start(left: Duration, job: JobId) -> Duration {
     let wait = if left.is_zero() { MAX_RETRY_AFTER / 2 } else { left };
-    wait.mul_f64(1.0 + SPREAD * place(job)).max(MIN_RETRY_AFTER)
+    wait.mul_f64(1.0 + SPREAD * spread_position(job)).max(MIN_RETRY_AFTER)
 }
 
-/// How much faster than measured a queue may drain before a job that waits in
-/// it is called hopeless.
-const MARGIN: f64 = 1.25;
+/// Factor by which a queue may drain faster than measured before a waiting job is hopeless.
+const HOPELESS_MARGIN: f64 = 1.25;
 
-/// Whether a job surely cannot start within `left`, with so many before it in a
-/// queue from which so many jobs go per second.
+/// Whether a job certainly cannot start within `left`, with `before` jobs before it in a queue that
+/// drains at `per_second`.
 #[must_use]
 pub fn is_hopeless(before: u64, per_second: Option<f64>, left: Duration) -> bool {
-    per_second.is_some_and(|rate| before as f64 > rate * MARGIN * left.as_secs_f64())
+    per_second.is_some_and(|rate| before as f64 > rate * HOPELESS_MARGIN * left.as_secs_f64())
 }
 
-/// The part of the time that is left by which an expected start has to come: what was
-/// measured is never exact, and who is let in should not be refused later.
-const SURE: f64 = 0.9;
+/// The part of the remaining time by which an expected start has to come. Measurements are never
+/// exact, and a job that was admitted should not be refused later.
+const START_MARGIN: f64 = 0.9;
 
-/// Whether a job whose start is expected after `wait` is to be told that it will not
-/// start within `left`.
+/// Whether a job whose start is expected after `wait` is refused, since it will not start within
+/// `left`.
 #[must_use]
-pub fn is_beyond(wait: Duration, left: Duration) -> bool {
-    wait.as_secs_f64() > left.as_secs_f64() * SURE
+pub fn starts_too_late(wait: Duration, left: Duration) -> bool {
+    wait.as_secs_f64() > left.as_secs_f64() * START_MARGIN
 }
 
 /// The largest part by which [`spread`] moves a wait.
 const SPREAD: f64 = 0.25;
 
-/// The wait, longer by up to a quarter, and near [`MAX_RETRY_AFTER`] shorter
-/// instead. SDKs keep to the time they are told, so jobs that were refused
-/// together would come back together.
+/// The wait, longer by up to a quarter, and near [`MAX_RETRY_AFTER`] shorter instead. SDKs keep to
+/// the Retry-After, so that jobs refused together would come back together.
 #[must_use]
 pub fn spread(wait: Duration, job: JobId) -> Duration {
-    let place = place(job);
+    let place = spread_position(job);
     let longer = wait.mul_f64(1.0 + SPREAD * place);
     if longer <= MAX_RETRY_AFTER { longer } else { MAX_RETRY_AFTER.mul_f64(1.0 - SPREAD * place) }
 }
 
-/// A job's own number from 0 to 1. The golden ratio puts those of jobs in a row
-/// far apart.
-fn place(job: JobId) -> f64 {
+/// A job's own number from 0 to 1. The golden ratio puts the numbers of consecutive jobs far apart.
+fn spread_position(job: JobId) -> f64 {
     const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
     (job.index() as u64).wrapping_mul(GOLDEN) as f64 / 2f64.powi(64)
 }
@@ -131,10 +128,10 @@ mod tests {
     fn each_bound_is_named() {
         let bounds = QueueBounds { requests: 2, bytes: 10, tokens: 10 };
         let load = |requests, bytes, tokens| QueuedLoad { requests, bytes, tokens };
-        assert_eq!(passed(&load(2, 10, 10), &bounds), None);
-        assert_eq!(passed(&load(3, 10, 10), &bounds), Some(QueueBound::Requests));
-        assert_eq!(passed(&load(2, 11, 10), &bounds), Some(QueueBound::Bytes));
-        assert_eq!(passed(&load(2, 10, 11), &bounds), Some(QueueBound::Tokens));
+        assert_eq!(exceeded_bound(&load(2, 10, 10), &bounds), None);
+        assert_eq!(exceeded_bound(&load(3, 10, 10), &bounds), Some(QueueBound::Requests));
+        assert_eq!(exceeded_bound(&load(2, 11, 10), &bounds), Some(QueueBound::Bytes));
+        assert_eq!(exceeded_bound(&load(2, 10, 11), &bounds), Some(QueueBound::Tokens));
     }
 
     #[test]
@@ -149,7 +146,7 @@ mod tests {
         let mut drain = DrainRate::default();
         assert_eq!(retry_after(5, drain.per_second(Tick::ZERO)), MAX_RETRY_AFTER);
         for step in 0..100 {
-            drain.note(Tick::from_millis(step * 100));
+            drain.add_dispatch(Tick::from_millis(step * 100));
         }
         let rate = drain.per_second(Tick::from_millis(9_900));
         assert_eq!(retry_after(1, rate), MIN_RETRY_AFTER);

@@ -7,43 +7,48 @@ use crate::core::model::number_map::NumberMap;
 use crate::core::model::time::Tick;
 use crate::core::queue::estimate::DrainRate;
 
-/// Time constant in seconds of the rate by which long waits are foretold: a burst of
-/// more urgent work must not make them look endless.
-const LASTING: f64 = 600.0;
+/// Time constant in seconds of the rate that predicts long waits. A burst of more urgent work must
+/// not make them look endless.
+const LONG_MEMORY: f64 = 600.0;
 
-/// Dispatches that ended a wait before a wait is foretold from them: the error of a rate
-/// from so many is a fifth.
-const ENOUGH: u32 = 30;
-/// For how long jobs must have waited before: a burst that fills idle replicas says
-/// little of what comes after it.
-const LONG_ENOUGH: Duration = Duration::from_secs(4);
+/// Dispatches of waiting jobs that are needed before their rate predicts a wait: the error of a
+/// rate from 30 samples is about a fifth.
+const MIN_DISPATCHES: u32 = 30;
+/// Waiting time that must have been observed before a rate predicts a wait. A burst that fills idle
+/// replicas says little about later dispatches.
+const MIN_WAITED: Duration = Duration::from_secs(4);
 
-/// What waits for one tenant or for all, and how fast it goes.
+/// Waiting jobs of one tenant, or of all tenants, and their drain rate.
 #[derive(Debug, Clone, Copy)]
 struct TenantDrain {
     waiting: u64,
-    /// When it began to wait.
+    /// When the first of the waiting jobs began to wait.
     since: Tick,
-    drain: DrainRate,
-    lasting: DrainRate,
+    short_term: DrainRate,
+    long_term: DrainRate,
 }
 
 impl Default for TenantDrain {
     fn default() -> Self {
-        Self { waiting: 0, since: Tick::ZERO, drain: DrainRate::default(), lasting: DrainRate::over(LASTING) }
+        Self {
+            waiting: 0,
+            since: Tick::ZERO,
+            short_term: DrainRate::default(),
+            long_term: DrainRate::with_memory(LONG_MEMORY),
+        }
     }
 }
 
 impl TenantDrain {
-    fn each(&mut self, change: impl Fn(&mut DrainRate)) {
-        change(&mut self.drain);
-        change(&mut self.lasting);
+    fn for_each_rate(&mut self, change: impl Fn(&mut DrainRate)) {
+        change(&mut self.short_term);
+        change(&mut self.long_term);
     }
 
     fn joined(&mut self, now: Tick, halted: bool) {
         if self.waiting == 0 {
             self.since = now;
-            self.each(|rate| rate.busy(now, !halted));
+            self.for_each_rate(|rate| rate.set_waiting(now, !halted));
         }
         self.waiting += 1;
     }
@@ -51,104 +56,112 @@ impl TenantDrain {
     fn left(&mut self, now: Tick) {
         self.waiting = self.waiting.saturating_sub(1);
         if self.waiting == 0 {
-            self.each(|rate| rate.busy(now, false));
+            self.for_each_rate(|rate| rate.set_waiting(now, false));
         }
     }
 
-    /// See [`DrainRates::sent`].
+    /// See [`DrainRates::note_dispatch`].
     fn sent(&mut self, now: Tick) {
         if self.since < now {
-            self.each(|rate| rate.note(now));
+            self.for_each_rate(|rate| rate.add_dispatch(now));
         }
     }
 
     fn halt(&mut self, halted: bool, now: Tick) {
         if self.waiting > 0 {
-            self.each(|rate| rate.busy(now, !halted));
+            self.for_each_rate(|rate| rate.set_waiting(now, !halted));
         }
     }
 
     fn restart(&mut self, halted: bool, now: Tick) {
         *self = Self { waiting: self.waiting, since: now, ..Self::default() };
         let waits = self.waiting > 0 && !halted;
-        self.each(|rate| rate.busy(now, waits));
+        self.for_each_rate(|rate| rate.set_waiting(now, waits));
     }
 
     fn emptied(&self) -> Self {
-        Self { waiting: 0, drain: self.drain.stopped(), lasting: self.lasting.stopped(), ..*self }
+        Self {
+            waiting: 0,
+            short_term: self.short_term.stopped(),
+            long_term: self.long_term.stopped(),
+            ..*self
+        }
     }
 
-    /// The better of the rates of late and of the last ten minutes.
+    /// The larger of the rate of the last 30 s and the rate of the last ten minutes.
     fn best(&self, now: Tick) -> Option<f64> {
-        let known = self.lasting.seen() >= ENOUGH && self.lasting.waited(now) >= LONG_ENOUGH;
-        let lasting = self.lasting.while_waiting(now).filter(|_| known)?;
-        Some(self.drain.while_waiting(now).map_or(lasting, |rate| rate.max(lasting)))
+        let known = self.long_term.dispatches() >= MIN_DISPATCHES && self.long_term.waited(now) >= MIN_WAITED;
+        let lasting = self.long_term.while_waiting(now).filter(|_| known)?;
+        Some(self.short_term.while_waiting(now).map_or(lasting, |rate| rate.max(lasting)))
     }
 }
 
-/// The tenants of a class. Rows are kept when nothing waits, for what they
-/// learned, and end with their tenant.
+/// Drain rates of a class's tenants. A row outlives its waiting jobs, for the rates that it
+/// learned, and ends with its tenant.
 #[derive(Debug, Clone, Default)]
 pub struct DrainRates {
     rows: NumberMap<TenantId, TenantDrain>,
-    /// The tenants together.
+    /// All tenants together.
     all: TenantDrain,
-    /// Tenants of which jobs wait.
-    present: u64,
+    /// Tenants with waiting jobs.
+    waiting_tenants: u64,
     /// No replica is in service.
     halted: bool,
 }
 
 impl DrainRates {
-    /// A job begins to wait.
+    /// Counts a job that begins to wait.
     pub fn joined(&mut self, tenant: TenantId, now: Tick) {
         let row = self.rows.entry(tenant).or_default();
-        self.present += u64::from(row.waiting == 0);
+        self.waiting_tenants += u64::from(row.waiting == 0);
         row.joined(now, self.halted);
         self.all.joined(now, self.halted);
     }
 
-    /// A job waits no longer.
+    /// Counts a job that stops waiting.
     pub fn left(&mut self, tenant: TenantId, now: Tick) {
         let Some(row) = self.rows.get_mut(&tenant).filter(|row| row.waiting > 0) else { return };
         row.left(now);
-        self.present -= u64::from(row.waiting == 0);
+        self.waiting_tenants -= u64::from(row.waiting == 0);
         self.all.left(now);
     }
 
-    /// A job that still counts as waiting goes to a replica. One that goes in the
-    /// instant in which the wait began says nothing of how fast jobs go.
-    pub fn sent(&mut self, tenant: TenantId, now: Tick) {
+    /// Counts the dispatch of a job, which still counts as waiting. A dispatch in the very instant
+    /// in which the wait began is ignored: it says nothing about the drain rate.
+    pub fn note_dispatch(&mut self, tenant: TenantId, now: Tick) {
         if let Some(row) = self.rows.get_mut(&tenant) {
             row.sent(now);
             self.all.sent(now);
         }
     }
 
-    /// A job that was sent comes back.
-    pub fn came_back(&mut self, tenant: TenantId, now: Tick) {
+    /// Takes back the dispatch of a job that came back to the queue.
+    pub fn undo_dispatch(&mut self, tenant: TenantId, now: Tick) {
         if let Some(row) = self.rows.get_mut(&tenant) {
-            row.each(|rate| rate.take_back(now));
-            self.all.each(|rate| rate.take_back(now));
+            row.for_each_rate(|rate| rate.undo_dispatch(now));
+            self.all.for_each_rate(|rate| rate.undo_dispatch(now));
         }
     }
 
-    /// Jobs per second that go while some wait; `None` before it is known.
+    /// Drain rate of a tenant in jobs per second while some wait; `None` before it is known.
     #[must_use]
     pub fn per_second(&self, tenant: TenantId, now: Tick) -> Option<f64> {
-        self.rows.get(&tenant)?.drain.while_waiting(now)
+        self.rows.get(&tenant)?.short_term.while_waiting(now)
     }
 
-    /// The time in which so many of a tenant's jobs go, by its own rate. Before
-    /// that is known: by the rate of all tenants, where each that waits has an
-    /// equal part, but no longer than everything takes that waits. `None` when
-    /// nothing is known.
+    /// The time in which `before` jobs of a tenant are dispatched, at the tenant's own rate. Before
+    /// that rate is known, the rate of all tenants counts, divided equally among the tenants that
+    /// wait. The result is then at most the time that all waiting jobs take. `None` when no rate is
+    /// known.
     #[must_use]
     pub fn wait(&self, tenant: TenantId, before: u64, now: Tick) -> Option<Duration> {
         let own = self.rows.get(&tenant).and_then(|row| row.best(now));
         let seconds = match own {
             Some(rate) => before as f64 / rate,
-            None => before.saturating_mul(self.present).min(self.all.waiting) as f64 / self.all.best(now)?,
+            None => {
+                before.saturating_mul(self.waiting_tenants).min(self.all.waiting) as f64
+                    / self.all.best(now)?
+            }
         };
         Some(Duration::try_from_secs_f64(seconds).unwrap_or(if before == 0 {
             Duration::ZERO
@@ -157,8 +170,8 @@ impl DrainRates {
         }))
     }
 
-    /// Whether no replica is in service from now on. How long that lasts is not
-    /// known, and how fast jobs go otherwise is not forgotten meanwhile.
+    /// Notes whether all replicas are out of service from now on. The length of an outage is not
+    /// known, so that the rates learned before it are kept.
     pub fn halt(&mut self, halted: bool, now: Tick) {
         if self.halted != halted {
             self.halted = halted;
@@ -166,27 +179,27 @@ impl DrainRates {
         }
     }
 
-    /// Forgets how fast a tenant's jobs went.
+    /// Forgets the drain rates of a tenant.
     pub fn restart(&mut self, tenant: TenantId, now: Tick) {
         if let Some(row) = self.rows.get_mut(&tenant) {
             row.restart(self.halted, now);
         }
     }
 
-    /// Forgets how fast all tenants' jobs went.
+    /// Forgets the drain rates of all tenants.
     pub fn restart_all(&mut self, now: Tick) {
         let halted = self.halted;
         self.rows.values_mut().chain([&mut self.all]).for_each(|row| row.restart(halted, now));
     }
 
-    /// The same tenants with nothing waiting, but for those to forget.
+    /// The rates of the tenants that `keep` accepts, with nothing waiting.
     #[must_use]
-    pub fn emptied(&self, keep: impl Fn(TenantId) -> bool) -> Self {
+    pub fn without_waiting(&self, keep: impl Fn(TenantId) -> bool) -> Self {
         let rows = self.rows.iter().filter(|(tenant, _)| keep(**tenant));
         Self {
             rows: rows.map(|(tenant, row)| (*tenant, row.emptied())).collect(),
             all: self.all.emptied(),
-            present: 0,
+            waiting_tenants: 0,
             halted: false,
         }
     }
@@ -206,7 +219,7 @@ mod tests {
     fn ten(rows: &mut DrainRates, from: u64) {
         (0..10).for_each(|_| rows.joined(TENANT, at(from)));
         for step in 1..=10 {
-            rows.sent(TENANT, at(from + step * 100));
+            rows.note_dispatch(TENANT, at(from + step * 100));
             rows.left(TENANT, at(from + step * 100));
         }
     }
@@ -216,7 +229,7 @@ mod tests {
         let mut rows = DrainRates::default();
         for step in 0..100 {
             rows.joined(TENANT, at(step));
-            rows.sent(TENANT, at(step));
+            rows.note_dispatch(TENANT, at(step));
             rows.left(TENANT, at(step));
         }
         assert_eq!(rows.per_second(TENANT, at(100)), None);
@@ -230,9 +243,9 @@ mod tests {
         let rate = rows.per_second(TENANT, at(90_000)).unwrap();
         assert!((9.8..10.2).contains(&rate), "{rate}");
         rows.joined(TENANT, at(90_000));
-        let next = rows.emptied(|_| true);
+        let next = rows.without_waiting(|_| true);
         assert_eq!(next.per_second(TENANT, at(200_000)), Some(rate), "nothing waits there yet");
-        assert_eq!(rows.emptied(|_| false).per_second(TENANT, at(90_000)), None);
+        assert_eq!(rows.without_waiting(|_| false).per_second(TENANT, at(90_000)), None);
     }
 
     #[test]
@@ -254,7 +267,7 @@ mod tests {
         ten(&mut rows, 0);
         let before = rows.per_second(TENANT, at(1_000)).unwrap();
         rows.joined(TENANT, at(2_000));
-        rows.came_back(TENANT, at(2_000));
+        rows.undo_dispatch(TENANT, at(2_000));
         assert!(rows.per_second(TENANT, at(2_000)).unwrap() < before);
     }
 }

@@ -1,4 +1,4 @@
-//! Estimates learned from finished work: output lengths and the drain rate.
+//! Estimates learned from finished jobs and dispatches: output lengths and the drain rate.
 
 use std::time::Duration;
 
@@ -8,14 +8,13 @@ use crate::core::model::number_map::NumberMap;
 use crate::core::model::policy::Policy;
 use crate::core::model::time::Tick;
 
-/// Output tokens of one sequence that are expected before anything is known.
+/// Expected output tokens of one sequence before anything is known.
 pub const START_OUTPUT: u64 = 256;
-/// Finished jobs of a tenant, model and class after which their own mean is
-/// used in place of the model's.
+/// Finished jobs of a tenant, model and class after which their own mean replaces the model's mean.
 const OWN_SAMPLES: u32 = 4;
 /// Weight of the newest sample once the mean has settled.
 const NEWEST: f64 = 0.1;
-/// Dispatches that ended a wait before a rate of them is relied on.
+/// Dispatches of waiting jobs before their rate is relied on.
 pub const FEW_DRAINED: u32 = 5;
 /// Time constant of rates, in seconds.
 const MEMORY: f64 = 30.0;
@@ -42,19 +41,19 @@ pub struct OutputLengths {
 }
 
 impl OutputLengths {
-    /// Output tokens to expect of a job, over all its sequences: the mean of
-    /// its model, tenant and class once there are a few samples, else the mean
-    /// of its model, else [`START_OUTPUT`]; never more than it may generate.
+    /// Expected output tokens of a job, over all its sequences. The mean of its model, tenant and
+    /// class counts once there are a few samples, else the mean of its model, else
+    /// [`START_OUTPUT`]. The result is never more than the job may generate.
     #[must_use]
-    pub fn expect(&self, spec: &JobSpec) -> u64 {
+    pub fn expected(&self, spec: &JobSpec) -> u64 {
         let own = self.own.get(&(spec.model, spec.tenant, spec.class));
         let known = own.filter(|mean| mean.samples >= OWN_SAMPLES).or_else(|| self.models.get(&spec.model));
         let each = known.map_or(START_OUTPUT, |mean| mean.value.ceil() as u64).max(1);
         each.saturating_mul(u64::from(spec.sequences)).min(spec.max_output_tokens)
     }
 
-    /// Learns from a finished job. Only an exact count teaches: a lower bound
-    /// would pull the mean down.
+    /// Learns from a finished job. Only an exact count is learned: a lower bound would pull the
+    /// mean down.
     pub fn learn(&mut self, spec: &JobSpec, usage: JobUsage) {
         let JobUsage::Exact(tokens) = usage else { return };
         if spec.max_output_tokens == 0 {
@@ -65,7 +64,7 @@ impl OutputLengths {
         self.models.entry(spec.model).or_default().add(each);
     }
 
-    /// Forgets what is no longer in the policy.
+    /// Forgets models, tenants and classes that are no longer in the policy.
     pub fn retain(&mut self, policy: &Policy) {
         self.models.retain(|model, _| policy.models.get(*model).is_some());
         self.own.retain(|(model, tenant, class), _| {
@@ -85,81 +84,79 @@ pub struct EventRate {
 }
 
 impl EventRate {
-    /// So many events happened; fewer than none when some turn out not to have.
+    /// Counts `events` events; a negative number takes back earlier ones.
     pub fn add(&mut self, now: Tick, events: f64) {
         self.sum = (self.sum_at(now) + events).max(0.0);
         self.last = now;
         self.first.get_or_insert(now);
     }
 
-    /// The rate; `None` before anything happened. The sum is divided by the
-    /// part of the memory that has been lived through, at least one second, so
-    /// that the rate is right from the start.
+    /// The rate; `None` before the first event. The sum is divided by the part of the memory that
+    /// has passed since the first event, at least one second. The rate is therefore right from the
+    /// start.
     #[must_use]
     pub fn per_second(&self, now: Tick) -> Option<f64> {
         let lived = now.since(self.first?).as_secs_f64().max(1.0);
-        Some(self.sum_at(now) / (MEMORY * (1.0 - fade(lived))))
+        Some(self.sum_at(now) / (MEMORY * (1.0 - decay(lived))))
     }
 
     fn sum_at(&self, now: Tick) -> f64 {
-        self.sum * fade(now.since(self.last).as_secs_f64())
+        self.sum * decay(now.since(self.last).as_secs_f64())
     }
 }
 
-/// How fast a queue drains: jobs per second that leave it for a replica while
-/// somebody waits.
+/// Drain rate: jobs per second that leave a queue for a replica while some jobs wait.
 ///
-/// Its clock, with an exponential memory of 30 s, stands still while nobody
-/// waits: how fast replicas are when asked for all they have is not forgotten
-/// when they are asked for less. Until a second of waiting has been seen, the
-/// rate of all dispatches makes up for the rest of it, and it is never less than
-/// that rate: a queue that stands still behind one long job is not stuck for
-/// ever.
+/// The clock of the rate has an exponential memory of 30 s and stops while nothing waits. The full
+/// speed of the replicas is therefore not forgotten while there is little to do. Until one second
+/// of waiting has been seen, the rate of all dispatches stands in for the rest of that second. The
+/// drain rate is never less than the rate of all dispatches: a queue that stops behind one long job
+/// is not stuck for ever.
 #[derive(Debug, Clone, Copy)]
 pub struct DrainRate {
-    /// Time constant in seconds of what is known of times in which jobs waited.
+    /// Time constant in seconds of the memory of times in which jobs waited.
     memory: f64,
     all: EventRate,
     drained: f64,
     /// Seconds of waiting within the memory.
     waited: f64,
-    /// Jobs that ended a wait and did not come back, since the start.
-    seen: u32,
+    /// Dispatches of waiting jobs that did not come back, since the start.
+    dispatches: u32,
     waiting: bool,
     last: Tick,
 }
 
 impl Default for DrainRate {
     fn default() -> Self {
-        Self::over(MEMORY)
+        Self::with_memory(MEMORY)
     }
 }
 
 impl DrainRate {
-    /// A rate with another memory of the times in which somebody waited, in seconds.
+    /// A rate whose memory of waiting times has the time constant `memory`, in seconds.
     #[must_use]
-    pub const fn over(memory: f64) -> Self {
+    pub const fn with_memory(memory: f64) -> Self {
         let all = EventRate { sum: 0.0, last: Tick::ZERO, first: None };
-        Self { memory, all, drained: 0.0, waited: 0.0, seen: 0, waiting: false, last: Tick::ZERO }
+        Self { memory, all, drained: 0.0, waited: 0.0, dispatches: 0, waiting: false, last: Tick::ZERO }
     }
 
-    /// Whether anybody waits from now on.
-    pub fn busy(&mut self, now: Tick, waiting: bool) {
+    /// Notes whether any job waits from now on.
+    pub fn set_waiting(&mut self, now: Tick, waiting: bool) {
         *self = Self { waiting, ..self.at(now) };
     }
 
-    /// One job left the queue for a replica.
-    pub fn note(&mut self, now: Tick) {
+    /// Counts one job that left the queue for a replica.
+    pub fn add_dispatch(&mut self, now: Tick) {
         self.add(now, 1.0);
     }
 
-    /// A job that was noted came back: its replica failed it, so nothing was
-    /// drained. Otherwise replicas that are down would look like fast ones.
-    pub fn take_back(&mut self, now: Tick) {
+    /// Takes back a dispatch whose replica failed the job: nothing was drained. Otherwise replicas
+    /// that are down would look fast.
+    pub fn undo_dispatch(&mut self, now: Tick) {
         self.add(now, -1.0);
     }
 
-    /// Jobs per second; `None` before anything was dispatched.
+    /// Drain rate in jobs per second; `None` before the first dispatch.
     #[must_use]
     pub fn per_second(&self, now: Tick) -> Option<f64> {
         let here = self.at(now);
@@ -168,41 +165,45 @@ impl DrainRate {
         Some(drained.max(all))
     }
 
-    /// Jobs per second while somebody waited, and nothing else; `None` before
-    /// [`FEW_DRAINED`] of them were seen, and while all of it is forgotten.
+    /// Jobs per second while some waited, without any stand-in; `None` before [`FEW_DRAINED`]
+    /// dispatches, and once all of them are forgotten.
     #[must_use]
     pub fn while_waiting(&self, now: Tick) -> Option<f64> {
         let here = self.at(now);
         let rate = here.drained / here.waited;
-        (here.seen >= FEW_DRAINED && rate.is_finite()).then_some(rate)
+        (here.dispatches >= FEW_DRAINED && rate.is_finite()).then_some(rate)
     }
 
-    /// Jobs that ended a wait and did not come back, since the start.
+    /// Dispatches of waiting jobs that did not come back, since the start.
     #[must_use]
-    pub const fn seen(&self) -> u32 {
-        self.seen
+    pub const fn dispatches(&self) -> u32 {
+        self.dispatches
     }
 
-    /// The time in which somebody waited, as far as it is remembered.
+    /// The remembered time in which jobs waited.
     #[must_use]
     pub fn waited(&self, now: Tick) -> Duration {
         Duration::from_secs_f64(self.at(now).waited)
     }
 
-    /// The same account with its clock stopped.
+    /// The same rate with its clock stopped.
     #[must_use]
     pub const fn stopped(self) -> Self {
         Self { waiting: false, ..self }
     }
 
-    /// Only a dispatch that ends a wait drains anything. One that finds nobody
-    /// waiting shows what was asked of the replicas, not what they can do.
+    /// Only a dispatch of a waiting job drains the queue. A dispatch while nothing waits shows the
+    /// demand on the replicas, not their capacity.
     fn add(&mut self, now: Tick, jobs: f64) {
         *self = self.at(now);
         self.all.add(now, jobs);
         if self.waiting {
             self.drained = (self.drained + jobs).max(0.0);
-            self.seen = if jobs > 0.0 { self.seen.saturating_add(1) } else { self.seen.saturating_sub(1) };
+            self.dispatches = if jobs > 0.0 {
+                self.dispatches.saturating_add(1)
+            } else {
+                self.dispatches.saturating_sub(1)
+            };
         }
     }
 
@@ -217,8 +218,8 @@ impl DrainRate {
     }
 }
 
-/// What is left of a memory after so many seconds.
-fn fade(seconds: f64) -> f64 {
+/// The part of a memory that is left after `seconds`.
+fn decay(seconds: f64) -> f64 {
     (-seconds / MEMORY).exp()
 }
 
@@ -259,22 +260,22 @@ mod tests {
     #[test]
     fn starts_with_a_guess_within_the_allowance() {
         let lengths = OutputLengths::default();
-        assert_eq!(lengths.expect(&spec(0, 10_000, 1)), 256);
-        assert_eq!(lengths.expect(&spec(0, 100, 1)), 100);
-        assert_eq!(lengths.expect(&spec(0, 10_000, 4)), 1024);
-        assert_eq!(lengths.expect(&spec(0, 0, 1)), 0);
+        assert_eq!(lengths.expected(&spec(0, 10_000, 1)), 256);
+        assert_eq!(lengths.expected(&spec(0, 100, 1)), 100);
+        assert_eq!(lengths.expected(&spec(0, 10_000, 4)), 1024);
+        assert_eq!(lengths.expected(&spec(0, 0, 1)), 0);
     }
 
     #[test]
     fn learns_the_model_first_and_the_tenant_later() {
         let mut lengths = OutputLengths::default();
         lengths.learn(&spec(0, 1000, 1), exact(40));
-        assert_eq!(lengths.expect(&spec(0, 1000, 1)), 40);
-        assert_eq!(lengths.expect(&spec(7, 1000, 2)), 80, "another tenant gets the model's mean");
+        assert_eq!(lengths.expected(&spec(0, 1000, 1)), 40);
+        assert_eq!(lengths.expected(&spec(7, 1000, 2)), 80, "another tenant gets the model's mean");
         for _ in 0..10 {
             lengths.learn(&spec(7, 1000, 2), exact(400));
         }
-        assert_eq!(lengths.expect(&spec(7, 1000, 1)), 200, "its own mean, per sequence");
+        assert_eq!(lengths.expected(&spec(7, 1000, 1)), 200, "its own mean, per sequence");
     }
 
     #[test]
@@ -282,7 +283,7 @@ mod tests {
         let mut lengths = OutputLengths::default();
         lengths.learn(&spec(0, 1000, 1), JobUsage::Unknown);
         lengths.learn(&spec(0, 1000, 1), JobUsage::Partial(TokenCounts { input: 1, cached: 0, output: 1 }));
-        assert_eq!(lengths.expect(&spec(0, 1000, 1)), 256);
+        assert_eq!(lengths.expected(&spec(0, 1000, 1)), 256);
     }
 
     #[test]
@@ -290,7 +291,7 @@ mod tests {
         let mut rate = DrainRate::default();
         assert_eq!(rate.per_second(Tick::ZERO), None);
         for step in 0..1000u64 {
-            rate.note(Tick::from_millis(step * 100));
+            rate.add_dispatch(Tick::from_millis(step * 100));
             if step == 50 || step == 999 {
                 let found = rate.per_second(Tick::from_millis(step * 100)).unwrap_or(0.0);
                 assert!((9.0..11.5).contains(&found), "{found} at step {step}");
@@ -301,8 +302,8 @@ mod tests {
 
     /// Jobs wait all the time and one goes every 100 ms.
     fn ten_a_second(rate: &mut DrainRate, from: u64, count: u64) -> u64 {
-        rate.busy(Tick::from_millis(from), true);
-        (1..=count).for_each(|step| rate.note(Tick::from_millis(from + step * 100)));
+        rate.set_waiting(Tick::from_millis(from), true);
+        (1..=count).for_each(|step| rate.add_dispatch(Tick::from_millis(from + step * 100)));
         from + count * 100
     }
 
@@ -325,13 +326,13 @@ mod tests {
         let mut rate = DrainRate::default();
         let mut now = ten_a_second(&mut rate, 0, 300);
         for idle in [1_000, 20_000, 3_600_000] {
-            rate.busy(Tick::from_millis(now), false);
+            rate.set_waiting(Tick::from_millis(now), false);
             assert!((9.5..10.5).contains(&found(&rate, now + idle)), "{}", found(&rate, now + idle));
             now = ten_a_second(&mut rate, now + idle, 2);
             assert!((9.5..10.5).contains(&found(&rate, now)), "{}", found(&rate, now));
         }
-        rate.busy(Tick::from_millis(now), false);
-        (0..600).for_each(|second| rate.note(Tick::from_millis(now + second * 1000)));
+        rate.set_waiting(Tick::from_millis(now), false);
+        (0..600).for_each(|second| rate.add_dispatch(Tick::from_millis(now + second * 1000)));
         let quiet = found(&rate, now + 600_000);
         assert!((9.5..10.5).contains(&quiet), "one a second was all that was asked for: {quiet}");
     }
@@ -349,9 +350,9 @@ mod tests {
     fn drain_rate_takes_short_waits_for_what_they_are() {
         let mut rate = DrainRate::default();
         for second in 0..200 {
-            rate.busy(Tick::from_millis(second * 1000), true);
-            rate.note(Tick::from_millis(second * 1000 + 50));
-            rate.busy(Tick::from_millis(second * 1000 + 50), false);
+            rate.set_waiting(Tick::from_millis(second * 1000), true);
+            rate.add_dispatch(Tick::from_millis(second * 1000 + 50));
+            rate.set_waiting(Tick::from_millis(second * 1000 + 50), false);
         }
         let each_waits_50_ms = found(&rate, 200_000);
         assert!((19.0..21.0).contains(&each_waits_50_ms), "{each_waits_50_ms}");
@@ -360,7 +361,7 @@ mod tests {
     #[test]
     fn the_rate_while_waiting_leaves_out_what_did_not_wait() {
         let mut rate = DrainRate::default();
-        (0..100).for_each(|second| rate.note(Tick::from_millis(second * 1000)));
+        (0..100).for_each(|second| rate.add_dispatch(Tick::from_millis(second * 1000)));
         assert_eq!(rate.while_waiting(Tick::from_millis(100_000)), None, "nobody ever waited");
         let now = ten_a_second(&mut rate, 100_000, 4);
         assert_eq!(rate.while_waiting(Tick::from_millis(now)), None, "too few were seen");
@@ -375,8 +376,8 @@ mod tests {
     fn what_comes_back_was_not_drained() {
         let mut rate = DrainRate::default();
         for step in 0..1000u64 {
-            rate.note(Tick::from_millis(step * 10));
-            rate.take_back(Tick::from_millis(step * 10 + 3));
+            rate.add_dispatch(Tick::from_millis(step * 10));
+            rate.undo_dispatch(Tick::from_millis(step * 10 + 3));
         }
         assert!(rate.per_second(Tick::from_millis(10_000)).unwrap_or(9.9) < 0.01);
     }

@@ -3,45 +3,44 @@
 use crate::core::model::ids::TenantId;
 use crate::core::model::number_map::NumberMap;
 
-/// Parts of a virtual counter that one token costs a tenant of weight 1.
+/// Units of a virtual counter that one token costs a tenant of weight 1.
 const UNIT: f64 = 1024.0;
 
-/// What a job costs in tokens. An output token holds the engine longer than an
-/// input token; the field charges it double.
+/// Cost of a job in tokens. An output token counts double, since it holds the engine longer than an
+/// input token.
 #[must_use]
 pub const fn cost(input: u64, output: u64) -> u64 {
     input.saturating_add(output.saturating_mul(2))
 }
 
-/// A tenant's virtual counters within a class: cost over weight, since the
-/// start. The tenant with the least counter goes first, so that over any time
-/// in which several wait, each gets work in proportion to its weight.
+/// Virtual counters of tenants within a class: cost over weight, since the start. The tenant with
+/// the least counter goes first. Tenants that wait at the same time therefore get work in
+/// proportion to their weights.
 #[derive(Debug, Clone, Default)]
 pub struct FairCounters {
     accounts: NumberMap<TenantId, u128>,
 }
 
 impl FairCounters {
-    /// The tenant's counter.
     #[must_use]
     pub fn get(&self, tenant: TenantId) -> u128 {
         self.accounts.get(&tenant).copied().unwrap_or(0)
     }
 
-    /// Books work that is about to be done.
+    /// Charges a tenant for work that is about to be dispatched.
     pub fn charge(&mut self, tenant: TenantId, weight: f64, cost: u64) {
         let counter = self.accounts.entry(tenant).or_default();
         *counter = counter.saturating_add(scaled(cost, weight));
     }
 
-    /// Replaces what was booked for a job by what it came to.
+    /// Replaces the cost that was booked for a job by its actual cost.
     pub fn adjust(&mut self, tenant: TenantId, weight: f64, booked: u64, actual: u64) {
         let counter = self.accounts.entry(tenant).or_default();
         *counter = counter.saturating_add(scaled(actual, weight)).saturating_sub(scaled(booked, weight));
     }
 
-    /// Lifts a tenant that comes back to `floor`, so that having been away
-    /// earns no priority; says whether that changed anything.
+    /// Lifts the counter of a tenant that comes back to at least `floor`, so that an absence earns
+    /// no priority. Returns whether the counter changed.
     pub fn lift(&mut self, tenant: TenantId, floor: u128) -> bool {
         let counter = self.accounts.entry(tenant).or_default();
         let lifted = floor > *counter;
@@ -49,7 +48,7 @@ impl FairCounters {
         lifted
     }
 
-    /// Forgets tenants.
+    /// Forgets the tenants that `keep` rejects.
     pub fn retain(&mut self, keep: impl Fn(TenantId) -> bool) {
         self.accounts.retain(|tenant, _| keep(*tenant));
     }
@@ -59,21 +58,21 @@ fn scaled(cost: u64, weight: f64) -> u128 {
     (cost as f64 * UNIT / weight.clamp(1e-6, 1e9)) as u128
 }
 
-/// What a class is owed of its guaranteed share.
+/// Guaranteed share of a class: the work that the class is owed.
 ///
-/// Each time work is dispatched to replicas for which the class waits too, it
-/// is owed its share of that work. While it is owed anything it goes before
-/// the other classes, and pays in full. In its ordinary turn it pays at most
-/// what it is owed, so that work done while nobody else wanted the replicas is
-/// never held against it. When nothing of it waits, it is owed nothing.
+/// When work is dispatched to replicas that the class also waits for, the class is owed its share
+/// of that work. While the class is owed anything, it goes before the other classes, and pays the
+/// full cost. In an ordinary turn the class pays at most what it is owed. Work done while nobody
+/// else wanted the replicas is therefore never held against it. When no job of the class waits, the
+/// class is owed nothing.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct GuaranteedShare {
     owed: f64,
 }
 
 impl GuaranteedShare {
-    /// Work in tokens that the class is owed; negative when it had a job that
-    /// was larger than what it was owed.
+    /// Work in tokens that the class is owed. Negative after a job in a guaranteed turn that cost
+    /// more than the class was owed.
     #[must_use]
     pub const fn owed(&self) -> f64 {
         self.owed
@@ -85,18 +84,19 @@ impl GuaranteedShare {
         self.owed > 0.0
     }
 
-    /// Work was dispatched where the class waits.
+    /// Adds the class's share of work dispatched to replicas that the class also waits for.
     pub fn accrue(&mut self, cost: u64, min_share: f64) {
         self.owed += cost as f64 * min_share;
     }
 
-    /// The class itself got work, in a guaranteed turn or an ordinary one.
+    /// Subtracts the cost of a job of this class, dispatched in a guaranteed turn or an ordinary
+    /// one.
     pub fn pay(&mut self, cost: u64, guaranteed: bool) {
         let rest = self.owed - cost as f64;
         self.owed = if guaranteed { rest } else { rest.max(self.owed.min(0.0)) };
     }
 
-    /// Nothing of the class waits any more.
+    /// Clears the credit when no job of the class waits any more.
     pub fn forget(&mut self) {
         self.owed = self.owed.min(0.0);
     }

@@ -1,26 +1,23 @@
-//! A tournament tree: the first, in some order, of those that fit.
+//! Fit tree: a tournament tree that finds the first entry, in some order, that fits into a size.
 //!
-//! The order may depend on who asks: replicas stand in another order for a long
-//! prompt than for a short one. See [`FitRank`].
+//! The order may depend on the query: replicas have another order for a long prompt than for a
+//! short one. See [`FitRank`].
 
 #[cfg(test)]
 use std::cell::Cell;
 
-/// What a job needs, or what a replica has left.
+/// The size that a job needs, or that a replica has left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FitSize {
-    /// Sequences.
     pub seqs: u32,
-    /// KV cache tokens.
     pub kv: u64,
     /// Prompt tokens that are still to be computed.
     pub prefill: u64,
 }
 
 impl FitSize {
-    /// Nothing.
     pub const ZERO: Self = Self { seqs: 0, kv: 0, prefill: 0 };
-    /// More than anything that is asked for.
+    /// At least as large as any size.
     pub const MAX: Self = Self { seqs: u32::MAX, kv: u64::MAX, prefill: u64::MAX };
 
     /// Whether this fits into `room`, in every respect.
@@ -29,17 +26,16 @@ impl FitSize {
         self.seqs <= room.seqs && self.kv <= room.kv && self.prefill <= room.prefill
     }
 
-    /// What is missing to [`FitSize::MAX`]. Turns "at least" into "at most": `a`
-    /// fits into `b` exactly when `b.complement()` fits into
-    /// `a.complement()`.
+    /// The difference to [`FitSize::MAX`]. The complement turns "at least" into "at most": `a` fits
+    /// into `b` exactly when `b.complement()` fits into `a.complement()`.
     #[must_use]
     pub const fn complement(self) -> Self {
         Self { seqs: u32::MAX - self.seqs, kv: u64::MAX - self.kv, prefill: u64::MAX - self.prefill }
     }
 
-    /// The smaller one in each respect.
+    /// The smaller of the two sizes in each respect.
     #[must_use]
-    pub fn least(self, other: Self) -> Self {
+    pub fn min_each(self, other: Self) -> Self {
         Self {
             seqs: self.seqs.min(other.seqs),
             kv: self.kv.min(other.kv),
@@ -47,9 +43,9 @@ impl FitSize {
         }
     }
 
-    /// The larger one in each respect.
+    /// The larger of the two sizes in each respect.
     #[must_use]
-    pub fn most(self, other: Self) -> Self {
+    pub fn max_each(self, other: Self) -> Self {
         Self {
             seqs: self.seqs.max(other.seqs),
             kv: self.kv.max(other.kv),
@@ -58,32 +54,32 @@ impl FitSize {
     }
 }
 
-/// What places an entry in the order.
+/// Rank of an entry: its place in the order, for each query.
 pub trait FitRank: Copy + PartialEq {
-    /// What the order depends on.
+    /// The query that the order depends on.
     type Query: Copy;
-    /// The place; the least goes first.
+    /// The place of an entry; the least goes first.
     type Cost: Copy + Ord;
 
-    /// The place for this query.
+    /// The place of this rank for a query.
     fn cost(&self, query: Self::Query) -> Self::Cost;
 
-    /// A rank whose cost is, for every query, at most that of either.
+    /// A rank whose cost is, for every query, at most the cost of either rank.
     #[must_use]
     fn floor(self, other: Self) -> Self;
 }
 
-/// The first entry for a query, with its place.
+/// The first entry for a query, with its cost.
 pub type FitMatch<K, V> = (<K as FitRank>::Cost, FitEntry<K, V>);
 
-/// One competitor.
+/// One entry of a tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FitEntry<K, V> {
-    /// What places it in the order.
+    /// The rank of the entry.
     pub key: K,
-    /// What has to fit.
+    /// The size that has to fit.
     pub size: FitSize,
-    /// What it stands for.
+    /// The job, replica or tenant that the entry stands for.
     pub value: V,
 }
 
@@ -108,7 +104,7 @@ impl<K> FitNode<K> {
 }
 
 impl<K: FitRank> FitNode<K> {
-    /// What is known of both.
+    /// Floor of the keys, bounds of the sizes and number of entries of two nodes.
     fn join(&self, other: &Self) -> Self {
         match (self.count, other.count) {
             (_, 0) => return *self,
@@ -117,20 +113,20 @@ impl<K: FitRank> FitNode<K> {
         }
         Self {
             key: self.key.zip(other.key).map(|(left, right)| left.floor(right)),
-            least: self.least.least(other.least),
-            most: self.most.most(other.most),
+            least: self.least.min_each(other.least),
+            most: self.most.max_each(other.most),
             count: self.count + other.count,
         }
     }
 }
 
-/// Entries in numbered slots under a tree whose every node knows a floor of
-/// the keys, the least and the largest size below it.
+/// Entries in numbered slots under a binary tree. Each node holds a floor of the keys below it, and
+/// the least and the largest size.
 ///
-/// A change costs O(log n) at most: it ends below the first node that it leaves
-/// as it was. A search goes only where something may fit and
-/// precede what was found: O(log n) when keys and sizes agree or little fits,
-/// about √n · log n when they are independent of each other.
+/// A change costs at most O(log n): the update stops at the first node that does not change. A
+/// search enters only nodes below which an entry may fit and precede the best match so far. A
+/// search costs O(log n) when keys and sizes agree or little fits, and about √n · log n when they
+/// are independent of each other.
 #[derive(Debug, Clone)]
 pub struct FitTree<K, V> {
     entries: Vec<Option<FitEntry<K, V>>>,
@@ -153,8 +149,8 @@ impl<K, V> Default for FitTree<K, V> {
 }
 
 impl<K: FitRank, V: Copy> FitTree<K, V> {
-    /// Puts the entry in the slot, in a new one when there is none yet, or
-    /// clears the slot. Returns where the entry is now.
+    /// Writes the entry to the slot, or to a new slot when there is none yet. Without an entry, the
+    /// slot is cleared. Returns the slot of the entry.
     pub fn put(&mut self, slot: Option<usize>, entry: Option<FitEntry<K, V>>) -> Option<usize> {
         match (slot, entry) {
             (None, None) => None,
@@ -191,7 +187,7 @@ impl<K: FitRank, V: Copy> FitTree<K, V> {
         self.entries.get(slot)?.as_ref()
     }
 
-    /// How many entries there are.
+    /// The number of entries.
     #[must_use]
     pub fn len(&self) -> u32 {
         self.root().count
@@ -203,7 +199,7 @@ impl<K: FitRank, V: Copy> FitTree<K, V> {
         self.len() == 0
     }
 
-    /// A floor of all keys; the least key where the order is fixed.
+    /// A floor of all keys; the least key when the order does not depend on the query.
     #[must_use]
     pub fn least_key(&self) -> Option<K> {
         self.root().key
@@ -235,7 +231,7 @@ impl<K: FitRank, V: Copy> FitTree<K, V> {
         self.nodes.get(1).copied().unwrap_or(FitNode::EMPTY)
     }
 
-    /// Looks below a node that is open.
+    /// Searches below a node that [`Self::open`] accepts.
     fn search(&self, at: usize, search: &mut FitSearch<'_, K, V>) {
         #[cfg(test)]
         self.visits.set(self.visits.get() + 1);
@@ -256,7 +252,7 @@ impl<K: FitRank, V: Copy> FitTree<K, V> {
         }
     }
 
-    /// The key of a node below which one may fit and precede what was found.
+    /// The key of a node below which an entry may fit and precede the best match so far.
     fn open(&self, at: usize, search: &FitSearch<'_, K, V>) -> Option<&K> {
         let node = &self.nodes[at];
         let key = node.key.as_ref().filter(|_| node.least.fits_in(search.room))?;

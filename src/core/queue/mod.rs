@@ -1,4 +1,5 @@
-//! Queue: one lane per class, tenant, model, and windows that are too small.
+//! Queue: one lane per class, tenant, model and fit, the number of context windows that are too
+//! small.
 
 pub mod admission;
 pub mod drain_rate;
@@ -6,6 +7,7 @@ pub mod estimate;
 pub mod fairness;
 pub mod fit_tree;
 pub mod headroom;
+pub mod lane_key;
 pub mod oldest;
 pub mod order;
 pub mod quota;
@@ -18,6 +20,7 @@ use std::ops::{AddAssign, Bound, SubAssign};
 
 use smallvec::SmallVec;
 
+pub use self::lane_key::{LaneKey, LanePart, LanePlace};
 use crate::core::model::ids::{ClassId, JobId, ModelId, TenantId};
 use crate::core::model::job::JobSpec;
 use crate::core::model::number_map::NumberMap;
@@ -26,69 +29,21 @@ use crate::core::queue::fit_tree::{FitRank, FitSize, FitTree};
 use crate::core::queue::oldest::OldestWaiting;
 use crate::core::queue::order::HeadPosition;
 
-/// The most jobs of a lane that are counted to find out how many go before one.
+/// The most jobs behind a job that are counted to find the number of jobs before it.
 const MAX_BEHIND: usize = 64;
 
-/// Names a lane.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LaneKey {
-    /// The class.
-    pub class: ClassId,
-    /// The tenant.
-    pub tenant: TenantId,
-    /// The model.
-    pub model: ModelId,
-    /// See [`JobSpec::context_group`].
-    pub fit: u8,
-}
-
-impl LaneKey {
-    /// The lane of a job.
-    #[must_use]
-    pub fn of(spec: &JobSpec) -> Self {
-        Self { class: spec.class, tenant: spec.tenant, model: spec.model, fit: spec.context_group }
-    }
-}
-
-/// Where in its lane a job waits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum LanePart {
-    /// Back from a replica that failed it; before all fresh ones.
-    Returned = 0,
-    /// Not dispatched yet.
-    Fresh = 1,
-}
-
-impl LanePart {
-    /// Both, in the order of service.
-    pub const ALL: [Self; 2] = [Self::Returned, Self::Fresh];
-}
-
-/// A job's place in a part of its lane.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub struct LanePlace {
-    /// It can no longer keep its objective.
-    pub late: bool,
-    /// When its turn comes, against the others of its lane: earlier for short
-    /// prompts, and moved once when it becomes late.
-    pub due: Tick,
-    /// Its arrival number, which it keeps when it returns.
-    pub seq: u64,
-}
-
-/// How much waits.
+/// Amount of waiting work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct QueuedLoad {
-    /// Requests.
     pub requests: u64,
-    /// Bytes of their bodies.
+    /// Bytes of request bodies.
     pub bytes: u128,
-    /// Tokens, prompt and asked output.
+    /// Prompt tokens and requested output tokens.
     pub tokens: u128,
 }
 
 impl QueuedLoad {
-    /// What one job adds.
+    /// The load of one job.
     #[must_use]
     pub fn of(spec: &JobSpec) -> Self {
         let tokens = u128::from(spec.prompt_tokens) + u128::from(spec.max_output_tokens);
@@ -112,25 +67,25 @@ impl SubAssign for QueuedLoad {
     }
 }
 
-/// One lane: in the order of places, in both parts; what is late stands apart, and
-/// goes by its due time among the others. Only the head of each part takes part in the competition for replicas, so that a returned job that
-/// waits for a certain replica does not block the others.
+/// One lane: two parts, each in the order of places. Late jobs are kept apart, and take their turn
+/// among the others by due time. Only the head of each part competes for replicas. A returned job
+/// that waits for a certain replica therefore does not block the fresh ones.
 #[derive(Debug, Clone, Default)]
 pub struct Lane {
     parts: [BTreeSet<(LanePlace, JobId)>; 2],
-    /// The fresh ones that are late.
+    /// Fresh jobs that are late.
     late: BTreeSet<(LanePlace, JobId)>,
-    /// The fresh ones by age.
+    /// Fresh jobs by age.
     oldest_jobs: OldestWaiting,
     load: QueuedLoad,
-    /// Where the two heads stand on the boards of their group.
+    /// Positions of the two heads in the search trees of their pool group.
     pub(crate) head_positions: [Option<HeadPosition>; 2],
-    /// When one of them has to be seated anew.
+    /// When the position of a head has to be computed again.
     pub(crate) refresh_at: Option<Tick>,
 }
 
 impl Lane {
-    /// The job that is next in this part.
+    /// The next job of this part.
     #[must_use]
     pub fn head(&self, part: LanePart) -> Option<JobId> {
         let late = self.late.first().filter(|_| part == LanePart::Fresh);
@@ -138,34 +93,33 @@ impl Lane {
         heads.min_by_key(|(place, _)| (place.due, place.seq)).map(|(_, job)| *job)
     }
 
-    /// All its jobs: returned ones, fresh ones, those that are late, each in
-    /// their order.
+    /// All jobs of the lane: returned, fresh, then late ones, each in their order.
     pub fn jobs(&self) -> impl Iterator<Item = JobId> {
         self.parts.iter().flatten().chain(&self.late).map(|(_, job)| *job)
     }
 
-    /// Where a job with such a place is.
+    /// The set that holds a job with this place.
     fn set_mut(&mut self, part: LanePart, place: LanePlace) -> &mut BTreeSet<(LanePlace, JobId)> {
         if place.late { &mut self.late } else { &mut self.parts[part as usize] }
     }
 
-    /// When the fresh one arrived that arrived first.
+    /// Arrival time of the oldest fresh job.
     #[must_use]
     pub fn oldest(&self) -> Option<Tick> {
-        self.oldest_jobs.oldest()
+        self.oldest_jobs.oldest_arrival()
     }
 
-    /// The fresh one whose turn would come last, with its place.
+    /// The fresh job whose turn comes last, with its place.
     #[must_use]
-    pub fn last(&self) -> Option<(LanePlace, JobId)> {
+    pub fn last_fresh(&self) -> Option<(LanePlace, JobId)> {
         self.late.last().or(self.parts[LanePart::Fresh as usize].last()).copied()
     }
 
-    /// Jobs in time that surely go before a fresh one that is in time; 0 for one
-    /// that is late, which any other may overtake. Counted from the end: 0, for want
-    /// of a better answer, when more than `MAX_BEHIND` go after it.
+    /// Jobs in time that certainly go before a fresh job in time. 0 for a late job, which any other
+    /// may overtake. The count starts at the end of the lane: with more than `MAX_BEHIND` jobs
+    /// behind, the number is not known and the result is 0.
     #[must_use]
-    pub fn before(&self, place: LanePlace, job: JobId) -> u64 {
+    pub fn jobs_before(&self, place: LanePlace, job: JobId) -> u64 {
         if place.late {
             return 0;
         }
@@ -175,25 +129,24 @@ impl Lane {
         if behind > MAX_BEHIND { 0 } else { rest }
     }
 
-    /// How much waits here.
+    /// Waiting work of the lane.
     #[must_use]
     pub const fn load(&self) -> QueuedLoad {
         self.load
     }
 }
 
-/// What waits for one tenant.
+/// Waiting work of one tenant.
 #[derive(Debug, Clone, Copy, Default)]
 struct TenantBacklog {
     load: QueuedLoad,
     weight: f64,
-    /// Where it stands among those of the other tenants.
+    /// Slot of the tenant in the tree of all tenants.
     slot: Option<usize>,
 }
 
-/// A tenant's requests per weight, as a number that orders as they do: the bits
-/// of a float that is not negative. The most goes first, and among equals the
-/// newest tenant.
+/// A tenant's requests per weight as the bits of a float, which order like the float itself since
+/// it is not negative. The largest goes first, and among equals the newest tenant.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct WeightedLoad(Reverse<(u64, TenantId)>);
 
@@ -217,20 +170,20 @@ type LaneModel = (ModelId, u8);
 #[derive(Debug, Clone, Default)]
 pub struct Queue {
     lanes: NumberMap<LaneKey, Lane>,
-    /// The rest of the keys of each tenant's lanes of a class, in their order.
-    models: NumberMap<(ClassId, TenantId), SmallVec<[LaneModel; 4]>>,
+    /// Model and fit of each tenant's lanes of a class, ascending.
+    lane_models: NumberMap<(ClassId, TenantId), SmallVec<[LaneModel; 4]>>,
     tenants: NumberMap<TenantId, TenantBacklog>,
-    shares: FitTree<WeightedLoad, TenantId>,
+    share_tree: FitTree<WeightedLoad, TenantId>,
     total: QueuedLoad,
 }
 
 impl Queue {
-    /// Puts a job in its lane. `weight` is its tenant's; the newest one counts
-    /// for all that waits of it.
+    /// Adds a job to its lane. `weight` is the tenant's weight; the newest weight counts for all of
+    /// the tenant's waiting jobs.
     pub fn push(&mut self, spec: &JobSpec, part: LanePart, place: LanePlace, weight: f64) {
         let key = LaneKey::of(spec);
         let lane = self.lanes.entry(key).or_insert_with(|| {
-            let models = self.models.entry((key.class, key.tenant)).or_default();
+            let models = self.lane_models.entry((key.class, key.tenant)).or_default();
             let own = (key.model, key.fit);
             models.insert(models.partition_point(|other| *other < own), own);
             Lane::default()
@@ -242,14 +195,14 @@ impl Queue {
             let load = QueuedLoad::of(spec);
             lane.load += load;
             self.total += load;
-            self.add_backlog(spec.tenant, |own| {
+            self.change_backlog(spec.tenant, |own| {
                 own.load += load;
-                own.weight = is_consistent(weight);
+                own.weight = clamped_weight(weight);
             });
         }
     }
 
-    /// Takes a job out of its lane; says whether it was there.
+    /// Removes a job from its lane; returns whether the job was there.
     pub fn remove(&mut self, spec: &JobSpec, part: LanePart, place: LanePlace) -> bool {
         let Some(lane) = self.lanes.get_mut(&LaneKey::of(spec)) else { return false };
         if !lane.set_mut(part, place).remove(&(place, spec.id)) {
@@ -261,12 +214,12 @@ impl Queue {
         let load = QueuedLoad::of(spec);
         lane.load -= load;
         self.total -= load;
-        self.add_backlog(spec.tenant, |own| own.load -= load);
+        self.change_backlog(spec.tenant, |own| own.load -= load);
         true
     }
 
-    /// Makes a fresh job late, with the place of its later turn; says whether it
-    /// was there, and in time.
+    /// Marks a fresh job as late and moves it to its later place; returns whether the job was there
+    /// and in time.
     pub fn make_late(&mut self, key: LaneKey, job: JobId, from: LanePlace, to: LanePlace) -> bool {
         let Some(lane) = self.lanes.get_mut(&key).filter(|_| !from.late && to.late) else { return false };
         let found = lane.parts[LanePart::Fresh as usize].remove(&(from, job));
@@ -276,11 +229,11 @@ impl Queue {
         found
     }
 
-    /// Forgets a lane in which nothing waits.
+    /// Forgets a lane without waiting jobs.
     pub fn drop_empty(&mut self, key: LaneKey) {
         if self.lanes.get(&key).is_some_and(|lane| lane.load.requests == 0) {
             self.lanes.remove(&key);
-            if let Entry::Occupied(mut models) = self.models.entry((key.class, key.tenant)) {
+            if let Entry::Occupied(mut models) = self.lane_models.entry((key.class, key.tenant)) {
                 models.get_mut().retain(|own| *own != (key.model, key.fit));
                 if models.get().is_empty() {
                     models.remove();
@@ -295,17 +248,17 @@ impl Queue {
         self.lanes.get(&key)
     }
 
-    /// The lane, to note where its heads stand.
+    /// The lane, to record the positions of its heads.
     pub fn lane_mut(&mut self, key: LaneKey) -> Option<&mut Lane> {
         self.lanes.get_mut(&key)
     }
 
     /// Every lane, in no order.
-    pub fn unsorted(&self) -> impl Iterator<Item = (&LaneKey, &Lane)> {
+    pub fn lanes_unsorted(&self) -> impl Iterator<Item = (&LaneKey, &Lane)> {
         self.lanes.iter()
     }
 
-    /// Every lane, in the order of the keys; sorts them.
+    /// Every lane, in the order of the keys. The call sorts the keys.
     pub fn lanes(&self) -> impl Iterator<Item = (LaneKey, &Lane)> {
         let mut keys: Vec<LaneKey> = self.lanes.keys().copied().collect();
         keys.sort_unstable();
@@ -314,12 +267,12 @@ impl Queue {
 
     /// A tenant's lanes of a class.
     pub fn lanes_of(&self, class: ClassId, tenant: TenantId) -> impl Iterator<Item = (LaneKey, &Lane)> {
-        self.with_lanes(self.keys_of(class, tenant))
+        self.with_lanes(self.lane_keys_of(class, tenant))
     }
 
-    /// The same without a look at the lanes.
-    pub fn keys_of(&self, class: ClassId, tenant: TenantId) -> impl Iterator<Item = LaneKey> {
-        let models = self.models.get(&(class, tenant)).into_iter().flatten();
+    /// Keys of a tenant's lanes of a class, without a look at the lanes.
+    pub fn lane_keys_of(&self, class: ClassId, tenant: TenantId) -> impl Iterator<Item = LaneKey> {
+        let models = self.lane_models.get(&(class, tenant)).into_iter().flatten();
         models.map(move |(model, fit)| LaneKey { class, tenant, model: *model, fit: *fit })
     }
 
@@ -327,56 +280,55 @@ impl Queue {
         keys.into_iter().filter_map(|key| Some((key, self.lanes.get(&key)?)))
     }
 
-    /// How much waits for a tenant.
+    /// Waiting work of a tenant.
     #[must_use]
-    pub fn tenant(&self, tenant: TenantId) -> QueuedLoad {
+    pub fn tenant_load(&self, tenant: TenantId) -> QueuedLoad {
         self.tenants.get(&tenant).map(|own| own.load).unwrap_or_default()
     }
 
-    /// Tenants for which something waits, each with its requests per weight:
-    /// the most first, and among equals the newest tenant. The first few cost
-    /// O(log tenants) each.
-    pub fn largest_tenant(&self) -> impl Iterator<Item = (TenantId, f64)> {
+    /// Tenants with waiting jobs, each with its requests per weight: the largest first, and among
+    /// equals the newest tenant. The first few cost O(log tenants) each.
+    pub fn tenants_by_share(&self) -> impl Iterator<Item = (TenantId, f64)> {
         let mut seen = Vec::new();
         std::iter::from_fn(move || {
             let (Reverse((share, tenant)), _) =
-                self.shares.first((), FitSize::MAX, &|tenant| seen.contains(tenant))?;
+                self.share_tree.first((), FitSize::MAX, &|tenant| seen.contains(tenant))?;
             seen.push(tenant);
             Some((tenant, f64::from_bits(share)))
         })
     }
 
-    /// What waits for a tenant, in requests per weight, with so many fewer.
+    /// Waiting requests of a tenant per weight, less `fewer` requests.
     #[must_use]
     pub fn share(&self, tenant: TenantId, fewer: u64) -> f64 {
         let own = self.tenants.get(&tenant);
         own.map_or(0.0, |own| own.load.requests.saturating_sub(fewer) as f64 / own.weight)
     }
 
-    /// How much waits in all.
+    /// Waiting work of all tenants.
     #[must_use]
     pub const fn total(&self) -> QueuedLoad {
         self.total
     }
 
-    /// Changes a tenant's backlog, and its place among the others; one without
+    /// Changes a tenant's backlog and its position among the tenants. A tenant without waiting
     /// requests is forgotten.
-    fn add_backlog(&mut self, tenant: TenantId, change: impl FnOnce(&mut TenantBacklog)) {
+    fn change_backlog(&mut self, tenant: TenantId, change: impl FnOnce(&mut TenantBacklog)) {
         let own = self.tenants.entry(tenant).or_default();
         change(own);
         let share = (own.load.requests as f64 / own.weight).to_bits();
         let key = WeightedLoad(Reverse((share, tenant)));
         let waits = own.load.requests > 0;
         let entry = waits.then_some(fit_tree::FitEntry { key, size: FitSize::ZERO, value: tenant });
-        own.slot = self.shares.put(own.slot, entry);
+        own.slot = self.share_tree.put(own.slot, entry);
         if !waits {
             self.tenants.remove(&tenant);
         }
     }
 }
 
-/// A weight that can be divided by.
-fn is_consistent(weight: f64) -> f64 {
+/// The weight clamped to `1e-6..=1e9`, and NaN as 1.
+fn clamped_weight(weight: f64) -> f64 {
     if weight.is_nan() { 1.0 } else { weight.clamp(1e-6, 1e9) }
 }
 
@@ -442,7 +394,7 @@ mod tests {
             queue.push(&spec(place.seq, 0, 0), LanePart::Fresh, place, 1.0);
         }
         let lane = queue.lane(LaneKey::of(&spec(0, 0, 0))).expect("a lane");
-        let last = lane.last().map(|(_, job)| job);
+        let last = lane.last_fresh().map(|(_, job)| job);
         assert_eq!((lane.oldest(), last), (Some(Tick::from_millis(1)), Some(JobId::new(4))));
         let mut order = Vec::new();
         while let Some(next) =
@@ -470,7 +422,7 @@ mod tests {
         assert!(!queue.make_late(key, JobId::new(1), late, late));
         let lane = queue.lane(key).expect("a lane");
         assert_eq!(lane.jobs().map(JobId::index).collect::<Vec<_>>(), [2, 3, 1]);
-        assert_eq!((lane.before(place(3), JobId::new(3)), queue.total()), (1, all));
+        assert_eq!((lane.jobs_before(place(3), JobId::new(3)), queue.total()), (1, all));
     }
 
     #[test]
@@ -485,12 +437,12 @@ mod tests {
         let before = |queue: &Queue, due, id| {
             queue
                 .lane(LaneKey::of(&spec(0, 0, 0)))
-                .map(|lane| lane.before(place(false, due, id), JobId::new(id)))
+                .map(|lane| lane.jobs_before(place(false, due, id), JobId::new(id)))
         };
         assert_eq!(before(&queue, 90, 9), Some(10));
         assert_eq!(before(&queue, 30, 3), Some(4));
         let lane = queue.lane(LaneKey::of(&spec(0, 0, 0))).expect("a lane");
-        assert_eq!(lane.before(place(true, 1, 10), JobId::new(10)), 0);
+        assert_eq!(lane.jobs_before(place(true, 1, 10), JobId::new(10)), 0);
         assert!(queue.remove(&spec(10, 0, 0), LanePart::Fresh, place(true, 1, 10)));
         assert_eq!(before(&queue, 90, 9), Some(10), "the late one did not count");
         for id in 100..200 {
@@ -507,13 +459,13 @@ mod tests {
         queue.push(&spec(1, 0, 0), LanePart::Fresh, at(1), 1.0);
         queue.push(&spec(2, 1, 1), LanePart::Fresh, at(2), 1.0);
         assert_eq!(queue.total(), QueuedLoad { requests: 2, bytes: 200, tokens: 30 });
-        assert_eq!(queue.tenant(TenantId::new(1)).requests, 1);
+        assert_eq!(queue.tenant_load(TenantId::new(1)).requests, 1);
         assert!(!queue.remove(&spec(1, 0, 0), LanePart::Returned, at(1)));
         assert!(queue.remove(&spec(1, 0, 0), LanePart::Fresh, at(1)));
         assert!(!queue.remove(&spec(1, 0, 0), LanePart::Fresh, at(1)));
         assert!(queue.remove(&spec(2, 1, 1), LanePart::Fresh, at(2)));
         assert_eq!(queue.total(), QueuedLoad::default());
-        assert_eq!(queue.tenant(TenantId::new(1)), QueuedLoad::default());
+        assert_eq!(queue.tenant_load(TenantId::new(1)), QueuedLoad::default());
         queue.drop_empty(LaneKey::of(&spec(1, 0, 0)));
         assert_eq!(queue.lanes().count(), 1);
     }
@@ -530,7 +482,7 @@ mod tests {
     }
 
     fn heaviest(queue: &Queue) -> Vec<(usize, f64)> {
-        queue.largest_tenant().map(|(tenant, share)| (tenant.index(), share)).collect()
+        queue.tenants_by_share().map(|(tenant, share)| (tenant.index(), share)).collect()
     }
 
     #[test]
@@ -571,7 +523,7 @@ mod tests {
                 } else {
                     queue.push(&spec(id, tenant, 0), LanePart::Fresh, at(id), weight);
                     model.insert(id, tenant);
-                    weights.insert(tenant, is_consistent(weight));
+                    weights.insert(tenant, clamped_weight(weight));
                 }
                 let mut expected: Vec<_> = (0..5)
                     .map(|tenant| (tenant, model.values().filter(|other| **other == tenant).count()))

@@ -1,24 +1,25 @@
-//! The oldest of those that wait, found without looking at them all.
+//! Oldest waiting job: its arrival time, found without a scan of all waiting jobs.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::core::model::time::Tick;
 
-/// Rows of those that left which are kept until they are more than half of all.
+/// Removed rows that are tolerated before a sweep. A sweep also needs more removed rows than live
+/// ones.
 const MIN_SWEEP: usize = 32;
 
-/// Who waits, by arrival number. Most come in the order of their numbers, and
-/// cost a place at the end of the queue; the few that do not stand apart.
+/// Waiting jobs by arrival number. A job that joins in the order of arrival numbers costs one entry
+/// at the end of `queue`. The few others go to `out_of_order`.
 #[derive(Debug, Clone, Default)]
 pub struct OldestWaiting {
-    /// Ascending by number; without a time where one has left.
+    /// Ascending by arrival number. The time is absent once the job has left.
     queue: VecDeque<(u64, Option<Tick>)>,
-    left: usize,
+    removed: usize,
     out_of_order: BTreeMap<u64, Tick>,
 }
 
 impl OldestWaiting {
-    /// One that came at `arrived` begins to wait.
+    /// Adds a job that arrived at `arrived` and begins to wait.
     pub fn push(&mut self, number: u64, arrived: Tick) {
         if self.queue.back().is_none_or(|(last, _)| *last < number) {
             self.queue.push_back((number, Some(arrived)));
@@ -27,26 +28,26 @@ impl OldestWaiting {
         }
     }
 
-    /// One waits no longer.
+    /// Removes a job that no longer waits.
     pub fn remove(&mut self, number: u64) {
         if self.out_of_order.remove(&number).is_some() {
             return;
         }
         let Ok(place) = self.queue.binary_search_by_key(&number, |(other, _)| *other) else { return };
-        self.left += usize::from(self.queue[place].1.take().is_some());
+        self.removed += usize::from(self.queue[place].1.take().is_some());
         while self.queue.front().is_some_and(|(_, arrived)| arrived.is_none()) {
             self.queue.pop_front();
-            self.left -= 1;
+            self.removed -= 1;
         }
-        if self.left >= MIN_SWEEP && self.left * 2 > self.queue.len() {
+        if self.removed >= MIN_SWEEP && self.removed * 2 > self.queue.len() {
             self.queue.retain(|(_, arrived)| arrived.is_some());
-            self.left = 0;
+            self.removed = 0;
         }
     }
 
-    /// When the one with the least number came.
+    /// Arrival time of the job with the least arrival number.
     #[must_use]
-    pub fn oldest(&self) -> Option<Tick> {
+    pub fn oldest_arrival(&self) -> Option<Tick> {
         let first = self.queue.front().and_then(|(number, arrived)| Some((*number, (*arrived)?)));
         let stray = self.out_of_order.first_key_value().map(|(number, arrived)| (*number, *arrived));
         first.into_iter().chain(stray).min().map(|(_, arrived)| arrived)
@@ -90,8 +91,8 @@ mod tests {
                         plain.remove(&number);
                     }
                 }
-                prop_assert_eq!(ages.oldest(), plain.first_key_value().map(|(_, arrived)| *arrived));
-                prop_assert!(ages.left < MIN_SWEEP || ages.left * 2 <= ages.queue.len());
+                prop_assert_eq!(ages.oldest_arrival(), plain.first_key_value().map(|(_, arrived)| *arrived));
+                prop_assert!(ages.removed < MIN_SWEEP || ages.removed * 2 <= ages.queue.len());
             }
         }
     }

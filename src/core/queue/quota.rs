@@ -1,36 +1,35 @@
-//! Quotas of tenants within a group of models, in the manner of cohorts.
+//! Tenant quotas within a pool group, in the manner of cohorts.
 //!
-//! A tenant with a quota holds sequences of the group's replicas. With fewer
-//! than its guarantee it goes before all others of its class; from there on it
-//! borrows; at its ceiling (guarantee and borrow limit together) it is parked
-//! until something of its own ends or the capacity changes. What a tenant does
-//! not lend of its guarantee stays free for it. Whole sequences count, and at
-//! least one of a guarantee or ceiling, however small.
+//! A quota is a part of the sequences that the group's replicas can run. A tenant below its
+//! guarantee goes before all others of its class. A tenant at or above its guarantee borrows. A
+//! tenant at its ceiling (guarantee plus borrow limit) is parked until one of its own jobs ends or
+//! the capacity changes. The part of its guarantee that a tenant does not lend stays free for it.
+//! Guarantees and ceilings are whole sequences, and at least one, however small.
 //!
-//! A job may have several sequences, so a tenant can be above its ceiling by
-//! all but one of those of its last job. Tenants without a quota of their own
-//! only ever borrow, and cost nothing here.
+//! A job may have several sequences. The last job of a tenant may therefore take the tenant above
+//! its ceiling by all but one of the job's sequences. Tenants without a quota of their own only
+//! borrow, and cost nothing here.
 
 use std::collections::BTreeMap;
 
 use crate::core::model::ids::TenantId;
 use crate::core::model::policy::{Policy, Quota};
 
-/// Sequences within which a product of a fraction and a capacity counts as
-/// whole.
-const EXACT: f64 = 1e-6;
-/// A change of the capacity by less than this part of it is not followed: it
-/// would move every tenant a little each time that a limit is learned.
-const STEADY: u64 = 64;
+/// Rounding tolerance in sequences: a product of a fraction and a capacity that is this close below
+/// a whole number counts as that number.
+const ROUNDING_TOLERANCE: f64 = 1e-6;
+/// A change of the capacity by less than one part in `STEADY` is ignored. Otherwise each sequence
+/// limit that is learned would move every tenant a little.
+const MIN_CHANGE_DIVISOR: u64 = 64;
 
-/// Where a tenant stands.
+/// State of a tenant's quota.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum QuotaState {
-    /// It holds less than its guarantee.
+    /// The tenant holds less than its guarantee.
     Guaranteed,
-    /// It holds its guarantee, or has none.
+    /// The tenant holds its guarantee or more, or has no guarantee.
     Borrowing,
-    /// It holds all that it may.
+    /// The tenant is at its ceiling.
     Parked,
 }
 
@@ -41,10 +40,10 @@ struct QuotaAccount {
 }
 
 impl QuotaAccount {
-    fn standing(&self, capacity: u64) -> QuotaState {
+    fn state(&self, capacity: u64) -> QuotaState {
         let Quota { guarantee, borrow, .. } = self.quota;
         let held = self.held as f64;
-        let part = |fraction: f64| (fraction * capacity as f64 + EXACT).floor().max(1.0);
+        let part = |fraction: f64| (fraction * capacity as f64 + ROUNDING_TOLERANCE).floor().max(1.0);
         if guarantee + borrow < 1.0 && held >= part(guarantee + borrow) {
             QuotaState::Parked
         } else if guarantee > 0.0 && held < part(guarantee) {
@@ -54,116 +53,118 @@ impl QuotaAccount {
         }
     }
 
-    /// What stays free for it.
-    fn kept(&self, capacity: u64) -> u64 {
+    /// Sequences that stay free for the tenant: the part of its guarantee that it neither lends nor
+    /// holds.
+    fn kept_free(&self, capacity: u64) -> u64 {
         let unlent = (self.quota.guarantee - self.quota.lend).max(0.0) * capacity as f64;
-        ((unlent + EXACT) as u64).saturating_sub(self.held)
+        ((unlent + ROUNDING_TOLERANCE) as u64).saturating_sub(self.held)
     }
 }
 
-/// The quotas of a group.
+/// Tenant quotas of a pool group.
 #[derive(Debug, Clone, Default)]
 pub struct TenantQuotas {
-    /// Tenants with a quota that is not the usual one.
+    /// Tenants whose quota is not the default.
     accounts: BTreeMap<TenantId, QuotaAccount>,
     capacity: u64,
     /// Sequences that all tenants hold.
     held: u64,
-    /// Sequences that stay free for who does not lend them.
-    kept: u64,
+    /// Sequences that stay free for tenants that do not lend them.
+    kept_free: u64,
 }
 
 impl TenantQuotas {
-    /// The quotas of a policy, with nothing held and no capacity.
+    /// The quotas of a policy, with nothing held and a capacity of 0.
     #[must_use]
     pub fn new(policy: &Policy) -> Self {
         let rows = policy.tenants.iter().filter(|(_, _, row)| row.quota != Quota::default());
         let accounts = rows
-            .map(|(id, _, row)| (id, QuotaAccount { quota: is_consistent(row.quota), held: 0 }))
+            .map(|(id, _, row)| (id, QuotaAccount { quota: clamped_quota(row.quota), held: 0 }))
             .collect();
         Self { accounts, ..Self::default() }
     }
 
-    /// Whether nobody has a quota of its own.
+    /// Whether no tenant has a quota of its own.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.accounts.is_empty()
     }
 
-    /// Where the tenant stands.
+    /// State of the tenant's quota.
     #[must_use]
     pub fn state(&self, tenant: TenantId) -> QuotaState {
-        self.accounts.get(&tenant).map_or(QuotaState::Borrowing, |own| own.standing(self.capacity))
+        self.accounts.get(&tenant).map_or(QuotaState::Borrowing, |own| own.state(self.capacity))
     }
 
-    /// Sequences that who borrows may take of those that are free.
+    /// Free sequences that borrowing tenants may take.
     #[must_use]
-    pub fn unused(&self) -> u32 {
-        if self.kept == 0 {
+    pub fn free_to_borrow(&self) -> u32 {
+        if self.kept_free == 0 {
             return u32::MAX;
         }
-        let spare = self.capacity.saturating_sub(self.held).saturating_sub(self.kept);
+        let spare = self.capacity.saturating_sub(self.held).saturating_sub(self.kept_free);
         u32::try_from(spare).unwrap_or(u32::MAX)
     }
 
-    /// Whether a job of the tenant with so many sequences may go.
+    /// Whether the quotas allow a job of the tenant with `seqs` sequences.
     #[must_use]
     pub fn allows(&self, tenant: TenantId, seqs: u32) -> bool {
         match self.state(tenant) {
             QuotaState::Guaranteed => true,
-            QuotaState::Borrowing => seqs <= self.unused(),
+            QuotaState::Borrowing => seqs <= self.free_to_borrow(),
             QuotaState::Parked => false,
         }
     }
 
-    /// A job of the tenant goes to a replica; says whether the tenant's standing
+    /// Books a job of the tenant that goes to a replica; returns whether the tenant's state
     /// changed.
     pub fn take(&mut self, tenant: TenantId, seqs: u32) -> bool {
         self.held = self.held.saturating_add(u64::from(seqs));
         self.change(tenant, |held| held.saturating_add(u64::from(seqs)))
     }
 
-    /// A job of the tenant left its replica; says whether the tenant's standing
+    /// Returns the sequences of a job that left its replica; returns whether the tenant's state
     /// changed.
     pub fn give_back(&mut self, tenant: TenantId, seqs: u32) -> bool {
         self.held = self.held.saturating_sub(u64::from(seqs));
         self.change(tenant, |held| held.saturating_sub(u64::from(seqs)))
     }
 
-    /// The replicas can run so many sequences now. Returns the tenants whose
-    /// standing changed; looks at all that have a quota.
+    /// Sets the number of sequences that the replicas can run. Returns the tenants whose state
+    /// changed; the cost grows with the number of tenants that have a quota.
     pub fn resize(&mut self, capacity: u64) -> Vec<TenantId> {
         let before = self.capacity;
-        if capacity == before || capacity.abs_diff(before).saturating_mul(STEADY) < before {
+        if capacity == before || capacity.abs_diff(before).saturating_mul(MIN_CHANGE_DIVISOR) < before {
             return Vec::new();
         }
         self.capacity = capacity;
-        self.kept = self.accounts.values().map(|own| own.kept(capacity)).sum();
-        let moved = self.accounts.iter().filter(|(_, own)| own.standing(before) != own.standing(capacity));
+        self.kept_free = self.accounts.values().map(|own| own.kept_free(capacity)).sum();
+        let moved = self.accounts.iter().filter(|(_, own)| own.state(before) != own.state(capacity));
         moved.map(|(tenant, _)| *tenant).collect()
     }
 
-    /// Whether the accounts are what these sequences by tenant come to.
+    /// Whether the accounts match the sequences that running jobs hold, by tenant.
     #[must_use]
     pub fn is_balanced(&self, held: &BTreeMap<TenantId, u64>) -> bool {
         let own = |tenant| held.get(tenant).copied().unwrap_or(0);
         self.is_empty()
             || (self.accounts.iter().all(|(tenant, account)| account.held == own(tenant))
                 && self.held == held.values().sum::<u64>()
-                && self.kept == self.accounts.values().map(|own| own.kept(self.capacity)).sum::<u64>())
+                && self.kept_free
+                    == self.accounts.values().map(|own| own.kept_free(self.capacity)).sum::<u64>())
     }
 
     fn change(&mut self, tenant: TenantId, act: impl FnOnce(u64) -> u64) -> bool {
         let Some(own) = self.accounts.get_mut(&tenant) else { return false };
-        let (standing, kept) = (own.standing(self.capacity), own.kept(self.capacity));
+        let (standing, kept) = (own.state(self.capacity), own.kept_free(self.capacity));
         own.held = act(own.held);
-        self.kept = self.kept - kept + own.kept(self.capacity);
-        standing != own.standing(self.capacity)
+        self.kept_free = self.kept_free - kept + own.kept_free(self.capacity);
+        standing != own.state(self.capacity)
     }
 }
 
-/// Fractions that can be multiplied with.
-fn is_consistent(quota: Quota) -> Quota {
+/// The quota with each fraction clamped to `0.0..=1.0`, and NaN as 0.
+fn clamped_quota(quota: Quota) -> Quota {
     let part = |fraction: f64| if fraction.is_nan() { 0.0 } else { fraction.clamp(0.0, 1.0) };
     let Quota { guarantee, borrow, lend } = quota;
     Quota { guarantee: part(guarantee), borrow: part(borrow), lend: part(lend) }
@@ -223,15 +224,15 @@ mod tests {
     #[test]
     fn what_is_not_lent_stays_free_and_usual_quotas_keep_nothing() {
         let mut some = quotas(&[(0.5, 1.0, 0.2), (0.2, 1.0, 0.0), (0.2, 1.0, 0.9)], 10);
-        assert_eq!(some.unused(), 5, "3 and 2 are kept");
+        assert_eq!(some.free_to_borrow(), 5, "3 and 2 are kept");
         walk(&mut some, 0, 2);
-        assert_eq!(some.unused(), 5, "it took its own");
+        assert_eq!(some.free_to_borrow(), 5, "it took its own");
         walk(&mut some, 9, 5);
-        assert_eq!(some.unused(), 0);
+        assert_eq!(some.free_to_borrow(), 0);
         assert!(!some.allows(TenantId::new(9), 1) && some.allows(TenantId::new(0), 1));
         walk(&mut some, 0, 1);
         walk(&mut some, 1, 2);
-        assert_eq!(some.unused(), u32::MAX, "nothing is kept, so nothing limits");
+        assert_eq!(some.free_to_borrow(), u32::MAX, "nothing is kept, so nothing limits");
 
         let usual = quotas(&[(0.0, 1.0, 1.0)], 10);
         assert!(usual.is_empty() && usual.allows(TenantId::new(0), u32::MAX));

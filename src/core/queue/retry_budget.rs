@@ -1,52 +1,51 @@
-//! Retry budget: retries may be a share of the attempts of the last ten seconds, and a few however
-//! little there is.
+//! Retry budget: retries are limited to a share of the first attempts of the last ten seconds. A
+//! floor allows a few retries however few requests there are.
 //!
-//! Retries help while most engines work, and finish off those that still do
-//! when most do not. The share bounds what retries add to the load whatever
-//! fails. What a healthy engine loses when it dies is not counted here: that
-//! comes once for each death, and all of it at the same moment.
+//! Retries help while most engines work. When most engines fail, retries overload the rest. The
+//! share bounds the load that retries add, whatever fails. Requests that a healthy engine loses
+//! when it dies do not count: they come once for each death, and all at the same moment.
 
 use crate::core::model::policy::RetryPolicy;
 use crate::core::model::time::Tick;
 
-/// Seconds that count.
+/// Length of the window in seconds.
 const SECONDS: usize = 10;
 const SECOND: u64 = 1_000_000_000;
 
-/// First tries and retries of the last ten seconds.
+/// First attempts and retries of the last ten seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RetryBudget {
-    /// The second that is under way.
+    /// The current second.
     second: u64,
-    tries: [u32; SECONDS],
+    first_attempts: [u32; SECONDS],
     retries: [u32; SECONDS],
 }
 
 impl RetryBudget {
-    /// A request was sent to an engine for the first time.
-    pub fn tried(&mut self, now: Tick) {
+    /// Counts the first attempt of a request.
+    pub fn note_first_attempt(&mut self, now: Tick) {
         let slot = self.slot(now);
-        self.tries[slot] = self.tries[slot].saturating_add(1);
+        self.first_attempts[slot] = self.first_attempts[slot].saturating_add(1);
     }
 
-    /// Takes one retry, if there is one left.
+    /// Takes one retry from the budget. Returns whether one was left.
     #[must_use]
-    pub fn take(&mut self, now: Tick, rules: &RetryPolicy) -> bool {
+    pub fn take_retry(&mut self, now: Tick, rules: &RetryPolicy) -> bool {
         let slot = self.slot(now);
         let sum = |all: &[u32]| all.iter().copied().map(u64::from).sum::<u64>();
-        let share = sum(&self.tries).saturating_mul(u64::from(rules.budget_permille)) / 1000;
+        let share = sum(&self.first_attempts).saturating_mul(u64::from(rules.budget_permille)) / 1000;
         let left = sum(&self.retries) < share.max(u64::from(rules.budget_floor));
         self.retries[slot] = self.retries[slot].saturating_add(u32::from(left));
         left
     }
 
-    /// The place of the second that is under way; what is too old is forgotten.
+    /// Slot of the current second. Clears the slots of seconds that have left the window.
     fn slot(&mut self, now: Tick) -> usize {
         let second = (now.as_nanos() / SECOND).max(self.second);
         let passed = (second - self.second).min(SECONDS as u64);
         for back in 0..passed {
             let slot = ((second - back) % SECONDS as u64) as usize;
-            (self.tries[slot], self.retries[slot]) = (0, 0);
+            (self.first_attempts[slot], self.retries[slot]) = (0, 0);
         }
         self.second = second;
         (second % SECONDS as u64) as usize
@@ -63,7 +62,7 @@ mod tests {
     const RULES: RetryPolicy = RetryPolicy { max_attempts: 4, budget_permille: 200, budget_floor: 10 };
 
     fn taken(budget: &mut RetryBudget, millis: u64, wanted: u32) -> u32 {
-        (0..wanted).map(|_| u32::from(budget.take(Tick::from_millis(millis), &RULES))).sum()
+        (0..wanted).map(|_| u32::from(budget.take_retry(Tick::from_millis(millis), &RULES))).sum()
     }
 
     #[test]
@@ -79,7 +78,7 @@ mod tests {
     fn traffic_earns_a_share() {
         let mut budget = RetryBudget::default();
         for millis in 0..1000 {
-            budget.tried(Tick::from_millis(millis));
+            budget.note_first_attempt(Tick::from_millis(millis));
         }
         assert_eq!(taken(&mut budget, 5_000, 1000), 200);
         assert_eq!(taken(&mut budget, 11_000, 1000), 0, "the traffic is forgotten before its retries");
@@ -92,11 +91,12 @@ mod tests {
             let (mut budget, mut now, mut log) = (RetryBudget::default(), 0, Vec::new());
             for (pause, tries, wanted) in steps {
                 now += pause;
-                (0..tries).for_each(|_| budget.tried(Tick::from_millis(now)));
+                (0..tries).for_each(|_| budget.note_first_attempt(Tick::from_millis(now)));
                 log.push((now / 1000, tries, taken(&mut budget, now, wanted)));
                 let recent = || log.iter().filter(|(at, ..)| at + 10 > now / 1000);
                 let (tries, retries) = recent().fold((0, 0), |sum, row| (sum.0 + row.1, sum.1 + row.2));
-                // Earned by traffic that is just forgotten, at most.
+                // At most the share of first attempts in the current window and the window just
+                // before it.
                 let earlier = log.iter().filter(|(at, ..)| at + 19 > now / 1000).map(|row| row.1).sum::<u32>();
                 prop_assert!(retries <= (earlier / 5).max(10), "{retries} of {tries} and {earlier}");
             }

@@ -1,32 +1,32 @@
 //! Bottlenecks: the reasons that keep a replica from taking more work.
 
-/// The first thing that keeps a replica in service from taking one more job.
+/// Bottleneck: the first reason that keeps a replica in service from taking one more job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Bottleneck {
-    /// It is kept for a large job that waits.
+    /// The replica is held for a large waiting job.
     Held,
-    /// It came back on trial and has its one job.
+    /// The replica came back on trial and has its one job.
     Trial,
-    /// It came back a moment ago and gets only a part of its places.
+    /// The replica is in slow start and may use only a part of its slots.
     SlowStart,
-    /// One more sequence would cost the objective between tokens.
+    /// One more sequence would miss the ITL objective.
     Itl,
-    /// Its places are taken, those of other clients of the engine included.
+    /// All slots are taken, including slots of other clients of the engine.
     Slots,
-    /// Its KV cache is full, or as full as it may be for less urgent classes.
+    /// The KV cache is full, or as full as it may be for background classes.
     Kv,
-    /// It reads as many prompts as it should at once.
+    /// The replica reads as many prompts as it should at once.
     Prefill,
-    /// Less urgent classes have their share of its places.
+    /// Background classes use their whole share of the slots.
     BackgroundShare,
-    /// What is left is kept for an urgent class.
+    /// The free slots are headroom for an urgent class.
     Headroom,
-    /// Enough other replicas of the pool read prompts of less urgent classes.
+    /// Enough other replicas of the pool read prompts of background classes.
     BackgroundPrefill,
 }
 
 impl Bottleneck {
-    /// A short stable name for logs and metric labels.
+    /// Short stable name for logs and metric labels.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -44,18 +44,17 @@ impl Bottleneck {
     }
 }
 
-/// The places of a replica, by what they are used for. They add up to all that it
-/// has.
+/// Slots of a replica by use. The counts add up to all slots that the replica has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SlotCounts {
-    /// Sequences that run in them.
+    /// Slots in which a sequence runs.
     pub running: u32,
-    /// Those that a job could take now.
+    /// Slots that a job could take now.
     pub free: u32,
-    /// Those above the replica's limit, and what lowers it.
+    /// Slots above the replica's limit, and the bottleneck that lowers the limit.
     pub above_limit: Option<(Bottleneck, u32)>,
-    /// Those below the limit that nobody can take now, and why.
-    pub kept: Option<(Bottleneck, u32)>,
-    /// Those of a replica that is not in service.
-    pub out: u32,
+    /// Slots below the limit that no job can take now, and the bottleneck.
+    pub withheld: Option<(Bottleneck, u32)>,
+    /// Slots of a replica that is not in service.
+    pub out_of_service: u32,
 }

@@ -1,63 +1,60 @@
 //! ITL limit: the sequences that a replica may run so that its streams keep their inter-token
 //! latency.
 //!
-//! A step takes longer the more sequences are in it, so the time between tokens
-//! is taken as a pool set over the sequences that run: `gap = alone + slope * seqs`.
-//! The pool set goes through the mean of what was seen lately. Its slope is learned
-//! from how the two moved together, with the predicted one as a start. The limit
-//! is where the pool set meets the aim. Both means lag by the same few seconds, so a
-//! limit that falls does not overshoot while streams leave slowly.
+//! A step takes longer the more sequences it has. The ITL is therefore modelled as a line over
+//! the running sequences: `gap = alone + slope * seqs`. The line goes through the mean of the
+//! recent samples. Its slope is learned from the covariance of gaps and sequences, with the
+//! predicted slope as the prior. The limit is where the line meets the target. Both means lag by
+//! the same few seconds, so a falling limit does not overshoot while streams leave slowly.
 //!
-//! An objective that the engine cannot keep even for one sequence alone limits
-//! nothing: fewer sequences would make nobody faster and everybody wait. It
-//! counts as out of reach when the pool has never kept it, and when the time
-//! between tokens stays above it without the part in which prompts are read and
-//! without twice what the other sequences are predicted to add. And the limit does
-//! not fall below where the engine makes enough of the tokens that it could make
-//! ([`ItlConditions::enough`]).
+//! An objective that the engine cannot keep even for one sequence limits nothing: fewer
+//! sequences would make no stream faster and every job wait. An objective counts as out of
+//! reach when two conditions hold. The pool has never kept it. And the ITL stays above it
+//! without the share of prefill and without twice the time that the other sequences are
+//! predicted to add.
+//!
+//! The limit does not fall below the number of sequences at which the engine makes enough of
+//! the tokens that it could make ([`ItlConditions::min_throughput`]).
 
 use std::time::Duration;
 
 use crate::core::model::event::ItlSample;
 
-/// The aim as a part of the objective: some streams are slower than the mean.
-const AIM: f64 = 0.9;
-/// The most that one cut takes of what runs.
-const DEEPEST_CUT: f64 = 0.7;
-/// Weight of the newest pace in the means: with ten paces a second, a memory of
-/// about three seconds. A shorter one takes each prompt that is read for a
-/// lack of room.
+/// Target of the mean ITL, as a part of the objective: some streams are slower than the mean.
+const TARGET: f64 = 0.9;
+/// Part of the running sequences that one cut leaves at least.
+const MIN_AFTER_CUT: f64 = 0.7;
+/// Weight of the newest sample in the means. With ten samples a second the memory is about three
+/// seconds. With a shorter memory, every prefill looks like a lack of capacity.
 const NEWEST: f64 = 0.03;
-/// The same for how gaps and sequences move together.
-const NEWEST_MOVES: f64 = 0.005;
-/// How many times as much as the mean one a pace with more gaps may weigh.
+/// Weight of the newest sample in the covariance of gaps and sequences.
+const NEWEST_COVARIANCE: f64 = 0.005;
+/// Largest weight of a sample with more gaps than the mean, as a multiple of the mean weight.
 const MOST_PART: f64 = 4.0;
-/// Variance of the sequences, squared sequences, that weighs as much as the
-/// predicted slope.
+/// Variance of the sequences, in squared sequences, that weighs as much as the predicted slope.
 const PRIOR_VARIANCE: f64 = 16.0;
-/// The least part of the predicted slope that is believed.
+/// Smallest slope that counts, as a part of the predicted one.
 const LEAST_SLOPE: f64 = 0.25;
-/// How many times as much as predicted a sequence may add to a step before an
-/// objective counts as out of reach.
+/// Multiple of its predicted time that a sequence may add to a step before an objective counts as
+/// out of reach.
 const MOST_SLOPE: f64 = 2.0;
 
-/// One replica's limit by pace.
+/// ITL limit of one replica.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ItlLimit {
     limit: f64,
     mean: Option<ItlPoint>,
-    /// Mean of the times between tokens over those predicted for a replica of
-    /// speed 1.
+    /// Mean ratio of the ITL to the ITL predicted for a replica of speed factor 1.
     slowness: f64,
-    /// Mean number of gaps of a pace.
+    /// Mean number of gaps of a sample.
     gaps: f64,
-    /// Slower means, and how what is seen moves about them.
+    /// Slower means, and the variance and covariance of the samples about them.
     base: ItlPoint,
     variance: f64,
     covariance: f64,
 }
 
-/// Sequences, and nanoseconds between tokens.
+/// Running sequences, and the ITL in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 struct ItlPoint {
     seqs: f64,
@@ -71,25 +68,25 @@ impl ItlPoint {
     }
 }
 
-/// What a replica's limit by pace depends on beside the pace.
+/// Conditions of a replica that its ITL limit depends on, beside the ITL.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ItlConditions {
     /// Sequences that run there.
     pub running: u32,
-    /// Nanoseconds of a step as predicted for a replica of speed 1.
+    /// Predicted nanoseconds of a step, at speed factor 1.
     pub step: f64,
-    /// Nanoseconds that one more sequence is predicted to add to a step.
+    /// Predicted nanoseconds that one more sequence adds to a step.
     pub slope: f64,
-    /// The part of its time in which it reads prompts, as predicted; below 1.
+    /// Predicted part of its time that the replica spends on prefill; below 1.
     pub prefilling: f64,
-    /// The shortest mean time between tokens that its pool has shown.
+    /// Shortest mean ITL that its pool has shown.
     pub best: Option<Duration>,
-    /// The promised time between tokens.
+    /// ITL objective.
     pub objective: Duration,
-    /// Sequences that would run there if nothing held them back.
+    /// Sequences that would run there without a limit.
     pub wanted: u32,
-    /// The part of the tokens of so many sequences that it makes at least.
-    pub enough: f64,
+    /// Least part of the tokens of `wanted` sequences that the replica makes.
+    pub min_throughput: f64,
 }
 
 impl Default for ItlLimit {
@@ -108,32 +105,32 @@ impl Default for ItlLimit {
 }
 
 impl ItlLimit {
-    /// Sequences; at least 1, `u32::MAX` where the pace limits nothing.
+    /// Limit in sequences; at least 1, `u32::MAX` where the ITL limits nothing.
     #[must_use]
     pub fn seqs(&self) -> u32 {
         self.limit as u32
     }
 
-    /// Mean time between tokens just now, in nanoseconds.
+    /// Mean ITL now, in nanoseconds.
     #[must_use]
     pub fn mean(&self) -> Option<f64> {
         self.mean.map(|mean| mean.gap)
     }
 
-    /// How many times as long as predicted for a replica of speed 1 its steps take;
-    /// `None` before any was seen.
+    /// Ratio of its step times to those predicted for a replica of speed factor 1; `None` before
+    /// the first sample.
     #[must_use]
     pub fn slowness(&self) -> Option<f64> {
         self.mean.map(|_| self.slowness)
     }
 
-    /// The mean that it keeps to under an objective, in nanoseconds.
+    /// Mean ITL that the limit aims at under an objective, in nanoseconds.
     #[must_use]
-    pub fn aim(&self, objective: Duration) -> f64 {
-        objective.as_nanos() as f64 * AIM
+    pub fn target(&self, objective: Duration) -> f64 {
+        objective.as_nanos() as f64 * TARGET
     }
 
-    /// Learns from what streams showed.
+    /// Learns from a sample of the replica's streams.
     pub fn learn(&mut self, pace: &ItlSample, at: &ItlConditions) {
         if pace.gaps == 0 {
             return;
@@ -145,10 +142,10 @@ impl ItlLimit {
         if self.mean.is_none() {
             (self.base, self.slowness, self.gaps) = (seen, slowness, gaps);
         }
-        // Each gap counts alike: long ones come few in a pace.
+        // Each gap counts alike: a sample of long gaps has few of them.
         self.gaps += (gaps - self.gaps) * NEWEST;
         let part = (gaps / self.gaps).min(MOST_PART);
-        let (newest, newest_moves) = (NEWEST * part, NEWEST_MOVES * part);
+        let (newest, newest_moves) = (NEWEST * part, NEWEST_COVARIANCE * part);
         self.slowness += (slowness - self.slowness) * newest;
         let mean = self.mean.get_or_insert(seen);
         mean.follow(seen, newest);
@@ -161,7 +158,7 @@ impl ItlLimit {
         self.limit = self.limit_at(mean, self.slope(mean, predicted), at);
     }
 
-    /// Nanoseconds that one more sequence adds. The pool set does not start below 0.
+    /// Nanoseconds that one more sequence adds to a step. The line does not start below 0.
     fn slope(&self, mean: ItlPoint, predicted: f64) -> f64 {
         let (least, most) = (predicted * LEAST_SLOPE, mean.gap / mean.seqs);
         let shown = (self.covariance + predicted * PRIOR_VARIANCE) / (self.variance + PRIOR_VARIANCE);
@@ -169,7 +166,7 @@ impl ItlLimit {
     }
 
     fn limit_at(&self, mean: ItlPoint, slope: f64, at: &ItlConditions) -> f64 {
-        let aim = self.aim(at.objective);
+        let aim = self.target(at.objective);
         let kept_once = at.best.is_some_and(|best| best.as_nanos() as f64 <= aim);
         let (decoding, others) = (mean.gap * (1.0 - at.prefilling), at.slope * (mean.seqs - 1.0));
         if decoding - MOST_SLOPE * others > aim && !kept_once {
@@ -178,10 +175,11 @@ impl ItlLimit {
         let best = at.best.map_or(0.0, |best| best.as_nanos() as f64);
         let alone = best.min(decoding).max(decoding - others);
         let fits = mean.seqs + (aim - mean.gap) / slope;
-        let limit = fits.max(f64::from(at.running) * DEEPEST_CUT);
+        let limit = fits.max(f64::from(at.running) * MIN_AFTER_CUT);
         let (wanted, alone) = (f64::from(at.wanted), alone.max(0.0));
         let slope = (mean.gap - alone).max(0.0) / mean.seqs;
-        let enough = at.enough * wanted * alone / (alone + (1.0 - at.enough) * slope * wanted).max(1.0);
+        let enough = at.min_throughput * wanted * alone
+            / (alone + (1.0 - at.min_throughput) * slope * wanted).max(1.0);
         limit.max(enough.ceil()).max(1.0)
     }
 }
@@ -192,8 +190,8 @@ mod tests {
 
     const MS: f64 = 1e6;
 
-    /// An engine whose gaps are `alone + slope * seqs` milliseconds, for so many
-    /// paces at which as many sequences run as the limit lets and demand asks.
+    /// An engine whose gaps are `alone + slope * seqs` milliseconds, for this many
+    /// samples. As many sequences run as the limit and the demand allow.
     fn run(limit: &mut ItlLimit, (alone, slope): (f64, f64), demand: u32, times: u32, wanted: u32) {
         let mut best = None;
         for _ in 0..times {
@@ -203,8 +201,16 @@ mod tests {
             best = best.into_iter().chain([gap]).min();
             let objective = Duration::from_millis(50);
             let (step, slope) = (8.0 * MS, 0.4 * MS);
-            let at =
-                ItlConditions { running, step, slope, prefilling: 0.0, best, objective, wanted, enough: 0.9 };
+            let at = ItlConditions {
+                running,
+                step,
+                slope,
+                prefilling: 0.0,
+                best,
+                objective,
+                wanted,
+                min_throughput: 0.9,
+            };
             limit.learn(&pace, &at);
         }
     }
@@ -217,7 +223,7 @@ mod tests {
                 run(&mut limit, (alone, slope), demand, 50, 1);
             }
             run(&mut limit, (alone, slope), 400, 3_000, 1);
-            let fits = (50.0 * AIM - alone) / slope;
+            let fits = (50.0 * TARGET - alone) / slope;
             let near = (fits * 0.9)..(fits * 1.1);
             assert!(near.contains(&f64::from(limit.seqs())), "{} of {fits}", limit.seqs());
         }
@@ -245,7 +251,7 @@ mod tests {
                 best,
                 objective,
                 wanted: 1,
-                enough: 0.9,
+                min_throughput: 0.9,
             };
             limit.learn(&pace, &at);
         }

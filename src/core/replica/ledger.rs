@@ -1,80 +1,73 @@
-//! Ledger: what is in flight at each replica, and the rank by which the replica with the soonest
-//! first token is next.
+//! Ledger: the work in flight at each replica, and the rank that puts the replica with the
+//! soonest first token first.
 
 use crate::core::model::ids::{ModelId, ReplicaId};
 use crate::core::queue::fit_tree::FitRank;
 use crate::core::replica::speed::ttft_model::TtftModel;
 
-/// What is in flight at a replica, in tokens and sequences.
+/// Ledger of a replica: its work in flight, in tokens and sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ledger {
-    /// Jobs.
     pub jobs: u32,
-    /// Sequences.
     pub seqs: u32,
     /// Weight (see [`crate::core::replica::speed::ttft_model::weight`]) of the prompts that are not
     /// read yet.
     pub prefill: u64,
-    /// The part of `prefill` that background brought.
+    /// Part of `prefill` that background jobs brought.
     pub background_prefill: u64,
-    /// Output tokens expected still to come.
+    /// Output tokens still expected.
     pub output: u64,
     /// KV cache tokens: prompts and all expected output.
     pub kv: u64,
-    /// The part of `kv` that is in the cache for sure: prompts whose first tokens
-    /// came or were due.
+    /// Part of `kv` that is in the cache for sure: prompts whose first tokens came or were due.
     pub kv_prompts: u64,
     /// Jobs whose tokens are seen as they come.
     pub streams: u32,
-    /// Streams whose silence says something of the replica.
+    /// Streams whose stall would say something about the replica.
     pub watched_streams: u32,
-    /// The same of jobs that do not stream.
+    /// Jobs without a stream whose stall would say something about the replica.
     pub watched_answers: u32,
-    /// Jobs that failed elsewhere and whose first output token has not come.
+    /// Jobs that failed elsewhere and have no first token yet.
     pub suspects: u32,
-    /// Jobs whose prompts may still be read, as far as is seen.
+    /// Jobs whose prompts may still be read, as far as the gateway sees.
     pub unread: u32,
-    /// Weight of the prompts that count as read though their first tokens were not
-    /// due.
+    /// Weight of the prompts that count as read although their first tokens are not due.
     pub ahead: u64,
 }
 
-/// What one job books at a replica.
+/// Booking of one job at a replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Booking {
-    /// Its sequences.
     pub seqs: u32,
-    /// Its prompt tokens.
     pub prompt: u64,
-    /// What reading the prompt costs there, by
-    /// [`crate::core::replica::speed::ttft_model::weight`].
+    /// Prefill cost of the prompt there, by [`crate::core::replica::speed::ttft_model::weight`].
     pub weight: u64,
-    /// The output tokens that are expected of it.
+    /// Expected output tokens.
     pub output: u64,
     /// Whether its first token has come.
     pub started: bool,
     /// Whether its prompt counts as read: its first token has come, or is about to.
     pub read: bool,
-    /// Whether its first token came or was due. Until then a prompt that counts as
-    /// read is ahead of its time.
+    /// Whether its first token came or was due. Until then, a prompt that counts as read is ahead
+    /// of its time.
     pub due: bool,
-    /// Whether it is so late that its prompt was surely read. Streams are when their
-    /// first token comes.
+    /// Whether it is so late that its prompt was surely read. Streams settle with their first
+    /// token.
     pub settled: bool,
     /// Whether it failed elsewhere.
     pub suspect: bool,
-    /// Whether it came as a background of a more urgent class.
+    /// Whether it is a background job, beside a more urgent class.
     pub background: bool,
     /// Whether its tokens are seen as they come.
     pub streams: bool,
-    /// Whether its silence says something of the replica.
+    /// Whether its stall would say something about the replica.
     pub watched: bool,
-    /// The adapter that it runs with there, if its model is one.
+    /// Adapter that it runs with there, if its model is an adapter.
     pub adapter: Option<ModelId>,
 }
 
 impl Booking {
-    /// KV cache tokens it will hold at its end.
+    /// KV cache tokens that the job will hold at its end.
     #[must_use]
     pub const fn kv(&self) -> u64 {
         self.prompt.saturating_add(self.output)
@@ -118,16 +111,16 @@ impl Booking {
 }
 
 impl Ledger {
-    /// Outstanding work in tokens: prompt tokens still to be read plus output
-    /// tokens still to be written. Nothing tells how far a stream has come, and
-    /// at a random moment in a stream half of it is left on average, so a job
-    /// counts its expected output until its prompt is read and half of it after.
+    /// Outstanding work in tokens: unread prompt tokens plus output tokens still expected. The
+    /// gateway cannot see how far a stream has come. At a random moment half of a stream is left on
+    /// average. A job therefore counts its expected output until its prompt is read, and half of it
+    /// after.
     #[must_use]
     pub const fn work(&self) -> u64 {
         self.prefill.saturating_add(self.output)
     }
 
-    /// Books a job.
+    /// Adds a job's booking.
     pub fn add(&mut self, booking: &Booking) {
         self.jobs += 1;
         self.seqs = self.seqs.saturating_add(booking.seqs);
@@ -144,8 +137,9 @@ impl Ledger {
         self.ahead = self.ahead.saturating_add(booking.ahead());
     }
 
-    /// Takes a job out again; false when it was not all there.
-    pub fn take(&mut self, booking: &Booking) -> bool {
+    /// Removes a job's booking. Returns false, and changes nothing, when the booking was not all
+    /// there.
+    pub fn remove(&mut self, booking: &Booking) -> bool {
         let rest = || {
             Some(Self {
                 jobs: self.jobs.checked_sub(1)?,
@@ -169,38 +163,37 @@ impl Ledger {
     }
 }
 
-/// The order of replicas with free credit: the shortest predicted time to the
-/// first token first; among equals the one that was chosen longest ago, so that
-/// idle replicas take turns.
+/// Rank of a replica with free capacity: the lowest cost first. Among equals the least recently
+/// chosen replica comes first, so that idle replicas take turns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReplicaRank {
     /// What it promises.
-    pub outlook: TtftModel,
-    /// What it costs, in nanoseconds, that an adapter is not loaded there;
-    /// [`u64::MAX`] where none can come in now.
-    pub miss: u64,
-    /// Number of the dispatch that last chose it, 0 for none.
+    pub ttft_model: TtftModel,
+    /// Cost of an adapter that is not loaded there, in nanoseconds; [`u64::MAX`] where none can be
+    /// loaded now.
+    pub adapter_cost: u64,
+    /// Number of the dispatch that last chose the replica, 0 for none.
     pub last_chosen: u64,
     /// Makes the order total.
     pub replica: ReplicaId,
 }
 
-/// What the order of replicas depends on.
+/// Properties of a job that the order of replicas depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RoutingDemand {
     /// Weight of the prompt.
     pub weight: u64,
-    /// Output tokens that are expected of each sequence.
+    /// Expected output tokens of each sequence.
     pub output: u64,
-    /// Whether an adapter would have to be loaded.
-    pub loads: bool,
+    /// Whether an adapter has to be loaded.
+    pub needs_load: bool,
 }
 
 impl ReplicaRank {
-    /// Whether what asks can come in, as far as adapters go.
+    /// Whether the replica can take the job, as far as adapters go.
     #[must_use]
-    pub const fn takes_in(&self, ask: RoutingDemand) -> bool {
-        !ask.loads || self.miss < u64::MAX
+    pub const fn can_load(&self, ask: RoutingDemand) -> bool {
+        !ask.needs_load || self.adapter_cost < u64::MAX
     }
 }
 
@@ -209,20 +202,20 @@ impl FitRank for ReplicaRank {
     type Cost = (u64, u64, ReplicaId);
 
     fn cost(&self, ask: RoutingDemand) -> Self::Cost {
-        let miss = if ask.loads { self.miss } else { 0 };
-        (self.outlook.cost(ask.weight, ask.output).saturating_add(miss), self.last_chosen, self.replica)
+        let miss = if ask.needs_load { self.adapter_cost } else { 0 };
+        (self.ttft_model.cost(ask.weight, ask.output).saturating_add(miss), self.last_chosen, self.replica)
     }
 
     fn floor(self, other: Self) -> Self {
-        let (one, two) = (self.outlook, other.outlook);
-        let outlook = TtftModel {
+        let (one, two) = (self.ttft_model, other.ttft_model);
+        let ttft_model = TtftModel {
             wait: one.wait.min(two.wait),
             per_token: one.per_token.min(two.per_token),
-            writing: one.writing.min(two.writing),
+            per_step: one.per_step.min(two.per_step),
         };
         Self {
-            outlook,
-            miss: self.miss.min(other.miss),
+            ttft_model,
+            adapter_cost: self.adapter_cost.min(other.adapter_cost),
             last_chosen: self.last_chosen.min(other.last_chosen),
             replica: self.replica.min(other.replica),
         }
@@ -254,32 +247,32 @@ mod tests {
         ledger.add(&booking);
         assert_eq!((ledger.work(), ledger.kv, ledger.suspects), (151, 151, 1));
         assert_eq!((ledger.watched_streams, ledger.watched_answers), (1, 0));
-        assert!(ledger.take(&booking));
+        assert!(ledger.remove(&booking));
         booking.read = true;
         ledger.add(&booking);
         assert_eq!((ledger.work(), ledger.kv, ledger.suspects, ledger.ahead), (25, 151, 1, 100));
-        assert!(ledger.take(&booking));
+        assert!(ledger.remove(&booking));
         (booking.started, booking.due) = (true, true);
         ledger.add(&booking);
         assert_eq!((ledger.work(), ledger.kv, ledger.suspects, ledger.ahead), (25, 151, 0, 0));
-        assert!(ledger.take(&booking));
+        assert!(ledger.remove(&booking));
         assert_eq!(ledger, Ledger::default());
-        assert!(!ledger.take(&booking));
+        assert!(!ledger.remove(&booking));
         assert_eq!(ledger, Ledger::default());
     }
 
     #[test]
     fn idle_replicas_take_turns_and_long_prompts_go_to_fast_ones() {
         let key = |wait, per_token, last_chosen, id| ReplicaRank {
-            outlook: TtftModel { wait, per_token, writing: 0 },
-            miss: 100 * u64::from(id),
+            ttft_model: TtftModel { wait, per_token, per_step: 0 },
+            adapter_cost: 100 * u64::from(id),
             last_chosen,
             replica: ReplicaId::new(id),
         };
-        let ask = |weight| RoutingDemand { weight, output: 1, loads: false };
+        let ask = |weight| RoutingDemand { weight, output: 1, needs_load: false };
         assert!(key(5, 1, 1, 0).cost(ask(9)) > key(4, 1, 9, 1).cost(ask(9)));
         assert!(key(0, 1, 3, 0).cost(ask(9)) > key(0, 1, 2, 1).cost(ask(9)));
-        let loads = RoutingDemand { weight: 9, output: 1, loads: true };
+        let loads = RoutingDemand { weight: 9, output: 1, needs_load: true };
         assert!(key(5, 1, 1, 0).cost(loads) < key(4, 1, 9, 1).cost(loads), "there it can be loaded sooner");
         let (slow, fast) = (key(0, 3, 0, 0), key(10, 1, 0, 1));
         assert!(slow.cost(ask(2)) < fast.cost(ask(2)) && slow.cost(ask(9)) > fast.cost(ask(9)));

@@ -1,69 +1,66 @@
-//! Reconciliation of an engine's own report with the ledger.
+//! Reconciliation: compares an engine's own report with the ledger.
 //!
-//! The ledger knows only what this gateway sent. An engine that runs more has
-//! other clients; one that runs less for long has lost something. A report
-//! shows a moment that has passed: sequences of ours may have come or gone
-//! while it was on its way, and an engine counts a request only when it has
-//! read it. So nothing is concluded from one report.
+//! The ledger knows only what this gateway sent. An engine that runs more sequences has other
+//! clients. An engine that runs fewer for long has lost some. A report shows a past moment: our
+//! sequences may have come or gone while it was under way, and an engine counts a request only
+//! after reading it. No single report is therefore conclusive.
 //!
-//! The use of the KV cache is not looked at: engines differ in whether they
-//! count what they merely keep for later.
+//! Reconciliation ignores KV cache usage, because engines differ in whether they count blocks
+//! that they merely keep for later.
 
 use std::time::Duration;
 
 use crate::core::model::event::ReplicaReport;
 use crate::core::model::time::Tick;
 
-/// Counts beyond this are no counts.
+/// Largest plausible count; larger ones are ignored.
 const MAX_COUNT: u64 = 1 << 20;
-/// Weight of the newest gap between reports.
+/// Weight of the newest gap in the usual gap between reports.
 const NEWEST_GAP: f64 = 0.25;
-/// The usual gap between reports is taken to be within these, in seconds.
+/// Bounds of the usual gap between reports, in seconds.
 const GAPS: std::ops::RangeInclusive<f64> = 0.1..=60.0;
-/// A gap counts at most so many times the usual one: a pause of the reports
-/// is no new habit.
+/// Largest gap that counts, as a multiple of the usual one. A pause of the reports is no new habit.
 const MAX_GAP_GROWTH: f64 = 4.0;
-/// Usual gaps after which an estimate is worth nothing.
+/// Age of the last report, in usual gaps, after which an estimate is worth nothing.
 const GONE_AFTER: f64 = 10.0;
 /// Reports in a row that must show less than the ledger.
 const MISSING_REPORTS: u32 = 3;
-/// What an engine does not show after this long has not got lost in its
-/// frontend.
+/// Time after which a sequence is not merely delayed in the engine's frontend, when the engine does
+/// not show it.
 const MISSING_AFTER: Duration = Duration::from_secs(10);
 
-/// What the ledger knows of a replica at the moment of a report.
+/// Ledger of a replica at the moment of a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LedgerView {
     /// Sequences booked there.
     pub seqs: u32,
-    /// Sequences ever booked there, those that have ended included. Never
-    /// goes back.
+    /// Sequences ever booked there, including those that have ended. This count never decreases.
     pub sent: u64,
 }
 
-/// What the reports of a replica show.
+/// Finding from the reports of a replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReconcileFinding {
-    /// Nothing that the ledger does not explain.
+    /// The ledger explains the reports.
     Consistent,
-    /// It runs at least so many sequences that are not ours.
+    /// The engine runs at least this many sequences of other clients.
     Foreign(u32),
-    /// At least so many of our sequences, and half of those that have been
-    /// there for ten seconds, are not there any more.
+    /// At least this many of our sequences are missing. They are at least half of those that have
+    /// been there for ten seconds.
     Missing(u32),
-    /// A counter of it went back: it is not the process that it was.
+    /// A counter of the engine decreased, so the engine has restarted.
     Restarted,
 }
 
-/// The reconciliation of one replica.
+/// Reconciliation of one replica.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Reconciler {
     last: Option<Tick>,
-    /// The usual gap between reports, in seconds.
+    /// Usual gap between reports, in seconds.
     gap: Option<f64>,
-    /// What the last report shows beyond our own.
+    /// Sequences that the last report shows beyond our own.
     excess: Option<u32>,
-    /// The least of the last two.
+    /// The lesser excess of the last two reports.
     estimate: Option<u32>,
     progress: Option<u64>,
     shortage: Option<Shortage>,
@@ -73,8 +70,7 @@ pub struct Reconciler {
 #[derive(Debug, Clone, Copy)]
 struct Shortage {
     reports: u32,
-    /// Two moments at least ten seconds apart; the older one is what
-    /// tells old sequences from new ones.
+    /// Two moments at least ten seconds apart. The older one separates old sequences from new ones.
     older: ReportMark,
     newer: ReportMark,
     /// Old sequences that the last report lacks.
@@ -88,8 +84,8 @@ struct ReportMark {
 }
 
 impl Reconciler {
-    /// A report arrived. One without a plausible count of what runs tells
-    /// nothing, and ages what is known like no report at all.
+    /// Compares a report with the ledger. A report without a plausible count of running sequences
+    /// changes nothing: the known estimate ages as without a report.
     pub fn report(&mut self, now: Tick, report: &ReplicaReport, own: LedgerView) -> ReconcileFinding {
         let restarted = report.progress.zip(self.progress).is_some_and(|(new, before)| new < before);
         self.progress = report.progress.or(self.progress);
@@ -100,18 +96,17 @@ impl Reconciler {
         if restarted { ReconcileFinding::Restarted } else { found.unwrap_or(ReconcileFinding::Consistent) }
     }
 
-    /// Sequences that run there and are not ours: the least that the last two
-    /// reports show, less the older they are; 0 when nothing is known. Always
-    /// leave the replica at least one sequence of ours, or a mistake here
-    /// could never be found out.
+    /// Sequences of other clients that run there: the least that the last two reports show, less as
+    /// the reports age; 0 when nothing is known. Callers always leave the replica at least one
+    /// sequence of ours, or a mistake here could never be found out.
     #[must_use]
-    pub fn seqs(&self, now: Tick) -> u32 {
+    pub fn foreign_seqs(&self, now: Tick) -> u32 {
         (f64::from(self.estimate.unwrap_or(0)) * self.confidence(now)).round() as u32
     }
 
-    /// What [`Self::seqs`] rests on: 1 while reports come as usual, one half
-    /// when the last one is two usual gaps old, 0 after ten and before there
-    /// were two of them.
+    /// Confidence in [`Self::foreign_seqs`]: 1 while reports come as usual, one half when the last report
+    /// is two usual gaps old. The confidence is 0 after ten usual gaps, and before there were two
+    /// reports.
     #[must_use]
     pub fn confidence(&self, now: Tick) -> f64 {
         let (Some(last), Some(gap), Some(_)) = (self.last, self.gap, self.estimate) else { return 0.0 };
@@ -123,20 +118,20 @@ impl Reconciler {
     }
 
     fn compare(&mut self, now: Tick, seqs: u32, whole: bool, own: LedgerView) -> ReconcileFinding {
-        self.tick(now);
+        self.learn_gap(now);
         let excess = seqs.saturating_sub(own.seqs);
         self.estimate = self.excess.replace(excess).map(|before| before.min(excess));
         if whole && seqs < own.seqs {
             return self
-                .lacks(now, seqs, own)
+                .check_missing(now, seqs, own)
                 .map_or(ReconcileFinding::Consistent, ReconcileFinding::Missing);
         }
         self.shortage = None;
         self.estimate.filter(|seqs| *seqs > 0).map_or(ReconcileFinding::Consistent, ReconcileFinding::Foreign)
     }
 
-    /// Learns how often reports come.
-    fn tick(&mut self, now: Tick) {
+    /// Learns the usual gap between reports.
+    fn learn_gap(&mut self, now: Tick) {
         if let Some(last) = self.last {
             let seen = now.since(last).as_secs_f64();
             let usual = self
@@ -147,12 +142,12 @@ impl Reconciler {
         self.last = self.last.max(Some(now));
     }
 
-    /// The report shows less than the ledger. What was sent lately may not be
-    /// counted yet, and what ends at once may never be, so only sequences that
-    /// have been there for long can be missing. All that was sent since is
-    /// taken to be still there, so this is a lower bound: nothing is found
-    /// while new work goes through faster than the ledger is large.
-    fn lacks(&mut self, now: Tick, seqs: u32, own: LedgerView) -> Option<u32> {
+    /// Handles a report that shows less than the ledger. Recently sent sequences may not be counted
+    /// yet, and sequences that end at once may never be. Only sequences that have been there for
+    /// long can therefore be missing. All that were sent since count as still there, so the result
+    /// is a lower bound: nothing is found while new sequences pass through faster than the ledger
+    /// is large.
+    fn check_missing(&mut self, now: Tick, seqs: u32, own: LedgerView) -> Option<u32> {
         let here = ReportMark { at: now, sent: own.sent };
         let start = Shortage { reports: 0, older: here, newer: here, missing: 0 };
         let shortage = self.shortage.get_or_insert(start);
@@ -169,8 +164,7 @@ impl Reconciler {
     }
 }
 
-/// Sequences that the report shows, and whether those that wait are among
-/// them.
+/// Sequences that the report shows, and whether waiting sequences are among them.
 fn count(report: &ReplicaReport) -> Option<(u32, bool)> {
     let plausible = |count: u64| u32::try_from(count).ok().filter(|_| count <= MAX_COUNT);
     let running = plausible(report.running?)?;
@@ -212,14 +206,14 @@ mod tests {
         )
     }
 
-    /// Plays lies; returns when the last one came.
+    /// Plays false reports. Returns the time of the last one.
     fn play(foreign: &mut Reconciler, lies: &[(u64, ReplicaReport, u32)]) -> Tick {
         let mut now = Tick::ZERO;
         for (gap, report, seqs) in lies {
             now += Duration::from_millis(*gap);
             foreign.report(now, report, own(*seqs));
             assert!((0.0..=1.0).contains(&foreign.confidence(now)));
-            assert!(foreign.seqs(now) <= 2 << 20);
+            assert!(foreign.foreign_seqs(now) <= 2 << 20);
         }
         now
     }
@@ -236,7 +230,7 @@ mod tests {
                 now += Duration::from_secs(1);
                 found = foreign.report(now, &report(u64::from(ours + true_foreign), 0), own(ours));
             }
-            prop_assert_eq!(foreign.seqs(now), true_foreign);
+            prop_assert_eq!(foreign.foreign_seqs(now), true_foreign);
             prop_assert!((foreign.confidence(now) - 1.0).abs() < 1e-9);
             let expected = if true_foreign > 0 { ReconcileFinding::Foreign(true_foreign) } else { ReconcileFinding::Consistent };
             prop_assert_eq!(found, expected);
@@ -280,13 +274,13 @@ mod tests {
     #[test]
     fn without_reports_nothing_is_foreign() {
         let foreign = Reconciler::default();
-        assert_eq!((foreign.seqs(s(100)), foreign.confidence(s(100))), (0, 0.0));
+        assert_eq!((foreign.foreign_seqs(s(100)), foreign.confidence(s(100))), (0, 0.0));
         let mut foreign = Reconciler::default();
         for second in 0..5 {
             let silent = ReplicaReport { waiting: Some(9), kv_usage: Some(1.0), ..ReplicaReport::default() };
             assert_eq!(foreign.report(s(second), &silent, own(0)), ReconcileFinding::Consistent);
         }
-        assert_eq!((foreign.seqs(s(5)), foreign.confidence(s(5))), (0, 0.0));
+        assert_eq!((foreign.foreign_seqs(s(5)), foreign.confidence(s(5))), (0, 0.0));
     }
 
     #[test]
@@ -295,7 +289,7 @@ mod tests {
         for second in 0..20 {
             let (seen, ours) = if second == 10 { (64, 0) } else { (0, 0) };
             assert_eq!(foreign.report(s(second), &report(seen, 0), own(ours)), ReconcileFinding::Consistent);
-            assert_eq!(foreign.seqs(s(second)), 0);
+            assert_eq!(foreign.foreign_seqs(s(second)), 0);
         }
     }
 
@@ -306,11 +300,11 @@ mod tests {
             foreign.report(s(second * 2), &report(15, 5), own(4));
         }
         let at = |millis: u64| Tick::from_millis(18_000 + millis);
-        assert_eq!((foreign.seqs(at(0)), foreign.seqs(at(2000))), (16, 16));
+        assert_eq!((foreign.foreign_seqs(at(0)), foreign.foreign_seqs(at(2000))), (16, 16));
         assert!((foreign.confidence(at(4000)) - 0.5).abs() < 1e-9);
-        assert_eq!(foreign.seqs(at(4000)), 8);
+        assert_eq!(foreign.foreign_seqs(at(4000)), 8);
         assert!(foreign.confidence(at(19_999)) > 0.0);
-        assert_eq!((foreign.seqs(at(20_000)), foreign.confidence(at(20_000))), (0, 0.0));
+        assert_eq!((foreign.foreign_seqs(at(20_000)), foreign.confidence(at(20_000))), (0, 0.0));
     }
 
     #[test]
@@ -338,7 +332,7 @@ mod tests {
         assert_eq!(foreign.report(s(1), &with(500), own(0)), ReconcileFinding::Foreign(20));
         assert_eq!(foreign.report(s(2), &report(20, 0), own(0)), ReconcileFinding::Foreign(20));
         assert_eq!(foreign.report(s(3), &with(3), own(0)), ReconcileFinding::Restarted);
-        assert_eq!((foreign.seqs(s(3)), foreign.confidence(s(3))), (0, 0.0));
+        assert_eq!((foreign.foreign_seqs(s(3)), foreign.confidence(s(3))), (0, 0.0));
         assert_eq!(foreign.report(s(4), &with(4), own(0)), ReconcileFinding::Foreign(20));
     }
 

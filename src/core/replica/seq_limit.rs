@@ -2,65 +2,68 @@
 
 use crate::core::model::event::ReplicaReport;
 
-/// Sequence limit of a replica of which nothing is known: what vLLM's
-/// `--max-num-seqs` is by default. A start, not a ceiling.
+/// Initial sequence limit of a replica of which nothing is known: vLLM's default of
+/// `--max-num-seqs`. The learned limit may exceed it.
 pub const DEFAULT_SEQS: u32 = 256;
-/// More than any engine runs.
+/// Upper bound of a learned limit, beyond what any engine runs.
 const MOST_SEQS: u32 = 1 << 16;
 
-/// Sequences that a request may ask for of a replica of which nothing is known:
-/// what vLLM runs by default on the largest accelerators. What was learned of it
-/// bounds what it gets, not what a client may ask.
-const MOST_ASKED: u32 = 1024;
+/// Sequences that one request may ask for at a replica of which nothing is known: what vLLM runs by
+/// default on the largest accelerators. The learned limit bounds what the replica gets, not what a
+/// client may ask for.
+const DEFAULT_REQUEST_SEQS: u32 = 1024;
 
-/// The learned part of a sequence limit, used where neither the operator nor
-/// the engine says how many sequences it runs.
+/// Learned sequence limit, used where neither the operator nor the engine gives the number of
+/// sequences.
 ///
-/// An engine that holds requests back beyond its buffer, and runs as many in two
-/// reports in a row while what this gateway sent explains all it has, runs as
-/// many as it can: that number becomes the limit. One such report is not enough,
-/// since a burst of prompts waits for a moment in every engine. Requests whose
-/// prompts wait for a step that can read them are not held back for a place; but an
-/// engine that runs exactly as many as it ever did, report after report, while others
-/// wait has no place for these either. Each report without
-/// held-back requests while the limit is used up raises it: by a quarter until
-/// the engine has held something back for the first time, then by a sixteenth,
-/// at least by one.
+/// The limit falls to the number of running sequences when three conditions hold. The engine holds
+/// requests back beyond its buffer. It runs as many sequences in two reports in a row. And what
+/// this gateway sent explains all of its load. One such report is not enough, since a burst of
+/// prompts waits for a moment in every engine.
+///
+/// Requests whose prompts wait for a step that can read them do not count as held back. But when an
+/// engine runs exactly its largest number of sequences, report after report, while others wait, all
+/// of its slots are taken.
+///
+/// Each report without held-back requests raises the limit while the limit is used up: by a quarter
+/// until the engine has held requests back for the first time, then by a sixteenth, at least by
+/// one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LearnedSeqLimit {
     limit: u32,
     held_back: Option<u32>,
-    /// The engine has shown its limit before.
-    met: bool,
+    /// True when the engine has shown its limit before.
+    limit_shown: bool,
     top: BusyPeak,
 }
 
 impl Default for LearnedSeqLimit {
     fn default() -> Self {
-        Self { limit: DEFAULT_SEQS, held_back: None, met: false, top: BusyPeak::default() }
+        Self { limit: DEFAULT_SEQS, held_back: None, limit_shown: false, top: BusyPeak::default() }
     }
 }
 
-/// Reports that show the same largest number of running sequences while others wait,
-/// after which that number is the engine's limit.
+/// Reports with the same largest number of running sequences while others wait, after which that
+/// number is the engine's limit.
 const ALIKE: u8 = 3;
-/// Reports that show fewer, after which the largest number is forgotten: the engine
-/// may have started anew with another limit.
+/// Reports with fewer running sequences, after which the largest number is forgotten. The engine
+/// may have restarted with another limit.
 const FEWER: u8 = 10;
 
-/// The most sequences that an engine ran while others waited there.
+/// Most sequences that an engine ran while others waited there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct BusyPeak {
     running: u32,
-    /// Reports that showed just that.
+    /// Reports that showed exactly `running`.
     alike: u8,
-    /// Reports that showed fewer since.
+    /// Reports since then that showed fewer.
     fewer: u8,
 }
 
 impl BusyPeak {
-    /// So many ran while others waited; whether that is all that the engine runs.
-    fn is_all(&mut self, running: u32) -> bool {
+    /// Notes the running sequences while others waited. Returns whether they are all that the
+    /// engine runs.
+    fn update(&mut self, running: u32) -> bool {
         if running > self.running || self.fewer >= FEWER {
             *self = Self { running, ..Self::default() };
         }
@@ -80,21 +83,21 @@ impl LearnedSeqLimit {
         self.limit
     }
 
-    /// Learns from a report. `ours` are the sequences booked there, `unread` the
-    /// jobs whose prompts may still be read.
+    /// Learns from a report. `ours` are the sequences booked there, `unread` the jobs whose prompts
+    /// may still be read.
     pub fn learn(&mut self, report: &ReplicaReport, (ours, unread): (u32, u32), buffer: u32) {
         let (Some(running), Some(waiting)) = (report.running, report.waiting) else { return };
         let holds_back = waiting > u64::from(buffer.saturating_add(unread));
         let own = running.saturating_add(waiting) <= u64::from(ours);
         let seen = u32::try_from(running).unwrap_or(u32::MAX);
-        if own && waiting > u64::from(buffer) && self.top.is_all(seen) {
-            (self.limit, self.met) = (self.limit.min(seen), true);
+        if own && waiting > u64::from(buffer) && self.top.update(seen) {
+            (self.limit, self.limit_shown) = (self.limit.min(seen), true);
             return;
         }
         if !holds_back {
             self.held_back = None;
             if ours >= self.limit.saturating_add(buffer) {
-                let part = if self.met { 16 } else { 4 };
+                let part = if self.limit_shown { 16 } else { 4 };
                 self.limit = self.limit.saturating_add((self.limit / part).max(1)).min(MOST_SEQS);
             }
             return;
@@ -106,13 +109,13 @@ impl LearnedSeqLimit {
         let alike = |before: &u32| before.abs_diff(seen) <= (seen / 16).max(1);
         if let Some(before) = self.held_back.replace(seen).filter(alike) {
             self.limit = self.limit.min(before.max(seen).max(1));
-            self.met = true;
+            self.limit_shown = true;
         }
     }
 }
 
-/// Sequences that a replica may have at full size: what the operator says,
-/// else the engine, else what was learned; plus what may wait inside it.
+/// Sequences that a replica may have at full size: the operator's number, else the engine's, else
+/// the learned one, plus the buffer that may wait inside the engine.
 #[must_use]
 pub fn full_seqs(
     configured: Option<u32>,
@@ -123,14 +126,14 @@ pub fn full_seqs(
     configured.or(reported).unwrap_or(learned.limit()).max(1).saturating_add(buffer)
 }
 
-/// Sequences that a request may ask for at once: what the operator says, else the
-/// engine, plus what may wait inside it; 1,024 where nobody says.
+/// Sequences that one request may ask for: the operator's number, else the engine's, else 1,024,
+/// plus the buffer that may wait inside the engine.
 #[must_use]
-pub fn most_seqs(configured: Option<u32>, reported: Option<u32>, buffer: u32) -> u32 {
-    configured.or(reported).unwrap_or(MOST_ASKED).max(1).saturating_add(buffer)
+pub fn max_request_seqs(configured: Option<u32>, reported: Option<u32>, buffer: u32) -> u32 {
+    configured.or(reported).unwrap_or(DEFAULT_REQUEST_SEQS).max(1).saturating_add(buffer)
 }
 
-/// The limit while a replica comes back: so many eighths of it, at least 1.
+/// Limit during slow start: this many eighths of the full limit, at least 1.
 #[must_use]
 pub fn ramped(full: u32, eighths: u32) -> u32 {
     let part = u64::from(full) * u64::from(eighths.min(8)) / 8;
@@ -187,7 +190,7 @@ mod tests {
         }
         learned.learn(&report(32, 10), (46, 14), 0);
         assert_eq!(learned.limit(), 32);
-        // It starts anew with fewer places.
+        // The engine restarts with fewer slots.
         for _ in 0..FEWER + ALIKE {
             learned.learn(&report(16, 10), (32, 16), 0);
         }
@@ -207,7 +210,7 @@ mod tests {
 
     #[test]
     fn it_recovers_only_when_used_up() {
-        let mut learned = LearnedSeqLimit { limit: 4, met: true, ..LearnedSeqLimit::default() };
+        let mut learned = LearnedSeqLimit { limit: 4, limit_shown: true, ..LearnedSeqLimit::default() };
         learned.learn(&report(3, 0), (3, 0), 0);
         assert_eq!(learned.limit(), 4);
         learned.learn(&report(4, 0), (4, 0), 0);

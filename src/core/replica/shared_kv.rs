@@ -1,33 +1,31 @@
 //! Shared KV: the part of its running prompts' KV cache that a replica's jobs share.
 //!
-//! The ledger counts each prompt whole. An engine with a prefix cache keeps what
-//! prompts have in common once, and other engines keep less than a token's worth for
-//! each token. Both show in the engine's own gauge: everything that runs holds at
-//! least its prompt there, so whatever the gauge says below the sum of the prompts
-//! is shared.
+//! The ledger counts each prompt whole. An engine with a prefix cache keeps the common parts of
+//! prompts once, and some engines keep less than one token's worth per token. The engine's own
+//! gauge shows both. Every running job holds at least its prompt in the cache, so whatever the
+//! gauge shows below the sum of the prompts is shared.
 
 use crate::core::model::event::ReplicaReport;
 
-/// The part of a higher value that a report is believed with; a lower one counts at
-/// once.
+/// Weight of a report that shows a higher shared part. A lower one counts at once.
 const RISE: f64 = 0.25;
-/// The most that is taken to be shared.
+/// Largest shared part that counts.
 const MOST: f64 = 0.95;
 
-/// The part of running prompts that takes no place of its own, from 0 to 1.
+/// Part of the running prompts that takes no KV cache of its own, from 0 to 1.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct SharedKv(f64);
 
 impl SharedKv {
-    /// Learns from a report of a replica with so many KV tokens, which runs jobs
-    /// whose prompts, already read, come to so many tokens.
+    /// Learns from a report of a replica with `kv` KV tokens. `prompts` are the tokens of the
+    /// running prompts that the replica has read.
     pub fn learn(&mut self, report: &ReplicaReport, kv: u64, prompts: u64) {
         let Some(usage) = report.kv_usage.filter(|_| kv < u64::MAX && prompts > 0) else { return };
         let seen = (1.0 - usage * kv as f64 / prompts as f64).clamp(0.0, MOST);
         self.0 = if seen < self.0 { seen } else { self.0 + (seen - self.0) * RISE };
     }
 
-    /// KV tokens that prompts of so many tokens do not need.
+    /// KV tokens that prompts of this many tokens save by sharing.
     #[must_use]
     pub fn saved(&self, prompts: u64) -> u64 {
         (prompts as f64 * self.0) as u64

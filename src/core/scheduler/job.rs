@@ -1,87 +1,85 @@
 //! Job: the scheduler's state of one request.
 
+use std::cmp::Reverse;
 use std::time::Duration;
 
 use smallvec::SmallVec;
 
 use crate::core::billing::meter::{self, MeteredStay};
 use crate::core::limits::LimitReservation;
-use crate::core::model::event::PreemptReason;
-use crate::core::model::ids::{ClassId, PoolId, ReplicaId};
+use crate::core::model::ids::{ClassId, JobId, PoolId, ReplicaId};
 use crate::core::model::job::{JobSpec, PromptPrefix};
+use crate::core::model::reason::PreemptReason;
 use crate::core::model::time::Tick;
 use crate::core::queue::fit_tree::FitSize;
-use crate::core::queue::{LanePart, LanePlace};
+use crate::core::queue::lane_key::{LanePart, LanePlace};
 use crate::core::replica::fleet::{PrefillMark, ReplicaRequirements};
 use crate::core::replica::ledger::Booking;
 use crate::core::replica::speed::ttft_model;
 
-use crate::core::scheduler::dispatch::preempt::PreemptibleJob;
-
-/// Token and byte counts beyond this are taken as this, so that no sum of them
-/// can overflow.
+/// Cap of token and byte counts. Larger counts are cut to the cap, so that no sum of them can
+/// overflow.
 const MAX_COUNT: u64 = 1 << 40;
-/// More sequences than any engine runs for one request.
+/// Cap of a request's sequences: more than any engine runs for one request.
 const MAX_SEQUENCES: u32 = 1 << 16;
 
-/// One job.
 #[derive(Debug, Clone)]
 pub(super) struct Job {
     pub(super) spec: JobSpec,
-    /// Its place among the fresh jobs of its lane.
+    /// Position among the fresh jobs of its lane.
     pub(super) place: LanePlace,
-    /// The start of its prompt, to find the replica that has read it before.
+    /// Start of the prompt, to find the replicas that have it in their prefix cache.
     pub(super) prefix: PromptPrefix,
-    /// The most of its prompt that any replica had when it got to the head of
-    /// its lane.
-    pub(super) reach: u64,
-    /// Why its edge was asked to hand over its stream, if it was in this try.
+    /// Most tokens of the prompt that any replica had cached, as of the last time the job
+    /// was priced as head of its lane.
+    pub(super) cached_at_best: u64,
+    /// Reason of the migration that the edge was asked for in this attempt.
     pub(super) migration_asked: Option<PreemptReason>,
-    /// From then on it cannot keep its class's objective any more.
+    /// Last instant at which the job can start and still keep its class's TTFT objective.
     pub(super) late_after: Tick,
     pub(super) phase: JobPhase,
-    /// How long it waited before its earlier tries.
+    /// Time that the job has waited, without the wait under way.
     pub(super) waited: Duration,
-    /// The output expected of it in all, as of when it got to the head of its
+    /// Expected output in tokens, as of the last time the job was priced as head of its
     /// lane.
     pub(super) output: u64,
-    /// What it is to the scale signal, as of when it came.
+    /// Expected work for the scale signal, as of the arrival.
     pub(super) work: f64,
-    /// Output tokens that its client has from engines that broke off. The next
-    /// one reads them as part of the prompt.
-    pub(super) begun_output: u64,
-    /// What its tenant was charged; charged once, however many tries it takes.
+    /// Output tokens that the client has from engines that broke off. The next engine reads
+    /// them as part of the prompt.
+    pub(super) continued_output: u64,
+    /// Cost charged to the tenant in the fair share: once, however many attempts there are.
     pub(super) charged: Option<u64>,
-    /// What it has reserved of its limits.
     pub(super) reservation: LimitReservation,
-    /// What its stays at replicas came to so far: their time in nanoseconds, and
-    /// what that costs in 1e-9 of the currency.
+    /// Sum of the stays at replicas so far: time in nanoseconds, and its cost in 1e-9 of the
+    /// currency.
     pub(super) spent: (u64, u64),
-    /// How often it was dispatched.
+    /// Number of dispatches.
     pub(super) attempts: u32,
-    /// How many tries failed in a way that counts.
+    /// Number of attempts whose failure counts against `retry.max_attempts`.
     pub(super) failures: u32,
-    /// An engine failed it in a way that may be its own doing.
+    /// Whether an attempt failed in a way that the job itself may have caused.
     pub(super) suspect: bool,
-    /// Replicas that failed it in such a way, with their epochs then.
+    /// Replicas at which such an attempt failed or stalled, with their epochs then.
     pub(super) failed_at: SmallVec<[(ReplicaId, u32); 2]>,
-    /// Replicas that were silent about it.
+    /// Number of stalls that the job met at replicas.
     pub(super) stalls: u8,
-    /// The same request was a suspect before; see [`crate::core::replica::health::suspects`].
+    /// Whether the same request was a suspect before; see
+    /// [`crate::core::replica::health::suspects`].
     pub(super) known_suspect: bool,
-    /// How often it lost its place to others.
+    /// Number of times that the job was preempted for a more urgent job.
     pub(super) preemptions: u32,
-    /// The pool where it may lose its place, and its turn there.
+    /// Pool in which the job may be preempted, and its entry in that pool's order.
     pub(super) preemptible: Option<(PoolId, PreemptibleJob)>,
-    /// How often another went before it while it was first in the order.
+    /// Number of jobs dispatched before this one while it was first in the order.
     pub(super) passed_over: u32,
-    /// Until when it is held for a pool that has to start, if it was.
+    /// End of the hold for a pool start, if the job was held.
     pub(super) held_until: Option<Tick>,
-    /// The class it came in, if that is not the one it waits in now.
+    /// Class of the arrival, if the job was demoted since.
     pub(super) demoted_from: Option<ClassId>,
 }
 
-/// Where a job is.
+/// Phase of a job: it waits or runs.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum JobPhase {
     /// In its lane.
@@ -90,42 +88,43 @@ pub(super) enum JobPhase {
     Running(RunningAttempt),
 }
 
-/// A try at a replica.
+/// The current attempt of a job that runs.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RunningAttempt {
     pub(super) replica: ReplicaId,
-    /// The replica's epoch when it was sent.
+    /// Epoch of the replica at the dispatch.
     pub(super) epoch: u32,
     pub(super) booking: Booking,
-    /// Its part in the replica's time.
+    /// Share of the replica's time, for the bill.
     pub(super) stay: MeteredStay,
-    /// Prompt tokens that the replica was not taken to have.
+    /// Prompt tokens that the replica was not expected to have cached.
     pub(super) uncached: u64,
-    /// When it was sent.
+    /// Instant of the dispatch.
     pub(super) since: Tick,
-    /// When its prompt next may count as read; see `reading`.
-    pub(super) read_at: Option<Tick>,
-    /// What the replica's prompts and steps came to when it was sent.
-    pub(super) mark: PrefillMark,
-    /// Whether the replica had answered before; see [`ReplicaHealth::is_proven`].
+    /// Next instant at which the prompt may count as read; see `health::prefill`.
+    pub(super) prefill_due_at: Option<Tick>,
+    /// Prompts and steps of the replica at the dispatch.
+    pub(super) prefill_mark: PrefillMark,
+    /// Whether the replica had answered before the dispatch; see [`ReplicaHealth::is_proven`].
     ///
     /// [`ReplicaHealth::is_proven`]: crate::core::replica::health::ReplicaHealth::is_proven
     pub(super) proven: bool,
-    /// Its time to the first token as predicted.
-    pub(super) expected: Duration,
-    /// Nanoseconds to its first token, as predicted for a replica of speed 1.
-    pub(super) raw: u64,
-    /// Whether its adapter had to be loaded.
-    pub(super) loads: bool,
+    /// Predicted TTFT.
+    pub(super) expected_ttft: Duration,
+    /// Predicted TTFT in nanoseconds at a replica of speed factor 1.
+    pub(super) raw_ttft_ns: u64,
+    /// Whether the replica had to load the job's adapter.
+    pub(super) loads_adapter: bool,
 }
 
-/// Of so many output tokens of a stream one counts where it is sent: it is promised its
-/// first token. The client of a plain answer waits for all of them.
-const STREAMED: u64 = 8;
+/// Divisor of a stream's expected output in the choice of the replica. The objective of a stream
+/// is its first token, so its output counts for less than that of a plain answer, whose client
+/// waits for all of it.
+const STREAM_OUTPUT_DIVISOR: u64 = 8;
 
-/// What the edge says of a request, with every number one that can be counted
-/// with.
-pub(super) fn bounded(spec: JobSpec, now: Tick) -> JobSpec {
+/// The spec from the edge, with every number cut to a range in which sums cannot overflow and
+/// with no arrival after `now`.
+pub(super) fn clamp_spec(spec: JobSpec, now: Tick) -> JobSpec {
     JobSpec {
         prompt_tokens: spec.prompt_tokens.min(MAX_COUNT),
         max_output_tokens: spec.max_output_tokens.min(MAX_COUNT),
@@ -137,13 +136,13 @@ pub(super) fn bounded(spec: JobSpec, now: Tick) -> JobSpec {
 }
 
 impl Job {
-    /// A job that begins to wait. Its spec is [`bounded`].
+    /// A job that starts to wait. `spec` must be [`clamp_spec`].
     pub(super) fn new(spec: JobSpec, prefix: PromptPrefix, seq: u64) -> Self {
         Self {
             spec,
             place: LanePlace { seq, ..LanePlace::default() },
             prefix,
-            reach: 0,
+            cached_at_best: 0,
             migration_asked: None,
             late_after: Tick::NEVER,
             held_until: None,
@@ -151,7 +150,7 @@ impl Job {
             waited: Duration::ZERO,
             output: 0,
             work: 0.0,
-            begun_output: 0,
+            continued_output: 0,
             charged: None,
             reservation: LimitReservation::default(),
             spent: (0, 0),
@@ -168,7 +167,7 @@ impl Job {
         }
     }
 
-    /// What it books at a replica that has so many tokens of its prompt.
+    /// The booking at a replica that has `cached` tokens of the prompt.
     pub(super) fn booking(&self, cached: u64, background: bool) -> Booking {
         Booking {
             seqs: self.spec.sequences,
@@ -187,71 +186,69 @@ impl Job {
         }
     }
 
-    /// Its weight in the time of a replica that has to read so much of its
-    /// prompt, until its first token.
+    /// Weight of the job in the replica's time until the first token, when the replica has to
+    /// read `uncached` tokens of the prompt.
     pub(super) fn time_weight(&self, uncached: u64) -> u64 {
         match self.spec.streams {
-            true => meter::reading(uncached),
-            false => meter::unseen(uncached, self.output_left(), self.spec.sequences),
+            true => meter::prefill_weight(uncached),
+            false => meter::plain_answer_weight(uncached, self.output_left(), self.spec.sequences),
         }
     }
 
-    /// What a replica must have left for it.
+    /// Capacity that a replica must have free for the job.
     pub(super) fn size(&self) -> FitSize {
-        let booking = self.booking(self.reach, false);
+        let booking = self.booking(self.cached_at_best, false);
         FitSize { seqs: booking.seqs, kv: booking.kv(), prefill: booking.weight }
     }
 
-    /// What it wants of a replica.
     pub(super) fn requirements<'a>(
         &self,
         cached: &'a [(ReplicaId, u64)],
         background: bool,
     ) -> ReplicaRequirements<'a> {
         let output = self.output_left() / u64::from(self.spec.sequences.max(1));
-        let output = if self.spec.streams { output / STREAMED } else { output };
+        let output = if self.spec.streams { output / STREAM_OUTPUT_DIVISOR } else { output };
         let (need, prompt, model) = (self.size(), self.prompt(), self.spec.model);
         ReplicaRequirements { size: need, prompt, output, cached, background, model, session: None }
     }
 
-    /// What the next engine has to read.
+    /// Tokens that the next engine has to read: the prompt and the output begun.
     pub(super) fn prompt(&self) -> u64 {
-        self.spec.prompt_tokens.saturating_add(self.begun_output)
+        self.spec.prompt_tokens.saturating_add(self.continued_output)
     }
 
-    /// What the next engine is expected to write.
+    /// Tokens that the next engine is expected to write. At least 1 for a continuation.
     fn output_left(&self) -> u64 {
-        self.output.saturating_sub(self.begun_output).max(u64::from(self.begun_output > 0))
+        self.output.saturating_sub(self.continued_output).max(u64::from(self.continued_output > 0))
     }
 
-    /// What its prompt costs to read where nothing of it is known.
+    /// Prefill weight of the prompt at a replica that has none of it cached.
     pub(super) fn weight(&self) -> u64 {
         ttft_model::weight(self.prompt(), 0)
     }
 
-    /// Its place in the part of its lane in which it waits. What returned goes
-    /// by age alone.
-    pub(super) fn place_in(&self, part: LanePart) -> LanePlace {
+    /// Position in the given part of the lane. Returned jobs are ordered by age alone.
+    pub(super) fn position_in(&self, part: LanePart) -> LanePlace {
         match part {
             LanePart::Returned => LanePlace { seq: self.place.seq, ..LanePlace::default() },
             LanePart::Fresh => self.place,
         }
     }
 
-    /// Whether its client has been sent nothing of the try under way.
+    /// Whether the client has received nothing of the current attempt.
     pub(super) fn is_unseen(&self) -> bool {
         self.attempt().is_none_or(|run| !run.booking.started) || !self.spec.streams
     }
 
-    /// Its stream broke off after so much output. Its first deadline was kept,
-    /// so it may wait until `deadline`; no other model goes on with it.
+    /// Records that the stream broke after `output` tokens. The job kept its first deadline, so
+    /// it may wait until `deadline`. No other model continues the stream.
     pub(super) fn interrupted(&mut self, output: u64, deadline: Tick) {
-        self.begun_output = self.begun_output.max(output.min(MAX_COUNT));
+        self.continued_output = self.continued_output.max(output.min(MAX_COUNT));
         self.spec.deadline = self.spec.deadline.max(deadline);
         self.spec.has_fallback = false;
     }
 
-    /// Keeps in mind that a replica failed it.
+    /// Records the replica at which the attempt failed, once per epoch.
     pub(super) fn note_failed_at(&mut self, run: &RunningAttempt) {
         let tried = (run.replica, run.epoch);
         if !self.failed_at.contains(&tried) {
@@ -259,7 +256,7 @@ impl Job {
         }
     }
 
-    /// How long it has waited, over all its tries.
+    /// Time that the job has waited, over all its attempts.
     pub(super) fn queued(&self, now: Tick) -> Duration {
         match self.phase {
             JobPhase::Waiting { since, .. } => self.waited.saturating_add(now.since(since)),
@@ -267,7 +264,7 @@ impl Job {
         }
     }
 
-    /// The part of its lane in which it waits.
+    /// Part of the lane in which the job waits; `None` while it runs.
     pub(super) const fn part(&self) -> Option<LanePart> {
         match self.phase {
             JobPhase::Waiting { part, .. } => Some(part),
@@ -275,7 +272,7 @@ impl Job {
         }
     }
 
-    /// Its try, while it is at a replica.
+    /// Current attempt; `None` while the job waits.
     pub(super) const fn attempt(&self) -> Option<RunningAttempt> {
         match self.phase {
             JobPhase::Waiting { .. } => None,
@@ -283,3 +280,7 @@ impl Job {
         }
     }
 }
+
+/// A running job of a pool that may be preempted for a more urgent one. Order: slowest class
+/// first, then latest dispatch.
+pub(in crate::core::scheduler) type PreemptibleJob = (Reverse<usize>, Reverse<Tick>, JobId);

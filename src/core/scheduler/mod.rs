@@ -23,7 +23,7 @@
 //! * jobs whose pools have to start first: [`crate::core::autoscale::pool_start`], `cold`;
 //! * replicas that sleep: [`crate::core::replica::health::sleep`], `rest`;
 //! * how many replicas are needed: [`crate::core::autoscale::demand`],
-//!   [`crate::core::autoscale`], `need`; with other gateways: `outlook`.
+//!   [`crate::core::autoscale`], `demand`; with other gateways: `demand::report`.
 //!
 //! A decision costs O(classes × routes of the group) root look-ups plus
 //! O(log) searches; it does not grow with tenants, replicas or waiting jobs.
@@ -64,19 +64,21 @@ use crate::core::model::time::Tick;
 use crate::core::placement::Placement;
 use crate::core::queue::admission::has_space;
 use crate::core::queue::estimate::OutputLengths;
+use crate::core::queue::lane_key::LaneKey;
 use crate::core::queue::order::PoolGroup;
-use crate::core::queue::{LaneKey, Queue, QueuedLoad};
+use crate::core::queue::{Queue, QueuedLoad};
 use crate::core::replica::affinity::prefix_index::PrefixIndex;
 use crate::core::replica::affinity::sessions::Sessions;
 use crate::core::replica::fleet::Fleet;
 use crate::core::replica::health::suspects::SuspectJobs;
 
-use crate::core::scheduler::dispatch::preempt::PreemptibleJob;
+use crate::core::scheduler::job::PreemptibleJob;
 use job::Job;
 
-/// All state and all decisions of one gateway.
+/// The state and the decisions of one gateway.
 ///
-/// The same events at the same instants always lead to the same actions.
+/// The scheduler is deterministic: the same events at the same instants always lead to the same
+/// actions.
 #[derive(Debug)]
 pub struct Scheduler {
     policy: Arc<Policy>,
@@ -87,49 +89,49 @@ pub struct Scheduler {
     jobs: NumberMap<JobId, Job>,
     lengths: OutputLengths,
     limits: UsageLimits,
-    expected: ExpectedUse,
+    expected_use: ExpectedUse,
     prefixes: PrefixIndex,
     sessions: Sessions,
     suspects: SuspectJobs,
     preemptible: BTreeMap<PoolId, BTreeSet<PreemptibleJob>>,
     deadlines: BTreeSet<(Tick, JobId)>,
-    /// Jobs whose prompts are read, by when they may count as that.
-    reading: BTreeSet<(Tick, JobId)>,
-    /// Jobs that wait and came before anybody knew how fast jobs go, by when they
-    /// are looked at again.
+    /// Jobs in prefill, by the instant at which their prompts may count as read.
+    prefills: BTreeSet<(Tick, JobId)>,
+    /// Waiting jobs that arrived before the drain rate was known, by the instant at which
+    /// the scheduler checks their wait.
     unchecked_waits: BTreeSet<(Tick, JobId)>,
-    /// Jobs that are held for a pool's start, by when they are told to come back
-    /// where that is before their deadline.
+    /// Jobs held for a pool start whose hold ends before their deadline, by the end of the
+    /// hold.
     held: BTreeSet<(Tick, JobId)>,
     starts: PoolStarts,
     demand: Demand,
-    /// The scale signal's number for each pool.
+    /// Desired replicas of each pool, for the scale signal.
     desired_replicas: BTreeMap<PoolId, DesiredReplicas>,
-    /// Pools that sleep and that a job wanted since that was last looked at.
+    /// Sleeping pools that a job has asked for since the last `wake_wanted`.
     wanted_asleep: BTreeSet<PoolId>,
-    /// Lanes with a head that begins or ceases to look at all of its pools, by
-    /// when.
+    /// Lanes whose head starts or stops considering all of its pools, by the instant of the
+    /// change.
     head_updates: BTreeSet<(Tick, LaneKey)>,
     overrides: Overrides,
-    /// Replicas that are about to go or have left, by when they are to be empty.
+    /// Replicas that drain or have left the policy, by the instant at which they are to be empty.
     departing: BTreeSet<(Tick, ReplicaId)>,
     invariants: Invariants,
-    /// Whether a replica was lost, or a job was put into another lane or back
-    /// into one, since it was last looked for jobs that wait in vain.
+    /// Whether a replica was lost, or a job entered another lane or returned to its lane,
+    /// since the last search for jobs that wait in vain.
     vain_waits_possible: bool,
-    /// Jobs that wait and that another model may serve.
-    fallbacks: u64,
-    /// Groups in which something changed since they were last looked at.
+    /// Number of waiting jobs that another model may serve.
+    waiting_with_fallback: u64,
+    /// Pool groups in which something changed since their last dispatch.
     changed_groups: BTreeSet<usize>,
-    /// Number of the last arrival.
+    /// Sequence number of the last arrival.
     arrivals: u64,
     now: Tick,
     draining: bool,
 }
 
 impl Scheduler {
-    /// A scheduler with nothing in it; every replica of the policy is taken to
-    /// be in service until it shows otherwise.
+    /// A scheduler without jobs. Every replica of the policy counts as in service until it
+    /// shows otherwise.
     #[must_use]
     pub fn new(policy: Arc<Policy>) -> Self {
         let placement = Placement::new(&policy);
@@ -147,13 +149,13 @@ impl Scheduler {
             jobs: NumberMap::default(),
             lengths: OutputLengths::default(),
             limits: budgets,
-            expected: ExpectedUse::default(),
+            expected_use: ExpectedUse::default(),
             prefixes: PrefixIndex::default(),
             sessions: Sessions::default(),
             suspects: SuspectJobs::default(),
             preemptible: BTreeMap::new(),
             deadlines: BTreeSet::new(),
-            reading: BTreeSet::new(),
+            prefills: BTreeSet::new(),
             unchecked_waits: BTreeSet::new(),
             held: BTreeSet::new(),
             starts: PoolStarts::default(),
@@ -165,7 +167,7 @@ impl Scheduler {
             departing: BTreeSet::new(),
             invariants: Invariants::default(),
             vain_waits_possible: false,
-            fallbacks: 0,
+            waiting_with_fallback: 0,
             changed_groups: BTreeSet::new(),
             arrivals: 0,
             now: Tick::ZERO,
@@ -175,12 +177,12 @@ impl Scheduler {
         scheduler
     }
 
-    /// Takes note of an event and appends what is to be done about it.
+    /// Handles an event and appends the resulting actions to `out`.
     ///
-    /// What was due before `now` is done first, so that a late timer changes
-    /// nothing but the moment. Time never goes back: an earlier `now` counts
-    /// as the latest one seen. Events of unknown jobs and replicas, and of
-    /// phases that are over, are ignored.
+    /// The scheduler first does everything that was due before `now`, so a late timer changes
+    /// only the time of the actions. Time never goes back: an earlier `now` counts as the
+    /// latest one seen. The scheduler ignores events of unknown jobs and replicas, and events
+    /// of a phase that is over.
     ///
     /// A job ends exactly once: with `Action::Reject`, or with the event
     /// `Left`, `Finished(Done)`, or `Finished(Failed)` after its first token.
@@ -190,13 +192,13 @@ impl Scheduler {
         let now = self.begin_step(now, out);
         match event {
             Event::Arrived(spec, prefix) => drop(self.arrived(spec, prefix, out)),
-            Event::ItlSampled { replica, pace } => {
+            Event::ItlSampled { replica, sample: pace } => {
                 self.fleet.sample_itl(replica, &pace, now);
                 self.mark_replica(replica);
             }
             Event::BytesReceived { replica } => self.fleet.bytes_received(replica, now),
-            Event::StreamsPaused { replica, streams } => self.fleet.pause(replica, streams, now),
-            Event::ClientLeft { job, usage } => self.left(job, usage, out),
+            Event::StreamsPaused { replica, streams } => self.fleet.set_paused_streams(replica, streams, now),
+            Event::ClientLeft { job, usage } => self.client_left(job, usage, out),
             Event::FirstToken { job } => self.first_token(job),
             Event::Finished { job, outcome } => self.finished(job, outcome, out),
             Event::ReplicaReported { replica, report } => {
@@ -206,13 +208,13 @@ impl Scheduler {
                 self.fleet.report_adapters(replica, slots, &running, now);
                 self.mark_replica(replica);
             }
-            Event::ReplicaLost { replica, answers } => self.lost(replica, answers, out),
-            Event::ReplicaFound { replica } => self.found(replica, out),
-            Event::SleepAnswered { replica, rested } => self.sleep_answered(replica, rested, out),
+            Event::ReplicaLost { replica, answers } => self.replica_lost(replica, answers, out),
+            Event::ProbeSucceeded { replica } => self.probe_succeeded(replica, out),
+            Event::SleepAnswered { replica, result: rested } => self.sleep_answered(replica, rested, out),
             Event::Overridden(wanted) => self.set_override(wanted, out),
-            Event::Restored(target) => self.end_override(target),
-            Event::PeriodBegan { period, ends } => self.limits.begin(period, ends),
-            Event::UsedBefore { rule, amount } => self.limits.restore(rule, amount),
+            Event::OverrideEnded(target) => self.end_override(target),
+            Event::PeriodBegan { period, ends } => self.limits.start_period(period, ends),
+            Event::UsageRestored { rule, amount } => self.limits.restore(rule, amount),
             Event::PolicyChanged(policy) => self.reload(policy, out),
             Event::Draining => self.draining = true,
             Event::Timer => {}
@@ -235,13 +237,14 @@ impl Scheduler {
         shadowed
     }
 
-    /// The time in which replicas ran nothing since the last call, by pool.
+    /// Idle time of the replicas since the last call, by pool.
     pub fn take_idle(&mut self, now: Tick) -> Vec<IdleTime> {
         self.now = self.now.max(now);
         self.fleet.take_idle(self.now).collect()
     }
 
-    /// Does what was due before `now`. Returns the time of the step.
+    /// Does everything that was due before `now`. Returns the time of the step: never
+    /// earlier than that of the last step.
     fn begin_step(&mut self, now: Tick, out: &mut Vec<Action>) -> Tick {
         self.now = self.now.max(now);
         let now = self.now;
@@ -251,7 +254,7 @@ impl Scheduler {
         self.refuse_late_waits(out);
         self.wake_replicas(out);
         self.clear_departing(out);
-        self.release_reserved_capacity();
+        self.mark_due_groups();
         self.refresh_due_heads();
         now
     }
@@ -264,7 +267,7 @@ impl Scheduler {
         }
     }
 
-    /// Sends what can be sent, and refuses what waits in vain.
+    /// Dispatches every job that can start, and refuses jobs that wait in vain.
     fn dispatch_and_refuse(&mut self, out: &mut Vec<Action>) {
         self.dispatch(out);
         while self.refuse_vain_waits(out) {
@@ -274,20 +277,20 @@ impl Scheduler {
         self.report_pool_starts(out);
     }
 
-    /// Whether one more request could wait or run; the edge may refuse it
-    /// before reading its body when not.
+    /// Whether the queue has space for one more request and the gateway does not drain. If
+    /// not, the edge may refuse a request before reading its body.
     #[must_use]
     pub fn can_queue(&self) -> bool {
         !self.draining && has_space(&self.queue.total(), &self.policy.bounds)
     }
 
-    /// What waits in all.
+    /// Load of all waiting jobs.
     #[must_use]
     pub const fn waiting(&self) -> QueuedLoad {
         self.queue.total()
     }
 
-    /// Jobs in any phase.
+    /// Number of jobs in any phase.
     #[must_use]
     pub fn jobs(&self) -> usize {
         self.jobs.len()
@@ -299,13 +302,12 @@ impl Scheduler {
         self.draining
     }
 
-    /// The policy in force.
     #[must_use]
     pub const fn policy(&self) -> &Arc<Policy> {
         &self.policy
     }
 
-    /// Invariants found broken since the start.
+    /// Number of invariants found broken since the start.
     #[must_use]
     pub const fn broken_invariants(&self) -> u64 {
         self.invariants.broken()

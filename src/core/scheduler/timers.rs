@@ -1,5 +1,5 @@
-//! Timers of the scheduler: deadlines that end a wait, and the next instant at which anything is
-//! due.
+//! Timers of the scheduler: deadlines that end a wait, and the next instant at which something
+//! is due.
 
 use crate::core::model::event::{Action, RejectReason};
 use crate::core::model::ids::JobId;
@@ -8,16 +8,17 @@ use crate::core::model::time::Tick;
 use super::Scheduler;
 
 impl Scheduler {
-    /// When `Event::Timer` is wanted at the latest: the next deadline of a
-    /// waiting job, end of a hold, probe, end of a busy spell or of an override, step of a slow
-    /// start, end of a replica's drain or of its idle time, a prompt that counts as
-    /// read.
+    /// The latest instant at which the scheduler needs an `Event::Timer`.
+    ///
+    /// That is the earliest of: the deadline of a waiting job, the end of a hold, a probe, the
+    /// end of a busy spell or of an override, a step of a slow start, the end of a replica's
+    /// drain or of its idle time, the end of a prefill.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Tick> {
         let job = self.next_end().map(|(at, _)| at);
         let unjudged = self.unchecked_waits.first().map(|(at, _)| *at);
         let departing = self.departing.first().map(|(at, _)| *at);
-        let read = self.reading.first().map(|(at, _)| *at);
+        let read = self.prefills.first().map(|(at, _)| *at);
         let reseat = self.head_updates.first().map(|(at, _)| *at);
         let others = [
             self.fleet.next_wake(),
@@ -31,9 +32,9 @@ impl Scheduler {
         job.into_iter().chain(others.into_iter().flatten()).min()
     }
 
-    /// Ends the wait of jobs whose deadline lies before now, or is now when asked
-    /// for: in a slower class it goes on, where there is one, else they are
-    /// refused. Says whether there were any.
+    /// Ends the wait of jobs whose deadline lies before `now`, or is `now` if `even_now`. A job
+    /// goes on in a slower class where there is one; otherwise the scheduler refuses it.
+    /// Returns whether there were such jobs.
     pub(super) fn expire(&mut self, even_now: bool, out: &mut Vec<Action>) -> bool {
         let mut any = false;
         while let Some((at, job)) = self.next_end() {
@@ -44,15 +45,14 @@ impl Scheduler {
                 continue;
             }
             if !self.demote(job) {
-                self.reject(job, self.reason_of_wait(job, RejectReason::DeadlineExceeded), out);
+                self.reject(job, self.wait_reason(job, RejectReason::DeadlineExceeded), out);
             }
             any = true;
         }
         any
     }
 
-    /// The next job whose wait ends, by its deadline or since no pool has started
-    /// for it.
+    /// The next job whose wait ends: at its deadline, or at the end of its hold for a pool start.
     fn next_end(&self) -> Option<(Tick, JobId)> {
         let ends = [self.deadlines.first(), self.held.first()];
         ends.into_iter().flatten().copied().min().filter(|(at, _)| *at != Tick::NEVER)

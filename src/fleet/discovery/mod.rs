@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::discover::ReplicaSource;
-use crate::config::merge::FoundEndpoints;
+use crate::config::load::merge::FoundEndpoints;
 use crate::config::settings::Settings;
 use crate::core::model::ids::PoolId;
 use crate::telemetry::Telemetry;

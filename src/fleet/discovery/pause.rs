@@ -22,7 +22,7 @@ impl RetryPauses {
     pub(super) fn next(&mut self) -> Duration {
         let whole = self.next;
         self.next = whole.saturating_mul(2).min(self.longest);
-        let [random] = random::frequent();
+        let [random] = random::buffered_bytes();
         whole.mul_f64(0.75 + f64::from(random) / 1024.0)
     }
 

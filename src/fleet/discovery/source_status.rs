@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::discover::{Endpoint, MAX_REPLICAS};
-use crate::config::merge::FoundEndpoints;
+use crate::config::load::merge::FoundEndpoints;
 use crate::core::model::ids::PoolId;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{SourceBack, SourceEmpty, SourceLost, SourceTooLarge};

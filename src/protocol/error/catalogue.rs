@@ -1,17 +1,18 @@
-//! The one table of errors: what each kind looks like to each client.
+//! Error catalogue: the one table that gives each kind of error its status, type and code in each
+//! dialect.
 
 use http::StatusCode;
 
 use crate::protocol::api::Dialect;
 
-/// What went wrong, as far as a client can tell one case from another.
+/// Kinds of errors that a client can tell apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
     /// A field is missing, of the wrong type or out of range.
     InvalidRequest,
     /// An engine understood the request and cannot act on it.
     Unprocessable,
-    /// The body is not JSON, or not the form it must be.
+    /// The body is not JSON, or not a valid form.
     BadBody,
     /// Prompt and output do not fit the context window.
     ContextLength,
@@ -23,15 +24,15 @@ pub enum ErrorKind {
     ModelForbidden,
     /// The tenant may not use the latency class.
     ClassForbidden,
-    /// No such model.
+    /// The model does not exist here.
     ModelNotFound,
-    /// No such path.
+    /// The path does not exist.
     NotFound,
-    /// The path wants another method.
+    /// The path exists for another method.
     MethodNotAllowed,
     /// The model's engine does not offer this call.
     Unsupported,
-    /// The answer is longer than the gateway takes.
+    /// The answer is longer than the gateway's limit.
     AnswerTooLarge,
     /// The body is longer than the limit.
     BodyTooLarge,
@@ -39,38 +40,37 @@ pub enum ErrorKind {
     BodyTimeout,
     /// The `Content-Type` is wrong.
     UnsupportedMediaType,
-    /// A rate limit of the tenant.
+    /// The request would exceed a rate limit of the tenant.
     RateLimited,
-    /// A budget of the tenant is spent.
+    /// A quota of the tenant is used up.
     QuotaSpent,
     /// A queue is full.
     QueueFull,
-    /// No replica can start it before its deadline.
+    /// No replica can start the request before its deadline.
     DeadlineUnmeetable,
-    /// An answer that is not a stream took longer than it may.
+    /// An answer that is not a stream took longer than its limit.
     AnswerTimeout,
-    /// A retry of the same request has taken its place.
+    /// A retry of the same request has replaced the request.
     Superseded,
-    /// Every engine that was tried failed it.
+    /// Every engine that was tried failed the request.
     UpstreamFailed,
     /// An engine failed after it had sent part of the answer.
     UpstreamBroken,
     /// The gateway is shutting down.
     Draining,
-    /// Whoever it is has proved it, and is nobody here.
-    NotMapped,
-    /// Too many attempts with credentials that are not valid.
+    /// The client's identity is proved, but no tenant is mapped to it.
+    IdentityNotMapped,
+    /// The client made too many attempts with credentials that are not valid.
     TooManyFailures,
-    /// A token cannot be checked: its provider's keys are not known.
+    /// The token cannot be checked: the keys of its provider are not known.
     IdentityUnavailable,
-    /// A fault of the gateway itself.
+    /// The gateway itself has a fault.
     Internal,
 }
 
 /// One kind of error in every dialect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ErrorRow {
-    /// Which.
     pub kind: ErrorKind,
     /// HTTP status.
     pub status: u16,
@@ -86,8 +86,7 @@ pub struct ErrorRow {
     pub tgi_status: u16,
     /// TGI `error_type`.
     pub tgi_type: &'static str,
-    /// Whether the same request may succeed later, so that SDKs should try
-    /// again by themselves.
+    /// Whether the same request may succeed later, so that SDKs should retry it by themselves.
     pub retryable: bool,
 }
 
@@ -131,8 +130,8 @@ const CLASS: (u16, &str, &str) = (403, INVALID, "class_not_allowed");
 pub const TABLE: [ErrorRow; 29] = {
     use ErrorKind::{
         AnswerTimeout, AnswerTooLarge, BadBody, BodyTimeout, BodyTooLarge, ClassForbidden, ContextLength,
-        DeadlineUnmeetable, Draining, IdentityUnavailable, Internal, InvalidKey, InvalidRequest,
-        MethodNotAllowed, MissingKey, ModelForbidden, ModelNotFound, NotFound, NotMapped, QueueFull,
+        DeadlineUnmeetable, Draining, IdentityNotMapped, IdentityUnavailable, Internal, InvalidKey,
+        InvalidRequest, MethodNotAllowed, MissingKey, ModelForbidden, ModelNotFound, NotFound, QueueFull,
         QuotaSpent, RateLimited, Superseded, TooManyFailures, Unprocessable, Unsupported,
         UnsupportedMediaType, UpstreamBroken, UpstreamFailed,
     };
@@ -211,7 +210,7 @@ pub const TABLE: [ErrorRow; 29] = {
         ),
         row(Draining, (503, UNAVAILABLE, "draining"), (529, "overloaded_error"), (503, "healthcheck"), true),
         row(
-            NotMapped,
+            IdentityNotMapped,
             (403, INVALID, "identity_not_mapped"),
             (403, "permission_error"),
             (403, "forbidden"),

@@ -1,8 +1,10 @@
-//! An error as a client gets it: built from the catalogue, rendered in the
-//! client's dialect, before or inside a stream.
+//! API errors: built from the catalogue, rendered in the client's dialect, before or inside a
+//! stream.
 
 pub mod catalogue;
+mod limit_refusal;
 pub mod rate_limits;
+mod rejection;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -13,14 +15,14 @@ use http::header::{ALLOW, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, WW
 use http::{HeaderMap, Response};
 use serde_json::json;
 
-use crate::core::model::event::{EngineFault, QueueBound, RejectReason, Rejection};
+use crate::core::model::event::EngineFault;
 use crate::core::queue::admission::MIN_RETRY_AFTER;
 use crate::protocol::api::{Api, Dialect};
 use crate::protocol::error::catalogue::ErrorKind;
 use crate::protocol::route::RouteHint;
 
-/// The longest wait that SDKs keep to; above it some give up and some come
-/// back too early.
+/// The longest wait that SDKs respect. With a longer one some SDKs give up and some come back too
+/// early.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(60);
 
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
@@ -29,7 +31,7 @@ const QUEUE_ETA_MS: HeaderName = HeaderName::from_static("x-queue-eta-ms");
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 
-/// A refusal or failure that a client is told about.
+/// A refusal or failure that the gateway reports to a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiError {
     kind: ErrorKind,
@@ -61,20 +63,20 @@ impl ApiError {
         self
     }
 
-    /// Says when another try makes sense.
+    /// Sets the wait after which a retry makes sense.
     #[must_use]
     pub fn with_retry_after(mut self, wait: Duration) -> Self {
         self.retry_after = Some(wait);
         self
     }
 
-    /// A field whose value cannot be used, with what to do about it.
+    /// A field whose value cannot be used. `fix` names the allowed values.
     #[must_use]
     pub fn invalid_field(field: &'static str, fix: &str) -> Self {
         Self::new(ErrorKind::InvalidRequest, format!("`{field}` {fix}")).with_param(field)
     }
 
-    /// A model that nothing serves.
+    /// A model that the gateway does not serve.
     #[must_use]
     pub fn model_not_found(model: &str) -> Self {
         let message = format!(
@@ -84,7 +86,7 @@ impl ApiError {
         Self::new(ErrorKind::ModelNotFound, message).with_param("model")
     }
 
-    /// A path that leads nowhere.
+    /// A path that does not exist.
     #[must_use]
     pub fn not_found(path: &str, hint: Option<RouteHint>) -> Self {
         let path = shortened(path);
@@ -105,7 +107,7 @@ impl ApiError {
         Self::new(ErrorKind::NotFound, message)
     }
 
-    /// A path that wants another method.
+    /// A method that the path does not have; `allow` lists the methods that it has.
     #[must_use]
     pub fn method_not_allowed(allow: &'static str) -> Self {
         let mut error =
@@ -123,7 +125,8 @@ impl ApiError {
         )
     }
 
-    /// An engine's answer of more than `limit` bytes, with what makes it smaller.
+    /// An engine's answer of more than `limit` bytes. The message says how the client makes the
+    /// answer smaller.
     #[must_use]
     pub fn answer_too_large(api: Api, limit: u64) -> Self {
         let (fix, field) = match api {
@@ -140,8 +143,8 @@ impl ApiError {
         field.map_or(error.clone(), |field| error.with_param(field))
     }
 
-    /// A prompt, alone or with the asked output, that is longer than the
-    /// context window, all in tokens. The words are those that clients know.
+    /// A prompt, alone or with the asked output, that is longer than the context window (all in
+    /// tokens). The wording is the one that clients already know.
     #[must_use]
     pub fn context_too_long(window: u32, prompt: u64, output: Option<u64>, field: &'static str) -> Self {
         let message = match output {
@@ -159,7 +162,7 @@ impl ApiError {
         Self::new(ErrorKind::ContextLength, message).with_param(field)
     }
 
-    /// A stream that broke after its client had seen part of it.
+    /// A stream that broke after its client had received part of it.
     #[must_use]
     pub fn broken_stream(fault: EngineFault) -> Self {
         let message = format!(
@@ -169,13 +172,13 @@ impl ApiError {
         Self::new(ErrorKind::UpstreamBroken, message)
     }
 
-    /// The last fault of a request that is tried no more.
+    /// The last fault of a request that has no attempts left.
     fn exhausted(fault: EngineFault) -> Self {
         match fault {
             EngineFault::Busy { .. } => {
                 Self::new(ErrorKind::QueueFull, "Every engine for the model is busy.")
             }
-            EngineFault::Overtime => Self::new(
+            EngineFault::AnswerTimeout => Self::new(
                 ErrorKind::AnswerTimeout,
                 "The answer took longer than an answer that is not a stream may take. \
                  Ask for a stream, or for less output.",
@@ -187,27 +190,26 @@ impl ApiError {
         }
     }
 
-    /// The deadline that the client named, while an engine had the request.
+    /// The client's own deadline, passed while an engine had the request.
     #[must_use]
     pub fn client_deadline() -> Self {
         Self::new(ErrorKind::DeadlineUnmeetable, "No engine answered before the deadline that you named.")
     }
 
-    /// A wait that ended since its class allows no longer one.
+    /// A wait that reached the longest wait of the request's class.
     #[must_use]
-    pub fn waited_out(retry_after: Option<Duration>) -> Self {
+    pub fn max_wait_reached(retry_after: Option<Duration>) -> Self {
         let text = "No replica can start the request within the longest wait of its class.";
         Self::new(ErrorKind::QueueFull, text).with_retry_after(retry_after.unwrap_or(MIN_RETRY_AFTER))
     }
 
-    /// Says `to` wherever an engine's message has the word `from`, its own name
-    /// of a model.
+    /// Replaces the word `from`, an engine's own name of a model, by `to` in the message.
     #[must_use]
     pub fn with_word_replaced(mut self, from: &str, to: &str) -> Self {
         let is_part = |c: char| c.is_alphanumeric() || "-_./:@".contains(c);
         let is_whole = |at: usize| {
             let (before, after) = (&self.message[..at], &self.message[at + from.len()..]);
-            // A full stop belongs to the sentence.
+            // A full stop after the word ends the sentence and is not part of the name.
             let after = after.strip_prefix('.').unwrap_or(after);
             !before.ends_with(is_part) && !after.starts_with(is_part)
         };
@@ -224,7 +226,6 @@ impl ApiError {
         self
     }
 
-    /// What went wrong.
     #[must_use]
     pub const fn kind(&self) -> ErrorKind {
         self.kind
@@ -248,20 +249,20 @@ impl ApiError {
         self.code.as_deref().unwrap_or_else(|| self.kind.code())
     }
 
-    /// When another try makes sense.
+    /// The wait after which a retry makes sense.
     #[must_use]
     pub const fn retry_after(&self) -> Option<Duration> {
         self.retry_after
     }
 
-    /// Whether SDKs are told to try again by themselves: the kind allows it
-    /// and the wait is one that they keep to.
+    /// Whether the answer asks SDKs to retry by themselves: the kind allows a retry, and the wait
+    /// is not longer than SDKs respect.
     #[must_use]
     pub fn should_retry(&self) -> bool {
         self.kind.row().retryable && self.retry_after.is_none_or(|wait| wait <= LONGEST_RETRY_AFTER)
     }
 
-    /// The whole HTTP answer.
+    /// The error as an HTTP answer.
     #[must_use]
     pub fn into_response(self, dialect: Dialect, request_id: &HeaderValue) -> Response<Bytes> {
         let mut response = Response::new(Bytes::from(self.body(dialect, request_id)));
@@ -270,8 +271,7 @@ impl ApiError {
         response
     }
 
-    /// The error as the last event of a stream that has begun. No `[DONE]`
-    /// follows it.
+    /// The error as the last event of a stream that has begun. `[DONE]` does not follow it.
     #[must_use]
     pub fn sse_event(&self, dialect: Dialect) -> Bytes {
         let text = match dialect {
@@ -282,8 +282,8 @@ impl ApiError {
                 format!("event: error\ndata: {body}\n\n")
             }
             Dialect::Responses => {
-                // The typed event of the API, and the `error` member by which
-                // the SDKs know to raise.
+                // The typed event of the API, with the `error` member by which SDKs know that they
+                // must raise an exception.
                 let body = json!({
                     "type": "error", "code": self.code(), "message": self.message,
                     "param": self.param, "sequence_number": 0, "error": self.openai_object(),
@@ -312,8 +312,8 @@ impl ApiError {
     }
 
     fn anthropic_object(&self) -> serde_json::Value {
-        // The SDKs show `details.error_code` to applications; the type alone
-        // does not tell a long prompt from a bad field.
+        // SDKs show `details.error_code` to applications. The type alone does not distinguish a
+        // long prompt from a bad field.
         json!({
             "type": self.kind.row().anthropic_type, "message": self.message,
             "details": { "error_code": self.code() },
@@ -337,7 +337,7 @@ impl ApiError {
                 headers.insert(RETRY_AFTER, HeaderValue::from(seconds_rounded_up(wait)));
                 headers.insert(RETRY_AFTER_MS, HeaderValue::from(millis_rounded_up(wait)));
             }
-            // For people and for SDKs that know no x-should-retry.
+            // The header is for people and for SDKs that do not know `x-should-retry`.
             Some(wait) if self.kind == ErrorKind::TooManyFailures => {
                 headers.insert(RETRY_AFTER, HeaderValue::from(seconds_rounded_up(wait)));
             }
@@ -355,78 +355,6 @@ impl ApiError {
     }
 }
 
-impl From<Rejection> for ApiError {
-    fn from(rejection: Rejection) -> Self {
-        let error = Self::from(rejection.reason);
-        match rejection.retry_after {
-            Some(wait) if error.retry_after.is_none() => error.with_retry_after(wait),
-            _ => error,
-        }
-    }
-}
-
-impl From<RejectReason> for ApiError {
-    fn from(reason: RejectReason) -> Self {
-        match reason {
-            RejectReason::Limited(why) => rate_limits::refusal(&why),
-            RejectReason::TenantQueueFull(bound) => Self::new(
-                ErrorKind::QueueFull,
-                format!("Your queue is full: too many {} wait already.", bound_name(bound)),
-            ),
-            RejectReason::QueueFull(bound) => Self::new(
-                ErrorKind::QueueFull,
-                format!("The queue is full: too many {} wait already.", bound_name(bound)),
-            ),
-            RejectReason::DeadlineExceeded => Self::new(
-                ErrorKind::DeadlineUnmeetable,
-                "No replica could start the request before its deadline.",
-            ),
-            RejectReason::Unmeetable => Self::new(
-                ErrorKind::DeadlineUnmeetable,
-                "What waits before the request takes longer than its deadline allows.",
-            ),
-            RejectReason::ColdStart => Self::new(
-                ErrorKind::QueueFull,
-                "No replica of the model is running, and none will be in the time that the request can wait.",
-            ),
-            RejectReason::Displaced => {
-                Self::new(ErrorKind::QueueFull, "The queue is full, and you have more in it than your share.")
-            }
-            RejectReason::Paused => Self::new(
-                ErrorKind::QueueFull,
-                "An operator has paused your tenant for longer than the request can wait.",
-            ),
-            RejectReason::NoReplica => {
-                Self::new(ErrorKind::UpstreamFailed, "No engine for the model is in service.")
-            }
-            RejectReason::NoRoom => {
-                Self::new(ErrorKind::QueueFull, "There is no spare room for the request.")
-            }
-            RejectReason::TooManySequences { most } => Self::new(
-                ErrorKind::InvalidRequest,
-                format!("The model answers at most {most} prompts or choices at once."),
-            ),
-            RejectReason::NoPool => {
-                Self::new(ErrorKind::ModelNotFound, "The model is not served here any more.")
-                    .with_param("model")
-            }
-            RejectReason::Withdrawn => Self::new(
-                ErrorKind::ClassForbidden,
-                "The latency class or the tenant of this request was withdrawn.",
-            ),
-            RejectReason::AttemptsExhausted(fault) => Self::exhausted(fault),
-            RejectReason::RetriesSpent(fault) => Self::new(
-                ErrorKind::QueueFull,
-                format!("The engines fail too many requests just now, this one with: {}.", fault.name()),
-            ),
-            RejectReason::Draining => {
-                Self::new(ErrorKind::Draining, "The gateway is shutting down. Try again.")
-                    .with_retry_after(MIN_RETRY_AFTER)
-            }
-        }
-    }
-}
-
 impl fmt::Display for ApiError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.code(), self.message)
@@ -434,14 +362,6 @@ impl fmt::Display for ApiError {
 }
 
 impl std::error::Error for ApiError {}
-
-const fn bound_name(bound: QueueBound) -> &'static str {
-    match bound {
-        QueueBound::Requests => "requests",
-        QueueBound::Bytes => "bytes",
-        QueueBound::Tokens => "tokens",
-    }
-}
 
 fn seconds_rounded_up(wait: Duration) -> u64 {
     (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1)
@@ -451,7 +371,7 @@ fn millis_rounded_up(wait: Duration) -> u64 {
     u64::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
-/// The first characters of a client's own text, enough to recognise it by.
+/// The first 200 characters of a client's own text, enough to recognise it.
 fn shortened(text: &str) -> Cow<'_, str> {
     const LONGEST: usize = 200;
     match text.char_indices().nth(LONGEST) {
@@ -463,6 +383,7 @@ fn shortened(text: &str) -> Cow<'_, str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::model::reason::{QueueBound, RejectReason, Rejection};
 
     fn response(error: ApiError, dialect: Dialect) -> (http::response::Parts, serde_json::Value) {
         let (parts, body) = error.into_response(dialect, &HeaderValue::from_static("r-1")).into_parts();
@@ -527,8 +448,7 @@ mod tests {
                 assert_eq!([&parts.headers[RETRY_AFTER], &parts.headers[RETRY_AFTER_MS]], ["3", "2300"]);
             }
         }
-        // Nothing is promised when nothing is known, and no wait that an SDK
-        // would not keep.
+        // An unknown wait is not sent, nor one that is longer than SDKs respect.
         let rejection =
             |retry_after| Rejection { reason: RejectReason::Unmeetable, queued: Duration::ZERO, retry_after };
         let (parts, _) = response(rejection(None).into(), Dialect::OpenAi);

@@ -1,15 +1,14 @@
-//! Limits as clients are told of them: the words of a refusal, and the
-//! `x-ratelimit-*` headers of every answer.
+//! Rate limits in answers: the error text of a refusal, and the `x-ratelimit-*` headers of every
+//! answer.
 
 use std::time::Duration;
 
 use http::HeaderMap;
 use http::header::{HeaderName, HeaderValue};
 
-use crate::core::limits::rule::{LimitPeriod, LimitScope, LimitUnit};
-use crate::core::limits::{LimitExceeded, LimitStatus};
-use crate::protocol::error::ApiError;
-use crate::protocol::error::catalogue::ErrorKind;
+use crate::core::limits::LimitStatus;
+use crate::core::limits::rule::{LimitPeriod, LimitUnit};
+pub use crate::protocol::error::limit_refusal::refusal;
 
 macro_rules! names {
     ($of:literal) => {
@@ -21,69 +20,8 @@ macro_rules! names {
     };
 }
 
-/// The longest wait that SDKs keep to. A minute's window is over a little
-/// later, which costs one more refusal at most.
-const LONGEST: Duration = Duration::from_secs(60);
-
-const fn of_whom(scope: LimitScope) -> &'static str {
-    match scope {
-        LimitScope::Tenant(_) => "your tenant",
-        LimitScope::Key(_) => "this API key",
-        LimitScope::Model(..) => "your tenant for this model",
-    }
-}
-
-/// An amount of the unit as people read it.
-fn amount(unit: LimitUnit, amount: u64) -> String {
-    match unit {
-        LimitUnit::Requests if amount == 1 => "1 request".to_owned(),
-        LimitUnit::Requests => format!("{amount} requests"),
-        LimitUnit::InputTokens => format!("{amount} input tokens"),
-        LimitUnit::OutputTokens => format!("{amount} output tokens"),
-        LimitUnit::Tokens => format!("{amount} tokens"),
-        LimitUnit::GpuTime => format!("{:.3} GPU seconds", amount as f64 / 1e9),
-        LimitUnit::Money => format!("{:.6} of money", amount as f64 / 1e9),
-    }
-}
-
-const fn over(period: LimitPeriod) -> &'static str {
-    match period {
-        LimitPeriod::Now => "at a time",
-        LimitPeriod::Minute => "a minute",
-        LimitPeriod::Day => "a day",
-        LimitPeriod::Month => "a month",
-    }
-}
-
-/// The refusal of a request that would pass a limit: which, of whom, how much
-/// it asked for and how much is left.
-#[must_use]
-pub fn refusal(why: &LimitExceeded) -> ApiError {
-    let unit = why.rule.unit;
-    let limit = format!("{} {}", amount(unit, why.limit), over(why.rule.period));
-    let numbers = format!(
-        "The limit of {} is {limit}: {} left, and this request needs {}.",
-        of_whom(why.rule.scope),
-        amount(unit, why.left),
-        amount(unit, why.asked),
-    );
-    let Some(wait) = why.retry_after else {
-        let text = format!("{numbers} It alone is more than the limit, so trying again does not help.");
-        return ApiError::new(ErrorKind::QuotaSpent, text);
-    };
-    if why.is_quota() {
-        return ApiError::new(ErrorKind::QuotaSpent, numbers).with_retry_after(wait);
-    }
-    let text = format!("{numbers} Try again in {}.", seconds(wait));
-    ApiError::new(ErrorKind::RateLimited, text).with_retry_after(wait.min(LONGEST))
-}
-
-fn seconds(wait: Duration) -> String {
-    format!("{:.2} s", (wait.as_secs_f64() * 100.0).ceil() / 100.0)
-}
-
-/// Writes the state of the limits that count in the last minute: of requests
-/// and of tokens the one of which the least part is left.
+/// Writes the state of the limits per minute. Of the limits on requests, and of those on tokens,
+/// the headers show the one with the smallest part left.
 pub fn write_headers(standings: &[LimitStatus], headers: &mut HeaderMap) {
     let families: [(&[LimitUnit], [HeaderName; 3]); 2] = [
         (&[LimitUnit::Requests], names!("requests")),
@@ -119,6 +57,11 @@ fn duration(wait: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
+    use crate::core::limits::LimitExceeded;
+    use crate::core::limits::rule::LimitScope;
+    use crate::protocol::error::catalogue::ErrorKind;
+    use crate::protocol::error::limit_refusal::LONGEST;
+
     use super::*;
     use crate::core::limits::rule::{LimitId, LimitRule};
     use crate::core::model::ids::{KeyId, TenantId};

@@ -1,8 +1,8 @@
-//! The only place that asks the operating system for random bytes.
+//! Random bytes: the only module that asks the operating system for them.
 
 use std::cell::RefCell;
 
-/// Bytes that are asked for at a time by [`frequent`].
+/// Bytes that [`buffered_bytes`] asks the operating system for at a time.
 const STOCK_BYTES: usize = 960;
 
 /// `N` random bytes.
@@ -17,13 +17,13 @@ pub fn bytes<const N: usize>() -> [u8; N] {
     bytes
 }
 
-/// `N` random bytes, at most 960, from a stock that this thread keeps. For
-/// what every request needs and nobody has to keep secret.
+/// `N` random bytes, at most 960, from a stock that each thread keeps. It is for values that every
+/// request needs and that need not be secret.
 #[must_use]
-pub fn frequent<const N: usize>() -> [u8; N] {
+pub fn buffered_bytes<const N: usize>() -> [u8; N] {
     const { assert!(N <= STOCK_BYTES, "more than the stock has") };
     thread_local! {
-        /// The stock, and how many bytes of it are used up.
+        /// The stock, and the number of its bytes that are used up.
         static STOCK: RefCell<([u8; STOCK_BYTES], usize)> = const { RefCell::new(([0; STOCK_BYTES], STOCK_BYTES)) };
     }
     STOCK.with_borrow_mut(|(stock, used)| {
@@ -46,7 +46,7 @@ mod tests {
 
     #[test]
     fn the_stock_is_never_given_out_twice() {
-        let ids: HashSet<[u8; 15]> = (0..1_000).map(|_| frequent()).collect();
+        let ids: HashSet<[u8; 15]> = (0..1_000).map(|_| buffered_bytes()).collect();
         assert_eq!(ids.len(), 1_000);
         assert!(ids.iter().all(|id| *id != [0; 15]));
     }

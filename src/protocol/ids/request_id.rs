@@ -1,11 +1,11 @@
-//! The id by which client, gateway and engine speak of one request.
+//! Request ids: the id by which client, gateway and engine name one request.
 
 use http::HeaderMap;
 use http::header::HeaderValue;
 
 use crate::protocol::headers::X_REQUEST_ID;
 
-/// Random bytes that a made id holds.
+/// Random bytes of an id that the gateway makes.
 pub const ENTROPY: usize = 15;
 
 const LONGEST: usize = 128;

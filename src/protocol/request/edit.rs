@@ -1,5 +1,4 @@
-//! Edits of a request body without a copy: what stays is shared, only the
-//! inserted text is new.
+//! Edits of a request body without a copy: unchanged bytes are shared, only inserted text is new.
 
 use std::convert::Infallible;
 use std::ops::Range;
@@ -11,9 +10,9 @@ use http_body::{Body, Frame, SizeHint};
 use smallvec::SmallVec;
 
 use crate::protocol::api::Api;
-use crate::protocol::request::parse::{BodyForm, ParsedRequest};
+use crate::protocol::request::parsed::{BodyForm, ParsedRequest};
 
-/// A body in pieces. A clone shares the bytes, so a retry costs nothing.
+/// A request body in pieces. A clone shares the bytes, so a retry copies nothing.
 #[derive(Debug, Clone, Default)]
 pub struct EditedBody {
     pieces: SmallVec<[Bytes; 5]>,
@@ -21,25 +20,25 @@ pub struct EditedBody {
 }
 
 impl EditedBody {
-    /// Bytes still to come.
+    /// The number of bytes that are not sent yet.
     #[must_use]
     pub const fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether nothing is left.
+    /// Whether all bytes are sent.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The pieces still to come.
+    /// The pieces that are not sent yet.
     #[must_use]
     pub fn pieces(&self) -> &[Bytes] {
         &self.pieces
     }
 
-    /// All of it as one slice: a copy, unless it is one piece.
+    /// The whole body as one slice: a copy, unless the body is one piece.
     #[must_use]
     pub fn to_bytes(&self) -> Bytes {
         if let [only] = self.pieces.as_slice() {
@@ -93,41 +92,41 @@ impl Body for EditedBody {
     }
 }
 
-/// What to change in a request.
+/// The changes to make in a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RequestEdits<'a> {
     /// The engine's own name for the model.
     pub model: Option<&'a str>,
-    /// Ask for the usage event of a stream. Only for calls that have
-    /// `stream_options`, and only when they stream.
+    /// Whether to ask for the usage event of a stream. It applies only to streams of calls that
+    /// have `stream_options`.
     pub include_usage: bool,
-    /// The engine's scheduling priority. JSON calls only.
+    /// The engine's scheduling priority, for JSON calls only.
     pub priority: Option<i64>,
-    /// Ask for the rest of an answer. Only where [`ParsedRequest::can_go_on`].
-    pub begun: Option<PartialText<'a>>,
+    /// The partial answer to continue. Allowed only where [`ParsedRequest::is_resumable`].
+    pub partial_text: Option<PartialText<'a>>,
 }
 
-/// The part of an answer that there is.
+/// The part of an answer that exists already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PartialText<'a> {
-    /// Its text. Without any, the answer is asked for from its start.
+    /// The text of the part. When the text is empty, the engine is asked for the whole answer.
     pub text: &'a str,
-    /// Its tokens, which the limits on the rest are smaller by.
+    /// The tokens of the part. The limits on the rest of the answer are lowered by this number.
     pub tokens: u64,
 }
 
-/// Applies `edits` to the body that `peek` was read from.
+/// Applies `edits` to the body that `parsed` was parsed from.
 #[must_use]
-pub fn edit(body: &Bytes, peek: &ParsedRequest, edits: &RequestEdits<'_>) -> EditedBody {
-    let mut changes = match &peek.spans.form {
-        BodyForm::Json => json_changes(peek, edits),
-        BodyForm::Multipart { boundary } => form_changes(peek, edits, boundary),
+pub fn edit(body: &Bytes, parsed: &ParsedRequest, edits: &RequestEdits<'_>) -> EditedBody {
+    let mut changes = match &parsed.spans.form {
+        BodyForm::Json => json_changes(parsed, edits),
+        BodyForm::Multipart { boundary } => form_changes(parsed, edits, boundary),
     };
     changes.sort_by_key(|(span, _)| span.start);
     splice(body, changes)
 }
 
-/// Puts `text` in place of `span`, which must lie inside `body`.
+/// Replaces `span`, which must lie inside `body`, by `text`.
 pub(crate) fn replace(body: &Bytes, span: Range<usize>, text: String) -> EditedBody {
     splice(body, smallvec::smallvec![(span, text)])
 }
@@ -138,7 +137,7 @@ fn splice(body: &Bytes, changes: BodyEdits) -> EditedBody {
     let mut spliced = EditedBody::default();
     let mut at = 0;
     for (span, text) in changes {
-        // Spans come from the same body; a foreign one is left out.
+        // Spans come from the same body. A span of another body is left out.
         if span.start < at || span.end < span.start || span.end > body.len() {
             continue;
         }
@@ -150,16 +149,16 @@ fn splice(body: &Bytes, changes: BodyEdits) -> EditedBody {
     spliced
 }
 
-fn json_changes(peek: &ParsedRequest, edits: &RequestEdits<'_>) -> BodyEdits {
-    let spans = &peek.spans;
+fn json_changes(parsed: &ParsedRequest, edits: &RequestEdits<'_>) -> BodyEdits {
+    let spans = &parsed.spans;
     let mut json = JsonEdits::default();
-    if let Some(model) = edits.model.filter(|model| peek.model.as_deref() != Some(*model)) {
+    if let Some(model) = edits.model.filter(|model| parsed.model.as_deref() != Some(*model)) {
         json.set(spans.model.as_ref(), "model", json_string(model));
     }
     if let Some(priority) = edits.priority {
         json.set(spans.priority.as_ref(), "priority", priority.to_string());
     }
-    if edits.include_usage && peek.stream && peek.api.has_stream_options() && !peek.include_usage {
+    if edits.include_usage && parsed.stream && parsed.api.has_stream_options() && !parsed.include_usage {
         match (&spans.include_usage, spans.options_insert_at) {
             (Some(span), _) => json.changes.push((span.clone(), "true".to_owned())),
             (None, Some(at)) => {
@@ -172,9 +171,9 @@ fn json_changes(peek: &ParsedRequest, edits: &RequestEdits<'_>) -> BodyEdits {
             }
         }
     }
-    match edits.begun.filter(|begun| !begun.text.is_empty()) {
-        Some(begun) => go_on(peek, begun, &mut json),
-        None => lower(peek, 0, &mut json),
+    match edits.partial_text.filter(|begun| !begun.text.is_empty()) {
+        Some(begun) => continue_answer(parsed, begun, &mut json),
+        None => lower_limits(parsed, 0, &mut json),
     }
     if spans.is_empty {
         json.new_fields.pop();
@@ -185,13 +184,13 @@ fn json_changes(peek: &ParsedRequest, edits: &RequestEdits<'_>) -> BodyEdits {
     json.changes
 }
 
-/// Asks for the rest of an answer: a chat ends with the assistant's message as
-/// far as it goes, a completion's prompt with the text that followed it.
-fn go_on(peek: &ParsedRequest, begun: PartialText<'_>, json: &mut JsonEdits) {
-    let spans = &peek.spans;
+/// Asks for the rest of an answer. A chat gets the partial answer as a last assistant message; a
+/// completion gets it at the end of its prompt.
+fn continue_answer(parsed: &ParsedRequest, begun: PartialText<'_>, json: &mut JsonEdits) {
+    let spans = &parsed.spans;
     let Some(end) = spans.context.as_ref().and_then(|context| context.end.checked_sub(1)) else { return };
     let text = json_string(begun.text);
-    if peek.api == Api::Chat {
+    if parsed.api == Api::Chat {
         let message = format!(",{{\"role\":\"assistant\",\"content\":{text}}}");
         json.changes.push((end..end, message));
         json.set(spans.continue_final.as_ref(), "continue_final_message", "true".to_owned());
@@ -199,17 +198,18 @@ fn go_on(peek: &ParsedRequest, begun: PartialText<'_>, json: &mut JsonEdits) {
     } else {
         json.changes.push((end..end, text[1..text.len() - 1].to_owned()));
     }
-    lower(peek, begun.tokens, json);
+    lower_limits(parsed, begun.tokens, json);
 }
 
-/// Limits on the output, lowered to what fits the window and by what was said.
-fn lower(peek: &ParsedRequest, said: u64, json: &mut JsonEdits) {
-    if said == 0 && peek.lowered.is_none() {
+/// Lowers the limits on the output to what fits the context window, less the tokens that exist
+/// already.
+fn lower_limits(parsed: &ParsedRequest, said: u64, json: &mut JsonEdits) {
+    if said == 0 && parsed.lowered.is_none() {
         return;
     }
-    for limit in &peek.spans.limits {
-        let most = peek.lowered.unwrap_or(u64::MAX);
-        let left = limit.tokens.min(most).saturating_sub(said).max(limit.least);
+    for limit in &parsed.spans.limits {
+        let most = parsed.lowered.unwrap_or(u64::MAX);
+        let left = limit.tokens.min(most).saturating_sub(said).max(limit.min_tokens);
         if left != limit.tokens {
             json.changes.push((limit.span.clone(), left.to_string()));
         }
@@ -219,7 +219,7 @@ fn lower(peek: &ParsedRequest, said: u64, json: &mut JsonEdits) {
 #[derive(Default)]
 struct JsonEdits {
     changes: BodyEdits,
-    /// Fields to add, each with a comma after it.
+    /// The fields to add, each followed by a comma.
     new_fields: String,
 }
 
@@ -232,15 +232,15 @@ impl JsonEdits {
     }
 }
 
-fn form_changes(peek: &ParsedRequest, edits: &RequestEdits<'_>, boundary: &str) -> BodyEdits {
+fn form_changes(parsed: &ParsedRequest, edits: &RequestEdits<'_>, boundary: &str) -> BodyEdits {
     let mut changes = BodyEdits::new();
-    let Some(model) = edits.model.filter(|model| peek.model.as_deref() != Some(*model)) else {
+    let Some(model) = edits.model.filter(|model| parsed.model.as_deref() != Some(*model)) else {
         return changes;
     };
-    match &peek.spans.model {
+    match &parsed.spans.model {
         Some(span) => changes.push((span.clone(), model.to_owned())),
         None => {
-            let at = peek.spans.insert_at;
+            let at = parsed.spans.insert_at;
             let header = "Content-Disposition: form-data; name=\"model\"";
             changes.push((at..at, format!("--{boundary}\r\n{header}\r\n\r\n{model}\r\n")));
         }
@@ -248,7 +248,7 @@ fn form_changes(peek: &ParsedRequest, edits: &RequestEdits<'_>, boundary: &str) 
     changes
 }
 
-/// A string as JSON.
+/// The text as a JSON string.
 pub(crate) fn json_string(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
@@ -261,13 +261,13 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::protocol::request::parse::peek;
+    use crate::protocol::request::parse::parse_request;
 
     fn edited(api: Api, content_type: &str, body: &str, edits: &RequestEdits<'_>) -> String {
         let mut headers = HeaderMap::new();
         headers.insert("content-type", content_type.parse().unwrap());
         let body = Bytes::copy_from_slice(body.as_bytes());
-        let spliced = edit(&body, &peek(api, &headers, &body).unwrap(), edits);
+        let spliced = edit(&body, &parse_request(api, &headers, &body).unwrap(), edits);
         let whole = spliced.to_bytes();
         assert_eq!(spliced.len(), whole.len() as u64);
         assert_eq!(spliced.size_hint().exact(), Some(spliced.len()));
@@ -323,7 +323,7 @@ mod tests {
     #[test]
     fn the_rest_of_an_answer_is_asked_for() {
         let begun = |text, tokens| RequestEdits {
-            begun: Some(PartialText { text, tokens }),
+            partial_text: Some(PartialText { text, tokens }),
             ..RequestEdits::default()
         };
         let chat =
@@ -352,23 +352,25 @@ mod tests {
         );
         let mut headers = http::HeaderMap::new();
         headers.insert(http::header::CONTENT_TYPE, http::HeaderValue::from_static("application/json"));
-        let mut peek = crate::protocol::request::parse::peek(Api::Chat, &headers, &body).unwrap();
-        assert_eq!((peek.output_field(&body), peek.last_token()), ("max_tokens", 8));
-        let edited = |peek: &ParsedRequest, edits: &RequestEdits<'_>| {
-            let bytes = edit(&body, peek, edits).to_bytes();
+        let mut parsed = crate::protocol::request::parse::parse_request(Api::Chat, &headers, &body).unwrap();
+        assert_eq!((parsed.output_field(&body), parsed.max_partial_tokens()), ("max_tokens", 8));
+        let edited = |parsed: &ParsedRequest, edits: &RequestEdits<'_>| {
+            let bytes = edit(&body, parsed, edits).to_bytes();
             String::from_utf8(bytes.to_vec()).unwrap()
         };
-        assert_eq!(edited(&peek, &RequestEdits::default()), body);
-        peek.lowered = Some(7);
-        assert_eq!(peek.last_token(), 6);
-        let lowered = edited(&peek, &RequestEdits::default());
+        assert_eq!(edited(&parsed, &RequestEdits::default()), body);
+        parsed.lowered = Some(7);
+        assert_eq!(parsed.max_partial_tokens(), 6);
+        let lowered = edited(&parsed, &RequestEdits::default());
         assert_eq!(
             lowered,
             r#"{"messages":[{}],"max_tokens":7,"max_completion_tokens" : 7,"min_tokens":7,"stream":true}"#
         );
-        let begun =
-            RequestEdits { begun: Some(PartialText { text: "so", tokens: 3 }), ..RequestEdits::default() };
-        let rest: Value = serde_json::from_str(&edited(&peek, &begun)).unwrap();
+        let begun = RequestEdits {
+            partial_text: Some(PartialText { text: "so", tokens: 3 }),
+            ..RequestEdits::default()
+        };
+        let rest: Value = serde_json::from_str(&edited(&parsed, &begun)).unwrap();
         assert_eq!((&rest["max_tokens"], &rest["min_tokens"]), (&4.into(), &4.into()));
     }
 
@@ -469,7 +471,7 @@ mod tests {
             priority in prop::option::of(any::<i64>()),
         ) {
             let body = text(&fields, &space);
-            let edits = RequestEdits { model: model.as_deref(), include_usage, priority, begun: None };
+            let edits = RequestEdits { model: model.as_deref(), include_usage, priority, partial_text: None };
             let after = edited(Api::Chat, "application/json", &body, &edits);
 
             let mut expected: Value = serde_json::from_str(&body).unwrap();
@@ -488,8 +490,7 @@ mod tests {
             // Reading `expected["x"]` does not add fields, writing does.
             prop_assert_eq!(serde_json::from_str::<Value>(&after).unwrap(), expected);
 
-            // The other bytes stand where they stood: what was not edited is
-            // found whole and in its order.
+            // Bytes that were not edited are unchanged: each is found whole and in its order.
             let mut rest = &after[..];
             for field in fields.iter().filter(|(name, ..)| name.starts_with('x') || name == "messages") {
                 let one = text(std::slice::from_ref(field), "");

@@ -1,4 +1,5 @@
-//! The fields of a JSON request that are read, and the shapes of their values.
+//! Request fields: the fields of a JSON request that the gateway reads, and the shapes of their
+//! values.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,7 +11,6 @@ use crate::protocol::error::ApiError;
 use crate::protocol::json::{JsonText, drain_seq};
 use crate::protocol::request::resumable;
 
-/// The fields that are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RequestField {
     Model,
@@ -81,7 +81,7 @@ impl RequestField {
         (Self::Items, "items"),
     ];
     pub(crate) const FIRST_OF_PROMPT: usize = Self::Messages as usize;
-    /// Fields that hold one prompt each entry when they are arrays.
+    /// Fields that hold one prompt per entry when their value is an array.
     pub(crate) const BATCHES: [Self; 6] =
         [Self::Prompt, Self::Input, Self::Documents, Self::Text2, Self::Items, Self::Inputs];
 
@@ -99,9 +99,8 @@ pub(crate) struct RequestFields<'a> {
     pub(crate) values: [Option<&'a RawValue>; RequestField::ALL.len()],
     pub(crate) twice: Option<RequestField>,
     pub(crate) is_empty: bool,
-    /// A field that is not read keeps other engines from going on with the
-    /// answer.
-    pub(crate) is_closed: bool,
+    /// Whether one of the fields that the parser does not read forbids a continuation.
+    pub(crate) forbids_continuation: bool,
 }
 
 impl<'de: 'a, 'a> Deserialize<'de> for RequestFields<'a> {
@@ -125,7 +124,7 @@ impl<'de> Visitor<'de> for RequestFieldsVisitor {
             fields.is_empty = false;
             let Some(field) = RequestField::named(&name) else {
                 let value: &RawValue = map.next_value()?;
-                fields.is_closed |= !resumable::allows(&name, value.get());
+                fields.forbids_continuation |= !resumable::allows_continuation(&name, value.get());
                 continue;
             };
             if fields.values[field as usize].replace(map.next_value()?).is_some() {
@@ -179,8 +178,8 @@ impl<'de: 'a, 'a> Deserialize<'de> for StreamOptions<'a> {
     }
 }
 
-/// A count of things. Negative means "no limit" to some engines and an error
-/// to others: it is left to them and says nothing here.
+/// A count. A negative number means "no limit" to some engines and an error to others. The gateway
+/// takes it as absent and leaves it to the engine.
 pub(crate) fn count(raw: Option<&RawValue>, field: &'static str) -> Result<Option<u64>, ApiError> {
     let Some(text) = raw.map(RawValue::get).filter(|text| *text != "null") else {
         return Ok(None);
@@ -200,8 +199,8 @@ pub(crate) fn at_least_one(count: Option<u64>) -> u32 {
     u32::try_from(count.unwrap_or(1).max(1)).unwrap_or(u32::MAX)
 }
 
-/// How many prompts a value holds: the entries of an array, unless they are
-/// the token ids of one prompt.
+/// The number of prompts in a value: the entries of an array, unless they are the token ids of one
+/// prompt.
 pub(crate) fn batch_length(raw: &RawValue) -> u32 {
     let text = raw.get();
     let is_tokens =

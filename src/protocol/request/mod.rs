@@ -4,5 +4,6 @@ pub mod edit;
 pub(super) mod fields;
 pub(super) mod multipart;
 pub mod parse;
+mod parsed;
 pub mod prefix;
 pub(super) mod resumable;

@@ -1,5 +1,5 @@
-//! The few text fields of a `multipart/form-data` body, found in place. The
-//! body is complete, so this is a plain search for delimiters.
+//! Multipart parser: finds the few text fields of a `multipart/form-data` body in place. The body
+//! is complete, so the parser only searches for delimiters.
 
 use std::ops::Range;
 
@@ -9,42 +9,41 @@ use smallvec::SmallVec;
 use crate::protocol::api::Api;
 use crate::protocol::error::ApiError;
 use crate::protocol::error::catalogue::ErrorKind;
-use crate::protocol::request::parse::{BodyForm, EditSpans, ParsedRequest};
+use crate::protocol::request::parsed::{BodyForm, EditSpans, ParsedRequest};
 
 const MAX_PARTS: usize = 64;
 const MAX_PART_HEADERS: usize = 8 * 1024;
 const MAX_BOUNDARY: usize = 200;
 const MAX_TEXT: usize = 1024;
 
-/// Reads model and stream flag from a form, and where the model
-/// stands.
-pub(crate) fn peek(api: Api, content_type: &[u8], body: &[u8]) -> Result<ParsedRequest, ApiError> {
+/// Reads the model, the stream flag and the prompt from a form, with the byte range of the model.
+pub(crate) fn parse_form(api: Api, content_type: &[u8], body: &[u8]) -> Result<ParsedRequest, ApiError> {
     let Some(boundary) = boundary(content_type) else {
         let fix = "Send the header `Content-Type: multipart/form-data; boundary=...` and a form body.";
         return Err(ApiError::new(ErrorKind::UnsupportedMediaType, fix));
     };
     let (first, parts) = parts(boundary.as_bytes(), body)?;
-    let mut peek = ParsedRequest::empty(api);
+    let mut parsed = ParsedRequest::empty(api);
     let mut spans = EditSpans { insert_at: first, ..EditSpans::default() };
     let mut stream = None;
     for part in parts {
         match part.name {
             b"model" => {
-                peek.model = text(body, &part, "model")?.filter(|name| !name.is_empty());
+                parsed.model = text(body, &part, "model")?.filter(|name| !name.is_empty());
                 set_once(&mut spans.model, part.content, "model")?;
             }
             b"stream" => {
                 let text = text(body, &part, "stream")?.unwrap_or_default();
                 set_once(&mut stream, flag(&text)?, "stream")?;
             }
-            b"prompt" => peek.prompt.push(part.content),
+            b"prompt" => parsed.prompt.push(part.content),
             _ => {}
         }
     }
-    peek.stream = stream.unwrap_or(false);
+    parsed.stream = stream.unwrap_or(false);
     spans.form = BodyForm::Multipart { boundary };
-    peek.spans = spans;
-    Ok(peek)
+    parsed.spans = spans;
+    Ok(parsed)
 }
 
 struct FormPart<'a> {
@@ -52,7 +51,7 @@ struct FormPart<'a> {
     content: Range<usize>,
 }
 
-/// Where the first delimiter starts, and the parts.
+/// The start of the first delimiter, and the parts.
 fn parts<'a>(boundary: &[u8], body: &'a [u8]) -> Result<(usize, SmallVec<[FormPart<'a>; 8]>), ApiError> {
     let delimiter = [b"\r\n--", boundary].concat();
     let finder = Finder::new(&delimiter);
@@ -64,8 +63,8 @@ fn parts<'a>(boundary: &[u8], body: &'a [u8]) -> Result<(usize, SmallVec<[FormPa
         if parts.len() == MAX_PARTS {
             return Err(bad("it has too many parts"));
         }
-        // The line end of the delimiter may also be the start of the empty
-        // line after no headers at all.
+        // The line end of the delimiter may also start the empty line of a part that has no
+        // headers.
         let headers = at + body[at..].iter().take_while(|byte| matches!(byte, b' ' | b'\t')).count();
         let window = &body[headers..body.len().min(headers + MAX_PART_HEADERS)];
         let length = memchr::memmem::find(window, b"\r\n\r\n")
@@ -117,15 +116,15 @@ fn boundary(content_type: &[u8]) -> Option<String> {
     (1..=MAX_BOUNDARY).contains(&value.len()).then(|| value.to_owned())
 }
 
-/// A name that is given twice. Parsers differ in which one they take.
+/// The error of a name that is given twice. Parsers differ in which of the two they take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct RepeatedName;
 
 /// The `name` of a part, from its `Content-Disposition`.
 ///
 /// # Errors
-/// The part has two of these headers, or the header has two names: the engine
-/// might take the other one.
+/// The part has two of these headers, or the header has two names. The engine might take the other
+/// name.
 fn field_name(headers: &[u8]) -> Result<Option<&[u8]>, RepeatedName> {
     const NAME: &[u8] = b"content-disposition:";
     let lines = headers.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
@@ -140,11 +139,11 @@ fn field_name(headers: &[u8]) -> Result<Option<&[u8]>, RepeatedName> {
     parameters.map_or(Ok(None), |rest| parameter(rest, b"name"))
 }
 
-/// The value of one of `a=b; c="d"`, without its quotes; absent where the text
-/// is not of that form up to there.
+/// The value of one parameter of `a=b; c="d"`, without its quotes. Absent when the text up to the
+/// parameter does not have this form.
 ///
 /// # Errors
-/// The parameter is given twice, or in a second way (`name*`).
+/// The parameter is given twice, or also as `name*`.
 fn parameter<'a>(mut rest: &'a [u8], wanted: &[u8]) -> Result<Option<&'a [u8]>, RepeatedName> {
     let mut found = None;
     while let Some((name, value, next)) = first_parameter(rest) {
@@ -158,7 +157,7 @@ fn parameter<'a>(mut rest: &'a [u8], wanted: &[u8]) -> Result<Option<&'a [u8]>, 
     Ok(found)
 }
 
-/// Name and value of the first parameter, and what follows them.
+/// The name and value of the first parameter, and the text after them.
 fn first_parameter(text: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let equals = memchr::memchr(b'=', text)?;
     let after = text[equals + 1..].trim_ascii_start();
@@ -198,7 +197,7 @@ mod tests {
     }
 
     fn read(body: &str) -> Result<ParsedRequest, ApiError> {
-        super::peek(Api::Transcriptions, TYPE, body.as_bytes())
+        super::parse_form(Api::Transcriptions, TYPE, body.as_bytes())
     }
 
     #[test]
@@ -210,11 +209,11 @@ mod tests {
             ("Content-Disposition: form-data; name=\"stream\"", "True"),
             ("Content-Disposition: form-data; name=\"prompt\"", "be brief"),
         ]);
-        let peek = read(&body).unwrap();
-        assert_eq!((peek.model.as_deref(), peek.stream), (Some("whisper"), true));
-        assert_eq!(&body[peek.spans.model.clone().unwrap()], "whisper");
-        assert_eq!(peek.prompt_pieces(body.as_bytes()).collect::<Vec<_>>(), [b"be brief"]);
-        assert_eq!(&body[peek.spans.insert_at..][..8], "--b0 -x ");
+        let parsed = read(&body).unwrap();
+        assert_eq!((parsed.model.as_deref(), parsed.stream), (Some("whisper"), true));
+        assert_eq!(&body[parsed.spans.model.clone().unwrap()], "whisper");
+        assert_eq!(parsed.prompt_pieces(body.as_bytes()).collect::<Vec<_>>(), [b"be brief"]);
+        assert_eq!(&body[parsed.spans.insert_at..][..8], "--b0 -x ");
     }
 
     #[test]
@@ -247,7 +246,7 @@ mod tests {
             b"multipart/form-data; boundary=x; boundary=y",
             b"multipart/form-data; boundary=x; Boundary=\"x\"",
         ] {
-            let error = super::peek(Api::Transcriptions, wrong, b"--x--").unwrap_err();
+            let error = super::parse_form(Api::Transcriptions, wrong, b"--x--").unwrap_err();
             assert_eq!(error.kind(), ErrorKind::UnsupportedMediaType);
         }
         assert_eq!(read("--b0 -x--").unwrap().model, None);
@@ -259,7 +258,7 @@ mod tests {
             Just(&b"--b"[..]), Just(&b"\r\n"[..]), Just(&b"--"[..]), Just(&b" "[..]), Just(&b"\r\n\r\n"[..]),
             Just(&b"Content-Disposition: form-data; name=\"model\""[..]), Just(&b"x\xff"[..]), Just(&b"\r\n--b"[..]),
         ], 0..30)) {
-            let _ = super::peek(Api::Transcriptions, b"multipart/form-data; boundary=b", &pieces.concat());
+            let _ = super::parse_form(Api::Transcriptions, b"multipart/form-data; boundary=b", &pieces.concat());
         }
 
         #[test]

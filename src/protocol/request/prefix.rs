@@ -1,51 +1,55 @@
-//! The start of a prompt in hashed blocks, to find the engine that has
-//! computed it before.
+//! Prompt prefix: hashes of the first blocks of a prompt. By these hashes the gateway finds the
+//! replica that has the blocks in its prefix cache.
 //!
-//! What engines cache is the prompt's start, and templates put tools and
-//! system text before the conversation. So the blocks run over the raw bytes
-//! of those fields first and of the conversation last, as if they were one
-//! text. Its last byte, the closing bracket or quote, is left out: a
-//! conversation that grows keeps all its blocks.
+//! Engines cache the start of a prompt, and templates put tools and system text before the
+//! conversation. The hasher therefore reads the raw bytes of those fields first and of the
+//! conversation last, as one text. The last byte of the conversation, its closing bracket or quote,
+//! is left out: a conversation that grows keeps all its blocks.
 //!
-//! Hashes are SipHash with keys drawn at the start of the process. A client
-//! that could make two prompts collide could have others' prompts taken for
-//! cached ones and sent to a replica that does not have them, so the hash must
-//! be one that nobody can aim at without the keys. It reads about a gigabyte a
-//! second; at most `MAX_BLOCKS` blocks are read.
+//! The hash is SipHash with keys drawn at the start of the process. A client that could make two
+//! prompts collide could have the prompts of others taken for cached ones. The gateway would send
+//! them to a replica that does not have them. The hash must therefore be one that nobody can aim at
+//! without the keys. SipHash reads about a gigabyte a second; the hasher reads at most `MAX_BLOCKS`
+//! blocks.
 
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 
 use crate::core::model::ids::{ModelId, TenantId};
 use crate::core::model::job::{JobSpec, PromptPrefix};
 use crate::protocol::api::Api;
-use crate::protocol::request::parse::ParsedRequest;
+use crate::protocol::request::parsed::ParsedRequest;
 
 /// Bytes in a block: about 256 tokens of English.
 const BLOCK_BYTES: usize = 1024;
-/// Blocks of a prompt that are looked at.
+/// The most blocks of a prompt that are hashed.
 const MAX_BLOCKS: usize = 256;
-/// Bytes at either end of a body that make up its fingerprint.
+/// The number of bytes at each end of a body that make up its fingerprint.
 const END_BYTES: usize = 4096;
 
-/// Makes prefixes that can be compared with each other.
+/// Hasher of prompt prefixes. Only prefixes of the same hasher can be compared.
 #[derive(Debug, Default)]
 pub struct PrefixHasher {
     keys: RandomState,
 }
 
 impl PrefixHasher {
-    /// The prefix of a request for `model`, whose `body` was peeked at and
-    /// whose prompt has about `prompt_tokens` tokens. Empty for calls that
-    /// generate nothing and for prompts of less than one block.
+    /// The prefix of a request for `model`, where `parsed` was parsed from `body` and the prompt has
+    /// about `prompt_tokens` tokens. The prefix is empty for calls that generate nothing and for
+    /// prompts of less than one block.
     #[must_use]
-    pub fn of(&self, model: ModelId, peek: &ParsedRequest, body: &[u8], prompt_tokens: u64) -> PromptPrefix {
-        let bytes = peek.prompt_bytes();
-        if !peek.api.generates() || peek.api.is_multipart() {
+    pub fn prefix(
+        &self,
+        model: ModelId,
+        parsed: &ParsedRequest,
+        body: &[u8],
+        prompt_tokens: u64,
+    ) -> PromptPrefix {
+        let bytes = parsed.prompt_bytes();
+        if !parsed.api.generates() || parsed.api.is_multipart() {
             return PromptPrefix::default();
         }
-        // The conversation is the first of the fields, whatever their order in
-        // the body.
-        let mut pieces = peek.prompt_pieces(body);
+        // The conversation is the first of the spans, whatever the order of fields in the body.
+        let mut pieces = parsed.prompt_pieces(body);
         let conversation = pieces.next().unwrap_or_default();
         let conversation = &conversation[..conversation.len().saturating_sub(1)];
         let others: usize = pieces.map(<[u8]>::len).sum();
@@ -54,7 +58,7 @@ impl PrefixHasher {
             return PromptPrefix::default();
         }
         let mut chain = HashChain::new(&self.keys, model, blocks);
-        for piece in peek.prompt_pieces(body).skip(1) {
+        for piece in parsed.prompt_pieces(body).skip(1) {
             chain.read(piece);
         }
         chain.read(conversation);
@@ -65,9 +69,9 @@ impl PrefixHasher {
         }
     }
 
-    /// What stands for a request by which it is known when it is sent again: its
-    /// tenant, model, call, length, and the ends of its body. The boundary of a
-    /// form is another in each try, so forms have none.
+    /// The fingerprint by which a retry of a request is recognised: a hash of its tenant, model,
+    /// call, length, and the two ends of its body. Forms have no fingerprint, as each retry has
+    /// another boundary.
     #[must_use]
     pub fn fingerprint(&self, spec: &JobSpec, api: Api, body: &[u8]) -> Option<u64> {
         if api.is_multipart() {
@@ -81,8 +85,8 @@ impl PrefixHasher {
         Some(hasher.finish())
     }
 
-    /// What stands for a session of a tenant with a model. Whoever does not have
-    /// the keys cannot tell from it what named the session.
+    /// A hash that identifies a session of a tenant with a model. Nobody can recover the session's
+    /// key from it without the hasher's keys.
     #[must_use]
     pub fn session(&self, tenant: TenantId, model: ModelId, key: &[u8]) -> u64 {
         let mut hasher = self.keys.build_hasher();
@@ -93,12 +97,12 @@ impl PrefixHasher {
     }
 }
 
-/// One hash over everything so far, noted at the end of each block.
+/// A hash chain: one running hash, whose value is recorded at the end of each block.
 struct HashChain<H> {
     hasher: H,
     blocks: Vec<u64>,
     wanted: usize,
-    /// Bytes that the block under way still takes.
+    /// The number of bytes that the current block still takes.
     room: usize,
 }
 
@@ -132,7 +136,7 @@ mod tests {
 
     use super::*;
     use crate::protocol::api::Api;
-    use crate::protocol::request::parse::peek;
+    use crate::protocol::request::parse::parse_request;
 
     const MODEL: ModelId = ModelId::new(3);
 
@@ -140,8 +144,8 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         let body = body.to_string();
-        let peek = peek(api, &headers, body.as_bytes()).unwrap();
-        prefixes.of(MODEL, &peek, body.as_bytes(), peek.prompt_bytes().div_ceil(4))
+        let parsed = parse_request(api, &headers, body.as_bytes()).unwrap();
+        prefixes.prefix(MODEL, &parsed, body.as_bytes(), parsed.prompt_bytes().div_ceil(4))
     }
 
     fn common(a: &PromptPrefix, b: &PromptPrefix) -> usize {
@@ -196,15 +200,15 @@ mod tests {
         let body = json!({ "input": "x".repeat(3 * BLOCK_BYTES), "prompt": "x" }).to_string();
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        let peeked = peek(Api::Responses, &headers, body.as_bytes()).unwrap();
-        let of = |prefixes: &PrefixHasher, model| prefixes.of(model, &peeked, body.as_bytes(), 10);
+        let peeked = parse_request(Api::Responses, &headers, body.as_bytes()).unwrap();
+        let of = |prefixes: &PrefixHasher, model| prefixes.prefix(model, &peeked, body.as_bytes(), 10);
         let one = of(&prefixes, MODEL);
         assert_eq!(one.blocks.len(), 3);
         assert_eq!(one, of(&prefixes, MODEL));
         assert_eq!(common(&one, &of(&prefixes, ModelId::new(4))), 0);
         assert_eq!(common(&one, &of(&PrefixHasher::default(), MODEL)), 0);
-        let embedded = peek(Api::Embeddings, &headers, body.as_bytes()).unwrap();
-        assert_eq!(prefixes.of(MODEL, &embedded, body.as_bytes(), 10), PromptPrefix::default());
+        let embedded = parse_request(Api::Embeddings, &headers, body.as_bytes()).unwrap();
+        assert_eq!(prefixes.prefix(MODEL, &embedded, body.as_bytes(), 10), PromptPrefix::default());
     }
 
     proptest! {

@@ -1,22 +1,21 @@
-//! Resumable requests: those that another engine can continue after a part of the answer, since
-//! each of their fields is known to mean the same for the rest of an answer as for the whole of
-//! it.
+//! Resumable requests: requests whose answer another engine can continue. Each of their fields is
+//! known to mean the same for the rest of an answer as for the whole of it.
 
-/// What a field may say.
+/// The values of a field that allow a continuation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FieldRule {
-    /// Anything: it concerns each token by itself, or not the text at all.
+    /// Any value: the field concerns each token by itself, or not the text at all.
     Any,
-    /// Only that it is off: it concerns the answer as a whole, or adds to its
-    /// text.
+    /// Only a value that turns the field off: the field concerns the answer as a whole, or adds to
+    /// its text.
     Off,
-    /// Only true, which is also its default.
+    /// Only `true`, which is also the field's default.
     On,
 }
 
-/// The fields that are not read otherwise. `presence_penalty` and its like
-/// count what was generated, which the next engine takes for prompt; what
-/// `repetition_penalty` counts is in both.
+/// Rules of the fields that the parser does not read. `presence_penalty` and its like count
+/// generated tokens, but the next engine takes these for prompt tokens. `repetition_penalty` counts
+/// both, so any value is allowed.
 const RULES: [(&str, FieldRule); 40] = [
     ("temperature", FieldRule::Any),
     ("top_p", FieldRule::Any),
@@ -60,9 +59,8 @@ const RULES: [(&str, FieldRule); 40] = [
     ("function_call", FieldRule::Off),
 ];
 
-/// Whether the field leaves the answer one that another engine can go on with.
-/// `value` is its JSON.
-pub(crate) fn allows(name: &str, value: &str) -> bool {
+/// Whether the field allows another engine to continue the answer. `value` is the field's JSON.
+pub(crate) fn allows_continuation(name: &str, value: &str) -> bool {
     let rule = RULES.iter().find(|(known, _)| *known == name).map(|(_, rule)| *rule);
     match rule {
         _ if value == "null" => true,
@@ -73,7 +71,7 @@ pub(crate) fn allows(name: &str, value: &str) -> bool {
     }
 }
 
-/// Whether a value asks for nothing.
+/// Whether a value turns its field off.
 pub(crate) fn is_off(value: &str) -> bool {
     matches!(value, "null" | "false" | "0" | "0.0" | "\"\"" | "[]" | "{}")
 }

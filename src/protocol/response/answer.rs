@@ -1,4 +1,4 @@
-//! Classifier of whole answers.
+//! Answer classifier: judges answers that are not streams.
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
@@ -20,25 +20,24 @@ use crate::protocol::response::engine_error::{self, EngineError};
 use crate::protocol::response::typed_events::{TgiDetails, response_ending};
 use crate::protocol::response::{ChoiceEnding, usage};
 
-/// The judgement on a whole answer.
+/// The verdict on a whole answer.
 #[derive(Debug, Clone)]
 pub enum AnswerVerdict {
-    /// It is good.
+    /// The answer is good.
     Success {
-        /// What to send, the model renamed.
+        /// The body to send, with the model renamed.
         body: EditedBody,
-        /// What it took.
+        /// The tokens that the answer took.
         usage: JobUsage,
-        /// Why its first choice ended; absent where the protocol does not say.
+        /// The reason why the first choice ended; absent where the protocol does not give it.
         finish_reason: Option<&'static str>,
     },
     /// The request is at fault.
     ClientError(ApiError),
     /// The engine is at fault.
     Fault {
-        /// How.
         fault: EngineFault,
-        /// What was consumed.
+        /// The tokens that the engine spent.
         usage: JobUsage,
     },
 }
@@ -69,10 +68,9 @@ struct WholeAnswer<'a> {
     details: Option<TgiDetails<'a>>,
 }
 
-/// Judges an engine's whole answer. `shown_model` replaces the engine's own
-/// name of the model.
+/// Classifies an engine's whole answer. `shown_model` replaces the engine's own name of the model.
 #[must_use]
-pub fn judge_answer(
+pub fn classify_answer(
     api: Api,
     status: StatusCode,
     headers: &HeaderMap,
@@ -82,24 +80,24 @@ pub fn judge_answer(
     if !status.is_success() {
         let retry_after = headers::retry_after(headers);
         return refused(
-            engine_error::of_status(api, status.as_u16(), body, retry_after, shown_model),
+            engine_error::classify_status(api, status.as_u16(), body, retry_after, shown_model),
             JobUsage::Unknown,
         );
     }
     if is_opaque(api, headers) {
-        return unread(body);
+        return opaque_success(body);
     }
     let Ok(whole) = serde_json::from_slice::<WholeAnswer<'_>>(body) else {
-        // `/score` and TGI may answer with an array; nothing to read in it.
+        // `/score` and TGI may answer with an array, in which nothing needs to be read.
         return match serde_json::from_slice::<Vec<serde::de::IgnoredAny>>(body) {
-            Ok(_) if !api.generates() => unread(body),
+            Ok(_) if !api.generates() => opaque_success(body),
             _ => AnswerVerdict::Fault { fault: EngineFault::Malformed, usage: JobUsage::Unknown },
         };
     };
     let usage = consumed(api, headers, &whole);
     let is_flat_error = whole.object.0.as_deref() == Some("error");
     if whole.error.is_some() && api.protocol() != Protocol::Responses || is_flat_error {
-        return refused(engine_error::of_event(api, body, shown_model), usage);
+        return refused(engine_error::classify_event(api, body, shown_model), usage);
     }
     match ending(api, &whole, usage) {
         Err(fault) => AnswerVerdict::Fault { fault, usage },
@@ -109,8 +107,8 @@ pub fn judge_answer(
     }
 }
 
-/// A good answer that says nothing that can be read.
-fn unread(body: &Bytes) -> AnswerVerdict {
+/// The verdict on a good answer whose body cannot be read.
+fn opaque_success(body: &Bytes) -> AnswerVerdict {
     AnswerVerdict::Success { body: body.clone().into(), usage: JobUsage::Unknown, finish_reason: None }
 }
 
@@ -124,7 +122,7 @@ fn refused(error: EngineError, usage: JobUsage) -> AnswerVerdict {
     }
 }
 
-/// Whether the answer may be something else than JSON, and is: subtitles of a
+/// Whether the answer is in a format other than JSON, as some calls allow: subtitles of a
 /// transcription, raw numbers of an embedding.
 fn is_opaque(api: Api, headers: &HeaderMap) -> bool {
     let content_type = headers.get(CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
@@ -135,7 +133,7 @@ fn is_opaque(api: Api, headers: &HeaderMap) -> bool {
     }
 }
 
-/// Why the answer's first choice ended, where the protocol says so.
+/// The reason why the first choice ended, where the protocol gives it.
 fn ending(api: Api, whole: &WholeAnswer<'_>, usage: JobUsage) -> Result<Option<&'static str>, EngineFault> {
     let did_nothing = |says: NonEmpty| !says.0 && usage.tokens().is_some_and(|tokens| tokens.output == 0);
     let real =
@@ -155,7 +153,7 @@ fn ending(api: Api, whole: &WholeAnswer<'_>, usage: JobUsage) -> Result<Option<&
             if did_nothing(whole.content) { Err(EngineFault::Aborted) } else { Ok(Some(reason)) }
         }
         Api::Responses => match whole.status.0.as_deref() {
-            // A background response: its end comes later, to whoever asks.
+            // A background response ends later; clients ask for it by its id.
             Some("queued" | "in_progress") => Ok(None),
             status => {
                 let reason = real(Some(response_ending(status)))?;
@@ -183,7 +181,8 @@ fn consumed(api: Api, headers: &HeaderMap, whole: &WholeAnswer<'_>) -> JobUsage 
     whole.usage.and_then(usage::read).map_or(JobUsage::Unknown, JobUsage::Exact)
 }
 
-/// TGI counts in headers, and in the details when they were asked for.
+/// The usage of a TGI answer: from the headers, else from the details, which come only when the
+/// request asks for them.
 fn consumed_tgi(headers: &HeaderMap, whole: &WholeAnswer<'_>) -> JobUsage {
     let header = |name: &str| headers.get(name)?.to_str().ok()?.parse::<u64>().ok();
     if let (Some(input), Some(output)) = (header("x-prompt-tokens"), header("x-generated-tokens")) {

@@ -1,12 +1,12 @@
-//! The choices of an answer.
+//! Choice set: the choices of an answer that were seen, and those that ended.
 
-/// Choices that can be told apart; vLLM allows up to 16384.
+/// The number of choices that can be tracked; vLLM allows up to 16384.
 pub(crate) const MAX_CHOICES: u64 = 1 << 16;
 
-/// Which choices were seen, and which of them ended.
+/// The choices that were seen, and those of them that ended.
 #[derive(Debug, Default)]
 pub(crate) struct ChoiceSet {
-    /// Two bits a choice: seen, ended.
+    /// Two bits for each choice: seen, ended.
     bits: Vec<u8>,
     pub(crate) seen: u64,
     pub(crate) ended: u64,
@@ -24,7 +24,7 @@ impl ChoiceSet {
         self.ended += self.mark(index, Self::ENDED);
     }
 
-    /// Sets the mark; 1 if it was not set.
+    /// Sets the mark. Returns 1 if the mark was not set, else 0.
     fn mark(&mut self, index: u64, mark: u8) -> u64 {
         let index = usize::try_from(index.min(MAX_CHOICES)).unwrap_or_default();
         if self.bits.len() <= index {

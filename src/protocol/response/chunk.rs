@@ -1,4 +1,4 @@
-//! Events and answers with `choices`: chat, completions, transcriptions.
+//! Chunks: reader of events and answers with `choices` (chat, completions, transcriptions).
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use smallvec::SmallVec;
 
 use crate::protocol::json::{JsonText, NonEmpty};
-use crate::protocol::response::{ChoiceEnding, ChoiceNews, EventNews, usage};
+use crate::protocol::response::{ChoiceEnding, ParsedChoice, ParsedEvent, usage};
 
 #[derive(serde::Deserialize)]
 struct ChatChunk<'a> {
@@ -28,22 +28,22 @@ struct ChatChunk<'a> {
     error: Option<&'a RawValue>,
 }
 
-/// Reads one event; absent when it is no JSON object.
-pub(crate) fn read(data: &[u8]) -> Option<EventNews<'_>> {
+/// Reads one event; absent when the data is not a JSON object of this form.
+pub(crate) fn read(data: &[u8]) -> Option<ParsedEvent<'_>> {
     let chunk: ChatChunk<'_> = serde_json::from_slice(data).ok()?;
     let error = chunk.error.is_some() || chunk.choices.is_none() && is_flat_error(data);
-    Some(EventNews {
+    Some(ParsedEvent {
         model: chunk.model,
-        head: [chunk.id, chunk.created, chunk.system_fingerprint],
+        metadata: [chunk.id, chunk.created, chunk.system_fingerprint],
         choices: chunk.choices.map(|choices| choices.0).unwrap_or_default(),
         usage: chunk.usage.and_then(usage::read),
         raw_usage: chunk.usage,
         error,
-        ..EventNews::default()
+        ..ParsedEvent::default()
     })
 }
 
-/// Whether it is an error without the `error` member around it.
+/// Whether the data is an error without the `error` member around it.
 fn is_flat_error(data: &[u8]) -> bool {
     #[derive(serde::Deserialize)]
     struct Object<'a> {
@@ -53,8 +53,8 @@ fn is_flat_error(data: &[u8]) -> bool {
     serde_json::from_slice(data).is_ok_and(|object: Object<'_>| object.object.0.as_deref() == Some("error"))
 }
 
-/// What the choices say, in their order.
-pub(crate) struct ChunkChoices<'a>(pub(crate) SmallVec<[ChoiceNews<'a>; 1]>);
+/// The choices of one event, in the order of the event.
+pub(crate) struct ChunkChoices<'a>(pub(crate) SmallVec<[ParsedChoice<'a>; 1]>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for ChunkChoices<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -78,7 +78,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for ChunkChoices<'a> {
     }
 }
 
-struct ChunkChoice<'a>(ChoiceNews<'a>);
+struct ChunkChoice<'a>(ParsedChoice<'a>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for ChunkChoice<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -91,7 +91,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for ChunkChoice<'a> {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ChunkChoice<'de>, A::Error> {
-                let mut news = ChoiceNews::default();
+                let mut news = ParsedChoice::default();
                 while let Some(JsonText(key)) = map.next_key()? {
                     match key.as_deref() {
                         Some("index") => news.index = map.next_value()?,
@@ -102,20 +102,22 @@ impl<'de: 'a, 'a> Deserialize<'de> for ChunkChoice<'a> {
                         Some("delta" | "message") => {
                             let delta = map.next_value::<Option<ChunkDelta<'_>>>()?.unwrap_or_default();
                             news.role |= delta.role;
-                            news.more |= delta.more;
+                            news.has_other_output |= delta.has_other_output;
                             news.text = news.text.or(delta.text);
                         }
                         Some("text") => {
                             let (text, more) = text(map.next_value()?);
-                            (news.text, news.more) = (text, news.more | more);
+                            (news.text, news.has_other_output) = (text, news.has_other_output | more);
                         }
-                        Some("logprobs" | "token_ids") => news.more |= map.next_value::<NonEmpty>()?.0,
+                        Some("logprobs" | "token_ids") => {
+                            news.has_other_output |= map.next_value::<NonEmpty>()?.0;
+                        }
                         _ => {
                             map.next_value::<IgnoredAny>()?;
                         }
                     }
                 }
-                news.output = news.more || news.text.is_some();
+                news.output = news.has_other_output || news.text.is_some();
                 Ok(ChunkChoice(news))
             }
         }
@@ -123,8 +125,8 @@ impl<'de: 'a, 'a> Deserialize<'de> for ChunkChoice<'a> {
     }
 }
 
-/// The value as a text that says something, and whether it is another value
-/// that does.
+/// Splits a value: its text when it is a string that is not empty, and whether it is another value
+/// with content.
 fn text(raw: &RawValue) -> (Option<&RawValue>, bool) {
     match raw.get() {
         "null" | "\"\"" | "[]" | "{}" => (None, false),
@@ -133,13 +135,13 @@ fn text(raw: &RawValue) -> (Option<&RawValue>, bool) {
     }
 }
 
-/// The delta of a chat: a role, its text, and output under any other name
+/// The delta of a chat: its role, its text, and whether it has output under any other name
 /// (reasoning, tool calls, a refusal, ...).
 #[derive(Default)]
 struct ChunkDelta<'a> {
     role: bool,
     text: Option<&'a RawValue>,
-    more: bool,
+    has_other_output: bool,
 }
 
 impl<'de: 'a, 'a> Deserialize<'de> for ChunkDelta<'a> {
@@ -159,9 +161,9 @@ impl<'de: 'a, 'a> Deserialize<'de> for ChunkDelta<'a> {
                         Some("role") => delta.role |= map.next_value::<NonEmpty>()?.0,
                         Some("content") => {
                             let (text, more) = text(map.next_value()?);
-                            (delta.text, delta.more) = (text, delta.more | more);
+                            (delta.text, delta.has_other_output) = (text, delta.has_other_output | more);
                         }
-                        _ => delta.more |= map.next_value::<NonEmpty>()?.0,
+                        _ => delta.has_other_output |= map.next_value::<NonEmpty>()?.0,
                     }
                 }
                 Ok(delta)

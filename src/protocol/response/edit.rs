@@ -1,4 +1,4 @@
-//! Changes to single values of an event.
+//! Event rewrites: single values of an event's data, replaced or removed.
 
 use std::ops::Range;
 
@@ -9,13 +9,13 @@ use smallvec::SmallVec;
 use crate::protocol::json::span_in;
 use crate::protocol::sse::SseFrame;
 
-/// What stands in place of spans of an event's trimmed data. Spans of different
-/// values never overlap.
+/// Replacements for spans of an event's trimmed data, in the order of their starts. Spans of
+/// different values never overlap.
 #[derive(Debug, Default)]
 pub(crate) struct EventRewrites(SmallVec<[(Range<usize>, String); 2]>);
 
 impl EventRewrites {
-    /// Puts `text` in place of `value`, which must be part of `data`.
+    /// Replaces `value`, which must be part of `data`, by `text`.
     pub(crate) fn set(&mut self, data: &[u8], value: &RawValue, text: impl Into<String>) {
         if let Some(span) = span_in(data, value.get().as_bytes()) {
             let at = self.0.partition_point(|(before, _)| before.start < span.start);
@@ -23,8 +23,7 @@ impl EventRewrites {
         }
     }
 
-    /// Takes the member with this value, which must be part of `data`, out of the
-    /// object that it is in.
+    /// Removes the member with this value, which must be part of `data`, from its object.
     pub(crate) fn cut(&mut self, data: &[u8], value: &RawValue) {
         let Some(span) = span_in(data, value.get().as_bytes()) else { return };
         match member(data, &span) {
@@ -40,8 +39,8 @@ impl EventRewrites {
         self.0.is_empty()
     }
 
-    /// The bytes of `range` of the data, changed; absent when a change reaches
-    /// over an end of it.
+    /// The bytes of `range` of the data with all replacements; absent when a replaced span crosses
+    /// an end of `range`.
     pub(crate) fn apply(&self, data: &[u8], range: Range<usize>) -> Option<Bytes> {
         let mut changed = BytesMut::with_capacity(range.len() + 64);
         let mut at = range.start;
@@ -55,7 +54,7 @@ impl EventRewrites {
         Some(changed.freeze())
     }
 
-    /// The whole event, changed.
+    /// The whole event with all replacements.
     pub(crate) fn frame(&self, frame: &SseFrame) -> Bytes {
         let data = frame.data().unwrap_or_default().trim_ascii();
         let changed = self.apply(data, 0..data.len()).unwrap_or_default();
@@ -63,8 +62,8 @@ impl EventRewrites {
         if let Some(at) = span_in(whole, data) {
             return Bytes::from([&whole[..at.start], &changed, &whole[at.end..]].concat());
         }
-        // Data of several lines: line breaks in JSON are outside its strings, so
-        // spaces can stand for them.
+        // The data has several lines. Line breaks in JSON are outside strings, so spaces can
+        // replace them.
         let line: Vec<u8> = changed.iter().map(|byte| if *byte == b'\n' { b' ' } else { *byte }).collect();
         let event =
             if frame.event().is_empty() { Vec::new() } else { [b"event: ", frame.event(), b"\n"].concat() };
@@ -72,8 +71,7 @@ impl EventRewrites {
     }
 }
 
-/// Where the member with the value at `value` stands, with one of the commas
-/// beside it.
+/// The byte range of the member whose value is at `value`, with one of the commas beside it.
 fn member(data: &[u8], value: &Range<usize>) -> Option<Range<usize>> {
     let name =
         data[..value.start].trim_ascii_end().strip_suffix(b":")?.trim_ascii_end().strip_suffix(b"\"")?;

@@ -1,4 +1,5 @@
-//! Engine errors: a fault of the engine, or of the request.
+//! Engine errors: a classifier that decides whether an error is the fault of the engine or of the
+//! request.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -11,7 +12,7 @@ use crate::protocol::api::Api;
 use crate::protocol::error::ApiError;
 use crate::protocol::error::catalogue::ErrorKind;
 
-/// An engine's error, in a status or in a stream.
+/// An engine's error, in an answer's status or in a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EngineError {
     /// The engine is at fault; another one may do better.
@@ -20,19 +21,19 @@ pub enum EngineError {
     Client(ApiError),
 }
 
-/// Longer error bodies are not read.
+/// The longest error body that is read, in bytes.
 const LONGEST_BODY: usize = 64 * 1024;
-/// Longer messages are cut, in characters.
+/// The longest message that a client gets, in characters. Longer messages are cut.
 const LONGEST_MESSAGE: usize = 2000;
 
-/// The parts of an error, from any engine's shape.
+/// The parts of an error body, in any engine's format.
 #[derive(Debug, Default)]
 struct EngineErrorBody {
     message: String,
     kind: String,
     param: Option<String>,
     code: Option<String>,
-    /// A status inside the body.
+    /// The HTTP status that the body itself gives.
     number: Option<u16>,
 }
 
@@ -59,7 +60,7 @@ impl EngineErrorBody {
         }
     }
 
-    /// The status that an error event stands for.
+    /// The HTTP status that an error event corresponds to.
     fn status(&self) -> u16 {
         if let Some(number @ 400..600) = self.number {
             return number;
@@ -102,16 +103,16 @@ impl EngineErrorBody {
     }
 }
 
-/// The message, wherever the shape has it: a string in place of the object, a
-/// `detail`, or FastAPI's list of details.
+/// The message of an error in any format: a string in place of the object, a `detail`, or FastAPI's
+/// list of details.
 fn message(inner: &Value) -> String {
     let found = ["message", "error", "detail"].into_iter().find_map(|name| inner[name].as_str());
     let first_detail = || inner["detail"][0]["msg"].as_str();
     found.or_else(first_detail).or_else(|| inner.as_str()).unwrap_or_default().to_owned()
 }
 
-/// Judges an answer whose status is not 2xx.
-pub(crate) fn of_status(
+/// Classifies an answer whose status is not 2xx.
+pub(crate) fn classify_status(
     api: Api,
     status: u16,
     body: &[u8],
@@ -125,8 +126,8 @@ pub(crate) fn of_status(
     }
 }
 
-/// Judges an error inside a stream (or inside a 200).
-pub(crate) fn of_event(api: Api, data: &[u8], shown_model: Option<&str>) -> EngineError {
+/// Classifies an error inside a stream (or inside an answer of status 200).
+pub(crate) fn classify_event(api: Api, data: &[u8], shown_model: Option<&str>) -> EngineError {
     let complaint = EngineErrorBody::read(data);
     let status = complaint.status();
     match fault_of(status, &complaint, None) {
@@ -136,16 +137,15 @@ pub(crate) fn of_event(api: Api, data: &[u8], shown_model: Option<&str>) -> Engi
     }
 }
 
-/// The engine's fault that a status stands for; absent when the client is at
-/// fault.
+/// The engine's fault for a status; absent when the client is at fault.
 fn fault_of(status: u16, complaint: &EngineErrorBody, retry_after: Option<Duration>) -> Option<EngineFault> {
     match status {
-        // 501: llama.cpp, for a call that its model cannot serve.
+        // 501: llama.cpp refuses a call that its model cannot serve.
         501 => None,
         500..=599 if complaint.is_drain() => Some(EngineFault::Draining),
         429 | 503 | 529 => Some(EngineFault::Busy { retry_after }),
-        // 401 and 403: the operator's key for the engine is wrong. 408: the
-        // engine did not get a body in time. 424: TGI's generation failed.
+        // 401 and 403: the operator's key for the engine is wrong. 408: the engine did not get a
+        // body in time. 424: TGI's generation failed.
         401 | 403 | 408 | 424 | 500..=599 => Some(EngineFault::ServerError),
         400..=499 => None,
         _ => Some(EngineFault::Malformed),
@@ -158,7 +158,7 @@ fn client_error(api: Api, status: u16, complaint: EngineErrorBody, shown_model: 
             Some("max_tokens") => "max_tokens",
             _ => api.prompt_field(),
         };
-        return ApiError::new(ErrorKind::ContextLength, shown(&complaint.message)).with_param(param);
+        return ApiError::new(ErrorKind::ContextLength, redacted(&complaint.message)).with_param(param);
     }
     if status == 404 && complaint.is_unknown_model() {
         return match shown_model {
@@ -180,7 +180,7 @@ fn client_error(api: Api, status: u16, complaint: EngineErrorBody, shown_model: 
         _ => ErrorKind::InvalidRequest,
     };
     let message =
-        if is_plain { "The engine refused the request.".to_owned() } else { shown(&complaint.message) };
+        if is_plain { "The engine refused the request.".to_owned() } else { redacted(&complaint.message) };
     let mut error = ApiError::new(kind, message);
     if let Some(field) = complaint.param.and_then(field_of) {
         error = error.with_param(field);
@@ -191,8 +191,8 @@ fn client_error(api: Api, status: u16, complaint: EngineErrorBody, shown_model: 
     }
 }
 
-/// `body.messages.0.role` as `messages.0.role`; absent for the body itself and
-/// for a place in it (`body.28`).
+/// Turns `body.messages.0.role` into `messages.0.role`. Absent for the body itself and for a byte
+/// position in it (`body.28`).
 fn field_of(param: String) -> Option<String> {
     if param == "body" {
         return None;
@@ -203,8 +203,8 @@ fn field_of(param: String) -> Option<String> {
     (!field.starts_with(|first: char| first.is_ascii_digit())).then(|| field.to_owned())
 }
 
-/// The message without addresses and paths of the engine, not too long.
-fn shown(message: &str) -> String {
+/// The message without addresses and paths of the engine, cut to `LONGEST_MESSAGE` characters.
+fn redacted(message: &str) -> String {
     let is_cut = |c: char| c.is_whitespace() || "\"'`()<>,;=[]{}".contains(c);
     let mut shown = String::with_capacity(message.len());
     for piece in message.split_inclusive(is_cut) {
@@ -223,7 +223,7 @@ fn shown(message: &str) -> String {
     shown
 }
 
-/// An address, or a file's path.
+/// Whether a word is an address or a file's path.
 fn is_private(word: &str) -> bool {
     let is_path = || word.starts_with('/') && word.len() > 2 && word[1..].contains('/');
     word.contains("://")

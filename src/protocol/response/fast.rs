@@ -1,12 +1,12 @@
-//! The short way for the most common event: one more piece of text in the
-//! same words around it.
+//! Event templates: a short path for the most common event, one more piece of text in unchanged
+//! JSON.
 //!
-//! When a token event was read in full, its bytes up to the text and after the
-//! text become a template. A later event with the same start and end, and
-//! between them a text that cannot end or change the JSON string it stands in
-//! (no quote, no backslash, no control character, valid UTF-8, not empty),
-//! differs from the first only in the value of that one string; and of the
-//! text the judge only asks whether it is empty. So the judgement is the same.
+//! When the classifier has read a token event in full, the event's bytes before and after its text
+//! become a template. A later event matches when it has the same start and end, and a plain text
+//! between them. A plain text is valid UTF-8, is not empty, and has no quote, backslash or control
+//! character. Such a text cannot end or change the JSON string that it stands in. A matching event
+//! therefore differs from the first event in the value of that one string only. The classifier asks
+//! of that value only whether it is empty, so the verdict is the same.
 
 use std::ops::Range;
 
@@ -17,10 +17,10 @@ use smallvec::SmallVec;
 use crate::protocol::response::edit::EventRewrites;
 use crate::protocol::sse::SseFrame;
 
-/// Templates kept at a time: streams with several choices take turns.
+/// The number of templates kept at a time: streams with several choices take turns.
 const MAX_TEMPLATES: usize = 4;
-/// Templates made in one stream: enough for an engine that stamps each event
-/// with the second, and no lasting cost where events have nothing in common.
+/// The number of templates made in one stream. It is enough for an engine that stamps each event
+/// with the second, and bounds the cost where events have nothing in common.
 const MAX_LEARNED: usize = 256;
 
 /// The templates of one stream.
@@ -34,16 +34,16 @@ pub(crate) struct EventTemplates {
 struct EventTemplate {
     start: Bytes,
     end: Bytes,
-    /// What stands in for start and end, when something in them changes.
+    /// The replacements of start and end, when a rewrite changes either.
     shown: Option<(Bytes, Bytes)>,
 }
 
-/// An event that fits a template.
+/// An event that matches a template.
 #[derive(Debug)]
 pub(crate) struct TemplateMatch<'a> {
-    /// Its text, which has no escapes.
+    /// The event's text, which has no escapes.
     pub(crate) text: &'a str,
-    /// What to send in its place, when something in it changes.
+    /// The bytes to send in place of the event, when a rewrite changes it.
     pub(crate) changed: Option<Bytes>,
 }
 
@@ -59,8 +59,8 @@ impl EventTemplates {
         })
     }
 
-    /// Makes a template of a frame that was judged to be a plain token event.
-    /// `rewrites` are the changes to it.
+    /// Makes a template of a frame that was classified as a plain token event. `rewrites` are the
+    /// changes to the frame.
     pub(crate) fn learn(&mut self, frame: &SseFrame, rewrites: &EventRewrites) {
         if self.learned == MAX_LEARNED {
             return;
@@ -90,7 +90,7 @@ impl EventTemplates {
                 Bytes::from([&after[..], rest].concat()),
             ))
         };
-        // Copies, so that the template does not keep a whole chunk alive.
+        // The template holds copies, so that it does not keep a whole chunk in memory.
         let copy = |part: &Bytes| Bytes::copy_from_slice(part);
         let template = EventTemplate { start: copy(&start), end: copy(&end), shown };
         match self.known.get_mut(self.learned % MAX_TEMPLATES) {
@@ -101,8 +101,8 @@ impl EventTemplates {
     }
 }
 
-/// Where the text of an event stands: the value of the only `content` or
-/// `text` string in it.
+/// The byte range of an event's text: the value of its first `content` string, else of its first
+/// `text` string.
 fn text_in(bytes: &[u8], data: Range<usize>) -> Option<Range<usize>> {
     const KEYS: [&[u8]; 2] = [b"\"content\":\"", b"\"text\":\""];
     let line = &bytes[data.clone()];
@@ -111,7 +111,7 @@ fn text_in(bytes: &[u8], data: Range<usize>) -> Option<Range<usize>> {
     plain(&line[start..start + length]).map(|_| data.start + start..data.start + start + length)
 }
 
-/// The text, if it stands for itself in JSON and is not empty.
+/// The text, if it is not empty and JSON writes it without escapes.
 fn plain(text: &[u8]) -> Option<&str> {
     let is_harmless = |byte: &u8| *byte >= 0x20 && !matches!(byte, b'"' | b'\\');
     let is_plain = !text.is_empty() && text.iter().all(is_harmless);

@@ -1,7 +1,6 @@
-//! The one classifier of engine answers: [`stream::StreamClassifier`] for streams,
-//! [`answer::judge_answer`] for whole answers. Both decide by the same rules:
-//! an answer is good only when every choice ended for a real reason, and an
-//! engine's status line alone says little.
+//! Classifiers of engine answers: [`stream::StreamClassifier`] for streams,
+//! [`answer::classify_answer`] for whole answers. Both follow the same rules: an answer is good only
+//! when every choice ended for a real reason. An engine's status line alone proves little.
 
 pub mod answer;
 mod choices;
@@ -19,18 +18,17 @@ use smallvec::SmallVec;
 use crate::core::model::job::TokenCounts;
 use serde_json::value::RawValue;
 
-/// How one choice ended.
+/// The ending of one choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ChoiceEnding {
-    /// By itself, or at a limit that the request allows; for this reason.
+    /// The choice ended by itself, or at a limit that the request allows, for this reason.
     Real(&'static str),
-    /// The engine gave it up.
+    /// The engine aborted the choice.
     Aborted,
 }
 
-/// Reasons of the engines and protocols that are told in logs and traces; every
-/// other one is [`OTHER_REASON`], so that an engine cannot write there what it
-/// likes.
+/// Finish reasons that logs and traces show. Every other reason is shown as [`OTHER_REASON`], so
+/// that an engine cannot write text of its own there.
 const REASONS: [&str; 15] = [
     "stop",
     "length",
@@ -51,8 +49,8 @@ const REASONS: [&str; 15] = [
 const OTHER_REASON: &str = "other";
 
 impl ChoiceEnding {
-    /// Of a `finish_reason` (or `stop_reason`). Reasons differ between engines
-    /// and grow in number; those of a failure are few and known.
+    /// The ending for a `finish_reason` (or `stop_reason`). Good reasons differ between engines and
+    /// grow in number; the reasons of a failure are few and known.
     pub(crate) fn of(reason: &str) -> Self {
         match reason {
             "" | "abort" | "aborted" | "error" | "cancelled" | "canceled" | "failed" => Self::Aborted,
@@ -60,7 +58,7 @@ impl ChoiceEnding {
         }
     }
 
-    /// Why the choice ended, if for a real reason.
+    /// The reason, if the choice ended for a real one.
     pub(crate) const fn reason(self) -> Option<&'static str> {
         match self {
             Self::Real(reason) => Some(reason),
@@ -69,37 +67,37 @@ impl ChoiceEnding {
     }
 }
 
-/// What one event (or one whole answer) says of one choice.
+/// The content of one event (or of one whole answer) about one choice.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct ChoiceNews<'a> {
+pub(crate) struct ParsedChoice<'a> {
     pub(crate) index: u64,
-    /// It names the role, as the first event of a chat does.
+    /// The event names the role, as the first event of a chat does.
     pub(crate) role: bool,
-    /// It carries output of any kind.
+    /// The event carries output of any kind.
     pub(crate) output: bool,
-    /// Its text, where that is a string of its own.
+    /// The text of the output, where it is a string of its own.
     pub(crate) text: Option<&'a RawValue>,
-    /// It carries more than that: reasoning, tool calls, probabilities, ...
-    pub(crate) more: bool,
+    /// The event carries output other than the text: reasoning, tool calls, probabilities, ...
+    pub(crate) has_other_output: bool,
     pub(crate) ending: Option<ChoiceEnding>,
 }
 
-/// What one event of a stream says, in any protocol.
+/// The content of one event of a stream, in any protocol.
 #[derive(Debug, Default)]
-pub(crate) struct EventNews<'a> {
-    /// The engine's name for the model, where the event has it.
+pub(crate) struct ParsedEvent<'a> {
+    /// The engine's name of the model, where the event has it.
     pub(crate) model: Option<&'a RawValue>,
     /// `id`, `created` and `system_fingerprint`, where the protocol has them in
     /// each event.
-    pub(crate) head: [Option<&'a RawValue>; 3],
-    pub(crate) choices: SmallVec<[ChoiceNews<'a>; 1]>,
+    pub(crate) metadata: [Option<&'a RawValue>; 3],
+    pub(crate) choices: SmallVec<[ParsedChoice<'a>; 1]>,
     pub(crate) usage: Option<TokenCounts>,
-    /// The same as it stands there.
+    /// The usage as JSON in the event.
     pub(crate) raw_usage: Option<&'a RawValue>,
     /// The event is an error.
     pub(crate) error: bool,
-    /// The event keeps the connection alive and says nothing.
-    pub(crate) idle: bool,
-    /// The protocol ends with this event.
+    /// The event only keeps the connection alive.
+    pub(crate) is_keep_alive: bool,
+    /// The stream ends with this event, by the rules of the protocol.
     pub(crate) end: bool,
 }

@@ -1,8 +1,7 @@
-//! Classifier of streams, event by event.
+//! Stream classifier: judges a stream event by event.
 //!
-//! A stream is good only when every choice ended for a real reason and the
-//! protocol's own end was seen. `[DONE]` alone proves nothing: engines send it
-//! after an abort and after an error, too.
+//! A stream is good only when every choice ended for a real reason and the protocol's own end was
+//! seen. `[DONE]` alone proves nothing: engines also send it after an abort and after an error.
 
 use bytes::Bytes;
 
@@ -16,129 +15,125 @@ use crate::protocol::response::engine_error::{self, EngineError};
 use crate::protocol::response::fast::EventTemplates;
 use crate::protocol::response::partial_answer::PartialAnswer;
 use crate::protocol::response::typed_events;
-use crate::protocol::response::{ChoiceEnding, EventNews, chunk};
+use crate::protocol::response::{ChoiceEnding, ParsedEvent, chunk};
 use crate::protocol::sse::SseFrame;
 
-/// What an event is.
+/// The kind of an event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StreamEventKind {
-    /// Keeps the connection alive; says nothing of the request.
+    /// The event only keeps the connection alive.
     Comment,
-    /// The opening of an answer, which aborted requests get as well.
+    /// The opening of an answer. Aborted requests get it as well.
     Role,
-    /// Output.
     Token,
-    /// The real end of a choice, with or without output. It counts as output:
-    /// a model may have nothing to say.
+    /// The real end of a choice, with or without output. It counts as output, as a model may
+    /// generate nothing.
     Finish,
-    /// Usage and nothing else.
+    /// Usage without any choice.
     Usage,
-    /// The protocol's end, and everything before it was good.
+    /// The protocol's end, after events that were all good.
     Done,
-    /// The answer failed. The event itself is never for the client.
+    /// The answer failed. The event itself never goes to the client.
     Error(EngineError),
-    /// Anything else.
+    /// Any other event.
     Other,
 }
 
-/// What to do with an event.
+/// The action for an event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Forward {
-    /// Send it as it came.
+    /// Send the event unchanged.
     AsIs,
-    /// Send this in its place. It is a copy of the event: one small piece is
-    /// cheaper to send than three shared ones.
+    /// Send these bytes in place of the event. They are a copy: one small piece is cheaper to send
+    /// than three shared ones.
     Replace(Bytes),
     /// Send nothing.
     Drop,
 }
 
-/// The judgement on one event.
+/// The verdict on one event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EventVerdict {
-    /// What it is.
     pub kind: StreamEventKind,
-    /// What to do with it.
     pub forward: Forward,
 }
 
-/// How a connection's bytes ended.
+/// The way in which a connection's bytes ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConnectionEnd {
-    /// As HTTP says they should.
+    /// The connection ended as HTTP requires.
     Clean,
-    /// Before that.
+    /// The connection broke before that end.
     Cut,
 }
 
-/// Where the client wants to see usage. Engines may be set to tell it in every
-/// event, whoever asked for what.
+/// The events in which the client wants usage. Engines may be configured to send usage in every
+/// event, whatever the client asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UsageVisibility {
-    /// Wherever the engine tells it.
+    /// Every event in which the engine sends it.
     Always,
-    /// In the event for it at the end; before that it is null.
+    /// The usage event at the end; usage in earlier events is null.
     AtEnd,
-    /// Nowhere.
+    /// No event.
     Never,
 }
 
-/// The judgement on a whole stream.
+/// The verdict on a whole stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StreamVerdict {
-    /// The answer is whole.
+    /// The answer is complete.
     Success {
-        /// What it took.
+        /// The tokens that the answer took.
         usage: JobUsage,
     },
     /// The engine failed.
     Failed {
-        /// How.
         fault: EngineFault,
-        /// What was consumed.
+        /// The tokens that the engine spent.
         usage: JobUsage,
     },
-    /// The engine refused the request, for a fault of the client's.
+    /// The engine refused the request, and the client is at fault.
     Refused {
-        /// What to tell the client.
+        /// The error for the client.
         error: crate::protocol::error::ApiError,
-        /// What was consumed.
+        /// The tokens that the engine spent.
         usage: JobUsage,
     },
 }
 
-/// Judges one stream. Feed it every frame, then ask for the end.
+/// Classifier of one stream. The caller passes every frame to [`StreamClassifier::classify`], then
+/// asks [`StreamClassifier::final_verdict`] for the verdict.
 #[derive(Debug)]
 pub struct StreamClassifier {
     api: Api,
     expected: u64,
     shown_model: Option<String>,
-    /// The same as JSON.
+    /// `shown_model` as JSON.
     shown_json: Option<String>,
     usage_shown: UsageVisibility,
-    /// Whether an event with output told usage before the end of its choice.
-    tells_always: bool,
-    /// Why the first choice that ended did so.
+    /// Whether an event with output had usage before the end of its choice.
+    has_early_usage: bool,
+    /// The reason of the first choice that ended.
     finish_reason: Option<&'static str>,
     choices: ChoiceSet,
-    /// Events with output; a lower bound of the tokens.
+    /// The number of events with output, a lower bound of the output tokens.
     outputs: u64,
     usage: Option<TokenCounts>,
     usage_is_final: bool,
     done: bool,
     error: Option<EngineError>,
     templates: EventTemplates,
-    /// Of an answer that another engine may go on with.
-    so_far: Option<PartialAnswer>,
+    /// The partial answer, when another engine may continue it.
+    partial_answer: Option<PartialAnswer>,
 }
 
 impl StreamClassifier {
-    /// A judge for the answer to one request.
+    /// A classifier for the answer to one request.
     ///
-    /// `choices` is how many choices must come (`Peek::choices`, or 1 for an
-    /// engine that ignores `n`). `shown_model` replaces the engine's own name
-    /// of the model. `usage_shown` is what the client asked for; other usage is
-    /// taken out.
+    /// `choices` is the number of choices that must come (`ParsedRequest::choices`, or 1 for an
+    /// engine that ignores `n`). `shown_model` replaces the engine's own name of the model.
+    /// `usage_shown` is what the client asked for; other usage is taken out.
     #[must_use]
     pub fn new(api: Api, choices: u32, shown_model: Option<String>, usage_shown: UsageVisibility) -> Self {
         Self {
@@ -147,7 +142,7 @@ impl StreamClassifier {
             shown_json: shown_model.as_deref().map(json_string),
             shown_model,
             usage_shown,
-            tells_always: false,
+            has_early_usage: false,
             finish_reason: None,
             choices: ChoiceSet::default(),
             outputs: 0,
@@ -156,27 +151,26 @@ impl StreamClassifier {
             done: false,
             error: None,
             templates: EventTemplates::default(),
-            so_far: None,
+            partial_answer: None,
         }
     }
 
-    /// The same judge for the next part of an answer: for its first part, or
-    /// for one that goes on from what [`StreamClassifier::interrupted`] gave. What
-    /// passes looks like one answer, and the usage is that of all parts.
+    /// The classifier for the next part of an answer: its first part, or one that continues the
+    /// result of [`StreamClassifier::to_partial_answer`]. The relayed events look like one answer, and
+    /// the usage is that of all parts.
     #[must_use]
-    pub fn going_on(self, so_far: PartialAnswer) -> Self {
-        Self { so_far: Some(so_far), ..self }
+    pub fn with_partial_answer(self, so_far: PartialAnswer) -> Self {
+        Self { partial_answer: Some(so_far), ..self }
     }
 
-    /// What another engine needs to go on with the answer; absent when it
-    /// cannot.
+    /// The partial answer that another engine can continue; absent when none can.
     #[must_use]
-    pub fn interrupted(&self) -> Option<PartialAnswer> {
+    pub fn to_partial_answer(&self) -> Option<PartialAnswer> {
         let is_open = self.choices.ended == 0 && self.is_single();
-        let so_far = self.so_far.as_ref().filter(|_| is_open)?;
+        let so_far = self.partial_answer.as_ref().filter(|_| is_open)?;
         let events = self.outputs + so_far.tokens();
         let counted = self.usage.map(|usage| usage.output).filter(|count| *count >= events);
-        so_far.resumed(counted.unwrap_or(events), counted.is_some())
+        so_far.for_continuation(counted.unwrap_or(events), counted.is_some())
     }
 
     /// Whether output was seen.
@@ -185,27 +179,27 @@ impl StreamClassifier {
         self.outputs > 0 || self.choices.ended > 0
     }
 
-    /// Why the first choice that ended did so; absent until then.
+    /// The reason of the first choice that ended; absent until a choice ends.
     #[must_use]
     pub const fn finish_reason(&self) -> Option<&'static str> {
         self.finish_reason
     }
 
-    /// Events with output so far; a lower bound of the tokens.
+    /// The number of events with output so far, a lower bound of the output tokens.
     #[must_use]
     pub const fn outputs(&self) -> u64 {
         self.outputs
     }
 
-    /// Whether the answer has one choice only.
+    /// Whether the answer has exactly one choice.
     #[must_use]
     pub const fn is_single(&self) -> bool {
         self.expected == 1
     }
 
-    /// Judges the next event. After an error, go on only to learn the usage:
-    /// everything else is dropped.
-    pub fn frame(&mut self, frame: &SseFrame) -> EventVerdict {
+    /// Classifies the next event. After an error, later events are read only for their usage; all
+    /// of them are dropped.
+    pub fn classify(&mut self, frame: &SseFrame) -> EventVerdict {
         let Some(data) = frame.data().map(<[u8]>::trim_ascii).filter(|data| !data.is_empty()) else {
             return EventVerdict { kind: StreamEventKind::Comment, forward: Forward::AsIs };
         };
@@ -215,12 +209,12 @@ impl StreamClassifier {
             }
             return EventVerdict { kind: StreamEventKind::Other, forward: Forward::Drop };
         }
-        if !self.so_far.as_ref().is_some_and(PartialAnswer::reads_all)
+        if !self.partial_answer.as_ref().is_some_and(PartialAnswer::must_read_all)
             && let Some(matched) = self.templates.find(frame)
         {
             self.outputs += 1;
-            if let Some(so_far) = &mut self.so_far {
-                so_far.keep(matched.text);
+            if let Some(so_far) = &mut self.partial_answer {
+                so_far.push_text(matched.text);
             }
             let forward = matched.changed.map_or(Forward::AsIs, Forward::Replace);
             return EventVerdict { kind: StreamEventKind::Token, forward };
@@ -235,15 +229,15 @@ impl StreamClassifier {
             return self.verdict(kind, frame, &rewrites);
         };
         let kind = if news.error {
-            self.fail(engine_error::of_event(self.api, data, self.shown_model.as_deref()))
+            self.fail(engine_error::classify_event(self.api, data, self.shown_model.as_deref()))
         } else {
-            self.take(&news)
+            self.record_event(&news)
         };
         self.rename(data, &news, &mut rewrites);
         self.hide_usage(data, &mut news, &kind, &mut rewrites);
         let is_failed = self.error.is_some();
-        if let Some(so_far) = self.so_far.as_mut().filter(|_| !is_failed)
-            && !so_far.see(data, &news, &mut rewrites)
+        if let Some(so_far) = self.partial_answer.as_mut().filter(|_| !is_failed)
+            && !so_far.record_event(data, &news, &mut rewrites)
         {
             return EventVerdict { kind, forward: Forward::Drop };
         }
@@ -256,10 +250,10 @@ impl StreamClassifier {
         verdict
     }
 
-    /// The judgement when no more bytes come. What comes after the protocol's
-    /// end does not matter: some clients and engines close right there.
+    /// The verdict when no more bytes come. Bytes after the protocol's end do not matter, as some
+    /// clients and engines close right there.
     #[must_use]
-    pub fn end(&self, ended: ConnectionEnd) -> StreamVerdict {
+    pub fn final_verdict(&self, ended: ConnectionEnd) -> StreamVerdict {
         let usage = self.usage();
         match &self.error {
             Some(EngineError::Fault(fault)) => StreamVerdict::Failed { fault: *fault, usage },
@@ -273,7 +267,7 @@ impl StreamClassifier {
         }
     }
 
-    /// What is known of the consumption so far.
+    /// The usage known so far.
     #[must_use]
     pub fn usage(&self) -> JobUsage {
         match self.usage {
@@ -281,14 +275,14 @@ impl StreamClassifier {
             Some(tokens) => {
                 JobUsage::Partial(TokenCounts { output: tokens.output.max(self.outputs), ..tokens })
             }
-            None => match self.outputs + self.so_far.as_ref().map_or(0, PartialAnswer::tokens) {
+            None => match self.outputs + self.partial_answer.as_ref().map_or(0, PartialAnswer::tokens) {
                 0 => JobUsage::Unknown,
                 output => JobUsage::Partial(TokenCounts { output, ..TokenCounts::default() }),
             },
         }
     }
 
-    fn read<'a>(&self, data: &'a [u8]) -> Option<EventNews<'a>> {
+    fn read<'a>(&self, data: &'a [u8]) -> Option<ParsedEvent<'a>> {
         match self.api.protocol() {
             Protocol::Chunks => chunk::read(data),
             Protocol::Messages => typed_events::read_messages(data),
@@ -297,8 +291,8 @@ impl StreamClassifier {
         }
     }
 
-    fn take(&mut self, news: &EventNews<'_>) -> StreamEventKind {
-        if news.idle {
+    fn record_event(&mut self, news: &ParsedEvent<'_>) -> StreamEventKind {
+        if news.is_keep_alive {
             return StreamEventKind::Comment;
         }
         let mut kind = StreamEventKind::Other;
@@ -333,24 +327,24 @@ impl StreamClassifier {
         if news.choices.is_empty() && news.usage.is_some() { StreamEventKind::Usage } else { kind }
     }
 
-    /// vLLM tells these two protocols that a request which it aborted in its
-    /// queue ended well; that it generated nothing gives it away.
+    /// Whether the answer ended without any output. When vLLM aborts a request in its queue, it
+    /// reports a good end in these two protocols. An output of 0 tokens gives the abort away.
     fn ended_without_work(&self) -> bool {
         let is_typed = matches!(self.api.protocol(), Protocol::Messages | Protocol::Responses);
         is_typed && self.outputs == 0 && self.usage.is_some_and(|usage| usage.output == 0)
     }
 
-    fn note_usage(&mut self, news: &EventNews<'_>) {
+    fn note_usage(&mut self, news: &ParsedEvent<'_>) {
         let Some(usage) = news.usage else {
             return;
         };
-        // With several choices a running count is of one choice only.
+        // With several choices, a running count is that of one choice only.
         let ends = self.expected == 1 && self.choices.all_ended(1);
         self.set_usage(usage, news.choices.is_empty() || ends);
     }
 
     fn set_usage(&mut self, usage: TokenCounts, is_final: bool) {
-        let usage = self.so_far.as_ref().map_or(usage, |so_far| so_far.whole(usage));
+        let usage = self.partial_answer.as_ref().map_or(usage, |so_far| so_far.whole(usage));
         if is_final {
             self.usage = Some(usage);
             self.usage_is_final = true;
@@ -373,31 +367,31 @@ impl StreamClassifier {
         StreamEventKind::Error(error)
     }
 
-    /// Puts the shown name in place of the engine's own.
-    fn rename(&self, data: &[u8], news: &EventNews<'_>, rewrites: &mut EventRewrites) {
+    /// Replaces the engine's own name of the model by the shown name.
+    fn rename(&self, data: &[u8], news: &ParsedEvent<'_>, rewrites: &mut EventRewrites) {
         let (Some(shown), Some(name)) = (&self.shown_json, news.model) else { return };
         if name.get() != shown && name.get().starts_with('"') {
             rewrites.set(data, name, shown.as_str());
         }
     }
 
-    /// Takes usage out that the client did not ask for here.
+    /// Removes usage that the client did not ask for in this event.
     fn hide_usage<'a>(
         &mut self,
         data: &'a [u8],
-        news: &mut EventNews<'a>,
+        news: &mut ParsedEvent<'a>,
         kind: &StreamEventKind,
         rewrites: &mut EventRewrites,
     ) {
         let Some(usage) = news.raw_usage.filter(|_| !news.choices.is_empty()) else { return };
         let ends = *kind == StreamEventKind::Finish;
-        self.tells_always |= !ends;
+        self.has_early_usage |= !ends;
         match self.usage_shown {
             UsageVisibility::Always => return,
             UsageVisibility::Never => rewrites.cut(data, usage),
-            // Engines that tell it in every event do so again at the end; others
-            // may tell it in the last event of the choice only.
-            UsageVisibility::AtEnd if ends && !self.tells_always => return,
+            // Engines that send usage in every event send it again at the end. Other engines may
+            // send it in the last event of the choice only.
+            UsageVisibility::AtEnd if ends && !self.has_early_usage => return,
             UsageVisibility::AtEnd => rewrites.set(data, usage, "null"),
         }
         news.raw_usage = None;
@@ -407,8 +401,10 @@ impl StreamClassifier {
         let forward = match &kind {
             StreamEventKind::Error(_) => Forward::Drop,
             StreamEventKind::Usage if self.usage_shown == UsageVisibility::Never => Forward::Drop,
-            // Of a part only: the whole answer has its own.
-            StreamEventKind::Usage if self.so_far.is_some() && self.choices.ended == 0 => Forward::Drop,
+            // The usage is that of an unfinished part; the whole answer has its own usage event.
+            StreamEventKind::Usage if self.partial_answer.is_some() && self.choices.ended == 0 => {
+                Forward::Drop
+            }
             _ if rewrites.is_empty() => Forward::AsIs,
             _ => Forward::Replace(rewrites.frame(frame)),
         };

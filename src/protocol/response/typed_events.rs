@@ -1,5 +1,5 @@
-//! Events of the protocols that name each event's type (Anthropic's Messages,
-//! OpenAI's Responses), and TGI's own.
+//! Typed events: readers for the protocols that name each event's type (Anthropic's Messages,
+//! OpenAI's Responses), and for TGI's own stream.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -7,18 +7,18 @@ use smallvec::smallvec;
 
 use crate::core::model::job::TokenCounts;
 use crate::protocol::json::{JsonText, NonEmpty};
-use crate::protocol::response::{ChoiceEnding, ChoiceNews, EventNews, usage};
+use crate::protocol::response::{ChoiceEnding, ParsedChoice, ParsedEvent, usage};
 
-const NOTHING: ChoiceNews<'static> =
-    ChoiceNews { index: 0, role: false, output: false, text: None, more: false, ending: None };
-const ROLE: ChoiceNews<'static> = ChoiceNews { role: true, ..NOTHING };
+const NOTHING: ParsedChoice<'static> =
+    ParsedChoice { index: 0, role: false, output: false, text: None, has_other_output: false, ending: None };
+const ROLE: ParsedChoice<'static> = ParsedChoice { role: true, ..NOTHING };
 
-const fn output(output: bool) -> ChoiceNews<'static> {
-    ChoiceNews { output, more: output, ..NOTHING }
+const fn output(output: bool) -> ParsedChoice<'static> {
+    ParsedChoice { output, has_other_output: output, ..NOTHING }
 }
 
-const fn ending(ending: Option<ChoiceEnding>) -> ChoiceNews<'static> {
-    ChoiceNews { ending, ..NOTHING }
+const fn ending(ending: Option<ChoiceEnding>) -> ParsedChoice<'static> {
+    ParsedChoice { ending, ..NOTHING }
 }
 
 #[derive(Deserialize)]
@@ -61,10 +61,10 @@ struct MessagesBlock<'a> {
     kind: JsonText<'a>,
 }
 
-/// Reads one event of Anthropic's Messages.
-pub(crate) fn read_messages(data: &[u8]) -> Option<EventNews<'_>> {
+/// Reads one event of Anthropic's Messages; absent when the data is not such an event.
+pub(crate) fn read_messages(data: &[u8]) -> Option<ParsedEvent<'_>> {
     let event: MessagesEvent<'_> = serde_json::from_slice(data).ok()?;
-    let mut news = EventNews { usage: event.usage.and_then(usage::read), ..EventNews::default() };
+    let mut news = ParsedEvent { usage: event.usage.and_then(usage::read), ..ParsedEvent::default() };
     match event.kind.0.as_deref()? {
         "message_start" => {
             news.choices = smallvec![ROLE];
@@ -74,7 +74,7 @@ pub(crate) fn read_messages(data: &[u8]) -> Option<EventNews<'_>> {
             }
         }
         "content_block_start" => {
-            // A tool call shows itself in the start of its block.
+            // The start of a tool call's block is already output.
             let kind = event.content_block.and_then(|block| block.kind.0);
             news.choices = smallvec![output(kind.is_some_and(|kind| kind.ends_with("tool_use")))];
         }
@@ -87,7 +87,7 @@ pub(crate) fn read_messages(data: &[u8]) -> Option<EventNews<'_>> {
             news.choices = smallvec![ending(reason.map(|reason| ChoiceEnding::of(&reason)))];
         }
         "message_stop" => news.end = true,
-        "ping" => news.idle = true,
+        "ping" => news.is_keep_alive = true,
         "error" => news.error = true,
         _ => {}
     }
@@ -116,10 +116,10 @@ struct ResponseObject<'a> {
     usage: Option<&'a RawValue>,
 }
 
-/// Reads one event of OpenAI's Responses.
-pub(crate) fn read_responses(data: &[u8]) -> Option<EventNews<'_>> {
+/// Reads one event of OpenAI's Responses; absent when the data is not such an event.
+pub(crate) fn read_responses(data: &[u8]) -> Option<ParsedEvent<'_>> {
     let event: ResponsesEvent<'_> = serde_json::from_slice(data).ok()?;
-    let mut news = EventNews { error: event.error.is_some(), ..EventNews::default() };
+    let mut news = ParsedEvent { error: event.error.is_some(), ..ParsedEvent::default() };
     let mut status = None;
     if let Some(response) = event.response {
         news.model = response.model;
@@ -142,7 +142,7 @@ pub(crate) fn read_responses(data: &[u8]) -> Option<EventNews<'_>> {
     Some(news)
 }
 
-/// How a response of this status ended.
+/// The ending of a response with this status.
 pub(crate) fn response_ending(status: Option<&str>) -> ChoiceEnding {
     match status {
         Some(status @ ("completed" | "incomplete")) => ChoiceEnding::of(status),
@@ -170,7 +170,7 @@ struct TgiToken<'a> {
     id: Option<&'a RawValue>,
 }
 
-/// What TGI adds to the end of an answer.
+/// The details that TGI adds to the end of an answer.
 #[derive(Deserialize)]
 pub(crate) struct TgiDetails<'a> {
     #[serde(borrow, default)]
@@ -184,7 +184,8 @@ impl TgiDetails<'_> {
         self.finish_reason.0.as_deref().map(ChoiceEnding::of)
     }
 
-    /// The counts; exact only when the input's length is among them.
+    /// The token counts, and whether they are exact: they are only when the input's length is among
+    /// them.
     pub(crate) fn tokens(&self) -> Option<(TokenCounts, bool)> {
         let output = self.generated_tokens?;
         let input = self.input_length;
@@ -192,12 +193,15 @@ impl TgiDetails<'_> {
     }
 }
 
-/// Reads one event of TGI's own stream.
-pub(crate) fn read_tgi(data: &[u8]) -> Option<EventNews<'_>> {
+/// Reads one event of TGI's own stream; absent when the data is not such an event.
+pub(crate) fn read_tgi(data: &[u8]) -> Option<ParsedEvent<'_>> {
     let event: TgiEvent<'_> = serde_json::from_slice(data).ok()?;
     let says = event.token.is_some_and(|token| token.text.0 || token.id.is_some());
-    let mut news =
-        EventNews { error: event.error.is_some(), choices: smallvec![output(says)], ..EventNews::default() };
+    let mut news = ParsedEvent {
+        error: event.error.is_some(),
+        choices: smallvec![output(says)],
+        ..ParsedEvent::default()
+    };
     let details = event.details.filter(|_| event.generated_text.is_some());
     if let Some(details) = details {
         news.choices[0].ending = details.ending();

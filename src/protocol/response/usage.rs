@@ -1,4 +1,4 @@
-//! Token counts in the words of each protocol.
+//! Usage: reader of token counts in the fields of each protocol.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -24,14 +24,14 @@ struct UsageDetails {
     cached_tokens: Option<u64>,
 }
 
-/// Reads a `usage` object; absent when it is null or counts no tokens.
+/// Reads a `usage` object; absent when the object is null or counts no tokens.
 pub(crate) fn read(raw: &RawValue) -> Option<TokenCounts> {
     let counts: UsageCounts = serde_json::from_str(raw.get()).ok()?;
     let output = counts.completion_tokens.or(counts.output_tokens);
     let total = || counts.total_tokens.map(|total| total.saturating_sub(output.unwrap_or(0)));
     let input = counts.prompt_tokens.or(counts.input_tokens).or_else(total)?;
-    // Anthropic counts what was read from the cache, and what was written to
-    // it, beside `input_tokens`; OpenAI counts it within.
+    // Anthropic counts tokens read from the cache, and tokens written to it, beside `input_tokens`.
+    // OpenAI counts them within.
     let beside = counts
         .cache_read_input_tokens
         .unwrap_or(0)
@@ -45,7 +45,7 @@ pub(crate) fn read(raw: &RawValue) -> Option<TokenCounts> {
     })
 }
 
-/// Counts `tokens` of the prompt as output in a `usage` object of `data`.
+/// Moves `tokens` from the prompt's count to the output's count in a `usage` object of `data`.
 pub(crate) fn shift(data: &[u8], raw: &RawValue, tokens: u64, rewrites: &mut EventRewrites) {
     #[derive(Deserialize)]
     struct RawUsage<'a> {

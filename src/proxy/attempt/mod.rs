@@ -1,4 +1,4 @@
-//! Attempt: one dispatch to one replica, up to the point where the client may be told.
+//! Attempt: one dispatch of a request to one replica, up to the first token or the whole answer.
 
 pub(super) mod resets;
 
@@ -8,43 +8,44 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE};
-use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use http::{HeaderMap, Method, StatusCode};
 use tokio::time::{Instant, timeout_at};
 
 use crate::config::settings::{PoolSettings, RequestLimits, Settings, UpstreamLimits};
 use crate::core::model::event::EngineFault;
-use crate::core::model::job::JobUsage;
+use crate::core::model::job::{JobUsage, TokenCounts};
 use crate::engines::{Ability, EngineKind};
 use crate::protocol::error::ApiError;
 use crate::protocol::headers::X_REQUEST_ID;
 use crate::protocol::request::edit::{EditedBody, PartialText, RequestEdits, edit};
-use crate::protocol::response::answer::{AnswerVerdict, judge_answer};
+use crate::protocol::response::answer::{AnswerVerdict, classify_answer};
 use crate::protocol::response::engine_error::EngineError;
 use crate::protocol::response::partial_answer::PartialAnswer;
 use crate::protocol::response::stream::{StreamClassifier, UsageVisibility};
 use crate::proxy::body::gather::GatheredBody;
-use crate::proxy::handler::NOTHING;
 use crate::proxy::relay::continuation::counted;
 use crate::proxy::relay::engine_stream::{EngineStream, StreamStep};
 use crate::proxy::relay::itl::{ItlCounters, ReplicaCounters};
 use crate::proxy::relay::memory::{AnswerMemory, AnswerShare};
 use crate::proxy::request::InferenceRequest;
 use crate::proxy::summary::{DispatchedTo, RequestRecord};
+pub(super) use crate::proxy::upstream::whole_body::CutReason;
+pub(super) use crate::proxy::upstream::whole_body::bearer;
 use crate::proxy::upstream::{
     AnswerHead, UpstreamCall, UpstreamError, UpstreamExchange, UpstreamReplica, Upstreams,
 };
 use crate::telemetry::trace::RequestPhase;
 
-/// Bytes that may be held back before the first token; a stream that says
-/// more without one is relayed.
+/// Most bytes of a stream that are held back before the first token. A stream that sends more
+/// bytes without a token is relayed.
 const MAX_HELD_BYTES: usize = 1024 * 1024;
 
-/// What came of a try.
+/// Result of an attempt.
 #[derive(Debug)]
 pub(super) enum AttemptResult {
-    /// A stream whose first token is here; with its usage when it is whole.
+    /// A stream whose first token has arrived. `whole` is the usage, if the stream is complete.
     Stream { stream: Box<EngineStream>, head: HeaderMap, whole: Option<JobUsage> },
-    /// A whole answer.
+    /// A complete answer that is not a stream.
     Answer {
         status: StatusCode,
         head: HeaderMap,
@@ -52,11 +53,10 @@ pub(super) enum AttemptResult {
         usage: JobUsage,
         finish_reason: Option<&'static str>,
     },
-    /// The request gets no answer for a reason that is the client's: the engine
-    /// refuses it, having consumed nothing, or answers more than is taken or
-    /// there is memory for.
+    /// The client's request is the reason why there is no answer. Either the engine refused the
+    /// request, which uses no tokens, or the answer exceeds the size limit or the free memory.
     Refused(ApiError, JobUsage),
-    /// The engine failed, having consumed this; the client has seen nothing.
+    /// The engine failed after it used these tokens. The client has seen nothing.
     Failed(EngineFault, JobUsage),
 }
 
@@ -73,7 +73,7 @@ impl AttemptResult {
     }
 }
 
-/// What stays the same over all tries of a request.
+/// Data that all attempts of a request share.
 #[derive(Debug)]
 pub(super) struct AttemptContext<'a> {
     pub(super) upstreams: &'a Upstreams,
@@ -82,15 +82,15 @@ pub(super) struct AttemptContext<'a> {
     pub(super) order: &'a InferenceRequest,
     /// The client's headers that go upstream.
     pub(super) headers: &'a HeaderMap,
-    /// The part of the answer that the client has; absent when no other engine
-    /// can go on with the answer.
+    /// The part of the answer that the client has. `None` if no other engine can continue the
+    /// answer.
     pub(super) so_far: Option<&'a PartialAnswer>,
 }
 
 impl AttemptContext<'_> {
-    /// Sends the request to `place`, at most `sends` times, and waits for the first
-    /// token, or for the whole answer when it is not a stream.
-    pub(super) async fn at(
+    /// Sends the request to `place`, at most `sends` times. Waits for the first token of a stream,
+    /// or for the whole answer of another request.
+    pub(super) async fn run(
         &self,
         settings: &Settings,
         place: DispatchedTo,
@@ -134,7 +134,7 @@ impl AttemptContext<'_> {
                 }
             };
             note_connect(&sent, record);
-            let judge = self.judge(pool.engine, shown_model.clone(), so_far);
+            let judge = self.classifier(pool.engine, shown_model.clone(), so_far);
             self.read((sent.exchange, judge), shown_model, &edge.requests, &meter).await
         };
         let (limit, too_late) = self.limit(&edge.upstream);
@@ -142,26 +142,27 @@ impl AttemptContext<'_> {
         let attempt = timeout_at(deadline, Box::pin(trying)).await;
         let clock = record.clock;
         if let Some(trace) = &record.trace {
-            let phase = if self.order.peek.stream { RequestPhase::FirstToken } else { RequestPhase::Engine };
+            let phase =
+                if self.order.parsed.stream { RequestPhase::FirstToken } else { RequestPhase::Engine };
             trace.phase(phase, clock.tick(begun), clock.now());
         }
         match attempt.unwrap_or(AttemptResult::failed(too_late)) {
             AttemptResult::Refused(error, usage) => {
-                AttemptResult::Refused(self.in_public_words(settings, pool, error), usage)
+                AttemptResult::Refused(self.with_public_model_name(settings, pool, error), usage)
             }
             other => other,
         }
     }
 
-    /// How long the engine may take, and what it is when it takes longer.
+    /// Time limit of the attempt, and the fault of an engine that exceeds the limit.
     fn limit(&self, limits: &UpstreamLimits) -> (Duration, EngineFault) {
-        match self.order.peek.stream {
+        match self.order.parsed.stream {
             true => (limits.first_token_timeout, EngineFault::Silent),
-            false => (limits.answer_timeout, EngineFault::Overtime),
+            false => (limits.answer_timeout, EngineFault::AnswerTimeout),
         }
     }
 
-    /// The part of the answer that the client has, as the engine counts it.
+    /// The part of the answer that the client has, with the engine's own token count.
     async fn counted(
         &self,
         settings: &Settings,
@@ -171,11 +172,11 @@ impl AttemptContext<'_> {
     ) -> Option<PartialAnswer> {
         let name = pool.model_names.get(&self.order.spec.model).map_or("", String::as_str);
         let mut so_far = counted(self.so_far?, (name, headers), replica, &settings.edge.upstream).await;
-        so_far.leave_one(self.order.peek.last_token());
+        so_far.cap_tokens(self.order.parsed.max_partial_tokens());
         Some(so_far)
     }
 
-    fn in_public_words(&self, settings: &Settings, pool: &PoolSettings, error: ApiError) -> ApiError {
+    fn with_public_model_name(&self, settings: &Settings, pool: &PoolSettings, error: ApiError) -> ApiError {
         match (pool.model_names.get(&self.order.spec.model), self.shown_model(settings, pool)) {
             (Some(engine_name), Some(shown)) => error.with_word_replaced(engine_name, &shown),
             _ => error,
@@ -189,29 +190,29 @@ impl AttemptContext<'_> {
         limits: &RequestLimits,
         meter: &ReplicaCounters,
     ) -> AttemptResult {
-        if self.order.peek.stream && is_event_stream(&exchange) {
+        if self.order.parsed.stream && is_event_stream(&exchange) {
             return first_token(exchange, judge, meter).await;
         }
         let status = exchange.head.status;
         let head = exchange.head.headers.clone();
-        // A server that refuses says nothing of the engine behind it.
+        // A refusal comes from the HTTP server and is no sign of life from the engine behind it.
         let heard = || {
             if status.is_success() {
-                meter.hear();
+                meter.record_bytes();
             }
         };
         let share = self.answers.share(self.order.spec.tenant, limits);
         let body = match held_body(exchange, limits.max_answer_bytes, share, heard).await {
             Ok(body) => body,
             Err(CutReason::BrokenOff) => return AttemptResult::failed(EngineFault::Reset),
-            // Every engine would answer as much, after as much work.
+            // Every engine would produce as long an answer, after as much work.
             Err(CutReason::TooLarge) => {
                 let error = ApiError::answer_too_large(self.order.api, limits.max_answer_bytes);
                 return AttemptResult::Refused(error, JobUsage::Unknown);
             }
             Err(CutReason::NoMemory(error)) => return AttemptResult::Refused(error, JobUsage::Unknown),
         };
-        match judge_answer(self.order.api, status, &head, &body, shown_model.as_deref()) {
+        match classify_answer(self.order.api, status, &head, &body, shown_model.as_deref()) {
             AnswerVerdict::Success { body, usage, finish_reason } => {
                 AttemptResult::Answer { status, head, body, usage, finish_reason }
             }
@@ -220,15 +221,15 @@ impl AttemptContext<'_> {
         }
     }
 
-    fn judge(
+    fn classifier(
         &self,
         engine: EngineKind,
         shown_model: Option<String>,
         so_far: Option<PartialAnswer>,
     ) -> StreamClassifier {
-        let peek = &self.order.peek;
-        let choices = if engine.can(Ability::ManyChoices) { peek.choices() } else { 1 };
-        let usage_shown = match (peek.include_usage, peek.continuous_usage) {
+        let parsed = &self.order.parsed;
+        let choices = if engine.can(Ability::ManyChoices) { parsed.choices() } else { 1 };
+        let usage_shown = match (parsed.include_usage, parsed.continuous_usage) {
             _ if !self.order.api.has_stream_options() => UsageVisibility::Always,
             (true, true) => UsageVisibility::Always,
             (true, false) => UsageVisibility::AtEnd,
@@ -236,7 +237,7 @@ impl AttemptContext<'_> {
         };
         let judge = StreamClassifier::new(self.order.api, choices, shown_model, usage_shown);
         match so_far {
-            Some(so_far) => judge.going_on(so_far),
+            Some(so_far) => judge.with_partial_answer(so_far),
             None => judge,
         }
     }
@@ -253,8 +254,8 @@ impl AttemptContext<'_> {
         headers
     }
 
-    /// What the engine is told of the request's urgency: lower is sooner, for
-    /// ranks as for vLLM's priorities.
+    /// The priority that is sent to the engine: the rank of the class. A lower value runs sooner,
+    /// for ranks and for vLLM's priorities.
     fn priority(&self, settings: &Settings, place: DispatchedTo) -> Option<i64> {
         let pool = settings.policy.pools.get(place.pool?)?;
         let class = settings.policy.classes.get(place.why.class)?;
@@ -267,37 +268,30 @@ impl AttemptContext<'_> {
         priority: Option<i64>,
         begun: Option<&PartialAnswer>,
     ) -> EditedBody {
-        let InferenceRequest { api, body, peek, spec, .. } = self.order;
+        let InferenceRequest { api, body, parsed, spec, .. } = self.order;
         let name = pool.model_names.get(&spec.model).map(String::as_str);
         let edits = RequestEdits {
-            model: name.filter(|name| peek.model.as_deref().is_some_and(|asked| asked != *name)),
-            include_usage: api.has_stream_options() && peek.stream && !peek.include_usage,
+            model: name.filter(|name| parsed.model.as_deref().is_some_and(|asked| asked != *name)),
+            include_usage: api.has_stream_options() && parsed.stream && !parsed.include_usage,
             priority,
-            begun: begun.map(|so_far| PartialText { text: so_far.told(), tokens: so_far.tokens() }),
+            partial_text: begun
+                .map(|so_far| PartialText { text: so_far.prompt_text(), tokens: so_far.tokens() }),
         };
-        edit(body, peek, &edits)
+        edit(body, parsed, &edits)
     }
 
-    /// The name to show in place of the engine's own: what the client asked
-    /// for, else the public name.
+    /// The model name that replaces the engine's own name in answers: the name that the client
+    /// sent, else the public name. `None` if the engine's name is the same.
     fn shown_model(&self, settings: &Settings, pool: &PoolSettings) -> Option<String> {
         let engine_name = pool.model_names.get(&self.order.spec.model).map(String::as_str);
         let public = settings.policy.models.name(self.order.candidates.first);
-        let shown = self.order.peek.model.as_deref().unwrap_or(public);
+        let shown = self.order.parsed.model.as_deref().unwrap_or(public);
         (engine_name != Some(shown)).then(|| shown.to_owned())
     }
 }
 
-/// The credentials that the pool's engines want.
-pub(super) fn bearer(pool: &PoolSettings) -> Option<HeaderValue> {
-    let text = format!("Bearer {}", pool.api_key.as_ref()?.expose());
-    let mut bearer = HeaderValue::try_from(text).ok()?;
-    bearer.set_sensitive(true);
-    Some(bearer)
-}
-
-/// Reads a stream up to its first token. What comes first without a token is no
-/// sign of life: servers say it before their engines have done anything.
+/// Reads a stream up to its first token. A first event without a token is no sign of life: HTTP
+/// servers send it before their engines have done anything.
 async fn first_token(
     mut exchange: UpstreamExchange,
     judge: StreamClassifier,
@@ -310,7 +304,7 @@ async fn first_token(
         match poll_fn(|cx| stream.poll_step(cx)).await {
             StreamStep::More | StreamStep::KeepAlive => {
                 if std::mem::replace(&mut has_begun, true) {
-                    meter.hear();
+                    meter.record_bytes();
                 }
                 if stream.has_output() || stream.held_bytes() > MAX_HELD_BYTES {
                     return AttemptResult::Stream { stream, head, whole: None };
@@ -339,33 +333,8 @@ fn is_event_stream(exchange: &UpstreamExchange) -> bool {
         && content_type.is_some_and(|value| value.starts_with("text/event-stream"))
 }
 
-/// Why an answer is not there whole.
-#[derive(Debug)]
-pub(super) enum CutReason {
-    /// The engine's connection broke.
-    BrokenOff,
-    /// It is longer than the limit.
-    TooLarge,
-    /// There is no room for it.
-    NoMemory(ApiError),
-}
-
-/// Reads an answer of at most `limit` bytes whole; one that comes in one piece is
-/// not copied.
-pub(super) async fn whole_body(mut exchange: UpstreamExchange, limit: u64) -> Result<Bytes, CutReason> {
-    let mut gathered = GatheredBody::default();
-    while let Some(data) = exchange.data().await {
-        let data = data.map_err(|_| CutReason::BrokenOff)?;
-        if (gathered.len() + data.len()) as u64 > limit {
-            return Err(CutReason::TooLarge);
-        }
-        gathered.push(data);
-    }
-    Ok(gathered.finish())
-}
-
-/// The same for an answer on its way to a client: its bytes are counted in
-/// `share` until the last of them is gone. Says `heard` for each piece.
+/// Reads a whole answer that goes to a client, of at most `limit` bytes. `share` counts the bytes
+/// until the last of them is sent. `heard` is called for each piece.
 async fn held_body(
     mut exchange: UpstreamExchange,
     limit: u64,
@@ -391,3 +360,6 @@ async fn held_body(
     }
     Ok(share.bind(gathered.finish()))
 }
+
+/// Usage of a request that an engine refused.
+pub(super) const NOTHING: JobUsage = JobUsage::Exact(TokenCounts { input: 0, cached: 0, output: 0 });

@@ -1,19 +1,19 @@
-//! Engines that reset a request: it may be what ends them, so each gets it twice at
-//! most.
+//! Engine resets: replicas that reset the connection of a request. The request may be the cause of
+//! the resets, so each replica gets it at most twice.
 
 use smallvec::SmallVec;
 
 use crate::core::model::ids::ReplicaId;
 
-/// How often a request goes to an engine that resets it.
+/// Most sends of a request to a replica that resets its connection.
 pub(in crate::proxy) const MOST_SENDS: u32 = 2;
 
-/// How often each engine got a request that it reset.
+/// Number of sends of a request to each replica that reset its connection.
 #[derive(Debug, Default)]
 pub(in crate::proxy) struct EngineResets(SmallVec<[(ReplicaId, u32); 4]>);
 
 impl EngineResets {
-    /// The engine got the request so many times more, and reset it.
+    /// Adds `times` sends of the request to a replica that reset its connection.
     pub(in crate::proxy) fn note(&mut self, replica: ReplicaId, times: u32) {
         match self.0.iter_mut().find(|(known, _)| *known == replica) {
             Some((_, count)) => *count += times,
@@ -21,7 +21,7 @@ impl EngineResets {
         }
     }
 
-    /// How often the engine may still get the request.
+    /// Number of sends that the replica may still get.
     pub(in crate::proxy) fn left(&self, replica: ReplicaId) -> u32 {
         let count = self.0.iter().find(|(known, _)| *known == replica).map_or(0, |(_, count)| *count);
         MOST_SENDS.saturating_sub(count)

@@ -1,14 +1,14 @@
-//! A body put together from its pieces.
+//! Body assembly: a request body put together from its pieces.
 
 use bytes::{Bytes, BytesMut};
 
-/// The largest buffer that is made on the mere word of a sender, in bytes.
-const MAX_BELIEVED: usize = 1 << 20;
+/// Largest buffer that is reserved because of an announced length, in bytes.
+const MAX_PREALLOCATED_BYTES: usize = 1 << 20;
 
-/// A body so far: its first piece as it came, or a buffer once there are two.
+/// A body so far: the first piece without a copy, or a buffer from the second piece on.
 #[derive(Debug, Default)]
 pub(in crate::proxy) struct GatheredBody {
-    /// Bytes that are expected in all; 0 when nobody said.
+    /// Announced length of the body, in bytes. 0 if the sender announced none.
     expected: usize,
     whole: Bytes,
     parts: BytesMut,
@@ -32,7 +32,7 @@ impl GatheredBody {
             return;
         }
         if self.parts.is_empty() {
-            let believed = self.expected.min(MAX_BELIEVED);
+            let believed = self.expected.min(MAX_PREALLOCATED_BYTES);
             self.parts.reserve(believed.max(self.whole.len() + data.len()));
             self.parts.extend_from_slice(&std::mem::take(&mut self.whole));
         }

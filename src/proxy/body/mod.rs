@@ -1,5 +1,5 @@
-//! Reading a request body: every limit is counted while it comes, by the bytes
-//! that are there and not by those that were announced.
+//! Request body: read under limits. The gateway counts the bytes that have arrived, not the bytes
+//! that the client announced.
 
 pub(super) mod gather;
 
@@ -20,32 +20,32 @@ use crate::protocol::error::ApiError;
 use crate::protocol::error::catalogue::ErrorKind;
 use crate::proxy::body::gather::GatheredBody;
 
-/// When a client may come back that found no room for its body.
+/// `Retry-After` for a client whose body exceeds the free memory.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Bytes of all request bodies that are held at once, and of each tenant's.
+/// Bytes of request bodies that are held now, of all tenants together and of each tenant.
 #[derive(Debug, Default)]
-pub struct BodyBudget {
+pub struct BodyMemory {
     all: AtomicU64,
     tenants: DashMap<TenantId, Arc<AtomicU64>>,
 }
 
-/// Part of the budget; given back when dropped.
+/// Reservation of one body's bytes. Dropping the reservation returns the bytes.
 #[derive(Debug)]
 pub struct BodyReservation {
-    budget: Arc<BodyBudget>,
+    budget: Arc<BodyMemory>,
     tenant: Arc<AtomicU64>,
     bytes: u64,
 }
 
-impl BodyBudget {
-    /// Nothing yet, for a request of the tenant.
+impl BodyMemory {
+    /// An empty reservation for a request of the tenant.
     pub(super) fn hold(self: &Arc<Self>, tenant: TenantId) -> BodyReservation {
         let tenant = Arc::clone(&self.tenants.entry(tenant).or_default());
         BodyReservation { budget: Arc::clone(self), tenant, bytes: 0 }
     }
 
-    /// Bytes held now.
+    /// Bytes of all bodies that are held now.
     #[must_use]
     pub fn held(&self) -> u64 {
         self.all.load(Ordering::Relaxed)
@@ -53,24 +53,24 @@ impl BodyBudget {
 }
 
 impl BodyReservation {
-    /// As many bytes again, for somebody who holds the same body for longer and
-    /// can do without: at most half of the budget is in use with them.
+    /// Reserves the same number of bytes again, for an optional and longer use of the same body.
+    /// `None` if more than half of `limit` would be in use.
     #[must_use]
-    pub fn once_more(&self, limit: u64) -> Option<Self> {
+    pub fn try_duplicate(&self, limit: u64) -> Option<Self> {
         let (budget, tenant) = (Arc::clone(&self.budget), Arc::clone(&self.tenant));
         let mut held = Self { budget, tenant, bytes: 0 };
         let (all, _) = held.take(self.bytes);
         (all <= limit / 2).then_some(held)
     }
 
-    /// Whether it may be held for as long as an answer takes: bodies of running
-    /// streams take no more than half of what all bodies may.
+    /// Whether the body may be held for as long as its answer runs. Bodies of running streams use
+    /// at most half of `limit`, the limit of all bodies.
     #[must_use]
-    pub fn may_stay(&self, limit: u64) -> bool {
+    pub fn can_hold_for_stream(&self, limit: u64) -> bool {
         self.budget.held() <= limit / 2
     }
 
-    /// So many bytes came.
+    /// Reserves `bytes` more bytes that arrived, or refuses the request when a limit is exceeded.
     fn add(&mut self, bytes: u64, limits: &RequestLimits) -> Result<(), ApiError> {
         let (all, own) = self.take(bytes);
         let text = if all > limits.max_total_body_bytes {
@@ -83,7 +83,7 @@ impl BodyReservation {
         Err(ApiError::new(ErrorKind::QueueFull, text).with_retry_after(RETRY_AFTER))
     }
 
-    /// Counts bytes; gives those of all and of the tenant then.
+    /// Counts bytes. Returns the new totals of all tenants and of the tenant.
     fn take(&mut self, bytes: u64) -> (u64, u64) {
         self.bytes = self.bytes.saturating_add(bytes);
         let plus = |counter: &AtomicU64| counter.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
@@ -98,12 +98,12 @@ impl Drop for BodyReservation {
     }
 }
 
-/// Why a body is not there.
+/// Reason why a body could not be read.
 #[derive(Debug)]
 pub enum BodyError {
-    /// It is refused: too large, too slow, or more than the gateway can hold.
+    /// The gateway refused the body: too large, too slow, or more than the gateway can hold.
     Refused(ApiError),
-    /// It broke off: the client is gone, or does not keep to the protocol.
+    /// The body broke off: the client left or violated the protocol.
     BrokeOff,
 }
 
@@ -113,14 +113,14 @@ impl From<ApiError> for BodyError {
     }
 }
 
-/// Until when the next piece of a body must come.
+/// Deadline of the next piece of a body.
 #[derive(Debug, Clone, Copy)]
 struct BodyDeadline {
     begun: Instant,
     last: Instant,
-    /// Between two pieces, and beyond the least rate.
+    /// Longest time between two pieces, and the grace on top of the least rate.
     patience: Duration,
-    /// Bytes a second over the whole body; 0 = any.
+    /// Least rate over the whole body, in bytes per second. 0 = no limit.
     least: u64,
 }
 
@@ -133,7 +133,7 @@ impl BodyDeadline {
         }
     }
 
-    /// What the client is told when it did not come.
+    /// The error for a client that missed the deadline.
     fn too_slow(&self) -> ApiError {
         let silent = self.last.elapsed() >= self.patience;
         let text = if silent {
@@ -145,9 +145,8 @@ impl BodyDeadline {
     }
 }
 
-/// Reads the whole body into `held`, with at most `patience` between two pieces
-/// of it, and not slower than it must be. One that comes in one piece is not
-/// copied.
+/// Reads the whole body and counts its bytes in `held`. The body must keep the least rate, with at
+/// most `patience` between two pieces. A body that arrives in one piece is not copied.
 ///
 /// # Errors
 /// See [`BodyError`].
@@ -164,8 +163,8 @@ pub async fn read(
     let mut gathered = GatheredBody::new(declared.and_then(|bytes| usize::try_from(bytes).ok()));
     let begun = Instant::now();
     let mut pace = BodyDeadline { begun, last: begun, patience, least: limits.min_body_rate };
-    // The door times the bytes of an HTTP/1 connection, but an HTTP/2 stream
-    // may be silent on a lively one.
+    // The listener times the bytes of an HTTP/1 connection, but an HTTP/2 stream may stall on a
+    // connection that is active.
     loop {
         let next = timeout_at(pace.deadline(gathered.len() as u64), body.frame());
         let Some(frame) = next.await.map_err(|_| pace.too_slow())? else { break };
@@ -202,8 +201,8 @@ mod tests {
         }
     }
 
-    /// How many whole bodies a tenant can hold beside what is held already.
-    fn fill(budget: &Arc<BodyBudget>, tenant: u32) -> Vec<BodyReservation> {
+    /// Fills the memory with bodies of the tenant, beside the bodies that are held already.
+    fn fill(budget: &Arc<BodyMemory>, tenant: u32) -> Vec<BodyReservation> {
         let mut all = Vec::new();
         loop {
             let mut held = budget.hold(TenantId::new(tenant));
@@ -219,7 +218,7 @@ mod tests {
 
     #[test]
     fn no_tenant_takes_what_another_needs() {
-        let budget = Arc::new(BodyBudget::default());
+        let budget = Arc::new(BodyMemory::default());
         let first = fill(&budget, 1);
         assert_eq!(first.len(), 16, "half of all");
         let second = fill(&budget, 2);
@@ -236,7 +235,7 @@ mod tests {
     #[test]
     fn one_body_always_fits_a_tenant_s_share() {
         let limits = RequestLimits { max_total_body_bytes: 32 * MIB, ..limits() };
-        let budget = Arc::new(BodyBudget::default());
+        let budget = Arc::new(BodyMemory::default());
         assert!(budget.hold(TenantId::new(1)).add(32 * MIB, &limits).is_ok());
     }
 

@@ -1,83 +1,59 @@
-//! Context check: the length of a prompt, compared with the windows of the pools that the request
-//! could go to, before the queue.
+//! Context check: compares the length of a prompt with the context windows of the pools that the
+//! request could use, before the request is queued.
 
+pub mod prompt_counter;
 pub(super) mod tokenize;
+pub(super) mod tokenize_requests;
 pub(super) mod window;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use dashmap::DashMap;
 use http::HeaderMap;
-use smallvec::SmallVec;
 
+use self::prompt_counter::PoolWindows;
+pub use self::prompt_counter::PromptCounter;
 use crate::config::settings::{ModelSettings, Settings};
 use crate::core::model::event::RejectReason;
-use crate::core::model::ids::{ModelId, PoolId};
-use crate::core::model::time::Tick;
+use crate::core::model::ids::ModelId;
 use crate::core::placement::rules;
 use crate::protocol::api::Api;
 use crate::protocol::error::ApiError;
-use crate::proxy::context::tokenize::TokenizeRequests;
-use crate::proxy::handler::Proxy;
+use crate::proxy::data_plane::Proxy;
 use crate::proxy::request::InferenceRequest;
 use crate::proxy::summary::RequestRecord;
 use crate::telemetry::wall;
 use crate::tokens::CountSource;
 use crate::tokens::counter::{CountError, CountedTokens, PromptForm};
-use crate::tokens::estimate::exact;
-use crate::tokens::ratio::TokenRatios;
-use crate::tokens::threads::{self, CountingThreads};
+use crate::tokens::estimate::token_id_count;
+use crate::tokens::threads::{self};
 
-/// How long the engines' word on their windows is good for.
+/// Longest age of the cached context windows that engines report.
 const WINDOWS_AGE: Duration = Duration::from_secs(1);
-/// How far estimates are trusted: those that fit with this much to spare are
-/// not worth a question.
-const DOUBT: f64 = 1.5;
-/// Tokens that a chat template may add, where it is not known.
-const FRAME: u64 = 512;
+/// Safety factor on estimates. If an estimate times this factor fits the window, no engine is asked
+/// to count.
+const ESTIMATE_SAFETY_FACTOR: f64 = 1.5;
+/// Tokens that an unknown chat template may add to a prompt.
+const MAX_TEMPLATE_TOKENS: u64 = 512;
 
-/// What counts prompts, and what is remembered of it.
-#[derive(Debug, Default)]
-pub struct PromptCounter {
-    /// The threads that count.
-    pub desk: CountingThreads,
-    /// What estimates are off by.
-    pub ratios: Arc<TokenRatios>,
-    /// Engines that are asked to count just now, and for whom.
-    pub(super) asked: Arc<TokenizeRequests>,
-    windows: DashMap<ModelId, (Tick, PoolWindows)>,
-}
-
-/// The windows that engines report, by pool.
-type PoolWindows = Arc<SmallVec<[(PoolId, Option<u32>); 4]>>;
-
-/// The tokens of a prompt.
+/// Tokens of a request's prompts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PromptTokens {
-    /// Of the longest of its prompts.
+    /// Tokens of the longest prompt.
     longest: u64,
-    /// Of all of them.
+    /// Tokens of all prompts together.
     all: u64,
     source: CountSource,
 }
 
-impl PromptCounter {
-    /// The key of what is learned for a model and tenant.
-    pub(super) fn pair(order: &InferenceRequest) -> (u32, u32) {
-        let number = |index: usize| u32::try_from(index).unwrap_or(u32::MAX);
-        (number(order.spec.model.index()), number(order.spec.tenant.index()))
-    }
-}
-
 impl Proxy {
-    /// Counts the prompt as exactly as its context window asks for, and lowers
-    /// the asked output to what is left of the window, or refuses the request.
+    /// Counts the prompt as exactly as the context window requires. Lowers the requested output to
+    /// the space left in the window, or refuses the request.
     ///
     /// # Errors
-    /// The prompt is too long, alone or with the asked output; or the request
-    /// wants its prompt cut, which its model does not allow.
-    pub(super) async fn measure(
+    /// The prompt is too long, alone or together with the requested output. Or the request asks to
+    /// truncate its prompt, which its model does not allow.
+    pub(super) async fn check_context(
         &self,
         settings: &Settings,
         order: &mut InferenceRequest,
@@ -87,41 +63,44 @@ impl Proxy {
         let model = order.spec.model;
         let usual = ModelSettings::default();
         let edge = settings.edge.models.get(&model).unwrap_or(&usual);
-        if order.peek.truncate.is_some() && !edge.truncates && order.api.generates() {
+        if order.parsed.truncate.is_some() && !edge.truncates && order.api.generates() {
             let fix = "is not allowed for this model: shorten the prompt yourself.";
             return Err(ApiError::invalid_field("truncate_prompt_tokens", fix));
         }
         let window = self.window(settings, order);
-        let measured = self.measured(settings, order, edge, window, client).await;
+        let measured = self.count_prompt(settings, order, edge, window, client).await;
         let spec = &mut order.spec;
         spec.prompt_tokens = measured.all;
         record.counted(measured.all, measured.source);
         if measured.source == CountSource::Estimate || measured.source == CountSource::Bound {
-            record.learn_from =
-                Some((Arc::clone(&self.token_counters.ratios), PromptCounter::pair(order), order.estimated));
+            record.learn_from = Some((
+                Arc::clone(&self.token_counters.ratios),
+                PromptCounter::ratio_key(order),
+                order.estimated,
+            ));
         }
-        order.peek.lowered = None;
-        let lowered = match window.filter(|_| measured.source.is_sure()) {
+        order.parsed.lowered = None;
+        let lowered = match window.filter(|_| measured.source.is_reliable()) {
             Some(window) => {
                 let alone = window::counts_output(settings, model);
                 fit(order, edge.rejects, alone, (window, measured))?
             }
             None => None,
         };
-        order.peek.lowered = lowered;
+        order.parsed.lowered = lowered;
         record.lowered = lowered;
-        let asked = order.peek.max_output_tokens.map_or(0, |asked| asked.min(lowered.unwrap_or(u64::MAX)));
+        let asked = order.parsed.max_output_tokens.map_or(0, |asked| asked.min(lowered.unwrap_or(u64::MAX)));
         order.spec.context = measured.longest.saturating_add(asked);
         if let Some(lowered) = lowered {
-            let most = lowered.saturating_mul(u64::from(order.peek.sequences()));
+            let most = lowered.saturating_mul(u64::from(order.parsed.sequences()));
             order.spec.max_output_tokens = order.spec.max_output_tokens.min(most);
         }
         Ok(())
     }
 
-    /// Makes the request one for the next model that may serve it and whose
-    /// window it fits, if that may help after such a refusal.
-    pub(super) async fn falls_back(
+    /// After the refusal `why`, moves the request to the next fallback model whose window fits.
+    /// Returns false if no fallback model is left that may help.
+    pub(super) async fn try_fallback(
         &self,
         settings: &Settings,
         order: &mut InferenceRequest,
@@ -129,8 +108,8 @@ impl Proxy {
         client: &HeaderMap,
         record: &mut RequestRecord,
     ) -> bool {
-        while order.falls_back(why, record.clock.now()) {
-            if self.measure(settings, order, client, record).await.is_ok() {
+        while order.try_fallback(why, record.clock.now()) {
+            if self.check_context(settings, order, client, record).await.is_ok() {
                 record.fell_back(order.spec.model, why);
                 return true;
             }
@@ -138,7 +117,7 @@ impl Proxy {
         false
     }
 
-    async fn measured(
+    async fn count_prompt(
         &self,
         settings: &Settings,
         order: &mut InferenceRequest,
@@ -146,12 +125,12 @@ impl Proxy {
         window: Option<u32>,
         client: &HeaderMap,
     ) -> PromptTokens {
-        let InferenceRequest { api, body, peek, .. } = &*order;
-        if let Some(ids) = exact(peek.prompt_pieces(body)) {
+        let InferenceRequest { api, body, parsed, .. } = &*order;
+        if let Some(ids) = token_id_count(parsed.prompt_pieces(body)) {
             return PromptTokens { longest: ids, all: ids, source: CountSource::Ids };
         }
-        let all = self.token_counters.ratios.apply(PromptCounter::pair(order), order.estimated);
-        let longest = all / u64::from(peek.prompts.max(1));
+        let all = self.token_counters.ratios.apply(PromptCounter::ratio_key(order), order.estimated);
+        let longest = all / u64::from(parsed.prompts.max(1));
         let estimated = |source| PromptTokens { longest, all, source };
         let form = match api {
             Api::Chat => PromptForm::Chat,
@@ -159,11 +138,12 @@ impl Proxy {
             _ => return estimated(CountSource::Estimate),
         };
         let Some(window) = window.map(u64::from) else { return estimated(CountSource::Estimate) };
-        let asked = peek.max_output_tokens.unwrap_or(1).max(1);
+        let asked = parsed.max_output_tokens.unwrap_or(1).max(1);
         let bytes = body.len() as u64;
-        let most = edge.counter.as_ref().map_or(bytes + FRAME + 3 * peek.tool_bytes(), |counter| {
-            counter.at_most(bytes, peek.tool_bytes())
-        });
+        let most =
+            edge.counter.as_ref().map_or(bytes + MAX_TEMPLATE_TOKENS + 3 * parsed.tool_bytes(), |counter| {
+                counter.max_tokens(bytes, parsed.tool_bytes())
+            });
         if most.saturating_add(asked) <= window {
             return estimated(CountSource::Bound);
         }
@@ -175,15 +155,17 @@ impl Proxy {
                 media: edge.media,
                 now: wall::unix_seconds(wall::now()) as i64,
             };
-            match self.token_counters.desk.count(task).await {
-                Ok(CountedTokens { longest, all }) => {
+            match self.token_counters.threads.count(task).await {
+                Ok(CountedTokens { longest, total: all }) => {
                     return PromptTokens { longest, all, source: CountSource::Exact };
                 }
                 Err(CountError::Unsure(why)) => tracing::debug!(%why, "prompt not counted here"),
                 Err(CountError::Stopped) => {}
             }
         }
-        let doubted = ((longest as f64 * DOUBT) as u64).saturating_add(asked).saturating_add(FRAME);
+        let doubted = ((longest as f64 * ESTIMATE_SAFETY_FACTOR) as u64)
+            .saturating_add(asked)
+            .saturating_add(MAX_TEMPLATE_TOKENS);
         let is_near = doubted > window;
         let counted =
             if is_near { self.count_at_engine(settings, order, window, client).await } else { None };
@@ -194,8 +176,8 @@ impl Proxy {
         })
     }
 
-    /// The largest window among the pools that the request could go to; `None`
-    /// where some window is not known.
+    /// The largest window among the pools that the request could use. `None` if one of the windows
+    /// is unknown.
     fn window(&self, settings: &Settings, order: &InferenceRequest) -> Option<u32> {
         let policy = &settings.policy;
         let spec = &order.spec;
@@ -203,11 +185,12 @@ impl Proxy {
         let (class, tenant) = (policy.classes.get(spec.class)?, policy.tenants.get(spec.tenant)?);
         let reported = self.reported(settings, spec.model);
         let said = |pool| reported.iter().find(|(id, _)| *id == pool).and_then(|(_, window)| *window);
-        let pools = model.pools.iter().filter_map(|id| Some((*id, policy.pools.get(*id)?.supply)));
-        let mut allowed = pools
-            .filter(|(id, supply)| class.placement.allow(*id, supply) && tenant.placement.allow(*id, supply));
+        let pools = model.pools.iter().filter_map(|id| Some((*id, policy.pools.get(*id)?.traits)));
+        let mut allowed = pools.filter(|(id, supply)| {
+            class.placement.allows(*id, supply) && tenant.placement.allows(*id, supply)
+        });
         let most = allowed.try_fold(0, |most: u32, (id, supply)| {
-            let smaller = rules::window(model, &supply).into_iter().chain(said(id)).min()?;
+            let smaller = rules::context_window(model, &supply).into_iter().chain(said(id)).min()?;
             Some(most.max(smaller))
         });
         most.filter(|most| *most > 0)
@@ -230,24 +213,24 @@ impl Proxy {
     }
 }
 
-/// The output that a sure count leaves, where that is less than was asked for.
-/// `rejects`: then it is refused; `alone`: also where what was asked for is more
-/// than the window by itself.
+/// The output tokens that the window has left after an exact count, if the request asks for more.
+/// With `rejects`, such a request is refused. With `alone`, a request whose output limit alone
+/// exceeds the window is refused.
 fn fit(
     order: &InferenceRequest,
     rejects: bool,
     alone: bool,
     (window, measured): (u32, PromptTokens),
 ) -> Result<Option<u64>, ApiError> {
-    let InferenceRequest { api, peek, body, .. } = order;
+    let InferenceRequest { api, parsed, body, .. } = order;
     if !matches!(api, Api::Chat | Api::Completions) {
         return Ok(None);
     }
     let all = u64::from(window);
-    let prompt = match peek.truncate {
+    let prompt = match parsed.truncate {
         None => measured.longest,
         Some(cut) => {
-            let asked = peek.max_output_tokens.unwrap_or(1).max(1);
+            let asked = parsed.max_output_tokens.unwrap_or(1).max(1);
             measured.longest.min(u64::try_from(cut).unwrap_or_else(|_| all.saturating_sub(asked)))
         }
     };
@@ -255,9 +238,9 @@ fn fit(
         return Err(ApiError::context_too_long(window, prompt, None, api.prompt_field()));
     }
     let left = all - prompt;
-    match peek.max_output_tokens.filter(|asked| *asked > left) {
+    match parsed.max_output_tokens.filter(|asked| *asked > left) {
         Some(asked) if rejects || (alone && asked > all) => {
-            Err(ApiError::context_too_long(window, prompt, Some(asked), peek.output_field(body)))
+            Err(ApiError::context_too_long(window, prompt, Some(asked), parsed.output_field(body)))
         }
         over => Ok(over.map(|_| left)),
     }

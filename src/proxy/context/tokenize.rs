@@ -1,82 +1,37 @@
-//! Asking engines how many tokens a prompt has: only for requests that no limit
-//! refuses, one at a time at each replica, and within a short time.
+//! Tokenize calls: ask an engine for the token count of a prompt. The gateway asks only for
+//! requests that no limit refuses, one at a time at each replica, and under a short timeout.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use dashmap::DashMap;
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, Method};
 use serde::Deserialize;
 use smallvec::SmallVec;
-use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use crate::config::settings::Settings;
-use crate::core::model::ids::{PoolId, ReplicaId, TenantId};
+use crate::core::model::ids::{PoolId, ReplicaId};
 use crate::engines::Ability;
 use crate::protocol::headers;
 use crate::protocol::request::edit::{RequestEdits, edit};
-use crate::proxy::attempt::{bearer, whole_body};
-use crate::proxy::handler::Proxy;
+use crate::proxy::data_plane::Proxy;
 use crate::proxy::request::InferenceRequest;
 use crate::proxy::upstream::UpstreamCall;
+use crate::proxy::upstream::whole_body::{bearer, whole_body};
 
-/// How long an engine may take to count a prompt, the wait for its turn included.
+/// Timeout of a count by engines, the wait for a free replica included.
 const ENGINE_PATIENCE: Duration = Duration::from_millis(500);
-/// The longest count of an engine that is read, in bytes: it lists the tokens.
+/// Longest tokenize answer that is read, in bytes. The answer lists all tokens.
 const MAX_COUNT_BYTES: u64 = 16 << 20;
-/// Engines that are asked, one after another.
+/// Most engines that are asked about one prompt, one after another.
 const ENGINES_ASKED: usize = 2;
-/// Bytes of a prompt for each token of the window beyond which no engine is
-/// asked: text has about four, and who sends more means something else.
-const ABSURD_BYTES: u64 = 64;
-
-/// Engines that count a prompt just now, and requests that are being counted.
-#[derive(Debug, Default)]
-pub(in crate::proxy) struct TokenizeRequests {
-    /// One turn for each replica that was ever asked.
-    turns: DashMap<ReplicaId, Arc<Semaphore>>,
-    /// Requests of a tenant between the question and their admission.
-    counted: DashMap<TenantId, u64>,
-}
-
-/// A request whose prompt an engine counts or has counted, until it is admitted
-/// or refused.
-#[derive(Debug)]
-pub(in crate::proxy) struct TokenizeGuard {
-    asked: Arc<TokenizeRequests>,
-    tenant: TenantId,
-}
-
-impl TokenizeRequests {
-    /// One more request of the tenant; with the number of those before it.
-    fn begin(self: &Arc<Self>, tenant: TenantId) -> (TokenizeGuard, u64) {
-        let mut counted = self.counted.entry(tenant).or_default();
-        let others = *counted;
-        *counted += 1;
-        drop(counted);
-        (TokenizeGuard { asked: Arc::clone(self), tenant }, others)
-    }
-
-    fn turn(&self, replica: ReplicaId) -> Arc<Semaphore> {
-        let turn = self.turns.entry(replica).or_insert_with(|| Arc::new(Semaphore::new(1)));
-        Arc::clone(&turn)
-    }
-}
-
-impl Drop for TokenizeGuard {
-    fn drop(&mut self) {
-        self.asked.counted.remove_if_mut(&self.tenant, |_, counted| {
-            *counted -= 1;
-            *counted == 0
-        });
-    }
-}
+/// Most prompt bytes for each token of the window. Beyond that, no engine is asked: text has about
+/// four bytes per token, so a longer prompt cannot fit.
+const MAX_BYTES_PER_TOKEN: u64 = 64;
 
 impl Proxy {
-    /// The prompt's tokens by the word of an engine that would serve it; `None`
-    /// where none says it in time, or where the answer would not matter.
+    /// Token count of the prompt from an engine that would serve the request. `None` if no engine
+    /// answers in time, or if the count would not matter.
     pub(in crate::proxy) async fn count_at_engine(
         &self,
         settings: &Settings,
@@ -84,7 +39,7 @@ impl Proxy {
         window: u64,
         client: &HeaderMap,
     ) -> Option<u64> {
-        if order.peek.prompt_bytes() > window.saturating_mul(ABSURD_BYTES) {
+        if order.parsed.prompt_bytes() > window.saturating_mul(MAX_BYTES_PER_TOKEN) {
             return None;
         }
         order.asking = None;
@@ -107,7 +62,7 @@ impl Proxy {
         timeout(ENGINE_PATIENCE, asking).await.ok().flatten()
     }
 
-    /// Some engines that can be asked, another one first each time.
+    /// Replicas to ask. The first replica rotates with the job id.
     fn engines(&self, settings: &Settings, order: &InferenceRequest) -> SmallVec<[ReplicaId; ENGINES_ASKED]> {
         let pools = settings.policy.models.get(order.spec.model).map(|row| row.pools.as_slice());
         let can_count = |pool: &PoolId| {
@@ -139,9 +94,9 @@ impl Proxy {
         let at = settings.edge.replicas.get(replica)?;
         let pool = settings.edge.pools.get(at.pool)?;
         let name = pool.model_names.get(&order.spec.model)?;
-        // It does not read the other fields, and knows one prompt at a time.
+        // `/tokenize` ignores the other fields and takes one prompt at a time.
         let edits = RequestEdits { model: Some(name), ..RequestEdits::default() };
-        let body = (order.peek.prompts == 1).then(|| edit(&order.body, &order.peek, &edits))?;
+        let body = (order.parsed.prompts == 1).then(|| edit(&order.body, &order.parsed, &edits))?;
         let mut headers = headers::upstream_headers(client);
         headers.extend(bearer(pool).map(|bearer| (AUTHORIZATION, bearer)));
         let call = UpstreamCall { method: Method::POST, path: "/tokenize", headers: &headers, body };

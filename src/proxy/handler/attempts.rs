@@ -1,5 +1,5 @@
-//! The tries of one request: it waits for a replica, and goes to the next one
-//! after a fault or a recall.
+//! Attempt loop: one request waits for a replica, and goes to the next replica after a fault or a
+//! preemption.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tokio::time::sleep_until;
 use crate::core::model::event::{AttemptOutcome, EngineFault};
 use crate::core::model::job::JobUsage;
 use crate::core::model::time::Tick;
-use crate::dispatcher::Ticket;
+use crate::dispatcher::ticket::Ticket;
 use crate::protocol::error::ApiError;
 use crate::protocol::error::catalogue::ErrorKind;
 use crate::protocol::response::partial_answer::PartialAnswer;
@@ -22,17 +22,19 @@ use crate::proxy::summary::RequestRecord;
 use crate::proxy::summary::active::ActiveRequest;
 use crate::telemetry::trace::RequestPhase;
 
-use super::{ClientAnswer, Proxy, ServeError, place};
+use super::ServeError;
+use crate::proxy::data_plane::Proxy;
+use crate::proxy::response::client_answer::ClientAnswer;
+use crate::proxy::summary::place;
 
 impl Proxy {
-    /// Waits for a replica and tries it, until one answers or the scheduler
-    /// gives up. `headers` are those of the client that go upstream; `so_far`
-    /// is the part of the answer that the client has, where another engine can
-    /// go on from it.
+    /// Dispatches the request to one replica after another, until a replica answers or the
+    /// scheduler rejects the job. `headers` are the client's headers that go upstream. `so_far` is
+    /// the part of the answer that the client has, if another engine can continue from it.
     ///
     /// # Errors
-    /// Why there is no answer; the job is over.
-    pub(in crate::proxy) async fn tries(
+    /// The reason why there is no answer. The job is then over.
+    pub(in crate::proxy) async fn attempt_until_answered(
         &self,
         order: &InferenceRequest,
         headers: &HeaderMap,
@@ -40,7 +42,7 @@ impl Proxy {
         request: &mut ActiveRequest,
     ) -> Result<ClientAnswer, ServeError> {
         match request.parts() {
-            Some((ticket, record)) => self.attempts(order, headers, so_far, ticket, record).await,
+            Some((ticket, record)) => self.attempt_loop(order, headers, so_far, ticket, record).await,
             None => {
                 let error = ApiError::new(ErrorKind::Internal, "the request was not admitted");
                 Err(ServeError::Refused(error))
@@ -48,7 +50,7 @@ impl Proxy {
         }
     }
 
-    async fn attempts(
+    async fn attempt_loop(
         &self,
         order: &InferenceRequest,
         headers: &HeaderMap,
@@ -71,7 +73,7 @@ impl Proxy {
             record.sent(place);
             record.usage = Some(before.unwrap_or_default());
             let sent = record.clock.now();
-            // A recall drops the try and with it the connection.
+            // A preemption drops the attempt's future and with it the connection.
             let attempt = tokio::select! {
                 biased;
                 why = ticket.preempted() => Err(why),
@@ -79,14 +81,14 @@ impl Proxy {
                     ticket.give_up(JobUsage::Unknown);
                     return Err(ServeError::Refused(ApiError::client_deadline()));
                 }
-                attempt = tries.at(&settings, place, resets.left(place.replica), record) => Ok(attempt),
+                attempt = tries.run(&settings, place, resets.left(place.replica), record) => Ok(attempt),
             };
             if let Ok(AttemptResult::Failed(EngineFault::Reset, _)) = attempt {
                 resets.note(place.replica, record.sends);
             }
             match attempt {
-                Err(why) => record.recalled(place.replica, why),
-                Ok(AttemptResult::Stream { stream, head, whole }) if ticket.first_token() => {
+                Err(why) => record.preempted(place.replica, why),
+                Ok(AttemptResult::Stream { stream, head, whole }) if ticket.report_first_token() => {
                     record.token_came();
                     return Ok(ClientAnswer::Stream { stream, head, whole });
                 }
@@ -105,21 +107,19 @@ impl Proxy {
                     return Err(ServeError::Refused(error));
                 }
                 Ok(AttemptResult::Failed(fault, usage))
-                    if ticket.failed_unseen(
-                        fault,
-                        before.filter(|_| usage == JobUsage::Unknown).unwrap_or(usage),
-                    ) =>
+                    if ticket
+                        .requeue(fault, before.filter(|_| usage == JobUsage::Unknown).unwrap_or(usage)) =>
                 {
                     record.requeued(place.replica, fault);
                 }
-                // It came too late: the job was recalled while it was on its way.
-                Ok(_) => record.recalled(place.replica, ticket.preempted().await),
+                // The result came too late: the job was preempted before the result arrived.
+                Ok(_) => record.preempted(place.replica, ticket.preempted().await),
             }
         }
     }
 
-    /// Waits until the client is about to give up, if it said when. One that has
-    /// begun to get its answer does not.
+    /// Waits until the client's own deadline, if the client stated one. Waits for ever once the
+    /// client has got the start of its answer.
     async fn patience_of(
         &self,
         order: &InferenceRequest,

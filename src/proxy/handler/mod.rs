@@ -1,139 +1,59 @@
-//! Request handler: the way of one request, from top to bottom.
+//! Request handler: the steps of one request, in order.
 
 use std::convert::Infallible;
-use std::fmt;
-use std::future::pending;
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
 use http::header::HeaderValue;
-use http::{HeaderMap, Request, Response, StatusCode};
+use http::{HeaderMap, Request, Response};
 use hyper::body::Incoming;
 use smallvec::SmallVec;
-use tokio_util::task::TaskTracker;
 
 use crate::auth::client::ConnectedClient;
-use crate::auth::{Authenticator, Identity, PresentedCredential};
+use crate::auth::{Identity, PresentedCredential};
 use crate::config::settings::Settings;
 use crate::core::model::event::{Event, RejectReason, Rejection};
-use crate::core::model::job::{JobSpec, JobUsage, TokenCounts};
-use crate::dispatcher::{DispatchGrant, Dispatcher};
-use crate::fleet::view::FleetView;
+use crate::core::model::job::{JobSpec, JobUsage};
 use crate::protocol::api::{Api, Dialect};
 use crate::protocol::error::ApiError;
 use crate::protocol::error::catalogue::ErrorKind;
 use crate::protocol::headers;
 use crate::protocol::ids::random;
 use crate::protocol::ids::request_id;
-use crate::protocol::request::edit::EditedBody;
-use crate::protocol::request::prefix::PrefixHasher;
 use crate::protocol::response::partial_answer::PartialAnswer;
 use crate::protocol::route::{Route, route};
-use crate::proxy::body::{self, BodyBudget, BodyError, BodyReservation};
-use crate::proxy::context::PromptCounter;
+use crate::proxy::body::{self, BodyError, BodyReservation};
+pub use crate::proxy::data_plane::Proxy;
 use crate::proxy::relay::continuation::{self, Continuation};
-use crate::proxy::relay::engine_stream::EngineStream;
-use crate::proxy::relay::itl::ItlCounters;
-use crate::proxy::relay::memory::AnswerMemory;
+pub(super) use crate::proxy::request::checked::CheckedRequest;
 use crate::proxy::request::session;
-use crate::proxy::request::superseding::{LiveRequests, NumberedTry, SupersededNotice, SupersededTry};
+pub(super) use crate::proxy::request::superseding::replaced;
+use crate::proxy::request::superseding::{RetriableRequest, SupersededRequest};
 use crate::proxy::request::{self, InferenceRequest};
 use crate::proxy::response::body::AnswerBody;
+pub(super) use crate::proxy::response::client_answer::ClientAnswer;
 use crate::proxy::response::error_response;
-use crate::proxy::shadow::ShadowCopies;
+pub(super) use crate::proxy::response::served::ServedRequest;
+use crate::proxy::summary::RequestRecord;
 use crate::proxy::summary::active::ActiveRequest;
-use crate::proxy::summary::{DispatchedTo, RequestRecord};
-use crate::proxy::upstream::Upstreams;
-use crate::telemetry::Telemetry;
 use crate::telemetry::event::RequestOutcome;
 use crate::telemetry::request_history::RequestTrail;
 use crate::telemetry::trace::TraceStart;
 use crate::telemetry::wall;
 use crate::tokens::CountSource;
-use crate::usage::Journal;
 
 mod attempts;
 
-/// The data plane: everything that requests share.
-pub struct Proxy {
-    /// The scheduler's door.
-    pub dispatcher: Arc<Dispatcher>,
-    /// The rules in force.
-    pub settings: Arc<ArcSwap<Settings>>,
-    /// Checks credentials.
-    pub authenticator: Authenticator,
-    /// Connections to engines.
-    pub upstreams: Upstreams,
-    /// Bodies held.
-    pub bodies: Arc<BodyBudget>,
-    /// Answers held.
-    pub answers: Arc<AnswerMemory>,
-    /// The tasks that read streams from engines.
-    pub pumps: TaskTracker,
-    /// Where events go.
-    pub telemetry: Telemetry,
-    /// What counts prompts.
-    pub token_counters: Arc<PromptCounter>,
-    /// What the engines say of themselves.
-    pub engines: Arc<FleetView>,
-    /// Requests that may be repeated while they live.
-    pub retries: Arc<LiveRequests>,
-    /// Names the starts of prompts.
-    pub prefixes: PrefixHasher,
-    /// How fast the engines' streams go.
-    pub itl_samplers: Arc<ItlCounters>,
-    /// Copies of requests that run now.
-    pub shadow_copies: Arc<ShadowCopies>,
-    /// Where it is written down what requests used; absent = nowhere.
-    pub journal: Option<Journal>,
-}
-
-impl fmt::Debug for Proxy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Proxy").field("dispatcher", &self.dispatcher).finish_non_exhaustive()
-    }
-}
-
-/// What a refused request consumes.
-pub(super) const NOTHING: JobUsage = JobUsage::Exact(TokenCounts { input: 0, cached: 0, output: 0 });
-
-/// Why a request got no answer from its model.
+/// Reason why a request got no answer from its model.
 #[derive(Debug)]
 pub(super) enum ServeError {
-    /// An engine refused it for a reason that is the client's.
+    /// The client's request is the reason, as for `AttemptResult::Refused`.
     Refused(ApiError),
-    /// The scheduler gave it up.
+    /// The scheduler rejected the job.
     Rejected(Rejection),
 }
 
-/// A request that may be queued.
-#[derive(Debug)]
-pub(super) struct CheckedRequest {
-    pub(super) settings: Arc<Settings>,
-    pub(super) order: InferenceRequest,
-    /// The client's headers that go upstream.
-    headers: HeaderMap,
-    held: BodyReservation,
-    /// Whether its client has sent it before.
-    is_retry: bool,
-}
-
-/// What came of a request, before its client is told.
-#[derive(Debug)]
-pub(super) struct ServedRequest {
-    pub(super) answered: Result<(ClientAnswer, Option<Continuation>), ApiError>,
-    pub(super) request: ActiveRequest,
-}
-
-/// What a client gets that is not an error.
-#[derive(Debug)]
-pub(super) enum ClientAnswer {
-    Stream { stream: Box<EngineStream>, head: HeaderMap, whole: Option<JobUsage> },
-    Whole { status: StatusCode, head: HeaderMap, body: EditedBody },
-}
-
 impl Proxy {
-    /// Answers one request. Dropping the future is how a client leaves.
+    /// Answers one request. hyper drops the future when the client leaves.
     ///
     /// # Errors
     /// None: every failure is an answer.
@@ -143,7 +63,7 @@ impl Proxy {
         peer: &ConnectedClient,
     ) -> Result<Response<AnswerBody>, Infallible> {
         let id = request_id::from_client(request.headers())
-            .unwrap_or_else(|| request_id::from_random(random::frequent()));
+            .unwrap_or_else(|| request_id::from_random(random::buffered_bytes()));
         let path = request.uri().path();
         let answer = match route(request.method(), path) {
             Route::Api(api) => return Ok(self.call(api, request, peer, id).await),
@@ -159,7 +79,7 @@ impl Proxy {
         Ok(answer.map(AnswerBody::from))
     }
 
-    /// Who is asking.
+    /// Authenticates the caller.
     pub(super) async fn identify(
         &self,
         settings: &Settings,
@@ -182,7 +102,7 @@ impl Proxy {
         active.record.journal.clone_from(&self.journal);
         let taken = tokio::select! {
             biased;
-            taken = Box::pin(self.take(api, request, peer, &mut active.record)) => taken,
+            taken = Box::pin(self.receive(api, request, peer, &mut active.record)) => taken,
             () = self.dispatcher.shutdown().expired() => Err(ApiError::from(RejectReason::Draining)),
         };
         let taken = match taken {
@@ -197,8 +117,8 @@ impl Proxy {
         }
     }
 
-    /// Everything up to the moment when the request may be queued.
-    async fn take(
+    /// Reads and checks a request, up to the point where it may be queued.
+    async fn receive(
         &self,
         api: Api,
         request: Request<Incoming>,
@@ -222,21 +142,21 @@ impl Proxy {
         order.spec.session = session::of(&settings, &self.prefixes, &parts.headers, &order);
         order.spec.fingerprint = self.prefixes.fingerprint(&order.spec, api, &order.body);
         self.note_order(&order, &parts.headers, record);
-        self.measure(&settings, &mut order, &parts.headers, record).await?;
-        self.take_seat(&mut order, &parts.headers, record);
+        self.check_context(&settings, &mut order, &parts.headers, record).await?;
+        self.register_retry(&mut order, &parts.headers, record);
         let headers = headers::upstream_headers(&parts.headers);
         let is_retry = headers::retry_count(&parts.headers).is_some_and(|count| count > 0);
         Ok(CheckedRequest { settings, order, headers, held, is_retry })
     }
 
-    /// Everything from there up to the moment when the client may be told.
+    /// Queues and dispatches a checked request, up to the point where the client may be answered.
     async fn serve(self: Arc<Self>, taken: CheckedRequest, mut request: ActiveRequest) -> ServedRequest {
         let CheckedRequest { settings, mut order, headers, held, is_retry } = taken;
         let notice = request.record.notice().map(Arc::clone);
         let answered = tokio::select! {
             biased;
             () = replaced(notice) => Err(request.record.superseded()),
-            answered = self.by_any_model(&mut order, &headers, &held, settings, &mut request) => answered,
+            answered = self.serve_with_fallback(&mut order, &headers, &held, settings, &mut request) => answered,
             () = self.dispatcher.shutdown().expired() => Err(ApiError::from(RejectReason::Draining)),
         };
         let (answered, can_go_on) = match answered {
@@ -250,14 +170,13 @@ impl Proxy {
         ServedRequest { answered: Ok((answered, continuation)), request }
     }
 
-    /// Enters a request that says which try it is among those that may be
-    /// repeated. A retry ends the try that it repeats at once, and has come
-    /// when that one came.
-    fn take_seat(&self, order: &mut InferenceRequest, client: &HeaderMap, record: &mut RequestRecord) {
-        // The boundary of a form is another in each try.
+    /// Registers a request that carries a retry count, so that a retry can supersede it. A retry
+    /// ends the request that it repeats at once, and takes over its arrival time.
+    fn register_retry(&self, order: &mut InferenceRequest, client: &HeaderMap, record: &mut RequestRecord) {
+        // The boundary of a multipart form differs in each retry, so equal bodies look different.
         let Some(count) = headers::retry_count(client).filter(|_| !order.api.is_multipart()) else { return };
         let spec = &mut order.spec;
-        let (seat, original) = self.retries.enter(NumberedTry {
+        let (seat, original) = self.retries.enter(RetriableRequest {
             tenant: spec.tenant,
             key_id: record.identity.as_ref().and_then(|identity| identity.key_id.as_deref()),
             api: order.api,
@@ -267,8 +186,8 @@ impl Proxy {
             arrived: spec.arrived,
             request_id: &record.request_id,
         });
-        record.seat = Some(seat);
-        if let Some(SupersededTry { job, arrived, request_id }) = original {
+        record.live_guard = Some(seat);
+        if let Some(SupersededRequest { job, arrived, request_id }) = original {
             self.dispatcher.event(Event::ClientLeft { job, usage: JobUsage::Unknown });
             spec.arrived = arrived;
             record.replaces = Some(request_id);
@@ -278,8 +197,8 @@ impl Proxy {
     fn note_order(&self, order: &InferenceRequest, client: &HeaderMap, record: &mut RequestRecord) {
         record.class = Some(order.spec.class);
         record.model = Some(order.spec.model);
-        record.requested_model.clone_from(&order.peek.model);
-        record.stream = order.peek.stream;
+        record.requested_model.clone_from(&order.parsed.model);
+        record.stream = order.parsed.stream;
         record.trail = Some(self.telemetry.history().begin(RequestTrail {
             request_id: record.request_id.clone(),
             job: order.spec.id,
@@ -289,7 +208,7 @@ impl Proxy {
             model: order.spec.model,
             fallback: None,
             api: order.api.upstream_path(),
-            stream: order.peek.stream,
+            stream: order.parsed.stream,
             prompt_tokens: order.spec.prompt_tokens,
             prompt_source: CountSource::Estimate,
             tries: SmallVec::new(),
@@ -306,10 +225,9 @@ impl Proxy {
         }));
     }
 
-    /// Has the request served by its model, or else by the first of those that
-    /// may serve in its place. Says whether another replica could go on with the
-    /// answer.
-    async fn by_any_model(
+    /// Has the request served by its model, or else by its fallback models in order. Also returns
+    /// whether another replica could continue the answer.
+    async fn serve_with_fallback(
         &self,
         order: &mut InferenceRequest,
         headers: &HeaderMap,
@@ -320,21 +238,21 @@ impl Proxy {
         loop {
             let can_go_on = continuation::is_possible(&settings, order, held);
             order.spec.resumable = can_go_on;
-            let InferenceRequest { spec, peek, body, .. } = &*order;
-            let prefix = self.prefixes.of(spec.model, peek, body, spec.prompt_tokens);
+            let InferenceRequest { spec, parsed, body, .. } = &*order;
+            let prefix = self.prefixes.prefix(spec.model, parsed, body, spec.prompt_tokens);
             request.admitted(self.dispatcher.admit(*spec, prefix, &settings.policy));
             order.asking = None;
             drop(settings);
             let nothing = can_go_on.then(PartialAnswer::default);
-            match self.tries(order, headers, nothing.as_ref(), request).await {
+            match self.attempt_until_answered(order, headers, nothing.as_ref(), request).await {
                 Ok(answered) => return Ok((answered, can_go_on)),
                 Err(ServeError::Refused(error)) => return Err(error),
                 Err(ServeError::Rejected(why)) => {
                     settings = self.settings.load_full();
                     let record = &mut request.record;
-                    if !self.falls_back(&settings, order, why.reason, headers, record).await {
+                    if !self.try_fallback(&settings, order, why.reason, headers, record).await {
                         return Err(match why.reason {
-                            RejectReason::TooManySequences { most } => order.peek.too_many_sequences(most),
+                            RejectReason::TooManySequences { most } => order.parsed.too_many_sequences(most),
                             _ => reject(why, &order.spec, record),
                         });
                     }
@@ -344,21 +262,8 @@ impl Proxy {
     }
 }
 
-/// Waits until a retry takes the request's place.
-pub(super) async fn replaced(notice: Option<Arc<SupersededNotice>>) {
-    match notice {
-        Some(notice) => notice.replaced().await,
-        None => pending().await,
-    }
-}
-
-pub(super) fn place(settings: &Settings, DispatchGrant { replica, why }: DispatchGrant) -> DispatchedTo {
-    let pool = settings.policy.replicas.get(replica).map(|row| row.pool);
-    let engine = pool.and_then(|pool| settings.edge.pools.get(pool)).map(|pool| pool.engine.name());
-    DispatchedTo { pool, replica, engine, why }
-}
-
-/// A client that gives up its body has left, whatever it is still told.
+/// The error for a body that could not be read. A client that breaks off its body counts as gone,
+/// whatever answer it still gets.
 fn not_read(unread: BodyError, record: &mut RequestRecord) -> ApiError {
     match unread {
         BodyError::Refused(error) => error,
@@ -369,8 +274,8 @@ fn not_read(unread: BodyError, record: &mut RequestRecord) -> ApiError {
     }
 }
 
-/// A wait that ended is a matter of its class, unless the client named the
-/// deadline.
+/// The error for a rejection. A wait that ran out is an error of its class's deadline, unless the
+/// client stated the deadline itself.
 fn reject(rejection: Rejection, spec: &JobSpec, record: &mut RequestRecord) -> ApiError {
     if record.attempts > 0 {
         record.usage.get_or_insert(JobUsage::Unknown);
@@ -386,7 +291,7 @@ fn reject(rejection: Rejection, spec: &JobSpec, record: &mut RequestRecord) -> A
     let named = spec.deadline >= spec.patience || record.clock.now() >= spec.patience;
     match rejection.reason {
         RejectReason::DeadlineExceeded | RejectReason::Unmeetable if !named => {
-            ApiError::waited_out(rejection.retry_after)
+            ApiError::max_wait_reached(rejection.retry_after)
         }
         _ => ApiError::from(rejection),
     }

@@ -1,5 +1,5 @@
-//! Requests that are taken away from their engine, against scripted engines on
-//! loopback and with the scheduler's part played by the test.
+//! Tests of preempted requests, against scripted engines on loopback. The test plays the
+//! scheduler's part.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -28,10 +28,12 @@ use crate::dispatcher::clock::GatewayClock;
 use crate::protocol::api::Api;
 use crate::protocol::request::prefix::PrefixHasher;
 use crate::protocol::response::partial_answer::PartialAnswer;
-use crate::proxy::handler::{ClientAnswer, Proxy, ServeError};
+use crate::proxy::data_plane::Proxy;
+use crate::proxy::handler::ServeError;
 use crate::proxy::relay::continuation::{Continuation, LiveStream};
 use crate::proxy::request::{self, InferenceRequest};
 use crate::proxy::response::body::AnswerBody;
+use crate::proxy::response::client_answer::ClientAnswer;
 use crate::proxy::summary::RequestRecord;
 use crate::proxy::summary::active::ActiveRequest;
 use crate::proxy::upstream::Upstreams;
@@ -54,7 +56,7 @@ fn chunk(data: &str) -> String {
     format!("{:x}\r\n{event}\r\n", event.len())
 }
 
-/// A gateway without a door.
+/// A gateway without a listener.
 async fn proxy(urls: [String; 2]) -> Arc<Proxy> {
     let text = format!(
         "version: 1\nauth: {{mode: off}}\npools:\n  p: {{engine: vllm, models: [m], max_seqs: 1, replicas: ['{}', '{}']}}\n",
@@ -103,7 +105,9 @@ fn ask(proxy: &Arc<Proxy>, stream: bool) -> (InferenceRequest, JoinHandle<Asked>
         let record = RequestRecord::new(&proxy.telemetry, proxy.dispatcher.clock(), id, Api::Chat);
         let mut request = ActiveRequest::new(record);
         request.admitted(ticket);
-        let answered = proxy.tries(&order, &headers, Some(&PartialAnswer::default()), &mut request).await;
+        let answered = proxy
+            .attempt_until_answered(&order, &headers, Some(&PartialAnswer::default()), &mut request)
+            .await;
         (answered, request)
     });
     (kept, running)
@@ -160,7 +164,7 @@ async fn a_silent_engine_is_left_and_another_answers() {
     called(&second).await.write_all(PLAIN.as_bytes()).await.unwrap();
     let (answered, request) = timeout(PATIENCE, running).await.unwrap().unwrap();
     assert!(matches!(answered, Ok(ClientAnswer::Whole { .. })));
-    assert_eq!((request.record.attempts, request.record.recalls), (2, (1, Some(PreemptReason::Stalled))));
+    assert_eq!((request.record.attempts, request.record.preemptions), (2, (1, Some(PreemptReason::Stalled))));
     assert_eq!(request.record.place.unwrap().replica, ReplicaId::new(1));
     assert_eq!(proxy.dispatcher.snapshot().jobs, 0);
 }
@@ -180,7 +184,7 @@ async fn a_stream_without_a_token_is_left_too() {
     let (answered, request) = timeout(PATIENCE, running).await.unwrap().unwrap();
     let Ok(ClientAnswer::Stream { stream, .. }) = answered else { panic!("no stream") };
     assert!(stream.has_output() && request.record.first_token.is_some());
-    assert_eq!((request.record.attempts, request.record.recalls.0), (2, 1));
+    assert_eq!((request.record.attempts, request.record.preemptions.0), (2, 1));
     drop((stream, request));
     hung_up(other).await;
     assert_eq!(proxy.dispatcher.snapshot().jobs, 0);
@@ -196,7 +200,7 @@ async fn an_engine_that_does_not_finish_the_handshake_is_left() {
     hung_up(connecting).await;
     called(&second).await.write_all(PLAIN.as_bytes()).await.unwrap();
     let (answered, request) = timeout(PATIENCE, running).await.unwrap().unwrap();
-    assert!(answered.is_ok() && request.record.recalls.0 == 1);
+    assert!(answered.is_ok() && request.record.preemptions.0 == 1);
 }
 
 #[tokio::test]
@@ -245,8 +249,8 @@ async fn whenever_a_recall_comes_there_is_one_answer_and_nothing_stays() {
         move_over(&proxy, &order);
         let (answered, request) = timeout(PATIENCE, running).await.unwrap().unwrap();
         assert!(matches!(answered, Ok(ClientAnswer::Whole { .. })), "{round}");
-        assert_eq!(request.record.attempts, request.record.recalls.0 + 1);
-        recalled += request.record.recalls.0;
+        assert_eq!(request.record.attempts, request.record.preemptions.0 + 1);
+        recalled += request.record.preemptions.0;
         drop(request);
         let snapshot = proxy.dispatcher.snapshot();
         assert_eq!((snapshot.jobs, snapshot.replicas[0].running), (0, 0), "{round}");
@@ -291,7 +295,7 @@ async fn a_stream_that_is_asked_for_goes_on_elsewhere_while_its_engine_says_noth
             why: PreemptReason::Stalled,
         })]);
         frozen.await;
-        // How many tokens there are already, and then the rest.
+        // The gateway asks for the tokens of the partial answer, and then for its continuation.
         let mut asked = timeout(PATIENCE, second.accept()).await.unwrap().unwrap().0;
         heard(&mut asked, "add_special_tokens").await;
         let count = "HTTP/1.1 200 OK\r\ncontent-length: 11\r\n\r\n{\"count\":1}";

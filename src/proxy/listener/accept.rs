@@ -1,4 +1,4 @@
-//! Accept loop: takes connections in, up to a limit, and closes them at shutdown.
+//! Accept loop: accepts connections up to a limit, and closes them at shutdown.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -28,21 +28,21 @@ use crate::proxy::listener::shutdown::ListenerShutdown;
 use crate::telemetry::Telemetry;
 use crate::tls::{CertificateSource, Handshakes};
 
-/// Connections that the kernel keeps ready while the limit is reached.
+/// Connections that the kernel queues while the connection limit is reached.
 const BACKLOG: u32 = 1024;
-/// When TCP starts to ask a silent peer whether it is still there, and how
-/// often it asks; so a client that lost its power is noticed.
+/// TCP keepalive: idle time before the first probe, and interval of further probes. Keepalive
+/// notices a client that lost its power.
 const PROBE_AFTER: Duration = Duration::from_secs(30);
 const PROBE_INTERVAL: Duration = Duration::from_secs(10);
-/// Waits after an accept that failed for want of file descriptors or memory.
+/// Shortest and longest wait after an accept that failed for lack of file descriptors or memory.
 const MIN_BACK_OFF: Duration = Duration::from_millis(5);
 const MAX_BACK_OFF: Duration = Duration::from_secs(1);
 
-/// Binds `address` with the limits's backlog.
+/// Binds `address` and listens with the listener's backlog.
 ///
 /// # Errors
-/// What the operating system says: the address is in use, is not ours, or
-/// needs more rights.
+/// The error of the operating system: the address is in use, belongs to another machine, or needs
+/// more rights.
 pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     socket.set_reuseaddr(true)?;
@@ -50,13 +50,12 @@ pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Accepts connections, plain or TLS as `tls` says, and serves HTTP/1.1,
-/// HTTP/1.0 and HTTP/2 (by ALPN or with prior knowledge) on them, until
-/// `shutdown`. `make_service` is called once per connection with what is known
-/// of the client.
+/// Accepts connections until `shutdown`, plain or over TLS according to `tls`. Serves HTTP/1.1,
+/// HTTP/1.0 and HTTP/2 (by ALPN or with prior knowledge). `make_service` is called once per
+/// connection with the connected client.
 ///
-/// Each connection is one task that runs its requests too; a request whose
-/// client leaves is dropped at once. Returns when every connection has ended.
+/// Each connection is one task that also runs its requests. A request whose client leaves is
+/// dropped at once. Returns when every connection has ended.
 pub async fn serve<M, S, B>(
     listener: TcpListener,
     limits: ListenerLimits,
@@ -90,11 +89,11 @@ pub async fn serve<M, S, B>(
         let (config, handshakes, limits) = (tls(), Arc::clone(&handshakes), Arc::clone(&limits));
         let (make_service, drain) = (make_service.clone(), shutdown.drain.clone());
         let told = Arc::clone(&state);
-        connections.welcome(state, async move {
+        connections.spawn(state, async move {
             let visit = visit;
             let welcome = tokio::select! {
                 biased;
-                welcome = handshakes.welcome(stream, config) => welcome,
+                welcome = handshakes.accept(stream, config) => welcome,
                 () = drain.cancelled() => return,
             };
             match welcome {
@@ -107,10 +106,10 @@ pub async fn serve<M, S, B>(
         });
     }
     drop(listener);
-    connections.see_off(&shutdown).await;
+    connections.drain(&shutdown).await;
 }
 
-/// Waits for a free place, then for a client.
+/// Waits until the connection limit has room, then for a client.
 async fn admit(
     listener: &TcpListener,
     free: &Arc<Semaphore>,
@@ -125,7 +124,7 @@ async fn admit(
                 prepare(&stream);
                 return (permit, stream, peer);
             }
-            Err(error) if is_of_one_client(&error) => {}
+            Err(error) if is_client_abort(&error) => {}
             Err(error) => {
                 metrics.accept_failed(&error);
                 sleep(back_off).await;
@@ -135,16 +134,16 @@ async fn admit(
     }
 }
 
-/// Sets what helps but is not needed: a socket that refuses these options is
-/// about to fail anyway.
+/// Sets socket options. Failures are ignored: a socket that refuses these options is about to fail
+/// anyway.
 fn prepare(stream: &TcpStream) {
     let _ = stream.set_nodelay(true);
     let probing = TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_INTERVAL);
     let _ = SockRef::from(stream).set_tcp_keepalive(&probing);
 }
 
-/// True for a client that left before it was accepted.
-fn is_of_one_client(error: &io::Error) -> bool {
+/// Whether an accept failed only because its client left before it was accepted.
+fn is_client_abort(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::ConnectionAborted
@@ -154,7 +153,8 @@ fn is_of_one_client(error: &io::Error) -> bool {
     )
 }
 
-/// Holds a place under the connection limit; its drop is the end.
+/// One connection's permit under the connection limit. Dropping the guard counts the connection as
+/// closed.
 struct ConnectionGuard {
     _permit: Option<OwnedSemaphorePermit>,
     metrics: Arc<ListenerMetrics>,
@@ -174,12 +174,12 @@ struct Connections {
 }
 
 impl Connections {
-    fn welcome(&mut self, state: Arc<ConnState>, serving: impl Future<Output = ()> + Send + 'static) {
+    fn spawn(&mut self, state: Arc<ConnState>, serving: impl Future<Output = ()> + Send + 'static) {
         let task = self.tasks.spawn(serving);
         self.states.insert(task.id(), state);
     }
 
-    /// Forgets one connection that has ended, as soon as one has.
+    /// Waits until a connection ends, and removes its state.
     async fn reap(&mut self) {
         let id = match self.tasks.join_next_with_id().await {
             Some(Ok((id, ()))) => id,
@@ -189,8 +189,8 @@ impl Connections {
         self.states.remove(&id);
     }
 
-    /// Lets running requests end, or ends them when `abort` comes.
-    async fn see_off(&mut self, shutdown: &ListenerShutdown) {
+    /// Waits for running requests to end, or ends them at `abort`.
+    async fn drain(&mut self, shutdown: &ListenerShutdown) {
         for state in self.states.values() {
             state.drain();
         }

@@ -1,5 +1,5 @@
-//! The service as hyper calls it: it refuses what the socket side found bad
-//! and tells that side when an answer has ended.
+//! Answers: the service as hyper calls it. The service refuses messages that the socket side found
+//! bad, and reports the end of each answer to the socket side.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -21,14 +21,14 @@ use crate::proxy::listener::http2::checks::screen_http2;
 use crate::proxy::listener::progress::Delivery;
 use crate::proxy::listener::rejected::RequestRejected;
 
-/// Any error, as hyper takes it from a body.
+/// Error of a body, in the form that hyper takes.
 pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The longest piece of an answer that is handed on at once: what a client has
-/// taken is known in steps of this size. HTTP/2 sends no longer ones.
+/// Longest piece of an answer that is passed to hyper at once, in bytes. The client's progress is
+/// measured in steps of this size. HTTP/2 sends no longer pieces.
 const PIECE_BYTES: usize = 16 * 1024;
 
-/// A service behind the limits's checks.
+/// A service behind the listener's checks.
 pub(super) struct GuardedService<S> {
     service: S,
     state: Arc<ConnState>,
@@ -96,7 +96,7 @@ where
             return Poll::Pending;
         };
         if response.version() == Version::HTTP_11 && !me.state.request_is_whole() {
-            // hyper closes after an answer that did not wait for the body.
+            // hyper closes the connection after an answer that did not wait for the body.
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
         Poll::Ready(Ok(response
@@ -109,10 +109,10 @@ pin_project! {
     pub(super) struct AnswerPieces<B> {
         #[pin]
         content: AnswerContent<B>,
-        // What is left of a frame that was too long for one piece.
+        // Remaining bytes of a frame that is too long for one piece.
         rest: Bytes,
         was_cut: bool,
-        // Bytes that were handed on last.
+        // Length of the last piece passed to hyper, in bytes.
         offered: usize,
         delivery: Option<Arc<Delivery>>,
         end: AnswerEnd,
@@ -169,7 +169,7 @@ impl<B: Body<Data = Bytes>> Body for AnswerPieces<B> {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         let mut me = self.project();
-        // Who asks for more has sent what it got.
+        // hyper asks for the next piece only after it has sent the last one.
         if let Some(delivery) = me.delivery.as_ref().filter(|_| *me.offered > 0) {
             delivery.sent(*me.offered);
         }
@@ -185,8 +185,8 @@ impl<B: Body<Data = Bytes>> Body for AnswerPieces<B> {
         *me.was_cut |= me.rest.len() > PIECE_BYTES;
         let mut piece = me.rest.split_to(me.rest.len().min(PIECE_BYTES));
         if *me.was_cut && me.rest.is_empty() && me.content.is_end_stream() {
-            // The last piece may wait for its client when the answer is gone; it
-            // must not keep all of it in memory.
+            // The last piece may wait for its client after the answer has ended. A copy does not
+            // keep the whole frame in memory.
             piece = Bytes::copy_from_slice(&piece);
         }
         *me.offered = piece.len();
@@ -212,7 +212,7 @@ impl<B: Body<Data = Bytes>> Body for AnswerPieces<B> {
     }
 }
 
-/// Tells the socket side, when dropped, that an answer has ended.
+/// Reports the end of an answer to the socket side when dropped.
 struct AnswerEnd(Arc<ConnState>);
 
 impl Drop for AnswerEnd {

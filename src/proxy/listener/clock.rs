@@ -1,5 +1,5 @@
-//! Time limits of one connection. Timers are armed only while something is
-//! awaited, and moved only when they fire, so a read costs no timer call.
+//! Time limits of one connection. A timer is armed only while the connection waits for something,
+//! and is moved only when it fires. A read therefore costs no timer call.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -10,24 +10,23 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::config::settings::ListenerLimits;
 
-/// Time between two looks at whether a client that must not be read from
-/// has left.
+/// Interval at which the connection checks whether a client whose input is not read has left.
 const WATCH_INTERVAL: Duration = Duration::from_millis(500);
 
-/// What a connection waits for.
+/// The event that a connection waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ConnWait {
     /// The first byte of a request.
     Idle,
     /// The rest of a head.
     Head,
-    /// More of a body.
+    /// The next bytes of a body.
     Body,
-    /// The next look at the socket.
+    /// The next check of whether the client has left.
     Watch,
 }
 
-/// Measures one wait at a time.
+/// Time limits of a connection's waits. The clock measures one wait at a time.
 #[derive(Debug)]
 pub(super) struct ConnClock {
     idle: Duration,
@@ -53,16 +52,16 @@ impl ConnClock {
         self.waiting = None;
     }
 
-    /// True when `wait` has lasted too long. It starts with the first call
-    /// after [`Self::clear`] or after another wait. Otherwise the task is
-    /// woken when it has.
-    pub(super) fn overdue(&mut self, cx: &mut Context<'_>, wait: ConnWait) -> bool {
+    /// Whether `wait` has exceeded its limit. The wait starts with the first call after
+    /// [`Self::clear`] or after a call for another wait. If the result is false, the task is woken
+    /// when the limit is reached.
+    pub(super) fn poll_overdue(&mut self, cx: &mut Context<'_>, wait: ConnWait) -> bool {
         let deadline = match self.waiting {
             Some((same, deadline)) if same == wait => deadline,
             _ => Instant::now() + self.limit(wait),
         };
         self.waiting = Some((wait, deadline));
-        self.alarm.rings(cx, deadline)
+        self.alarm.poll_expired(cx, deadline)
     }
 
     fn limit(&self, wait: ConnWait) -> Duration {
@@ -75,13 +74,13 @@ impl ConnClock {
     }
 }
 
-/// A timer that is made when first needed.
+/// A timer that is created on first use.
 #[derive(Debug, Default)]
 pub(super) struct Alarm(Option<Pin<Box<Sleep>>>);
 
 impl Alarm {
-    /// Whether `deadline` has passed; otherwise the task is woken when it has.
-    pub(super) fn rings(&mut self, cx: &mut Context<'_>, deadline: Instant) -> bool {
+    /// Whether `deadline` has passed. If not, the task is woken when `deadline` passes.
+    pub(super) fn poll_expired(&mut self, cx: &mut Context<'_>, deadline: Instant) -> bool {
         let sleep = self.0.get_or_insert_with(|| Box::pin(sleep_until(deadline)));
         if sleep.deadline() > deadline {
             sleep.as_mut().reset(deadline);

@@ -12,8 +12,8 @@ use crate::proxy::listener::metrics::ListenerMetrics;
 use crate::proxy::listener::progress::Delivery;
 use crate::proxy::listener::rejected::RequestRejected;
 
-/// Shared by a connection's socket side, its service side and the accept
-/// loop. The first two run in one task, so plain loads and stores order well.
+/// State shared by a connection's socket side, its service side and the accept loop. Socket side
+/// and service side run in one task, so relaxed loads and stores suffice.
 pub(super) struct ConnState {
     pub(super) metrics: Arc<ListenerMetrics>,
     draining: AtomicBool,
@@ -22,7 +22,7 @@ pub(super) struct ConnState {
     answered: AtomicBool,
     /// 0, or 1 + the discriminant of the refusal.
     fault: AtomicU8,
-    /// Of the HTTP/2 stream that begins just now.
+    /// Delivery progress of the HTTP/2 stream that begins now.
     delivery: Mutex<Option<Arc<Delivery>>>,
 }
 
@@ -39,25 +39,25 @@ impl ConnState {
         }
     }
 
-    /// Asks the connection to end when its requests have.
+    /// Asks the connection to end after its running requests.
     pub(super) fn drain(&self) {
         self.draining.store(true, Ordering::Release);
         self.drain_waker.wake();
     }
 
-    /// True once [`Self::drain`] was called; wakes the task when it is.
-    pub(super) fn is_draining(&self, cx: &Context<'_>) -> bool {
+    /// Whether [`Self::drain`] was called. The task is woken when `drain` is called.
+    pub(super) fn poll_draining(&self, cx: &Context<'_>) -> bool {
         self.drain_waker.register(cx.waker());
         self.draining.load(Ordering::Acquire)
     }
 
-    /// A new request is expected.
+    /// Resets the state for the next request.
     pub(super) fn next_request(&self) {
         self.request_whole.store(false, Ordering::Relaxed);
         self.answered.store(false, Ordering::Relaxed);
     }
 
-    /// The last byte of the request has come.
+    /// Marks the request as whole: its last byte has arrived.
     pub(super) fn set_request_whole(&self) {
         self.request_whole.store(true, Ordering::Relaxed);
     }
@@ -66,7 +66,7 @@ impl ConnState {
         self.request_whole.load(Ordering::Relaxed)
     }
 
-    /// Nothing more is to come of the response.
+    /// Marks the answer as ended: no more bytes of it will follow.
     pub(super) fn set_answered(&self) {
         self.answered.store(true, Ordering::Relaxed);
     }
@@ -75,19 +75,20 @@ impl ConnState {
         self.answered.load(Ordering::Relaxed)
     }
 
-    /// An HTTP/2 stream begins; this is how its client takes the answer.
+    /// Starts an HTTP/2 stream. Returns the delivery progress of its answer.
     pub(super) fn stream_begins(&self) -> Arc<Delivery> {
         let delivery = Arc::<Delivery>::default();
         *self.delivery.lock() = Some(Arc::clone(&delivery));
         delivery
     }
 
-    /// The same, for whoever runs the stream.
+    /// Takes the delivery progress of the stream that has just begun, for the future that runs the
+    /// stream.
     pub(super) fn take_delivery(&self) -> Arc<Delivery> {
         self.delivery.lock().take().unwrap_or_default()
     }
 
-    /// The body of the request at hand is bad or will not come.
+    /// Marks the body of the current request as invalid or cut short.
     pub(super) fn set_fault(&self, refusal: RequestRejected) {
         self.fault.store(1 + refusal as u8, Ordering::Relaxed);
     }

@@ -54,14 +54,14 @@ pub(super) async fn serve<T, S, B>(
     }
 }
 
-/// What a connection starts with.
+/// Protocol that a connection starts with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ProtocolSniff {
     Http1,
     Http2,
-    /// A beginning that could be either, and no more in time.
+    /// The first bytes fit both protocols, and no more bytes came in time.
     TooSlow,
-    /// Not a byte before the end.
+    /// The connection ended, timed out or drained before its first byte or full preface.
     Nothing,
 }
 
@@ -72,7 +72,7 @@ fn poll_protocol<T: ClientSocket>(
     clock: &mut ConnClock,
     state: &ConnState,
 ) -> Poll<ProtocolSniff> {
-    if state.is_draining(cx) {
+    if state.poll_draining(cx) {
         return Poll::Ready(ProtocolSniff::Nothing);
     }
     loop {
@@ -83,18 +83,18 @@ fn poll_protocol<T: ClientSocket>(
             Poll::Ready(Ok(1..)) => {}
             Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(ProtocolSniff::Nothing),
             Poll::Pending if held.is_empty() => {
-                let late = clock.overdue(cx, ConnWait::Idle);
+                let late = clock.poll_overdue(cx, ConnWait::Idle);
                 return if late { Poll::Ready(ProtocolSniff::Nothing) } else { Poll::Pending };
             }
             Poll::Pending => {
-                let late = clock.overdue(cx, ConnWait::Head);
+                let late = clock.poll_overdue(cx, ConnWait::Head);
                 return if late { Poll::Ready(ProtocolSniff::TooSlow) } else { Poll::Pending };
             }
         }
     }
 }
 
-/// Tells HTTP/1 from HTTP/2 once the first bytes do.
+/// Distinguishes HTTP/1 from HTTP/2. `None` until the bytes decide.
 fn classify(bytes: &[u8]) -> Option<ProtocolSniff> {
     let common = bytes.len().min(HTTP2_PREFACE.len());
     if bytes[..common] != HTTP2_PREFACE[..common] {

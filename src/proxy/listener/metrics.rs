@@ -7,7 +7,7 @@ use crate::telemetry::Telemetry;
 use crate::telemetry::event::{AnswerCutOff, ConnectionRefused, HandshakeFailed};
 use crate::tls::HandshakeError;
 
-/// Counts what happens to client connections. Each method is quick.
+/// Counters of client connections. Each method is quick.
 pub(super) struct ListenerMetrics {
     telemetry: Telemetry,
     open: metrics::Gauge,
@@ -18,33 +18,33 @@ impl ListenerMetrics {
         Self { open: telemetry.open_connections(), telemetry }
     }
 
-    /// A connection was accepted.
+    /// Counts a connection that was accepted.
     pub(super) fn accepted(&self) {
         self.open.increment(1.0);
     }
 
-    /// An accepted connection has ended, for whatever reason.
+    /// Counts the end of an accepted connection, for any reason.
     pub(super) fn closed(&self) {
         self.open.decrement(1.0);
     }
 
-    /// A message was refused, or given up because it did not come in time.
+    /// Counts a message that was refused, or given up because it did not arrive in time.
     pub(super) fn refused(&self, why: RequestRejected) {
         ConnectionRefused { reason: why.label() }.emit(&self.telemetry);
     }
 
-    /// A client took its answer too slowly, and the answer was cut off.
+    /// Counts an answer that was cut off because its client took it too slowly.
     pub(super) fn cut_off(&self) {
         AnswerCutOff.emit(&self.telemetry);
     }
 
-    /// The TLS handshake with a client failed.
+    /// Counts a failed TLS handshake with a client.
     pub(super) fn handshake_failed(&self, why: HandshakeError) {
         HandshakeFailed { listener: "clients", reason: why.label() }.emit(&self.telemetry);
     }
 
-    /// The operating system gave no connection, mostly for want of file
-    /// descriptors. The listener goes on after a pause.
+    /// Logs a failed accept. The usual cause is a lack of file descriptors. The listener continues
+    /// after a pause.
     pub(super) fn accept_failed(&self, error: &io::Error) {
         tracing::warn!(%error, "no connection could be accepted; are there enough file descriptors?");
     }

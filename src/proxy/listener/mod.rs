@@ -1,11 +1,10 @@
-//! The client listener: HTTP/1.1, HTTP/1.0 and HTTP/2, plain or over TLS,
-//! strict about what it lets in.
+//! Client listener: HTTP/1.1, HTTP/1.0 and HTTP/2, plain or over TLS, with strict checks of every
+//! message.
 //!
-//! hyper parses and writes the messages. In front of its HTTP/1 stands
-//! `strict_io`, which frames the client's bytes itself (`framing`, `head`,
-//! `chunk`: pure) and passes on nothing that two parsers could read in two
-//! ways. `clock` bounds every wait, `answer` stands between hyper and the
-//! service, and `accept` keeps the connections.
+//! hyper parses and writes the messages. `strict_io` stands in front of hyper's HTTP/1. It frames
+//! the client's bytes itself (`framing`, `head`, `chunk`: pure) and passes on nothing that two
+//! parsers could read differently. `clock` bounds every wait, `answer` stands between hyper and
+//! the service, and `accept` keeps the connections.
 
 mod accept;
 mod answer;

@@ -1,4 +1,4 @@
-//! Delivery progress: how fast a client takes the bytes that wait for it.
+//! Delivery progress: the rate at which a client takes the bytes that wait for it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Context;
@@ -9,18 +9,18 @@ use tokio::time::Instant;
 use crate::config::settings::ListenerLimits;
 use crate::proxy::listener::clock::Alarm;
 
-/// Times a client that has bytes to take. It may fall behind by `limit`; time
-/// counts only while bytes wait, and each byte taken gives back `1 / rate`
-/// seconds. So a client below the rate is late in the end, and one that takes
-/// nothing after `limit`.
+/// Measures how fast a client takes the bytes that wait for it. The client may fall behind by
+/// `limit`. Time counts only while bytes wait, and each byte taken gives back `1 / rate` seconds. A
+/// client below the rate is therefore late at some point, and a client that takes no byte is late
+/// after `limit`.
 #[derive(Debug)]
 pub(super) struct SendProgress {
     limit: Duration,
-    /// Bytes a second; 0 = a byte gives everything back.
+    /// Least rate in bytes per second. 0 = any byte taken restores the whole limit.
     rate: u64,
-    /// What is left of the limit.
+    /// Time left of the limit.
     left: Duration,
-    /// Since when bytes wait.
+    /// Start of the current wait. `None` while no bytes wait.
     waiting: Option<Instant>,
     alarm: Alarm,
 }
@@ -31,28 +31,28 @@ impl SendProgress {
         Self { limit, rate, left: limit, waiting: None, alarm: Alarm::default() }
     }
 
-    /// Another client's, with nothing taken yet.
+    /// Progress of another stream under the same limits, with its whole limit left.
     pub(super) fn fresh(&self) -> Self {
         Self { limit: self.limit, rate: self.rate, left: self.limit, waiting: None, alarm: Alarm::default() }
     }
 
-    /// The next answer begins: what was before it does not count.
+    /// Restores the whole limit, because the next answer begins.
     pub(super) fn begins(&mut self) {
         self.waiting = None;
         self.left = self.limit;
     }
 
-    /// Nothing waits just now.
-    pub(super) fn rests(&mut self) {
+    /// Stops the time, because no bytes wait now.
+    pub(super) fn pause(&mut self) {
         if let Some(since) = self.waiting.take() {
             self.left = self.left.saturating_sub(since.elapsed());
         }
     }
 
-    /// The client took this many bytes.
+    /// Credits `bytes` bytes that the client took.
     pub(super) fn took(&mut self, bytes: u64) {
-        self.rests();
-        // Who was too late stays so.
+        self.pause();
+        // A client that was too late stays too late.
         if self.left == self.limit || self.left.is_zero() || bytes == 0 {
             return;
         }
@@ -66,17 +66,17 @@ impl SendProgress {
         };
     }
 
-    /// Bytes wait: whether the client is too late with them. Otherwise the task
-    /// is woken when it is.
-    pub(super) fn overdue(&mut self, cx: &mut Context<'_>) -> bool {
+    /// Whether the client is too late with the bytes that wait. If not, the task is woken when the
+    /// client is too late.
+    pub(super) fn poll_overdue(&mut self, cx: &mut Context<'_>) -> bool {
         let now = Instant::now();
         let deadline = *self.waiting.get_or_insert(now) + self.left;
-        now >= deadline || self.alarm.rings(cx, deadline)
+        now >= deadline || self.alarm.poll_expired(cx, deadline)
     }
 }
 
-/// What the body of an HTTP/2 answer tells of its client's progress. Body and
-/// stream run in one task, so plain loads and stores order well.
+/// Delivery of an HTTP/2 answer, as its body sees it. Body and stream run in one task, so relaxed
+/// loads and stores suffice.
 #[derive(Debug, Default)]
 pub(super) struct Delivery {
     taken: AtomicU64,
@@ -84,24 +84,24 @@ pub(super) struct Delivery {
 }
 
 impl Delivery {
-    /// A piece was handed over, and waits for its window.
+    /// Notes that a piece was passed to hyper and waits for its flow-control window.
     pub(super) fn offers(&self) {
         self.waits.store(true, Ordering::Relaxed);
     }
 
-    /// The last piece, of this many bytes, is on its way.
+    /// Notes that the last piece, of `bytes` bytes, was sent.
     pub(super) fn sent(&self, bytes: usize) {
         self.waits.store(false, Ordering::Relaxed);
         let taken = self.taken.load(Ordering::Relaxed) + bytes as u64;
         self.taken.store(taken, Ordering::Relaxed);
     }
 
-    /// Bytes on their way or there.
+    /// Bytes of the answer that were sent.
     pub(super) fn taken(&self) -> u64 {
         self.taken.load(Ordering::Relaxed)
     }
 
-    /// Whether a piece waits for its window.
+    /// Whether a piece waits for its flow-control window.
     pub(super) fn waits(&self) -> bool {
         self.waits.load(Ordering::Relaxed)
     }
@@ -126,7 +126,7 @@ mod tests {
     async fn lasts(mut progress: SendProgress, bytes: u64, every: u64) -> Option<u64> {
         let mut cx = Context::from_waker(Waker::noop());
         for second in 0..3_600 {
-            if progress.overdue(&mut cx) {
+            if progress.poll_overdue(&mut cx) {
                 return Some(second);
             }
             sleep(SECOND).await;
@@ -157,16 +157,16 @@ mod tests {
     async fn time_without_bytes_does_not_count() {
         let mut cx = Context::from_waker(Waker::noop());
         let mut progress = progress(1024);
-        assert!(!progress.overdue(&mut cx));
+        assert!(!progress.poll_overdue(&mut cx));
         sleep(50 * SECOND).await;
-        progress.rests();
+        progress.pause();
         sleep(1000 * SECOND).await;
-        assert!(!progress.overdue(&mut cx));
+        assert!(!progress.poll_overdue(&mut cx));
         sleep(9 * SECOND).await;
-        assert!(!progress.overdue(&mut cx), "a second is left");
+        assert!(!progress.poll_overdue(&mut cx), "a second is left");
         sleep(2 * SECOND).await;
-        assert!(progress.overdue(&mut cx));
+        assert!(progress.poll_overdue(&mut cx));
         progress.begins();
-        assert!(!progress.overdue(&mut cx), "the next answer has its own time");
+        assert!(!progress.poll_overdue(&mut cx), "the next answer has its own time");
     }
 }

@@ -1,4 +1,4 @@
-//! Rejected messages: the reasons why the listener turns a message away, and its answers.
+//! Rejected messages: the reasons why the listener refuses a message, and the answers to it.
 
 use std::fmt;
 
@@ -6,17 +6,17 @@ use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
 use http::{Response, StatusCode};
 
-/// Why a message was refused. The set is fixed, so it can label a metric.
+/// Reason why a message was refused. The set of reasons is fixed, so a reason can label a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum RequestRejected {
     /// The first line is not `METHOD SP target SP HTTP/1.x`.
     RequestLine,
-    /// No version, or one that is not 1.0 or 1.1.
+    /// The HTTP version is missing, or is neither 1.0 nor 1.1.
     Version,
     /// The target is in no accepted form, or has a byte that no target may have.
     Target,
-    /// CONNECT: this is no tunnel.
+    /// The method is CONNECT. The gateway is no tunnel.
     Connect,
     /// An HTTP/1.1 or HTTP/2 request that names no host.
     HostMissing,
@@ -102,7 +102,7 @@ impl RequestRejected {
         self.texts().0
     }
 
-    /// What was wrong and what to do, for the client.
+    /// Message for the client: the fault and its remedy.
     #[must_use]
     pub const fn message(self) -> &'static str {
         self.texts().1
@@ -167,7 +167,7 @@ impl RequestRejected {
         }
     }
 
-    /// The answer's body: an error in the shape of the OpenAI API.
+    /// Body of the answer: an error in the format of the OpenAI API.
     #[must_use]
     pub fn body(self) -> Bytes {
         let (message, code) = (self.message(), self.code());

@@ -1,12 +1,12 @@
-//! Signals that end the listener.
+//! Listener shutdown: the two signals that end the listener.
 
 use tokio_util::sync::CancellationToken;
 
 /// The two signals that end [`serve`](super::serve). Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct ListenerShutdown {
-    /// Take no new connections, close the idle ones, let requests finish.
+    /// Accept no new connections, close idle connections, and let running requests finish.
     pub drain: CancellationToken,
-    /// End everything now.
+    /// End all connections now.
     pub abort: CancellationToken,
 }

@@ -1,4 +1,4 @@
-//! Client socket: what the listener needs of a client's byte stream.
+//! Client socket: the operations that the listener needs on a client's byte stream.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -12,13 +12,12 @@ use tokio::net::TcpStream;
 
 use crate::tls::MaybeTlsStream;
 
-/// Bytes taken from a socket at a time when they are kept aside.
+/// Most bytes of one read into a buffer of held bytes.
 pub(super) const READ_BYTES: usize = 8 * 1024;
 
 /// A client's byte stream.
 pub(super) trait ClientSocket: AsyncRead + AsyncWrite + Unpin {
-    /// True when the peer has closed its side, even while there are bytes
-    /// that nobody has read yet.
+    /// Whether the peer has closed its side, even if unread bytes are left.
     fn has_left(&self) -> bool;
 }
 
@@ -38,8 +37,8 @@ impl ClientSocket for TcpStream {
     }
 }
 
-/// Reads once and appends to `kept`; 0 = the peer has closed its side.
-/// Nothing is allocated while there is nothing to read.
+/// Reads once and appends to `kept`. Returns the number of bytes; 0 = the peer has closed its side.
+/// No memory is allocated while there is nothing to read.
 pub(super) fn poll_append<T: ClientSocket>(
     socket: &mut T,
     cx: &mut Context<'_>,

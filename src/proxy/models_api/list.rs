@@ -1,4 +1,4 @@
-//! GET /v1/models: what the caller may use.
+//! Model list: `GET /v1/models`, the models that the caller may use.
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ use crate::core::model::policy::Policy;
 use crate::core::placement::rules::largest_window;
 use crate::fleet::view::FleetView;
 
-/// The answer to GET /v1/models.
+/// The answer to `GET /v1/models`.
 #[must_use]
 pub(crate) fn list(settings: &Settings, grant: &Grant, engines: &FleetView) -> Value {
     let names = settings.edge.names.of(grant.tenant);
@@ -18,14 +18,15 @@ pub(crate) fn list(settings: &Settings, grant: &Grant, engines: &FleetView) -> V
     json!({ "object": "list", "data": data })
 }
 
-/// The answer to GET /v1/models/{name}; `None` for a model that does not
-/// exist or that the caller may not use: the two look alike from outside.
+/// The answer to `GET /v1/models/{name}`. `None` for a model that does not exist or that the caller
+/// may not use. The client cannot tell the two apart.
 #[must_use]
 pub(crate) fn one(settings: &Settings, grant: &Grant, name: &str, engines: &FleetView) -> Option<Value> {
     Some(row(settings, name, called(settings, grant, name)?, engines))
 }
 
-/// What the caller means by the name, where it may use all that is meant.
+/// The model or split that `name` denotes for the caller. `None` unless the caller may use all of
+/// its models.
 #[must_use]
 pub(crate) fn called<'a>(settings: &'a Settings, grant: &Grant, name: &str) -> Option<NamedModel<'a>> {
     let called = settings.edge.names.called(grant.tenant, name)?;
@@ -37,7 +38,7 @@ pub(crate) fn usable(policy: &Policy, grant: &Grant) -> impl Iterator<Item = Mod
     policy.models.iter().map(|(id, _, _)| id).filter(move |id| may_use(policy, grant, *id))
 }
 
-/// Whether the tenant may use the model, and by this credential.
+/// Whether both the tenant and the credential may use the model.
 #[must_use]
 pub(crate) fn may_use(policy: &Policy, grant: &Grant, model: ModelId) -> bool {
     let tenant = policy.tenants.get(grant.tenant).filter(|_| grant.allows_model(model));

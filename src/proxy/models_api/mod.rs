@@ -1,4 +1,4 @@
-//! Answers that need no engine.
+//! Models API: answers about models that need no engine.
 
 pub(super) mod list;
 
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::auth::client::ConnectedClient;
 use crate::protocol::error::ApiError;
 use crate::protocol::error::catalogue::ErrorKind;
-use crate::proxy::handler::Proxy;
+use crate::proxy::data_plane::Proxy;
 
 impl Proxy {
     /// GET /v1/models.

@@ -1,5 +1,5 @@
-//! Relay buffer: the part of a stream that the engine wrote and the client has not read yet. The
-//! pump fills it, the client's body empties it.
+//! Relay buffer: the part of a stream that the engine has sent and the client has not read yet. The
+//! pump fills the buffer, and the client's body empties it.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -11,16 +11,16 @@ use parking_lot::Mutex;
 
 use crate::proxy::relay::memory::AnswerShare;
 
-/// How a stream ended for its client.
+/// End of a stream, as its client sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::proxy) enum BufferEnd {
-    /// With its proper end.
+    /// The stream is complete.
     Whole,
-    /// It broke off; its last bytes say why.
+    /// The stream broke off. Its last bytes give the reason.
     Broken,
 }
 
-/// The two ends of a new buffer, for `limit` bytes.
+/// Creates a buffer of `limit` bytes and returns its two ends.
 pub(in crate::proxy) fn stream_buffer(share: AnswerShare, limit: usize) -> (BufferWriter, BufferReader) {
     let buffer = StreamBuffer {
         pieces: VecDeque::new(),
@@ -49,8 +49,8 @@ struct StreamBuffer {
 }
 
 impl StreamBuffer {
-    /// Whether the engine is to be read on. An empty buffer always has room, so
-    /// every stream goes on as fast as its client reads.
+    /// Whether the engine should be read. An empty buffer always has room, so every stream proceeds
+    /// as fast as its client reads.
     fn has_room(&self) -> bool {
         self.pieces.is_empty() || self.bytes < self.limit && self.share.has_room()
     }
@@ -61,14 +61,13 @@ impl StreamBuffer {
     }
 }
 
-/// The pump's end. A stream whose writer is dropped has ended, and is broken
-/// unless something else was said.
+/// The pump's end of the buffer. Dropping the writer ends the stream as broken, unless the stream
+/// has already ended.
 #[derive(Debug)]
 pub(in crate::proxy) struct BufferWriter(Arc<Mutex<StreamBuffer>>);
 
 impl BufferWriter {
-    /// Hands over `pieces`; says whether there is room for more. They are taken
-    /// in any case.
+    /// Appends `pieces`, even if the buffer is full. Returns whether there is room for more.
     pub(in crate::proxy) fn push(&self, pieces: impl Iterator<Item = Bytes>) -> bool {
         let mut inner = self.0.lock();
         let before = inner.pieces.len();
@@ -91,7 +90,7 @@ impl BufferWriter {
         self.0.lock().pieces.is_empty()
     }
 
-    /// Nothing more is to come.
+    /// Ends the stream. A second call has no effect.
     pub(in crate::proxy) fn end(&self, end: BufferEnd) {
         let mut inner = self.0.lock();
         inner.end.get_or_insert(end);
@@ -103,7 +102,7 @@ impl BufferWriter {
     /// Waits until there is room.
     pub(in crate::proxy) async fn room(&self) {
         loop {
-            // Asked first: what is freed after the look is not missed.
+            // Registered before the check, so that memory freed after the check is not missed.
             let freed = self.0.lock().share.freed();
             tokio::select! {
                 biased;
@@ -129,12 +128,12 @@ impl Drop for BufferWriter {
     }
 }
 
-/// The client's end.
+/// The client's end of the buffer.
 #[derive(Debug)]
 pub(in crate::proxy) struct BufferReader(Arc<Mutex<StreamBuffer>>);
 
 impl BufferReader {
-    /// The next piece, or how the stream ended.
+    /// The next piece, or the end of the stream.
     pub(in crate::proxy) fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Result<Bytes, BufferEnd>> {
         let mut inner = self.0.lock();
         if let Some(piece) = inner.pieces.pop_front() {

@@ -1,5 +1,5 @@
-//! A stream that broke after its first token goes on at another replica: the
-//! job waits again, and the next engine is told what the client has.
+//! Continuation: a stream that broke after its first token goes on at another replica. The job
+//! waits again, and the next engine gets the part of the answer that the client already has.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -17,52 +17,55 @@ use crate::protocol::error::ApiError;
 use crate::protocol::request::edit::{EditedBody, json_string};
 use crate::protocol::response::engine_error::EngineError;
 use crate::protocol::response::partial_answer::PartialAnswer;
-use crate::proxy::attempt::whole_body;
 use crate::proxy::body::BodyReservation;
-use crate::proxy::handler::{ClientAnswer, Proxy, replaced};
+use crate::proxy::data_plane::Proxy;
 use crate::proxy::relay::engine_stream::EngineStream;
 use crate::proxy::request::InferenceRequest;
+use crate::proxy::request::superseding::replaced;
+use crate::proxy::response::client_answer::ClientAnswer;
 use crate::proxy::summary::active::ActiveRequest;
+use crate::proxy::upstream::whole_body::whole_body;
 use crate::proxy::upstream::{UpstreamCall, UpstreamReplica};
 use crate::telemetry::event::{RequestOutcome, StreamBroken};
 
-/// The longest answer of a tokenizer that is read, in bytes.
+/// Longest tokenize answer that is read, in bytes.
 const MAX_COUNT_BYTES: u64 = 4 * 1024 * 1024;
 
-/// A stream on its way to its client, and what belongs to it.
+/// A stream on its way to its client, with its request and its continuation.
 #[derive(Debug)]
 pub(in crate::proxy) struct LiveStream {
     pub(in crate::proxy) stream: Box<EngineStream>,
     pub(in crate::proxy) request: ActiveRequest,
-    /// Absent when no other replica could go on with it.
+    /// `None` if no other replica could continue the stream.
     pub(in crate::proxy) continuation: Option<Continuation>,
 }
 
-/// What a stream needs to go on elsewhere.
+/// Data that a stream needs to continue at another replica.
 #[derive(Debug)]
 pub(in crate::proxy) struct Continuation {
     pub(in crate::proxy) proxy: Arc<Proxy>,
     pub(in crate::proxy) order: InferenceRequest,
     /// The client's headers that go upstream.
     pub(in crate::proxy) headers: HeaderMap,
-    /// The body's share of the budget.
+    /// Reservation of the body's bytes.
     #[expect(dead_code, reason = "held until it is dropped")]
     pub(in crate::proxy) held: BodyReservation,
 }
 
-/// How the search for another replica ended.
+/// Result of the search for another replica.
 #[derive(Debug)]
 pub(in crate::proxy) enum ContinuationSearch {
-    /// The rest of the stream is here; with its usage when it is whole.
+    /// Another replica continues the stream. The value is the usage, if the stream is complete.
     Found(Option<JobUsage>),
-    /// There is none, and the stream stays broken.
+    /// No replica continues the stream, and the stream stays broken.
     Broken,
-    /// The request is not to go on, for another reason.
+    /// The request has ended for another reason: shutdown or a superseding retry.
     Ended(ApiError),
 }
 
-/// Whether a stream of this order could go on elsewhere: by what it asks for,
-/// on every engine that serves its model, and with its body held until its end.
+/// Whether a stream of this request could continue at another replica. The request's parameters
+/// must allow it, every engine that serves the model must support it, and there must be memory to
+/// hold the body until the stream's end.
 pub(in crate::proxy) fn is_possible(
     settings: &Settings,
     order: &InferenceRequest,
@@ -72,20 +75,20 @@ pub(in crate::proxy) fn is_possible(
     let can_go_on =
         |pool| settings.edge.pools.get(pool).is_some_and(|pool| pool.engine.can(Ability::Continue));
     settings.edge.continue_streams
-        && order.peek.can_go_on
-        && held.may_stay(settings.edge.requests.max_total_body_bytes)
+        && order.parsed.is_resumable
+        && held.can_hold_for_stream(settings.edge.requests.max_total_body_bytes)
         && model.is_some_and(|model| model.pools.iter().copied().all(can_go_on))
 }
 
 impl LiveStream {
-    /// The answer is whole.
+    /// Ends the request with success: the answer is complete.
     pub(in crate::proxy) fn completed(&mut self, usage: JobUsage) {
         self.request.record.succeeded(usage);
         self.request.record.finish_reason = self.stream.finish_reason();
         self.request.finish(AttemptOutcome::Done(usage));
     }
 
-    /// It broke, and stays so.
+    /// Ends the request after its stream broke for good.
     pub(in crate::proxy) fn broken(&mut self, error: EngineError, usage: JobUsage) {
         let (fault, error) = match error {
             EngineError::Fault(fault) => (Some(fault), ApiError::broken_stream(fault)),
@@ -103,7 +106,7 @@ impl LiveStream {
         self.close(&error, fault, usage);
     }
 
-    /// Ends it with an error event.
+    /// Ends the request and the stream with an error event.
     pub(in crate::proxy) fn close(&mut self, error: &ApiError, fault: Option<EngineFault>, usage: JobUsage) {
         self.request.record.usage = Some(usage);
         self.request.finish(match fault {
@@ -114,29 +117,33 @@ impl LiveStream {
         self.stream.break_off(error.sse_event(self.request.record.api.dialect()));
     }
 
-    /// Whether another replica may go on with the stream now that it broke; if
-    /// so, the job waits for it.
-    pub(in crate::proxy) fn goes_on(&mut self, fault: EngineFault, usage: JobUsage) -> Option<PartialAnswer> {
+    /// After the stream broke, puts the job back to wait for another replica. Returns the part of
+    /// the answer that the client has, or `None` if no other replica may continue the stream.
+    pub(in crate::proxy) fn interrupt(
+        &mut self,
+        fault: EngineFault,
+        usage: JobUsage,
+    ) -> Option<PartialAnswer> {
         self.continuation.as_ref()?;
-        let so_far = self.stream.interrupted()?;
-        self.stream.let_go();
+        let so_far = self.stream.to_partial_answer()?;
+        self.stream.close_connection();
         self.request.record.interrupted(fault);
         self.request.interrupted(fault, usage, so_far.tokens()).then_some(so_far)
     }
 
-    /// Whether the scheduler wants the stream to go on elsewhere; with the fault
-    /// that this is for it.
-    pub(in crate::proxy) fn poll_handed_over(&mut self, cx: &mut Context<'_>) -> Poll<EngineFault> {
+    /// Ready when the scheduler asks the stream to migrate, with the fault that stands for the
+    /// scheduler's reason.
+    pub(in crate::proxy) fn poll_migration(&mut self, cx: &mut Context<'_>) -> Poll<EngineFault> {
         self.request.poll_migration(cx).map(PreemptReason::fault)
     }
 
-    /// Whether another replica could go on with the stream as far as it is now.
+    /// Whether another replica could continue the stream from its current state.
     pub(in crate::proxy) fn can_go_on(&self) -> bool {
-        self.continuation.is_some() && self.stream.interrupted().is_some()
+        self.continuation.is_some() && self.stream.to_partial_answer().is_some()
     }
 
-    /// Waits for another replica and the rest of the stream from there.
-    pub(in crate::proxy) async fn onward(&mut self, so_far: &PartialAnswer) -> ContinuationSearch {
+    /// Waits for another replica to continue the stream, up to `stream_idle_timeout`.
+    pub(in crate::proxy) async fn find_replica(&mut self, so_far: &PartialAnswer) -> ContinuationSearch {
         let Self { stream, request, continuation: Some(continuation) } = self else {
             return ContinuationSearch::Broken;
         };
@@ -147,7 +154,7 @@ impl LiveStream {
             biased;
             () = proxy.dispatcher.shutdown().expired() => return ContinuationSearch::Ended(request.record.shut_down()),
             () = replaced(notice) => return ContinuationSearch::Ended(request.record.superseded()),
-            found = timeout(patience, proxy.tries(order, headers, Some(so_far), request)) => found,
+            found = timeout(patience, proxy.attempt_until_answered(order, headers, Some(so_far), request)) => found,
         };
         match found {
             Ok(Ok(ClientAnswer::Stream { stream: rest, whole, .. })) => {
@@ -159,8 +166,8 @@ impl LiveStream {
     }
 }
 
-/// The same with its tokens counted by the engine that is to read them. What
-/// events say is less: engines put several tokens into one.
+/// A copy of `so_far` whose tokens the next engine has counted. The number of events would be too
+/// low, because engines put several tokens into one event.
 pub(in crate::proxy) async fn counted(
     so_far: &PartialAnswer,
     (name, headers): (&str, &HeaderMap),
@@ -169,11 +176,11 @@ pub(in crate::proxy) async fn counted(
 ) -> PartialAnswer {
     let mut so_far = so_far.clone();
     if so_far.is_resumed() && !so_far.is_counted() {
-        let count = match so_far.told() {
+        let count = match so_far.prompt_text() {
             "" => Some(0),
             text => count(text, (name, headers), replica, limits).await,
         };
-        count.into_iter().for_each(|count| so_far.count(count));
+        count.into_iter().for_each(|count| so_far.set_tokens(count));
     }
     so_far
 }

@@ -1,4 +1,4 @@
-//! An engine's event stream, read frame by frame and judged as it comes.
+//! Engine stream: the event stream of an engine, read frame by frame and checked as it arrives.
 
 use std::collections::VecDeque;
 use std::task::{Context, Poll};
@@ -15,24 +15,24 @@ use crate::protocol::response::stream::{
 use crate::protocol::sse::{SseFrame, SseScanner};
 use crate::proxy::upstream::UpstreamExchange;
 
-/// The longest single event that is accepted, in bytes.
+/// Longest accepted event, in bytes.
 const MAX_EVENT_BYTES: usize = 16 * 1024 * 1024;
 
-/// What a piece of the stream brought.
+/// Result of reading a piece of the stream.
 #[derive(Debug)]
 pub(in crate::proxy) enum StreamStep {
-    /// The stream goes on.
+    /// The stream continues.
     More,
-    /// The engine says that it is there, and nothing else: its server can say
-    /// so while what generates tokens hangs.
+    /// The piece contains only comments. An engine's HTTP server can send comments while the part
+    /// that generates tokens hangs.
     KeepAlive,
-    /// The answer is whole.
+    /// The answer is complete.
     Complete(JobUsage),
-    /// It failed, and this was consumed for it.
+    /// The stream failed. The usage is that of the failed stream.
     Failed(EngineError, JobUsage),
 }
 
-/// The stream and what of it waits to be relayed.
+/// An engine's stream, with the bytes that wait to be relayed.
 #[derive(Debug)]
 pub(in crate::proxy) struct EngineStream {
     exchange: Option<UpstreamExchange>,
@@ -47,35 +47,34 @@ impl EngineStream {
         Self { exchange: Some(exchange), scanner, judge, out: VecDeque::new() }
     }
 
-    /// Whether the first real token (or the end of a choice) has come.
+    /// Whether the first real token, or the end of a choice, has arrived.
     pub(in crate::proxy) fn has_output(&self) -> bool {
         self.judge.has_output()
     }
 
-    /// Why the first choice that ended did so.
+    /// The reason of the first choice that ended.
     pub(in crate::proxy) fn finish_reason(&self) -> Option<&'static str> {
         self.judge.finish_reason()
     }
 
-    /// Events with output so far.
+    /// Number of events with output so far.
     pub(in crate::proxy) fn outputs(&self) -> u64 {
         self.judge.outputs()
     }
 
-    /// Whether the answer has one choice only.
+    /// Whether the answer has exactly one choice.
     pub(in crate::proxy) fn is_single(&self) -> bool {
         self.judge.is_single()
     }
 
-    /// What is known of the consumption so far.
+    /// The usage known so far.
     pub(in crate::proxy) fn usage_so_far(&self) -> JobUsage {
         self.judge.usage()
     }
 
-    /// What another engine needs to go on with the answer; absent when it
-    /// cannot.
-    pub(in crate::proxy) fn interrupted(&self) -> Option<PartialAnswer> {
-        self.judge.interrupted()
+    /// The partial answer that another engine can continue; absent when none can.
+    pub(in crate::proxy) fn to_partial_answer(&self) -> Option<PartialAnswer> {
+        self.judge.to_partial_answer()
     }
 
     /// Bytes held for the client.
@@ -89,18 +88,17 @@ impl EngineStream {
     }
 
     /// Closes the engine's connection.
-    pub(in crate::proxy) fn let_go(&mut self) {
+    pub(in crate::proxy) fn close_connection(&mut self) {
         self.exchange = None;
     }
 
-    /// Ends the stream with a last event for the client; the engine's
-    /// connection is closed.
+    /// Closes the engine's connection, and ends the stream with a last event for the client.
     pub(in crate::proxy) fn break_off(&mut self, last: Bytes) {
-        self.let_go();
+        self.close_connection();
         self.out.push_back(last);
     }
 
-    /// Reads on.
+    /// Reads the next piece of the stream.
     pub(in crate::proxy) fn poll_step(&mut self, cx: &mut Context<'_>) -> Poll<StreamStep> {
         let Some(exchange) = self.exchange.as_mut() else {
             return Poll::Ready(self.end(ConnectionEnd::Cut));
@@ -113,7 +111,8 @@ impl EngineStream {
         }
     }
 
-    /// A chunk whose frames all pass as they came is passed on in one piece.
+    /// Reads the frames of a chunk. If all frames pass unchanged, the chunk is relayed in one
+    /// piece.
     fn chunk(&mut self, chunk: Bytes) -> StreamStep {
         let starts_frame = self.scanner.leftover() == 0;
         let mut run = FrameRun { chunk: starts_frame.then(|| chunk.clone()), frames: 0, news: false };
@@ -140,7 +139,7 @@ impl EngineStream {
     }
 
     fn frame(&mut self, frame: &SseFrame, run: &mut FrameRun) -> Option<StreamStep> {
-        let verdict = self.judge.frame(frame);
+        let verdict = self.judge.classify(frame);
         run.news |= verdict.kind != StreamEventKind::Comment;
         match verdict.forward {
             Forward::AsIs => {
@@ -160,7 +159,7 @@ impl EngineStream {
         }
     }
 
-    /// The protocol's end was seen. The bytes that follow it belong to the
+    /// Ends the stream after the protocol's end event. The bytes that follow belong to the
     /// connection, not to the answer.
     fn complete(&mut self) -> StreamStep {
         if let Some(exchange) = self.exchange.take() {
@@ -171,7 +170,7 @@ impl EngineStream {
 
     fn end(&mut self, ended: ConnectionEnd) -> StreamStep {
         self.exchange = None;
-        match self.judge.end(ended) {
+        match self.judge.final_verdict(ended) {
             StreamVerdict::Success { usage } => StreamStep::Complete(usage),
             StreamVerdict::Failed { fault, usage } => StreamStep::Failed(EngineError::Fault(fault), usage),
             StreamVerdict::Refused { error, usage } => StreamStep::Failed(EngineError::Client(error), usage),
@@ -179,16 +178,17 @@ impl EngineStream {
     }
 }
 
-/// Frames of one chunk that pass as they came.
+/// Run of frames of one chunk that pass unchanged. `chunk` is `None` if the chunk cannot be relayed
+/// in one piece.
 struct FrameRun {
     chunk: Option<Bytes>,
     frames: usize,
-    /// Whether one of them says something.
+    /// Whether a frame of the chunk is more than a comment.
     news: bool,
 }
 
 impl FrameRun {
-    /// Puts the chunk in the place of its frames.
+    /// Replaces the frames in `out` by the one chunk that contains them.
     fn join(self, out: &mut VecDeque<Bytes>) {
         if let Some(chunk) = self.chunk
             && self.frames > 1

@@ -1,10 +1,9 @@
-//! ITL samplers: gaps between tokens, signs of life, and streams that wait for their clients. They
-//! are counted as bytes pass, and reported to the scheduler a few times a second.
+//! ITL samplers: inter-token latency, signs of life, and streams that wait for their clients. The
+//! samplers count as bytes pass, and report to the scheduler a few times a second.
 //!
-//! A relayed chunk costs two additions on shared counters and nothing else. A
-//! gap counts only when both of its ends are known to be the moment when the
-//! engine sent: a chunk that lay ready because its client reads slowly says
-//! nothing of the engine.
+//! A relayed chunk costs two additions on shared counters and nothing else. An interval between
+//! chunks counts only when both ends are moments at which the engine sent. A chunk that lay ready
+//! because its client reads slowly says nothing about the engine.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -19,32 +18,32 @@ use crate::core::model::ids::ReplicaId;
 use crate::core::model::job::JobUsage;
 use crate::dispatcher::Dispatcher;
 
-/// Time between two samples.
+/// Interval between two samples.
 const SAMPLE_EVERY: Duration = Duration::from_millis(100);
-/// A chunk that lies ready this soon after the one before it came with it.
+/// A chunk that is ready within this time after the chunk before it arrived together with it.
 const BURST: Duration = Duration::from_millis(5);
-/// Streams with fewer events say too little of the tokens in one.
+/// Fewest events of a stream from which tokens per event are learned.
 const MIN_EVENTS: u64 = 8;
-/// Weight of one more stream in the mean of tokens per event: 1/8.
+/// Weight of one more stream in the mean of tokens per event, as a shift: 1/8.
 const LEARN_SHIFT: u32 = 3;
-/// The fixed point of tokens per event.
+/// Fixed-point value of one token per event.
 const ONE: u32 = 1 << 10;
-/// No engine puts more tokens into one event.
+/// Upper limit of tokens per event. No engine puts more tokens into one event.
 const MAX_TOKENS_PER_EVENT: u32 = 64 * ONE;
 
-/// The counters of one replica.
+/// Counters of one replica. `gaps` is a number of token intervals, `nanos` their total time.
 #[derive(Debug)]
 pub(in crate::proxy) struct ReplicaCounters {
     gaps: AtomicU64,
     nanos: AtomicU64,
     /// Learned tokens per event, at least [`ONE`].
     per_event: AtomicU32,
-    /// Whether a byte has come since the last sample.
+    /// Whether a byte has arrived since the last sample.
     heard: AtomicBool,
     /// Streams that wait for their clients.
     paused: AtomicU32,
-    /// The same as the scheduler was told.
-    told: AtomicU32,
+    /// Value of `paused` that was last reported to the scheduler.
+    reported_paused: AtomicU32,
 }
 
 impl Default for ReplicaCounters {
@@ -55,18 +54,18 @@ impl Default for ReplicaCounters {
             per_event: AtomicU32::new(ONE),
             heard: AtomicBool::new(false),
             paused: AtomicU32::new(0),
-            told: AtomicU32::new(0),
+            reported_paused: AtomicU32::new(0),
         }
     }
 }
 
-/// What was counted since the last sample.
+/// Counts since the last sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(in crate::proxy) struct ItlCounts {
     pace: Option<ItlSample>,
-    /// Bytes came, though they are no gap.
+    /// Whether bytes arrived without a measured interval.
     heard: bool,
-    /// Streams that wait for their clients, when that has changed.
+    /// Streams that wait for their clients, if their number has changed.
     paused: Option<u32>,
 }
 
@@ -74,38 +73,38 @@ impl ItlCounts {
     fn events(self, replica: ReplicaId) -> impl Iterator<Item = Event> {
         let paused = self.paused.map(|streams| Event::StreamsPaused { replica, streams });
         let heard = self.heard.then_some(Event::BytesReceived { replica });
-        let pace = self.pace.map(|pace| Event::ItlSampled { replica, pace });
+        let pace = self.pace.map(|pace| Event::ItlSampled { replica, sample: pace });
         [paused, heard, pace].into_iter().flatten()
     }
 }
 
 impl ReplicaCounters {
-    /// A byte of the engine's answers came.
-    pub(in crate::proxy) fn hear(&self) {
+    /// Notes that bytes of the engine's answers arrived.
+    pub(in crate::proxy) fn record_bytes(&self) {
         if !self.heard.load(Ordering::Relaxed) {
             self.heard.store(true, Ordering::Relaxed);
         }
     }
 
-    /// What was counted since the last call, if there is anything to tell.
+    /// Takes the counts since the last call. `None` if there is nothing to report.
     fn sample(&self) -> Option<ItlCounts> {
         let paused = self.paused.load(Ordering::Relaxed);
-        let changed = self.told.swap(paused, Ordering::Relaxed) != paused;
+        let changed = self.reported_paused.swap(paused, Ordering::Relaxed) != paused;
         let heard = self.heard.swap(false, Ordering::Relaxed);
         let pace = self.take();
         let sample = ItlCounts { pace, heard: heard && pace.is_none(), paused: changed.then_some(paused) };
         (sample != ItlCounts::default()).then_some(sample)
     }
 
-    /// `total` passed over `gaps` gaps between tokens. The time goes in first:
-    /// a sample taken in between leaves the pair to the next one.
+    /// Adds `gaps` token intervals of `total` time together. The time is added first: a sample
+    /// taken between the two additions leaves the pair to the next sample.
     fn add(&self, gaps: u64, total: Duration) {
         let nanos = u64::try_from(total.as_nanos()).unwrap_or(u64::MAX);
         self.nanos.fetch_add(nanos, Ordering::Relaxed);
         self.gaps.fetch_add(gaps, Ordering::Relaxed);
     }
 
-    /// What was counted since the last call.
+    /// Takes the token intervals since the last call.
     pub(in crate::proxy) fn take(&self) -> Option<ItlSample> {
         if self.gaps.load(Ordering::Relaxed) == 0 {
             return None;
@@ -115,8 +114,9 @@ impl ReplicaCounters {
         (gaps > 0).then_some(ItlSample { gaps, total })
     }
 
-    /// A stream of `events` had `tokens` in all. Two streams that end at once
-    /// may overwrite each other: it is a mean over many.
+    /// Updates tokens per event by a stream of `events` events with `tokens` tokens. Two streams
+    /// that end at the same time may overwrite each other, which is harmless in a mean over many
+    /// streams.
     fn learn(&self, events: u64, tokens: u64) {
         if events < MIN_EVENTS {
             return;
@@ -129,14 +129,14 @@ impl ReplicaCounters {
     }
 }
 
-/// The counters of all replicas.
+/// Counters of all replicas.
 #[derive(Debug, Default)]
 pub struct ItlCounters {
     meters: DashMap<ReplicaId, Arc<ReplicaCounters>>,
 }
 
 impl ItlCounters {
-    /// The replica's counters, for a stream to keep.
+    /// The replica's counters, shared with its streams.
     pub(in crate::proxy) fn meter(&self, replica: ReplicaId) -> Arc<ReplicaCounters> {
         if let Some(known) = self.meters.get(&replica) {
             return Arc::clone(&known);
@@ -144,12 +144,12 @@ impl ItlCounters {
         Arc::clone(&self.meters.entry(replica).or_default())
     }
 
-    /// Forgets replicas that are no longer configured.
+    /// Removes replicas that are no longer configured.
     pub fn retain(&self, edge: &EdgeSettings) {
         self.meters.retain(|id, _| edge.replicas.get(*id).is_some());
     }
 
-    /// Tells the scheduler how the streams go. Runs until dropped.
+    /// Reports samples to the scheduler. Runs until dropped.
     pub async fn sample(self: Arc<Self>, dispatcher: Arc<Dispatcher>) {
         let mut every = interval(SAMPLE_EVERY);
         every.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -166,8 +166,8 @@ impl ItlCounters {
     }
 }
 
-/// What one stream tells of its replica beside its pace: that bytes come, and
-/// whether it waits for its client.
+/// Observer of one stream. It reports that bytes arrive, and whether the stream waits for its
+/// client.
 #[derive(Debug)]
 pub(in crate::proxy) struct StreamObserver {
     meter: Arc<ReplicaCounters>,
@@ -179,13 +179,13 @@ impl StreamObserver {
         Self { meter, paused: false }
     }
 
-    /// Bytes came.
-    pub(in crate::proxy) fn hears(&self) {
-        self.meter.hear();
+    /// Notes that bytes arrived.
+    pub(in crate::proxy) fn record_bytes(&self) {
+        self.meter.record_bytes();
     }
 
-    /// Whether the stream waits for its client, and nothing is read of it.
-    pub(in crate::proxy) fn pauses(&mut self, paused: bool) {
+    /// Sets whether the stream waits for its client and the engine is not read.
+    pub(in crate::proxy) fn set_paused(&mut self, paused: bool) {
         if self.paused != paused {
             self.paused = paused;
             match paused {
@@ -198,39 +198,38 @@ impl StreamObserver {
 
 impl Drop for StreamObserver {
     fn drop(&mut self) {
-        self.pauses(false);
+        self.set_paused(false);
     }
 }
 
-/// The pace of one stream with one choice, from its first token on. Streams
-/// with several are not measured: their events come in no fixed order.
+/// Inter-token latency of one stream with one choice, from its first token on. Streams with several
+/// choices are not measured, because their events come in no fixed order.
 #[derive(Debug)]
 pub(in crate::proxy) struct ItlSampler {
     meter: Arc<ReplicaCounters>,
-    /// When the last token was read, and whether that was when it came.
+    /// Time at which the last token was read. `exact` tells whether the token arrived at that time.
     last: Instant,
     exact: bool,
-    /// Whether the stream had nothing to say since then.
+    /// Whether the stream had no data ready at some time since `last`.
     waited: bool,
     /// Events with output so far.
     events: u64,
-    /// The part of a token that is not counted yet, in parts of [`ONE`].
+    /// Fraction of a token that is not counted yet, in units of 1/[`ONE`].
     rest: u64,
 }
 
 impl ItlSampler {
-    /// The stream's first token is here, the first of `events` events.
+    /// Starts at the stream's first token, after `events` events.
     pub(in crate::proxy) fn new(meter: Arc<ReplicaCounters>, events: u64, now: Instant) -> Self {
         Self { meter, last: now, exact: true, waited: false, events, rest: 0 }
     }
 
-    /// The stream has nothing to say just now.
-    pub(in crate::proxy) fn waits(&mut self) {
+    /// Notes that the stream has no data ready now.
+    pub(in crate::proxy) fn record_pending(&mut self) {
         self.waited = true;
     }
 
-    /// A chunk was read, after which the stream has had `events` events with
-    /// output.
+    /// Notes that a chunk was read. `events` is the stream's number of events with output so far.
     pub(in crate::proxy) fn read(&mut self, events: u64, now: Instant) {
         let new = events.saturating_sub(self.events);
         if new == 0 {
@@ -250,7 +249,7 @@ impl ItlSampler {
         self.waited = false;
     }
 
-    /// The stream is whole.
+    /// Learns tokens per event from a complete stream.
     pub(in crate::proxy) fn ended(&self, usage: JobUsage) {
         if let JobUsage::Exact(tokens) = usage {
             self.meter.learn(self.events, tokens.output);
@@ -278,13 +277,14 @@ mod tests {
             Self { pacer: ItlSampler::new(Arc::clone(meter), 1, now), now, events: 1 }
         }
 
-        /// A chunk of `events` events comes after `gap`, and is waited for.
+        /// A chunk of `events` events arrives after `gap`, while the reader waits for it.
         fn comes(&mut self, gap: u32, events: u64) {
-            self.pacer.waits();
+            self.pacer.record_pending();
             self.lies_ready(gap, events);
         }
 
-        /// The same, but nobody looked before.
+        /// A chunk of `events` events is read after `gap`, without a wait: it may have arrived
+        /// before.
         fn lies_ready(&mut self, gap: u32, events: u64) {
             self.now += gap * MILLIS;
             self.events += events;
@@ -307,7 +307,7 @@ mod tests {
         assert_eq!(meter.take(), None);
         stream.comes(20, 1);
         stream.comes(30, 1);
-        // Bytes without a token are no end of a gap.
+        // Bytes without a token do not end an interval.
         stream.comes(10, 0);
         stream.comes(10, 1);
         assert_eq!(meter.take(), pace(3, 70));
@@ -330,7 +330,7 @@ mod tests {
         stream.comes(20, 1);
         stream.lies_ready(5_000, 1);
         stream.lies_ready(0, 9);
-        // It has caught up; the next whole gap counts.
+        // The client has caught up. The next whole interval counts.
         stream.comes(3, 1);
         stream.comes(25, 1);
         assert_eq!(meter.take(), pace(2, 45));
@@ -389,14 +389,14 @@ mod tests {
         let (mut one, other) =
             (StreamObserver::new(Arc::clone(&meter)), StreamObserver::new(Arc::clone(&meter)));
         assert_eq!(meter.sample(), None);
-        other.hears();
-        other.hears();
-        one.pauses(true);
-        one.pauses(true);
+        other.record_bytes();
+        other.record_bytes();
+        one.set_paused(true);
+        one.set_paused(true);
         assert_eq!(meter.sample(), Some(ItlCounts { pace: None, heard: true, paused: Some(1) }));
         assert_eq!(meter.sample(), None);
         meter.add(1, MILLIS);
-        one.hears();
+        one.record_bytes();
         assert_eq!(meter.sample(), Some(ItlCounts { pace: pace(1, 1), ..ItlCounts::default() }));
         drop((one, other));
         assert_eq!(meter.sample(), Some(ItlCounts { paused: Some(0), ..ItlCounts::default() }));

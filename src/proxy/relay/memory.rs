@@ -1,5 +1,5 @@
-//! The memory for answers that wait for their clients: what all of them may
-//! take together, and what those of one tenant may.
+//! Relay memory: the bytes of answers that wait for their clients, limited for all answers together
+//! and for the answers of one tenant.
 
 use std::fmt;
 use std::pin::Pin;
@@ -18,31 +18,31 @@ use crate::core::model::ids::TenantId;
 use crate::protocol::error::ApiError;
 use crate::protocol::error::catalogue::ErrorKind;
 
-/// Less than this is not counted: it is about what the request itself takes.
-/// Counts are multiples of it, so a client that keeps up costs no count at all.
+/// Unit of the counts, in bytes. Counts are rounded down to multiples of this unit, which is about
+/// the memory of the request itself. A client that keeps up therefore costs no count at all.
 const PAGE: u64 = 4096;
-/// How long a whole answer waits for room.
+/// Longest time that a whole answer waits for free memory.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// When a client may come back whose answer found none.
+/// `Retry-After` for a client whose answer found no free memory.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Bytes of answers that are held for clients.
+/// Memory of answers that are held for clients.
 #[derive(Debug, Default)]
 pub struct AnswerMemory {
     held: AtomicU64,
-    /// The same by tenant; those of the configuration, so there are not many.
+    /// Bytes held by tenant. Tenants come from the configuration, so the map stays small.
     tenants: DashMap<TenantId, Arc<AtomicU64>>,
     freed: Arc<Notify>,
 }
 
 impl AnswerMemory {
-    /// Bytes held now.
+    /// Bytes of all bodies that are held now.
     #[must_use]
     pub fn held(&self) -> u64 {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// A share for one answer, with nothing in it yet.
+    /// An empty share for one answer of the tenant.
     pub(in crate::proxy) fn share(self: &Arc<Self>, tenant: TenantId, limits: &RequestLimits) -> AnswerShare {
         let of_tenant = self.tenants.get(&tenant).map(|count| Arc::clone(&count));
         let of_tenant = of_tenant.unwrap_or_else(|| Arc::clone(&self.tenants.entry(tenant).or_default()));
@@ -52,7 +52,7 @@ impl AnswerMemory {
     }
 }
 
-/// What one answer takes of the memory; given back when dropped.
+/// One answer's share of the memory. Dropping the share returns its bytes.
 pub(in crate::proxy) struct AnswerShare {
     memory: Arc<AnswerMemory>,
     of_tenant: Arc<AtomicU64>,
@@ -67,23 +67,22 @@ impl AnswerShare {
         self.fits(1)
     }
 
-    /// Counts `bytes` in all, whether or not there is room: they are here.
+    /// Sets the share to `bytes`, even above the limits, because the bytes are already in memory.
     pub(in crate::proxy) fn set(&mut self, bytes: usize) {
         self.count(bytes as u64 / PAGE * PAGE);
     }
 
-    /// Waits until somebody gives something back, from the time of this call
-    /// on.
+    /// A future that is ready when another share returns memory after this call.
     pub(in crate::proxy) fn freed(&self) -> Pin<Box<OwnedNotified>> {
         let mut freed = Box::pin(Arc::clone(&self.memory.freed).notified_owned());
         freed.as_mut().enable();
         freed
     }
 
-    /// Waits a moment for room for `bytes` in all, and takes it.
+    /// Waits up to `PATIENCE` for room to grow the share to `bytes`, and takes the room.
     ///
     /// # Errors
-    /// There is none: a refusal for the client.
+    /// There was no room in time. The error is the refusal for the client.
     pub(in crate::proxy) async fn grow(&mut self, bytes: u64) -> Result<(), ApiError> {
         let bytes = bytes / PAGE * PAGE;
         if bytes <= self.bytes {
@@ -107,8 +106,8 @@ impl AnswerShare {
         Ok(())
     }
 
-    /// The same bytes, which give the share back when the last slice of them is
-    /// gone.
+    /// Binds the share to `bytes`: the share is returned when the last slice of the bytes is
+    /// dropped.
     pub(in crate::proxy) fn bind(self, bytes: Bytes) -> Bytes {
         if self.bytes == 0 { bytes } else { Bytes::from_owner(SharedBytes { bytes, _share: self }) }
     }

@@ -1,4 +1,4 @@
-//! An engine's answer on its way to the client.
+//! Relay: an engine's answer on its way to the client.
 
 pub(super) mod buffer;
 pub(super) mod continuation;

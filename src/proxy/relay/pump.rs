@@ -1,6 +1,6 @@
-//! The engine's side of a stream: reads the engine at its own pace into the
-//! stream's buffer, and ends the request when the engine has, whatever the
-//! client does. It runs in a task of its own, which ends when the client leaves.
+//! Pump: the engine's side of a stream. The pump reads the engine at the engine's own speed into
+//! the stream's buffer, and ends the request when the engine has ended, whatever the client does.
+//! The pump runs in a task of its own, which ends when the client leaves.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -16,56 +16,55 @@ use crate::core::model::job::JobUsage;
 use crate::dispatcher::shutdown::ShutdownWatch;
 use crate::protocol::response::engine_error::EngineError;
 use crate::protocol::response::partial_answer::PartialAnswer;
-use crate::proxy::handler::Proxy;
+use crate::proxy::data_plane::Proxy;
 use crate::proxy::relay::buffer::{BufferEnd, BufferWriter};
 use crate::proxy::relay::continuation::{ContinuationSearch, LiveStream};
 use crate::proxy::relay::engine_stream::StreamStep;
 use crate::proxy::relay::itl::{ItlCounters, ItlSampler, StreamObserver};
 
-/// How long a stream that cannot go on elsewhere is still waited for when its
-/// replica has stalled.
+/// Longest wait for a stream whose replica has stalled and that cannot continue at another replica.
 const STALLED_TIMEOUT: Duration = Duration::from_secs(12);
 
-/// A stream between its engine and its buffer. Dropped early = the client left.
+/// A stream between its engine and its buffer. An early drop means that the client left.
 pub(in crate::proxy) struct Pump {
     live: Box<LiveStream>,
     out: BufferWriter,
-    /// Whether the buffer takes more. While it does not, the stream is paused
-    /// for its client: the engine is not read and owes nothing.
+    /// Whether the buffer has room. While the buffer is full, the stream is paused: the engine is
+    /// not read, and its idle time does not count.
     has_room: bool,
     grace: ShutdownWatch,
     paces: Arc<ItlCounters>,
-    /// Absent for a stream that is not measured.
-    pacer: Option<ItlSampler>,
-    /// Absent while no engine is read.
-    ear: Option<StreamObserver>,
+    /// `None` for a stream whose inter-token latency is not measured.
+    itl_sampler: Option<ItlSampler>,
+    /// `None` while no engine is read.
+    observer: Option<StreamObserver>,
     idle: Pin<Box<Sleep>>,
     idle_timeout: Duration,
-    /// When the engine last said something.
+    /// Time at which the engine last sent a part of the answer.
     last: Instant,
-    /// Its replica has stalled: it is waited for until then, unless it speaks.
-    given_up: Option<Instant>,
+    /// Deadline of a stream whose replica has stalled. Any further part of the answer clears it.
+    stalled_deadline: Option<Instant>,
     phase: PumpPhase,
 }
 
 #[derive(Debug)]
 enum PumpPhase {
     Open,
-    /// It broke, and another engine is to go on with it.
+    /// The stream broke, and another engine is to continue it.
     Interrupted(EngineFault, PartialAnswer),
     Over(BufferEnd),
 }
 
-/// What a pump waited for.
+/// Event that ended a pump's wait.
 enum PumpWake {
     Engine(StreamStep),
-    /// Something else has to be looked at, or has ended the stream.
+    /// The buffer has room again, or the engine's part of the stream was ended from outside.
     Other,
 }
 
 impl Pump {
-    /// Takes over a stream whose first token has come; with its usage when it is
-    /// whole. What there is of it goes into the buffer at once.
+    /// Takes over a stream whose first token has arrived. `whole` is the usage, if the stream is
+    /// complete. The bytes read so far go into the buffer at once.
     pub(in crate::proxy) fn new(
         proxy: &Proxy,
         live: Box<LiveStream>,
@@ -80,12 +79,12 @@ impl Pump {
             has_room: true,
             grace: proxy.dispatcher.shutdown().watch(),
             paces: Arc::clone(&proxy.itl_samplers),
-            pacer: None,
-            ear: None,
+            itl_sampler: None,
+            observer: None,
             idle: Box::pin(sleep_until(last + idle_timeout)),
             idle_timeout,
             last,
-            given_up: None,
+            stalled_deadline: None,
             phase: PumpPhase::Open,
         };
         pump.begins(whole);
@@ -93,12 +92,12 @@ impl Pump {
         pump
     }
 
-    /// Whether nothing more is to come of the engine.
+    /// Whether the stream has ended.
     pub(in crate::proxy) const fn is_over(&self) -> bool {
         matches!(self.phase, PumpPhase::Over(_))
     }
 
-    /// Passes the stream on to its end.
+    /// Relays the stream up to its end.
     pub(in crate::proxy) async fn run(mut self) {
         loop {
             match &self.phase {
@@ -114,21 +113,21 @@ impl Pump {
         }
     }
 
-    /// An engine's part of the stream begins; with its usage when it is whole.
+    /// Starts an engine's part of the stream. `whole` is the usage, if the stream is complete.
     fn begins(&mut self, whole: Option<JobUsage>) {
         self.phase = PumpPhase::Open;
-        (self.last, self.given_up) = (Instant::now(), None);
+        (self.last, self.stalled_deadline) = (Instant::now(), None);
         let place = self.live.request.record.place.filter(|_| whole.is_none());
         let meter = place.map(|place| self.paces.meter(place.replica));
-        self.ear = meter.clone().map(StreamObserver::new);
+        self.observer = meter.clone().map(StreamObserver::new);
         let meter = meter.filter(|_| self.live.stream.is_single());
-        self.pacer = meter.map(|meter| ItlSampler::new(meter, self.live.stream.outputs(), self.last));
+        self.itl_sampler = meter.map(|meter| ItlSampler::new(meter, self.live.stream.outputs(), self.last));
         if let Some(usage) = whole {
             self.completed(usage);
         }
     }
 
-    /// Gives the buffer what was read.
+    /// Moves the bytes that were read into the buffer.
     fn pass_on(&mut self) {
         let stream = &mut self.live.stream;
         self.has_room = self.out.push(std::iter::from_fn(|| stream.next_out()));
@@ -137,8 +136,7 @@ impl Pump {
         }
     }
 
-    /// Waits for the engine, for room in the buffer, or for what ends the
-    /// stream.
+    /// Waits for the engine, for room in the buffer, or for an event that ends the stream.
     async fn turn(&mut self) -> PumpWake {
         if self.has_room {
             return poll_fn(|cx| self.poll_engine(cx)).await;
@@ -149,12 +147,12 @@ impl Pump {
             biased;
             ended = poll_fn(|cx| poll_ended(live, grace, cx)) => ended,
             () = out.room() => {
-                // The engine was not listened to: its silence begins now.
+                // The engine was not read during the pause, so its idle time starts now.
                 self.last = Instant::now();
                 self.has_room = true;
                 self.pauses(false);
-                if self.given_up.is_some() {
-                    self.give_up();
+                if self.stalled_deadline.is_some() {
+                    self.start_stalled_deadline();
                 }
                 return PumpWake::Other;
             }
@@ -171,21 +169,21 @@ impl Pump {
             self.ended(ended);
             return Poll::Ready(PumpWake::Other);
         }
-        if self.is_silent(cx) {
+        if self.poll_idle_timeout(cx) {
             self.ended(EngineEnd::Fault(EngineFault::Silent));
             return Poll::Ready(PumpWake::Other);
         }
-        if let Some(pacer) = &mut self.pacer {
-            pacer.waits();
+        if let Some(pacer) = &mut self.itl_sampler {
+            pacer.record_pending();
         }
         Poll::Pending
     }
 
-    /// Whether the engine has said nothing for too long.
-    fn is_silent(&mut self, cx: &mut Context<'_>) -> bool {
+    /// Whether the engine has sent no part of the answer for too long.
+    fn poll_idle_timeout(&mut self, cx: &mut Context<'_>) -> bool {
         while self.idle.as_mut().poll(cx).is_ready() {
             let deadline = self.last + self.idle_timeout;
-            let deadline = self.given_up.map_or(deadline, |until| until.min(deadline));
+            let deadline = self.stalled_deadline.map_or(deadline, |until| until.min(deadline));
             if Instant::now() >= deadline {
                 return true;
             }
@@ -203,41 +201,42 @@ impl Pump {
         }
     }
 
-    /// Bytes came from the engine.
+    /// Notes that bytes came from the engine.
     fn hears(&self) {
-        self.ear.iter().for_each(StreamObserver::hears);
+        self.observer.iter().for_each(StreamObserver::record_bytes);
     }
 
-    /// Whether nothing is read of the engine until the client has taken more.
+    /// Sets whether the engine is not read until the client has taken more.
     fn pauses(&mut self, paused: bool) {
-        self.ear.iter_mut().for_each(|ear| ear.pauses(paused));
+        self.observer.iter_mut().for_each(|ear| ear.set_paused(paused));
     }
 
-    /// Something of the answer came from the engine.
+    /// Notes that a part of the answer came from the engine.
     fn came(&mut self) {
         self.hears();
-        (self.last, self.given_up) = (Instant::now(), None);
+        (self.last, self.stalled_deadline) = (Instant::now(), None);
         let record = &mut self.live.request.record;
         record.gaps.piece(record.clock.tick(self.last));
-        if let Some(pacer) = &mut self.pacer {
+        if let Some(pacer) = &mut self.itl_sampler {
             pacer.read(self.live.stream.outputs(), self.last);
         }
     }
 
     fn completed(&mut self, usage: JobUsage) {
-        self.ear = None;
+        self.observer = None;
         self.phase = PumpPhase::Over(BufferEnd::Whole);
-        if let Some(pacer) = &self.pacer {
+        if let Some(pacer) = &self.itl_sampler {
             pacer.ended(usage);
         }
         self.live.completed(usage);
     }
 
-    /// The engine failed: another one goes on, or the client is told.
+    /// Handles a failure of the engine: another engine continues, or the client gets an error
+    /// event.
     fn failed(&mut self, error: EngineError, usage: JobUsage) {
-        self.ear = None;
+        self.observer = None;
         if let EngineError::Fault(fault) = error
-            && let Some(so_far) = self.live.goes_on(fault, usage)
+            && let Some(so_far) = self.live.interrupt(fault, usage)
         {
             self.phase = PumpPhase::Interrupted(fault, so_far);
             return;
@@ -246,9 +245,9 @@ impl Pump {
         self.phase = PumpPhase::Over(BufferEnd::Broken);
     }
 
-    fn give_up(&mut self) {
+    fn start_stalled_deadline(&mut self) {
         let until = Instant::now() + STALLED_TIMEOUT;
-        self.given_up = Some(until);
+        self.stalled_deadline = Some(until);
         self.idle.as_mut().reset(until);
     }
 
@@ -256,7 +255,7 @@ impl Pump {
         let usage = self.live.stream.usage_so_far();
         let error = match ended {
             EngineEnd::Fault(fault) => return self.failed(EngineError::Fault(fault), usage),
-            EngineEnd::Stalled => return self.give_up(),
+            EngineEnd::Stalled => return self.start_stalled_deadline(),
             EngineEnd::ShutDown => self.live.request.record.shut_down(),
             EngineEnd::Replaced => self.live.request.record.superseded(),
         };
@@ -264,14 +263,14 @@ impl Pump {
         self.phase = PumpPhase::Over(BufferEnd::Broken);
     }
 
-    /// Off to the next engine.
+    /// Waits for the next engine and starts its part of the stream, or ends the stream.
     async fn go_on(&mut self) {
         let broken = PumpPhase::Over(BufferEnd::Broken);
         let PumpPhase::Interrupted(fault, so_far) = std::mem::replace(&mut self.phase, broken) else {
             return;
         };
         let from = self.live.request.record.place.map(|place| place.replica);
-        let onward = self.live.onward(&so_far).await;
+        let onward = self.live.find_replica(&so_far).await;
         if let Some(from) = from {
             self.live.request.record.broke_off(from, fault, matches!(onward, ContinuationSearch::Found(_)));
         }
@@ -284,16 +283,16 @@ impl Pump {
     }
 }
 
-/// What ends an engine's part of a stream, beside the engine.
+/// Event other than the engine's own that ends the engine's part of a stream.
 #[derive(Debug, Clone, Copy)]
 enum EngineEnd {
-    /// The grace of a drain is over.
+    /// The shutdown grace is over.
     ShutDown,
-    /// A retry has taken the request's place.
+    /// A retry has superseded the request.
     Replaced,
-    /// It goes on at another engine, or breaks.
+    /// The stream continues at another engine, or breaks.
     Fault(EngineFault),
-    /// Its replica has stalled, and it cannot go on elsewhere.
+    /// The replica has stalled, and the stream cannot continue at another replica.
     Stalled,
 }
 
@@ -304,7 +303,7 @@ fn poll_ended(live: &mut LiveStream, grace: &mut ShutdownWatch, cx: &mut Context
     if live.request.record.notice().is_some_and(|notice| notice.poll_replaced(cx).is_ready()) {
         return Poll::Ready(EngineEnd::Replaced);
     }
-    match live.poll_handed_over(cx) {
+    match live.poll_migration(cx) {
         Poll::Ready(fault) if live.can_go_on() => Poll::Ready(EngineEnd::Fault(fault)),
         Poll::Ready(EngineFault::Silent) => Poll::Ready(EngineEnd::Stalled),
         _ => Poll::Pending,

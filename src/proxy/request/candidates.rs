@@ -1,4 +1,4 @@
-//! Candidates: the models that may serve the name that a client uses.
+//! Candidates: the models that may serve a request, by the model name that the client sent.
 
 use std::collections::VecDeque;
 
@@ -13,36 +13,35 @@ use crate::proxy::models_api::list;
 /// The models that may serve a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::proxy) struct ModelCandidates {
-    /// The model that it is for.
+    /// The model that the client asked for.
     pub(in crate::proxy) first: ModelId,
-    /// Those that may serve in its place and have not been asked yet, best
-    /// first.
+    /// Fallback models that have not been tried yet, best first.
     pub(in crate::proxy) others: VecDeque<ModelId>,
 }
 
-/// The models that may serve what the request asks for.
+/// The models that may serve the request.
 ///
 /// # Errors
-/// The model is unknown, or not for this caller.
+/// The model is unknown, or the caller may not use it.
 pub(in crate::proxy) fn of(
     settings: &Settings,
     grant: &Grant,
-    peek: &ParsedRequest,
+    parsed: &ParsedRequest,
     job: JobId,
 ) -> Result<ModelCandidates, ApiError> {
     let tenant = grant.tenant;
-    let called = called(settings, grant, peek.model.as_deref())?;
+    let called = called(settings, grant, parsed.model.as_deref())?;
     let first = match called {
         NamedModel::Model(model) => model,
-        NamedModel::Split(split) => split.at(point(settings.policy.tenants.name(tenant), peek, job)),
+        NamedModel::Split(split) => split.at(point(settings.policy.tenants.name(tenant), parsed, job)),
     };
     let others = settings.edge.names.fallbacks(tenant, called, first);
     let others = others.filter(|model| list::may_use(&settings.policy, grant, *model)).collect();
     Ok(ModelCandidates { first, others })
 }
 
-/// A request without a model name gets the only model that its caller may
-/// use, as the engines themselves do it.
+/// The model or split that the name denotes. A request without a model name gets the only model
+/// that its caller may use, as engines do.
 fn called<'a>(settings: &'a Settings, grant: &Grant, name: Option<&str>) -> Result<NamedModel<'a>, ApiError> {
     if let Some(name) = name {
         return list::called(settings, grant, name).ok_or_else(|| ApiError::model_not_found(name));
@@ -56,21 +55,21 @@ fn called<'a>(settings: &'a Settings, grant: &Grant, name: Option<&str>) -> Resu
     }
 }
 
-/// Where between 0 and 1 the request stands in a split. Requests that name a
-/// conversation or an end user stand where that one's hash is, so that they keep
-/// to one model; all others stand in the sequence of multiples of the golden
-/// ratio, which fills any part of the line in its due share almost exactly.
-fn point(tenant: &str, peek: &ParsedRequest, job: JobId) -> f64 {
+/// Position of the request in a split, from 0 to 1. Requests that name a conversation or an end
+/// user get the position of that name's hash, so that they stay with one model. All other requests
+/// follow the multiples of the golden ratio, which fill every part of the interval in proportion to
+/// its length, almost exactly.
+fn point(tenant: &str, parsed: &ParsedRequest, job: JobId) -> f64 {
     const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
-    let bits = match peek.prompt_cache_key.as_deref().or(peek.user.as_deref()) {
+    let bits = match parsed.prompt_cache_key.as_deref().or(parsed.user.as_deref()) {
         Some(key) => hash(tenant, key),
         None => (job.index() as u64).wrapping_mul(GOLDEN),
     };
     (bits >> 11) as f64 / (1_u64 << 53) as f64
 }
 
-/// The same in every process. White space is in no tenant's name, so that no
-/// two pairs look alike.
+/// Hash of a pair, equal in every process. Tenant names contain no white space, so that two
+/// different pairs never give the same text.
 fn hash(tenant: &str, key: &str) -> u64 {
     let digest = blake3::hash(format!("{tenant} {key}").as_bytes());
     digest.as_bytes()[..8].iter().fold(0, |bits, byte| bits << 8 | u64::from(*byte))
@@ -110,11 +109,11 @@ pools:
     fn ask(
         settings: &Settings,
         tenant: &str,
-        peek: &ParsedRequest,
+        parsed: &ParsedRequest,
         job: u64,
     ) -> Result<Vec<String>, ApiError> {
         let tenant = settings.policy.tenants.id(tenant).unwrap();
-        let ModelCandidates { first, others } = of(settings, &Grant::whole(tenant), peek, JobId::new(job))?;
+        let ModelCandidates { first, others } = of(settings, &Grant::whole(tenant), parsed, JobId::new(job))?;
         let name = |model| settings.policy.models.name(model).to_owned();
         Ok(std::iter::once(first).chain(others).map(name).collect())
     }
@@ -123,12 +122,12 @@ pools:
         ParsedRequest { model: Some(name.to_owned()), ..ParsedRequest::empty(Api::Chat) }
     }
 
-    /// How often each model is the one that a request is for.
+    /// Number of requests for each model.
     fn shares<'a>(peeks: impl Iterator<Item = &'a ParsedRequest>, step: u64) -> BTreeMap<String, usize> {
         let settings = settings();
         let mut shares = BTreeMap::new();
-        for (job, peek) in (1..).zip(peeks) {
-            let first = ask(&settings, "all", peek, job * step).unwrap().swap_remove(0);
+        for (job, parsed) in (1..).zip(peeks) {
+            let first = ask(&settings, "all", parsed, job * step).unwrap().swap_remove(0);
             *shares.entry(first).or_default() += 1;
         }
         shares
@@ -155,9 +154,9 @@ pools:
 
     #[test]
     fn a_split_is_exact_over_time_whatever_comes_between() {
-        let peek = for_model("chat");
+        let parsed = for_model("chat");
         for (count, step) in [(20, 1), (100, 1), (1_000, 2), (10_000, 1), (10_000, 3), (10_000, 7)] {
-            let shares = shares(std::iter::repeat_n(&peek, count), step);
+            let shares = shares(std::iter::repeat_n(&parsed, count), step);
             let off = shares.get("v2").copied().unwrap_or(0) as f64 - count as f64 * 0.05;
             assert!(off.abs() <= 3.0, "{off} of {count}, one in {step}");
         }
@@ -168,8 +167,8 @@ pools:
         let keyed =
             |key: usize| ParsedRequest { prompt_cache_key: Some(key.to_string()), ..for_model("chat") };
         let user = |user: usize| ParsedRequest { user: Some(user.to_string()), ..for_model("chat") };
-        for peek in [keyed(1), user(1), keyed(77)] {
-            assert_eq!(shares(std::iter::repeat_n(&peek, 100), 1).len(), 1);
+        for parsed in [keyed(1), user(1), keyed(77)] {
+            assert_eq!(shares(std::iter::repeat_n(&parsed, 100), 1).len(), 1);
         }
         let many: Vec<ParsedRequest> = (0..10_000).map(keyed).collect();
         let share = shares(many.iter(), 1)["v2"];

@@ -1,6 +1,7 @@
-//! Request: what a client asks for, checked against the rights of its tenant.
+//! Request: a client's call, checked against the rights of its tenant.
 
 pub(super) mod candidates;
+pub(crate) mod checked;
 pub(super) mod session;
 pub(super) mod superseding;
 
@@ -20,63 +21,60 @@ use crate::protocol::api::Api;
 use crate::protocol::error::ApiError;
 use crate::protocol::error::catalogue::ErrorKind;
 use crate::protocol::headers;
-use crate::protocol::request::parse::{ParsedRequest, peek};
-use crate::proxy::context::tokenize::TokenizeGuard;
+use crate::protocol::request::parse::{ParsedRequest, parse_request};
+use crate::proxy::context::tokenize_requests::TokenizeGuard;
 use crate::proxy::context::window;
 use crate::proxy::request::candidates::ModelCandidates;
 use crate::tokens::estimate::estimate;
 
-/// Output tokens counted against the queue's bounds for a request that sets
-/// no limit of its own.
+/// Output tokens counted against the queue's bounds for a request without an output limit.
 const UNLIMITED_OUTPUT_TOKENS: u64 = 1024;
 
-/// The part of an announced client timeout that is left for the answer's way
-/// back, and the most of it.
-const WAY_BACK: (f64, Duration) = (0.05, Duration::from_millis(500));
+/// Part of a client's stated timeout that is reserved for the answer's way back: a fraction, and an
+/// upper limit.
+const RESPONSE_MARGIN: (f64, Duration) = (0.05, Duration::from_millis(500));
 
-/// How long a request whose deadline has passed may wait for another model: it
-/// starts about at once or not at all.
-const LAST_CHANCE: Duration = Duration::from_millis(100);
+/// Longest wait for a fallback model after the request's deadline has passed. Such a request starts
+/// almost at once or not at all.
+const FALLBACK_GRACE: Duration = Duration::from_millis(100);
 
 /// A request that may be queued.
 #[derive(Debug)]
 pub(super) struct InferenceRequest {
-    /// Which call it is.
     pub(super) api: Api,
-    /// The body as it came.
+    /// The client's body, unchanged.
     pub(super) body: Bytes,
     /// What was read of it.
-    pub(super) peek: ParsedRequest,
+    pub(super) parsed: ParsedRequest,
     /// The models that may serve it.
     pub(super) candidates: ModelCandidates,
-    /// Tokens of all its prompts, as the bytes alone say.
+    /// Tokens of all prompts, estimated from their bytes.
     pub(super) estimated: u64,
-    /// What the scheduler needs to know.
+    /// The request's job, as the scheduler sees it.
     pub(super) spec: JobSpec,
-    /// Held from the question to an engine how long its prompt is until it is
-    /// admitted.
+    /// Guard held from the tokenize call to an engine until the request is admitted.
     pub(super) asking: Option<TokenizeGuard>,
 }
 
 impl InferenceRequest {
-    /// Makes it one for the next model that may serve it, with its age, if that
-    /// may help after such a refusal. Says whether it did.
-    pub(super) fn falls_back(&mut self, why: RejectReason, now: Tick) -> bool {
+    /// After the refusal `why`, moves the request to its next fallback model. The request keeps its
+    /// arrival time. Returns false if no fallback model may help.
+    pub(super) fn try_fallback(&mut self, why: RejectReason, now: Tick) -> bool {
         let others = &mut self.candidates.others;
         let Some(next) = others.pop_front().filter(|_| why.may_fall_back()) else { return false };
         let spec = &mut self.spec;
         spec.model = next;
         spec.has_fallback = !others.is_empty();
-        spec.deadline = spec.deadline.max((now + LAST_CHANCE).min(spec.patience));
+        spec.deadline = spec.deadline.max((now + FALLBACK_GRACE).min(spec.patience));
         true
     }
 }
 
-/// Reads the request and checks what it asks for.
+/// Parses the request and checks its model, class and context.
 ///
 /// # Errors
-/// The body is malformed, the model is unknown or not for this tenant, or the
-/// class is not.
+/// The body is malformed, the model is unknown or not allowed for this caller, the class is not
+/// allowed, or the prompt certainly fits no engine.
 pub(super) fn read(
     settings: &Settings,
     identity: &Identity,
@@ -85,21 +83,22 @@ pub(super) fn read(
     body: Bytes,
     (id, now): (JobId, Tick),
 ) -> Result<InferenceRequest, ApiError> {
-    let peek = peek(api, headers, &body)?;
+    let parsed = parse_request(api, headers, &body)?;
     let policy = &*settings.policy;
     let Some(tenant) = policy.tenants.get(identity.tenant) else {
         let text = "The tenant of this API key is no longer configured.";
         return Err(ApiError::new(ErrorKind::InvalidKey, text));
     };
-    let mut candidates = candidates::of(settings, &identity.grant, &peek, id)?;
-    let class = class(settings, tenant, identity, headers, peek.service_tier.as_deref())?;
-    let estimated = estimate(peek.prompt_pieces(&body));
-    let fits = |model| window::check(settings, tenant, class, model, &peek, &body);
+    let mut candidates = candidates::of(settings, &identity.grant, &parsed, id)?;
+    let class = class(settings, tenant, identity, headers, parsed.service_tier.as_deref())?;
+    let estimated = estimate(parsed.prompt_pieces(&body));
+    let fits = |model| window::check(settings, tenant, class, model, &parsed, &body);
     fits(candidates.first)?;
     candidates.others.retain(|model| fits(*model).is_ok());
     let max_wait = policy.classes.get(class).map_or(Duration::ZERO, |class| class.max_wait);
-    let patience = headers::client_timeout(headers)
-        .map(|announced| announced.saturating_sub(announced.mul_f64(WAY_BACK.0).min(WAY_BACK.1)));
+    let patience = headers::client_timeout(headers).map(|announced| {
+        announced.saturating_sub(announced.mul_f64(RESPONSE_MARGIN.0).min(RESPONSE_MARGIN.1))
+    });
     let spec = JobSpec {
         id,
         tenant: identity.tenant,
@@ -107,34 +106,34 @@ pub(super) fn read(
         class,
         model: candidates.first,
         prompt_tokens: estimated,
-        max_output_tokens: max_output_tokens(&peek),
-        sequences: if api.generates() { peek.sequences() } else { 1 },
+        max_output_tokens: max_output_tokens(&parsed),
+        sequences: if api.generates() { parsed.sequences() } else { 1 },
         bytes: body.len() as u64,
-        streams: peek.stream,
+        streams: parsed.stream,
         arrived: now,
         deadline: now + patience.map_or(max_wait, |patience| patience.min(max_wait)),
         patience: patience.map_or(Tick::NEVER, |patience| now + patience),
         has_fallback: !candidates.others.is_empty(),
         resumable: false,
-        context: window::asked(&peek, estimated),
+        context: window::asked(&parsed, estimated),
         context_group: 0,
         fingerprint: None,
         session: None,
     };
-    Ok(InferenceRequest { api, body, peek, candidates, estimated, spec, asking: None })
+    Ok(InferenceRequest { api, body, parsed, candidates, estimated, spec, asking: None })
 }
 
-fn max_output_tokens(peek: &ParsedRequest) -> u64 {
-    if !peek.api.generates() {
+fn max_output_tokens(parsed: &ParsedRequest) -> u64 {
+    if !parsed.api.generates() {
         return 0;
     }
-    let each = peek.max_output_tokens.unwrap_or(UNLIMITED_OUTPUT_TOKENS);
-    each.saturating_mul(u64::from(peek.sequences()))
+    let each = parsed.max_output_tokens.unwrap_or(UNLIMITED_OUTPUT_TOKENS);
+    each.saturating_mul(u64::from(parsed.sequences()))
 }
 
-/// The class header decides, then `service_tier`, then the key, then the
-/// tenant. A header that asks for a class the tenant has no right to is
-/// refused; a tier is a wish that falls back.
+/// The request's class: from the class header, then `service_tier`, then the key, then the tenant.
+/// A header with a class that the tenant may not use is refused. A tier with such a class is
+/// ignored.
 fn class(
     settings: &Settings,
     tenant: &Tenant,

@@ -1,4 +1,4 @@
-//! Session name of a request.
+//! Session: the session name of a request.
 
 use http::HeaderMap;
 
@@ -6,8 +6,8 @@ use crate::config::settings::{SessionField, Settings};
 use crate::protocol::request::prefix::PrefixHasher;
 use crate::proxy::request::InferenceRequest;
 
-/// What stands for the request's session, where sessions keep to a replica and
-/// the request names one. An empty name is none.
+/// Hash of the request's session. `None` if sessions are not configured or the request names none.
+/// An empty name counts as none.
 pub(in crate::proxy) fn of(
     settings: &Settings,
     prefixes: &PrefixHasher,
@@ -18,8 +18,8 @@ pub(in crate::proxy) fn of(
     let header = named.header.as_ref().and_then(|name| headers.get(name));
     let fields = || {
         let text = named.body.iter().find_map(|field| match field {
-            SessionField::PromptCacheKey => order.peek.prompt_cache_key.as_deref(),
-            SessionField::User => order.peek.user.as_deref(),
+            SessionField::PromptCacheKey => order.parsed.prompt_cache_key.as_deref(),
+            SessionField::User => order.parsed.user.as_deref(),
         });
         text.map(str::as_bytes)
     };

@@ -1,27 +1,24 @@
-//! Retries that come while the try they repeat is still here.
+//! Superseding: client retries that arrive while the request that they repeat still runs.
 //!
-//! An SDK whose patience ends sends its request again. Where the connection of
-//! the first try is not closed at once (a proxy keeps it, the close is on its
-//! way), both would be worked for. So requests that say which try they are
-//! (see [`headers::retry_count`]) are known here while they live, and a retry
-//! ends the oldest equal one of fewer retries and takes its place in the
-//! queue. Equal means: the same tenant, key, call and body.
+//! An SDK that times out sends its request again. If the first request's connection is not closed
+//! at once (a proxy keeps it, or the close is on its way), engines would work for both requests.
+//! Requests that carry a retry count (see [`headers::retry_count`]) are therefore registered here
+//! while they live. A retry ends the oldest equal request with fewer retries and takes its place
+//! in the queue. Equal means: the same tenant, key, call and body.
 //!
-//! Requests that do not say it are never touched: two equal requests are two
-//! requests. Equal requests of several clients are told apart as far as it can
-//! be done:
+//! A request without a retry count never supersedes another: two equal requests are two requests.
+//! Equal requests of several clients are told apart as far as possible:
 //!
-//! * a client that was refused will try again, and its original is over: that
-//!   retry ends nobody's request;
-//! * a request whose client has seen nothing is ended before one that streams,
-//!   and one that streams only when no other can be meant;
-//! * whoever is ended is told to try again, and that retry ends nobody who has
-//!   tried as often. So a mistake costs its client one more try.
+//! * A client that was refused will retry, and its original is over. Such a retry ends no request.
+//! * A request whose client has seen nothing is ended before a request that streams. A streaming
+//!   request is ended only when the retry can mean no other request.
+//! * The client of an ended request is told to retry. Such a retry ends no request with as many
+//!   retries. A mistake therefore costs the client one more retry.
 //!
 //! [`headers::retry_count`]: crate::protocol::headers::retry_count
 
 use std::collections::HashMap;
-use std::future::poll_fn;
+use std::future::{pending, poll_fn};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -36,10 +33,10 @@ use crate::core::model::ids::{JobId, TenantId};
 use crate::core::model::time::Tick;
 use crate::protocol::api::Api;
 
-/// The requests that live now, by what they ask for.
+/// Live requests that carry a retry count, grouped by content.
 #[derive(Debug, Default)]
 pub struct LiveRequests {
-    /// Hashes with keys of this process: nobody can aim at a collision.
+    /// Hash keys of this process, so that a client cannot aim at a collision.
     keys: RandomState,
     live: Mutex<HashMap<RequestFingerprint, EqualRequests>>,
 }
@@ -48,20 +45,20 @@ pub struct LiveRequests {
 struct RequestFingerprint {
     tenant: TenantId,
     api: Api,
-    /// Of the API key's id and the body.
+    /// Hash of the API key's id and the body.
     hash: u64,
 }
 
-/// Equal requests that live now, the oldest first.
+/// Equal live requests, the oldest first.
 #[derive(Debug, Default)]
 struct EqualRequests {
     entries: SmallVec<[LiveEntry; 1]>,
-    /// Retries to come of requests that were refused meanwhile.
+    /// Number of expected retries of requests that were refused.
     expected: u32,
 }
 
 impl EqualRequests {
-    /// Takes out the request that a retry of this `count` repeats.
+    /// Removes and returns the request that a retry with this `count` repeats.
     fn take_original(&mut self, count: u32) -> Option<LiveEntry> {
         if count > 0 && self.expected > 0 {
             self.expected -= 1;
@@ -86,30 +83,30 @@ struct LiveEntry {
     notice: Arc<SupersededNotice>,
 }
 
-/// A request that says which try it is.
+/// A request that carries a retry count.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::proxy) struct NumberedTry<'a> {
+pub(in crate::proxy) struct RetriableRequest<'a> {
     pub(in crate::proxy) tenant: TenantId,
     pub(in crate::proxy) key_id: Option<&'a str>,
     pub(in crate::proxy) api: Api,
     pub(in crate::proxy) body: &'a [u8],
-    /// 0 for the first try.
+    /// Retry count of the client, 0 for the first request.
     pub(in crate::proxy) count: u32,
     pub(in crate::proxy) job: JobId,
     pub(in crate::proxy) arrived: Tick,
     pub(in crate::proxy) request_id: &'a HeaderValue,
 }
 
-/// The try whose place was taken.
+/// The request that a retry superseded.
 #[derive(Debug, PartialEq, Eq)]
-pub(in crate::proxy) struct SupersededTry {
+pub(in crate::proxy) struct SupersededRequest {
     pub(in crate::proxy) job: JobId,
-    /// When the request first came.
+    /// Arrival of the first request in the series of retries.
     pub(in crate::proxy) arrived: Tick,
     pub(in crate::proxy) request_id: HeaderValue,
 }
 
-/// A request's entry, which lives as long as this value.
+/// Guard of a live request's entry. Dropping the guard removes the entry.
 #[derive(Debug)]
 pub(in crate::proxy) struct LiveRequestGuard {
     retries: Arc<LiveRequests>,
@@ -119,7 +116,7 @@ pub(in crate::proxy) struct LiveRequestGuard {
     refused: bool,
 }
 
-/// Tells a request that a retry has taken its place.
+/// Notice to a request that a retry has superseded it.
 #[derive(Debug, Default)]
 pub(in crate::proxy) struct SupersededNotice {
     by: OnceLock<HeaderValue>,
@@ -128,12 +125,12 @@ pub(in crate::proxy) struct SupersededNotice {
 }
 
 impl LiveRequests {
-    /// Enters a request. If it repeats one that is still here, that one is
-    /// told that its place was taken.
+    /// Registers a request. If the request repeats a live one, the live one gets its notice and is
+    /// returned.
     pub(in crate::proxy) fn enter(
         self: &Arc<Self>,
-        this: NumberedTry<'_>,
-    ) -> (LiveRequestGuard, Option<SupersededTry>) {
+        this: RetriableRequest<'_>,
+    ) -> (LiveRequestGuard, Option<SupersededRequest>) {
         let key = RequestFingerprint { tenant: this.tenant, api: this.api, hash: self.hash(this) };
         let notice = Arc::<SupersededNotice>::default();
         let replaced = {
@@ -150,13 +147,13 @@ impl LiveRequests {
             replaced
         };
         let original = replaced.map(|LiveEntry { job, arrived, request_id, notice, .. }| {
-            notice.tell(this.request_id.clone());
-            SupersededTry { job, arrived, request_id }
+            notice.notify(this.request_id.clone());
+            SupersededRequest { job, arrived, request_id }
         });
         (LiveRequestGuard { retries: Arc::clone(self), key, job: this.job, notice, refused: false }, original)
     }
 
-    fn hash(&self, this: NumberedTry<'_>) -> u64 {
+    fn hash(&self, this: RetriableRequest<'_>) -> u64 {
         let mut hasher = self.keys.build_hasher();
         let id = this.key_id.unwrap_or_default().as_bytes();
         hasher.write_usize(id.len());
@@ -165,7 +162,7 @@ impl LiveRequests {
         hasher.finish()
     }
 
-    /// Requests that are known.
+    /// Number of live requests.
     #[cfg(test)]
     fn len(&self) -> usize {
         self.live.lock().values().map(|equals| equals.entries.len()).sum()
@@ -173,12 +170,12 @@ impl LiveRequests {
 }
 
 impl LiveRequestGuard {
-    /// Where this request is told that its place was taken.
+    /// The notice on which this request learns that a retry has superseded it.
     pub(in crate::proxy) fn notice(&self) -> &Arc<SupersededNotice> {
         &self.notice
     }
 
-    /// The client was told that its request failed, and may send it again.
+    /// Marks the request as failed: its client may send it again.
     pub(in crate::proxy) fn refused(&mut self) {
         self.refused = true;
     }
@@ -198,12 +195,12 @@ impl Drop for LiveRequestGuard {
 }
 
 impl SupersededNotice {
-    /// The id of the retry that has taken the request's place.
+    /// The request id of the retry that has superseded this request.
     pub(in crate::proxy) fn replaced_by(&self) -> Option<&HeaderValue> {
         self.by.get()
     }
 
-    /// The client sees the answer from now on.
+    /// Marks the request as streaming: its client sees the answer from now on.
     pub(in crate::proxy) fn streams(&self) {
         self.streaming.store(true, Ordering::Relaxed);
     }
@@ -212,22 +209,29 @@ impl SupersededNotice {
         self.streaming.load(Ordering::Relaxed)
     }
 
-    /// Ready once a retry has taken the request's place. Only the task that
-    /// asked last is woken.
+    /// Ready once a retry has superseded the request. Only the task that polled last is woken.
     pub(in crate::proxy) fn poll_replaced(&self, cx: &Context<'_>) -> Poll<()> {
         self.waker.register(cx.waker());
         if self.by.get().is_some() { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Waits until a retry takes the request's place.
+    /// Waits until a retry supersedes the request.
     pub(in crate::proxy) async fn replaced(&self) {
         poll_fn(|cx| self.poll_replaced(cx)).await;
     }
 
-    fn tell(&self, by: HeaderValue) {
-        // Whoever is taken out of the list is told, and that happens once.
+    fn notify(&self, by: HeaderValue) {
+        // An entry is removed from the list once, so the notice is set once.
         let _told = self.by.set(by);
         self.waker.wake();
+    }
+}
+
+/// Waits until a retry supersedes the request.
+pub(in crate::proxy) async fn replaced(notice: Option<Arc<SupersededNotice>>) {
+    match notice {
+        Some(notice) => notice.replaced().await,
+        None => pending().await,
     }
 }
 
@@ -237,10 +241,10 @@ mod tests {
 
     use super::*;
 
-    fn first(job: u64) -> NumberedTry<'static> {
+    fn first(job: u64) -> RetriableRequest<'static> {
         const ID: HeaderValue = HeaderValue::from_static("r");
         static REQUEST_ID: HeaderValue = ID;
-        NumberedTry {
+        RetriableRequest {
             tenant: TenantId::new(0),
             key_id: Some("key"),
             api: Api::Chat,
@@ -252,11 +256,11 @@ mod tests {
         }
     }
 
-    fn retry(job: u64, count: u32) -> NumberedTry<'static> {
-        NumberedTry { count, ..first(job) }
+    fn retry(job: u64, count: u32) -> RetriableRequest<'static> {
+        RetriableRequest { count, ..first(job) }
     }
 
-    fn job(original: Option<SupersededTry>) -> Option<u64> {
+    fn job(original: Option<SupersededRequest>) -> Option<u64> {
         original.map(|original| original.job.index() as u64)
     }
 
@@ -267,10 +271,10 @@ mod tests {
         assert_eq!(none, None);
         assert!(seat.notice.replaced_by().is_none());
         let id = HeaderValue::from_static("again");
-        let (again, original) = retries.enter(NumberedTry { request_id: &id, ..retry(2, 1) });
+        let (again, original) = retries.enter(RetriableRequest { request_id: &id, ..retry(2, 1) });
         assert_eq!(original.unwrap().arrived, first(1).arrived);
         assert_eq!(seat.notice.replaced_by(), Some(&id));
-        // The second retry gets the age of the first try, too.
+        // The second retry gets the arrival time of the first request, too.
         let (_third, original) = retries.enter(retry(3, 2));
         let original = original.unwrap();
         assert_eq!((original.job, original.arrived), (JobId::new(2), first(1).arrived));
@@ -297,7 +301,7 @@ mod tests {
         let (_a, _) = retries.enter(first(1));
         let (b, original) = retries.enter(retry(2, 1));
         assert_eq!(job(original), Some(1));
-        // As many retries: of another client's request, which has ended.
+        // An equal retry count: this is the retry of another client's request, which has ended.
         let (_c, original) = retries.enter(retry(3, 1));
         assert_eq!(original, None);
         assert!(b.notice.replaced_by().is_none());
@@ -314,7 +318,7 @@ mod tests {
         drop(refused);
         let (_its, original) = retries.enter(retry(3, 1));
         assert_eq!(original, None);
-        // The next one is the other client's.
+        // The next retry belongs to the other client.
         let (_its, original) = retries.enter(retry(4, 1));
         assert_eq!(job(original), Some(1));
         assert!(lives.notice.replaced_by().is_some());
@@ -342,11 +346,11 @@ mod tests {
         let retries = Arc::<LiveRequests>::default();
         let (_seat, _) = retries.enter(first(1));
         let others = [
-            NumberedTry { tenant: TenantId::new(1), ..retry(2, 1) },
-            NumberedTry { key_id: Some("other"), ..retry(3, 1) },
-            NumberedTry { key_id: None, ..retry(4, 1) },
-            NumberedTry { api: Api::Completions, ..retry(5, 1) },
-            NumberedTry { body: b"{ }", ..retry(6, 1) },
+            RetriableRequest { tenant: TenantId::new(1), ..retry(2, 1) },
+            RetriableRequest { key_id: Some("other"), ..retry(3, 1) },
+            RetriableRequest { key_id: None, ..retry(4, 1) },
+            RetriableRequest { api: Api::Completions, ..retry(5, 1) },
+            RetriableRequest { body: b"{ }", ..retry(6, 1) },
             first(7),
         ];
         let seats: Vec<_> = others.into_iter().map(|other| retries.enter(other)).collect();

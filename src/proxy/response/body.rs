@@ -1,4 +1,4 @@
-//! Response body: what the gateway answers with, as clients read it.
+//! Response body: the body of the gateway's answer, as clients read it.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -12,16 +12,16 @@ use tokio::task::AbortHandle;
 use crate::protocol::request::edit::EditedBody;
 use crate::proxy::relay::buffer::{BufferEnd, BufferReader};
 
-/// A stream broke after its client had seen part of it. The connection is
-/// closed without a proper end, after an error event.
+/// Error of a stream that broke after its client had seen part of it. After an error event, the
+/// connection is closed without a proper end.
 #[derive(Debug, thiserror::Error)]
 #[error("the engine's stream broke")]
 pub struct RelayBroken;
 
-/// The body of an answer.
+/// Body of an answer.
 #[derive(Debug)]
 pub enum AnswerBody {
-    /// Known whole.
+    /// A complete answer.
     Whole(EditedBody),
     /// A stream from an engine.
     Stream(ClientStream),
@@ -65,13 +65,13 @@ impl Body for AnswerBody {
     }
 }
 
-/// The client's side of a stream: what its buffer holds. Dropped early = the
-/// client left, which ends the task that fills it.
+/// The client's side of a stream, which reads the relay buffer. An early drop means that the client
+/// left, and aborts the task that fills the buffer.
 pub struct ClientStream {
     buffer: BufferReader,
     filling: Option<AbortHandle>,
-    /// The last event of a broken stream is out; the transport has had its
-    /// turn to flush it.
+    /// Whether the last event of a broken stream was passed on and the transport had a turn to
+    /// flush it.
     flushed: bool,
 }
 

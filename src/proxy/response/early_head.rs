@@ -1,10 +1,10 @@
-//! The head of a stream before there is anything to stream: for requests that
-//! are held for a pool that has to start, where their class allows it.
+//! Early head: the head of a stream before there is anything to stream. Requests that wait for a
+//! pool start get an early head if their class allows it.
 //!
-//! The client gets 200 and signs of life, so that neither it nor a proxy before
-//! it gives up. Everything behind the head is as ever: the request waits, is
-//! tried, and tried again. A failure then comes as an error event, after which
-//! the connection is cut: an SDK takes a stream that ends properly for whole.
+//! The client gets status 200 and signs of life, so that neither the client nor a proxy in front of
+//! it gives up. Behind the head, the request waits, is dispatched and is retried as usual. A
+//! failure after the head is sent as an error event, and the connection is then cut, because an SDK
+//! takes a stream that ends properly for complete.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -21,46 +21,49 @@ use crate::core::model::event::EngineFault;
 use crate::core::model::ids::{JobId, TenantId};
 use crate::protocol::api::{Api, Dialect};
 use crate::protocol::error::ApiError;
-use crate::proxy::handler::{CheckedRequest, ClientAnswer, Proxy, ServedRequest};
+use crate::proxy::data_plane::Proxy;
 use crate::proxy::relay::buffer::{BufferEnd, BufferWriter};
 use crate::proxy::relay::continuation::LiveStream;
 use crate::proxy::relay::pump::Pump;
+use crate::proxy::request::checked::CheckedRequest;
 use crate::proxy::response::body::{AnswerBody, ClientStream};
+use crate::proxy::response::client_answer::ClientAnswer;
+use crate::proxy::response::served::ServedRequest;
 use crate::proxy::response::{SERVING_MODEL, answer_headers, note_error, stream_response};
 use crate::proxy::summary::RequestRecord;
 use crate::telemetry::event::RequestOutcome;
 
-/// How often it is looked whether a request has come to be held.
+/// Interval at which the gateway checks whether a request waits for a pool start.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// A sign of life: a comment, which every SSE decoder skips.
+/// Sign of life for most APIs: a comment, which every SSE decoder skips.
 const COMMENT: &[u8] = b": waiting for a replica\n\n";
-/// The same in the words of the Messages API.
+/// Sign of life for the Messages API.
 const PING: &[u8] = b"event: ping\ndata: {\"type\": \"ping\"}\n\n";
 
-/// A request on its way to its answer.
+/// Future that serves a request up to its answer.
 pub(in crate::proxy) type Serving = Pin<Box<dyn Future<Output = ServedRequest> + Send>>;
 
-/// What a head needs that comes before its answer.
+/// Data of a head that is sent before its answer.
 #[derive(Debug)]
 pub(in crate::proxy) struct EarlyHead {
     job: JobId,
     headers: HeaderMap,
     dialect: Dialect,
     tenant: TenantId,
-    /// Between two signs of life.
+    /// Interval between two signs of life.
     every: Duration,
     sent: Arc<AtomicBool>,
 }
 
 impl Proxy {
-    /// What it takes for an early head, if the request may have one.
+    /// The early head of the request. `None` if the request may not have one.
     pub(in crate::proxy) fn early_head(
         &self,
         taken: &CheckedRequest,
         record: &mut RequestRecord,
     ) -> Option<EarlyHead> {
         let CheckedRequest { settings, order, .. } = taken;
-        let streams = order.peek.stream
+        let streams = order.parsed.stream
             && matches!(order.api, Api::Chat | Api::Completions | Api::Responses | Api::Messages);
         if !streams || !settings.edge.early_heads.contains(&order.spec.class) {
             return None;
@@ -70,14 +73,15 @@ impl Proxy {
         let mut engine = HeaderMap::new();
         engine.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
         let mut headers = answer_headers(&engine, record);
-        // Another model may serve in the end.
+        // A fallback model may serve the request later.
         headers.remove(SERVING_MODEL);
         let (job, dialect) = (order.spec.id, order.api.dialect());
         let tenant = order.spec.tenant;
         Some(EarlyHead { job, headers, dialect, tenant, every: settings.edge.requests.keepalive, sent })
     }
 
-    /// Waits for the answer, or for the request to be held.
+    /// Waits for the answer. If the request waits for a pool start first, responds with an early
+    /// head.
     pub(in crate::proxy) async fn respond_early(
         self: &Arc<Self>,
         mut serving: Serving,
@@ -103,8 +107,8 @@ impl Proxy {
     }
 }
 
-/// A request whose head is out, until there is an answer. Its client only
-/// listens: the request goes on whether or not the client reads.
+/// A request whose head was sent and that waits for its answer. The request continues whether or
+/// not the client reads.
 struct HeldStream {
     proxy: Arc<Proxy>,
     serving: Serving,
@@ -112,7 +116,7 @@ struct HeldStream {
 }
 
 impl HeldStream {
-    /// Waits for the answer with signs of life, then passes it on.
+    /// Sends signs of life until the answer begins, then relays the answer.
     async fn run(self, every: Duration, sign: &'static [u8]) {
         let Self { proxy, mut serving, writer } = self;
         let mut beats = interval_at(Instant::now(), every);
@@ -122,7 +126,7 @@ impl HeldStream {
                 biased;
                 served = &mut serving => break served,
                 _ = beats.tick() => {
-                    // One is enough for a client that does not read.
+                    // One unread sign of life is enough for a client that does not read.
                     if writer.is_empty() {
                         writer.push([Bytes::from_static(sign)].into_iter());
                     }
@@ -139,7 +143,7 @@ impl HeldStream {
                 let live = Box::new(LiveStream { stream, request, continuation });
                 return Pump::new(&proxy, live, whole, writer).run().await;
             }
-            // The engine did not stream what it was asked to stream.
+            // The engine sent a whole answer although a stream was asked for.
             Ok((ClientAnswer::Whole { .. }, ..)) => {
                 record.ended(RequestOutcome::Failed, EngineFault::Malformed.name());
                 ApiError::broken_stream(EngineFault::Malformed)

@@ -1,7 +1,9 @@
 //! Response: the answer of an ended or streaming request.
 
 pub(super) mod body;
+pub(crate) mod client_answer;
 pub(super) mod early_head;
+pub(crate) mod served;
 
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
@@ -15,24 +17,26 @@ use crate::protocol::error::catalogue::ErrorKind;
 use crate::protocol::error::rate_limits;
 use crate::protocol::headers;
 use crate::protocol::request::edit::EditedBody;
-use crate::proxy::handler::{ClientAnswer, Proxy, ServedRequest};
+use crate::proxy::data_plane::Proxy;
 use crate::proxy::relay::buffer::{BufferReader, BufferWriter, stream_buffer};
 use crate::proxy::relay::continuation::LiveStream;
 use crate::proxy::relay::pump::Pump;
 use crate::proxy::response::body::{AnswerBody, ClientStream};
+use crate::proxy::response::client_answer::ClientAnswer;
+use crate::proxy::response::served::ServedRequest;
 use crate::proxy::summary::RequestRecord;
 use crate::telemetry::event::RequestOutcome;
 
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
-/// The model that serves, when that is not the name that the client used.
+/// Header with the model that serves, if the client used another name.
 pub(super) const SERVING_MODEL: HeaderName = HeaderName::from_static("x-penstock-model");
-/// The output that was left of the context window, when more was asked for.
+/// Header with the output tokens left in the context window, if the client asked for more.
 const MAX_TOKENS: HeaderName = HeaderName::from_static("x-penstock-max-tokens");
 const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 impl Proxy {
-    /// The answer, whose head is not out yet.
+    /// Builds the response to a request whose head was not sent yet.
     pub(super) fn respond(&self, served: ServedRequest) -> Response<AnswerBody> {
         let ServedRequest { answered, mut request } = served;
         match answered {
@@ -48,7 +52,7 @@ impl Proxy {
         }
     }
 
-    /// The way of a stream to its client, from its first token on.
+    /// Starts the relay of a stream to its client, from the first token on.
     pub(super) fn stream(&self, mut live: Box<LiveStream>, whole: Option<JobUsage>) -> ClientStream {
         live.request.record.streams();
         let tenant = live.request.record.identity.as_ref().map_or(TenantId::new(0), |who| who.tenant);
@@ -58,7 +62,7 @@ impl Proxy {
         ClientStream::new(reader, filling)
     }
 
-    /// A buffer for a stream of the tenant.
+    /// Creates the relay buffer for a stream of the tenant.
     pub(super) fn stream_buffer(&self, tenant: TenantId) -> (BufferWriter, BufferReader) {
         let settings = self.settings.load();
         let limits = &settings.edge.requests;
@@ -66,7 +70,7 @@ impl Proxy {
     }
 }
 
-/// A stream of events.
+/// Builds the response of an event stream.
 pub(super) fn stream_response(headers: HeaderMap, body: AnswerBody) -> Response<AnswerBody> {
     let mut response = Response::new(body);
     *response.headers_mut() = headers;
@@ -75,7 +79,7 @@ pub(super) fn stream_response(headers: HeaderMap, body: AnswerBody) -> Response<
     response
 }
 
-/// Those of the engine's that a client gets, and the gateway's own.
+/// Headers of the answer: the engine's headers that a client gets, and the gateway's own.
 pub(super) fn answer_headers(engine: &HeaderMap, record: &RequestRecord) -> HeaderMap {
     let mut headers = headers::client_headers(engine, &record.request_id);
     if record.api.dialect() == Dialect::Anthropic {
@@ -120,7 +124,7 @@ pub(super) fn error_response(error: ApiError, record: &mut RequestRecord) -> Res
     response.map(|body: Bytes| AnswerBody::from(body))
 }
 
-/// How the request ended, unless that has been said already.
+/// Records the request's end by its error, unless an end was recorded before.
 pub(super) fn note_error(error: &ApiError, record: &mut RequestRecord) {
     if record.reason.is_some() {
         return;

@@ -10,20 +10,22 @@ use crate::auth::Identity;
 use crate::config::settings::identity::Grant;
 use crate::core::model::event::{AttemptOutcome, EngineFault, RejectReason};
 use crate::core::model::job::JobUsage;
-use crate::dispatcher::{DispatchGrant, Ticket};
+use crate::dispatcher::DispatchGrant;
+use crate::dispatcher::ticket::Ticket;
 use crate::protocol::error::ApiError;
 use crate::protocol::response::engine_error::EngineError;
 use crate::proxy::attempt::resets::MOST_SENDS;
 use crate::proxy::attempt::{AttemptContext, AttemptResult};
-use crate::proxy::handler::{Proxy, place};
+use crate::proxy::data_plane::Proxy;
 use crate::proxy::relay::engine_stream::{EngineStream, StreamStep};
 use crate::proxy::request::InferenceRequest;
 use crate::proxy::shadow::pair::ShadowHalf;
 use crate::proxy::summary::RequestRecord;
 use crate::proxy::summary::active::ActiveRequest;
+use crate::proxy::summary::place;
 use crate::telemetry::event::{RequestOutcome, ShadowSkipped};
 
-/// A copy on its way.
+/// A copy that is ready to be sent.
 #[derive(Debug)]
 pub(super) struct ShadowCopy {
     pub(super) proxy: Arc<Proxy>,
@@ -34,16 +36,17 @@ pub(super) struct ShadowCopy {
     pub(super) skipped: ShadowSkipped,
 }
 
-/// Why a copy was dropped, as a stable code.
+/// Reason why a copy was dropped, as a stable code.
 type DropReason = &'static str;
 
 impl ShadowCopy {
-    /// Sends it, and reads its answer to the end, unless somebody needs its
-    /// place or the gateway shuts down.
+    /// Sends the copy and reads its answer to the end, unless another job needs its slot or the
+    /// gateway shuts down.
     pub(super) async fn run(self) {
         let Self { proxy, order, headers, request_id, half, skipped } = self;
         let settings = proxy.settings.load_full();
-        let prefix = proxy.prefixes.of(order.spec.model, &order.peek, &order.body, order.spec.prompt_tokens);
+        let prefix =
+            proxy.prefixes.prefix(order.spec.model, &order.parsed, &order.body, order.spec.prompt_tokens);
         let mut ticket = proxy.dispatcher.admit(order.spec, prefix, &settings.policy);
         let placement = match ticket.dispatched().await {
             Ok(placement) => placement,
@@ -56,11 +59,11 @@ impl ShadowCopy {
         let Some((ticket, record)) = request.parts() else { return };
         let dropped = tokio::select! {
             biased;
-            () = proxy.dispatcher.shutdown().draining() => Some(RejectReason::Draining.name()),
+            () = proxy.dispatcher.shutdown().drain_started() => Some(RejectReason::Draining.name()),
             dropped = answer(&proxy, &order, &headers, (ticket, placement), record) => dropped,
         };
         if let Some(reason) = dropped {
-            record.half = None;
+            record.shadow_half = None;
             record.ended(RequestOutcome::ClientGone, reason);
             ShadowSkipped { reason, ..skipped }.emit(&proxy.telemetry);
         }
@@ -79,13 +82,13 @@ fn record(
         Some(Identity { tenant: order.spec.tenant, key_id: None, grant: Grant::whole(order.spec.tenant) });
     record.class = Some(order.spec.class);
     record.model = Some(order.spec.model);
-    record.requested_model.clone_from(&order.peek.model);
-    record.stream = order.peek.stream;
-    record.half = Some(half);
+    record.requested_model.clone_from(&order.parsed.model);
+    record.stream = order.parsed.stream;
+    record.shadow_half = Some(half);
     record
 }
 
-/// Whether and why it was dropped before its end. One try is all that it gets.
+/// Makes the copy's only attempt. Returns the reason if the copy was dropped before its end.
 async fn answer(
     proxy: &Proxy,
     order: &InferenceRequest,
@@ -101,10 +104,10 @@ async fn answer(
     let attempt = tokio::select! {
         biased;
         why = ticket.preempted() => return Some(why.name()),
-        attempt = tries.at(&settings, place, MOST_SENDS, record) => attempt,
+        attempt = tries.run(&settings, place, MOST_SENDS, record) => attempt,
     };
     match attempt {
-        AttemptResult::Stream { stream, whole, .. } if ticket.first_token() => {
+        AttemptResult::Stream { stream, whole, .. } if ticket.report_first_token() => {
             record.status = StatusCode::OK.as_u16();
             record.token_came();
             return rest(proxy, stream, whole, ticket, record).await;
@@ -117,16 +120,16 @@ async fn answer(
         AttemptResult::Refused(error, usage) if ticket.finish(AttemptOutcome::Done(usage)) => {
             refused(&error, usage, record);
         }
-        AttemptResult::Failed(fault, usage) if ticket.failed_unseen(fault, usage) => {
+        AttemptResult::Failed(fault, usage) if ticket.requeue(fault, usage) => {
             failed(fault, usage, record);
         }
-        // It came too late: its place had been taken.
+        // The result came too late: the copy had been preempted.
         _ => return Some(ticket.preempted().await.name()),
     }
     None
 }
 
-/// Reads a stream to its end.
+/// Reads a stream to its end. Returns the reason if the copy was dropped before.
 async fn rest(
     proxy: &Proxy,
     mut stream: Box<EngineStream>,

@@ -1,90 +1,48 @@
-//! Copies of requests for another model, to compare the two.
+//! Shadow requests: copies of requests, sent to another model to compare the two answers.
 //!
-//! A copy is made when the answer of its original has begun, so it cannot delay
-//! it. It is a job of its own, of a tenant and a class that take only what
-//! nobody else needs (`core/scheduler/spare`): it starts at once or not at all,
-//! and gives way to whoever is in need. Its answer is read and thrown away. How
-//! it ends, and whether, nobody but the operator sees.
+//! The gateway makes a copy when the answer of the original has begun, so a copy cannot delay its
+//! original. A copy is a job of its own, with a tenant and a class that take only spare capacity
+//! (`core::scheduler::dispatch::scavenger`). A copy starts at once or not at all, and gives way to
+//! any other job. The gateway reads and discards the copy's answer. Only the operator sees the
+//! outcome of a copy.
 
+pub mod copies;
 mod copy;
 pub(super) mod pair;
 
-use std::collections::HashMap;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::header::HeaderName;
 use http::{HeaderMap, HeaderValue};
-use parking_lot::Mutex;
 
 use crate::config::settings::shadows::{ShadowRule, ShadowSettings};
-use crate::core::model::ids::ModelId;
 use crate::core::model::job::JobSpec;
 use crate::proxy::body::BodyReservation;
-use crate::proxy::handler::Proxy;
+use crate::proxy::data_plane::Proxy;
 use crate::proxy::request::InferenceRequest;
 use crate::proxy::request::candidates::ModelCandidates;
 use crate::proxy::summary::RequestRecord;
 use crate::telemetry::event::ShadowSkipped;
 
+pub use self::copies::ShadowCopies;
 use copy::ShadowCopy;
 use pair::ShadowPair;
 
-/// What a copy's id ends with.
+/// Suffix of a copy's request id.
 const SUFFIX: &str = "-shadow";
-/// How long a copy counts as one that can be served; it does not wait.
+/// Deadline of a copy after its arrival. The copy never waits in the queue.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// What belongs to the trace of the original.
+/// Trace headers of the original, which a copy must not carry.
 const TRACE: [HeaderName; 3] = [
     HeaderName::from_static("traceparent"),
     HeaderName::from_static("tracestate"),
     HeaderName::from_static("baggage"),
 ];
 
-/// The copies that run now, by the model of their originals.
-#[derive(Debug, Default)]
-pub struct ShadowCopies(Mutex<HashMap<ModelId, u32>>);
-
-/// One of them; gives its place back when dropped.
-#[derive(Debug)]
-struct ShadowGuard {
-    flights: Arc<ShadowCopies>,
-    model: ModelId,
-}
-
-impl ShadowCopies {
-    /// Copies that run now.
-    #[must_use]
-    pub fn count(&self) -> u32 {
-        self.0.lock().values().sum()
-    }
-
-    fn take(self: &Arc<Self>, model: ModelId, limit: u32) -> Option<ShadowGuard> {
-        let mut all = self.0.lock();
-        let count = all.entry(model).or_default();
-        if *count >= limit {
-            return None;
-        }
-        *count += 1;
-        Some(ShadowGuard { flights: Arc::clone(self), model })
-    }
-}
-
-impl Drop for ShadowGuard {
-    fn drop(&mut self) {
-        let mut all = self.flights.0.lock();
-        if let Some(count) = all.get_mut(&self.model) {
-            *count -= 1;
-            if *count == 0 {
-                all.remove(&self.model);
-            }
-        }
-    }
-}
-
-/// Whether the request of this id is among the share. The same for every
-/// gateway, and for each request that carries the id.
+/// Whether the request with this id is in the sampled share. All gateways decide alike, for each
+/// request that carries the id.
 fn is_sampled(request_id: &HeaderValue, share: f64) -> bool {
     let hash = blake3::hash(request_id.as_bytes());
     let [a, b, c, d, ..] = *hash.as_bytes();
@@ -92,8 +50,8 @@ fn is_sampled(request_id: &HeaderValue, share: f64) -> bool {
 }
 
 impl Proxy {
-    /// Sends off a copy of a request whose answer has begun, if it is to have
-    /// one. `headers` are those of its client that go upstream.
+    /// Starts a copy of a request whose answer has begun, if a rule selects the request. `headers`
+    /// are the client's headers that go upstream.
     pub(super) fn copy(
         self: &Arc<Self>,
         order: &InferenceRequest,
@@ -112,7 +70,7 @@ impl Proxy {
         }
         let limit = settings.edge.requests.max_total_body_bytes;
         let flight = self.shadow_copies.take(model, rule.max_in_flight).ok_or("in_flight");
-        let all = flight.and_then(|flight| Ok((flight, held.once_more(limit).ok_or("memory")?)));
+        let all = flight.and_then(|flight| Ok((flight, held.try_duplicate(limit).ok_or("memory")?)));
         let (flight, held) = match all {
             _ if self.dispatcher.shutdown().is_draining() => return,
             Ok(all) => all,
@@ -120,7 +78,7 @@ impl Proxy {
         };
         let (original, copied) =
             ShadowPair::halves(&self.telemetry, record.request_id.clone(), (model, rule.to));
-        record.half = Some(original);
+        record.shadow_half = Some(original);
         let copy = ShadowCopy {
             proxy: Arc::clone(self),
             order: self.order_for(order, shadows, rule),
@@ -135,8 +93,8 @@ impl Proxy {
         });
     }
 
-    /// The order of a copy. Its answer reaches nobody, so it can be taken away
-    /// from its replica until it is whole.
+    /// The request of a copy. The copy's answer reaches no client, so the copy can be preempted
+    /// until its answer is complete.
     fn order_for(
         &self,
         order: &InferenceRequest,
@@ -164,7 +122,7 @@ impl Proxy {
         InferenceRequest {
             api: order.api,
             body: order.body.clone(),
-            peek: order.peek.clone(),
+            parsed: order.parsed.clone(),
             candidates,
             estimated: order.estimated,
             spec,
@@ -189,6 +147,7 @@ fn id_for(original: &HeaderValue) -> HeaderValue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::model::ids::ModelId;
 
     #[test]
     fn the_share_is_kept_and_depends_on_the_id_alone() {
@@ -213,7 +172,7 @@ mod tests {
         drop(first);
         assert!(flights.take(a, 2).is_some());
         drop(second);
-        assert!(flights.0.lock().is_empty());
+        assert_eq!(flights.count(), 0);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! A request and its copy: compared when both are over.
+//! Shadow pair: a request and its copy, compared when both are over.
 
 use std::sync::{Arc, OnceLock};
 
@@ -8,7 +8,7 @@ use crate::core::model::ids::ModelId;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{ShadowCompared, ShadowSide};
 
-/// Both sides, as far as they are known. Compared when it is dropped.
+/// Both sides, as far as they are known. Dropping the pair compares the sides if both are known.
 #[derive(Debug)]
 pub(super) struct ShadowPair {
     telemetry: Telemetry,
@@ -17,8 +17,7 @@ pub(super) struct ShadowPair {
     sides: [OnceLock<ShadowSide>; 2],
 }
 
-/// One side's view of the pair. A copy that is dropped leaves nothing to
-/// compare.
+/// One side's handle on the pair. A copy that is dropped early leaves nothing to compare.
 #[derive(Debug)]
 pub(in crate::proxy) struct ShadowHalf {
     pair: Arc<ShadowPair>,
@@ -26,7 +25,7 @@ pub(in crate::proxy) struct ShadowHalf {
 }
 
 impl ShadowPair {
-    /// The halves of the request and of its copy, for the models of the two.
+    /// Creates the halves of a request and its copy. `models` are the models of request and copy.
     pub(super) fn halves(
         telemetry: &Telemetry,
         request_id: HeaderValue,
@@ -40,9 +39,9 @@ impl ShadowPair {
 }
 
 impl ShadowHalf {
-    /// It is over.
+    /// Records the end of this side.
     pub(in crate::proxy) fn ended(&self, side: ShadowSide) {
-        // Each record tells its end once.
+        // Each record reports its end once.
         let _first = self.pair.sides[usize::from(self.is_copy)].set(side);
     }
 }

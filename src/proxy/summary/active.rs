@@ -4,16 +4,16 @@ use std::task::{Context, Poll};
 
 use crate::core::model::event::{AttemptOutcome, EngineFault, PreemptReason};
 use crate::core::model::job::JobUsage;
-use crate::dispatcher::Ticket;
+use crate::dispatcher::ticket::Ticket;
 use crate::proxy::summary::RequestRecord;
 
-/// A request from its arrival to its end. Dropping it is how a request ends, also
-/// when its client leaves: the ticket ends first, then the record is written with
-/// the bills that the ticket returned.
+/// A request from its arrival to its end. Dropping the value ends the request, also when its client
+/// leaves. The ticket ends first, then the record is written with the bills that the ticket
+/// returned.
 #[derive(Debug)]
 pub(in crate::proxy) struct ActiveRequest {
     pub(in crate::proxy) record: RequestRecord,
-    /// Absent until the request is admitted.
+    /// `None` until the request is admitted.
     ticket: Option<Ticket>,
 }
 
@@ -23,14 +23,13 @@ impl ActiveRequest {
         Self { record, ticket: None }
     }
 
-    /// A copy of a request that was admitted with this ticket. Its limits are nobody's
-    /// news.
+    /// A shadow copy that was admitted with this ticket. A copy's limits are not reported.
     pub(in crate::proxy) const fn of_copy(record: RequestRecord, ticket: Ticket) -> Self {
         Self { record, ticket: Some(ticket) }
     }
 
-    /// The request was admitted with this ticket, or refused by a limit. A ticket
-    /// from before, under which another model was to serve, ends.
+    /// Attaches the ticket with which the request was admitted, or refused by a limit. An earlier
+    /// ticket, for another model, ends.
     pub(in crate::proxy) fn admitted(&mut self, mut ticket: Ticket) {
         self.end_ticket();
         let limits = ticket.take_limits();
@@ -57,10 +56,10 @@ impl ActiveRequest {
         self.ticket.iter_mut().for_each(|ticket| ticket.give_up(usage));
     }
 
-    /// See [`Ticket::interrupted`].
+    /// See [`Ticket::requeue_stream`].
     pub(in crate::proxy) fn interrupted(&mut self, fault: EngineFault, usage: JobUsage, output: u64) -> bool {
         self.note_usage(usage);
-        self.ticket.as_mut().is_some_and(|ticket| ticket.interrupted(fault, usage, output))
+        self.ticket.as_mut().is_some_and(|ticket| ticket.requeue_stream(fault, usage, output))
     }
 
     /// See [`Ticket::poll_migration`].
@@ -68,7 +67,7 @@ impl ActiveRequest {
         self.ticket.as_mut().map_or(Poll::Pending, |ticket| ticket.poll_migration(cx))
     }
 
-    /// Notes the usage so far, for the case that the request ends here.
+    /// Sets the usage so far, in case the request ends now.
     pub(in crate::proxy) fn note_usage(&mut self, usage: JobUsage) {
         self.record.usage = Some(usage);
         self.ticket.iter_mut().for_each(|ticket| ticket.note_usage(usage));

@@ -1,20 +1,28 @@
-//! Request record: the facts of one request until its end, when they become one log line, its
-//! metrics and its trace; also when the client just leaves.
+//! Request record: the facts of one request until its end. The end turns the record into one log
+//! line, metrics and a trace, also when the client just leaves.
+
+pub(super) mod active;
+mod usage_rows;
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use http::HeaderValue;
+use smallvec::SmallVec;
+
 use crate::auth::Identity;
+use crate::config::settings::Settings;
 use crate::core::billing::bill::StayBill;
 use crate::core::limits::rule::LimitId;
 use crate::core::model::event::{DispatchReason, EngineFault, PreemptReason, RejectReason};
 use crate::core::model::ids::{ClassId, ModelId, PoolId, ReplicaId};
 use crate::core::model::job::{JobUsage, TokenCounts};
 use crate::core::model::time::Tick;
-use crate::dispatcher::LimitsAtEntry;
+use crate::dispatcher::DispatchGrant;
 use crate::dispatcher::clock::GatewayClock;
+use crate::dispatcher::limits_at_entry::LimitsAtEntry;
 use crate::protocol::api::Api;
 use crate::protocol::error::ApiError;
 use crate::protocol::error::catalogue::ErrorKind;
@@ -30,108 +38,97 @@ use crate::telemetry::trace::RequestTrace;
 use crate::tokens::CountSource;
 use crate::tokens::ratio::TokenRatios;
 use crate::usage::Journal;
-use http::HeaderValue;
-use smallvec::SmallVec;
 
-pub(super) mod active;
-mod usage_rows;
-
-/// The facts of one request. [`ActiveRequest`](active::ActiveRequest) writes it at the end.
+/// The facts of one request. [`ActiveRequest`](active::ActiveRequest) writes the record at the
+/// request's end.
 #[derive(Debug)]
 pub(super) struct RequestRecord {
-    /// Where it goes.
     pub(super) telemetry: Telemetry,
-    /// Where it is written down what it used; absent = nowhere.
+    /// Usage journal. `None` = usage is not recorded.
     pub(super) journal: Option<Journal>,
-    /// Bills of its stays at replicas, in their order. Complete once its tickets
-    /// have ended.
+    /// Bills of the request's stays at replicas, in their order. Complete after the tickets have
+    /// ended.
     pub(super) bills: SmallVec<[StayBill; 1]>,
-    /// The id that the client gave or got.
+    /// Request id, sent by the client or given by the gateway.
     pub(super) request_id: HeaderValue,
-    /// The time that all its moments are told in.
+    /// Clock of all ticks in the record.
     pub(super) clock: GatewayClock,
-    /// When the request's head had arrived.
+    /// Arrival of the request's head.
     pub(super) started: Tick,
-    /// Its spans; absent until it is known what it asks for.
+    /// Trace of the request. `None` until the request is parsed.
     pub(super) trace: Option<RequestTrace>,
-    /// Which call it is.
     pub(super) api: Api,
-    /// Who asked.
+    /// Caller. `None` until authentication.
     pub(super) identity: Option<Identity>,
-    /// Under which promise.
     pub(super) class: Option<ClassId>,
-    /// For what.
+    /// Model that serves the request, or is to serve it.
     pub(super) model: Option<ModelId>,
-    /// The model that it was for before another one served in its place, and
-    /// why that one did not.
+    /// Model before the first fallback, and the reason for that fallback.
     pub(super) fallback: Option<(ModelId, RejectReason)>,
-    /// Tokens of its prompt before any engine counted them, and how they are
-    /// known.
+    /// Prompt tokens as counted before dispatch, and the source of the count.
     pub(super) prompt: Option<(u64, CountSource)>,
-    /// What its asked output was lowered to, in tokens.
+    /// Lowered output limit in tokens, if the requested one did not fit the window.
     pub(super) lowered: Option<u64>,
-    /// What the engine's count is compared with: the estimate, and where that
-    /// is told.
+    /// Inputs for learning token ratios from the engine's count: the ratios, their key, and the
+    /// estimate in tokens.
     pub(super) learn_from: Option<(Arc<TokenRatios>, (u32, u32), u64)>,
-    /// The name that the client used for it.
+    /// Model name that the client sent.
     pub(super) requested_model: Option<String>,
-    /// Whether the answer is a stream.
+    /// Whether the client asked for a stream.
     pub(super) stream: bool,
-    /// The last place it was sent to.
+    /// Replica of the last attempt.
     pub(super) place: Option<DispatchedTo>,
-    /// How often it was sent somewhere.
+    /// Number of attempts.
     pub(super) attempts: u32,
-    /// How often the engine may have got it in the last of these tries.
+    /// Number of times that the engine may have got the request in the last attempt.
     pub(super) sends: u32,
-    /// How often its stream went on at another replica.
+    /// Number of continuations at another replica.
     pub(super) continued: u32,
-    /// How often it was taken away from an engine, and why the last time.
-    pub(super) recalls: (u32, Option<PreemptReason>),
-    /// The status that the client got; 499 when it left before.
+    /// Number of preemptions, and the reason of the last one.
+    pub(super) preemptions: (u32, Option<PreemptReason>),
+    /// HTTP status that the client got. 499 if the client left before.
     pub(super) status: u16,
-    /// How it ended.
+    /// Outcome of the request.
     pub(super) outcome: RequestOutcome,
-    /// Why it did not succeed.
+    /// Reason why the request did not succeed, as a stable code.
     pub(super) reason: Option<&'static str>,
-    /// What it consumed; absent before any engine saw it, which is nothing.
+    /// Usage of the request. `None` until an engine got the request, which counts as no tokens.
     pub(super) usage: Option<JobUsage>,
     /// Set-up time of the last connection.
     pub(super) connect: Option<Duration>,
-    /// When the first token of a stream came.
+    /// Arrival of a stream's first token.
     pub(super) first_token: Option<Tick>,
-    /// When it was sent to the engine that answered it, or the last time.
+    /// Dispatch to the engine that sent the first token, else the last dispatch.
     pub(super) sent_at: Option<Tick>,
-    /// Its side of the comparison with its copy, or with its original.
-    pub(super) half: Option<ShadowHalf>,
-    /// How long the engine took for a plain answer, in the last try.
+    /// The request's side of the comparison with its shadow copy, or with its original.
+    pub(super) shadow_half: Option<ShadowHalf>,
+    /// Time that the engine took for a whole answer, in the last attempt.
     pub(super) engine: Option<Duration>,
-    /// Why the engine ended the answer.
+    /// Finish reason that the engine gave.
     pub(super) finish_reason: Option<&'static str>,
     /// Gaps between the pieces of a stream.
     pub(super) gaps: ChunkGaps,
-    /// Its entry among the requests that may be repeated; absent when its
-    /// client does not say which try it is.
-    pub(super) seat: Option<LiveRequestGuard>,
-    /// The id of the try whose place it took.
+    /// Entry among the live requests that a retry may supersede. `None` if the client sends no
+    /// retry count.
+    pub(super) live_guard: Option<LiveRequestGuard>,
+    /// Request id of the request that this retry superseded.
     pub(super) replaces: Option<HeaderValue>,
-    /// How it stood with its limits when it was admitted.
+    /// State of the limits at admission.
     pub(super) limits: LimitsAtEntry,
-    /// Whether its head went out while it was held; absent where it cannot.
+    /// Whether an early head was sent. `None` if the request may not have one.
     pub(super) early_head: Option<Arc<AtomicBool>>,
-    /// What an operator may ask about it; absent until it is admitted.
+    /// Recorder of the request trail. `None` until the request is parsed.
     pub(super) trail: Option<TrailRecorder>,
 }
 
-/// Where a request was sent, and why.
+/// Replica that a request was dispatched to, and the reason.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct DispatchedTo {
-    /// The pool; absent when a reload just removed it.
+    /// `None` if a reload has just removed the replica.
     pub(super) pool: Option<PoolId>,
-    /// The replica.
     pub(super) replica: ReplicaId,
-    /// What runs there.
+    /// Name of the pool's engine.
     pub(super) engine: Option<&'static str>,
-    /// Why there.
     pub(super) why: DispatchReason,
 }
 
@@ -145,7 +142,7 @@ pub(super) struct ChunkGaps {
 }
 
 impl ChunkGaps {
-    /// A piece came.
+    /// Notes the arrival of a piece.
     pub(super) fn piece(&mut self, now: Tick) {
         let Some(last) = self.last.replace(now) else {
             self.first = Some(now);
@@ -155,8 +152,8 @@ impl ChunkGaps {
         self.longest = self.longest.max(now.since(last));
     }
 
-    /// The mean over generated tokens when their number is known, since
-    /// engines put several into one piece; over pieces otherwise.
+    /// Mean gap. The mean is over generated tokens if their number is known, because engines put
+    /// several tokens into one piece. Otherwise the mean is over pieces.
     fn mean(&self, output_tokens: Option<u64>) -> Option<Duration> {
         let span = self.last?.since(self.first?);
         let tokens = output_tokens.and_then(|tokens| u32::try_from(tokens).ok());
@@ -165,7 +162,7 @@ impl ChunkGaps {
     }
 }
 
-/// A duration in milliseconds with two decimals, the rest cut off.
+/// Displays a duration in milliseconds with two decimals, truncated.
 struct Millis(Duration);
 
 impl fmt::Display for Millis {
@@ -176,8 +173,7 @@ impl fmt::Display for Millis {
 }
 
 impl RequestRecord {
-    /// A record of a request that has just arrived. Until something else is
-    /// said, its client left.
+    /// A record of a request that has just arrived. The default outcome is that the client left.
     #[must_use]
     pub(super) fn new(telemetry: &Telemetry, clock: GatewayClock, request_id: HeaderValue, api: Api) -> Self {
         Self {
@@ -202,7 +198,7 @@ impl RequestRecord {
             attempts: 0,
             sends: 0,
             continued: 0,
-            recalls: (0, None),
+            preemptions: (0, None),
             status: 499,
             outcome: RequestOutcome::ClientGone,
             reason: None,
@@ -210,11 +206,11 @@ impl RequestRecord {
             connect: None,
             first_token: None,
             sent_at: None,
-            half: None,
+            shadow_half: None,
             engine: None,
             finish_reason: None,
             gaps: ChunkGaps::default(),
-            seat: None,
+            live_guard: None,
             replaces: None,
             limits: LimitsAtEntry::default(),
             early_head: None,
@@ -222,25 +218,26 @@ impl RequestRecord {
         }
     }
 
-    /// A limit refused it, or would have.
+    /// Reports that a limit refused the request, or would have in shadow mode.
     pub(super) fn met(&self, rule: LimitId) {
         let request_id = self.request_id.to_str().unwrap_or_default();
         let tenant = self.identity.as_ref().map(|who| who.tenant);
         LimitMet { request_id, tenant, rule }.emit(&self.telemetry);
     }
 
-    /// Its prompt was counted, as well as that is possible.
+    /// Sets the count of the prompt's tokens and its source.
     pub(super) fn counted(&mut self, tokens: u64, source: CountSource) {
         self.prompt = Some((tokens, source));
-        self.tell(|trail| trail.counted(tokens, source));
+        self.with_trail(|trail| trail.counted(tokens, source));
     }
 
-    /// The header that says what the asked output was lowered to.
+    /// Header value of the lowered output limit.
     pub(super) fn lowered(&self) -> Option<HeaderValue> {
         self.lowered.map(HeaderValue::from)
     }
 
-    /// An engine's count says what the estimate was off by.
+    /// Learns the token ratio from the engine's exact count, if the request succeeded without a
+    /// continuation.
     fn learn(&self) {
         if let (Some((ratios, pair, estimated)), Some(JobUsage::Exact(tokens))) =
             (&self.learn_from, self.usage)
@@ -251,19 +248,19 @@ impl RequestRecord {
         }
     }
 
-    /// The engine answered in full.
+    /// Records success: the engine answered in full.
     pub(super) fn succeeded(&mut self, usage: JobUsage) {
         self.outcome = RequestOutcome::Success;
         self.usage = Some(usage);
     }
 
-    /// It ended otherwise, for the reason.
+    /// Records another outcome and its reason.
     pub(super) fn ended(&mut self, outcome: RequestOutcome, reason: &'static str) {
         self.outcome = outcome;
         self.reason = Some(reason);
     }
 
-    /// Its stream is on its way to the client.
+    /// Records that the stream has started to the client.
     pub(super) fn streams(&mut self) {
         self.status = 200;
         if let Some(notice) = self.notice() {
@@ -271,7 +268,7 @@ impl RequestRecord {
         }
     }
 
-    /// It is sent to a replica.
+    /// Records the dispatch to a replica.
     pub(super) fn sent(&mut self, place: DispatchedTo) {
         self.place = Some(place);
         self.attempts += 1;
@@ -281,32 +278,34 @@ impl RequestRecord {
         self.usage = Some(JobUsage::Unknown);
         let DispatchedTo { pool, replica, why, .. } = place;
         let at = self.age();
-        self.tell(|trail| {
+        self.with_trail(|trail| {
             trail.sent(AttemptTrail { at, pool, replica, why, first_token: None, back: None });
         });
     }
 
-    /// The first token of a stream came.
+    /// Records the first token of a stream.
     pub(super) fn token_came(&mut self) {
         self.first_token.get_or_insert(self.clock.now());
         let at = self.age();
-        self.tell(|trail| trail.first_token(at));
+        self.with_trail(|trail| trail.first_token(at));
     }
 
-    /// An engine failed it before the client saw anything, and it waits again.
+    /// Records that an engine failed before the client saw anything, and that the request waits
+    /// again.
     pub(super) fn requeued(&self, replica: ReplicaId, fault: EngineFault) {
-        self.tell(|trail| trail.back(self.age(), AttemptEnd::Failed(fault)));
+        self.with_trail(|trail| trail.back(self.age(), AttemptEnd::Failed(fault)));
         let request_id = self.request_id.to_str().unwrap_or_default();
         RequestRequeued { request_id, replica, fault, attempt: self.attempts }.emit(&self.telemetry);
     }
 
-    /// Its stream broke, and it waits for another replica to go on with it.
+    /// Records that the stream broke, and that the request waits for another replica to continue
+    /// it.
     pub(super) fn interrupted(&self, fault: EngineFault) {
-        self.tell(|trail| trail.back(self.age(), AttemptEnd::Failed(fault)));
+        self.with_trail(|trail| trail.back(self.age(), AttemptEnd::Failed(fault)));
     }
 
-    /// Its stream broke at a replica, and it went on at the one where it is
-    /// now, or nowhere.
+    /// Records the result of a continuation after the stream broke at `from`. With `goes_on`, the
+    /// stream continues at the record's current replica.
     pub(super) fn broke_off(&mut self, from: ReplicaId, fault: EngineFault, goes_on: bool) {
         let to = self.place.map(|place| place.replica).filter(|_| goes_on);
         self.continued += u32::from(goes_on);
@@ -314,18 +313,17 @@ impl RequestRecord {
         StreamContinuation { request_id, from, to, fault }.emit(&self.telemetry);
     }
 
-    /// Its model could not serve it, and it goes on as another one. Nobody pays
-    /// for what it came to before.
+    /// Records the fallback to another model. The request's usage so far is not charged.
     pub(super) fn fell_back(&mut self, to: ModelId, why: RejectReason) {
         let Some(from) = self.model.replace(to) else { return };
         self.fallback.get_or_insert((from, why));
         self.usage = None;
         let request_id = self.request_id.to_str().unwrap_or_default();
         RequestFellBack { request_id, from, to, why }.emit(&self.telemetry);
-        self.tell(|trail| trail.fell_back(to, why));
+        self.with_trail(|trail| trail.fell_back(to, why));
     }
 
-    /// The model that serves it, when that is not the name that the client used.
+    /// Name of the model that serves the request. `None` if the client used the same name.
     pub(super) fn serving_model(&self) -> Option<HeaderValue> {
         let policy = self.telemetry.policy();
         let name = policy.models.name(self.model?);
@@ -333,21 +331,22 @@ impl RequestRecord {
         HeaderValue::from_bytes(name.as_bytes()).ok().filter(|_| other)
     }
 
-    /// The scheduler took it away from the replica, and it waits again.
-    pub(super) fn recalled(&mut self, replica: ReplicaId, why: PreemptReason) {
-        self.recalls = (self.recalls.0 + 1, Some(why));
-        self.tell(|trail| trail.back(self.age(), AttemptEnd::Recalled(why)));
+    /// Records that the scheduler preempted the request at the replica, and that the request waits
+    /// again.
+    pub(super) fn preempted(&mut self, replica: ReplicaId, why: PreemptReason) {
+        self.preemptions = (self.preemptions.0 + 1, Some(why));
+        self.with_trail(|trail| trail.back(self.age(), AttemptEnd::Recalled(why)));
         let request_id = self.request_id.to_str().unwrap_or_default();
         RequestRecalled { request_id, replica, why, attempt: self.attempts }.emit(&self.telemetry);
     }
 
-    /// What its end means for its status and for its retries.
+    /// Completes usage, status and the entry among live requests at the request's end.
     fn conclude(&mut self) {
         if let (Some(usage), Some((counted, _))) = (&mut self.usage, self.prompt) {
             *usage = usage.with_prompt(counted);
         }
         if matches!(self.outcome, RequestOutcome::Rejected | RequestOutcome::Failed)
-            && let Some(seat) = &mut self.seat
+            && let Some(seat) = &mut self.live_guard
         {
             seat.refused();
         }
@@ -356,7 +355,7 @@ impl RequestRecord {
         }
     }
 
-    /// Its durations at the engine that answered it.
+    /// Durations at the engine that answered the request.
     fn at_engine(&self, now: Tick) -> Option<EngineTimings> {
         let sent = self.sent_at?;
         Some(EngineTimings {
@@ -365,7 +364,7 @@ impl RequestRecord {
         })
     }
 
-    /// Its durations, now that it is over.
+    /// Durations of the ended request.
     fn timings(&self, now: Tick) -> Timings {
         let output = self.usage.and_then(JobUsage::tokens).map(|tokens| tokens.output);
         Timings {
@@ -378,12 +377,12 @@ impl RequestRecord {
         }
     }
 
-    /// Counts its bills, and writes them to the journal.
+    /// Counts the bills in metrics, and writes them to the journal.
     fn write_bills(&self, summary: &RequestSummary<'_>) {
         let tenant = summary.tenant;
         summary.bills.iter().for_each(|bill| StayBilled { tenant, bill }.emit(&self.telemetry));
-        // A request of nobody is counted (`penstock_auth_failures_total`) and logged,
-        // but is on nobody's bill: whoever reaches the port could fill the journal.
+        // A request without a tenant is counted (`penstock_auth_failures_total`) and logged, but
+        // not billed. Otherwise, anyone who reaches the port could fill the journal.
         if let Some(journal) = self.journal.as_ref().filter(|_| tenant.is_some()) {
             let policy = self.telemetry.policy();
             usage_rows::of(summary, &policy).for_each(|row| journal.record(row));
@@ -394,32 +393,31 @@ impl RequestRecord {
         self.clock.now().since(self.started)
     }
 
-    fn tell(&self, what: impl FnOnce(&TrailRecorder)) {
+    fn with_trail(&self, what: impl FnOnce(&TrailRecorder)) {
         if let Some(trail) = &self.trail {
             what(trail);
         }
     }
 
-    /// Where the request is told that a retry has taken its place.
+    /// The notice on which the request learns that a retry has superseded it.
     pub(super) fn notice(&self) -> Option<&Arc<SupersededNotice>> {
-        self.seat.as_ref().map(LiveRequestGuard::notice)
+        self.live_guard.as_ref().map(LiveRequestGuard::notice)
     }
 
-    /// The gateway shuts down before its end.
+    /// Ends the request because the gateway shuts down. Returns the client's error.
     pub(super) fn shut_down(&mut self) -> ApiError {
         self.ended(RequestOutcome::Failed, "draining");
         ApiError::new(ErrorKind::Draining, "the gateway is shutting down; send the request again")
     }
 
-    /// A retry has taken its place: its client has given it up.
+    /// Ends the request because a retry has superseded it. Returns the client's error.
     pub(super) fn superseded(&mut self) -> ApiError {
         self.ended(RequestOutcome::ClientGone, "superseded");
         ApiError::new(ErrorKind::Superseded, "A retry of this request has taken its place.")
     }
 
-    /// The `Server-Timing` header, in milliseconds: queue, connect, and the
-    /// time to the first token of a stream or the engine's time for a plain
-    /// answer.
+    /// The `Server-Timing` header, in milliseconds: queue, connect, and the TTFT of a stream or the
+    /// engine's time for a whole answer.
     #[must_use]
     pub(super) fn server_timing(&self) -> Option<HeaderValue> {
         let queue = Millis(self.place?.why.queued);
@@ -435,7 +433,7 @@ impl RequestRecord {
 }
 
 impl RequestRecord {
-    /// The request is over: writes its log line, metrics, usage rows, trail and trace.
+    /// Ends the record: writes the log line, metrics, usage rows, trail and trace.
     pub(super) fn finish(&mut self) {
         self.learn();
         let now = self.clock.now();
@@ -472,8 +470,8 @@ impl RequestRecord {
             at_engine: self.at_engine(now),
             attempts: self.attempts,
             continued: self.continued,
-            recalls: self.recalls.0,
-            recall_reason: self.recalls.1.map(PreemptReason::name),
+            recalls: self.preemptions.0,
+            recall_reason: self.preemptions.1.map(PreemptReason::name),
             replaces: replaces.as_deref(),
             replaced_by: replaced_by.as_deref(),
             placed: self.place.map(|place| place.why),
@@ -481,13 +479,19 @@ impl RequestRecord {
         };
         summary.emit(&self.telemetry);
         self.write_bills(&summary);
-        self.tell(|trail| trail.ended(summary.end()));
-        if let (Some(half), Some(side)) = (&self.half, summary.shadow_side()) {
+        self.with_trail(|trail| trail.ended(summary.end()));
+        if let (Some(half), Some(side)) = (&self.shadow_half, summary.shadow_side()) {
             half.ended(side);
         }
         let trace = self.trace.take();
         if let Some(trace) = trace {
-            trace.finish(&summary, &self.telemetry, now);
+            trace.finish(&summary, &self.telemetry.policy(), now);
         }
     }
+}
+
+pub(super) fn place(settings: &Settings, DispatchGrant { replica, why }: DispatchGrant) -> DispatchedTo {
+    let pool = settings.policy.replicas.get(replica).map(|row| row.pool);
+    let engine = pool.and_then(|pool| settings.edge.pools.get(pool)).map(|pool| pool.engine.name());
+    DispatchedTo { pool, replica, engine, why }
 }

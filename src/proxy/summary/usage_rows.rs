@@ -1,4 +1,4 @@
-//! A request's end as rows of the usage journal.
+//! Usage rows: the rows of the usage journal for a request that has ended.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -11,7 +11,7 @@ use crate::telemetry::event::RequestSummary;
 use crate::telemetry::wall;
 use crate::usage::row::{RowKind, UsageRow};
 
-/// A row for each stay; the last one, or an empty one, is that of the request.
+/// One row for each stay. The last row, or an empty one, is the request's own row.
 pub(super) fn of(summary: &RequestSummary<'_>, policy: &Policy) -> impl Iterator<Item = UsageRow> + use<> {
     let (common, bills) = (common(summary, policy), summary.bills);
     let (last, tries) = bills.split_last().map_or((None, bills), |(last, tries)| (Some(*last), tries));
@@ -42,7 +42,7 @@ pub(super) fn of(summary: &RequestSummary<'_>, policy: &Policy) -> impl Iterator
     tries.into_iter().chain([end])
 }
 
-/// What all rows of a request say.
+/// The fields that all rows of a request share.
 fn common(summary: &RequestSummary<'_>, policy: &Policy) -> UsageRow {
     let name = |name: Option<&str>| -> Arc<str> { name.unwrap_or_default().into() };
     let class = summary.placed.map(|why| why.class).or(summary.class);

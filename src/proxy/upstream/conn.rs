@@ -1,5 +1,5 @@
-//! Upstream connection: HTTP/1.1 to an engine, driven by its user. It has no task of its own, so a
-//! relayed chunk wakes one task and not two.
+//! Upstream connection: HTTP/1.1 to an engine, driven by the task that uses it. The connection has
+//! no task of its own, so a relayed chunk wakes one task instead of two.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -25,7 +25,7 @@ pub(super) struct UpstreamConn {
     link: ConnIo,
 }
 
-/// The side of a connection that reads and writes.
+/// The side of a connection that reads and writes, driven by the task that uses it.
 struct ConnIo {
     driver: Driver,
     open: bool,
@@ -71,22 +71,22 @@ impl UpstreamConn {
         }
     }
 
-    /// Whether it could take another request now. Until then it wakes nobody.
+    /// Whether the connection can take another request now. An idle connection wakes no task.
     pub(super) fn is_reusable(&mut self) -> bool {
-        self.link.look();
+        self.link.drive_idle();
         self.link.open && self.sender.is_ready()
     }
 }
 
 impl ConnIo {
-    /// Asks for something that comes only as the connection is driven.
+    /// Polls `ask`, which makes progress only while the connection is driven.
     fn poll<T>(&mut self, cx: &Context<'_>, ask: impl FnMut(&mut Context<'_>) -> Poll<T>) -> Poll<T> {
         let Self { driver, open, waker } = self;
         waker.poll(cx, ask, |cx| *open = *open && driver.as_mut().poll(cx).is_pending())
     }
 
-    /// Takes note of what has come, for nobody.
-    fn look(&mut self) {
+    /// Drives the connection once without a task to wake, so that its state is current.
+    fn drive_idle(&mut self) {
         let _pending = self.poll(&Context::from_waker(Waker::noop()), |_| Poll::<()>::Pending);
         self.waker.forget();
     }

@@ -14,21 +14,21 @@ use tokio::time::Instant;
 use crate::proxy::upstream::conn::UpstreamConn;
 use crate::proxy::upstream::pool::IdlePool;
 
-/// How long a finished answer's last bytes may take before its connection is
-/// given up instead of pooled.
+/// Longest wait for a finished answer's last bytes. After that, the connection is closed instead of
+/// pooled.
 const TAIL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// An answer whose head has come.
+/// An answer whose head has arrived.
 #[derive(Debug)]
 pub struct AnswerHead {
-    /// The rest of it.
+    /// The answer's head and its unread body.
     pub exchange: UpstreamExchange,
-    /// Begin and end of the connection set-up, when a new one was needed.
+    /// Start and end of the connection set-up. `None` if a pooled connection was used.
     pub connect: Option<(Instant, Instant)>,
 }
 
-/// An answer being read. Dropping it before its end closes the connection,
-/// which is how engines learn that nobody waits any more.
+/// An answer being read. Dropping the exchange before its end closes the connection, by which the
+/// engine learns that no client waits any more.
 #[derive(Debug)]
 pub struct UpstreamExchange {
     /// Status and headers.
@@ -43,8 +43,8 @@ impl UpstreamExchange {
         Self { head, pool, live: Some((conn, body)) }
     }
 
-    /// The next piece of the body; `None` at its proper end, after which the
-    /// connection is back in the pool.
+    /// The next piece of the body. `None` at its proper end, after which the connection is back in
+    /// the pool.
     pub fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<hyper::Result<Bytes>>> {
         let Some((conn, body)) = self.live.as_mut() else {
             return Poll::Ready(None);
@@ -70,8 +70,8 @@ impl UpstreamExchange {
         poll_fn(|cx| self.poll_data(cx)).await
     }
 
-    /// Reads what is left of an answer that is complete in substance, so that
-    /// its connection can be used again, without holding up anybody.
+    /// Reads the last bytes of an answer whose content is complete, so that its connection can be
+    /// used again. The caller does not wait.
     pub fn finish_in_background(mut self) {
         let mut cx = Context::from_waker(Waker::noop());
         while let Poll::Ready(piece) = self.poll_data(&mut cx) {

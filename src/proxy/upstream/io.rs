@@ -1,4 +1,4 @@
-//! A byte stream to an engine, plain or TLS.
+//! Upstream byte stream: the bytes to and from an engine, plain or over TLS.
 
 use std::io;
 use std::pin::Pin;
@@ -13,14 +13,15 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-/// A connected stream.
+/// A connected byte stream.
 #[derive(Debug)]
 pub(super) enum UpstreamStream {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-/// Opens a connection; `tls` names the host whose certificate is expected.
+/// Opens a connection. `tls` is the host name that the engine's certificate must have; `None` =
+/// plain TCP.
 pub(super) async fn connect(address: &str, tls: Option<&str>) -> io::Result<UpstreamStream> {
     let tcp = TcpStream::connect(address).await?;
     tcp.set_nodelay(true)?;
@@ -35,7 +36,7 @@ pub(super) async fn connect(address: &str, tls: Option<&str>) -> io::Result<Upst
 fn tls_config() -> io::Result<Arc<ClientConfig>> {
     static CONFIG: OnceLock<Result<Arc<ClientConfig>, String>> = OnceLock::new();
     let config = CONFIG.get_or_init(|| {
-        // An error here only says that a provider is installed already.
+        // An error here only means that a provider is already installed.
         let _installed = rustls::crypto::aws_lc_rs::default_provider().install_default();
         ClientConfig::with_platform_verifier().map(Arc::new).map_err(|error| error.to_string())
     });

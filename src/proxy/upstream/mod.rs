@@ -1,5 +1,5 @@
-//! Connections to the engines: one small pool per replica, requests that own
-//! their connection, and answers that give it back.
+//! Upstream: connections to the engines. Each replica has one small connection pool. A request owns
+//! its connection, and the answer returns the connection to the pool.
 
 mod conn;
 mod exchange;
@@ -9,6 +9,7 @@ mod replica;
 #[cfg(test)]
 mod tests;
 mod waker;
+pub(crate) mod whole_body;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,8 +29,8 @@ pub struct Upstreams {
 }
 
 impl Upstreams {
-    /// The replica's pool, made when first asked for, and made anew when the
-    /// configuration changed its address.
+    /// The replica's connections. They are created on first use, and again when the configuration
+    /// changed the replica's address.
     #[must_use]
     pub fn replica(&self, id: ReplicaId, edge: &ReplicaSettings) -> Arc<UpstreamReplica> {
         if let Some(known) = self.replicas.get(&id)
@@ -42,15 +43,15 @@ impl Upstreams {
         made
     }
 
-    /// Closes connections that were not used for `keep_alive`: their engine is
-    /// about to close them, or has done so.
+    /// Closes connections that were not used for `keep_alive`. Their engine is about to close them,
+    /// or has closed them.
     pub fn close_idle(&self, keep_alive: Duration) {
         for replica in &self.replicas {
             replica.close_idle(keep_alive);
         }
     }
 
-    /// Forgets the pools of replicas that are no longer configured.
+    /// Removes the connections of replicas that are no longer configured.
     pub fn retain(&self, edge: &EdgeSettings) {
         self.replicas.retain(|id, replica| edge.replicas.get(*id).is_some_and(|edge| replica.is_at(edge)));
     }

@@ -1,4 +1,4 @@
-//! Unused connections to one engine.
+//! Connection pool: the unused connections to one engine.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -8,10 +8,10 @@ use tokio::time::Instant;
 
 use crate::proxy::upstream::conn::UpstreamConn;
 
-/// Connections kept; a burst beyond it closes the surplus.
+/// Most idle connections that are kept. Further connections are closed after use.
 const MAX_IDLE: usize = 1024;
 
-/// The connections, the longest unused first.
+/// Idle connections, the longest unused first.
 #[derive(Debug, Default)]
 pub(super) struct IdlePool(Mutex<VecDeque<IdleConn>>);
 
@@ -22,13 +22,13 @@ struct IdleConn {
 }
 
 impl IdlePool {
-    /// The connection that was used last, unless all have been unused for
+    /// Takes the connection that was used last. `None` if all connections have been unused for
     /// `keep_alive` or were closed by the engine.
     pub(super) fn take(&self, keep_alive: Duration) -> Option<UpstreamConn> {
         let mut idle = self.0.lock();
         while let Some(IdleConn { mut conn, since }) = idle.pop_back() {
             if since.elapsed() >= keep_alive {
-                // The rest has been unused for even longer.
+                // The other connections have been unused for even longer.
                 idle.clear();
                 return None;
             }

@@ -1,4 +1,4 @@
-//! The connections to one engine.
+//! Replica connections: the connections to one engine, and the requests on them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,8 +16,9 @@ use crate::proxy::upstream::exchange::{AnswerHead, UpstreamExchange};
 use crate::proxy::upstream::io;
 use crate::proxy::upstream::pool::IdlePool;
 
-/// A kept connection that breaks within this time after a request went out was
-/// most likely closed for being idle; later, the engine had the request.
+/// Time limit to recognise a stale connection. A pooled connection that breaks within this time
+/// after a request was sent was most likely closed for being idle. If it breaks later, the engine
+/// had the request.
 const STALE_WITHIN: Duration = Duration::from_secs(3);
 
 /// One engine and the idle connections to it.
@@ -31,50 +32,52 @@ pub struct UpstreamReplica {
     pool: Arc<IdlePool>,
 }
 
-/// Why a request got no answer head. Never shown to a client.
+/// Reason why a request got no answer head. Never shown to a client.
 #[derive(Debug, thiserror::Error)]
 pub enum UpstreamError {
-    /// No connection came about.
+    /// The connection could not be opened.
     #[error("connect: {0}")]
     Connect(#[source] std::io::Error),
-    /// No connection came about in time.
+    /// The connection could not be opened in time.
     #[error("connect: no answer within {0:?}")]
     ConnectTimeout(Duration),
-    /// A kept connection broke, and then there was nobody any more: the engine
-    /// may have died of the request.
+    /// A pooled connection broke, and no new connection could be opened. The request may have
+    /// crashed the engine.
     #[error("gone: {0}")]
-    Gone(#[source] Box<UpstreamError>),
-    /// The connection broke, or what came was not HTTP.
+    ReconnectFailed(#[source] Box<UpstreamError>),
+    /// The connection broke, or the engine's bytes were not HTTP.
     #[error("exchange: {0}")]
     Exchange(#[from] hyper::Error),
-    /// The same after a kept connection broke.
+    /// As [`Self::Exchange`], on a new connection after a pooled one broke.
     #[error("exchange, for the second time: {0}")]
-    Again(#[source] hyper::Error),
+    ExchangeAfterStale(#[source] hyper::Error),
 }
 
 impl UpstreamError {
-    /// What it means for the scheduler.
+    /// The engine fault that is reported to the scheduler.
     #[must_use]
     pub fn fault(&self) -> EngineFault {
         match self {
             Self::Connect(_) | Self::ConnectTimeout(_) => EngineFault::Refused,
-            Self::Exchange(error) | Self::Again(error) if error.is_parse() => EngineFault::Malformed,
-            Self::Gone(_) | Self::Exchange(_) | Self::Again(_) => EngineFault::Reset,
+            Self::Exchange(error) | Self::ExchangeAfterStale(error) if error.is_parse() => {
+                EngineFault::Malformed
+            }
+            Self::ReconnectFailed(_) | Self::Exchange(_) | Self::ExchangeAfterStale(_) => EngineFault::Reset,
         }
     }
 
-    /// How often the engine may have got the request.
+    /// Number of times that the engine may have got the request.
     #[must_use]
     pub const fn sends(&self) -> u32 {
         match self {
             Self::Connect(_) | Self::ConnectTimeout(_) => 0,
-            Self::Gone(_) | Self::Exchange(_) => 1,
-            Self::Again(_) => 2,
+            Self::ReconnectFailed(_) | Self::Exchange(_) => 1,
+            Self::ExchangeAfterStale(_) => 2,
         }
     }
 }
 
-/// A request to an engine, ready to be sent more than once.
+/// A request to an engine. It can be sent more than once.
 #[derive(Debug)]
 pub struct UpstreamCall<'a> {
     pub(crate) method: Method,
@@ -103,9 +106,8 @@ impl UpstreamReplica {
         self.url == edge.url
     }
 
-    /// Sends the call and waits for the head of the answer. A pooled
-    /// connection that turns out to be closed costs nothing: the call goes
-    /// out once more on a fresh one.
+    /// Sends the call and waits for the head of the answer. If a pooled connection turns out to be
+    /// closed, the call is sent once more on a new connection.
     ///
     /// # Errors
     /// Any failure before the head; see [`UpstreamError::fault`].
@@ -117,7 +119,7 @@ impl UpstreamReplica {
         self.send_by(call, limits, true).await
     }
 
-    /// The same on a fresh connection, and only once.
+    /// Sends the call once, on a new connection, and waits for the head of the answer.
     ///
     /// # Errors
     /// Any failure before the head; see [`UpstreamError::fault`].
@@ -149,12 +151,12 @@ impl UpstreamReplica {
         }
         let begun = Instant::now();
         let opened = self.open(limits.connect_timeout).await;
-        let mut conn =
-            opened.map_err(|error| if stale { UpstreamError::Gone(Box::new(error)) } else { error })?;
+        let mut conn = opened
+            .map_err(|error| if stale { UpstreamError::ReconnectFailed(Box::new(error)) } else { error })?;
         let connect = Some((begun, Instant::now()));
         let response = conn.send(self.request(call)).await;
-        let response =
-            response.map_err(|error| if stale { UpstreamError::Again(error) } else { error.into() })?;
+        let response = response
+            .map_err(|error| if stale { UpstreamError::ExchangeAfterStale(error) } else { error.into() })?;
         Ok(AnswerHead { exchange: UpstreamExchange::new(Arc::clone(&self.pool), conn, response), connect })
     }
 

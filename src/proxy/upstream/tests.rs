@@ -1,4 +1,4 @@
-//! The pool against a scripted engine on loopback.
+//! Tests of the connection pool against a scripted engine on loopback.
 
 use std::sync::Arc;
 use std::time::Duration;

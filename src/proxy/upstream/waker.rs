@@ -1,11 +1,10 @@
-//! Wake-ups of a connection that is driven by the task that uses it.
+//! Connection wakers: wake-ups of an upstream connection that is driven by the task that uses it.
 //!
-//! The two ends of hyper's connection tell each other of every piece, and
-//! here they live in one task: most of its wake-ups would be its own doing,
-//! and each would go through all layers again only to find nothing. Those that
-//! come while the connection is being driven therefore only have it driven
-//! once more. And a task that is woken for another reason does not drive a
-//! connection to which nothing has happened.
+//! The two ends of hyper's connection wake each other for every piece of data, and here both ends
+//! live in one task. Most wake-ups of the task would come from the task itself, and each would poll
+//! all layers only to find nothing. A wake-up that comes while the connection is being driven
+//! therefore only causes one more drive. A task that is woken for another reason does not drive a
+//! connection on which nothing has happened.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,19 +13,19 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use futures_util::task::AtomicWaker;
 
-/// Turns within one poll before others get theirs.
+/// Most turns within one poll. After that, the task yields to other tasks.
 const MAX_TURNS: u32 = 4;
 
-/// Something may have happened; a wake-up goes to the task.
+/// The connection may have news. A wake-up goes to the task.
 const AWAKE: u8 = 0;
-/// Nothing has happened since the last turn; a wake-up goes to the task.
+/// The connection has had no news since the last turn. A wake-up goes to the task.
 const ASLEEP: u8 = 1;
-/// Taking a turn; a wake-up asks for another.
+/// A turn runs. A wake-up requests another turn.
 const TURNING: u8 = 2;
-/// Taking a turn, and another was asked for.
+/// A turn runs, and another turn was requested.
 const AGAIN: u8 = 3;
 
-/// The waker that a connection gets in place of its task's.
+/// Waker that a connection gets in place of its task's waker.
 pub(super) struct OwnWaker {
     shared: Arc<WakerState>,
     waker: Waker,
@@ -44,10 +43,10 @@ impl OwnWaker {
         Self { shared, waker }
     }
 
-    /// Asks, drives and asks again, until there is an answer or the drive has
-    /// no more to do. What was asked first, the drive sees. As with a stream,
-    /// an answer says nothing of what may follow it: poll again. One that is
-    /// pending is polled again before another is asked for.
+    /// Polls `ask`, then `drive`, then `ask` again, until `ask` is ready or `drive` has nothing
+    /// left to do. `drive` sees the effects of the first `ask`. After a ready result, the caller
+    /// must poll again for the next one, as with a stream. A pending `ask` must be polled to its
+    /// end before another `ask` is used.
     pub(super) fn poll<T>(
         &self,
         cx: &Context<'_>,
@@ -80,13 +79,13 @@ impl OwnWaker {
         Poll::Pending
     }
 
-    /// Lets go of the task.
+    /// Drops the task's waker.
     pub(super) fn forget(&self) {
         self.shared.task.take();
         self.enter(AWAKE);
     }
 
-    /// Sees everything that led to the wake-ups before it.
+    /// Sets the state. The swap's ordering makes all writes before earlier wake-ups visible.
     fn enter(&self, state: u8) {
         self.shared.state.swap(state, Ordering::AcqRel);
     }

@@ -24,14 +24,14 @@ use tower_service::Service;
 
 use crate::config::settings::Settings;
 use crate::config::settings::scale::PeerPlace;
-use crate::core::autoscale::peers::{LIVE, MOST, ReportOutcome};
+use crate::core::autoscale::peers::{LIVE, MAX_PEERS, ReportOutcome};
 use crate::protocol::ids::random;
 use crate::scaler::proto::gateways::WatchRequest;
 use crate::scaler::proto::gateways::gateways_client::GatewaysClient;
 use crate::telemetry::event::{PeerHeard, PeerLost};
 
 use super::wire::{MAX_REPORT, decode, encode_id};
-use super::{PeerExchange, shown};
+use crate::scaler::peers::exchange::{PeerExchange, shown};
 
 /// Limit for a connection with its handshake, and for the head of the first answer.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -71,7 +71,7 @@ pub(in crate::scaler) async fn listen(exchange: Arc<PeerExchange>, rules: PeerRu
     loop {
         let listed = places.borrow_and_update().clone();
         if let Some(listed) = listed {
-            let listed: BTreeSet<PeerPlace> = listed.into_iter().take(MOST).collect();
+            let listed: BTreeSet<PeerPlace> = listed.into_iter().take(MAX_PEERS).collect();
             exchange.set_places(&listed);
             running.retain(|_, task| !task.0.is_finished());
             for place in &listed {
@@ -162,9 +162,9 @@ impl PeerCaller {
             let Some(report) = decode(sent) else { return lost(&"it does not say who it is") };
             let (from, leaving) = (report.from, report.leaving);
             match self.exchange.receive(&self.key, report) {
-                ReportOutcome::Myself => return PeerStreamEnd::OwnGateway,
+                ReportOutcome::Own => return PeerStreamEnd::OwnGateway,
                 _ if leaving => return PeerStreamEnd::Left,
-                ReportOutcome::Old | ReportOutcome::Usual | ReportOutcome::News => {}
+                ReportOutcome::Stale | ReportOutcome::Stored | ReportOutcome::Urgent => {}
             }
             if !std::mem::replace(heard, true) {
                 PeerHeard { place: &self.key, id: &shown(from) }.emit(&self.exchange.telemetry);
@@ -194,7 +194,7 @@ fn error_chain(error: &tonic::transport::Error) -> String {
 
 /// Random pause of 0.75 to 1 times `pause`, so that many gateways do not call at the same moment.
 fn jittered(pause: Duration) -> Duration {
-    let [random] = random::frequent();
+    let [random] = random::buffered_bytes();
     pause.mul_f64(0.75 + f64::from(random) / 1024.0)
 }
 

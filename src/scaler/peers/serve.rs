@@ -6,17 +6,17 @@ use futures_util::stream::unfold;
 use tokio::sync::{Semaphore, watch};
 use tonic::{Request, Response, Status};
 
-use crate::core::autoscale::peers::MOST;
+use crate::core::autoscale::peers::MAX_PEERS;
 use crate::scaler::proto::gateways::WatchRequest;
 use crate::scaler::proto::gateways::gateways_server::{Gateways, GatewaysServer};
-use crate::scaler::rpc::Answers;
+use crate::scaler::rpc::answers::Answers;
 
-use super::PeerExchange;
 use super::wire::Report;
+use crate::scaler::peers::exchange::PeerExchange;
 
 /// Most streams open at once. Each peer has one, and may open another before the gateway knows that
 /// the first is lost.
-const STREAMS: usize = 2 * MOST;
+const STREAMS: usize = 2 * MAX_PEERS;
 
 #[derive(Debug)]
 pub(in crate::scaler) struct PeerService {

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::core::autoscale::demand::utilization::WAYS;
+use crate::core::autoscale::demand::utilization::DIMENSIONS;
 use crate::core::autoscale::demand_report::{self, DemandReport, PoolReport, PoolSetKey, PoolSetReport};
 use crate::core::autoscale::peers;
 use crate::scaler::proto::gateways as proto;
@@ -53,7 +53,7 @@ pub(super) fn encode(report: &peers::PeerReport) -> Report {
     let line = |(key, part): (&PoolSetKey, &PoolSetReport)| proto::Line {
         class: key.class.clone(),
         pools: key.pools.clone(),
-        slow: part.slow,
+        slow: part.sustained,
         deviation: part.deviation,
         rise: part.rise,
         fast: part.fast,
@@ -66,7 +66,7 @@ pub(super) fn encode(report: &peers::PeerReport) -> Report {
         pool: pool.clone(),
         desired: number.desired,
         reason: number.reason.clone(),
-        keep: number.keep,
+        keep: number.keep_above_zero,
     };
     Report {
         from: Some(encode_id(report.from)),
@@ -91,7 +91,7 @@ pub(super) fn decode(sent: Report) -> Option<peers::PeerReport> {
         let part = PoolReport {
             in_flight: pool.in_flight,
             queued_tokens: pool.queued_tokens,
-            used: std::array::from_fn::<f64, WAYS, _>(|way| {
+            used: std::array::from_fn::<f64, DIMENSIONS, _>(|way| {
                 amount(pool.used.get(way).copied().unwrap_or_default())
             }),
             work: amount(pool.work),
@@ -102,7 +102,7 @@ pub(super) fn decode(sent: Report) -> Option<peers::PeerReport> {
     };
     let line = |line: proto::Line| {
         let part = PoolSetReport {
-            slow: amount(line.slow),
+            sustained: amount(line.slow),
             deviation: amount(line.deviation),
             rise: amount(line.rise),
             fast: amount(line.fast),
@@ -118,7 +118,7 @@ pub(super) fn decode(sent: Report) -> Option<peers::PeerReport> {
             let told = demand_report::DecidedNumber {
                 desired: number.desired,
                 reason: number.reason,
-                keep: number.keep,
+                keep_above_zero: number.keep,
             };
             (number.pool, told)
         };
@@ -154,7 +154,7 @@ mod tests {
         };
         let key = PoolSetKey { class: "standard".into(), pools: vec!["b".into(), "a".into()] };
         let line = PoolSetReport {
-            slow: 1.0,
+            sustained: 1.0,
             deviation: 0.5,
             rise: 2.0,
             fast: 3.0,
@@ -163,7 +163,8 @@ mod tests {
             waiting: 6,
             unmet: true,
         };
-        let number = demand_report::DecidedNumber { desired: 7, reason: "burst".into(), keep: true };
+        let number =
+            demand_report::DecidedNumber { desired: 7, reason: "burst".into(), keep_above_zero: true };
         peers::PeerReport {
             from: peers::GatewayId { epoch: 1, id: u64::MAX },
             sequence: 9,
@@ -194,8 +195,8 @@ mod tests {
         sent.pools[0].start_ms = Some(u64::MAX);
         let read = decode(sent).unwrap();
         let line = read.demand.pool_sets.values().next().unwrap();
-        assert_eq!((line.slow, line.rise, line.fast, line.backlog), (0.0, 0.0, 0.0, MAX_AMOUNT));
+        assert_eq!((line.sustained, line.rise, line.fast, line.backlog), (0.0, 0.0, 0.0, MAX_AMOUNT));
         let pool = read.demand.pools["a"];
-        assert_eq!((pool.cost, pool.used, pool.start), (None, [0.0; WAYS], Some(time(MAX_MILLIS))));
+        assert_eq!((pool.cost, pool.used, pool.start), (None, [0.0; DIMENSIONS], Some(time(MAX_MILLIS))));
     }
 }

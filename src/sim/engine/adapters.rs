@@ -4,17 +4,8 @@
 
 use std::time::Duration;
 
-use super::{PriorityKey, SimEngine};
-
-/// Adapter slots of one engine.
-#[derive(Debug, Default)]
-pub(super) struct Adapters {
-    /// Loaded adapters, the least recently used first.
-    held: Vec<u32>,
-    /// Time that the adapter loads of the planned step take.
-    loading: Duration,
-    pub(super) loads: u64,
-}
+use super::SimEngine;
+use crate::sim::engine::seq::PriorityKey;
 
 impl SimEngine {
     /// Whether the sequence can start beside the running ones. That holds when

@@ -10,11 +10,15 @@
 //! blocks and is computed again later. A new sequence starts only when its
 //! whole prompt fits.
 
+use self::seq::{PriorityKey, Seq};
+mod adapter_slots;
 mod adapters;
 mod blocks;
+mod in_flight;
 mod plan;
 pub mod profile;
 mod request;
+mod seq;
 #[cfg(test)]
 mod tests;
 
@@ -30,46 +34,11 @@ pub use self::request::{
     SubmitError,
 };
 
-use self::adapters::Adapters;
 use self::blocks::BlockPool;
-use self::plan::InFlight;
 use crate::core::model::time::Tick;
+use crate::sim::engine::adapter_slots::Adapters;
+use crate::sim::engine::in_flight::InFlight;
 use crate::sim::engine::profile::{StepLoad, StepProfile};
-
-/// Position in the queue: priority, arrival number, slot.
-type PriorityKey = (i64, u64, usize);
-
-#[derive(Debug)]
-struct Seq {
-    key: PriorityKey,
-    request: RequestId,
-    choice: u32,
-    prompt: u32,
-    output: u32,
-    /// One hash for each full prompt block.
-    prefix: Arc<[u64]>,
-    /// Leading blocks of `prefix` that this sequence shares.
-    shared: usize,
-    /// Blocks that only this sequence holds.
-    private: u64,
-    /// Tokens whose KV is computed.
-    computed: u32,
-    generated: u32,
-    running: bool,
-    adapter: Option<u32>,
-}
-
-impl Seq {
-    /// Tokens of the sequence so far: prompt and generated. All need KV before
-    /// the next token is sampled.
-    fn tokens(&self) -> u32 {
-        self.prompt + self.generated
-    }
-
-    fn decoding(&self) -> bool {
-        self.generated > 0 && self.computed + 1 == self.tokens()
-    }
-}
 
 /// One simulated engine.
 #[derive(Debug)]

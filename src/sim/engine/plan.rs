@@ -2,17 +2,11 @@
 //! that a finished step yields.
 
 use super::blocks::{BLOCK_TOKENS, blocks_for};
-use super::{EngineEvent, EngineEventKind, PriorityKey, SimEngine};
+use super::{EngineEvent, EngineEventKind, SimEngine};
 use crate::core::model::time::Tick;
+pub(super) use crate::sim::engine::in_flight::InFlight;
 use crate::sim::engine::profile::StepLoad;
-
-/// The step that is being computed.
-#[derive(Debug)]
-pub(super) struct InFlight {
-    pub(super) end: Tick,
-    /// Tokens computed for each sequence.
-    pub(super) chunks: Vec<(PriorityKey, u32)>,
-}
+use crate::sim::engine::seq::PriorityKey;
 
 impl SimEngine {
     /// Plans the next step; `None` when the engine has no work.

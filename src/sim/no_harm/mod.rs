@@ -21,7 +21,8 @@ use crate::sim::world::baseline::at_once::round_robin::RoundRobin;
 use crate::sim::world::gateway::SimGateway;
 use crate::sim::world::replica::ReplicaSetup;
 use crate::sim::world::router::Router;
-use crate::sim::world::run::{Setup, run};
+use crate::sim::world::run::run;
+use crate::sim::world::setup::Setup;
 
 /// Requests per second: more than any fleet of the matrix answers.
 const MOST_PER_SECOND: f64 = 400.0;

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::config::units::Span;
+use crate::config::syntax::units::Span;
 use crate::core::model::ids::ClassId;
 use crate::core::model::policy::{Class, Policy, QueueBounds, Quota, Tenant};
 use crate::core::placement::rules::{Capacity, PoolTraits, Price};

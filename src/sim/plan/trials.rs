@@ -15,7 +15,8 @@ use crate::sim::plan::setting::{MOST_REPLICAS, Setting};
 use crate::sim::world::gateway::SimGateway;
 use crate::sim::world::record::{Objectives, Summary, WorldRecord, quantile};
 use crate::sim::world::router::Router;
-use crate::sim::world::run::{Setup, run};
+use crate::sim::world::run::run;
+use crate::sim::world::setup::Setup;
 
 /// Fleets that a search tries at a time. Not the number of cores: the result
 /// must not depend on the machine.

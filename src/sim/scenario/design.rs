@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::config::units::Span;
+use crate::config::syntax::units::Span;
 use crate::core::model::policy::{Model, Policy, Replica};
 use crate::sim::engine::profile::StepProfile;
 use crate::sim::world::baseline::at_once::least_request::LeastRequest;

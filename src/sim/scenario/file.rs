@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use serde::Deserialize;
 
 use crate::config::file::placement::{CapacityName, LatePolicyName};
-use crate::config::named::NamedEntries;
-use crate::config::units::Span;
-use crate::sim::scenario::scale::ScaleRow;
+use crate::config::syntax::named::NamedEntries;
+use crate::config::syntax::units::Span;
+pub use crate::sim::scenario::scale_row::{BehaviorRow, DirectionRow, ScaleRow};
 
 /// An experiment that compares designs in one or more worlds.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -77,76 +77,6 @@ pub struct ScenarioTenant {
     pub borrow: Option<f64>,
     /// Most that the tenant lends; absent = 1.
     pub lend: Option<f64>,
-}
-
-/// Grouping of the figures.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum By {
-    /// No groups.
-    #[default]
-    All,
-    /// Groups by latency class.
-    Class,
-    /// Groups by tenant, with Jain's index of the service that they received.
-    Tenant,
-}
-
-/// A world. A setting that is absent comes from `world`, or has its default.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Shape {
-    /// The engines; absent = 8 of h100-8b.
-    pub fleet: Option<Vec<ScenarioFleet>>,
-    /// Requests per second at load 1; absent = 1, so that loads are rates.
-    pub capacity: Option<f64>,
-    /// The loads that are compared; absent = 1.
-    pub loads: Option<Vec<f64>>,
-    /// Streams of requests.
-    pub traffic: Option<Vec<StreamRow>>,
-    /// Designs to compare, such as `penstock` or `jsq scrape=50ms shed`.
-    pub designs: Option<Vec<String>>,
-    /// Number of routers, each with its own part of the arrivals; absent = 1.
-    pub gateways: Option<u8>,
-    /// Time between two scrapes of an engine; 0 or absent = none. Designs that
-    /// depend on gauges bring their own period.
-    pub scrape: Option<Span>,
-    /// Whether routers hear of a step only when the next one is planned, as
-    /// over any network; absent = at once.
-    pub late: Option<bool>,
-    /// Time at which the world ends, whatever is open then; absent = when all
-    /// requests have ended.
-    pub horizon: Option<Span>,
-    /// Closed loop: number of patient clients. Each client sends the next
-    /// request of the traffic when its last one has ended. Absent = requests
-    /// come at their times, whatever became of others.
-    pub clients: Option<u32>,
-    /// Autoscaling; absent = all replicas are always there.
-    pub scale: Option<ScaleRow>,
-}
-
-impl Shape {
-    /// This world, with absent settings taken from `base`.
-    #[must_use]
-    pub fn over(&self, base: &Self) -> Self {
-        let (own, base) = (self.clone(), base.clone());
-        Self {
-            fleet: own.fleet.or(base.fleet),
-            capacity: own.capacity.or(base.capacity),
-            loads: own.loads.or(base.loads),
-            traffic: own.traffic.or(base.traffic),
-            designs: own.designs.or(base.designs),
-            gateways: own.gateways.or(base.gateways),
-            scrape: own.scrape.or(base.scrape),
-            late: own.late.or(base.late),
-            horizon: own.horizon.or(base.horizon),
-            clients: own.clients.or(base.clients),
-            scale: match (own.scale, base.scale) {
-                (Some(own), Some(base)) => Some(own.over(base)),
-                (own, base) => own.or(base),
-            },
-        }
-    }
 }
 
 /// Engines that are alike.
@@ -340,4 +270,74 @@ pub struct TalkRow {
     pub pause: Span,
     /// Output tokens of a turn.
     pub output: LengthRow,
+}
+
+/// Grouping of the figures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum By {
+    /// No groups.
+    #[default]
+    All,
+    /// Groups by latency class.
+    Class,
+    /// Groups by tenant, with Jain's index of the service that they received.
+    Tenant,
+}
+
+/// A world. A setting that is absent comes from `world`, or has its default.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Shape {
+    /// The engines; absent = 8 of h100-8b.
+    pub fleet: Option<Vec<ScenarioFleet>>,
+    /// Requests per second at load 1; absent = 1, so that loads are rates.
+    pub capacity: Option<f64>,
+    /// The loads that are compared; absent = 1.
+    pub loads: Option<Vec<f64>>,
+    /// Streams of requests.
+    pub traffic: Option<Vec<StreamRow>>,
+    /// Designs to compare, such as `penstock` or `jsq scrape=50ms shed`.
+    pub designs: Option<Vec<String>>,
+    /// Number of routers, each with its own part of the arrivals; absent = 1.
+    pub gateways: Option<u8>,
+    /// Time between two scrapes of an engine; 0 or absent = none. Designs that
+    /// depend on gauges bring their own period.
+    pub scrape: Option<Span>,
+    /// Whether routers hear of a step only when the next one is planned, as
+    /// over any network; absent = at once.
+    pub late: Option<bool>,
+    /// Time at which the world ends, whatever is open then; absent = when all
+    /// requests have ended.
+    pub horizon: Option<Span>,
+    /// Closed loop: number of patient clients. Each client sends the next
+    /// request of the traffic when its last one has ended. Absent = requests
+    /// come at their times, whatever became of others.
+    pub clients: Option<u32>,
+    /// Autoscaling; absent = all replicas are always there.
+    pub scale: Option<ScaleRow>,
+}
+
+impl Shape {
+    /// This world, with absent settings taken from `base`.
+    #[must_use]
+    pub fn over(&self, base: &Self) -> Self {
+        let (own, base) = (self.clone(), base.clone());
+        Self {
+            fleet: own.fleet.or(base.fleet),
+            capacity: own.capacity.or(base.capacity),
+            loads: own.loads.or(base.loads),
+            traffic: own.traffic.or(base.traffic),
+            designs: own.designs.or(base.designs),
+            gateways: own.gateways.or(base.gateways),
+            scrape: own.scrape.or(base.scrape),
+            late: own.late.or(base.late),
+            horizon: own.horizon.or(base.horizon),
+            clients: own.clients.or(base.clients),
+            scale: match (own.scale, base.scale) {
+                (Some(own), Some(base)) => Some(own.over(base)),
+                (own, base) => own.or(base),
+            },
+        }
+    }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::file::placement as written;
-use crate::config::units::Span;
+use crate::config::syntax::units::Span;
 use crate::core::model::ids::ClassId;
 use crate::core::model::policy::{Class, Policy, QueueBounds, Quota, Tenant};
 use crate::core::model::time::Tick;
@@ -15,10 +15,11 @@ use crate::core::placement::rules::{Capacity, LatePolicy, PlacementRules, PoolTr
 use crate::sim::arrivals::{Conversations, Length, Pattern, Sizes};
 use crate::sim::engine::EngineOptions;
 use crate::sim::engine::profile::StepProfile;
+use crate::sim::scenario::case::Case;
 use crate::sim::scenario::design::{Design, WorldFacts};
 use crate::sim::scenario::file;
-use crate::sim::scenario::file::{FaultName, PatternName, Scenario, ScenarioClass, ScenarioFleet, Shape};
-use crate::sim::scenario::plan::Case;
+use crate::sim::scenario::file::Shape;
+use crate::sim::scenario::file::{FaultName, PatternName, Scenario, ScenarioClass, ScenarioFleet};
 use crate::sim::scenario::scale::WorldScale;
 use crate::sim::scenario::traffic::{CallOwner, CallRate, CallSource, Delay, RequestTraits, TrafficStream};
 use crate::sim::trace::TrafficTrace;
@@ -351,7 +352,7 @@ fn rules(row: &ScenarioClass, policy: &Policy) -> Result<PlacementRules, String>
         written::LatePolicyName::Fastest => LatePolicy::Fastest,
         written::LatePolicyName::Wait => LatePolicy::Wait,
     });
-    Ok(PlacementRules { pools, otherwise, ..PlacementRules::default() })
+    Ok(PlacementRules { pools, late_policy: otherwise, ..PlacementRules::default() })
 }
 
 /// Engines as a pool of the policy. Routers are told a price only for a pool

@@ -6,8 +6,9 @@ use std::fmt::Write;
 
 use serde_json::{Map, Value, json};
 
+use crate::sim::scenario::case::Trial;
 use crate::sim::scenario::figures::{COLUMNS, FigureColumn, Figures};
-use crate::sim::scenario::plan::{ScenarioPlan, Trial};
+use crate::sim::scenario::plan::ScenarioPlan;
 use crate::sim::spread::RunSpread;
 
 /// One row: a design in a case under a load, for one group of requests.

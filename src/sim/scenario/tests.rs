@@ -4,11 +4,12 @@ use std::fs;
 use std::path::PathBuf;
 
 use crate::config::load::read_as;
+use crate::sim::scenario::case::Trial;
 use crate::sim::scenario::design::DESIGNS;
 use crate::sim::scenario::figures::{Figures, column_index};
 use crate::sim::scenario::file::Scenario;
 use crate::sim::scenario::page;
-use crate::sim::scenario::plan::{ScenarioPlan, Trial};
+use crate::sim::scenario::plan::ScenarioPlan;
 use crate::sim::scenario::report::ScenarioReport;
 
 fn folder() -> PathBuf {

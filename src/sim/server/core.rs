@@ -19,6 +19,7 @@ use super::stats::Stats;
 use crate::core::model::time::Tick;
 use crate::sim::engine::{EngineRequest, RequestId, SimCounters, SimEngine, SimGauges};
 use crate::sim::faults::{FaultBoard, FaultKind};
+pub(crate) use crate::sim::server::target::SequenceTarget;
 
 /// Whether the engine takes new work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,22 +27,6 @@ pub(crate) enum ServerPhase {
     Serving,
     Draining,
     Dead,
-}
-
-/// Feed to which one engine request reports.
-#[derive(Debug, Clone)]
-pub(crate) struct SequenceTarget {
-    pub(crate) feed: Arc<TokenFeed>,
-    /// Index of the feed's choice for the request's choice 0.
-    pub(crate) base: usize,
-    /// Number of the feed's choices that belong to the request.
-    pub(crate) choices: usize,
-    /// Prompt tokens, for the histograms.
-    pub(crate) prompt_tokens: u32,
-    /// Whether the request ends with a stop token rather than at its limit.
-    pub(crate) stops: bool,
-    /// The `id` of the answer.
-    pub(crate) name: Arc<str>,
 }
 
 /// One engine request of a client's request.

@@ -13,6 +13,7 @@ mod job;
 mod options;
 mod stats;
 mod stepper;
+mod target;
 #[cfg(test)]
 mod tests;
 mod text;

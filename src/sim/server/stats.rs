@@ -2,7 +2,7 @@
 
 use super::feed::GeneratedChoice;
 use crate::core::model::time::Tick;
-use crate::sim::server::core::SequenceTarget;
+use crate::sim::server::target::SequenceTarget;
 
 /// Bucket bounds of `vllm:time_to_first_token_seconds`.
 const TTFT: &[f64] = &[

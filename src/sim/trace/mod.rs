@@ -1,56 +1,22 @@
 //! Traffic traces: times, sizes, tenants, classes and shared prompt prefixes of
 //! recorded calls. A trace holds no text.
 
+pub use self::traffic::{TraceCall, TrafficTrace};
+mod lines;
 mod read;
 mod table;
 #[cfg(test)]
 mod tests;
+mod traffic;
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use self::read::{MAX_CALLS, MAX_PROMPT, TraceError, TraceErrorKind};
 pub use self::table::ColumnNames;
+pub use crate::sim::trace::lines::{MAX_CALLS, MAX_PROMPT, TraceError, TraceErrorKind};
 
 use crate::sim::rng::Rng;
-
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct TraceCall {
-    /// Time from the start of the trace.
-    pub at: Duration,
-    /// Index into [`TrafficTrace::tenants`].
-    pub tenant: u32,
-    /// Index into [`TrafficTrace::classes`].
-    pub class: u32,
-    /// Prompt tokens, at least 1.
-    pub prompt: u32,
-    /// Generated tokens, at least 1.
-    pub output: u32,
-    /// One hash for each whole block of [`TrafficTrace::prefix_block`] prompt
-    /// tokens; each hash covers everything before its block, too. Empty = not
-    /// known.
-    pub prefix: Arc<[u64]>,
-    /// Time before an engine had the call; absent = not known.
-    pub waited: Option<Duration>,
-    /// Time from arrival to end; absent = not known.
-    pub took: Option<Duration>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct TrafficTrace {
-    /// Calls in order of time; the first is at 0.
-    pub calls: Vec<TraceCall>,
-    /// Names of the tenants; empty when the trace has none.
-    pub tenants: Vec<Arc<str>>,
-    /// Names of the classes; empty when the trace has none.
-    pub classes: Vec<Arc<str>>,
-    /// Tokens per hash in [`TraceCall::prefix`]; 0 without hashes.
-    pub prefix_block: u32,
-    /// Lines that were skipped because they have no prompt: no engine ever
-    /// received them.
-    pub skipped_lines: u64,
-}
 
 impl TrafficTrace {
     /// Sorts the calls by time and moves the first to 0.

@@ -2,90 +2,23 @@
 //! lines, both plain or gzip.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
-use std::path::{Path, PathBuf};
+use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use flate2::bufread::MultiGzDecoder;
 use serde::Deserialize;
-use thiserror::Error;
 
 use super::table::{self, ColumnNames};
-use super::{TraceCall, TrafficTrace};
+pub(super) use crate::sim::trace::lines::{NumberedLines, checked_tokens, field_error, push};
+pub(super) use crate::sim::trace::lines::{TraceError, TraceErrorKind};
+use crate::sim::trace::traffic::{TraceCall, TrafficTrace};
 
-/// Most calls of a trace.
-pub const MAX_CALLS: usize = 5_000_000;
-/// Most prompt tokens and most output tokens of a call.
-pub const MAX_PROMPT: u32 = 16_000_000;
-/// Most bytes of one line.
-const MAX_LINE: u64 = 4 << 20;
 /// Tokens per hash of a Mooncake trace.
 const MOONCAKE_BLOCK: u32 = 512;
 /// Longest time in a trace, seconds: ten years.
 const MAX_SECONDS: f64 = 10.0 * 365.0 * 86_400.0;
-
-/// Error of a trace, and its place.
-#[derive(Debug, Error)]
-#[error("{}{}: {kind}", path.display(), line.map(|line| format!(":{line}")).unwrap_or_default())]
-pub struct TraceError {
-    pub path: PathBuf,
-    /// Line number, from 1.
-    pub line: Option<u64>,
-    pub kind: TraceErrorKind,
-}
-
-/// Kind of error in a trace.
-#[derive(Debug, Error)]
-pub enum TraceErrorKind {
-    /// The file cannot be opened or unpacked.
-    #[error("cannot read it: {0}")]
-    Io(#[from] io::Error),
-    /// The file name has no known extension.
-    #[error("its name must end in .csv, .jsonl, .csv.gz or .jsonl.gz")]
-    Format,
-    /// The file has no line at all, or no call.
-    #[error("there are no calls in it")]
-    Empty,
-    /// A required column is not in the header.
-    #[error("the header has no column `{column}` (or {others}); it has: {found}")]
-    MissingColumn {
-        /// The column's name in Penstock's own traces.
-        column: &'static str,
-        /// Other names that would do.
-        others: String,
-        /// The header, cut short.
-        found: String,
-    },
-    /// A column that was named by the caller is not in the header.
-    #[error("the header has no column `{column}`; it has: {found}")]
-    UnknownColumn {
-        column: String,
-        /// The header, cut short.
-        found: String,
-    },
-    /// A field is missing or has a wrong value.
-    #[error("column `{column}`: {what}, found `{found}`")]
-    Field {
-        column: String,
-        /// The expected value.
-        what: &'static str,
-        /// The value, cut short.
-        found: String,
-    },
-    /// A line is not the expected JSON object.
-    #[error("not a call: {0}; needed are timestamp (ms), input_length, output_length, and hash_ids if known")]
-    Json(#[from] serde_json::Error),
-    /// One line is too long.
-    #[error("the line is longer than {MAX_LINE} bytes")]
-    LongLine,
-    /// The time from the first call to the last is longer than any plan.
-    #[error("its calls lie more than ten years apart: are the times all in one unit?")]
-    SpanTooLong,
-    /// The trace has too many calls.
-    #[error("more than {MAX_CALLS} calls; cut it")]
-    TooManyCalls,
-}
 
 impl TrafficTrace {
     /// Reads a file. The name tells the format: `.csv` or `.jsonl`, each also
@@ -130,50 +63,6 @@ impl TrafficTrace {
 
 fn plain_or_packed(plain: BufReader<File>, packed: bool) -> Box<dyn BufRead> {
     if packed { Box::new(BufReader::new(MultiGzDecoder::new(plain))) } else { Box::new(plain) }
-}
-
-/// Lines with their numbers, each at most [`MAX_LINE`] bytes long.
-pub(super) struct NumberedLines {
-    line: u64,
-    buffer: String,
-    source: Box<dyn BufRead>,
-}
-
-impl NumberedLines {
-    /// The next line that is not blank.
-    pub(super) fn next(&mut self) -> Result<Option<&str>, TraceErrorKind> {
-        loop {
-            self.buffer.clear();
-            self.line += 1;
-            let read = self.source.by_ref().take(MAX_LINE + 1).read_line(&mut self.buffer)?;
-            if read as u64 > MAX_LINE {
-                return Err(TraceErrorKind::LongLine);
-            }
-            if read == 0 {
-                return Ok(None);
-            }
-            if !self.buffer.trim().is_empty() {
-                break;
-            }
-        }
-        Ok(Some(self.buffer.trim()))
-    }
-}
-
-pub(super) fn push(trace: &mut TrafficTrace, call: TraceCall) -> Result<(), TraceErrorKind> {
-    if trace.calls.len() >= MAX_CALLS {
-        return Err(TraceErrorKind::TooManyCalls);
-    }
-    trace.calls.push(call);
-    Ok(())
-}
-
-pub(super) fn checked_tokens(count: u64) -> Option<u32> {
-    u32::try_from(count).ok().filter(|count| (1..=MAX_PROMPT).contains(count))
-}
-
-pub(super) fn field_error(column: &str, what: &'static str, found: &str) -> TraceErrorKind {
-    TraceErrorKind::Field { column: column.to_owned(), what, found: found.chars().take(40).collect() }
 }
 
 /// One line of a Mooncake trace.

@@ -8,7 +8,8 @@ use std::time::Duration;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
-use super::{TraceErrorKind, TrafficTrace, reblock};
+use super::{TraceErrorKind, reblock};
+use crate::sim::trace::traffic::TrafficTrace;
 
 struct Dir(tempfile::TempDir);
 

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::sim::engine::{EngineEvent, EngineEventKind};
-use crate::sim::world::exchange::EngineReply;
+use crate::sim::world::message::EngineReply;
 use crate::sim::world::replica::WorldFaultKind;
 use crate::sim::world::router::{Input, JobIndex, ReplicaIndex};
 use crate::sim::world::run::{ITL_PERIOD, World, WorldEvent};

@@ -9,47 +9,10 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use crate::sim::engine::{EngineEvent, EngineRequest, RequestId};
+use crate::sim::engine::{EngineRequest, RequestId};
+pub(super) use crate::sim::world::message::{EngineReply, ExchangeStep};
 use crate::sim::world::router::{Input, JobIndex, ReplicaIndex};
 use crate::sim::world::run::{World, WorldEvent, WorldJob};
-
-/// Event of an exchange.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum ExchangeStep {
-    /// The attempt reaches its engine and is queued there.
-    Entry { request: RequestId, replica: ReplicaIndex, priority: i64 },
-    /// The engine learns that the attempt is cancelled.
-    Cancelled { request: RequestId, replica: ReplicaIndex },
-    /// The oldest reply of this engine that is on its way arrives.
-    ReplyArrives(ReplicaIndex),
-    /// A paused stream goes on.
-    StreamResumes(RequestId),
-    /// A client leaves.
-    Leaves(JobIndex),
-}
-
-/// Reply of an engine about an attempt.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum EngineReply {
-    /// The engine computed something of the attempt.
-    Event(EngineEvent),
-    /// The engine takes no connection.
-    Refused(RequestId),
-    /// The request can never fit the engine's KV cache; the reply is a plain
-    /// answer that says so.
-    TooLarge(RequestId),
-    /// The engine died.
-    Broken(RequestId),
-}
-
-impl EngineReply {
-    const fn request(&self) -> RequestId {
-        match self {
-            Self::Event(event) => event.request,
-            Self::Refused(request) | Self::TooLarge(request) | Self::Broken(request) => *request,
-        }
-    }
-}
 
 /// The job of an attempt, and the attempt's number.
 const fn job_of(request: RequestId) -> (JobIndex, u32) {

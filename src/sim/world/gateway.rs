@@ -133,13 +133,13 @@ impl SimGateway {
                 Event::Finished { job: JobId::new(job as u64), outcome }
             }
             Input::ItlSampled { replica, pace } => {
-                Event::ItlSampled { replica: ReplicaId::from(replica), pace }
+                Event::ItlSampled { replica: ReplicaId::from(replica), sample: pace }
             }
             Input::Reported { replica, report } => {
                 Event::ReplicaReported { replica: ReplicaId::from(replica), report }
             }
             Input::Probed { replica, alive: true } => {
-                Event::ReplicaFound { replica: ReplicaId::from(replica) }
+                Event::ProbeSucceeded { replica: ReplicaId::from(replica) }
             }
             Input::Probed { replica, alive: false } => {
                 Event::ReplicaLost { replica: ReplicaId::from(replica), answers: true }
@@ -246,10 +246,10 @@ pub fn policy(racks: &[Rack], classes: &[Class], tenants: &[Tenant]) -> Policy {
     for (index, tenant) in tenants.iter().enumerate() {
         policy.tenants.insert(&index.to_string(), tenant.clone());
     }
-    let model = policy.models.reserve("model");
+    let model = policy.models.id_or_new("model");
     for rack in racks {
-        let pool = policy.pools.reserve(&rack.pool);
-        let fresh = || Pool { models: [model].into(), supply: rack.supply, ..Pool::default() };
+        let pool = policy.pools.id_or_new(&rack.pool);
+        let fresh = || Pool { models: [model].into(), traits: rack.supply, ..Pool::default() };
         let mut row = policy.pools.get(pool).cloned().unwrap_or_else(fresh);
         for _ in 0..rack.replicas {
             let name = format!("{}/{}", rack.pool, policy.replicas.capacity());

@@ -9,11 +9,13 @@ pub mod baseline;
 mod engines;
 mod exchange;
 pub mod gateway;
+mod message;
 pub mod record;
 #[cfg(test)]
 mod replay;
 pub mod replica;
 pub mod router;
 pub mod run;
+pub mod setup;
 #[cfg(test)]
 mod tests;

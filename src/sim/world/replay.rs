@@ -18,7 +18,8 @@ use crate::sim::world::arrival::Arrival;
 use crate::sim::world::gateway::{EventTrace, Rack, SimGateway, policy};
 use crate::sim::world::replica::{ReplicaSetup, WorldFault, WorldFaultKind};
 use crate::sim::world::router::Router;
-use crate::sim::world::run::{Setup, run};
+use crate::sim::world::run::run;
+use crate::sim::world::setup::Setup;
 
 fn rules(replicas: usize) -> Policy {
     let class = |rank: u32, wait: u64| Class {

@@ -11,43 +11,19 @@ use crate::core::model::event::ItlSample;
 use crate::core::model::time::Tick;
 use crate::sim::engine::EngineEvent;
 use crate::sim::world::arrival::Arrival;
+use crate::sim::world::autoscale::ScalingOutcome;
 use crate::sim::world::autoscale::elastic::{Elastic, ScaleTimer};
-use crate::sim::world::autoscale::{Scaling, ScalingOutcome};
-use crate::sim::world::exchange::ExchangeStep;
+use crate::sim::world::message::ExchangeStep;
 use crate::sim::world::record::WorldRecord;
-use crate::sim::world::replica::{ReplicaSetup, WorldReplica};
+use crate::sim::world::replica::WorldReplica;
 use crate::sim::world::router::{Input, JobIndex, ReplicaIndex, Router, RouterCommand};
+use crate::sim::world::setup::Setup;
 
 /// Period at which routers are told the ITL of streams.
 pub const ITL_PERIOD: Duration = Duration::from_millis(100);
 
 /// Time after which a refused client comes back when the refusal names no time.
 const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
-
-/// Setup of a world.
-#[derive(Debug, Clone, Default)]
-pub struct Setup {
-    pub replicas: Vec<ReplicaSetup>,
-    /// Arrivals in order of time.
-    pub arrivals: Vec<Arrival>,
-    /// Index of the router that gets each arrival; empty = all go to the first.
-    pub gateways: Vec<u8>,
-    /// Time between two scrapes of an engine; absent = none.
-    pub scrape: Option<Duration>,
-    /// Whether an engine plans its next step before a router hears of the last
-    /// one, as over any network.
-    pub late: bool,
-    /// Time at which the world ends whatever is still open.
-    pub horizon: Option<Duration>,
-    /// Autoscaling; absent = all engines are there from the beginning.
-    pub scaling: Option<Scaling>,
-    /// Closed loop: number of clients. Each client sends the next arrival, in
-    /// their order, when its last request has ended, and after a refusal when
-    /// the refusal says. Absent = every arrival comes at its time.
-    pub clients: Option<usize>,
-    /// Time from which [`RunOutcome::tokens`] are counted.
-    pub counted_from: Tick,
-}
 
 /// Outcome of a run.
 #[derive(Debug, Clone, Default)]

@@ -16,7 +16,8 @@ use crate::sim::world::gateway::{EventTrace, Rack, SimGateway, policy};
 use crate::sim::world::record::{Objectives, Summary, WorldRecord};
 use crate::sim::world::replica::{ReplicaSetup, WorldFault, WorldFaultKind};
 use crate::sim::world::router::Router;
-use crate::sim::world::run::{RunOutcome, Setup, run};
+use crate::sim::world::run::{RunOutcome, run};
+use crate::sim::world::setup::Setup;
 
 fn setup(count: u64, gap: u64) -> Setup {
     let profile = StepProfile::named("h100-8b").expect("a profile");
@@ -213,7 +214,7 @@ fn a_silent_stream_says_all_at_once_when_it_goes_on() {
     assert!(lasted(&paused) > lasts && lasted(&paused) < lasts + lasted(&whole));
     let events = log.lock();
     let gaps = events.iter().map(|(_, event, _)| match event {
-        Event::ItlSampled { pace, .. } => pace.gaps,
+        Event::ItlSampled { sample: pace, .. } => pace.gaps,
         _ => 0,
     });
     assert_eq!(gaps.sum::<u64>(), 4, "of the burst at its end nobody is told any more");

@@ -1,21 +1,20 @@
-//! Events of billed stays.
+//! Billing events: bills of stays at replicas.
 
 use crate::core::billing::bill::StayBill;
 use crate::core::model::ids::TenantId;
 use crate::telemetry::Telemetry;
 
-/// A stay of a request at a replica is over. Emitted with the request's end,
-/// whose line has the sum of its stays.
+/// A stay of a request at a replica was billed. The event is emitted at the end of the request. It
+/// has no log line of its own: the line of the request has the sum of its stays.
 #[derive(Debug, Clone, Copy)]
 pub struct StayBilled<'a> {
-    /// Who pays; absent = nobody known.
+    /// Tenant that pays; absent = no known tenant.
     pub tenant: Option<TenantId>,
-    /// What it came to.
     pub bill: &'a StayBill,
 }
 
 impl StayBilled<'_> {
-    /// Counts it.
+    /// Adds the stay to the metrics.
     pub fn emit(&self, telemetry: &Telemetry) {
         telemetry.metrics().billed(&telemetry.policy(), self.tenant, self.bill);
     }

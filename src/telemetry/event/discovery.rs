@@ -1,4 +1,4 @@
-//! Events of replicas that come and go, and of the sources that say so.
+//! Discovery events: replicas that join, drain or leave, and failures of their sources.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,24 +8,24 @@ use tracing::{debug, info, warn};
 
 use crate::core::model::ids::{PoolId, ReplicaId};
 use crate::core::model::policy::Policy;
-use crate::telemetry::event::{millis, shorten};
-use crate::telemetry::{ConfigStatus, Telemetry};
+use crate::telemetry::Telemetry;
+use crate::telemetry::status::ConfigStatus;
+use crate::telemetry::text::{millis, shorten};
 
-/// Replicas that a log line names; it counts the others.
+/// Most replicas that a log line names. The line counts all of them.
 const NAMED: usize = 8;
 
-/// Other replicas came into force than before, whether a file or a source
-/// said so. The names of `after` are the ones that labels and log lines use
-/// from here on.
+/// The set of replicas changed, by a reload or by discovery. Labels and log lines use the names of
+/// `after` from now on.
 #[derive(Debug, Clone, Copy)]
 pub struct ReplicasChanged<'a> {
-    /// The rules before.
+    /// Policy before the change.
     pub before: &'a Policy,
-    /// The rules now.
+    /// Policy after the change.
     pub after: &'a Arc<Policy>,
 }
 
-/// What became of the replicas of one pool.
+/// Changes to the replicas of one pool, by name of the replica.
 #[derive(Debug, Default)]
 struct PoolChange<'a> {
     joined: Vec<&'a str>,
@@ -35,7 +35,7 @@ struct PoolChange<'a> {
 }
 
 impl ReplicasChanged<'_> {
-    /// Writes and counts the event, for each pool that it concerns.
+    /// Writes and counts the event for each pool that changed.
     pub fn emit(&self, telemetry: &Telemetry) {
         let Self { before, after } = *self;
         telemetry.set_policy(Arc::clone(after));
@@ -103,23 +103,20 @@ impl PoolChange<'_> {
     }
 }
 
-/// Replicas of a pool that are not about to go.
+/// Counts the replicas of a pool that are not draining.
 fn takers(policy: &Policy, pool: PoolId) -> usize {
     let replicas = policy.pools.get(pool).map_or(&[][..], |row| &row.replicas);
     let stays = |id: &&ReplicaId| !policy.draining.contains(id);
     replicas.iter().filter(stays).count()
 }
 
-/// A pool's source of replicas cannot be asked; what it said last holds. Emit
-/// for every failure: the first of a row is a warning, the others are debug
-/// lines.
+/// The discovery source of a pool failed. Its last answer stays in force. Emit for every failure:
+/// the first in a row is a warning, the others are debug lines.
 #[derive(Debug, Clone, Copy)]
 pub struct SourceLost<'a> {
-    /// The pool.
     pub pool: PoolId,
-    /// What was wrong.
     pub problem: &'a str,
-    /// Whether it answered the time before.
+    /// Whether the source answered the time before.
     pub first: bool,
 }
 
@@ -139,17 +136,16 @@ impl SourceLost<'_> {
     }
 }
 
-/// A pool's source of replicas answers again.
+/// The discovery source of a pool answers again.
 #[derive(Debug, Clone, Copy)]
 pub struct SourceBack {
-    /// The pool.
     pub pool: PoolId,
-    /// How long it did not.
+    /// Time for which the source did not answer.
     pub after: Duration,
 }
 
 impl SourceBack {
-    /// Writes the event.
+    /// Writes the event to the log and the audit file.
     pub fn emit(&self, telemetry: &Telemetry) {
         let policy = telemetry.policy();
         let pool = policy.pools.name(self.pool);
@@ -157,17 +153,16 @@ impl SourceBack {
     }
 }
 
-/// A pool's source names no replica any more.
+/// The discovery source of a pool names no replica any more.
 #[derive(Debug, Clone, Copy)]
 pub struct SourceEmpty {
-    /// The pool.
     pub pool: PoolId,
-    /// How long those that it named last hold.
+    /// Time for which the last known replicas stay in force.
     pub holds: Duration,
 }
 
 impl SourceEmpty {
-    /// Writes the event.
+    /// Writes the event to the log and the audit file.
     pub fn emit(&self, telemetry: &Telemetry) {
         let policy = telemetry.policy();
         let (pool, holds_ms) = (policy.pools.name(self.pool), millis(self.holds));
@@ -175,17 +170,16 @@ impl SourceEmpty {
     }
 }
 
-/// A pool's source names more replicas than a pool may have.
+/// The discovery source of a pool names more replicas than a pool may have. Some are left out.
 #[derive(Debug, Clone, Copy)]
 pub struct SourceTooLarge {
-    /// The pool.
     pub pool: PoolId,
-    /// How many it names.
+    /// Number of replicas that the source names.
     pub named: usize,
 }
 
 impl SourceTooLarge {
-    /// Writes the event.
+    /// Writes the event to the log and the audit file.
     pub fn emit(&self, telemetry: &Telemetry) {
         let policy = telemetry.policy();
         let (pool, named) = (policy.pools.name(self.pool), self.named);

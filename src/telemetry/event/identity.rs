@@ -1,24 +1,25 @@
-//! Certificates, identity providers and operators.
+//! Identity events: TLS certificates and handshakes, keys of identity providers, and refused
+//! operators.
 
 use std::net::SocketAddr;
 use std::time::SystemTime;
 
 use tracing::{debug, info, warn};
 
-use crate::telemetry::event::shorten;
+use crate::telemetry::text::shorten;
 use crate::telemetry::{Telemetry, wall};
 
-/// A listener has a new certificate, the first one included.
+/// A listener loaded a new certificate, the first one included.
 #[derive(Debug, Clone, Copy)]
 pub struct CertificateLoaded {
     /// `clients`, `admin` or `scale`.
     pub listener: &'static str,
-    /// When it ends.
+    /// End of the certificate's validity.
     pub ends: SystemTime,
 }
 
 impl CertificateLoaded {
-    /// Writes the event and sets the metric.
+    /// Writes the event and sets the metric. A certificate that has already ended is a warning.
     pub fn emit(self, telemetry: &Telemetry) {
         let ends = wall::unix_seconds(self.ends);
         telemetry.metrics().certificate_ends(self.listener, ends);
@@ -33,12 +34,12 @@ impl CertificateLoaded {
     }
 }
 
-/// A client was lost in the TLS handshake.
+/// A TLS handshake with a client failed.
 #[derive(Debug, Clone, Copy)]
 pub struct HandshakeFailed {
     /// `clients`, `admin` or `scale`.
     pub listener: &'static str,
-    /// Why, as a stable code.
+    /// Reason, as a stable code.
     pub reason: &'static str,
 }
 
@@ -50,12 +51,12 @@ impl HandshakeFailed {
     }
 }
 
-/// An identity provider's keys are known, or others than before.
+/// The keys of an identity provider were fetched for the first time, or changed.
 #[derive(Debug, Clone, Copy)]
 pub struct IssuerKeysFetched<'a> {
-    /// The provider, as the file names it.
+    /// Identity provider, as the configuration names it.
     pub issuer: &'a str,
-    /// How many there are.
+    /// Number of keys.
     pub keys: usize,
 }
 
@@ -66,21 +67,21 @@ impl IssuerKeysFetched<'_> {
     }
 }
 
-/// An identity provider's keys could not be fetched; those from before hold.
+/// The keys of an identity provider could not be fetched. The keys fetched before stay in force.
 #[derive(Debug, Clone, Copy)]
 pub struct IssuerKeysLost<'a> {
-    /// The provider, as the file names it.
+    /// Identity provider, as the configuration names it.
     pub issuer: &'a str,
-    /// What is wrong.
     pub problem: &'a str,
-    /// Keys from before.
+    /// Number of keys fetched before.
     pub held: usize,
-    /// Whether the last fetch had worked.
+    /// Whether the fetch before succeeded.
     pub first: bool,
 }
 
 impl IssuerKeysLost<'_> {
-    /// Writes the event, loudly once, and counts it.
+    /// Writes and counts the event. The first failure in a row is a warning, the others are debug
+    /// lines.
     pub fn emit(self, telemetry: &Telemetry) {
         let (issuer, problem, held) = (shorten(self.issuer), shorten(self.problem), self.held);
         telemetry.log(|| {
@@ -94,12 +95,12 @@ impl IssuerKeysLost<'_> {
     }
 }
 
-/// Somebody was not let in at the operators' port.
+/// The admin listener refused a request.
 #[derive(Debug, Clone, Copy)]
 pub struct AdminRefused {
-    /// Where they are.
+    /// Address of the operator.
     pub from: SocketAddr,
-    /// Why, as a stable code.
+    /// Reason, as a stable code.
     pub reason: &'static str,
 }
 

@@ -1,20 +1,19 @@
-//! Events of limits.
+//! Limit events: requests that a limit refused, or would have refused in shadow mode.
 
 use tracing::info;
 
 use crate::core::limits::rule::LimitId;
 use crate::core::model::ids::TenantId;
 use crate::telemetry::Telemetry;
-use crate::telemetry::event::shorten;
+use crate::telemetry::text::shorten;
 
-/// A limit refused a request, or would have.
+/// A limit refused a request, or would have refused it in shadow mode.
 #[derive(Debug, Clone, Copy)]
 pub struct LimitMet<'a> {
-    /// The request.
     pub request_id: &'a str,
-    /// Whose it is.
+    /// Tenant of the request; absent = no known tenant.
     pub tenant: Option<TenantId>,
-    /// Which limit. Where it is in shadow mode, the request went on.
+    /// Limit that was met. When the limit is in shadow mode, the request went on.
     pub rule: LimitId,
 }
 

@@ -1,5 +1,7 @@
-//! Every event that is worth a log line or a metric, as a struct. Logic builds
-//! the struct and emits it; what is written and counted for it stands here.
+//! Events: one struct for each event that is worth a log line or a metric.
+//!
+//! Logic builds the struct and calls `emit`. Only this module decides which log line, audit entry
+//! and metrics an event becomes.
 //!
 //! No event carries a key, prompt text or generated text.
 
@@ -18,6 +20,8 @@ mod shadow;
 mod sleep;
 mod usage;
 
+pub use crate::telemetry::summary::ShadowSide;
+pub use crate::telemetry::summary::{EngineTimings, RequestOutcome, RequestSummary, Timings};
 pub use cost::StayBilled;
 pub use discovery::{ReplicasChanged, SourceBack, SourceEmpty, SourceLost, SourceTooLarge};
 pub use identity::{AdminRefused, CertificateLoaded, HandshakeFailed, IssuerKeysFetched, IssuerKeysLost};
@@ -34,61 +38,15 @@ pub use replica::{
     ScrapeRecovered,
 };
 pub use request::{
-    AuthFailed, EngineTimings, RequestFellBack, RequestOutcome, RequestRecalled, RequestRequeued,
-    RequestSummary, StreamBroken, StreamContinuation, Timings,
+    AuthFailed, RequestFellBack, RequestRecalled, RequestRequeued, StreamBroken, StreamContinuation,
 };
 pub use scale::{
     DeciderChanged, DemandNotKept, DemandRestored, DesiredChanged, PeerHeard, PeerLost, PeersSeen,
     ScalerAnswered, ScalerAsked, ScalerKeyUnknown,
 };
-pub use shadow::{ShadowCompared, ShadowSide, ShadowSkipped};
+pub use shadow::{ShadowCompared, ShadowSkipped};
 pub use sleep::{SleepOrderDone, SleepOrderFailed, SleepStateChanged, SleepUnsupported};
 pub use usage::{
     UsageCounted, UsageDatabaseFound, UsageDatabaseLost, UsageDropping, UsageJournalBack, UsageJournalLost,
     UsageLinesBroken, UsageRowsDropped,
 };
-
-use std::time::Duration;
-
-use crate::core::model::ids::{PoolId, ReplicaId};
-use crate::core::model::policy::Policy;
-
-/// Longest text of foreign origin in a log line, in bytes.
-const MAX_TEXT: usize = 128;
-
-/// A duration in milliseconds, to the microsecond.
-fn millis(duration: Duration) -> f64 {
-    (duration.as_secs_f64() * 1e6).round() / 1e3
-}
-
-/// The start of a text, cut at a character.
-pub(in crate::telemetry) fn shorten(text: &str) -> &str {
-    let mut end = text.len().min(MAX_TEXT);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
-}
-
-/// A name from the policy, unless the id was never given.
-pub(in crate::telemetry) fn known(name: &str) -> Option<&str> {
-    Some(name).filter(|name| !name.is_empty())
-}
-
-fn pool_of(policy: &Policy, replica: ReplicaId) -> Option<PoolId> {
-    policy.replicas.get(replica).map(|row| row.pool)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn long_texts_are_cut_between_characters() {
-        assert_eq!(shorten("short"), "short");
-        let long = "é".repeat(100);
-        assert_eq!(shorten(&long), "é".repeat(64));
-        let odd = format!("x{long}");
-        assert_eq!(shorten(&odd).len(), 127);
-    }
-}

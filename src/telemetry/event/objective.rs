@@ -1,13 +1,13 @@
-//! Promises against what pools have shown.
+//! Objective events: objectives of a class that no pool has ever met.
 
 use tracing::warn;
 
 use crate::core::placement::unattainable::UnattainableObjective;
 use crate::telemetry::Telemetry;
-use crate::telemetry::event::millis;
+use crate::telemetry::text::millis;
 
-/// A class promises what none of its pools has ever kept. Said once an hour at
-/// most.
+/// A class has an objective that none of its pools has ever met. The event is emitted at most once
+/// an hour.
 #[derive(Debug, Clone, Copy)]
 pub struct ObjectiveUnattainable(pub UnattainableObjective);
 

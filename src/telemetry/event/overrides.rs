@@ -1,4 +1,4 @@
-//! Events of operators' overrides.
+//! Override events: overrides that an operator set or ended, and overrides that expired.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -7,34 +7,34 @@ use serde_json::json;
 use tracing::{info, warn};
 
 use crate::telemetry::Telemetry;
-use crate::telemetry::event::shorten;
+use crate::telemetry::text::shorten;
 
-/// An operator set something apart from the policy, or took that back.
+/// An operator set or ended an override.
 #[derive(Debug, Clone, Copy)]
 pub struct OverrideChanged<'a> {
-    /// Who asked for it: `token:<id>`, `cert:<name>` or `local`.
+    /// Operator: `token:<id>`, `cert:<name>` or `local`.
     pub who: &'a str,
-    /// Where they are.
+    /// Address of the operator.
     pub from: SocketAddr,
-    /// What for: `cordon`, `resume` and so on.
+    /// Action: `cordon`, `resume` and so on.
     pub verb: &'a str,
-    /// Of what: the name of a pool, replica or tenant.
+    /// Name of the pool, replica or tenant.
     pub subject: &'a str,
-    /// What was in force before; `none` = the policy.
+    /// Override in force before; `none` = the policy applied.
     pub before: &'a str,
-    /// What is now.
+    /// Override in force now; `none` = the policy applies.
     pub after: &'a str,
-    /// For how long; absent = until somebody ends it.
+    /// Duration of the override; absent = until an operator ends it.
     pub lasts: Option<Duration>,
-    /// The operator's words.
+    /// Reason in the operator's words.
     pub reason: &'a str,
-    /// Requests that went back to the queue.
+    /// Number of requests that went back to the queue.
     pub requeued: u64,
 }
 
 impl OverrideChanged<'_> {
-    /// Writes the event, into the audit file too; a warning, so that it is in
-    /// every log.
+    /// Writes the event to the log and the audit file. The log line is a warning, so that a log at
+    /// level `warn` has the line too.
     pub fn emit(&self, telemetry: &Telemetry) {
         telemetry.audit(json!({
             "action": self.verb,
@@ -63,15 +63,14 @@ impl OverrideChanged<'_> {
     }
 }
 
-/// An override has ended by itself.
 #[derive(Debug, Clone, Copy)]
 pub struct OverrideExpired<'a> {
-    /// Of what: the name of a pool, replica or tenant.
+    /// Name of the pool, replica or tenant.
     pub subject: &'a str,
 }
 
 impl OverrideExpired<'_> {
-    /// Writes the event.
+    /// Writes the event to the log and the audit file.
     pub fn emit(&self, telemetry: &Telemetry) {
         telemetry.audit(json!({ "action": "expire", "who": "time", "subject": self.subject }));
         telemetry.log(|| info!(subject = self.subject, "override expired"));

@@ -1,4 +1,4 @@
-//! Events in the life of a pool.
+//! Pool events: cold starts, and pools that lost their last replica in service.
 
 use std::time::Duration;
 
@@ -7,19 +7,18 @@ use tracing::{info, warn};
 use crate::core::model::event::EngineFault;
 use crate::core::model::ids::PoolId;
 use crate::telemetry::Telemetry;
-use crate::telemetry::event::millis;
+use crate::telemetry::text::millis;
 
 /// A request is held for a pool that has no replica.
 #[derive(Debug, Clone, Copy)]
 pub struct PoolWanted {
-    /// The pool.
     pub pool: PoolId,
-    /// How long its start is expected to take; absent = nothing is known.
+    /// Expected time of the pool's start; absent = unknown.
     pub expected: Option<Duration>,
 }
 
 impl PoolWanted {
-    /// Writes the event.
+    /// Writes the event to the log and the audit file.
     pub fn emit(&self, telemetry: &Telemetry) {
         let policy = telemetry.policy();
         let (pool, expected_ms) = (policy.pools.name(self.pool), self.expected.map(millis));
@@ -27,12 +26,11 @@ impl PoolWanted {
     }
 }
 
-/// The last replica of a pool that was in service was ejected.
+/// The last replica in service of a pool was ejected.
 #[derive(Debug, Clone, Copy)]
 pub struct PoolDown {
-    /// The pool.
     pub pool: PoolId,
-    /// What was wrong with that replica.
+    /// Fault of the ejected replica.
     pub fault: EngineFault,
 }
 
@@ -46,17 +44,16 @@ impl PoolDown {
     }
 }
 
-/// A pool that requests were held for gave its first token.
+/// A pool that requests were held for sent its first token.
 #[derive(Debug, Clone, Copy)]
 pub struct PoolStarted {
-    /// The pool.
     pub pool: PoolId,
-    /// Time from the first request that was held to that token.
+    /// Time from the first held request to the first token.
     pub took: Duration,
 }
 
 impl PoolStarted {
-    /// Writes the event.
+    /// Writes the event to the log and the audit file.
     pub fn emit(&self, telemetry: &Telemetry) {
         let policy = telemetry.policy();
         let pool = policy.pools.name(self.pool);

@@ -1,4 +1,5 @@
-//! Events in the life of the process.
+//! Process events: configuration reloads, start and shutdown, refused connections and broken
+//! invariants.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,14 +9,15 @@ use serde_json::json;
 use tracing::{debug, error, info};
 
 use crate::core::model::policy::Policy;
-use crate::telemetry::event::{millis, shorten};
-use crate::telemetry::{ConfigStatus, Telemetry, wall};
+use crate::telemetry::status::ConfigStatus;
+use crate::telemetry::text::{millis, shorten};
+use crate::telemetry::{Telemetry, wall};
 
-/// A configuration came into force, the first one included. Its names are the
-/// ones that labels and log lines use from here on.
+/// A configuration came into force, the first one included. Labels and log lines use its names from
+/// now on.
 #[derive(Debug, Clone, Copy)]
 pub struct ConfigReloaded<'a> {
-    /// The rules.
+    /// Policy made from the configuration.
     pub policy: &'a Arc<Policy>,
     /// Hash of the file.
     pub digest: &'a str,
@@ -24,7 +26,7 @@ pub struct ConfigReloaded<'a> {
 }
 
 impl ConfigReloaded<'_> {
-    /// Writes the event and changes what the metrics say of the configuration.
+    /// Writes the event and sets the policy and configuration status that the metrics show.
     pub fn emit(&self, telemetry: &Telemetry) {
         let at = Some(wall::now());
         telemetry.set_policy(Arc::clone(self.policy));
@@ -47,13 +49,13 @@ impl ConfigReloaded<'_> {
     }
 }
 
-/// The files were read again and are what is in force: whatever was wrong with
-/// them before is mended.
+/// The files were read again and equal the configuration in force. Problems of an earlier reload
+/// are therefore gone.
 #[derive(Debug, Clone, Copy)]
 pub struct ConfigUnchanged;
 
 impl ConfigUnchanged {
-    /// Changes what the metrics say of the last reload.
+    /// Clears the problems of the last reload in the metrics.
     pub fn emit(self, telemetry: &Telemetry) {
         let mut status = ConfigStatus::clone(&telemetry.config_status());
         status.tried_at = Some(wall::now());
@@ -63,15 +65,15 @@ impl ConfigUnchanged {
     }
 }
 
-/// A configuration was refused; the one before it stays in force.
+/// A configuration was refused. The configuration in force stays.
 #[derive(Debug, Clone, Copy)]
 pub struct ConfigRejected<'a> {
-    /// Everything that is wrong with it; not empty.
+    /// All problems of the configuration; not empty.
     pub problems: &'a [String],
 }
 
 impl ConfigRejected<'_> {
-    /// Writes the event and changes what the metrics say of the last reload.
+    /// Writes the event and sets the problems of the last reload in the metrics.
     pub fn emit(&self, telemetry: &Telemetry) {
         let mut status = ConfigStatus::clone(&telemetry.config_status());
         status.tried_at = Some(wall::now());
@@ -81,24 +83,23 @@ impl ConfigRejected<'_> {
     }
 }
 
-/// Somebody or something had the configuration read again, for the audit log.
+/// An operator, a signal or a changed file had the configuration read again. For the audit log.
 #[derive(Debug, Clone, Copy)]
 pub struct ConfigAudited<'a> {
-    /// Who asked for it: an operator, `signal`, or `file` for a change that
-    /// was seen.
+    /// Cause of the reload: an operator, `signal`, or `file` for a change of the file.
     pub who: &'a str,
     /// `applied`, `unchanged` or `failed`.
     pub outcome: &'static str,
-    /// The generation in force now.
+    /// Generation in force after the reload.
     pub generation: u64,
-    /// The digest of the file in force now.
+    /// Digest of the file in force after the reload.
     pub digest: &'a str,
-    /// The keys of the file that are different now, without their values.
+    /// Configuration keys that changed, without their values.
     pub changed: &'a [&'a str],
 }
 
 impl ConfigAudited<'_> {
-    /// Writes the event, into the audit file too.
+    /// Writes the event to the log and the audit file.
     pub fn emit(&self, telemetry: &Telemetry) {
         telemetry.audit(json!({
             "action": "reload",
@@ -121,10 +122,10 @@ impl ConfigAudited<'_> {
     }
 }
 
-/// A client connection was turned away at the door.
+/// The listener refused a client connection.
 #[derive(Debug, Clone, Copy)]
 pub struct ConnectionRefused {
-    /// Why, as a stable code.
+    /// Reason, as a stable code.
     pub reason: &'static str,
 }
 
@@ -136,7 +137,7 @@ impl ConnectionRefused {
     }
 }
 
-/// A client took its answer too slowly, and the answer was cut off.
+/// Counts an answer that was cut off because its client took it too slowly.
 #[derive(Debug, Clone, Copy)]
 pub struct AnswerCutOff;
 
@@ -151,16 +152,16 @@ impl AnswerCutOff {
 /// The listeners are open.
 #[derive(Debug, Clone, Copy)]
 pub struct ServerStarted {
-    /// Where clients connect.
+    /// Address for clients.
     pub listen: SocketAddr,
-    /// Where operators connect.
+    /// Address for operators.
     pub admin: SocketAddr,
-    /// Where KEDA connects, if anywhere.
+    /// Address of the external scaler for KEDA; absent = the scaler is off.
     pub scale: Option<SocketAddr>,
 }
 
 impl ServerStarted {
-    /// Writes the event.
+    /// Writes the event to the log and the audit file.
     pub fn emit(&self, telemetry: &Telemetry) {
         let version = env!("CARGO_PKG_VERSION");
         telemetry.log(|| {
@@ -170,47 +171,47 @@ impl ServerStarted {
     }
 }
 
-/// No new connection is taken; what runs or waits may end.
+/// The shutdown has begun: no new connection is accepted, and running and waiting requests may end.
 #[derive(Debug, Clone, Copy)]
 pub struct ServerDraining {
     /// Requests in any phase.
     pub jobs: u64,
-    /// How long they may take.
+    /// Shutdown grace: time that the requests have to end.
     pub grace: Duration,
 }
 
 impl ServerDraining {
-    /// Writes the event.
+    /// Writes the event to the log and the audit file.
     pub fn emit(&self, telemetry: &Telemetry) {
         telemetry.log(|| info!(jobs = self.jobs, grace_ms = millis(self.grace), "server draining"));
     }
 }
 
-/// The last event of a process.
+/// The server has stopped. The last event of a process.
 #[derive(Debug, Clone, Copy)]
 pub struct ServerStopped {
-    /// Requests that were cut off.
+    /// Number of requests that were cut off.
     pub cut_off: u64,
 }
 
 impl ServerStopped {
-    /// Writes the event.
+    /// Writes the event to the log and the audit file.
     pub fn emit(&self, telemetry: &Telemetry) {
         telemetry.log(|| info!(cut_off = self.cut_off, "server stopped"));
     }
 }
 
-/// Something that must always hold did not: a bug of ours.
+/// An invariant did not hold: a bug of the gateway.
 #[derive(Debug, Clone, Copy)]
 pub struct InvariantBroken<'a> {
-    /// Which one.
+    /// Name of the invariant.
     pub invariant: &'static str,
-    /// What was found.
+    /// Facts that break the invariant.
     pub detail: &'a str,
 }
 
 impl InvariantBroken<'_> {
-    /// Writes the event; the scheduler's snapshot has the count.
+    /// Writes the event. The count is in the scheduler's snapshot.
     pub fn emit(&self, telemetry: &Telemetry) {
         telemetry.log(|| {
             error!(invariant = self.invariant, detail = shorten(self.detail), "invariant broken");

@@ -1,4 +1,4 @@
-//! Events in the life of a replica.
+//! Replica events: ejection, readmission, probes, and scrapes of the engine's metrics.
 
 use std::time::Duration;
 
@@ -7,14 +7,12 @@ use tracing::{debug, info, warn};
 use crate::core::model::event::EngineFault;
 use crate::core::model::ids::ReplicaId;
 use crate::telemetry::Telemetry;
-use crate::telemetry::event::{millis, pool_of, shorten};
+use crate::telemetry::text::{millis, pool_of, shorten};
 
-/// The replica gets no work until a probe succeeds.
+/// A replica was ejected and gets no work until a probe succeeds.
 #[derive(Debug, Clone, Copy)]
 pub struct ReplicaEjected {
-    /// The replica.
     pub replica: ReplicaId,
-    /// Why.
     pub fault: EngineFault,
 }
 
@@ -28,13 +26,11 @@ impl ReplicaEjected {
     }
 }
 
-/// The replica is to blame for a fault, but too many of its pool are out of
-/// service already: it only pauses.
+/// A replica caused a fault but stays in service, because too many replicas of its pool are out of
+/// service already. The replica only pauses.
 #[derive(Debug, Clone, Copy)]
 pub struct EjectionWithheld {
-    /// The replica.
     pub replica: ReplicaId,
-    /// What was wrong.
     pub fault: EngineFault,
 }
 
@@ -48,12 +44,11 @@ impl EjectionWithheld {
     }
 }
 
-/// The replica gets work again.
+/// A replica was readmitted and gets work again.
 #[derive(Debug, Clone, Copy)]
 pub struct ReplicaReadmitted {
-    /// The replica.
     pub replica: ReplicaId,
-    /// How long it was out.
+    /// Time for which the replica was out of service.
     pub after: Duration,
 }
 
@@ -67,13 +62,11 @@ impl ReplicaReadmitted {
     }
 }
 
-/// An ejected replica is still not there. Probes repeat, so this is a debug
-/// line; the ejection was the warning.
+/// A probe of an ejected replica failed. Probes repeat, so the line has level debug; the ejection
+/// was the warning.
 #[derive(Debug, Clone, Copy)]
 pub struct ProbeFailed<'a> {
-    /// The replica.
     pub replica: ReplicaId,
-    /// What was wrong.
     pub problem: &'a str,
 }
 
@@ -87,15 +80,13 @@ impl ProbeFailed<'_> {
     }
 }
 
-/// The engine's own view could not be read. Emit for every failed scrape: the
-/// first of a row is a warning, the others are debug lines.
+/// A scrape of the engine's metrics failed. Emit for every failed scrape: the first failure in a
+/// row is a warning, the others are debug lines.
 #[derive(Debug, Clone, Copy)]
 pub struct ScrapeFailed<'a> {
-    /// The replica.
     pub replica: ReplicaId,
-    /// What was wrong.
     pub problem: &'a str,
-    /// Whether the scrape before it succeeded.
+    /// Whether the scrape before this one succeeded.
     pub first: bool,
 }
 
@@ -116,29 +107,27 @@ impl ScrapeFailed<'_> {
     }
 }
 
-/// The engine's own view can be read again.
+/// A scrape of the engine's metrics succeeded after failures.
 #[derive(Debug, Clone, Copy)]
 pub struct ScrapeRecovered {
-    /// The replica.
     pub replica: ReplicaId,
 }
 
 impl ScrapeRecovered {
-    /// Writes the event.
+    /// Writes the event to the log and the audit file.
     pub fn emit(&self, telemetry: &Telemetry) {
         let policy = telemetry.policy();
         telemetry.log(|| info!(replica = policy.replicas.name(self.replica), "scrape recovered"));
     }
 }
 
-/// The engine does not serve the model that the file says it serves.
+/// The engine does not serve the model that the configuration names.
 #[derive(Debug, Clone, Copy)]
 pub struct ModelMismatch<'a> {
-    /// The replica.
     pub replica: ReplicaId,
-    /// The engine's name of the model, from the file.
+    /// Engine's name of the model, from the configuration.
     pub expected: &'a str,
-    /// What the engine says it serves.
+    /// Models that the engine reports.
     pub served: &'a [String],
 }
 

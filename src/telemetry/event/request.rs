@@ -1,153 +1,23 @@
-//! Events in the life of one request.
+//! Request events: the summary of a finished request, and its fallbacks, requeues, preemptions and
+//! broken streams.
 
 use std::time::Duration;
 
 use tracing::{Level, debug, info, warn};
 
-use crate::core::billing::bill::StayBill;
-use crate::core::model::event::{DispatchReason, EngineFault, PreemptReason, RejectReason};
-use crate::core::model::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
+use crate::core::model::event::{EngineFault, PreemptReason, RejectReason};
+use crate::core::model::ids::{ModelId, ReplicaId};
 use crate::core::model::job::JobUsage;
 use crate::core::model::policy::Policy;
 use crate::core::replica::affinity::adapter_slots::AdapterState;
 use crate::telemetry::Telemetry;
-use crate::telemetry::event::shadow::ShadowSide;
-use crate::telemetry::event::{known, millis, pool_of, shorten};
 use crate::telemetry::request_history::RequestEnd;
-use crate::tokens::CountSource;
-
-/// Summary of one request, from its head to its last byte: the one value that its
-/// log line, metrics, trace, usage rows, trail and shadow comparison are made of.
-/// Emitted exactly once for every request that got as far as a request id.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct RequestSummary<'a> {
-    /// The id that the client was told.
-    pub request_id: &'a str,
-    /// The trace it belongs to, when it is traced.
-    pub trace_id: Option<&'a str>,
-    /// The public part of the API key.
-    pub key_id: Option<&'a str>,
-    /// Who it was for; absent = nobody known.
-    pub tenant: Option<TenantId>,
-    /// The class it was served under.
-    pub class: Option<ClassId>,
-    /// The model, when it is one of ours.
-    pub model: Option<ModelId>,
-    /// The model as the client wrote it. For the log only: it is never a label.
-    pub requested_model: Option<&'a str>,
-    /// The model that it was for, when another one served in its place.
-    pub fallback_from: Option<ModelId>,
-    /// Why that one did not.
-    pub fallback_reason: Option<&'static str>,
-    /// The pool that served it last.
-    pub pool: Option<PoolId>,
-    /// The replica that served it last.
-    pub replica: Option<ReplicaId>,
-    /// The software that served it (`vllm`, ...): `gen_ai.provider.name`.
-    pub engine: Option<&'static str>,
-    /// The dialect: `openai`, `anthropic`.
-    pub api: &'static str,
-    /// `gen_ai.operation.name`: `chat`, `text_completion`, `embeddings`, ...
-    pub operation: &'static str,
-    /// Whether the client asked for a stream.
-    pub stream: bool,
-    /// The HTTP status that was sent, 499 when the client left before one.
-    pub status: u16,
-    /// How it ended.
-    pub outcome: RequestOutcome,
-    /// The code of the error or refusal; absent for a success.
-    pub reason: Option<&'static str>,
-    /// Tokens of its prompt before any engine counted them, and how they are
-    /// known; absent = it did not get so far.
-    pub prompt: Option<(u64, CountSource)>,
-    /// What it consumed; absent = it never reached an engine.
-    pub usage: Option<JobUsage>,
-    /// Whether an engine saw it. Else its usage is exactly nothing.
-    pub reached_engine: bool,
-    /// Bills of its stays at replicas, in their order.
-    pub bills: &'a [StayBill],
-    /// Its durations.
-    pub timings: Timings,
-    /// Its durations since it was sent to the engine that answered it; absent = it
-    /// was not sent.
-    pub at_engine: Option<EngineTimings>,
-    /// Engines it was sent to.
-    pub attempts: u32,
-    /// How often its stream went on at another replica.
-    pub continued: u32,
-    /// How often it was taken away from one before the client saw anything.
-    pub recalls: u32,
-    /// Why, the last time.
-    pub recall_reason: Option<&'static str>,
-    /// The id of the try that it repeats and whose place it took.
-    pub replaces: Option<&'a str>,
-    /// The id of the retry that took its place.
-    pub replaced_by: Option<&'a str>,
-    /// Why it went where it went, the last time.
-    pub placed: Option<DispatchReason>,
-    /// The engine's finish reason.
-    pub finish_reason: Option<&'a str>,
-}
-
-/// How a request ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum RequestOutcome {
-    /// The whole answer was sent.
-    Success,
-    /// The request itself was at fault.
-    ClientError,
-    /// The gateway refused it: limits, a full queue, a deadline, a drain.
-    Rejected,
-    /// The client left before the end.
-    ClientGone,
-    /// An engine or the gateway failed it.
-    #[default]
-    Failed,
-}
-
-impl RequestOutcome {
-    /// A short stable name for logs and metric labels.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Success => "success",
-            Self::ClientError => "client_error",
-            Self::Rejected => "rejected",
-            Self::ClientGone => "client_gone",
-            Self::Failed => "failed",
-        }
-    }
-}
-
-/// The durations of a request. Absent = that point was never reached.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Timings {
-    /// In the queue, over all tries.
-    pub queue: Option<Duration>,
-    /// To get a connection to the engine, the last try.
-    pub connect: Option<Duration>,
-    /// From the request's head to the first token of a stream.
-    pub first_token: Option<Duration>,
-    /// From the request's head to the end.
-    pub total: Duration,
-    /// Mean time between two tokens of the stream.
-    pub gap_mean: Option<Duration>,
-    /// Longest time between two tokens of the stream.
-    pub gap_max: Option<Duration>,
-}
-
-/// The durations of a request at the engine that answered it. The queue's are not in
-/// them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct EngineTimings {
-    /// To the first token; absent for what is not a stream.
-    pub first_token: Option<Duration>,
-    /// To the end.
-    pub total: Duration,
-}
+use crate::telemetry::summary::ShadowSide;
+pub(super) use crate::telemetry::summary::{EngineTimings, RequestOutcome, RequestSummary};
+use crate::telemetry::text::{known, millis, pool_of, shorten};
 
 impl RequestSummary<'_> {
-    /// Writes the request's one log line and counts it.
+    /// Writes the log line of the request and feeds its metrics.
     pub fn emit(&self, telemetry: &Telemetry) {
         let policy = telemetry.policy();
         match self.tenant {
@@ -157,14 +27,14 @@ impl RequestSummary<'_> {
         telemetry.metrics().request_finished(&policy, self);
     }
 
-    /// Its part of replicas' time, over all its stays; absent = it had none.
+    /// Replica time of all stays of the request; absent = no stay.
     #[must_use]
     pub fn gpu(&self) -> Option<Duration> {
         (!self.bills.is_empty()).then(|| self.bills.iter().map(|bill| bill.time).sum())
     }
 
-    /// The cost of its stays, in the currency of the configuration; absent = its
-    /// pools have no price.
+    /// Cost of all stays, in the currency of the configuration; absent = none of the pools has a
+    /// price.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "for people")]
     pub fn cost(&self) -> Option<f64> {
@@ -172,8 +42,8 @@ impl RequestSummary<'_> {
         is_priced.then(|| self.bills.iter().map(|bill| bill.money).sum::<u64>() as f64 / 1e9)
     }
 
-    /// Its side of the comparison with its shadow copy, or with its original;
-    /// absent = it was not sent to an engine.
+    /// The request's side of a shadow comparison, as the original or as the copy; absent = not
+    /// dispatched to an engine.
     #[must_use]
     pub fn shadow_side(&self) -> Option<ShadowSide> {
         let EngineTimings { first_token, total } = self.at_engine?;
@@ -186,7 +56,7 @@ impl RequestSummary<'_> {
         })
     }
 
-    /// The end of its trail.
+    /// End of the request for its trail.
     #[must_use]
     pub const fn end(&self) -> RequestEnd {
         RequestEnd {
@@ -253,8 +123,8 @@ impl RequestSummary<'_> {
                     replaces = self.replaces.map(shorten),
                     replaced_by = self.replaced_by.map(shorten),
                     finish_reason = self.finish_reason.map(shorten),
-                    turn = self.placed.map(|why| why.turn.name()),
-                    choice = self.placed.map(|why| why.choice.name()),
+                    turn = self.placed.map(|why| why.order.name()),
+                    choice = self.placed.map(|why| why.placement.name()),
                     adapter = self.placed.and_then(|why| why.adapter).map(AdapterState::name),
                     demoted_to = self.placed.and_then(|why| known(policy.classes.name(why.demoted_to()?))),
                     behind = self.placed.map(|why| why.behind),
@@ -275,7 +145,8 @@ impl RequestSummary<'_> {
     }
 }
 
-/// `exact`, `partial` or `unknown`; absent for work no engine saw.
+/// Name of the usage's certainty: `exact`, `partial` or `unknown`; absent = no engine got the
+/// request.
 fn usage_name(usage: Option<JobUsage>) -> Option<&'static str> {
     Some(match usage? {
         JobUsage::Exact(_) => "exact",
@@ -284,17 +155,15 @@ fn usage_name(usage: Option<JobUsage>) -> Option<&'static str> {
     })
 }
 
-/// A model could not serve a request, of which its client has seen nothing, and
-/// another one is to serve in its place.
+/// A model could not serve a request, and a fallback model is to serve it. The client has not got
+/// any part of an answer.
 #[derive(Debug, Clone, Copy)]
 pub struct RequestFellBack<'a> {
-    /// The request.
     pub request_id: &'a str,
-    /// The model that could not.
+    /// Model that could not serve the request.
     pub from: ModelId,
-    /// The model in its place.
+    /// Fallback model.
     pub to: ModelId,
-    /// Why.
     pub why: RejectReason,
 }
 
@@ -311,16 +180,14 @@ impl RequestFellBack<'_> {
     }
 }
 
-/// An engine failed a request before its first token, and it waits again.
+/// An engine failed a request before its first token, and the request waits again.
 #[derive(Debug, Clone, Copy)]
 pub struct RequestRequeued<'a> {
-    /// The request.
     pub request_id: &'a str,
-    /// The replica that failed it.
+    /// Replica that failed the request.
     pub replica: ReplicaId,
-    /// What was wrong.
     pub fault: EngineFault,
-    /// The try that failed, from 1.
+    /// Number of the failed attempt, from 1.
     pub attempt: u32,
 }
 
@@ -342,17 +209,15 @@ impl RequestRequeued<'_> {
     }
 }
 
-/// A request was taken away from its replica before its client saw anything,
-/// and it waits again.
+/// The scheduler preempted a request: it took the job back from its replica before the first
+/// token, and the request waits again.
 #[derive(Debug, Clone, Copy)]
 pub struct RequestRecalled<'a> {
-    /// The request.
     pub request_id: &'a str,
-    /// The replica it was taken from.
+    /// Replica that the job was taken back from.
     pub replica: ReplicaId,
-    /// Why.
     pub why: PreemptReason,
-    /// The try that ended so, from 1.
+    /// Number of the preempted attempt, from 1.
     pub attempt: u32,
 }
 
@@ -374,17 +239,15 @@ impl RequestRecalled<'_> {
     }
 }
 
-/// A stream broke after the client had got part of it, and another replica was
-/// to go on with it.
+/// A stream broke after the client had got part of it, and the gateway tried to continue it at
+/// another replica.
 #[derive(Debug, Clone, Copy)]
 pub struct StreamContinuation<'a> {
-    /// The request.
     pub request_id: &'a str,
-    /// The replica that broke it.
+    /// Replica at which the stream broke.
     pub from: ReplicaId,
-    /// The one that goes on; absent when none did.
+    /// Replica that continues the stream; absent when no replica does.
     pub to: Option<ReplicaId>,
-    /// What was wrong.
     pub fault: EngineFault,
 }
 
@@ -408,16 +271,14 @@ impl StreamContinuation<'_> {
     }
 }
 
-/// A stream broke after the client had got part of it, and stays broken.
+/// A stream broke after the client had got part of it, and was not continued.
 #[derive(Debug, Clone, Copy)]
 pub struct StreamBroken<'a> {
-    /// The request.
     pub request_id: &'a str,
-    /// The replica that broke it.
+    /// Replica at which the stream broke.
     pub replica: ReplicaId,
-    /// What was wrong.
     pub fault: EngineFault,
-    /// Tokens that the client has.
+    /// Number of output tokens that the client got.
     pub output_tokens: u64,
 }
 
@@ -439,12 +300,12 @@ impl StreamBroken<'_> {
     }
 }
 
-/// Somebody was not let in. The request's own line follows.
+/// A client failed to authenticate. The line of the request follows.
 #[derive(Debug, Clone, Copy)]
 pub struct AuthFailed<'a> {
-    /// Why, as a stable code.
+    /// Reason, as a stable code.
     pub reason: &'static str,
-    /// The public part of the key, never the key.
+    /// Public part of the API key, never the key.
     pub key_id: Option<&'a str>,
 }
 

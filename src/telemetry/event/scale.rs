@@ -1,58 +1,55 @@
-//! The scale signal: what it says, and who asked.
+//! Scale events: changes of desired replicas, calls of the external scaler, peers, and the saved
+//! demand.
 
 use std::path::Path;
 
 use tracing::{debug, info, warn};
 
 use crate::telemetry::Telemetry;
-use crate::telemetry::event::shorten;
+use crate::telemetry::text::shorten;
 
-/// A pool needs another number of replicas than before.
+/// The desired replicas of a pool changed.
 #[derive(Debug, Clone, Copy)]
 pub struct DesiredChanged<'a> {
-    /// The pool.
     pub pool: &'a str,
-    /// What it needed; absent = that was not known.
+    /// Desired replicas before; absent = unknown.
     pub from: Option<u32>,
-    /// What it needs.
+    /// Desired replicas now.
     pub to: u32,
-    /// Where the number comes from.
+    /// Source of the number.
     pub reason: &'static str,
     /// Replicas in service.
     pub ready: u32,
 }
 
 impl DesiredChanged<'_> {
-    /// Writes the event; the metric is read at each scrape.
+    /// Writes the event. The metric is read at each scrape.
     pub fn emit(&self, telemetry: &Telemetry) {
         let Self { pool, from, to, reason, ready } = self;
         telemetry.log(|| info!(pool, from, to, reason, ready, "desired replicas changed"));
     }
 }
 
-/// A scaler's client was told a number.
+/// The external scaler answered a client with a number.
 #[derive(Debug, Clone, Copy)]
 pub struct ScalerAnswered<'a> {
-    /// The pool.
     pub pool: &'a str,
-    /// The ScaledObject that asked, as it calls itself.
+    /// Name of the ScaledObject that asked, as given in the call.
     pub scaled_object: &'a str,
-    /// Its namespace.
+    /// Namespace of the ScaledObject.
     pub namespace: &'a str,
-    /// The number.
     pub value: u64,
-    /// Whether the pool is active.
     pub active: bool,
-    /// Where the number comes from.
+    /// Source of the number.
     pub reason: &'static str,
-    /// Whether the ScaledObject's own bounds changed it.
+    /// Whether `minReplicas` or `maxReplicas` of the trigger changed the number.
     pub clamped: bool,
-    /// Whether it is a raw number, not one of replicas.
+    /// Whether the number is a raw metric value, not a number of replicas.
     pub raw: bool,
 }
 
 impl ScalerAnswered<'_> {
-    /// Writes the event, and counts it where the number was bounded.
+    /// Writes the event, and counts it when the number was clamped.
     pub fn emit(&self, telemetry: &Telemetry) {
         let Self { pool, value, active, reason, clamped, raw, .. } = self;
         let (namespace, name) = (shorten(self.namespace), shorten(self.scaled_object));
@@ -75,19 +72,19 @@ impl ScalerAnswered<'_> {
     }
 }
 
-/// A call of the scaler was answered.
+/// A call of the external scaler was answered.
 #[derive(Debug, Clone, Copy)]
 pub struct ScalerAsked<'a> {
-    /// The call.
+    /// Method of the call.
     pub method: &'static str,
-    /// How it ended, as a stable code.
+    /// Outcome of the call, as a stable code.
     pub code: &'static str,
-    /// What was wrong with it.
+    /// Problem with the call; absent = none.
     pub problem: Option<&'a str>,
 }
 
 impl ScalerAsked<'_> {
-    /// Counts the event, and writes it where something was wrong.
+    /// Counts the event, and writes it when there was a problem.
     pub fn emit(&self, telemetry: &Telemetry) {
         telemetry.metrics().scaler_asked(self.method, self.code);
         if let Some(problem) = self.problem {
@@ -96,15 +93,14 @@ impl ScalerAsked<'_> {
     }
 }
 
-/// A trigger has a key that means nothing here.
+/// The metadata of a trigger has an unknown key.
 #[derive(Debug, Clone, Copy)]
 pub struct ScalerKeyUnknown<'a> {
-    /// The key.
     pub key: &'a str,
 }
 
 impl ScalerKeyUnknown<'_> {
-    /// Writes the event.
+    /// Writes the event to the log and the audit file.
     pub fn emit(&self, telemetry: &Telemetry) {
         telemetry.log(|| {
             warn!(
@@ -115,19 +111,18 @@ impl ScalerKeyUnknown<'_> {
     }
 }
 
-/// Another gateway that serves the same demand cannot be heard.
+/// A peer cannot be reached.
 #[derive(Debug, Clone, Copy)]
 pub struct PeerLost<'a> {
-    /// Where it should be.
+    /// Address of the peer.
     pub place: &'a str,
-    /// What is wrong.
     pub problem: &'a str,
-    /// Whether it was heard before this.
+    /// Whether the peer was reachable until now.
     pub first: bool,
 }
 
 impl PeerLost<'_> {
-    /// Writes the event, once for a loss.
+    /// Writes the event. The first failure in a row is a warning, the others are debug lines.
     pub fn emit(&self, telemetry: &Telemetry) {
         let (place, problem) = (self.place, shorten(self.problem));
         if self.first {
@@ -138,33 +133,33 @@ impl PeerLost<'_> {
     }
 }
 
-/// Another gateway is heard.
+/// A peer was reached, for the first time or again.
 #[derive(Debug, Clone, Copy)]
 pub struct PeerHeard<'a> {
-    /// Where.
+    /// Address of the peer.
     pub place: &'a str,
-    /// Its id.
+    /// Gateway id of the peer.
     pub id: &'a str,
 }
 
 impl PeerHeard<'_> {
-    /// Writes the event.
+    /// Writes the event to the log and the audit file.
     pub fn emit(&self, telemetry: &Telemetry) {
         telemetry.log(|| info!(place = self.place, id = self.id, "another gateway is heard"));
     }
 }
 
-/// Another gateway decides than before.
+/// The decider changed.
 #[derive(Debug, Clone, Copy)]
 pub struct DeciderChanged<'a> {
-    /// Its id; absent = nobody does.
+    /// Gateway id of the decider; absent = no gateway decides.
     pub id: Option<&'a str>,
-    /// Whether that is this gateway.
+    /// Whether this gateway is the decider.
     pub own: bool,
 }
 
 impl DeciderChanged<'_> {
-    /// Writes the event.
+    /// Writes the event to the log and the audit file.
     pub fn emit(&self, telemetry: &Telemetry) {
         telemetry.log(|| {
             info!(
@@ -176,14 +171,14 @@ impl DeciderChanged<'_> {
     }
 }
 
-/// How many other gateways there are.
+/// Number of peers by state.
 #[derive(Debug, Clone, Copy)]
 pub struct PeersSeen {
-    /// With a young report.
+    /// Peers with a recent demand report.
     pub live: usize,
-    /// Whose last report still counts.
+    /// Peers that stopped reporting and whose last demand report still counts.
     pub replayed: usize,
-    /// That should be there and say nothing.
+    /// Peers that should exist and do not report.
     pub silent: usize,
 }
 
@@ -244,35 +239,32 @@ mod tests {
     }
 }
 
-/// The demand that the last process has seen was taken over.
+/// The demand that the previous process saved was restored.
 #[derive(Debug, Clone, Copy)]
 pub struct DemandRestored<'a> {
-    /// From where.
+    /// File with the saved demand.
     pub path: &'a Path,
-    /// Its profiles.
+    /// Number of demand profiles restored.
     pub rows: usize,
 }
 
 impl DemandRestored<'_> {
-    /// Writes the event.
+    /// Writes the event to the log and the audit file.
     pub fn emit(&self, telemetry: &Telemetry) {
         let Self { path, rows } = self;
         telemetry.log(|| info!(path = %path.display(), rows, "demand restored"));
     }
 }
 
-/// The demand that was seen could not be read or written; the gateway goes on
-/// without.
+/// The saved demand could not be read or written. The gateway goes on without it.
 #[derive(Debug, Clone, Copy)]
 pub struct DemandNotKept<'a> {
-    /// The file.
     pub path: &'a Path,
-    /// Why.
     pub reason: &'a str,
 }
 
 impl DemandNotKept<'_> {
-    /// Writes the event.
+    /// Writes the event to the log and the audit file.
     pub fn emit(&self, telemetry: &Telemetry) {
         let Self { path, reason } = self;
         telemetry.log(|| warn!(path = %path.display(), reason, "demand not kept"));

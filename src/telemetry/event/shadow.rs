@@ -1,46 +1,21 @@
-//! Copies of requests, and what they show.
-
-use std::time::Duration;
+//! Shadow events: comparisons of a request with its shadow copy, and copies that were skipped.
 
 use tracing::{debug, info};
 
-use crate::core::model::ids::{ModelId, PoolId};
+use crate::core::model::ids::ModelId;
 use crate::telemetry::Telemetry;
-use crate::telemetry::event::{RequestOutcome, known, millis, shorten};
+pub(super) use crate::telemetry::summary::ShadowSide;
+use crate::telemetry::text::{known, millis, shorten};
 
-/// How a request went, or its copy. Times count from when it was sent to the
-/// engine that answered it: waits in the queue say nothing of an engine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ShadowSide {
-    /// How it ended.
-    pub outcome: RequestOutcome,
-    /// Where it ran.
-    pub pool: Option<PoolId>,
-    /// To the first token; absent for what is not a stream.
-    pub first_token: Option<Duration>,
-    /// To its end.
-    pub total: Duration,
-    /// Tokens that were generated; absent = nobody counted.
-    pub output_tokens: Option<u64>,
-}
-
-impl ShadowSide {
-    /// What is counted of the two sides, under these names.
-    pub(in crate::telemetry) const NAMES: [&'static str; 2] = ["original", "copy"];
-}
-
-/// A request and its copy are both over.
+/// A request and its shadow copy have both ended.
 #[derive(Debug, Clone, Copy)]
 pub struct ShadowCompared<'a> {
-    /// The request.
     pub request_id: &'a str,
-    /// The model that served it.
+    /// Model that served the request.
     pub model: ModelId,
-    /// The model that served the copy.
+    /// Model that served the copy.
     pub to: ModelId,
-    /// The request.
     pub original: ShadowSide,
-    /// Its copy.
     pub copy: ShadowSide,
 }
 
@@ -72,14 +47,14 @@ impl ShadowCompared<'_> {
     }
 }
 
-/// A request was to be copied, and was not, or its copy was dropped.
+/// A shadow copy was not made, or was dropped before its end.
 #[derive(Debug, Clone, Copy)]
 pub struct ShadowSkipped {
-    /// The model that served the request.
+    /// Model that served the request.
     pub model: ModelId,
-    /// The model that was to serve the copy.
+    /// Model that was to serve the copy.
     pub to: ModelId,
-    /// Why, as a stable code.
+    /// Reason, as a stable code.
     pub reason: &'static str,
 }
 

@@ -1,4 +1,4 @@
-//! Events of replicas that sleep and wake.
+//! Sleep events: replicas that the gateway or others put to sleep or woke.
 
 use std::time::Duration;
 
@@ -6,16 +6,15 @@ use tracing::{info, warn};
 
 use crate::core::model::ids::ReplicaId;
 use crate::telemetry::Telemetry;
-use crate::telemetry::event::{millis, pool_of, shorten};
+use crate::telemetry::text::{millis, pool_of, shorten};
 
-/// A replica did what it was told: to sleep or to wake.
+/// A replica carried out an order to sleep or to wake.
 #[derive(Debug, Clone, Copy)]
 pub struct SleepOrderDone {
-    /// The replica.
     pub replica: ReplicaId,
     /// `sleep` or `wake`.
     pub order: &'static str,
-    /// How long it took.
+    /// Time that the replica took.
     pub took: Duration,
 }
 
@@ -29,14 +28,12 @@ impl SleepOrderDone {
     }
 }
 
-/// A replica did not do what it was told.
+/// A replica failed to carry out an order to sleep or to wake.
 #[derive(Debug, Clone, Copy)]
 pub struct SleepOrderFailed<'a> {
-    /// The replica.
     pub replica: ReplicaId,
     /// `sleep` or `wake`.
     pub order: &'static str,
-    /// What was wrong.
     pub problem: &'a str,
 }
 
@@ -52,11 +49,10 @@ impl SleepOrderFailed<'_> {
     }
 }
 
-/// A replica has no way to be put to sleep. It is not told again until it is
-/// another one.
+/// A replica does not support sleep. The gateway does not order it to sleep again until the replica
+/// is replaced.
 #[derive(Debug, Clone, Copy)]
 pub struct SleepUnsupported {
-    /// The replica.
     pub replica: ReplicaId,
 }
 
@@ -71,17 +67,16 @@ impl SleepUnsupported {
     }
 }
 
-/// The engine's own metrics say that it sleeps, or that it woke, unasked.
+/// A replica fell asleep or woke without an order of the gateway, as the engine's metrics show.
 #[derive(Debug, Clone, Copy)]
 pub struct SleepStateChanged {
-    /// The replica.
     pub replica: ReplicaId,
-    /// Whether it sleeps now.
+    /// Whether the replica sleeps now.
     pub asleep: bool,
 }
 
 impl SleepStateChanged {
-    /// Writes the event.
+    /// Writes the event to the log and the audit file.
     pub fn emit(&self, telemetry: &Telemetry) {
         let policy = telemetry.policy();
         let (replica, asleep) = (policy.replicas.name(self.replica), self.asleep);

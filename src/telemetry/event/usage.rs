@@ -1,4 +1,4 @@
-//! The usage journal and its database: outages, and what they cost.
+//! Usage events: outages of the usage journal and of its database, and the rows lost in them.
 
 use std::io;
 use std::path::Path;
@@ -7,25 +7,24 @@ use tracing::{error, info, warn};
 
 use crate::telemetry::Telemetry;
 
-/// Usage rows come faster than the disk takes them, and the queue between is
-/// full. Told once, until it has room again.
+/// The queue of usage rows to the disk is full, and rows are dropped. The event is emitted once,
+/// until the queue has room again.
 #[derive(Debug, Clone, Copy)]
 pub struct UsageDropping;
 
 impl UsageDropping {
-    /// Writes the event; each row is counted apart.
+    /// Writes the event. Dropped rows are counted one by one elsewhere.
     pub fn emit(self, telemetry: &Telemetry) {
         telemetry.log(|| error!("usage rows are dropped: the queue to the disk is full"));
     }
 }
 
-/// Usage rows are gone.
+/// Usage rows were lost.
 #[derive(Debug, Clone, Copy)]
 pub struct UsageRowsDropped {
-    /// How many.
     pub rows: u64,
-    /// `queue`: the disk did not keep up. `shutdown`: it took nothing until the
-    /// end. `unread`: the oldest segment had to go before the database read it.
+    /// `queue`: the disk did not keep up. `shutdown`: the disk took no rows until the end of the
+    /// process. `unread`: the oldest segment was deleted before the database had read it.
     pub reason: &'static str,
 }
 
@@ -36,12 +35,10 @@ impl UsageRowsDropped {
     }
 }
 
-/// The disk does not take the usage journal; rows wait, and are then dropped.
+/// The usage journal cannot be written. Rows wait, and are dropped once the queue is full.
 #[derive(Debug, Clone, Copy)]
 pub struct UsageJournalLost<'a> {
-    /// The journal's folder.
     pub folder: &'a Path,
-    /// What the system says.
     pub error: &'a io::Error,
 }
 
@@ -53,10 +50,9 @@ impl UsageJournalLost<'_> {
     }
 }
 
-/// The disk takes the usage journal again.
+/// The usage journal can be written again.
 #[derive(Debug, Clone, Copy)]
 pub struct UsageJournalBack<'a> {
-    /// The journal's folder.
     pub folder: &'a Path,
 }
 
@@ -68,17 +64,17 @@ impl UsageJournalBack<'_> {
     }
 }
 
-/// The database does not take usage rows; they wait in the journal.
+/// The database cannot be reached or refuses usage rows. The rows wait in the journal.
 #[derive(Debug, Clone, Copy)]
 pub struct UsageDatabaseLost<'a> {
     /// `sqlite` or `postgres`.
     pub database: &'static str,
-    /// What it says.
+    /// Error text of the database or of the connection.
     pub problem: &'a str,
 }
 
 impl UsageDatabaseLost<'_> {
-    /// Writes the event and sets the metric.
+    /// Writes the event and sets the metric. A certificate that has already ended is a warning.
     pub fn emit(self, telemetry: &Telemetry) {
         telemetry.metrics().usage_database(self.database, false);
         telemetry.log(|| {
@@ -87,17 +83,17 @@ impl UsageDatabaseLost<'_> {
     }
 }
 
-/// The database takes usage rows, for the first time or again.
+/// The database is connected, for the first time or again.
 #[derive(Debug, Clone, Copy)]
 pub struct UsageDatabaseFound {
     /// `sqlite` or `postgres`.
     pub database: &'static str,
-    /// Bytes of the journal that it has not read yet.
+    /// Bytes of the journal that are not in the database yet.
     pub unread: u64,
 }
 
 impl UsageDatabaseFound {
-    /// Writes the event and sets the metric.
+    /// Writes the event and sets the metric. A certificate that has already ended is a warning.
     pub fn emit(self, telemetry: &Telemetry) {
         telemetry.metrics().usage_database(self.database, true);
         telemetry.log(|| {
@@ -106,15 +102,15 @@ impl UsageDatabaseFound {
     }
 }
 
-/// The quotas of a day or month go on where they were before the start.
+/// The use of a day or month before the start was read back into the quotas.
 #[derive(Debug, Clone, Copy)]
 pub struct UsageCounted {
     /// `per_day` or `per_month`.
     pub period: &'static str,
-    /// Limits of which something was used.
+    /// Number of limits with use before the start.
     pub limits: usize,
-    /// The database is away or there is none, so only what the journal still
-    /// holds is known.
+    /// Whether only the journal was read, because the database is away or not configured. The
+    /// journal may no longer hold all rows of the period.
     pub partial: bool,
 }
 
@@ -126,13 +122,12 @@ impl UsageCounted {
     }
 }
 
-/// Lines of the journal are no rows: somebody else wrote them, or the disk
-/// is broken. They are passed over.
+/// Lines of the journal are not usage rows: another program wrote them, or the disk is broken. The
+/// reader skips them.
 #[derive(Debug, Clone, Copy)]
 pub struct UsageLinesBroken {
-    /// How many.
     pub lines: u64,
-    /// The segment that they are in, or the one before it.
+    /// Number of the segment that holds the lines.
     pub segment: u64,
 }
 

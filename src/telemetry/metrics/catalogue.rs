@@ -1,7 +1,7 @@
-//! Every metric: its name, what it means, and the buckets of the histograms.
+//! Metric catalogue: the name and HELP text of every metric, and the buckets of the histograms.
 //! All durations are in seconds.
 
-/// A metric's name and its HELP text.
+/// Metric: its name and HELP text.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Metric {
     pub(super) name: &'static str,
@@ -196,7 +196,7 @@ pub(super) const COUNTERS: &[Metric] = &[
     SCALER_CLAMPED,
 ];
 
-// Gauges that change by events.
+// Gauges that events set.
 pub(super) const OPEN_CONNECTIONS: Metric = metric("penstock_open_connections", "Open client connections.");
 
 pub(super) const CERTIFICATE_ENDS: Metric = metric(
@@ -254,7 +254,7 @@ pub(super) const GEN_AI_PER_TOKEN: Metric = metric(
     "Time per output token after the first one of successful responses.",
 );
 
-/// Around 150 ms for the first token.
+/// Buckets for TTFT, dense around 150 ms.
 const FIRST_TOKEN_BUCKETS: &[f64] = &[
     0.01, 0.025, 0.05, 0.075, 0.1, 0.125, 0.15, 0.175, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0,
     10.0, 30.0, 60.0, 120.0, 300.0,
@@ -262,9 +262,9 @@ const FIRST_TOKEN_BUCKETS: &[f64] = &[
 const DURATION_BUCKETS: &[f64] =
     &[0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0];
 
-/// Histograms with their buckets. Ours are dense where objectives lie: around
-/// 150 ms for the first token, from 20 to 60 ms between tokens. Those of the
-/// OpenTelemetry GenAI conventions are as given there.
+/// Histograms with their buckets. The `penstock_*` buckets are dense where objectives lie: around
+/// 150 ms for TTFT, from 20 to 60 ms for ITL. The `gen_ai_*` buckets are those of the OpenTelemetry
+/// GenAI conventions.
 pub(super) const HISTOGRAMS: &[(Metric, &[f64])] = &[
     (
         QUEUE_WAIT,
@@ -296,7 +296,7 @@ pub(super) const HISTOGRAMS: &[(Metric, &[f64])] = &[
     (GEN_AI_PER_TOKEN, &[0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5]),
 ];
 
-// Read from the scheduler, the engines' reports and the process at each scrape.
+// Metrics read from the scheduler, the engines' reports and the process at each scrape.
 pub(super) const QUEUE_DEPTH: Metric = metric("penstock_queue_depth", "Waiting requests.");
 pub(super) const QUEUE_OLDEST: Metric =
     metric("penstock_queue_oldest_seconds", "Age of the oldest waiting request.");

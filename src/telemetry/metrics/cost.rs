@@ -1,36 +1,35 @@
-//! Cost metrics. Sums of fractions, which the counters of the recorder cannot hold: they count
-//! whole numbers.
+//! Cost metrics: replica time and cost by tenant and pool. The sums are fractions and the
+//! recorder's counters hold whole numbers only, so the sums are kept here.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dashmap::DashMap;
-use metrics::Label;
 
 use crate::core::billing::bill::StayBill;
 use crate::core::model::ids::{PoolId, TenantId};
 use crate::core::model::policy::Policy;
-use crate::telemetry::event::known;
 use crate::telemetry::metrics::catalogue::{self, Metric};
-use crate::telemetry::metrics::scrape::Exposition;
+use crate::telemetry::metrics::exposition::Exposition;
+use crate::telemetry::metrics::labels;
 use crate::telemetry::metrics::series::MAX_OWNERS;
-use crate::telemetry::metrics::{Metrics, counter, labels};
+use crate::telemetry::text::known;
 
 type CostOwner = (Option<TenantId>, Option<PoolId>);
 
-/// The sums of each tenant at each pool.
+/// Sums of time and cost by tenant and pool.
 #[derive(Debug, Default)]
 pub(super) struct Costs(DashMap<CostOwner, Arc<CostSums>>);
 
 #[derive(Debug, Default)]
 struct CostSums {
     nanos: AtomicU64,
-    /// In 1e-9 of the currency.
+    /// Cost in 1e-9 of the currency.
     money: AtomicU64,
 }
 
 impl Costs {
-    fn add(&self, policy: &Policy, tenant: Option<TenantId>, bill: &StayBill) {
+    pub(super) fn add(&self, policy: &Policy, tenant: Option<TenantId>, bill: &StayBill) {
         let tenant = tenant.filter(|id| known(policy.tenants.name(*id)).is_some());
         let pool = Some(bill.pool).filter(|id| known(policy.pools.name(*id)).is_some());
         let sums = self.sums((tenant, pool));
@@ -62,17 +61,6 @@ impl Costs {
                 let value = read(sums).load(Ordering::Relaxed) as f64 / 1e9;
                 out.sample(metric, &[("tenant", tenant), ("pool", pool)], value);
             }
-        }
-    }
-}
-
-impl Metrics {
-    /// Counts what a stay at a replica came to.
-    pub(in crate::telemetry) fn billed(&self, policy: &Policy, tenant: Option<TenantId>, bill: &StayBill) {
-        self.costs.add(policy, tenant, bill);
-        if let Some(waste) = bill.waste.filter(|waste| waste.tokens > 0) {
-            let reason = vec![Label::from_static_parts("reason", waste.why.name())];
-            counter(&self.recorder, &catalogue::WASTED_TOKENS, reason).increment(waste.tokens);
         }
     }
 }

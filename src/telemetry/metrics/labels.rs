@@ -1,17 +1,18 @@
-//! Label values. They come from the configuration or from this program's own
-//! text, never from a request: whatever has no name there is called `other`.
+//! Label values of metrics. A value comes from the configuration or from this program's own text,
+//! never from a request. A subject without a name in the configuration gets `other`.
 
 use metrics::{Key, Label};
 
 use crate::core::model::ids::{ClassId, ModelId, PoolId, TenantId};
 use crate::core::model::policy::Policy;
-use crate::telemetry::event::{RequestSummary, known};
+use crate::telemetry::summary::RequestSummary;
+use crate::telemetry::text::known;
 
-/// The value of a label whose subject the configuration does not know.
+/// Label value of a subject that the configuration does not name.
 pub(super) const OTHER: &str = "other";
 
-/// Whose series. An id is only there when the policy has a name for it, so
-/// that a series cannot be stuck with `other`.
+/// Owner of series: tenant, class, model and pool. An id is present only when the policy has a name
+/// for it, so that a cached series never keeps the label `other` of an id that gets a name later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct SeriesOwner {
     pub(super) tenant: Option<TenantId>,
@@ -60,7 +61,7 @@ pub(super) fn pool(policy: &Policy, id: Option<PoolId>) -> &str {
     id.and_then(|id| known(policy.pools.name(id))).unwrap_or(OTHER)
 }
 
-/// The key of a series.
+/// Makes the key of a series.
 pub(super) fn key(name: &'static str, labels: Vec<Label>) -> Key {
     Key::from_parts(name, labels)
 }

@@ -1,10 +1,13 @@
-//! Prometheus metrics. Hot handles are resolved once for each owner of series
-//! and kept; what changes between two scrapes without an event (queues,
-//! ledgers, reports) is read when a scrape asks for it.
+//! Prometheus metrics of the process.
+//!
+//! Handles of hot series are resolved once for each owner of series and kept. Values that change
+//! without an event (queues, ledgers, engine reports) are read at each scrape.
 
 mod catalogue;
 mod cost;
+mod exposition;
 mod labels;
+mod recorder;
 mod scale;
 mod scrape;
 mod series;
@@ -13,25 +16,25 @@ mod usage;
 
 use std::fmt;
 
-use metrics::{Counter, Gauge, Label, Level, Metadata, Recorder};
-use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+use metrics::{Counter, Gauge, Label, Recorder};
+use metrics_exporter_prometheus::{PrometheusHandle, PrometheusRecorder};
 
-use crate::core::model::ids::PoolId;
+use crate::core::billing::bill::StayBill;
+use crate::core::model::ids::{PoolId, TenantId};
 use crate::core::model::policy::Policy;
-use crate::telemetry::ConfigStatus;
-use crate::telemetry::event::{RequestSummary, ShadowSide};
 use crate::telemetry::metrics::catalogue::Metric;
 use crate::telemetry::metrics::cost::Costs;
 use crate::telemetry::metrics::scrape::SeenQueues;
 use crate::telemetry::metrics::series::{GenAiCache, RequestCache};
+use crate::telemetry::status::ConfigStatus;
+use crate::telemetry::summary::{RequestSummary, ShadowSide};
 
+use self::recorder::{METADATA, counter, recorder};
 pub use crate::telemetry::metrics::scrape::{EngineView, Scrape};
 pub use crate::telemetry::metrics::usage::UsageMeters;
 
-/// The `Content-Type` of [`crate::telemetry::Telemetry::render`]'s text.
+/// `Content-Type` of the text that [`crate::telemetry::Telemetry::render`] returns.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
-
-const METADATA: Metadata<'static> = Metadata::new("penstock", Level::INFO, None);
 
 /// All metrics of the process.
 pub(super) struct Metrics {
@@ -244,7 +247,7 @@ impl Metrics {
         counter(&self.recorder, &catalogue::AUDIT_LOST, Vec::new())
     }
 
-    /// What is counted by events alone.
+    /// Renders only the metrics that events feed.
     #[cfg(test)]
     pub(super) fn render_events(&self) -> String {
         self.handle.render()
@@ -259,7 +262,7 @@ impl Metrics {
         counter(&self.recorder, &catalogue::CONNECTIONS_REFUSED, labels).increment(1);
     }
 
-    /// Counts a rare event of a pool, under one more label where there is one.
+    /// Counts a rare event of a pool, with one further label if given.
     fn of_pool(
         &self,
         metric: &Metric,
@@ -270,7 +273,7 @@ impl Metrics {
         self.pool_counter(metric, policy, pool, label).increment(1);
     }
 
-    /// The counter of a pool's rare events; rare, so its handle is not kept.
+    /// Registers the counter of a pool's rare event. The event is rare, so the handle is not kept.
     fn pool_counter(
         &self,
         metric: &Metric,
@@ -282,26 +285,31 @@ impl Metrics {
         labels.extend(label.map(|(name, value)| Label::from_static_parts(name, value)));
         counter(&self.recorder, metric, labels)
     }
+
+    /// Adds the time, cost and waste of a stay at a replica.
+    pub(super) fn billed(&self, policy: &Policy, tenant: Option<TenantId>, bill: &StayBill) {
+        self.costs.add(policy, tenant, bill);
+        if let Some(waste) = bill.waste.filter(|waste| waste.tokens > 0) {
+            let reason = vec![Label::from_static_parts("reason", waste.why.name())];
+            counter(&self.recorder, &catalogue::WASTED_TOKENS, reason).increment(waste.tokens);
+        }
+    }
+
+    pub(super) fn usage_meters(&self) -> UsageMeters {
+        UsageMeters::register(&self.recorder)
+    }
+
+    pub(super) fn usage_database(&self, database: &'static str, up: bool) {
+        let labels = vec![Label::from_static_parts("database", database)];
+        let key = labels::key(catalogue::USAGE_DATABASE_UP.name, labels);
+        self.recorder.register_gauge(&key, &METADATA).set(if up { 1.0 } else { 0.0 });
+    }
 }
 
 impl fmt::Debug for Metrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Metrics")
     }
-}
-
-fn recorder() -> PrometheusRecorder {
-    let mut builder = PrometheusBuilder::new();
-    for (metric, buckets) in catalogue::HISTOGRAMS {
-        builder = builder
-            .set_buckets_for_metric(Matcher::Full(metric.name.into()), buckets)
-            .expect("every histogram of the catalogue has buckets");
-    }
-    builder.build_recorder()
-}
-
-fn counter(recorder: &PrometheusRecorder, metric: &Metric, labels: Vec<Label>) -> Counter {
-    recorder.register_counter(&labels::key(metric.name, labels), &METADATA)
 }
 
 #[cfg(test)]

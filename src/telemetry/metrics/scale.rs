@@ -5,11 +5,11 @@ use std::fmt::Display;
 use crate::core::autoscale::replica_demand::ReplicaDemand;
 use crate::core::model::policy::Policy;
 use crate::telemetry::metrics::catalogue::{self, Metric};
+use crate::telemetry::metrics::exposition::Exposition;
 use crate::telemetry::metrics::labels;
-use crate::telemetry::metrics::scrape::Exposition;
 
-/// The numbers of the scale signal, one row for each pool. What is not known is
-/// not-a-number: a series that is not there reads as zero to a scaler.
+/// Writes the metrics of the scale signal, one sample for each pool. An unknown number is `NaN`: a
+/// scaler reads a missing series as zero.
 pub(super) fn write(out: &mut Exposition<'_>, policy: &Policy, needs: &[ReplicaDemand]) {
     let mut gauge = |metric: &Metric, value: &dyn Fn(&ReplicaDemand) -> Box<dyn Display>| {
         out.family(metric, "gauge");
@@ -46,7 +46,7 @@ mod tests {
             pool: PoolId::new(0),
             desired: Some(7),
             reason: "burst",
-            keep: false,
+            keep_above_zero: false,
             ready: 3,
             due: true,
             queued: 2,

@@ -1,8 +1,7 @@
-//! Scrape: queues, ledgers, the engines' reports and the state of the process, read when
+//! Scrape: writes the metrics of queues, ledgers, engine reports and the process, read when
 //! Prometheus asks.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::{Display, Write};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -13,36 +12,37 @@ use crate::core::model::ids::{ClassId, ModelId, ReplicaId, TenantId};
 use crate::core::model::overrides::OverrideChange;
 use crate::core::model::policy::Policy;
 use crate::core::model::snapshot::{PoolSnapshot, PoolStatus, ReplicaSnapshot, ReplicaStatus, Snapshot};
-use crate::telemetry::event::known;
 use crate::telemetry::metrics::catalogue::{self, Metric};
+pub(super) use crate::telemetry::metrics::exposition::Exposition;
 use crate::telemetry::metrics::labels::{self, OTHER};
 use crate::telemetry::metrics::scale;
-use crate::telemetry::{ConfigStatus, log, wall};
+use crate::telemetry::status::ConfigStatus;
+use crate::telemetry::text::known;
+use crate::telemetry::{log, wall};
 
-/// Queues that keep a row while they are empty.
+/// Most queues that keep a row. Beyond this number, further tenants share the row `other`.
 const MAX_QUEUES: usize = 10_000;
 
-/// What the rest of the process knows at the moment of a scrape.
+/// State of the rest of the process at the moment of a scrape.
 #[derive(Debug, Clone, Copy)]
 pub struct Scrape<'a> {
-    /// The schedulers' view, over all groups of models.
+    /// Snapshot of the schedulers, over all pool groups.
     pub snapshot: &'a Snapshot,
-    /// The engines' own views.
+    /// Latest reports of the engines.
     pub engines: &'a [EngineView],
-    /// What pools need.
+    /// Replica demand of the pools.
     pub needs: &'a [ReplicaDemand],
 }
 
-/// An engine's own view of itself, as last read.
+/// Latest report of one engine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EngineView {
-    /// The replica.
     pub replica: ReplicaId,
-    /// Its last report; absent = none yet.
+    /// Last report; absent before the first.
     pub report: Option<ReplicaReport>,
-    /// Age of that report.
+    /// Age of the last report.
     pub age: Option<Duration>,
-    /// What is wrong with reading it; absent = nothing.
+    /// Problem of the last read; absent = the read succeeded.
     pub problem: Option<String>,
 }
 
@@ -55,13 +55,14 @@ struct QueueGaugeRow {
     oldest: Duration,
 }
 
-/// Queues that once had a row. They go on as zeros, since a series that comes
-/// and goes cannot be told from one that was never read.
+/// Queues that once had a row. An empty queue keeps a row of zeros: Prometheus cannot distinguish a
+/// series that comes and goes from a series that was never scraped.
 #[derive(Debug, Default)]
 pub(super) struct SeenQueues(Mutex<BTreeSet<QueueId>>);
 
 impl SeenQueues {
-    /// The rows of the snapshot, and zeros for the empty queues of the policy.
+    /// Returns the rows of the snapshot, and zeros for seen queues that are empty now. Queues whose
+    /// tenant, class or model left the policy are dropped.
     fn rows(&self, policy: &Policy, snapshot: &Snapshot) -> BTreeMap<QueueId, QueueGaugeRow> {
         let mut seen = self.0.lock();
         let present = |(tenant, class, model): &QueueId| {
@@ -90,7 +91,7 @@ impl SeenQueues {
 }
 
 impl Scrape<'_> {
-    /// Appends everything to `text`.
+    /// Appends all metrics of the scrape to `text`.
     pub(super) fn write(&self, policy: &Policy, config: &ConfigStatus, seen: &SeenQueues, text: &mut String) {
         let mut out = Exposition(text);
         write_queues(&mut out, policy, &seen.rows(policy, self.snapshot));
@@ -128,7 +129,7 @@ fn write_queues(out: &mut Exposition<'_>, policy: &Policy, rows: &BTreeMap<Queue
     }
 }
 
-/// `pool` and `replica`; absent for an id that the policy never gave.
+/// Labels `pool` and `replica`; absent for a replica without a name in the policy.
 fn replica_labels(policy: &Policy, id: ReplicaId) -> Option<[(&'static str, &str); 2]> {
     let replica = known(policy.replicas.name(id))?;
     let pool = policy.replicas.get(id).map_or(OTHER, |row| labels::pool(policy, Some(row.pool)));
@@ -203,8 +204,8 @@ fn write_ledgers(out: &mut Exposition<'_>, policy: &Policy, replicas: &[ReplicaS
     }
 }
 
-/// The places of each pool, by use. A use that no place has is left out, but for
-/// `running` and `free`.
+/// Writes the slots of each pool by use. A use without slots is left out, except `running` and
+/// `free`.
 fn write_seats(out: &mut Exposition<'_>, policy: &Policy, replicas: &[ReplicaSnapshot]) {
     let mut pools: BTreeMap<&str, BTreeMap<&str, u64>> = BTreeMap::new();
     for view in replicas {
@@ -212,9 +213,9 @@ fn write_seats(out: &mut Exposition<'_>, policy: &Policy, replicas: &[ReplicaSna
         let uses = pools.entry(pool).or_insert_with(|| BTreeMap::from([("running", 0), ("free", 0)]));
         let seats = view.slots;
         let named = [("running", seats.running), ("free", seats.free)];
-        let held = [seats.above_limit, seats.kept].into_iter().flatten();
+        let held = [seats.above_limit, seats.withheld].into_iter().flatten();
         let held = held.map(|(why, seats)| (why.name(), seats));
-        let out_of_service = Some((view.state.name(), seats.out)).filter(|(_, seats)| *seats > 0);
+        let out_of_service = Some((view.state.name(), seats.out_of_service)).filter(|(_, seats)| *seats > 0);
         for (usage, seats) in named.into_iter().chain(held).chain(out_of_service) {
             *uses.entry(usage).or_default() += u64::from(seats);
         }
@@ -256,40 +257,6 @@ fn write_process(out: &mut Exposition<'_>, config: &ConfigStatus) {
     out.family(&catalogue::BUILD_INFO, "gauge");
     out.sample(&catalogue::BUILD_INFO, &[("version", env!("CARGO_PKG_VERSION"))], 1);
     out.plain(&catalogue::LOG_LINES_DROPPED, "counter", log::dropped_lines());
-}
-
-/// Text in Prometheus exposition format 0.0.4.
-pub(super) struct Exposition<'a>(pub(super) &'a mut String);
-
-impl Exposition<'_> {
-    pub(super) fn family(&mut self, metric: &Metric, kind: &str) {
-        let Metric { name, help } = metric;
-        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
-    }
-
-    pub(super) fn sample(&mut self, metric: &Metric, labels: &[(&str, &str)], value: impl Display) {
-        self.0.push_str(metric.name);
-        for (index, (label, text)) in labels.iter().enumerate() {
-            self.0.push_str(if index == 0 { "{" } else { "," });
-            let _ = write!(self.0, "{label}=\"");
-            for character in text.chars() {
-                match character {
-                    '\\' => self.0.push_str("\\\\"),
-                    '"' => self.0.push_str("\\\""),
-                    '\n' => self.0.push_str("\\n"),
-                    plain => self.0.push(plain),
-                }
-            }
-            self.0.push('"');
-        }
-        let end = if labels.is_empty() { "" } else { "}" };
-        let _ = writeln!(self.0, "{end} {value}");
-    }
-
-    fn plain(&mut self, metric: &Metric, kind: &str, value: impl Display) {
-        self.family(metric, kind);
-        self.sample(metric, &[], value);
-    }
 }
 
 #[cfg(test)]
@@ -437,7 +404,7 @@ mod tests {
             slots: SlotCounts {
                 running: 3,
                 above_limit: Some((Bottleneck::Itl, 2)),
-                out: 5,
+                out_of_service: 5,
                 ..SlotCounts::default()
             },
         };

@@ -1,4 +1,4 @@
-//! The series that every finished request feeds, with their handles kept.
+//! Request series: counters and histograms that every finished request feeds, with kept handles.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -11,17 +11,17 @@ use parking_lot::RwLock;
 use crate::core::model::ids::ModelId;
 use crate::core::model::job::{JobUsage, TokenCounts};
 use crate::core::model::policy::Policy;
-use crate::telemetry::event::{RequestOutcome, RequestSummary};
 use crate::telemetry::metrics::catalogue::{self, Metric};
 use crate::telemetry::metrics::labels::{self, SeriesOwner};
-use crate::telemetry::metrics::{METADATA, counter};
+use crate::telemetry::metrics::recorder::{METADATA, counter};
+use crate::telemetry::summary::{RequestOutcome, RequestSummary};
 use crate::tokens::CountSource;
 
-/// Owners with series of their own. With more, the series of further tenants
-/// are kept under `other`.
+/// Most owners with series of their own. Beyond this number, further tenants share the series of
+/// the tenant `other`.
 pub(super) const MAX_OWNERS: usize = 1_000;
 
-/// The `penstock_*` series, by owner.
+/// Cache of the `penstock_*` series of requests, by owner.
 #[derive(Default)]
 pub(super) struct RequestCache(DashMap<SeriesOwner, Arc<RequestSeries>>);
 
@@ -41,9 +41,9 @@ impl RequestCache {
     }
 }
 
-/// The series of one owner. Each appears with its first sample.
+/// Series of one owner. A series is registered with its first sample.
 struct RequestSeries {
-    /// tenant, class, model, pool.
+    /// Labels of the owner: tenant, class, model, pool.
     labels: Vec<Label>,
     ends: RwLock<Vec<EndCounters>>,
     queue_wait: OnceLock<Histogram>,
@@ -54,11 +54,11 @@ struct RequestSeries {
     exact: OnceLock<TokenCounters>,
     partial: OnceLock<TokenCounters>,
     unknown: OnceLock<Counter>,
-    /// By source.
+    /// Prompts by the source of their token count, indexed by `CountSource`.
     counted: [OnceLock<Counter>; 5],
 }
 
-/// The counters of one way to end; few, for reasons are this program's text.
+/// Counters of one outcome and reason. Their number is bounded: reasons are this program's text.
 struct EndCounters {
     outcome: RequestOutcome,
     reason: &'static str,
@@ -186,7 +186,7 @@ impl RequestSeries {
         TokenCounters { input: of("input"), cached: of("cached"), output: of("output") }
     }
 
-    /// Some of the owner's labels.
+    /// Selects some of the owner's labels by name.
     fn only(&self, names: &[&str]) -> Vec<Label> {
         self.labels.iter().filter(|label| names.contains(&label.key())).cloned().collect()
     }
@@ -200,11 +200,12 @@ impl TokenCounters {
     }
 }
 
-/// The series of the OpenTelemetry GenAI conventions, in Prometheus spelling.
+/// Cache of the series of the OpenTelemetry GenAI conventions, in Prometheus spelling.
 #[derive(Default)]
 pub(super) struct GenAiCache(DashMap<GenAiKey, Arc<GenAiSeries>>);
 
-/// Its parts are this program's text and the policy's names, so it is bounded.
+/// Key of the GenAI series. Its parts are this program's text and the policy's names, so the number
+/// of keys is bounded.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct GenAiKey {
     operation: &'static str,
@@ -262,7 +263,8 @@ impl GenAiKey {
     }
 }
 
-/// Time after the first token over the tokens after the first.
+/// Time per output token: the time after the first token, divided by the tokens after the first.
+/// Absent unless the engine counted at least two tokens.
 fn per_token(event: &RequestSummary<'_>) -> Option<Duration> {
     let Some(JobUsage::Exact(tokens)) = event.usage else { return None };
     let after_first = u32::try_from(tokens.output.checked_sub(1)?).ok()?;

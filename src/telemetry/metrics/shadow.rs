@@ -1,12 +1,13 @@
-//! The series of requests with a copy, and of the copies. Few requests have
-//! one, so no handle is kept.
+//! Shadow metrics: series of requests with a shadow copy, and of the copies. Few requests have a
+//! copy, so no handle is kept.
 
 use metrics::Label;
 use metrics_exporter_prometheus::PrometheusRecorder;
 
-use crate::telemetry::event::ShadowSide;
+use crate::telemetry::metrics::catalogue;
+use crate::telemetry::metrics::recorder::counter;
 use crate::telemetry::metrics::series::histogram;
-use crate::telemetry::metrics::{catalogue, counter};
+use crate::telemetry::summary::ShadowSide;
 
 pub(super) fn labels(model: &str, to: &str, (key, value): (&'static str, &'static str)) -> Vec<Label> {
     vec![
@@ -16,7 +17,7 @@ pub(super) fn labels(model: &str, to: &str, (key, value): (&'static str, &'stati
     ]
 }
 
-/// Counts one side under its labels.
+/// Records one side of a comparison under its labels.
 pub(super) fn record(recorder: &PrometheusRecorder, labels: &[Label], side: &ShadowSide) {
     let outcome = Label::from_static_parts("outcome", side.outcome.name());
     let with_outcome = labels.iter().cloned().chain([outcome]).collect();

@@ -8,10 +8,11 @@ use crate::core::model::ids::{ReplicaId, TenantId};
 use crate::core::model::job::{JobUsage, TokenCounts};
 use crate::telemetry::event::{
     AuthFailed, ConnectionRefused, ModelMismatch, ProbeFailed, ReplicaEjected, ReplicaReadmitted,
-    RequestOutcome, RequestRecalled, RequestRequeued, RequestSummary, ScrapeFailed, StreamBroken,
+    RequestRecalled, RequestRequeued, ScrapeFailed, StreamBroken,
 };
 use crate::telemetry::fixtures::{load, policy, render, samples, success, telemetry};
 use crate::telemetry::metrics::series::MAX_OWNERS;
+use crate::telemetry::summary::{RequestOutcome, RequestSummary};
 
 const OWNER: &str = r#"tenant="team-0",class="interactive",model="llama",pool="a100""#;
 
@@ -25,7 +26,7 @@ fn a_finished_request_feeds_every_series_with_config_labels() {
 
     let own = |name: &str, more: &str| samples[&*format!("{name}{{{OWNER}{more}}}")];
     assert_eq!(own("penstock_requests_total", r#",outcome="success",reason="none""#), 2.0);
-    // 140 ms is told from 125 and from 150, 38 ms from 35 and from 40.
+    // The buckets separate 140 ms from 125 and 150 ms, and 38 ms from 35 and 40 ms.
     assert_eq!(own("penstock_time_to_first_token_seconds_bucket", r#",le="0.125""#), 0.0);
     assert_eq!(own("penstock_time_to_first_token_seconds_bucket", r#",le="0.15""#), 2.0);
     assert_eq!(own("penstock_inter_token_seconds_bucket", r#",le="0.035""#), 0.0);

@@ -1,22 +1,23 @@
-//! The usage journal's metrics, as handles that its threads keep.
+//! Usage metrics: handles that the threads of the usage journal keep.
 
 use metrics::{Counter, Gauge, Label, Recorder};
+use metrics_exporter_prometheus::PrometheusRecorder;
 
 use crate::telemetry::metrics::catalogue::{
-    Metric, USAGE_DATABASE_ROWS, USAGE_DATABASE_UP, USAGE_DROPPED, USAGE_ROWS, USAGE_UNREAD,
+    Metric, USAGE_DATABASE_ROWS, USAGE_DROPPED, USAGE_ROWS, USAGE_UNREAD,
 };
-use crate::telemetry::metrics::{METADATA, Metrics, counter, labels};
+use crate::telemetry::metrics::recorder::{METADATA, counter};
 
-/// What the usage journal counts.
+/// Metric handles of the usage journal and its database.
 #[derive(Clone)]
 pub struct UsageMeters {
-    /// Rows written to the journal.
+    /// Counts rows written to the journal.
     pub written: Counter,
-    /// Rows that the disk did not take in time.
+    /// Counts rows dropped because the queue to the disk was full.
     pub dropped_queue: Counter,
-    /// Rows whose segment went before the database had read it.
+    /// Counts rows whose segment was deleted before the database had read it.
     pub dropped_unread: Counter,
-    /// Rows that the database has taken.
+    /// Counts rows stored in the database.
     pub stored: Counter,
     /// Bytes of the journal that the database has not read yet.
     pub unread: Gauge,
@@ -28,22 +29,16 @@ impl std::fmt::Debug for UsageMeters {
     }
 }
 
-impl Metrics {
-    pub(in crate::telemetry) fn usage_meters(&self) -> UsageMeters {
-        let count = |metric: &Metric, labels| counter(&self.recorder, metric, labels);
+impl UsageMeters {
+    pub(super) fn register(recorder: &PrometheusRecorder) -> Self {
+        let count = |metric: &Metric, labels| counter(recorder, metric, labels);
         let dropped = |reason| count(&USAGE_DROPPED, vec![Label::from_static_parts("reason", reason)]);
-        UsageMeters {
+        Self {
             written: count(&USAGE_ROWS, Vec::new()),
             dropped_queue: dropped("queue"),
             dropped_unread: dropped("unread"),
             stored: count(&USAGE_DATABASE_ROWS, Vec::new()),
-            unread: self.recorder.register_gauge(&USAGE_UNREAD.name.into(), &METADATA),
+            unread: recorder.register_gauge(&USAGE_UNREAD.name.into(), &METADATA),
         }
-    }
-
-    pub(in crate::telemetry) fn usage_database(&self, database: &'static str, up: bool) {
-        let labels = vec![Label::from_static_parts("database", database)];
-        let key = labels::key(USAGE_DATABASE_UP.name, labels);
-        self.recorder.register_gauge(&key, &METADATA).set(if up { 1.0 } else { 0.0 });
     }
 }

@@ -1,12 +1,13 @@
-//! The attributes of a request's span: those of the GenAI conventions, and
-//! `penstock.*` for what they have no word for.
+//! Span attributes of a request: those of the OpenTelemetry GenAI conventions, and `penstock.*` for
+//! facts that the conventions do not cover.
 
 use opentelemetry::{Array, KeyValue, StringValue, Value};
 
 use crate::core::model::policy::Policy;
-use crate::telemetry::event::{RequestSummary, known, shorten};
+use crate::telemetry::summary::RequestSummary;
+use crate::telemetry::text::{known, shorten};
 
-/// Everything that is known of the request; what is not known is left out.
+/// Attributes of the request's span. An unknown fact has no attribute.
 pub(super) fn of(event: &RequestSummary<'_>, policy: &Policy) -> Vec<KeyValue> {
     let mut list = vec![
         KeyValue::new("gen_ai.operation.name", event.operation),
@@ -37,7 +38,7 @@ pub(super) fn of(event: &RequestSummary<'_>, policy: &Policy) -> Vec<KeyValue> {
     add("penstock.pool", text(event.pool.and_then(|id| known(policy.pools.name(id)))));
     add("penstock.replica", text(event.replica.and_then(|id| known(policy.replicas.name(id)))));
     if let Some(why) = event.placed {
-        add("penstock.placed.turn", Some(why.turn.name().into()));
+        add("penstock.placed.turn", Some(why.order.name().into()));
         let demoted_to = why.demoted_to().and_then(|class| known(policy.classes.name(class)));
         add("penstock.placed.demoted_to", text(demoted_to));
         add("penstock.placed.behind", Some(count(why.behind)));

@@ -1,4 +1,4 @@
-//! The W3C trace context of a request, as its headers carry it.
+//! Trace context (W3C) of a request, read from and written to its headers.
 
 use std::str::FromStr;
 
@@ -8,12 +8,12 @@ use opentelemetry::trace::{SpanContext, SpanId, TraceFlags, TraceId, TraceState}
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// Longest `traceparent` of any version that is looked at.
+/// Longest `traceparent`, of any version, that is parsed, in bytes.
 const MAX_PARENT: usize = 256;
-/// Longest `tracestate` that is passed on, over all its lines.
+/// Longest `tracestate` that is passed on, in bytes over all its lines.
 const MAX_STATE: usize = 8 * 1024;
 
-/// A client's own valid trace context, untouched.
+/// Valid trace context of a client. The header values are kept unchanged.
 #[derive(Debug, Clone)]
 pub(super) struct ClientContext {
     parent: HeaderValue,
@@ -24,8 +24,8 @@ pub(super) struct ClientContext {
 }
 
 impl ClientContext {
-    /// The context of a request; absent when there is none, more than one, or
-    /// one that is not valid. `tracestate` counts only beside a valid parent.
+    /// Reads the trace context of a request. Returns `None` unless there is exactly one valid
+    /// `traceparent`; `tracestate` is read only beside a valid parent.
     pub(super) fn of(headers: &HeaderMap) -> Option<Self> {
         let mut parents = headers.get_all(TRACEPARENT).iter();
         let (Some(parent), None) = (parents.next(), parents.next()) else { return None };
@@ -37,7 +37,7 @@ impl ClientContext {
         Some(Self { parent: parent.clone(), state, trace_id, span_id, flags })
     }
 
-    /// The context as the parent of spans.
+    /// Converts the context to the parent of spans. A `tracestate` that does not parse is dropped.
     pub(super) fn as_parent(&self) -> SpanContext {
         let lines: Option<Vec<&str>> = self.state.iter().map(|line| line.to_str().ok()).collect();
         let state = lines.and_then(|lines| TraceState::from_str(&lines.join(",")).ok()).unwrap_or_default();
@@ -45,7 +45,7 @@ impl ClientContext {
     }
 }
 
-/// Takes any trace context out of `headers` and puts the client's own there.
+/// Replaces any trace context in `headers` with the client's own.
 pub(super) fn pass_through(client: Option<&ClientContext>, headers: &mut HeaderMap) {
     remove(headers);
     let Some(client) = client else { return };
@@ -55,7 +55,7 @@ pub(super) fn pass_through(client: Option<&ClientContext>, headers: &mut HeaderM
     }
 }
 
-/// Takes any trace context out of `headers` and makes `span` the parent.
+/// Replaces any trace context in `headers` with `span` as the parent.
 pub(super) fn inject(span: &SpanContext, headers: &mut HeaderMap) {
     remove(headers);
     let (trace, id, flags) = (span.trace_id(), span.span_id(), span.trace_flags() & TraceFlags::SAMPLED);
@@ -73,9 +73,8 @@ fn remove(headers: &mut HeaderMap) {
     headers.remove(TRACESTATE);
 }
 
-/// `version-trace-parent-flags`, strictly as the recommendation says: lower
-/// case, fixed lengths, no zero ids; version 00 has four fields, a later one may
-/// have more.
+/// Parses `version-trace-parent-flags`, strictly as the W3C recommendation says: lower case, fixed
+/// lengths, no zero ids. Version 00 has exactly four fields; a later version may have more.
 fn parse_parent(text: &str) -> Option<(TraceId, SpanId, TraceFlags)> {
     if text.len() > MAX_PARENT {
         return None;

@@ -1,5 +1,5 @@
-//! Request traces: one server span for each request, one child span for each
-//! of its phases, sent over OTLP gRPC in batches from a bounded queue.
+//! Request traces: one server span for each request and one child span for each of its phases.
+//! Spans are sent over OTLP gRPC, in batches from a bounded queue.
 
 mod attributes;
 mod context;
@@ -19,22 +19,24 @@ use opentelemetry_sdk::trace::{
 };
 
 use crate::config::settings::TelemetrySettings;
+use crate::core::model::policy::Policy;
 use crate::core::model::time::Tick;
-use crate::telemetry::event::{RequestOutcome, RequestSummary, shorten};
+use crate::telemetry::error::TelemetryError;
+use crate::telemetry::summary::{RequestOutcome, RequestSummary};
+use crate::telemetry::text::shorten;
 use crate::telemetry::trace::context::ClientContext;
 use crate::telemetry::wall::Anchor;
-use crate::telemetry::{Telemetry, TelemetryError};
 
-/// Spans that wait to be sent; more are dropped.
+/// Most spans that wait to be sent; further spans are dropped.
 const QUEUE_SPANS: usize = 8_192;
-/// Spans sent at once.
+/// Most spans in one batch.
 const BATCH_SPANS: usize = 512;
-/// Longest time between two batches.
+/// Longest delay before a batch is sent.
 const BATCH_EVERY: Duration = Duration::from_secs(2);
-/// Longest time for one batch.
+/// Timeout for sending one batch.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where request traces start.
+/// Source of request traces. Clones share one exporter.
 #[derive(Clone)]
 pub struct Tracer(Option<Arc<Enabled>>);
 
@@ -43,23 +45,23 @@ struct Enabled {
     tracer: SdkTracer,
 }
 
-/// What is known of a request when its trace starts.
+/// Facts of a request at the start of its trace.
 #[derive(Debug, Clone, Copy)]
 pub struct TraceStart<'a> {
-    /// The client's headers.
+    /// Headers of the client's request, which may carry a trace context.
     pub headers: &'a HeaderMap,
     /// `gen_ai.operation.name`.
     pub operation: &'static str,
-    /// The model, when it is one of ours: it becomes part of the span's name.
+    /// Configured model, part of the span's name; absent for a model that is not configured.
     pub model: Option<&'a str>,
-    /// When the request's head arrived.
+    /// Arrival of the request's head.
     pub arrived: Tick,
     /// The present moment.
     pub now: Tick,
 }
 
 impl Tracer {
-    /// No spans; a client's own trace context is still passed on.
+    /// Makes a tracer that records no spans. A client's own trace context is still passed on.
     pub(super) fn disabled() -> Self {
         Self(None)
     }
@@ -99,8 +101,8 @@ impl Tracer {
         Self(Some(Arc::new(Enabled { provider, tracer })))
     }
 
-    /// Starts the trace of one request. Whether it is recorded is the word of
-    /// the client's own trace, else of the configured share.
+    /// Starts the trace of one request. The sampling flag of the client's own trace decides whether
+    /// it is recorded; without a client trace, `trace_sample` decides.
     #[must_use]
     pub fn start(&self, request: TraceStart<'_>) -> RequestTrace {
         let client = ClientContext::of(request.headers);
@@ -125,7 +127,7 @@ impl Tracer {
         RequestTrace(TraceState::Live(Box::new(live)))
     }
 
-    /// Sends what is still held, for at most `timeout`.
+    /// Sends the spans that still wait, for at most `timeout`.
     pub(super) async fn shutdown(&self, timeout: Duration) {
         let Some(enabled) = &self.0 else { return };
         let provider = enabled.provider.clone();
@@ -138,7 +140,8 @@ impl Tracer {
     }
 }
 
-/// The exporter has no TLS: the collector is beside us or behind a local proxy.
+/// Checks that the endpoint is an `http` URL. The exporter has no TLS: the collector runs on the
+/// same machine or behind a local proxy.
 fn check_endpoint(endpoint: &str) -> Result<(), TelemetryError> {
     let problem = match endpoint.parse::<Uri>() {
         Err(problem) => problem.to_string(),
@@ -155,14 +158,13 @@ impl fmt::Debug for Tracer {
     }
 }
 
-/// The trace of one request. Dropping it without [`Self::finish`] ends it at
-/// that moment.
+/// Trace of one request. Dropping it without [`Self::finish`] ends the span at that moment.
 #[derive(Debug)]
 pub struct RequestTrace(TraceState);
 
 #[derive(Debug)]
 enum TraceState {
-    /// The client's own context, if it sent one.
+    /// Tracing is off: the client's own context, if any, is passed on to the engine.
     PassOn(Option<ClientContext>),
     Live(Box<LiveTrace>),
 }
@@ -174,20 +176,20 @@ struct LiveTrace {
     anchor: Anchor,
 }
 
-/// A part of a request's life that gets a span of its own.
+/// Phase of a request that gets a child span.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequestPhase {
-    /// In the gateway's queue.
+    /// Wait in the gateway's queue.
     Queue,
-    /// Getting a connection to the engine.
+    /// Connecting to the engine.
     Connect,
-    /// From sending the request to the first token: the engine's prefill.
+    /// Prefill of the engine: from sending the request to the first token.
     FirstToken,
-    /// From sending the request to the whole of a plain answer.
+    /// Plain (not streamed) answer: from sending the request to the end of the answer.
     Engine,
-    /// From the first token to the last.
+    /// Decode: from the first token to the last.
     Stream,
-    /// Accounts after the last byte.
+    /// Accounting after the last byte.
     Settle,
 }
 
@@ -207,15 +209,15 @@ impl RequestPhase {
 }
 
 impl RequestTrace {
-    /// The id of a recorded trace, for the log line.
+    /// Trace id for the log line; absent when the trace is not recorded.
     #[must_use]
     pub fn trace_id(&self) -> Option<String> {
         let live = self.recorded()?;
         Some(live.context.span().span_context().trace_id().to_string())
     }
 
-    /// Adds the span of a phase that is over. A phase may come more than once,
-    /// after a retry.
+    /// Adds the span of a finished phase. A retry repeats phases, so a phase may come more than
+    /// once.
     pub fn phase(&self, phase: RequestPhase, start: Tick, end: Tick) {
         let Some(live) = self.recorded() else { return };
         let mut span = live
@@ -235,11 +237,11 @@ impl RequestTrace {
         }
     }
 
-    /// Ends the request's span with what became of it.
-    pub fn finish(self, event: &RequestSummary<'_>, telemetry: &Telemetry, at: Tick) {
+    /// Ends the request's span at `at`, with the attributes and status of its summary.
+    pub fn finish(self, event: &RequestSummary<'_>, policy: &Policy, at: Tick) {
         let Some(live) = self.recorded() else { return };
         let span = live.context.span();
-        span.set_attributes(attributes::of(event, &telemetry.policy()));
+        span.set_attributes(attributes::of(event, policy));
         if event.outcome == RequestOutcome::Failed {
             span.set_status(Status::error(event.reason.unwrap_or("failed")));
         }

@@ -1,4 +1,4 @@
-//! Tests of spans: what they carry, and who is sampled.
+//! Tests of spans: their attributes, their parents and the sampling.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::config::settings::{LogFormat, TelemetrySettings};
 use crate::core::model::job::{JobUsage, TokenCounts};
 use crate::core::model::time::Tick;
 use crate::telemetry::Telemetry;
-use crate::telemetry::event::{RequestOutcome, RequestSummary};
+use crate::telemetry::summary::{RequestOutcome, RequestSummary};
 use crate::telemetry::trace::{RequestPhase, TraceStart, Tracer};
 
 const PARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
@@ -80,7 +80,7 @@ fn a_request_becomes_a_span_under_the_clients_with_a_child_for_each_phase() {
         finish_reason: Some("stop"),
         ..RequestSummary::default()
     };
-    trace.finish(&event, &Telemetry::for_tests(), Tick::from_millis(2_000));
+    trace.finish(&event, &Telemetry::for_tests().policy(), Tick::from_millis(2_000));
 
     let spans = memory.0.lock();
     let names: Vec<_> = spans.iter().map(|span| &*span.name).collect();
@@ -122,7 +122,7 @@ fn an_unsampled_request_records_nothing_but_tells_the_engine() {
     let mut upstream = client_headers("00-nonsense-01");
     trace.inject(&mut upstream);
     trace.phase(RequestPhase::Queue, Tick::ZERO, Tick::from_millis(5));
-    trace.finish(&RequestSummary::default(), &Telemetry::for_tests(), Tick::from_millis(9));
+    trace.finish(&RequestSummary::default(), &Telemetry::for_tests().policy(), Tick::from_millis(9));
     assert!(memory.0.lock().is_empty());
     let parent = upstream["traceparent"].to_str().unwrap();
     assert!(parent.len() == 55 && parent.ends_with("-00"), "{parent}");
@@ -212,7 +212,7 @@ async fn spans_reach_a_collector_over_grpc_before_shutdown_ends() {
         outcome: RequestOutcome::Success,
         ..RequestSummary::default()
     };
-    trace.finish(&event, &telemetry, Tick::from_millis(1_030));
+    trace.finish(&event, &telemetry.policy(), Tick::from_millis(1_030));
     telemetry.shutdown(Duration::from_secs(10)).await;
 
     let (path, body) = calls.try_recv().expect("shutdown returns after the export");

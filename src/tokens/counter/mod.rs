@@ -1,4 +1,4 @@
-//! Exact counts, by the model's own tokenizer and chat template.
+//! Token counter: exact counts by the model's own tokenizer and chat template.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,40 +12,40 @@ use crate::tokens::files::{Stamp, TOKENIZER, sources, stamp};
 use crate::tokens::template::{ChatTemplate, RenderError};
 use crate::tokens::vocabulary::Vocabulary;
 
-/// A short chat, to see what the template adds to one.
+/// A short chat, by which the counter measures the tokens that a template adds.
 const SHORT: &str = r#"{"messages":[{"role":"user","content":""}]}"#;
-/// The same with a tool.
+/// A short chat with a tool.
 const SHORT_WITH_TOOLS: &str =
     r#"{"messages":[{"role":"user","content":""}],"tools":[{"function":{"name":""}}]}"#;
-/// Tokens that a template adds to a chat where its own count does not say it.
+/// Tokens that a template is taken to add to a chat when they cannot be counted.
 const USUAL_FRAME: u64 = 256;
-/// A field of another type than the counter knows.
+/// The message for a field of a type that the counter does not know.
 const NOT_READ: &str = "its fields are not of the usual types";
 
-/// A model's tokenizer and template, from a folder of files.
+/// A model's tokenizer and chat template, from a folder of files.
 #[derive(Debug)]
 pub struct TokenCounter {
     folder: PathBuf,
     stamp: Stamp,
     vocabulary: Vocabulary,
     plain: Option<ChatTemplate>,
-    /// The template for requests with tools, where that is another one.
+    /// The template for requests with tools, where they have one of their own.
     tools: Option<ChatTemplate>,
     special: Vec<(String, String)>,
-    /// Tokens that the template adds to the shortest chat.
-    frame: u64,
+    /// Twice the tokens that the template adds to the shortest chat.
+    template_tokens: u64,
 }
 
-/// What a request's prompt is made of.
+/// The form of a request's prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PromptForm {
-    /// Messages, by the chat template.
+    /// Messages, rendered by the chat template.
     Chat,
     /// Text, or several texts.
     Text,
 }
 
-/// What images and sounds are counted as; absent = the engine decides.
+/// The tokens that images and sounds are counted as. Absent = only the engine knows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MediaCosts {
     /// Tokens of one image.
@@ -57,26 +57,24 @@ pub struct MediaCosts {
 /// The tokens of a request's prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CountedTokens {
-    /// Of the longest one, where there are several.
+    /// The tokens of the longest prompt, where the request has several.
     pub longest: u64,
-    /// Of all of them.
-    pub all: u64,
+    /// The tokens of all prompts together.
+    pub total: u64,
 }
 
-/// Why there is no exact count.
+/// The reason why there is no exact count.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CountError {
-    /// Nobody waits for it any more.
+    /// The caller no longer waits for the text.
     Stopped,
-    /// The engine may see the request otherwise, or refuse it: why, in words that
-    /// never quote the prompt.
+    /// The engine may read the request otherwise, or refuse it. The reason never quotes the prompt.
     Unsure(String),
 }
 
 impl TokenCounter {
-    /// Reads `tokenizer.json` and what stands beside it:
-    /// `tokenizer_config.json`, `special_tokens_map.json` and
-    /// `chat_template.jinja`.
+    /// Reads `tokenizer.json`, and the files beside it: `tokenizer_config.json`,
+    /// `special_tokens_map.json` and `chat_template.jinja`.
     ///
     /// # Errors
     /// The file that is missing or broken.
@@ -94,17 +92,18 @@ impl TokenCounter {
         };
         let (plain, tools) = (template(found.plain)?, template(found.tools)?);
         let folder = folder.to_owned();
-        let mut made = Self { folder, stamp, vocabulary, plain, tools, special: found.special, frame: 0 };
+        let mut made =
+            Self { folder, stamp, vocabulary, plain, tools, special: found.special, template_tokens: 0 };
         let never = AtomicBool::new(false);
         let short = [SHORT, SHORT_WITH_TOOLS].map(|body| {
             let counted = made.count(PromptForm::Chat, body.as_bytes(), &MediaCosts::default(), 0, &never);
-            counted.map_or(USUAL_FRAME, |counted| counted.all)
+            counted.map_or(USUAL_FRAME, |counted| counted.total)
         });
-        made.frame = short.into_iter().fold(0, u64::max) * 2;
+        made.template_tokens = short.into_iter().fold(0, u64::max) * 2;
         Ok(made)
     }
 
-    /// The one before if its files are as they were, else a new one.
+    /// The counter `before` if its files are unchanged, else a new one.
     ///
     /// # Errors
     /// As [`TokenCounter::open`].
@@ -117,25 +116,24 @@ impl TokenCounter {
         }
     }
 
-    /// Where its files are.
+    /// The folder of the counter's files.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The most tokens that a prompt of so many bytes of JSON can have. A
-    /// message's own JSON has more bytes than a template adds tokens to it, and
-    /// tools may be written with more white space.
+    /// The most tokens that a prompt of this many bytes of JSON can have. A message's own JSON has
+    /// more bytes than a template adds tokens to it. Templates may write tools with more white
+    /// space, so their bytes count four times.
     #[must_use]
-    pub fn at_most(&self, bytes: u64, tool_bytes: u64) -> u64 {
+    pub fn max_tokens(&self, bytes: u64, tool_bytes: u64) -> u64 {
         let bytes = bytes.saturating_add(tool_bytes.saturating_mul(3));
-        bytes.saturating_mul(self.vocabulary.per_byte).saturating_add(self.frame)
+        bytes.saturating_mul(self.vocabulary.per_byte).saturating_add(self.template_tokens)
     }
 
-    /// The tokens of the prompt of a request's JSON body. `now` is the moment
-    /// that a template may print, in seconds since 1970. Takes about 15 ns for
-    /// each byte the first time, and can be stopped: not for threads that serve
-    /// others.
+    /// The tokens of the prompt of a request's JSON body. `now` is the time that a template may
+    /// print, in seconds since 1970. A first count takes about 15 ns a byte, so it must not run on
+    /// threads that serve requests. Setting `stop` ends the count early.
     ///
     /// # Errors
     /// See [`CountError`].
@@ -169,7 +167,7 @@ impl TokenCounter {
         let tools = self.tools.as_ref().filter(|_| chat.has_tools());
         let template = tools.unwrap_or(plain);
         let conversation = chat.conversation(template.takes_parts, template.knows_developers, &self.special);
-        let Conversation { variables, media: parts, goes_on_from, adds_special } =
+        let Conversation { variables, media: parts, continued_text: goes_on_from, adds_special } =
             conversation.map_err(unsure)?;
         let cost = |count: u64, cost: Option<u64>| match (count, cost) {
             (0, _) => Ok(0),
@@ -188,14 +186,14 @@ impl TokenCounter {
             None => &rendered,
         };
         let tokens = self.tokens(text, adds_special, stop)?.saturating_add(more);
-        Ok(CountedTokens { longest: tokens, all: tokens })
+        Ok(CountedTokens { longest: tokens, total: tokens })
     }
 
     fn count_texts(&self, body: &[u8], stop: &AtomicBool) -> Result<CountedTokens, CountError> {
         let texts: CompletionTexts =
             serde_json::from_slice(body).map_err(|_| CountError::Unsure(NOT_READ.to_owned()))?;
         let adds_special = texts.add_special_tokens.unwrap_or(true);
-        let mut counted = CountedTokens { longest: 0, all: 0 };
+        let mut counted = CountedTokens { longest: 0, total: 0 };
         let one = match &texts.prompt {
             CompletionPrompt::One(text) => std::slice::from_ref(text),
             CompletionPrompt::Several(list) => list,
@@ -206,7 +204,7 @@ impl TokenCounter {
                 PromptText::Tokens(ids) => ids.len() as u64,
             };
             counted.longest = counted.longest.max(tokens);
-            counted.all = counted.all.saturating_add(tokens);
+            counted.total = counted.total.saturating_add(tokens);
         }
         Ok(counted)
     }

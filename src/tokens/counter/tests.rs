@@ -1,4 +1,5 @@
-//! Counts against those of transformers, and what cannot be counted.
+//! Tests of the token counter: counts compared with those of transformers, and prompts that have no
+//! exact count.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,7 +36,7 @@ fn chats_have_as_many_tokens_as_transformers_counts() {
                     counter.count(PromptForm::Chat, body.as_bytes(), &MediaCosts::default(), 0, &never);
                 match row[name].as_u64() {
                     Some(tokens) => {
-                        assert_eq!(counted.map(|one| one.all), Ok(tokens), "{name} {at} {again}: {body}");
+                        assert_eq!(counted.map(|one| one.total), Ok(tokens), "{name} {at} {again}: {body}");
                     }
                     None => {
                         assert!(matches!(counted, Err(CountError::Unsure(_))), "{name} {at}: {counted:?}");
@@ -47,7 +48,7 @@ fn chats_have_as_many_tokens_as_transformers_counts() {
                 ["messages", "tools"].iter().map(|field| row["request"][field].to_string().len()).sum();
             let tools =
                 if row["request"]["tools"].is_null() { 0 } else { row["request"]["tools"].to_string().len() };
-            let most = counter.at_most(bytes as u64, tools as u64);
+            let most = counter.max_tokens(bytes as u64, tools as u64);
             assert!(row[name].as_u64().is_none_or(|tokens| tokens <= most), "{name} {at}: {most}");
         }
         assert!(refused < 20, "{name}: {refused}");
@@ -69,14 +70,14 @@ fn texts_have_as_many_tokens_as_transformers_counts() {
                     .unwrap()
             };
             let tokens = row["text"][name].as_u64().unwrap();
-            assert_eq!(count(json!({ "prompt": text })).all, tokens, "{name}");
+            assert_eq!(count(json!({ "prompt": text })).total, tokens, "{name}");
             let both = count(json!({ "prompt": [text, "a"] }));
             assert_eq!(both.longest, tokens);
-            assert!(both.all > tokens);
+            assert!(both.total > tokens);
         }
         let ids = br#"{"prompt":[[1,2,3],[4]]}"#;
         let counted = counter.count(PromptForm::Text, ids, &MediaCosts::default(), 0, &never);
-        assert_eq!(counted, Ok(CountedTokens { longest: 3, all: 4 }));
+        assert_eq!(counted, Ok(CountedTokens { longest: 3, total: 4 }));
     }
 }
 
@@ -88,7 +89,7 @@ fn all_text(request: &Value) -> String {
     request["messages"].as_array().unwrap().iter().map(said).collect::<Vec<String>>().join("\n")
 }
 
-/// Messages that are long enough to be remembered, and are counted by parts.
+/// Messages that are long enough for the count cache, and are counted by parts.
 #[test]
 fn parts_that_were_counted_before_count_the_same() {
     let never = AtomicBool::new(false);
@@ -111,7 +112,7 @@ fn parts_that_were_counted_before_count_the_same() {
     }
 }
 
-/// A counter that counts in one go.
+/// A counter that counts each text as one part.
 fn whole(name: &str) -> TokenCounter {
     let mut counter = open(name);
     counter.vocabulary.forget_cuts();
@@ -129,7 +130,7 @@ fn what_is_no_text_counts_as_configured_or_not_at_all() {
     let image =
         json!([{ "type": "text", "text": "see" }, { "type": "image_url", "image_url": { "url": "data:" } }]);
     let costs = MediaCosts { image: Some(500), audio: None };
-    let with = count(image.clone(), &costs).unwrap().all;
+    let with = count(image.clone(), &costs).unwrap().total;
     assert!(with > 500 && with < 550, "{with}");
     assert!(matches!(count(image, &MediaCosts::default()), Err(CountError::Unsure(_))));
     assert!(matches!(count(json!([{ "type": "input_audio" }]), &costs), Err(CountError::Unsure(_))));

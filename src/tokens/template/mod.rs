@@ -1,4 +1,4 @@
-//! A model's chat template, rendered as Python's transformers renders it.
+//! Chat template: a model's template, rendered as Python's transformers renders it.
 
 mod python;
 mod shape;
@@ -12,19 +12,18 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind};
 
-/// Steps that one rendering may take.
+/// The most steps of one rendering.
 const FUEL: u64 = 10_000_000;
-/// Bytes that one rendering may write beyond those of its request.
+/// The bytes that a rendering may write, beyond four times the bytes of its request.
 const MAX_ADDED_BYTES: usize = 16 << 20;
-/// The name that the template has.
 const NAME: &str = "chat";
 
-/// A template, ready to render.
+/// A parsed template, ready to render.
 pub(super) struct ChatTemplate {
     env: Environment<'static>,
-    /// Whether it takes content as a list of parts.
+    /// Whether the template takes content as a list of parts.
     pub(super) takes_parts: bool,
-    /// Whether it knows the role `developer`.
+    /// Whether the template knows the role `developer`.
     pub(super) knows_developers: bool,
 }
 
@@ -34,26 +33,26 @@ impl fmt::Debug for ChatTemplate {
     }
 }
 
-/// Why there is no text.
+/// The reason why a rendering failed.
 #[derive(Debug)]
 pub(super) enum RenderError {
-    /// Nobody waits for it any more.
+    /// The caller no longer waits for the text.
     Stopped,
-    /// The template refuses the request, or takes too long over it: in which of
-    /// its lines. Its own words may quote the prompt.
+    /// The template refuses the request or takes too many steps, in this line of its source. The
+    /// template's own message is left out, as it may quote the prompt.
     Failed { line: Option<usize> },
 }
 
 impl ChatTemplate {
-    /// Reads a template's source.
+    /// Parses a template's source.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The error in the source.
     pub(super) fn new(source: &str) -> Result<Self, String> {
         let source = without_generation(source);
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         let syntax = syntax.map_err(|error| error.to_string())?;
-        let parsed = parse(&source, NAME, syntax.clone()).map_err(|error| said(&error))?;
+        let parsed = parse(&source, NAME, syntax.clone()).map_err(|error| error_text(&error))?;
         let takes_parts = shape::takes_parts(&parsed);
         let knows_developers = source.contains("\"developer\"") || source.contains("'developer'");
         let mut env = Environment::new();
@@ -67,13 +66,13 @@ impl ChatTemplate {
         env.add_function("raise_exception", |message: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, message))
         });
-        env.add_template_owned(NAME, source).map_err(|error| said(&error))?;
+        env.add_template_owned(NAME, source).map_err(|error| error_text(&error))?;
         Ok(Self { env, takes_parts, knows_developers })
     }
 
-    /// The text that the template makes of the variables. `now` is the moment
-    /// that it may print, in seconds since 1970; `bytes` is the size of the
-    /// request, which bounds that of the text.
+    /// The text that the template renders from the variables. `now` is the time that the template
+    /// may print, in seconds since 1970. `bytes` is the size of the request, which bounds the size
+    /// of the text.
     pub(super) fn render(
         &self,
         mut variables: Vec<(String, Value)>,
@@ -96,13 +95,13 @@ impl ChatTemplate {
     }
 }
 
-/// The message alone, without the template's lines.
-fn said(error: &Error) -> String {
+/// The error's message and line, without the template's source.
+fn error_text(error: &Error) -> String {
     let detail = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
     error.line().map_or_else(|| detail.clone(), |line| format!("{detail} (line {line})"))
 }
 
-/// Text that ends where it gets too long, or where nobody wants it.
+/// Writer of a text that fails when the text is too long or `stop` is set.
 struct BoundedText<'a> {
     text: Vec<u8>,
     room: usize,
@@ -126,8 +125,7 @@ impl Write for BoundedText<'_> {
     }
 }
 
-/// The tags that mark what the model says, for training, as tags that do
-/// nothing.
+/// Replaces `generation` tags, which mark the model's text for training, by tags without effect.
 fn without_generation(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;

@@ -1,12 +1,12 @@
-//! Values as Python writes them: `str`, `repr` and `json.dumps`. Templates are
-//! written for it, and a space more is a token more.
+//! Python formats: values as Python's `str`, `repr` and `json.dumps` write them. Templates are
+//! written for these formats, and one space more is one token more.
 
 use std::fmt::Write;
 
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Error, ErrorKind, State};
 
-/// How `json.dumps` is to write.
+/// The options of `json.dumps`.
 #[derive(Debug, Clone)]
 struct JsonStyle {
     ensure_ascii: bool,
@@ -82,7 +82,7 @@ fn dump(value: &Value, style: &JsonStyle, depth: usize, out: &mut String) -> Res
     Ok(())
 }
 
-/// A key that is no string, as `json.dumps` writes it.
+/// A key that is not a string, as `json.dumps` writes it.
 fn json_key(key: &Value) -> String {
     match key.kind() {
         ValueKind::None => "null".to_owned(),
@@ -154,8 +154,7 @@ fn number(value: &Value, [nan, inf, minus_inf]: [&str; 3]) -> String {
     }
 }
 
-/// `repr` of a float: the shortest digits, with an exponent below 1e-4 and from
-/// 1e16 on.
+/// `repr` of a float: the shortest digits, with an exponent for values below 1e-4 and from 1e16 on.
 fn float(number: f64) -> String {
     let scientific = format!("{number:e}");
     let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
@@ -220,7 +219,7 @@ fn quote_python(text: &str) -> String {
     out
 }
 
-/// The methods of Python's strings, lists and dictionaries.
+/// Methods of Python's strings, lists and dictionaries.
 pub(super) fn method(
     state: &mut State<'_, '_>,
     value: &Value,
@@ -254,7 +253,7 @@ pub(super) fn method(
     }
 }
 
-/// A moment as `strftime` writes it, in UTC.
+/// A time as `strftime` writes it, in UTC. `seconds` counts from 1970-01-01.
 pub(super) fn strftime(format: &str, seconds: i64) -> String {
     const DAYS: [&str; 7] = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"];
     const MONTHS: [&str; 12] = [

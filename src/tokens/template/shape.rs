@@ -1,12 +1,12 @@
-//! Template shape: whether a chat template wants the content of messages as text or as a list of
-//! parts. Engines find it out by looking for a loop over the content, and hand over all content in
-//! that one form; so do we.
+//! Template shape: the form in which a chat template wants the content of messages, text or a list
+//! of parts. Engines look for a loop over the content, and give all content in the one form that
+//! they find. The gateway does the same.
 
 use std::collections::BTreeSet;
 
 use minijinja::machinery::ast::{CallArg, Expr, ForLoop, Macro, Stmt};
 
-/// Whether the template goes through the parts of messages' content.
+/// Whether the template loops over the parts of a message's content.
 pub(super) fn takes_parts(template: &Stmt<'_>) -> bool {
     let mut found = ContentLoops::default();
     found.statement(template, None);
@@ -31,7 +31,7 @@ pub(super) fn takes_parts(template: &Stmt<'_>) -> bool {
     })
 }
 
-/// The statements that matter, and the macro that each loop stands in.
+/// The statements that decide the shape. A loop is kept with the index of the macro around it.
 #[derive(Default)]
 struct ContentLoops<'a, 'b> {
     loops: Vec<(&'b ForLoop<'a>, Option<usize>)>,
@@ -81,7 +81,7 @@ impl<'a, 'b> ContentLoops<'a, 'b> {
         }
     }
 
-    /// Calls, wherever they stand in an expression.
+    /// Collects the calls in an expression, at any depth.
     fn expression(&mut self, expr: &'b Expr<'a>) {
         match expr {
             Expr::Call(call) => {
@@ -129,7 +129,7 @@ impl<'a, 'b> ContentLoops<'a, 'b> {
         }
     }
 
-    /// The parameters of a macro that some call gives a message's content.
+    /// The parameters of a macro that some call fills with a message's content.
     fn given_content(&self, of: &Macro<'a>, is_content: &dyn Fn(&Expr<'_>) -> bool) -> BTreeSet<&'b str>
     where
         'a: 'b,
@@ -170,7 +170,7 @@ fn name<'a>(expr: &'a Expr<'_>) -> Option<&'a str> {
     }
 }
 
-/// The name, and every name that is set to it or a part of it.
+/// The name, and every name that is set to its value or to a part of its value.
 fn aliases<'b>(root: &'b str, sets: &[(&'b Expr<'_>, &'b Expr<'_>)]) -> Vec<&'b str> {
     let mut names = vec![root];
     let mut at = 0;
@@ -187,7 +187,7 @@ fn aliases<'b>(root: &'b str, sets: &[(&'b Expr<'_>, &'b Expr<'_>)]) -> Vec<&'b 
     names
 }
 
-/// Whether the expression is the variable, or its field, filtered or in part.
+/// Whether the expression is the variable (or its field), also filtered or sliced.
 fn is_of(expr: &Expr<'_>, variable: &str, field: Option<&str>) -> bool {
     match expr {
         Expr::Filter(one) => one.expr.as_ref().is_some_and(|inner| is_of(inner, variable, field)),

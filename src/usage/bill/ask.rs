@@ -1,16 +1,17 @@
-//! Questions as people write them.
+//! Bill query parser: dimensions, moments and URL queries as people write them.
 
 use jiff::Timestamp;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
 
-use crate::config::units::Span;
-use crate::usage::bill::{BillQuery, Dimension, TimeShare};
+use crate::config::syntax::units::Span;
+use crate::usage::bill::lines::Dimension;
+use crate::usage::bill::{BillQuery, TimeShare};
 
-/// A dimension by its name.
+/// Finds a dimension by its name.
 ///
 /// # Errors
-/// A sentence that names those that there are.
+/// A sentence with the names of all dimensions.
 pub fn dimension(text: &str) -> Result<Dimension, String> {
     let text = text.trim();
     let found = Dimension::ALL.into_iter().find(|dimension| dimension.name() == text);
@@ -20,11 +21,11 @@ pub fn dimension(text: &str) -> Result<Dimension, String> {
     })
 }
 
-/// A moment in milliseconds since 1970: a day (its begin, UTC), a time with its
-/// zone, or so long before `now_ms`.
+/// Parses a moment and returns milliseconds since 1970. A moment is a day (its start in UTC), a
+/// time with a zone, or a time span before `now_ms`.
 ///
 /// # Errors
-/// A sentence that says how to write it.
+/// A sentence that explains the formats.
 pub fn moment(text: &str, now_ms: i64) -> Result<i64, String> {
     let text = text.trim();
     if let Ok(span) = text.parse::<Span>() {
@@ -41,10 +42,10 @@ pub fn moment(text: &str, now_ms: i64) -> Result<i64, String> {
     })
 }
 
-/// A question from the query of a URL: `by=tenant,model&since=7d&share=tokens`.
+/// Parses the query string of a URL: `by=tenant,model&since=7d&share=tokens`.
 ///
 /// # Errors
-/// A sentence that says what is wrong.
+/// A sentence that names the problem.
 pub fn from_url(query: &str, now_ms: i64) -> Result<BillQuery, String> {
     let mut asked = BillQuery::default();
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -74,7 +75,7 @@ pub fn from_url(query: &str, now_ms: i64) -> Result<BillQuery, String> {
     Ok(asked)
 }
 
-/// What `%41` and `+` stand for.
+/// Decodes `%41` and `+`. A malformed escape stays as it is.
 fn unescape(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

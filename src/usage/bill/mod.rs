@@ -1,83 +1,69 @@
-//! The bill: rows summed by what one asks for.
+//! Bill: usage rows summed by the dimensions of a query.
 //!
-//! Idle time stands in lines of its own, so that all lines together are what the
-//! replicas cost. A request's part of a replica's busy time is
+//! Idle replica time has lines of its own. The lines of a bill therefore sum to the full cost of
+//! the replicas. A request's share of a replica's busy time is
 //!
 //! ```text
-//! steps:   ∫ its weight / all weights there dt      (core/cost/meter)
+//! steps:   ∫ its weight / all weights there dt      (core/billing/meter)
 //! tokens:  busy time × its tokens / all tokens      for each pool and day (UTC)
 //! ```
 //!
-//! where tokens are prompt and answer, cached ones included. Steps are what the
-//! hardware spent; plain tokens are what other bills go by.
+//! where tokens are prompt and answer, cached ones included. `steps` follows the time that the
+//! hardware spent; `tokens` follows the unit of other providers' bills.
 
 pub mod ask;
+mod lines;
 mod share;
+mod sums;
 pub mod text;
 
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
+pub use self::lines::{Bill, BillLine, Dimension};
+pub use self::sums::BillSums;
+use self::sums::Cells;
+pub(super) use self::sums::SUMS;
 use crate::config::settings::usage::UsageDatabase;
-use crate::usage::row::{RowKind, UsageRow};
+use crate::usage::row::RowKind;
 use crate::usage::segment::each_row;
 use crate::usage::store::{Store, StoreAccess, StoreError, StoredLine as Answer, open};
 
-const DAY_MS: i64 = 86_400_000;
-/// Lines of the longest bill.
+/// Most lines of a bill.
 pub const MAX_LINES: usize = 100_000;
 
-/// What lines are told apart by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Dimension {
-    /// Who it was for.
-    Tenant,
-    /// Which model served it.
-    Model,
-    /// Where.
-    Pool,
-    /// The day on which it ended, UTC.
-    Day,
-    /// With which key.
-    Key,
-    /// Under which promise.
-    Class,
-}
-
-/// How busy time is shared among requests.
+/// Method of dividing replicas' busy time among requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum TimeShare {
-    /// By their tokens in each step of the engine.
+    /// By the tokens of each request in each step of the engine.
     #[default]
     Steps,
-    /// By their tokens of the day.
+    /// By the tokens of each request, for each pool and day.
     Tokens,
 }
 
-/// What is asked.
+/// Query for a bill.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BillQuery {
-    /// In the order of the columns.
+    /// Dimensions, in the order of the columns.
     pub by: Vec<Dimension>,
-    /// Rows from this moment on, in milliseconds since 1970; absent = all.
+    /// Start of the time span, inclusive, in milliseconds since 1970; absent = no bound.
     pub since_ms: Option<i64>,
-    /// Rows before this one; absent = all.
+    /// End of the time span, exclusive, in milliseconds since 1970; absent = no bound.
     pub until_ms: Option<i64>,
-    /// How busy time is shared.
     pub share: TimeShare,
 }
 
-/// Where the rows are.
+/// Source of usage rows.
 #[derive(Debug, Clone)]
 pub enum RowSource {
-    /// In a database.
     Database(UsageDatabase),
-    /// In the journal in a folder.
+    /// Journal in this folder.
     Journal(std::path::PathBuf),
 }
 
-/// Why there is no bill.
+/// Error of making a bill.
 #[derive(Debug, thiserror::Error)]
 pub enum BillError {
     /// The database does not answer.
@@ -86,165 +72,14 @@ pub enum BillError {
     /// The journal cannot be read.
     #[error("the journal: {0}")]
     Journal(#[from] io::Error),
-    /// There are too many lines.
+    /// The bill has more than [`MAX_LINES`] lines.
     #[error("more than {MAX_LINES} lines: ask for fewer dimensions, or a shorter time")]
     TooLong,
 }
 
-/// Amounts of some rows.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct BillSums {
-    /// Requests that ended.
-    pub requests: u64,
-    /// Stays at replicas before the last one of a request.
-    pub tries: u64,
-    /// Prompt tokens.
-    pub input_tokens: u64,
-    /// Of these, from a cache.
-    pub cached_tokens: u64,
-    /// Generated tokens.
-    pub output_tokens: u64,
-    /// Tokens that nobody had anything of.
-    pub wasted_tokens: u64,
-    /// Time in queues, in microseconds.
-    pub queue_us: u64,
-    /// Replicas' time, in nanoseconds.
-    pub gpu_ns: u128,
-    /// What that costs, in billionths of the currency.
-    pub money_nano: u128,
-}
-
-/// The columns of [`BillSums`] in SQL; time in whole seconds and the rest, since years
-/// of many replicas are more nanoseconds than a number holds.
-pub(super) const SUMS: [&str; 11] = [
-    "CASE WHEN kind = 'request' THEN 1 ELSE 0 END",
-    "CASE WHEN kind = 'try' THEN 1 ELSE 0 END",
-    "input_tokens",
-    "cached_tokens",
-    "output_tokens",
-    "wasted_tokens",
-    "queue_us",
-    "gpu_ns / 1000000000",
-    "gpu_ns % 1000000000",
-    "money_nano / 1000000000",
-    "money_nano % 1000000000",
-];
-
-const NANO: u128 = 1_000_000_000;
-
-impl BillSums {
-    pub(super) fn of(row: &UsageRow) -> Self {
-        Self {
-            requests: u64::from(row.kind == RowKind::Request),
-            tries: u64::from(row.kind == RowKind::Try),
-            input_tokens: row.input_tokens,
-            cached_tokens: row.cached_tokens,
-            output_tokens: row.output_tokens,
-            wasted_tokens: row.wasted_tokens,
-            queue_us: row.queue_us,
-            gpu_ns: row.gpu_ns.into(),
-            money_nano: row.money_nano.into(),
-        }
-    }
-
-    /// From the columns of [`SUMS`].
-    pub(super) fn from_columns(columns: &[i64]) -> Self {
-        let at = |at: usize| columns.get(at).and_then(|number| u64::try_from(*number).ok()).unwrap_or(0);
-        Self {
-            requests: at(0),
-            tries: at(1),
-            input_tokens: at(2),
-            cached_tokens: at(3),
-            output_tokens: at(4),
-            wasted_tokens: at(5),
-            queue_us: at(6),
-            gpu_ns: u128::from(at(7)) * NANO + u128::from(at(8)),
-            money_nano: u128::from(at(9)) * NANO + u128::from(at(10)),
-        }
-    }
-
-    /// Adds others.
-    pub fn add(&mut self, more: &Self) {
-        self.requests += more.requests;
-        self.tries += more.tries;
-        self.input_tokens += more.input_tokens;
-        self.cached_tokens += more.cached_tokens;
-        self.output_tokens += more.output_tokens;
-        self.wasted_tokens += more.wasted_tokens;
-        self.queue_us += more.queue_us;
-        self.gpu_ns += more.gpu_ns;
-        self.money_nano += more.money_nano;
-    }
-}
-
-/// One line of the bill.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BillLine {
-    /// A value for each dimension; empty where there is none.
-    pub key: Vec<String>,
-    /// Whether it is idle time, which is nobody's.
-    pub unallocated: bool,
-    /// What it comes to.
-    pub sums: BillSums,
-}
-
-/// The bill.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Bill {
-    /// What its lines are told apart by.
-    pub by: Vec<Dimension>,
-    /// What is used first, by its key, then what is unallocated.
-    pub lines: Vec<BillLine>,
-    /// All lines together.
-    pub total: BillSums,
-}
-
-impl Dimension {
-    /// Each of them.
-    pub const ALL: [Self; 6] = [Self::Tenant, Self::Model, Self::Pool, Self::Day, Self::Key, Self::Class];
-
-    /// Its name in queries and columns.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Tenant => "tenant",
-            Self::Model => "model",
-            Self::Pool => "pool",
-            Self::Day => "day",
-            Self::Key => "key",
-            Self::Class => "class",
-        }
-    }
-
-    const fn sql(self) -> &'static str {
-        match self {
-            Self::Tenant => "tenant",
-            Self::Model => "model",
-            Self::Pool => "pool",
-            Self::Day => "CAST(time_ms / 86400000 AS TEXT)",
-            Self::Key => "key_id",
-            Self::Class => "class",
-        }
-    }
-
-    fn of(self, row: &UsageRow) -> String {
-        match self {
-            Self::Tenant => row.tenant.to_string(),
-            Self::Model => row.model.to_string(),
-            Self::Pool => row.pool.to_string(),
-            Self::Day => (row.time_ms / DAY_MS).to_string(),
-            Self::Key => row.key.to_string(),
-            Self::Class => row.class.to_string(),
-        }
-    }
-}
-
-/// Rows of one kind that a bill tells apart no further: its dimensions, and the
-/// pool and day where time is shared by tokens.
-type Cells = BTreeMap<(Vec<String>, RowKind), BillSums>;
-
 impl BillQuery {
-    /// What cells are told apart by.
+    /// Dimensions of the cells: those of the query, then pool and day when time is shared by
+    /// tokens.
     fn grain(&self) -> Vec<Dimension> {
         let more = [Dimension::Pool, Dimension::Day];
         let more = if self.share == TimeShare::Tokens { &more[..] } else { &[] };
@@ -256,7 +91,7 @@ impl BillQuery {
             && self.until_ms.is_none_or(|until| time_ms < until)
     }
 
-    /// The question, of rows for which `condition` holds.
+    /// SQL of the query, for rows that satisfy `condition`.
     pub(super) fn sql(&self, condition: &str) -> String {
         let keys: Vec<&str> = self.grain().into_iter().map(Dimension::sql).chain(["kind"]).collect();
         let sums: Vec<String> = SUMS.iter().map(|column| format!("CAST(SUM({column}) AS BIGINT)")).collect();
@@ -272,7 +107,7 @@ impl BillQuery {
     }
 }
 
-/// Makes a bill. Blocks; a large database takes seconds.
+/// Makes a bill. Blocks: a large database takes seconds.
 ///
 /// # Errors
 /// The source does not answer, or the bill is too long.

@@ -1,17 +1,17 @@
-//! Busy time shared by plain tokens.
+//! Token share: divides the busy time of a pool and day among requests by their tokens.
 
 use std::collections::BTreeMap;
 
-use crate::usage::bill::{BillSums, Cells};
+use crate::usage::bill::sums::{BillSums, Cells};
 use crate::usage::row::RowKind;
 
-/// What a pool had on a day.
+/// Totals of one pool on one day.
 #[derive(Default)]
 struct PoolDay {
     busy_ns: u128,
     money_nano: u128,
     tokens: u128,
-    /// Tokens of the cells so far.
+    /// Tokens of the cells that have got their share already.
     passed: u128,
 }
 
@@ -19,9 +19,9 @@ fn tokens(sums: &BillSums) -> u128 {
     u128::from(sums.input_tokens) + u128::from(sums.output_tokens)
 }
 
-/// Gives each cell its part of what its pool was busy on its day; the last two
-/// entries of a key are these. The parts are whole and their sum is exact. A day
-/// without a token stays as it is.
+/// Divides the busy time and cost of each pool and day among its cells by their tokens. The last
+/// two entries of a cell's key are the pool and the day. The shares are whole numbers and sum
+/// exactly to the total. A pool and day without tokens keeps its shares by steps.
 pub(super) fn by_tokens(cells: &mut Cells) {
     let mut days: BTreeMap<Vec<String>, PoolDay> = BTreeMap::new();
     let place = |key: &[String]| key[key.len().saturating_sub(2)..].to_vec();

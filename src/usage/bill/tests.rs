@@ -1,4 +1,4 @@
-//! Tests of bills: one set of rows, asked in every way, from every source.
+//! Tests of bills: one set of rows, under every kind of query, from every source.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,9 @@ use std::path::Path;
 use proptest::prelude::{prop, prop_assert_eq, proptest};
 
 use crate::config::settings::usage::UsageDatabase;
-use crate::usage::bill::{Bill, BillQuery, BillSums, Dimension, RowSource, TimeShare, make, text};
+use crate::usage::bill::lines::{Bill, Dimension};
+use crate::usage::bill::sums::BillSums;
+use crate::usage::bill::{BillQuery, RowSource, TimeShare, make, text};
 use crate::usage::row::tests::row;
 use crate::usage::row::{RowKind, UsageRow};
 use crate::usage::segment::{Cursor, JournalFolder};
@@ -55,7 +57,7 @@ fn sources(folder: &Path, rows: &[UsageRow]) -> [RowSource; 2] {
 }
 
 fn lines(bill: &Bill) -> Vec<(String, bool, u64, u128)> {
-    let line = |line: &crate::usage::bill::BillLine| {
+    let line = |line: &crate::usage::bill::lines::BillLine| {
         (line.key.join(" "), line.unallocated, line.sums.requests, line.sums.gpu_ns)
     };
     bill.lines.iter().map(line).collect()
@@ -160,7 +162,7 @@ fn a_bill_is_a_table_csv_and_json() {
 }
 
 proptest! {
-    /// Whatever it is told apart by, and however time is shared, it adds up.
+    /// The lines of a bill sum to its total under every dimension and both methods of sharing time.
     #[test]
     fn lines_add_up_to_the_total(
         rows in prop::collection::vec((0_i64..3, 0_u8..3, 0_u8..2, 0_u8..3, 0_u64..1_000_000_000, 0_u64..5_000), 0..40),

@@ -1,4 +1,4 @@
-//! The bill as a table, as CSV and as JSON.
+//! Bill output: as a table, as CSV and as JSON.
 
 use std::fmt::Write as _;
 
@@ -6,15 +6,16 @@ use jiff::ToSpan as _;
 use jiff::civil::date;
 use serde_json::{Map, Value, json};
 
-use crate::usage::bill::{Bill, BillSums, Dimension, NANO};
+use crate::usage::bill::lines::{Bill, Dimension};
+use crate::usage::bill::sums::{BillSums, NANO};
 
-/// Who idle time is for.
+/// Label of idle time.
 const UNALLOCATED: &str = "unallocated";
-/// What stands for nobody in a table.
+/// Label of an empty value in a table.
 const NONE: &str = "-";
 const HOUR_NS: u128 = 3_600 * NANO;
 
-/// Columns of amounts in CSV and JSON: numbers, and exact decimals.
+/// Names and values of the amount columns in CSV and JSON: whole numbers and exact decimals.
 type AmountColumns = [(&'static str, String); 9];
 
 fn amounts(sums: &BillSums) -> AmountColumns {
@@ -31,24 +32,24 @@ fn amounts(sums: &BillSums) -> AmountColumns {
     ]
 }
 
-/// Billionths as a decimal, all nine places.
+/// Formats billionths as a decimal with nine places.
 fn decimal(nano: u128) -> String {
     format!("{}.{:09}", nano / NANO, nano % NANO)
 }
 
-/// So many `unit`s with four places, rounded.
+/// Formats `amount / unit` with four places, rounded.
 fn rounded(amount: u128, unit: u128) -> String {
     let parts = (amount * 10_000 + unit / 2) / unit;
     format!("{}.{:04}", parts / 10_000, parts % 10_000)
 }
 
-/// A number of days since 1970 as a date.
+/// Converts a number of days since 1970 to a date.
 pub(super) fn day(number: &str) -> String {
     let day = number.parse::<i32>().ok().and_then(|days| date(1970, 1, 1).checked_add(days.days()).ok());
     day.map_or_else(|| number.to_owned(), |day| day.to_string())
 }
 
-/// What stands in a table before a line's amounts.
+/// Labels of a line in a table, before its amounts.
 fn labels(bill: &Bill, key: &[String], unallocated: bool) -> Vec<String> {
     if bill.by.is_empty() {
         return vec![if unallocated { UNALLOCATED } else { "used" }.to_owned()];
@@ -69,7 +70,7 @@ fn labels(bill: &Bill, key: &[String], unallocated: bool) -> Vec<String> {
     labels
 }
 
-/// For people: aligned columns and a total.
+/// Formats a bill for people: aligned columns and a total.
 #[must_use]
 pub fn table(bill: &Bill) -> String {
     let mut rows: Vec<Vec<String>> = Vec::with_capacity(bill.lines.len() + 2);
@@ -98,7 +99,8 @@ pub fn table(bill: &Bill) -> String {
     align(&rows, bill.by.len().max(1))
 }
 
-/// Columns as wide as their widest entry; the first ones to the left.
+/// Aligns columns to their widest entry. The first `left` columns are aligned left, the others
+/// right.
 fn align(rows: &[Vec<String>], left: usize) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |at: usize| rows.iter().filter_map(|row| row.get(at)).map(|text| text.chars().count()).max();
@@ -116,7 +118,7 @@ fn align(rows: &[Vec<String>], left: usize) -> String {
     text
 }
 
-/// For spreadsheets (RFC 4180): no total, since it would be summed again.
+/// Formats a bill for spreadsheets (RFC 4180). There is no total: a spreadsheet would sum it again.
 #[must_use]
 pub fn csv(bill: &Bill) -> String {
     let amount_names = amounts(&BillSums::default()).map(|(name, _)| name);
@@ -132,15 +134,15 @@ pub fn csv(bill: &Bill) -> String {
 }
 
 fn quoted(text: &str) -> String {
-    // A spreadsheet would run what begins like a formula.
+    // A spreadsheet would run a text that begins like a formula.
     let formula = text.starts_with(['=', '+', '-', '@']);
     let text = if formula { format!("'{text}") } else { text.to_owned() };
     let plain = !text.contains(['"', ',', '\r', '\n']);
     if plain { text } else { format!("\"{}\"", text.replace('"', "\"\"")) }
 }
 
-/// For programs. Times and costs are texts, since they are exact and a reader's
-/// numbers may not be.
+/// Formats a bill for programs. Times and costs are exact decimals, written as strings because the
+/// numbers of a JSON reader may not be exact.
 #[must_use]
 pub fn json(bill: &Bill) -> Value {
     let lines = bill.lines.iter().map(|line| {

@@ -1,4 +1,4 @@
-//! PostgreSQL. The client blocks, so it is used on threads of its own.
+//! PostgreSQL store of usage rows. The client blocks, so use it only on threads that may block.
 
 use std::error::Error as _;
 use std::fmt::Write as _;
@@ -11,24 +11,21 @@ use postgres::{Client, Config, IsolationLevel};
 use crate::config::settings::usage::PostgresSettings as Settings;
 use crate::usage::row::UsageRow;
 use crate::usage::segment::Cursor;
+use crate::usage::store::access::{Store, StoreAccess, StoreError, StoredLine};
 use crate::usage::store::secure::PostgresTls;
-use crate::usage::store::{
-    COLUMNS, ColumnValue, Store, StoreAccess, StoreError, StoredLine, VERSION, VERSION_TABLE,
-    migrations_after, values,
-};
+use crate::usage::store::table::{COLUMNS, ColumnValue, VERSION, VERSION_TABLE, migrations_after, values};
 
 const CONNECT: Duration = Duration::from_secs(5);
-/// How long a server may say nothing that owes an answer.
+/// TCP user timeout: longest time that sent data may stay unacknowledged.
 const SILENCE: Duration = Duration::from_secs(30);
-/// Keeps two gateways from making the tables at once: any number that is always
-/// the same.
+/// Key of the advisory lock that keeps two gateways from migrating at once. Any constant would do.
 const MIGRATION_LOCK: i64 = 0x70_656e_7374_6f63;
 
-/// A connection.
+/// Open connection.
 pub(super) struct PostgresStore(Client);
 
 impl From<postgres::Error> for StoreError {
-    /// What the server says, or else what the connection does.
+    /// Takes the server's error message, or else the chain of connection errors.
     fn from(error: postgres::Error) -> Self {
         if let Some(said) = error.as_db_error() {
             return Self(format!("{} ({})", said.message(), said.code().code()));
@@ -56,11 +53,12 @@ impl PostgresStore {
     }
 }
 
-/// The address as its file says it now.
+/// Parses the database's address. The address file is read again each time, so that a rotated
+/// password takes effect.
 fn config(settings: &Settings) -> Result<Config, StoreError> {
     let again = settings.url_file.as_ref().and_then(|path| fs::read_to_string(path).ok());
     let url = again.as_deref().map_or(settings.url.expose(), str::trim);
-    // What is wrong with it may be its password.
+    // The parse error is left out: it may contain the password.
     url.parse()
         .map_err(|_| StoreError("its address is none: postgres://user:password@host:5432/database".into()))
 }
@@ -115,8 +113,8 @@ impl Store for PostgresStore {
     }
 }
 
-/// A line of the text form of COPY: tabs between the values, backslashes before
-/// what would end one. PostgreSQL has no NUL in texts.
+/// Appends a line of COPY's text format: tabs between the values, backslashes before characters
+/// that would end a value. NUL is dropped: PostgreSQL texts cannot hold it.
 fn copy_line(values: &[ColumnValue<'_>], text: &mut String) {
     for (at, value) in values.iter().enumerate() {
         if at > 0 {

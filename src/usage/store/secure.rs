@@ -1,4 +1,4 @@
-//! TLS towards PostgreSQL, with the crate that everything else here uses.
+//! TLS for PostgreSQL connections, on rustls like all other TLS of the gateway.
 
 use std::future::Future;
 use std::io;
@@ -16,18 +16,18 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::TlsConnector;
 
 use crate::tls;
-use crate::usage::store::StoreError;
+use crate::usage::store::access::StoreError;
 
-/// Makes connections whose certificates are checked.
+/// TLS configuration for PostgreSQL: it verifies the server's certificate.
 #[derive(Clone)]
 pub(super) struct PostgresTls(Arc<ClientConfig>);
 
-/// What one connection is made with; no name for a socket of the machine, which
-/// has no TLS.
+/// TLS connector of one connection, with the server's name. The name is absent for a host that
+/// cannot have a certificate, such as a local socket, which has no TLS.
 pub(super) struct NamedConnector(Arc<ClientConfig>, Option<ServerName<'static>>);
 
 pin_project! {
-    /// A connection with TLS.
+    /// TLS connection to PostgreSQL.
     pub(super) struct PostgresTlsStream<S> {
         #[pin]
         stream: tokio_rustls::client::TlsStream<S>,
@@ -35,7 +35,7 @@ pin_project! {
 }
 
 impl PostgresTls {
-    /// Trusts these authorities (PEM), or those of the system.
+    /// Makes a configuration that trusts the authorities in `ca` (PEM), or those of the system.
     pub(super) fn new(ca: Option<&[u8]>) -> Result<Self, StoreError> {
         tls::install_provider();
         let config = match ca {

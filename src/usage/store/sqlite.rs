@@ -1,4 +1,4 @@
-//! SQLite, in a file beside the journal.
+//! SQLite store of usage rows, in one local file.
 
 use std::path::Path;
 use std::time::Duration;
@@ -7,15 +7,13 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension as _, ToSql, params_from
 
 use crate::usage::row::UsageRow;
 use crate::usage::segment::Cursor;
-use crate::usage::store::{
-    COLUMNS, ColumnValue, Store, StoreAccess, StoreError, StoredLine, VERSION, VERSION_TABLE,
-    migrations_after, values,
-};
+use crate::usage::store::access::{Store, StoreAccess, StoreError, StoredLine};
+use crate::usage::store::table::{COLUMNS, ColumnValue, VERSION, VERSION_TABLE, migrations_after, values};
 
-/// How long another connection may hold the file.
+/// Longest wait for another connection that holds the file's lock.
 const BUSY: Duration = Duration::from_secs(5);
 
-/// An open file.
+/// Open database file.
 pub(super) struct SqliteStore(Connection);
 
 impl From<rusqlite::Error> for StoreError {
@@ -45,8 +43,8 @@ impl SqliteStore {
             file.map_err(|error| StoreError(format!("cannot open {}: {error}", path.display())))?;
         connection.busy_timeout(BUSY)?;
         if access == StoreAccess::Write {
-            // What a power cut takes with `normal`, cursor and rows alike, is read
-            // from the journal again.
+            // With `normal`, a power cut may undo the last transactions. A transaction holds rows
+            // and cursor together, so the sink copies the undone rows from the journal again.
             connection.pragma_update(None, "journal_mode", "wal")?;
             connection.pragma_update(None, "synchronous", "normal")?;
             migrate(&mut connection)?;

@@ -128,7 +128,7 @@ async fn client(
         let mut ticket = dispatcher.admit(spec, PromptPrefix::default(), policy);
         match ticket.dispatched().await {
             Ok(_) => {
-                assert!(ticket.first_token());
+                assert!(ticket.report_first_token());
                 let output = (asks.least + mixed(id.index() as u64) % asks.more.max(1)).min(asks.most);
                 sleep(PACE * u32::try_from(output).unwrap()).await;
                 let used = TokenCounts { input: PROMPT, cached: 0, output };

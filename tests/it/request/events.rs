@@ -16,7 +16,8 @@ use penstock::sim::world::arrival::Arrival;
 use penstock::sim::world::gateway::{EventTrace, SimGateway};
 use penstock::sim::world::replica::{ReplicaSetup, WorldFault, WorldFaultKind};
 use penstock::sim::world::router::Router;
-use penstock::sim::world::run::{Setup, run};
+use penstock::sim::world::run::run;
+use penstock::sim::world::setup::Setup;
 use serde_json::Value;
 
 use crate::support::client::{Call, Raw};

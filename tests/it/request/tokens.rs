@@ -44,7 +44,7 @@ fn tokens(body: &Value) -> u64 {
     counter
         .count(PromptForm::Chat, body.to_string().as_bytes(), &MediaCosts::default(), 0, &never)
         .unwrap()
-        .all
+        .total
 }
 
 /// A gateway with one model for each window, all of them the engine's one.
@@ -130,15 +130,15 @@ async fn the_boundary_is_exact() {
 #[tokio::test]
 async fn a_prompt_far_below_the_window_is_not_tokenized() {
     let rig = rig(&[("large", 131_072, ""), ("small", 1000, "")]).await;
-    let desk = &rig.gateway.proxy().token_counters.desk;
+    let desk = &rig.gateway.proxy().token_counters.threads;
     for _ in 0..10 {
         let answer = post(&rig, &body("large", Some(5))).await;
         assert_eq!(answer.status, 200);
         let line = rig.line_of(answer.header("x-request-id")).await;
-        assert_eq!((&line["prompt_source"], desk.taken()), (&"bound".into(), 0));
+        assert_eq!((&line["prompt_source"], desk.requested()), (&"bound".into(), 0));
     }
     assert_eq!(post(&rig, &body("small", Some(5))).await.status, 200);
-    assert_eq!(desk.taken(), 1);
+    assert_eq!(desk.requested(), 1);
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use http::Method;
-use penstock::config::problem::Severity;
+use penstock::config::report::problem::Severity;
 use penstock::core::model::snapshot::PoolStatus;
 use penstock::sim::faults::FaultKind;
 use penstock::sim::server::{SimHandle, SimOptions, start_fleet};

@@ -209,7 +209,7 @@ impl Reports {
         soon(async {
             loop {
                 match self.event().await {
-                    Event::ReplicaFound { replica } => return (replica, true),
+                    Event::ProbeSucceeded { replica } => return (replica, true),
                     Event::ReplicaLost { replica, .. } => return (replica, false),
                     _ => {}
                 }
@@ -222,7 +222,7 @@ impl Reports {
     async fn rested(&mut self) -> (ReplicaId, SleepResult) {
         soon(async {
             loop {
-                if let Event::SleepAnswered { replica, rested } = self.event().await {
+                if let Event::SleepAnswered { replica, result: rested } = self.event().await {
                     return (replica, rested);
                 }
             }

@@ -214,9 +214,9 @@ fn of_pool(
     Ok(PoolSpec {
         price: match args.price {
             Some(_) => spec.price,
-            None => row.supply.price.map_or(spec.price, Price::units),
+            None => row.traits.price.map_or(spec.price, Price::units),
         },
-        capacity: row.supply.capacity,
+        capacity: row.traits.capacity,
         today: args.replicas.map(|count| count.get() as usize).or(here),
         max_seqs: first.and_then(|replica| replica.max_seqs),
         kv_tokens: first.and_then(|replica| replica.kv_tokens),

@@ -5,9 +5,9 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
 
-use crate::config::diff::diff;
 use crate::config::keys;
 use crate::config::load::{LoadOutcome, Loaded, load_str_with};
+use crate::config::report::diff::diff;
 use crate::config::secret::SecretSource;
 use crate::config::settings::identity::{Auth, Credentials, OperatorRole};
 use crate::core::model::ids::{ClassId, TenantId};

@@ -1,7 +1,7 @@
 //! `scale.peers`.
 
-use crate::config::diff::diff;
 use crate::config::load::tests::{errors, load};
+use crate::config::report::diff::diff;
 use crate::config::settings::scale::PeerPlace;
 
 use super::identity::load_with;

@@ -19,7 +19,7 @@ fn places_are_what_the_file_says() {
     let settings = settings(PRICED);
     let policy = &settings.policy;
     let pool = |name| policy.pools.id(name).unwrap();
-    let supply = policy.pools.get(pool("spot")).unwrap().supply;
+    let supply = policy.pools.get(pool("spot")).unwrap().traits;
     assert_eq!((supply.isolation, supply.capacity), (Isolation::Mig, Capacity::Spot));
     assert_eq!((supply.price, supply.window), (Price::new(2.4), Some(4096)));
     let site = &settings.edge.pools.get(pool("spot")).unwrap().site;
@@ -28,11 +28,11 @@ fn places_are_what_the_file_says() {
     assert_eq!(rules.pools, Some([pool("spot"), pool("shared")].into()));
     assert_eq!((rules.max_price, rules.spill.as_deref()), (Price::new(2.5), Some(&[pool("spot")][..])));
     let class = |name| &policy.classes.get(policy.classes.id(name).unwrap()).unwrap().placement;
-    let shared = policy.pools.get(pool("shared")).unwrap().supply;
-    assert!(!class("interactive").allow(pool("shared"), &shared));
-    assert!(class("standard").allow(pool("shared"), &shared));
+    let shared = policy.pools.get(pool("shared")).unwrap().traits;
+    assert!(!class("interactive").allows(pool("shared"), &shared));
+    assert!(class("standard").allows(pool("shared"), &shared));
     assert_eq!(
-        (class("batch").prefer, class("batch").otherwise),
+        (class("batch").prefer, class("batch").late_policy),
         (Some(Capacity::Spot), Some(LatePolicy::Wait))
     );
 }
@@ -44,7 +44,7 @@ fn the_first_class_is_never_time_sliced_unless_it_says_so() {
         let settings = settings(&with(class));
         let (_, _, row) = settings.policy.classes.iter().next().unwrap();
         let (id, _, pool) = settings.policy.pools.iter().nth(1).unwrap();
-        row.placement.allow(id, &pool.supply)
+        row.placement.allows(id, &pool.traits)
     };
     assert!(!allows("{rank: 4}"));
     assert!(allows("{rank: 4, placement: {isolation: [time-sliced]}}"));

@@ -7,73 +7,71 @@ use crate::core::queue::estimate::RunningMean;
 
 use super::spread::{PAST, SLOT, WorkSpread};
 
-/// Slots of the fast window, ten seconds.
+/// Slots of the fast window: ten seconds.
 const FAST: usize = 2;
-/// The shortest slow window, in slots.
+/// Slots of the shortest slow window: one minute.
 const SLOW: usize = 12;
-/// Slots of each of the two windows that show a trend, five minutes.
+/// Slots of each of the two windows that show a trend: five minutes.
 const TREND: usize = 60;
-/// The most by which a rise is followed into the future, as a part of what is.
+/// Largest rise that is extrapolated, as a part of the present demand.
 const MOST_AHEAD: f64 = 0.25;
-/// Standard deviations by which a rise must stand out of the noise of
-/// independent arrivals.
+/// Standard deviations by which a rise must exceed the noise of independent arrivals.
 const DEVIATIONS: f64 = 4.0;
-/// Those by which the last window must stand out of the minutes before it.
+/// Standard deviations by which the last window must differ from the minutes before it.
 const CHANGE: f64 = 3.0;
-/// 1 + c², with c the coefficient of variation of a job's work: 2 where that is
-/// exponential.
-const SIZES: f64 = 2.0;
-/// Slots between two looks at what is under way, a minute: far enough for most of
-/// it to be other jobs.
+/// 1 + c², with c the coefficient of variation of a job's work: 2 where the work is exponential.
+const WORK_VARIANCE: f64 = 2.0;
+/// Slots between two samples of concurrent work: one minute, so that most jobs of the two samples
+/// differ.
 const APART: usize = 12;
-/// Standard deviations of one value in the median of the difference of two, where
-/// they are normal: 1.4826/√2.
-const MEDIAN: f64 = 1.048;
+/// Converts the median of |x − y| to the standard deviation of one value, where x and y are normal:
+/// 1.4826/√2.
+const MEDIAN_TO_DEVIATION: f64 = 1.048;
 
-/// Work that was asked for, served or not.
+/// Offered work of one class in one pool set, served or not.
 #[derive(Debug, Clone, Default)]
 pub struct DemandFlow {
     offered: WorkSpread,
-    /// The same, at the moment at which it came.
-    came: WorkSpread,
-    /// Work of a job.
-    each: RunningMean,
-    /// Seconds that a job is expected to last.
-    lasts: RunningMean,
-    /// When one was refused last since too much waited.
+    /// Offered work, each job counted at the moment of its arrival.
+    arrived: WorkSpread,
+    /// Mean work of a job.
+    work_per_job: RunningMean,
+    /// Mean expected duration of a job, in seconds.
+    duration: RunningMean,
+    /// When a job was last refused because too much work waited.
     refused: Option<Tick>,
 }
 
 impl DemandFlow {
-    /// A job arrived.
+    /// Counts a job that arrived with this work and expected duration.
     pub fn add(&mut self, now: Tick, work: f64, lasts: Duration) {
         self.offered.add(now, work, lasts);
-        self.came.add(now, work, Duration::ZERO);
-        self.each.add(work);
-        self.lasts.add(lasts.as_secs_f64());
+        self.arrived.add(now, work, Duration::ZERO);
+        self.work_per_job.add(work);
+        self.duration.add(lasts.as_secs_f64());
     }
 
-    /// A job was refused since too much waited.
-    pub const fn refuse(&mut self, now: Tick) {
+    /// Notes that a job was refused because too much work waited.
+    pub const fn note_refusal(&mut self, now: Tick) {
         self.refused = Some(now);
     }
 
-    /// Whether one was refused within the last `window`.
+    /// Whether a job was refused within the last `window`.
     #[must_use]
-    pub fn refuses(&self, window: Duration, now: Tick) -> bool {
+    pub fn has_refused(&self, window: Duration, now: Tick) -> bool {
         self.refused.is_some_and(|at| now.since(at) < window)
     }
 
-    /// Brings it up to `now`.
+    /// Advances the slots to `now`.
     pub fn advance(&mut self, now: Tick) {
         self.offered.advance(now);
-        self.came.advance(now);
+        self.arrived.advance(now);
     }
 
-    /// Work of a job, as of late.
+    /// Recent mean work of a job.
     #[must_use]
-    pub const fn each(&self) -> f64 {
-        self.each.value
+    pub const fn work_per_job(&self) -> f64 {
+        self.work_per_job.value
     }
 
     /// Work per second in the last ten seconds.
@@ -82,32 +80,37 @@ impl DemandFlow {
         self.offered.mean(0, FAST)
     }
 
-    /// Work per second as it goes on: the mean of five minutes, or of the last
-    /// `window` where that stands out of the noise against them. What came before
-    /// demand was watched counts as nothing.
+    /// Sustained work per second: the mean of five minutes, or the mean of the last `window` where
+    /// that mean differs from the five minutes by more than noise. Time before demand was watched
+    /// counts as zero demand.
     #[must_use]
     pub fn sustained(&self, window: Duration) -> f64 {
         let count = slots(window);
-        let (long, short) = (self.came.mean(0, TREND), self.came.mean(0, count));
-        let chance = SIZES * long.max(self.each.value / (TREND as f64 * SLOT)) * self.each.value
+        let (long, short) = (self.arrived.mean(0, TREND), self.arrived.mean(0, count));
+        let chance = WORK_VARIANCE
+            * long.max(self.work_per_job.value / (TREND as f64 * SLOT))
+            * self.work_per_job.value
             / (count as f64 * SLOT);
-        let noise =
-            || typical(PAST - 2 * count, |at| self.came.mean(at, count) - self.came.mean(at + count, count));
+        let noise = || {
+            deviation_from_median(PAST - 2 * count, |at| {
+                self.arrived.mean(at, count) - self.arrived.mean(at + count, count)
+            })
+        };
         let stands_out = |of: f64| (short - long).abs() > CHANGE * of;
-        // The noise takes thousands of steps to find, and few windows ask for it.
+        // The noise takes thousands of steps to compute, and few windows need it.
         let changed = stands_out(chance.sqrt()) && stands_out(noise());
         if changed { short } else { self.offered.mean(0, TREND) }
     }
 
-    /// The standard deviation of the work that is under way at once, where `rate`
-    /// is its mean: what was seen of late, and no less than that of independent
-    /// arrivals, √(rate·w·(1 + c²)/h) for jobs of work w that last h.
+    /// Standard deviation of the concurrent work, where `rate` is its mean: the recent standard
+    /// deviation, at least that of independent arrivals, √(rate·w·(1 + c²)/h) for jobs of work w
+    /// that last h.
     #[must_use]
     pub fn deviation(&self, rate: f64) -> f64 {
-        let lasts = self.lasts.value.max(SLOT);
-        let chance = (rate * self.each.value * SIZES / lasts).sqrt();
-        let seen = typical(PAST - APART, |at| {
-            (self.offered.back(at + 1) - self.offered.back(at + 1 + APART)) / SLOT
+        let lasts = self.duration.value.max(SLOT);
+        let chance = (rate * self.work_per_job.value * WORK_VARIANCE / lasts).sqrt();
+        let seen = deviation_from_median(PAST - APART, |at| {
+            (self.offered.slot_work(at + 1) - self.offered.slot_work(at + 1 + APART)) / SLOT
         });
         chance.max(seen)
     }
@@ -116,35 +119,34 @@ impl DemandFlow {
         self.offered.mean(0, slots(window))
     }
 
-    /// By how much more than in the slow window is to be expected at the end of
-    /// `ahead`, where what was asked for in the last minutes rises out of the noise
-    /// against as many before them.
+    /// Expected rise of the work per second over the slow window, at the end of `ahead`. Zero
+    /// unless the last five minutes exceed the five minutes before them by more than noise.
     #[must_use]
     pub fn rise(&self, window: Duration, ahead: Duration, watched: Duration) -> f64 {
-        if slots_of(watched) < 2 * TREND || self.each.value <= 0.0 {
+        if slots_of(watched) < 2 * TREND || self.work_per_job.value <= 0.0 {
             return 0.0;
         }
         let (now, before) = (self.offered.mean(0, TREND), self.offered.mean(TREND, TREND));
         let seconds = TREND as f64 * SLOT;
-        let jobs = |rate: f64| rate * seconds / self.each.value;
+        let jobs = |rate: f64| rate * seconds / self.work_per_job.value;
         if jobs(now) - jobs(before) < DEVIATIONS * (jobs(now) + jobs(before)).sqrt() {
             return 0.0;
         }
-        // The mean of a window is what was half a window ago.
+        // The mean of a window is the demand of half a window ago.
         let slope = (now - before) / seconds;
         let ahead = slots(window) as f64 * SLOT / 2.0 + ahead.as_secs_f64();
         (slope * ahead).min(self.slow(window) * MOST_AHEAD)
     }
 }
 
-/// The standard deviation that differences of two like values let one expect,
-/// from their median: a level that changed once or a short burst hardly move it.
-fn typical(count: usize, difference: impl Fn(usize) -> f64) -> f64 {
+/// Standard deviation of one value, from the median of the absolute differences of like values. One
+/// change of level or a short burst hardly moves the median.
+fn deviation_from_median(count: usize, difference: impl Fn(usize) -> f64) -> f64 {
     let mut all = [0.0; PAST];
     let all = &mut all[..count.min(PAST)];
     all.iter_mut().enumerate().for_each(|(at, one)| *one = difference(at).abs());
     let (_, median, _) = all.select_nth_unstable_by(count / 2, f64::total_cmp);
-    *median * MEDIAN
+    *median * MEDIAN_TO_DEVIATION
 }
 
 fn slots_of(time: Duration) -> usize {
@@ -181,7 +183,7 @@ mod tests {
         let flow = flow(40, |_| 100);
         assert_eq!(flow.fast(), 200.0);
         assert!((flow.sustained(secs(180)) - 200.0 * 40.0 / 180.0).abs() < 0.5);
-        assert_eq!(flow.each(), 2.0);
+        assert_eq!(flow.work_per_job(), 2.0);
     }
 
     #[test]

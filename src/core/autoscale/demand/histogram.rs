@@ -1,4 +1,4 @@
-//! Coarse histograms, small enough to keep many.
+//! Coarse histogram: 61 buckets of half an octave, small enough to keep many.
 
 use std::f64::consts::SQRT_2;
 
@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 
 /// Buckets: half an octave each, from 1 to somewhat over a billion.
 const BUCKETS: usize = 61;
-/// Buckets of an octave.
+/// Buckets per octave.
 const STEPS: f64 = 2.0;
 
-/// How often values were seen, to within a fifth of them.
+/// Coarse histogram: how often values were seen, to within a fifth of each value.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CoarseHistogram {
     counts: Vec<f64>,
@@ -21,8 +21,8 @@ impl Default for CoarseHistogram {
     }
 }
 
-/// The bucket of a value: its exponent, and whether it is in the upper half of its
-/// octave, as its bits say.
+/// Bucket of a value, from the bits of the value: its exponent, and whether it lies in the upper
+/// half of its octave.
 fn bucket(value: f64) -> usize {
     const MANTISSA: u64 = (1 << 52) - 1;
     if value.is_nan() || value < 1.0 {
@@ -35,7 +35,7 @@ fn bucket(value: f64) -> usize {
 }
 
 impl CoarseHistogram {
-    /// A value was seen; it counts for so much.
+    /// Counts a value with this weight.
     pub fn add(&mut self, value: f64, weight: f64) {
         if self.counts.len() != BUCKETS {
             self.counts.resize(BUCKETS, 0.0);
@@ -43,25 +43,24 @@ impl CoarseHistogram {
         self.counts[bucket(value)] += weight;
     }
 
-    /// All that was seen, and that of another.
+    /// Adds the counts of another histogram.
     pub fn merge(&mut self, other: &Self) {
         self.counts.resize(BUCKETS, 0.0);
         self.counts.iter_mut().zip(&other.counts).for_each(|(own, more)| *own += more);
     }
 
-    /// Makes what was seen so far count for less.
+    /// Multiplies all counts by `kept`, so that older values weigh less.
     pub fn fade(&mut self, kept: f64) {
         self.counts.iter_mut().for_each(|count| *count *= kept);
     }
 
-    /// How much was seen.
+    /// Sum of all weights.
     #[must_use]
     pub fn total(&self) -> f64 {
         self.counts.iter().sum()
     }
 
-    /// The value that a part of what was seen does not exceed, `0.0..=1.0`: the
-    /// middle of its bucket. 0 before anything was seen.
+    /// Quantile `part`, `0.0..=1.0`: the middle of its bucket. Zero while the histogram is empty.
     #[must_use]
     pub fn quantile(&self, part: f64) -> f64 {
         match self.at(part) {
@@ -70,8 +69,9 @@ impl CoarseHistogram {
         }
     }
 
-    /// The same somewhere `within` its bucket, `0.0..1.0`; `None` before anything
-    /// was seen. With both at random, values as they were seen.
+    /// Value at quantile `part`, at the position `within` its bucket, `0.0..1.0`; `None` while the
+    /// histogram is empty. With both arguments at random, the values follow the histogram's
+    /// distribution.
     #[must_use]
     pub fn draw(&self, part: f64, within: f64) -> Option<f64> {
         match self.at(part)? {

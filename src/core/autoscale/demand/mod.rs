@@ -1,6 +1,7 @@
-//! Measured demand: work per class and pool set as it arrives, and the use of each pool's
-//! replicas; [`crate::core::autoscale`] turns both into numbers of replicas. For reports, what it
-//! looks like by model, pool, class and tenant ([`profiles`]). All of it is bounded by the policy.
+//! Measured demand: the work per class and pool set as it arrives, and the use of each pool's
+//! replicas. [`crate::core::autoscale`] turns both into numbers of replicas. Demand profiles by
+//! model, pool, class and tenant ([`profiles`]) serve reports. The policy bounds the size of
+//! all of it.
 
 pub mod flow;
 pub mod histogram;
@@ -24,20 +25,20 @@ use self::residency::ResidencySampler;
 use crate::core::autoscale::demand::profiles::DemandProfiles;
 use crate::core::autoscale::demand::utilization::{PoolUse, ReplicasInUse};
 
-/// The longest stay at a replica that counts, in seconds.
+/// Longest stay at a replica that counts, in seconds; longer stays count as this.
 const MAX_STAY: f64 = 3600.0;
 
-/// Where a flow is: group, class and pool set by their places.
+/// Key of a flow: the indexes of pool group, class and pool set.
 pub type FlowKey = (usize, usize, usize);
 
-/// One group of models that share pools.
+/// Demand of one pool group.
 #[derive(Debug, Clone, Default)]
 struct GroupDemand {
     classes: Vec<ClassId>,
     pool_sets: Vec<PoolSet>,
     /// By pool set, then by class.
     flows: Vec<DemandFlow>,
-    /// Seconds that jobs of each class stay at a replica.
+    /// Mean stay of each class's jobs at a replica, in seconds.
     stays: Vec<RunningMean>,
 }
 
@@ -47,21 +48,21 @@ impl GroupDemand {
     }
 }
 
-/// What all jobs ask for.
+/// Demand of all jobs, and the use of all pools.
 #[derive(Debug, Clone, Default)]
 pub struct Demand {
     parts: Vec<GroupDemand>,
     pools: Vec<PoolUse>,
-    /// How replicas of each pool stay.
-    stays: Vec<ResidencySampler>,
-    /// What all of it looks like, for reports.
+    /// Replica seconds of each pool, in service and with a job.
+    residency: Vec<ResidencySampler>,
+    /// Demand profiles, for reports.
     pub profiles: DemandProfiles,
     since: Option<Tick>,
 }
 
 impl Demand {
-    /// Rows for a policy. What was measured of the same class and pool set, and of the
-    /// same pool, stays. `classes` are those of each group in their order.
+    /// Takes over a policy. Measurements of the same class and pool set, and of the same pool, are
+    /// kept. `classes` lists the classes of each group in order.
     pub fn apply(&mut self, shapes: &[GroupShape], classes: &[Vec<ClassId>], pools: usize) {
         let before = std::mem::take(&mut self.parts);
         let part = |(shape, classes): (&GroupShape, &Vec<ClassId>)| {
@@ -90,76 +91,77 @@ impl Demand {
         };
         self.parts = shapes.iter().zip(classes).map(part).collect();
         self.pools.resize_with(pools.max(self.pools.len()), PoolUse::default);
-        self.stays.resize_with(pools.max(self.stays.len()), ResidencySampler::default);
+        self.residency.resize_with(pools.max(self.residency.len()), ResidencySampler::default);
     }
 
-    /// A job arrived.
-    pub fn offered(&mut self, at: FlowKey, work: f64, now: Tick) {
+    /// Counts a job that arrived.
+    pub fn note_arrival(&mut self, at: FlowKey, work: f64, now: Tick) {
         let (group, class, pool_set) = at;
         let Some(part) = self.parts.get_mut(group) else { return };
         let (index, stay) = (part.index(class, pool_set), part.stays.get(class).copied());
         if let Some(flow) = part.flows.get_mut(index) {
-            flow.add(now, work, lasts(stay));
+            flow.add(now, work, expected_duration(stay));
         }
     }
 
-    /// A job was refused since too much waited.
-    pub fn refused(&mut self, (group, class, pool_set): FlowKey, now: Tick) {
+    /// Counts a job that was refused because too much work waited.
+    pub fn note_refusal(&mut self, (group, class, pool_set): FlowKey, now: Tick) {
         let Some(part) = self.parts.get_mut(group) else { return };
         let index = part.index(class, pool_set);
         if let Some(flow) = part.flows.get_mut(index) {
-            flow.refuse(now);
+            flow.note_refusal(now);
         }
     }
 
-    /// A job went to a replica of the pool; `again` when it was at one before.
-    pub fn taken(&mut self, at: FlowKey, pool: PoolId, work: f64, again: bool, now: Tick) {
+    /// Counts a job that was dispatched to the pool; `again` is true when an earlier attempt of the
+    /// job was dispatched.
+    pub fn note_dispatch(&mut self, at: FlowKey, pool: PoolId, work: f64, again: bool, now: Tick) {
         if again {
-            self.offered(at, work, now);
+            self.note_arrival(at, work, now);
         }
         let stay = self.parts.get(at.0).and_then(|part| part.stays.get(at.1).copied());
         if let Some(own) = self.pools.get_mut(pool.index()) {
-            own.taken.add(now, work, lasts(stay));
+            own.sent.add(now, work, expected_duration(stay));
         }
     }
 
-    /// A job's stay at a replica ended.
-    pub fn ended(&mut self, group: usize, class: usize, stay: Duration) {
+    /// Counts a stay of a job at a replica that ended.
+    pub fn note_stay(&mut self, group: usize, class: usize, stay: Duration) {
         let mean = self.parts.get_mut(group).and_then(|part| part.stays.get_mut(class));
         if let Some(mean) = mean {
             mean.add(stay.as_secs_f64().min(MAX_STAY));
         }
     }
 
-    /// So many replicas' worth of the pool is in use now.
-    pub fn look(&mut self, pool: PoolId, used: ReplicasInUse, now: Tick) {
+    /// Samples the use of the pool: this many replicas' worth is in use now.
+    pub fn sample_use(&mut self, pool: PoolId, used: ReplicasInUse, now: Tick) {
         if let Some(own) = self.pools.get_mut(pool.index()) {
-            own.look(now, used);
+            own.sample(now, used);
         }
     }
 
-    /// So many replicas of the pool are in service now, and so many have a job.
-    pub fn look_at_replicas(&mut self, pool: PoolId, loaded: u32, active: u32, now: Tick) {
-        if let Some(stays) = self.stays.get_mut(pool.index()) {
-            stays.look(now, loaded, active);
+    /// Samples the residency of the pool: the replicas in service, and those with a job.
+    pub fn sample_residency(&mut self, pool: PoolId, loaded: u32, active: u32, now: Tick) {
+        if let Some(stays) = self.residency.get_mut(pool.index()) {
+            stays.sample(now, loaded, active);
         }
     }
 
-    /// Brings all rows up to `now`; how long demand has been watched.
+    /// Advances all rows to `now`. Returns for how long demand has been watched.
     pub fn advance(&mut self, now: Tick) -> Duration {
         self.parts.iter_mut().flat_map(|part| &mut part.flows).for_each(|flow| flow.advance(now));
-        self.profiles.look(now);
+        self.profiles.sample(now);
         now.since(*self.since.get_or_insert(now))
     }
 
-    /// What the class asks for in the pool set.
+    /// Demand flow of a class in a pool set.
     #[must_use]
     pub fn flow(&self, (group, class, pool_set): FlowKey) -> Option<&DemandFlow> {
         let part = self.parts.get(group)?;
         part.flows.get(part.index(class, pool_set))
     }
 
-    /// What the pool is used.
+    /// Use of the pool.
     #[must_use]
     pub fn pool(&self, pool: PoolId) -> Option<&PoolUse> {
         self.pools.get(pool.index())
@@ -170,6 +172,6 @@ fn shares(pool_set: &PoolSet, pools: &[PoolId]) -> bool {
     pool_set.pools.iter().any(|pool| pools.contains(pool))
 }
 
-fn lasts(stay: Option<RunningMean>) -> Duration {
+fn expected_duration(stay: Option<RunningMean>) -> Duration {
     Duration::from_secs_f64(stay.map_or(0.0, |mean| mean.value))
 }

@@ -13,27 +13,25 @@ use crate::core::autoscale::demand::histogram::CoarseHistogram;
 
 /// Minutes that are kept one by one.
 const MINUTES: usize = 240;
-/// Seconds after which what was seen counts a third in the long run, two days.
+/// Time constant of the long-term sums, in seconds: two days.
 const LONG: f64 = 172_800.0;
 /// Bursts that are kept.
 const BURSTS: usize = 32;
-/// How much more than usual arrives in a burst.
+/// A burst has more than this many times the usual arrivals.
 const BURST: f64 = 2.0;
-/// Arrivals of a slot that make a burst at least.
+/// Fewest arrivals of a slot that make a burst.
 const FEW: f64 = 5.0;
-/// Seconds after which what is usual has followed two thirds of the way.
+/// Time constant of the usual arrival rate, in seconds.
 const USUAL: f64 = 300.0;
 
-/// One minute.
+/// Demand of one minute.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct DemandMinute {
-    /// Mean of what was there at once.
+    /// Mean concurrency.
     pub level: f32,
-    /// The most of it.
+    /// Peak concurrency.
     pub peak: f32,
-    /// Jobs that arrived.
     pub arrived: u32,
-    /// Jobs that were refused.
     pub refused: u32,
     /// Prompt tokens that arrived.
     pub input: u64,
@@ -41,48 +39,47 @@ pub struct DemandMinute {
     pub output: u64,
 }
 
-/// More than usual, for a while.
+/// Burst: a time with more arrivals than usual.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct DemandBurst {
-    /// The most jobs a second.
+    /// Highest arrival rate, in jobs per second.
     pub height: f64,
-    /// How many a second were usual before it.
+    /// Usual arrival rate before the burst, in jobs per second.
     pub usual: f64,
-    /// Seconds.
+    /// Length in seconds.
     pub length: f64,
 }
 
-/// What is kept of one row.
+/// Saved part of one profile.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct SavedProfile {
-    /// The last minutes, the newest last.
+    /// The last minutes, newest last.
     pub minutes: VecDeque<DemandMinute>,
-    /// How much was there at once over the days, by the second.
+    /// Concurrency over the days, weighted by seconds.
     pub levels: CoarseHistogram,
-    /// Prompts of jobs that came, in tokens.
+    /// Prompt tokens of jobs that arrived.
     #[serde(default)]
     pub prompts: CoarseHistogram,
-    /// What was served to those that ended, in tokens.
+    /// Output tokens of jobs that ended.
     #[serde(default)]
     pub outputs: CoarseHistogram,
     /// Waits in milliseconds.
     pub waits: CoarseHistogram,
     /// Stays at a replica in milliseconds.
     pub stays: CoarseHistogram,
-    /// The last bursts, the newest last.
+    /// The last bursts, newest last.
     pub bursts: VecDeque<DemandBurst>,
-    /// Seconds that this was watched, fading over the days.
+    /// Seconds that demand was watched, fading over the days.
     pub watched: f64,
-    /// Jobs that began within what they tolerate, and that did not.
+    /// Jobs that began within their tolerance, fading over the days.
     pub kept: f64,
-    /// The same, of those that did not.
+    /// Jobs that did not begin within their tolerance, fading over the days.
     pub missed: f64,
 }
 
-/// One row as it goes on.
+/// Demand profile: the saved part, and the minute and slot under way.
 #[derive(Debug, Clone, Default)]
 pub struct DemandProfile {
-    /// What has been seen.
     pub seen: SavedProfile,
     now: DemandMinute,
     level: u32,
@@ -96,7 +93,7 @@ pub struct DemandProfile {
 }
 
 impl DemandProfile {
-    /// A job with such a prompt is there.
+    /// Counts a job that arrived with this many prompt tokens.
     pub fn enter(&mut self, prompt: u64) {
         self.level += 1;
         self.peak = self.peak.max(self.level);
@@ -108,7 +105,7 @@ impl DemandProfile {
         }
     }
 
-    /// One that was there is no more; so many tokens were served to it.
+    /// Counts a job that ended after this many output tokens.
     pub fn leave(&mut self, output: u64) {
         self.level = self.level.saturating_sub(1);
         self.now.output = self.now.output.saturating_add(output);
@@ -117,7 +114,7 @@ impl DemandProfile {
         }
     }
 
-    /// A job began to run after such a wait.
+    /// Counts a job that began to run after this wait.
     pub fn began(&mut self, waited: Duration, in_time: bool) {
         self.seen.waits.add(waited.as_secs_f64() * 1e3, 1.0);
         if in_time {
@@ -127,25 +124,25 @@ impl DemandProfile {
         }
     }
 
-    /// A stay at a replica ended.
+    /// Counts a stay at a replica that ended.
     pub fn stayed(&mut self, stay: Duration) {
         self.seen.stays.add(stay.as_secs_f64() * 1e3, 1.0);
     }
 
-    /// A job was refused that was here.
+    /// Counts a job that was refused after it was admitted.
     pub fn refused(&mut self) {
         self.now.refused += 1;
         self.seen.missed += 1.0;
     }
 
-    /// How many are there now.
+    /// Jobs that are there now.
     #[must_use]
     pub const fn level(&self) -> u32 {
         self.level
     }
 
-    /// So much time passed since this was last called, until `now`.
-    pub fn pass(&mut self, passed: f64, now: Tick) {
+    /// Advances the profile to `now`, `passed` seconds after the last call.
+    pub fn advance(&mut self, passed: f64, now: Tick) {
         let level = f64::from(self.level);
         self.sum += level * passed;
         self.since += passed;
@@ -161,7 +158,7 @@ impl DemandProfile {
     }
 
     fn minute_before(&self, passed: f64, now: Tick) -> u64 {
-        now.before(Duration::from_secs_f64(passed)).as_nanos() / 60_000_000_000
+        now.earlier_by(Duration::from_secs_f64(passed)).as_nanos() / 60_000_000_000
     }
 
     fn end_minute(&mut self) {
@@ -207,18 +204,17 @@ impl DemandProfile {
 }
 
 impl SavedProfile {
-    /// The levels that a part of the last minutes does not exceed: what is
-    /// there all the time for 0.1, the usual for 0.5, and so on. 0 without any.
+    /// Quantile `part` of the concurrency over the last minutes: 0.1 gives the base load, 0.5 the
+    /// usual one. Zero without any minute.
     #[must_use]
-    pub fn band(&self, part: f64) -> f64 {
+    pub fn level_quantile(&self, part: f64) -> f64 {
         let mut levels: Vec<f32> = self.minutes.iter().map(|minute| minute.level).collect();
         levels.sort_by(f32::total_cmp);
         let at = (levels.len().saturating_sub(1) as f64 * part.clamp(0.0, 1.0)).round() as usize;
         levels.get(at).copied().map_or(0.0, f64::from)
     }
 
-    /// Tokens that arrived and that were served each second over the last
-    /// minutes.
+    /// Tokens per second over the last minutes: arrived prompt tokens, and served output tokens.
     #[must_use]
     pub fn tokens_per_second(&self) -> (f64, f64) {
         let seconds = self.minutes.len().max(1) as f64 * 60.0;
@@ -244,7 +240,7 @@ mod tests {
                 let (_, count) = there.pop_front().unwrap();
                 (0..count).for_each(|_| profile.leave(7));
             }
-            profile.pass(1.0, Tick::from_millis((second + 1) * 1000));
+            profile.advance(1.0, Tick::from_millis((second + 1) * 1000));
         }
         there.into_iter().for_each(|(_, count)| (0..count).for_each(|_| profile.leave(7)));
     }
@@ -257,8 +253,8 @@ mod tests {
         pass(&mut profile, 1840, 1760, 2);
         let seen = &profile.seen;
         assert_eq!(seen.minutes.len(), 60);
-        assert!((seen.band(0.5) - 20.0).abs() < 0.5, "{}", seen.band(0.5));
-        assert!((seen.band(0.1) - 20.0).abs() < 2.0 && seen.band(1.0) > 80.0);
+        assert!((seen.level_quantile(0.5) - 20.0).abs() < 0.5, "{}", seen.level_quantile(0.5));
+        assert!((seen.level_quantile(0.1) - 20.0).abs() < 2.0 && seen.level_quantile(1.0) > 80.0);
         assert!(seen.levels.quantile(0.99) > 100.0 && seen.levels.quantile(0.5) < 25.0);
         let burst = seen.bursts.back().unwrap();
         assert!((burst.height, burst.length) == (20.0, 40.0) && burst.usual < 3.0, "{burst:?}");

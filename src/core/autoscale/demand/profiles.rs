@@ -1,4 +1,4 @@
-//! The profiles of all models, pools, classes and tenants of the policy.
+//! Demand profiles: one for each model, pool, class and tenant of the policy.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use crate::core::model::time::Tick;
 
 use super::profile::DemandProfile;
 
-/// Tenants that have a profile: those with the first so many ids.
+/// Tenants that have a profile: those whose id is below this number.
 pub const TENANTS: usize = 256;
-/// The longest time between two looks that counts.
+/// Longest time between two samples that counts.
 const LONGEST: Duration = Duration::from_secs(10);
-/// The shortest time between two looks that are taken note of.
+/// Shortest time between two samples; earlier calls change nothing.
 const SHORTEST: Duration = Duration::from_millis(900);
 
-/// Profiles by id.
+/// Demand profiles by id.
 #[derive(Debug, Clone, Default)]
 pub struct DemandProfiles {
     pub(super) models: Vec<DemandProfile>,
@@ -25,21 +25,17 @@ pub struct DemandProfiles {
     last: Option<Tick>,
 }
 
-/// What a row is of.
+/// Subject of a demand profile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProfileSubject {
-    /// A model.
     Model(ModelId),
-    /// A pool.
     Pool(PoolId),
-    /// A class.
     Class(ClassId),
-    /// A tenant.
     Tenant(TenantId),
 }
 
 impl DemandProfiles {
-    /// Rows for so many of each.
+    /// Grows the tables to these sizes. Tables never shrink.
     pub fn resize(&mut self, models: usize, pools: usize, classes: usize, tenants: usize) {
         let grow = |rows: &mut Vec<DemandProfile>, count: usize| {
             rows.resize_with(count.max(rows.len()), DemandProfile::default);
@@ -50,7 +46,6 @@ impl DemandProfiles {
         grow(&mut self.tenants, tenants.min(TENANTS));
     }
 
-    /// One row.
     #[must_use]
     pub fn row(&self, of: ProfileSubject) -> Option<&DemandProfile> {
         match of {
@@ -70,7 +65,7 @@ impl DemandProfiles {
         }
     }
 
-    fn each(&mut self, spec: &JobSpec, act: impl Fn(&mut DemandProfile)) {
+    fn for_each_subject(&mut self, spec: &JobSpec, act: impl Fn(&mut DemandProfile)) {
         for of in [
             ProfileSubject::Model(spec.model),
             ProfileSubject::Class(spec.class),
@@ -80,49 +75,49 @@ impl DemandProfiles {
         }
     }
 
-    /// A job arrived.
+    /// Counts a job that arrived.
     pub fn enter(&mut self, spec: &JobSpec) {
-        self.each(spec, |row| row.enter(spec.prompt_tokens));
+        self.for_each_subject(spec, |row| row.enter(spec.prompt_tokens));
     }
 
-    /// A job ended, in whatever way; so many tokens were served to it.
+    /// Counts a job that ended, in whatever way, after this many output tokens.
     pub fn leave(&mut self, spec: &JobSpec, output: u64) {
-        self.each(spec, |row| row.leave(output));
+        self.for_each_subject(spec, |row| row.leave(output));
     }
 
-    /// A job goes on in another class.
+    /// Moves a job to another class.
     pub fn moved(&mut self, from: ClassId, to: ClassId) {
         self.row_mut(ProfileSubject::Class(from)).into_iter().for_each(|row| row.leave(0));
         self.row_mut(ProfileSubject::Class(to)).into_iter().for_each(|row| row.enter(0));
     }
 
-    /// A job was refused after it was let in.
+    /// Counts a job that was refused after it was admitted.
     pub fn refused(&mut self, spec: &JobSpec) {
-        self.each(spec, DemandProfile::refused);
+        self.for_each_subject(spec, DemandProfile::refused);
     }
 
-    /// A job went to the pool for the first time.
+    /// Counts a job that was dispatched for the first time, to this pool.
     pub fn began(&mut self, spec: &JobSpec, pool: PoolId, waited: Duration, in_time: bool) {
-        self.each(spec, |row| row.began(waited, in_time));
+        self.for_each_subject(spec, |row| row.began(waited, in_time));
         self.row_mut(ProfileSubject::Pool(pool)).into_iter().for_each(|row| row.began(waited, in_time));
     }
 
-    /// A job's stay at a replica of the pool began.
+    /// Counts a stay at a replica of the pool that began.
     pub fn sent(&mut self, spec: &JobSpec, pool: PoolId) {
         self.row_mut(ProfileSubject::Pool(pool)).into_iter().for_each(|row| row.enter(spec.prompt_tokens));
     }
 
-    /// A job's stay at a replica of the pool ended.
+    /// Counts a stay at a replica of the pool that ended.
     pub fn stayed(&mut self, spec: &JobSpec, pool: PoolId, stay: Duration) {
-        self.each(spec, |row| row.stayed(stay));
+        self.for_each_subject(spec, |row| row.stayed(stay));
         self.row_mut(ProfileSubject::Pool(pool)).into_iter().for_each(|row| {
             row.stayed(stay);
             row.leave(0);
         });
     }
 
-    /// Takes note of how much is there; at most about once a second.
-    pub fn look(&mut self, now: Tick) {
+    /// Samples the concurrency of all profiles, about once a second at most.
+    pub fn sample(&mut self, now: Tick) {
         let passed = now.since(*self.last.get_or_insert(now));
         if passed < SHORTEST {
             return;
@@ -130,6 +125,6 @@ impl DemandProfiles {
         self.last = Some(now);
         let passed = passed.min(LONGEST).as_secs_f64();
         let rows = [&mut self.models, &mut self.pools, &mut self.classes, &mut self.tenants];
-        rows.into_iter().flatten().for_each(|row| row.pass(passed, now));
+        rows.into_iter().flatten().for_each(|row| row.advance(passed, now));
     }
 }

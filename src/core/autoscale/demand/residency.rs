@@ -1,4 +1,4 @@
-//! For how long replicas of a pool are there, and for how much of that they work.
+//! Residency: the seconds that a pool's replicas are in service, and the seconds with a job.
 
 use std::time::Duration;
 
@@ -6,46 +6,45 @@ use serde::{Deserialize, Serialize};
 
 use crate::core::model::time::Tick;
 
-/// The longest time between two looks that counts.
+/// Longest time between two samples that counts.
 const LONGEST: Duration = Duration::from_secs(10);
-/// Seconds after which what was seen counts a third, two days.
+/// Time constant of the sums, in seconds: two days.
 const MEMORY: f64 = 172_800.0;
 
-/// Replica seconds, old ones less and less.
+/// Replica seconds, fading with time.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct ReplicaSeconds {
-    /// In service.
+    /// Seconds in service.
     pub loaded: f64,
-    /// Of these, with a job.
+    /// Seconds in service with a job.
     pub active: f64,
 }
 
 impl ReplicaSeconds {
-    /// The same in whole seconds.
+    /// Rounds to whole seconds.
     #[must_use]
     pub fn whole(self) -> Self {
         Self { loaded: self.loaded.round(), active: self.active.round() }
     }
 
-    /// The part of the time in service without any job; `None` before any.
+    /// Part of the time in service without any job; `None` before any service.
     #[must_use]
     pub fn idle(&self) -> Option<f64> {
         (self.loaded > 0.0).then(|| (1.0 - self.active / self.loaded).clamp(0.0, 1.0))
     }
 }
 
-/// Looks at them now and then.
+/// Residency sampler: counts the replicas of a pool from time to time.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ResidencySampler {
-    /// What was seen.
     pub seen: ReplicaSeconds,
     last: Option<Tick>,
 }
 
 impl ResidencySampler {
-    /// So many replicas are in service now, and so many have a job. Looked at twice
-    /// in the same instant, the second look changes nothing.
-    pub fn look(&mut self, now: Tick, loaded: u32, active: u32) {
+    /// Samples the replicas in service, and those with a job. A second sample at the same instant
+    /// changes nothing.
+    pub fn sample(&mut self, now: Tick, loaded: u32, active: u32) {
         let passed = self.last.map_or(Duration::ZERO, |last| now.since(last)).min(LONGEST).as_secs_f64();
         let kept = (-passed / MEMORY).exp();
         self.seen.loaded = self.seen.loaded * kept + f64::from(loaded) * passed;
@@ -64,13 +63,13 @@ mod tests {
         assert_eq!(stays.seen.idle(), None);
         for second in 0..=600 {
             let at = Tick::from_millis(second * 1000);
-            stays.look(at, 4, u32::from(second % 2 == 0));
-            stays.look(at, 4, 4);
+            stays.sample(at, 4, u32::from(second % 2 == 0));
+            stays.sample(at, 4, 4);
         }
         let idle = stays.seen.idle().unwrap();
         assert!((idle - 0.875).abs() < 0.01, "half of the time one of four: {idle}");
         assert!((stays.seen.loaded - 2400.0).abs() < 10.0);
-        stays.look(Tick::from_millis(9_000_000), 1, 0);
+        stays.sample(Tick::from_millis(9_000_000), 1, 0);
         assert!(stays.seen.loaded < 2420.0, "a gap in which nobody looked does not count");
     }
 }

@@ -1,6 +1,6 @@
-//! Work over time: each job's is spread over the time that it is expected to
-//! take, so that a long job weighs on the minutes that it will run, not on the
-//! moment at which it came.
+//! Work spread: the work of each job, spread over the time that the job is expected to take. A
+//! long job therefore weighs on the minutes in which it will run, not on the moment of its
+//! arrival.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use crate::core::model::time::Tick;
 
 /// Length of a slot in seconds.
 pub const SLOT: f64 = 5.0;
-/// Slots that are remembered, somewhat more than ten minutes.
+/// Slots of the past that are kept: somewhat more than ten minutes.
 pub const PAST: usize = 128;
-/// Slots ahead over which work is spread at most, five minutes.
+/// Most slots ahead over which work is spread: five minutes.
 const AHEAD: usize = 60;
-/// One more, for the end of what lasts longest.
+/// Slots of the ring of changes: `AHEAD`, and some for the end of the longest work.
 const RING: usize = AHEAD + 4;
 
-/// The number of the slot that an instant is in.
+/// Number of the slot that contains an instant.
 #[must_use]
 pub const fn slot(now: Tick) -> u64 {
     now.as_nanos() / (SLOT as u64 * 1_000_000_000)
@@ -25,16 +25,16 @@ pub const fn slot(now: Tick) -> u64 {
 #[derive(Debug, Clone, Default)]
 pub struct WorkSpread {
     slot: u64,
-    /// What the slot under way holds so far.
+    /// Work of the slot under way so far.
     level: f64,
-    /// What those before it held.
+    /// Work of the past slots.
     past: Vec<f64>,
-    /// By how much the level changes when a slot begins.
+    /// Change of `level` at the begin of each slot.
     changes: Vec<f64>,
 }
 
 impl WorkSpread {
-    /// So much work begins that will take so long.
+    /// Adds work that begins now and takes this long.
     pub fn add(&mut self, now: Tick, work: f64, lasts: Duration) {
         if self.past.is_empty() {
             (self.past, self.changes) = (vec![0.0; PAST], vec![0.0; RING]);
@@ -65,18 +65,18 @@ impl WorkSpread {
         }
     }
 
-    /// Work per second in the last `count` slots that ended `skip` slots before
-    /// the one under way; up to date after [`Self::advance`].
+    /// Work per second in the last `count` slots that ended `skip` slots before the one under way.
+    /// Up to date after [`Self::advance`].
     #[must_use]
     pub fn mean(&self, skip: usize, count: usize) -> f64 {
         let count = count.min(PAST.saturating_sub(skip)).max(1);
-        let sum: f64 = (1..=count).map(|back| self.back(skip + back)).sum();
+        let sum: f64 = (1..=count).map(|back| self.slot_work(skip + back)).sum();
         sum / (count as f64 * SLOT)
     }
 
-    /// What the slot so many before the one under way held.
+    /// Work of the slot `back` slots before the one under way.
     #[must_use]
-    pub fn back(&self, back: usize) -> f64 {
+    pub fn slot_work(&self, back: usize) -> f64 {
         let at = self.slot.checked_sub(back as u64).filter(|_| back <= PAST && !self.past.is_empty());
         at.map_or(0.0, |at| self.past[at as usize % PAST])
     }
@@ -95,7 +95,7 @@ mod tests {
         let mut spread = WorkSpread::default();
         spread.add(at(1), 60.0, Duration::from_secs(30));
         spread.advance(at(15));
-        assert_eq!((spread.back(1), spread.back(2), spread.back(3)), (10.0, 10.0, 10.0));
+        assert_eq!((spread.slot_work(1), spread.slot_work(2), spread.slot_work(3)), (10.0, 10.0, 10.0));
         spread.advance(at(60));
         assert_eq!(spread.mean(0, 12), 1.0, "60 in a minute");
         assert_eq!(spread.mean(6, 6), 2.0, "all of it in the first half");
@@ -109,6 +109,6 @@ mod tests {
         spread.add(at(0), 600.0, Duration::from_secs(86_400));
         spread.advance(at(305));
         assert!((spread.mean(1, 60) - 2.0).abs() < 1e-9);
-        assert!(spread.back(1).abs() < 1e-9);
+        assert!(spread.slot_work(1).abs() < 1e-9);
     }
 }

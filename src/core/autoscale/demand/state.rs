@@ -9,79 +9,72 @@ use super::profile::SavedProfile;
 use super::residency::ReplicaSeconds;
 use crate::core::autoscale::demand::profiles::ProfileSubject;
 
-/// The version of [`DemandState`] that this program writes and reads.
+/// Version of [`DemandState`] that this program writes and reads.
 pub const VERSION: u32 = 1;
 
-/// The demand that was seen, to save and to restore.
+/// Measured demand, to save and to restore.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct DemandState {
-    /// See [`VERSION`]; another one is not restored.
+    /// See [`VERSION`]; other versions are not restored.
     pub version: u32,
-    /// What is known of each pool's replicas.
+    /// Measurements of each pool's replicas.
     pub pools: Vec<PoolDemandState>,
-    /// The profiles.
+    /// Demand profiles.
     pub rows: Vec<SavedDemandRow>,
 }
 
-/// What is known of a pool's replicas.
+/// Measurements of a pool's replicas.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct PoolDemandState {
-    /// The pool.
     pub name: String,
-    /// Seconds of a replica for a unit of work; absent before it was measured.
+    /// Replica seconds for a unit of work; absent before it was measured.
     pub cost: Option<f64>,
-    /// Seconds that its starts took as of late; absent before the first.
+    /// Recent mean time of a start, in seconds; absent before the first.
     pub start: Option<f64>,
-    /// Prompt tokens a second that a replica reads, see [`crate::core::replica::speed::prefill_rate`]; absent
-    /// before it was seen.
+    /// Prefill rate of a replica, in prompt tokens per second, see
+    /// [`crate::core::replica::speed::prefill_rate`]; absent before it was measured.
     #[serde(default)]
     pub read_per_second: Option<u64>,
-    /// The median of the mean times between tokens, seconds; absent before it was seen.
+    /// Median ITL in seconds; absent before it was measured.
     #[serde(default)]
     pub gap: Option<f64>,
     /// Replicas in service.
     #[serde(default)]
     pub ready: u32,
-    /// Sequences that a replica takes, the middle of all; absent without replicas.
+    /// Median sequence limit of a replica; absent without replicas.
     #[serde(default)]
     pub max_seqs: Option<u32>,
-    /// Tokens of KV cache, the fewest that a replica has; absent where none are known.
+    /// Smallest KV cache of a replica, in tokens; absent where none is known.
     #[serde(default)]
     pub kv_tokens: Option<u64>,
-    /// Jobs that wait and may go there.
+    /// Waiting jobs that may go to the pool.
     #[serde(default)]
     pub waiting: u64,
-    /// For how long its replicas were there, and worked.
+    /// Replica seconds in service, and with a job.
     #[serde(default)]
     pub residency: ReplicaSeconds,
 }
 
-/// What a row is of.
+/// Kind of a profile's subject.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ProfileKind {
-    /// A model.
     Model,
-    /// A pool.
     Pool,
-    /// A class.
     Class,
-    /// A tenant.
     Tenant,
 }
 
-/// One profile.
+/// Demand profile of one subject.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SavedDemandRow {
-    /// What it is of.
     pub kind: ProfileKind,
-    /// Its name.
     pub name: String,
-    /// What was seen.
+    /// Measurements.
     pub seen: SavedProfile,
 }
 
-/// Names and places of all rows that the policy has.
+/// Kind, name and subject of each row that the policy has.
 fn rows(policy: &Policy) -> impl Iterator<Item = (ProfileKind, &str, ProfileSubject)> {
     let models =
         policy.models.iter().map(|(id, name, _)| (ProfileKind::Model, name, ProfileSubject::Model(id)));
@@ -94,14 +87,14 @@ fn rows(policy: &Policy) -> impl Iterator<Item = (ProfileKind, &str, ProfileSubj
 }
 
 impl Demand {
-    /// What is worth keeping. How long starts take and what replicas have shown is
-    /// for the caller to add.
+    /// Measurements worth keeping. The caller adds the start times and what the replicas have
+    /// shown.
     #[must_use]
     pub fn save(&self, policy: &Policy) -> DemandState {
         let pool = |(id, name, _): (_, &str, _)| PoolDemandState {
             name: name.to_owned(),
             cost: self.pool(id).and_then(|pool| pool.cost()),
-            residency: self.stays.get(id.index()).map(|stays| stays.seen.whole()).unwrap_or_default(),
+            residency: self.residency.get(id.index()).map(|stays| stays.seen.whole()).unwrap_or_default(),
             ..PoolDemandState::default()
         };
         let row = |(kind, name, of): (ProfileKind, &str, ProfileSubject)| {
@@ -115,8 +108,8 @@ impl Demand {
         }
     }
 
-    /// Takes over what was kept, as far as the policy has it; false when it is of
-    /// another version, and nothing was taken over.
+    /// Restores saved measurements of the rows that the policy has. Returns false, and restores
+    /// nothing, when the version differs.
     pub fn restore(&mut self, policy: &Policy, state: &DemandState) -> bool {
         if state.version != VERSION {
             return false;
@@ -125,7 +118,7 @@ impl Demand {
             let own = policy.pools.id(&kept.name).and_then(|id| self.pools.get_mut(id.index()));
             let cost = kept.cost.filter(|cost| cost.is_finite() && *cost > 0.0);
             own.into_iter().for_each(|own| own.restore(cost));
-            let stays = policy.pools.id(&kept.name).and_then(|id| self.stays.get_mut(id.index()));
+            let stays = policy.pools.id(&kept.name).and_then(|id| self.residency.get_mut(id.index()));
             stays.into_iter().for_each(|stays| stays.seen = kept.residency);
         }
         for (kind, name, of) in rows(policy) {

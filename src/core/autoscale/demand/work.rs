@@ -1,23 +1,23 @@
 //! Work of a job, in tokens of a short prompt.
 //!
-//! The parts are those of [`crate::core::replica::speed::ttft_model`]: what a prompt costs to read,
-//! and what an output token costs in a step that many streams share, which reads
-//! their caches. What a replica makes of it is measured ([`crate::core::autoscale::demand::utilization`]), so
-//! only the proportions matter.
+//! The parts are those of [`crate::core::replica::speed::ttft_model`]: the cost of prefill, and
+//! the cost of an output token in a decode step that many streams share and that reads their KV
+//! caches. The replica time of a unit of work is measured
+//! ([`crate::core::autoscale::demand::utilization`]), so only the proportions matter.
 
 use crate::core::replica::speed::ttft_model;
 
-/// Prompt tokens that one output token costs as much as: its own place in the
-/// step and its part of the step's fixed time, with some sixty others.
-const WRITE: f64 = 7.0;
-/// The same for each thousand tokens of context that it reads.
-const READ: f64 = 3.0;
+/// Cost of one output token, in prompt tokens: its own place in the step, and its part of the
+/// step's fixed time, shared with some sixty others.
+const OUTPUT_COST: f64 = 7.0;
+/// Cost of one output token for each thousand tokens of context, in prompt tokens.
+const CONTEXT_COST: f64 = 3.0;
 
-/// The work of a job with such a prompt and such an output.
+/// Work of a job with this many prompt and output tokens.
 #[must_use]
 pub fn work(prompt: u64, output: u64) -> f64 {
     let context = (prompt as f64 + output as f64 / 2.0) / 1000.0;
-    ttft_model::weight(prompt, 0) as f64 + output as f64 * (WRITE + READ * context)
+    ttft_model::weight(prompt, 0) as f64 + output as f64 * (OUTPUT_COST + CONTEXT_COST * context)
 }
 
 #[cfg(test)]

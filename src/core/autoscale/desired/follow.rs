@@ -1,5 +1,5 @@
-//! A number that another gateway decides, and that this one may have to go on
-//! from.
+//! Following: a number of replicas that another gateway decides, kept so that this gateway can
+//! take over the decision.
 
 use std::time::Duration;
 
@@ -8,15 +8,15 @@ use crate::core::model::time::Tick;
 use super::{DesiredReplicas, SLACK, whole};
 
 impl DesiredReplicas {
-    /// Another gateway decided on `number`, where `replicas` are needed as it looks
-    /// from here. What is needed is remembered for `hold`, as if the number were
-    /// our own, so that who goes on from it keeps it as long.
+    /// Follows the decision `number` of another gateway, where `replicas` are needed as seen from
+    /// here. The need is remembered for `hold`, as if this gateway had decided the number. A
+    /// gateway that takes over the decision therefore keeps the number for as long.
     pub fn follow(&mut self, replicas: f64, number: u32, hold: Duration, now: Tick) {
         if number > self.number {
-            self.fell = None;
+            self.lowered_at = None;
             self.remember(number, hold, now);
         } else if number < self.number {
-            self.fell = Some(now);
+            self.lowered_at = Some(now);
             self.peaks.iter_mut().for_each(|(_, peak)| *peak = (*peak).min(number));
         }
         self.number = number;
@@ -35,7 +35,7 @@ mod tests {
         Tick::from_millis(seconds * 1000)
     }
 
-    /// One that decides and one that follows it, looking each second.
+    /// A decider and a follower, both sampling each second.
     fn pair(need: impl Fn(u64) -> f64, seconds: u64) -> (DesiredReplicas, DesiredReplicas) {
         let (mut first, mut second) = (DesiredReplicas::default(), DesiredReplicas::default());
         for now in 0..seconds {

@@ -1,5 +1,5 @@
-//! Desired replicas of a pool over time: the number does not fall too soon, swing, or wait for
-//! replicas that do not come.
+//! Desired replicas of a pool over time. The number does not fall too soon, does not swing, and
+//! does not wait for replicas that do not come.
 
 mod follow;
 
@@ -8,62 +8,60 @@ use std::time::Duration;
 
 use crate::core::model::time::Tick;
 
-/// How much less a replica must be used before one is given up, as a part of
-/// the use that is aimed at.
+/// Part of the target utilization below which utilization must fall before a replica is given up.
 const SLACK: f64 = 0.92;
-/// The part of the replicas that goes in one step down, 1 / 4, at least one.
+/// Divisor of one step down: a quarter of the replicas goes at once, at least one.
 const STEP: u32 = 4;
-/// The part of a start between two steps, 1 / 6.
+/// Divisor of the pause between two steps down: a sixth of a start.
 const PAUSE: u32 = 6;
-/// The shortest time between two steps.
+/// Shortest pause between two steps down.
 const MIN_PAUSE: Duration = Duration::from_secs(15);
-/// How long a pool that lost replicas counts as short at least.
+/// Shortest time for which a pool that lost replicas counts as short.
 const SHORTAGE: Duration = Duration::from_secs(600);
-/// What is added to twice the time of a start before a pool counts as short.
+/// Time added to two starts before a pool with missing replicas counts as short.
 const GRACE: Duration = Duration::from_secs(30);
-/// Hopeless bursts within [`RECENT`] that make a floor.
-const OFTEN: usize = 3;
+/// Hopeless bursts within [`BURST_MEMORY`] that raise the floor.
+const MIN_BURSTS: usize = 3;
 /// Hopeless bursts that are remembered.
 const BURSTS: usize = 8;
-/// How long.
-const RECENT: Duration = Duration::from_secs(3600);
-/// The most that bursts may raise the floor to, in what is needed without them.
+/// Time for which hopeless bursts are remembered.
+const BURST_MEMORY: Duration = Duration::from_secs(3600);
+/// Largest floor that bursts may raise, as a multiple of the replicas needed without them.
 const MOST_FLOOR: f64 = 1.25;
 
-/// One pool's number and what it remembers.
+/// Desired replicas of one pool, and the history that the number depends on.
 #[derive(Debug, Clone, Default)]
 pub struct DesiredReplicas {
     number: u32,
-    /// The most that was needed from each moment on until now, falling.
+    /// Largest needs since each moment, falling.
     peaks: VecDeque<(Tick, u32)>,
     /// When jobs were last seen to have waited for long.
     strained: Option<Tick>,
-    /// Since when so many replicas do not meet what is asked.
+    /// Since when demand is unmet, and the replicas in service since then.
     unmet: Option<(Tick, u32)>,
-    /// When it last went down.
-    fell: Option<Tick>,
-    /// Replicas in service as of the last look, since when there are too few
-    /// without any coming, and when some were lost.
+    /// When the number last went down.
+    lowered_at: Option<Tick>,
+    /// Replicas in service at the last update; since when replicas are missing and none arrives;
+    /// and when replicas were last lost.
     ready: u32,
-    lacking: Option<Tick>,
+    missing_since: Option<Tick>,
     lost: Option<Tick>,
-    /// See [`DesiredReplicas::is_short`], as of the last look.
+    /// See [`DesiredReplicas::update_shortage`], as of the last update.
     short: bool,
-    /// Hopeless bursts: when each was last seen, and how many replicas would have
-    /// met it.
+    /// Hopeless bursts: when each was last seen, and the replicas that would have met it.
     bursts: VecDeque<(Tick, f64)>,
 }
 
-/// Whole replicas that do the work of so many.
+/// Whole replicas that do the work of a fractional number.
 #[must_use]
 pub fn whole(replicas: f64) -> u32 {
     (replicas - 1e-9).ceil().max(0.0) as u32
 }
 
 impl DesiredReplicas {
-    /// The number from now on, where `replicas` are needed, at least `floor`, and
-    /// the most that was needed is kept for `hold`; whether it is kept. A start
-    /// takes `start`.
+    /// Updates the number. `replicas` are needed, at least `floor`; the largest need is kept for
+    /// `hold`; a start takes `start`. Returns the number, and whether it is held above the present
+    /// need.
     pub fn settle(
         &mut self,
         replicas: f64,
@@ -77,18 +75,18 @@ impl DesiredReplicas {
         let peak = self.peaks.front().map_or(low, |(_, peak)| *peak);
         let pause = (start / PAUSE).max(MIN_PAUSE);
         if up > self.number {
-            (self.number, self.fell) = (up, None);
+            (self.number, self.lowered_at) = (up, None);
         } else if peak < self.number
-            && self.fell.is_none_or(|fell| now.since(fell) >= pause)
+            && self.lowered_at.is_none_or(|fell| now.since(fell) >= pause)
             && self.strained.is_none_or(|strained| now.since(strained) > hold)
         {
             self.number = peak.max(self.number - (self.number / STEP).max(1));
-            self.fell = Some(now);
+            self.lowered_at = Some(now);
         }
         (self.number, self.number > up)
     }
 
-    /// So many are needed now; what was needed before `hold` is forgotten.
+    /// Remembers a need, and forgets needs older than `hold`.
     fn remember(&mut self, peak: u32, hold: Duration, now: Tick) {
         while self.peaks.back().is_some_and(|(_, last)| *last <= peak) {
             self.peaks.pop_back();
@@ -99,16 +97,16 @@ impl DesiredReplicas {
         }
     }
 
-    /// Jobs wait for long: whatever the number is, it is not too large.
-    pub const fn unmet_work(&mut self, now: Tick) {
+    /// Notes that jobs wait for long, so the number is not too large and must not fall.
+    pub const fn note_strain(&mut self, now: Tick) {
         self.strained = Some(now);
     }
 
-    /// The least number where what is asked is `unmet` by the replicas in service:
-    /// once that has lasted for a `window`, a tenth more than these, at least one.
-    /// Replicas that come begin a new window, so a number is told until they are
-    /// there, and no more.
-    pub fn unmet(&mut self, unmet: bool, ready: u32, window: Duration, now: Tick) -> u32 {
+    /// Minimum number while demand is `unmet` by the replicas in service. Once demand has been
+    /// unmet for `window`, the minimum is a tenth more than the replicas in service, at least one
+    /// more. A change of `ready` begins a new window, so the minimum stands only until the new
+    /// replicas are there. Zero otherwise.
+    pub fn unmet_floor(&mut self, unmet: bool, ready: u32, window: Duration, now: Tick) -> u32 {
         let before = self.unmet.filter(|(_, of)| *of == ready);
         self.unmet = unmet.then(|| before.unwrap_or((now, ready)));
         match self.unmet {
@@ -117,40 +115,40 @@ impl DesiredReplicas {
         }
     }
 
-    /// Whether replicas that the pool should have do not come: some are missing
-    /// for longer than two starts, or were taken away where they may be.
-    pub fn is_short(&mut self, ready: u32, start: Duration, may_be_taken: bool, now: Tick) -> bool {
-        self.short = self.has_shortage(ready, start, may_be_taken, now);
+    /// Whether replicas that the pool should have do not come: some have been missing for longer
+    /// than two starts, or were taken away in a pool where that may happen (`may_be_taken`).
+    pub fn update_shortage(&mut self, ready: u32, start: Duration, may_be_taken: bool, now: Tick) -> bool {
+        self.short = self.find_shortage(ready, start, may_be_taken, now);
         self.short
     }
 
-    /// How many times as many replicas are called for as are in service, where they
-    /// may be expected to come; at least 1.
+    /// Desired replicas over replicas in service, where the missing ones may be expected to come;
+    /// at least 1.
     #[must_use]
     pub fn growth(&self) -> f64 {
         let may_come = !self.short && self.ready > 0;
         if may_come { f64::from(self.number.max(self.ready)) / f64::from(self.ready) } else { 1.0 }
     }
 
-    fn has_shortage(&mut self, ready: u32, start: Duration, may_be_taken: bool, now: Tick) -> bool {
+    fn find_shortage(&mut self, ready: u32, start: Duration, may_be_taken: bool, now: Tick) -> bool {
         let before = std::mem::replace(&mut self.ready, ready);
         if ready < before && before <= self.number && may_be_taken {
             self.lost = Some(now);
         }
         if ready >= self.number {
-            (self.lacking, self.lost) = (None, None);
+            (self.missing_since, self.lost) = (None, None);
             return false;
         }
         if ready > before {
-            self.lacking = Some(now);
+            self.missing_since = Some(now);
         }
-        let lacking = now.since(*self.lacking.get_or_insert(now)) > start * 2 + GRACE;
+        let lacking = now.since(*self.missing_since.get_or_insert(now)) > start * 2 + GRACE;
         lacking || self.lost.is_some_and(|lost| now.since(lost) < SHORTAGE.max(start * 2))
     }
 
-    /// What came could not wait for a start, and so many replicas would have met
-    /// it.
-    pub fn hopeless(&mut self, replicas: f64, apart: Duration, now: Tick) {
+    /// Notes a hopeless burst: demand that could not wait for a start, and the replicas that would
+    /// have met it. Sightings less than `apart` apart are one burst.
+    pub fn note_hopeless_burst(&mut self, replicas: f64, apart: Duration, now: Tick) {
         match self.bursts.back_mut().filter(|(last, _)| now.since(*last) < apart) {
             Some(burst) => *burst = (now, burst.1.max(replicas)),
             None => {
@@ -162,11 +160,12 @@ impl DesiredReplicas {
         }
     }
 
-    /// Replicas to keep for bursts that come again and again; `usual` are needed
-    /// without them.
-    pub fn floor(&mut self, usual: f64, now: Tick) -> u32 {
-        self.bursts.retain(|(last, _)| now.since(*last) < RECENT);
-        if self.bursts.len() < OFTEN {
+    /// Floor for repeated hopeless bursts, where `usual` replicas are needed without them: the
+    /// median height of the bursts, bounded by `MOST_FLOOR`. Zero with fewer than `OFTEN`
+    /// bursts.
+    pub fn burst_floor(&mut self, usual: f64, now: Tick) -> u32 {
+        self.bursts.retain(|(last, _)| now.since(*last) < BURST_MEMORY);
+        if self.bursts.len() < MIN_BURSTS {
             return 0;
         }
         let mut heights: Vec<f64> = self.bursts.iter().map(|(_, height)| *height).collect();
@@ -189,7 +188,7 @@ mod tests {
     #[test]
     fn what_stays_unmet_asks_for_more_than_there_is() {
         let mut memory = DesiredReplicas::default();
-        let mut at_least = |unmet, ready, second| memory.unmet(unmet, ready, START, at(second));
+        let mut at_least = |unmet, ready, second| memory.unmet_floor(unmet, ready, START, at(second));
         assert_eq!([at_least(true, 3, 0), at_least(true, 3, 59)], [0, 0], "not for long");
         assert_eq!([at_least(true, 3, 60), at_least(true, 3, 500)], [4, 4], "and no more while it starts");
         assert_eq!([at_least(true, 4, 501), at_least(true, 4, 561)], [0, 5], "it was not enough");
@@ -219,7 +218,7 @@ mod tests {
     fn it_does_not_fall_while_jobs_wait_for_long() {
         let mut memory = DesiredReplicas::default();
         number(&mut memory, 4.0, 0);
-        memory.unmet_work(at(200));
+        memory.note_strain(at(200));
         assert_eq!((number(&mut memory, 1.0, 1), number(&mut memory, 1.0, 500)), (4, 4));
         assert_eq!(number(&mut memory, 1.0, 501), 3);
     }
@@ -228,29 +227,32 @@ mod tests {
     fn replicas_that_do_not_come_or_go_away_make_it_short() {
         let mut memory = DesiredReplicas::default();
         number(&mut memory, 4.0, 0);
-        assert!(!memory.is_short(1, START, false, at(0)) && !memory.is_short(1, START, false, at(150)));
-        assert!(memory.is_short(1, START, false, at(151)));
-        assert!(!memory.is_short(2, START, false, at(160)), "one came");
-        assert!(!memory.is_short(4, START, true, at(170)));
-        assert!(memory.is_short(3, START, true, at(180)), "it was taken away");
-        assert!(!memory.is_short(4, START, true, at(190)));
-        assert!(!memory.is_short(3, START, false, at(200)), "it fell, and will come back");
+        assert!(
+            !memory.update_shortage(1, START, false, at(0))
+                && !memory.update_shortage(1, START, false, at(150))
+        );
+        assert!(memory.update_shortage(1, START, false, at(151)));
+        assert!(!memory.update_shortage(2, START, false, at(160)), "one came");
+        assert!(!memory.update_shortage(4, START, true, at(170)));
+        assert!(memory.update_shortage(3, START, true, at(180)), "it was taken away");
+        assert!(!memory.update_shortage(4, START, true, at(190)));
+        assert!(!memory.update_shortage(3, START, false, at(200)), "it fell, and will come back");
     }
 
     #[test]
     fn bursts_that_come_again_raise_the_floor() {
         let mut memory = DesiredReplicas::default();
-        memory.hopeless(8.0, START, at(0));
-        memory.hopeless(9.0, START, at(30));
-        memory.hopeless(7.0, START, at(600));
-        assert_eq!(memory.floor(5.0, at(640)), 0, "two may be chance");
-        memory.hopeless(8.0, START, at(1200));
-        assert_eq!(memory.floor(7.0, at(1300)), 8);
+        memory.note_hopeless_burst(8.0, START, at(0));
+        memory.note_hopeless_burst(9.0, START, at(30));
+        memory.note_hopeless_burst(7.0, START, at(600));
+        assert_eq!(memory.burst_floor(5.0, at(640)), 0, "two may be chance");
+        memory.note_hopeless_burst(8.0, START, at(1200));
+        assert_eq!(memory.burst_floor(7.0, at(1300)), 8);
         assert_eq!(
-            memory.floor(4.0, at(1300)),
+            memory.burst_floor(4.0, at(1300)),
             5,
             "never more than a quarter over what is needed without them"
         );
-        assert_eq!(memory.floor(5.0, at(4300)), 0);
+        assert_eq!(memory.burst_floor(5.0, at(4300)), 0);
     }
 }

@@ -1,18 +1,18 @@
-//! Several gateways, one number: who is there, who decides, and what counts of
-//! those that are lost.
+//! Peers: the other gateways, the decider among them, and the demand of gateways that are lost.
 //!
-//! * Each gateway tells the others what it sees of the demand. A report younger
-//!   than five seconds is *live*.
-//! * The eldest live gateway that hears enough of the others *decides* by the sum
-//!   of all; the others repeat its number while that is younger than five seconds,
-//!   by whatever way it came to them. A newcomer never decides against those who
-//!   know more.
-//! * What a gateway last said counts for up to 30 seconds after it fell silent, as
-//!   far as the others have not taken it over; one that says goodbye is gone at
-//!   once.
-//! * When more than a third of the known gateways have been silent for ten
-//!   seconds, nothing is known: to hold is better than to guess.
+//! * Each gateway sends its demand report to the others. A report younger than five seconds
+//!   makes its sender *live*.
+//! * The eldest live gateway that hears enough of the others is the *decider* and uses the sum
+//!   of all reports. The other gateways repeat its number while the number is younger than five
+//!   seconds, by whatever way the number reached them. A newcomer never decides against
+//!   gateways that know more.
+//! * The last report of a silent gateway stays in force for up to 30 seconds. Demand that
+//!   reappears at other gateways is subtracted from it. A gateway that announces its exit stops
+//!   counting at once.
+//! * When more than a third of the known gateways have been silent for ten seconds, the demand
+//!   is unknown. Scalers then hold their numbers, which is better than a guess.
 
+mod report;
 mod slot;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,127 +20,55 @@ use std::time::Duration;
 
 use crate::core::model::time::Tick;
 
-use crate::core::autoscale::demand_report::{DecidedNumber, DemandReport};
+use crate::core::autoscale::demand_report::DemandReport;
 
+pub use self::report::{GatewayId, LIVE, PeerReport, REPLAY, ReportOutcome, SILENT, ScaleDecision};
 use crate::core::autoscale::peers::slot::{LastReport, PeerSlot};
 
-/// How long a report makes its sender live, and a decision holds.
-pub const LIVE: Duration = Duration::from_secs(5);
-/// How long what a silent gateway last said counts.
-pub const REPLAY: Duration = Duration::from_secs(30);
-/// How long a gateway may be silent before it is missed.
-pub const SILENT: Duration = Duration::from_secs(10);
-/// How long it is missed: by then who took over its work has seen all of it.
+/// Time for which a silent gateway counts as known. By then, the gateways that took over its work
+/// have seen all of it.
 pub const MISSED: Duration = Duration::from_secs(300);
-/// Of so many gateways one may be missing.
-const ONE_OF: usize = 3;
-/// Gateways beside this one.
-pub const MOST: usize = 64;
+/// A gateway is blind when more than 1 / 3 of the known gateways are silent.
+const BLIND_DIVISOR: usize = 3;
+/// Most gateways beside this one.
+pub const MAX_PEERS: usize = 64;
 
-/// A process; the eldest is the least.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct GatewayId {
-    /// When it started, in milliseconds since 1970.
-    pub epoch: u64,
-    /// A random number.
-    pub id: u64,
-}
-
-/// What a gateway says.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct PeerReport {
-    /// Who says it.
-    pub from: GatewayId,
-    /// Counts its reports.
-    pub sequence: u64,
-    /// It takes nothing new.
-    pub draining: bool,
-    /// It is gone after this.
-    pub leaving: bool,
-    /// It hears too few others to decide.
-    pub blind: bool,
-    /// What it sees.
-    pub demand: DemandReport,
-    /// What it decided, or repeats.
-    pub decision: Option<ScaleDecision>,
-}
-
-impl PeerReport {
-    /// Whether somebody waits for what it says beyond the one before.
-    #[must_use]
-    pub fn is_news_after(&self, before: &Self) -> bool {
-        let told = |report: &Self| report.decision.as_ref().map(|told| (told.by, told.numbers.clone()));
-        let state = |report: &Self| (report.from, report.draining, report.leaving, report.blind);
-        let busy: BTreeSet<&str> = before.demand.busy().collect();
-        state(before) != state(self)
-            || self.demand.busy().any(|pool| !busy.contains(pool))
-            || told(before) != told(self)
-    }
-}
-
-/// Numbers of pools.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct ScaleDecision {
-    /// Who decided.
-    pub by: GatewayId,
-    /// How long ago.
-    pub age: Duration,
-    /// By pool.
-    pub numbers: BTreeMap<String, DecidedNumber>,
-}
-
-/// What came of a report.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ReportOutcome {
-    /// The place is where we are ourselves.
-    Myself,
-    /// What is known is newer.
-    Old,
-    /// It was taken note of, and changes nothing that cannot wait.
-    Usual,
-    /// It was taken note of, and somebody may want to know at once.
-    News,
-}
-
-/// Who decides.
+/// Role of this gateway among its peers.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PeerRole {
-    /// This gateway, going on from what was decided before, where another one
-    /// decided that.
+    /// This gateway decides. It continues from the decision of another gateway, if there is one.
     Decides(Option<ScaleDecision>),
-    /// Another one, and this is its word.
+    /// Another gateway decides, with this decision.
     Follows(ScaleDecision),
-    /// Another one, whose word is not here yet.
+    /// Another gateway decides, and its decision has not arrived yet.
     Waits,
-    /// Nobody who can be heard, and too few can.
+    /// This gateway hears too few others to decide, and no decision of another one arrives.
     Blind,
 }
 
-/// How it stands with the others at one moment.
+/// View of the peers at one moment.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PeerView {
-    /// The sum of what they see.
+    /// Sum of the demand reports of the peers.
     pub others: DemandReport,
-    /// Who decides.
     pub role: PeerRole,
-    /// By name, if anybody.
+    /// The decider, if there is one.
     pub decider: Option<GatewayId>,
-    /// How many there are.
     pub count: PeerCount,
-    /// Whether this gateway hears too few of them to decide.
+    /// True when this gateway hears too few peers to decide.
     pub blind: bool,
 }
 
-/// Gateways.
+/// Number of gateways, by state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PeerCount {
-    /// That there should be, this one included.
+    /// Gateways that should exist, this one included.
     pub known: usize,
-    /// Other ones with a young report.
+    /// Peers with a live report.
     pub live: usize,
-    /// Other ones whose last report still counts.
+    /// Peers whose last report is no longer live and still counts.
     pub replayed: usize,
-    /// Other ones that should be there and say nothing.
+    /// Peers that should exist and are silent.
     pub silent: usize,
 }
 
@@ -150,16 +78,16 @@ pub struct PeerGroup {
     me: GatewayId,
     slots: BTreeMap<String, PeerSlot>,
     listed: bool,
-    /// The sum of all at the last look.
+    /// Sum of all demand at the last update.
     last: DemandReport,
-    /// Those that were lost then, and what all came to before the last of them
-    /// was.
+    /// Gateways that were lost at the last update. `before` is the sum of all demand before the
+    /// last of them was lost.
     lost: BTreeSet<GatewayId>,
     before: DemandReport,
 }
 
 impl PeerGroup {
-    /// Nobody is known yet beside `me`.
+    /// Creates a group of only this gateway.
     #[must_use]
     pub fn new(me: GatewayId) -> Self {
         Self {
@@ -172,47 +100,47 @@ impl PeerGroup {
         }
     }
 
-    /// There should be gateways at these places, of which [`MOST`] count; this one
-    /// may be among them. At the first list, who was not heard yet is missed at
-    /// once; later there is time to come up.
+    /// Sets the peer slots at which gateways should exist, of which [`MAX_PEERS`] count; this gateway
+    /// may be among them. At the first list, a gateway that was not heard yet is missing at once.
+    /// Later gateways get time to start.
     pub fn list(&mut self, places: &BTreeSet<String>, now: Tick) {
         let first = !std::mem::replace(&mut self.listed, true);
         for (place, slot) in &mut self.slots {
             slot.listed = places.contains(place);
         }
         self.slots.retain(|_, slot| slot.listed || slot.counts(now));
-        for place in places.iter().take(MOST) {
+        for place in places.iter().take(MAX_PEERS) {
             let since = (!first).then_some(now);
             let slot = self.slots.entry(place.clone()).or_insert_with(|| PeerSlot::new(since));
             slot.listed = true;
         }
     }
 
-    /// Whether somebody should be, or may still be, at the place.
+    /// Whether a gateway should exist at the slot.
     #[must_use]
-    pub fn expects(&self, place: &str) -> bool {
+    pub fn is_listed(&self, place: &str) -> bool {
         self.slots.get(place).is_some_and(|slot| slot.listed)
     }
 
-    /// Takes note of what was heard from a place.
-    pub fn heard(&mut self, place: &str, report: PeerReport, now: Tick) -> ReportOutcome {
-        let Some(slot) = self.slots.get_mut(place) else { return ReportOutcome::Old };
+    /// Stores a report that arrived for a slot.
+    pub fn store_report(&mut self, place: &str, report: PeerReport, now: Tick) -> ReportOutcome {
+        let Some(slot) = self.slots.get_mut(place) else { return ReportOutcome::Stale };
         if report.from == self.me {
-            slot.be_own();
-            return ReportOutcome::Myself;
+            slot.mark_own();
+            return ReportOutcome::Own;
         }
-        slot.hear(report, now)
+        slot.store_report(report, now)
     }
 
-    /// How it stands, where this gateway sees `own`; `draining` when it takes
-    /// nothing new.
-    pub fn look(&mut self, own: &DemandReport, draining: bool, now: Tick) -> PeerView {
+    /// Updates the view of the peers. `own` is the demand that this gateway sees; `draining` is
+    /// true when this gateway takes no new requests.
+    pub fn update(&mut self, own: &DemandReport, draining: bool, now: Tick) -> PeerView {
         self.slots.retain(|_, slot| slot.listed || slot.counts(now));
         let words = self.reports();
         let is_live = |word: &LastReport| word.age(now) < LIVE;
         let is_lost = |word: &LastReport| !is_live(word) && word.age(now) <= REPLAY;
         let count = self.count(&words, now);
-        let blind = !self.listed || count.silent * ONE_OF > count.known;
+        let blind = !self.listed || count.silent * BLIND_DIVISOR > count.known;
         let role = self.role(&words, blind, draining, now);
         let decider = match &role {
             PeerRole::Decides(_) => Some(self.me),
@@ -247,10 +175,10 @@ impl PeerGroup {
         if names.iter().any(|name| !self.lost.contains(name)) {
             self.before.clone_from(&self.last);
         }
-        DemandReport::bridged(live, lost, &self.before)
+        DemandReport::with_lost(live, lost, &self.before)
     }
 
-    /// The last word of each that has not said goodbye, by whatever place it came.
+    /// Newest report of each gateway that has not announced its exit, from whatever slot.
     fn reports(&self) -> BTreeMap<GatewayId, LastReport> {
         let mut words: BTreeMap<GatewayId, LastReport> = BTreeMap::new();
         for word in self.slots.values().filter_map(PeerSlot::report) {

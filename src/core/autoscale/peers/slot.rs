@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use crate::core::model::time::Tick;
 
-use super::{GatewayId, LIVE, PeerReport, REPLAY, ReportOutcome, SILENT, ScaleDecision};
+use crate::core::autoscale::peers::report::{
+    GatewayId, LIVE, PeerReport, REPLAY, ReportOutcome, SILENT, ScaleDecision,
+};
 
-/// What was heard last.
+/// Last report that arrived.
 #[derive(Debug, Clone)]
 pub(super) struct LastReport {
     pub(super) report: PeerReport,
@@ -18,24 +20,24 @@ impl LastReport {
         now.since(self.at)
     }
 
-    /// The decision that it repeats, as old as that is now.
+    /// Decision that the report repeats, with its present age.
     pub(super) fn decision(&self, now: Tick) -> Option<ScaleDecision> {
         let decision = self.report.decision.clone()?;
         Some(ScaleDecision { age: decision.age.saturating_add(self.age(now)), ..decision })
     }
 }
 
-/// A place.
+/// Peer slot.
 #[derive(Debug, Clone)]
 pub(super) struct PeerSlot {
-    /// Whether somebody should be there.
+    /// Whether a gateway should exist here.
     pub(super) listed: bool,
-    /// Since when; `None` = since the first list.
+    /// When the slot was first listed; `None` = on the first list.
     since: Option<Tick>,
     last: Option<LastReport>,
-    /// It is where this gateway is.
+    /// True when the slot is this gateway itself.
     own: bool,
-    /// Who was there said goodbye.
+    /// True when the gateway announced its exit.
     left: bool,
 }
 
@@ -44,12 +46,12 @@ impl PeerSlot {
         Self { listed: true, since, last: None, own: false, left: false }
     }
 
-    pub(super) fn be_own(&mut self) {
+    pub(super) fn mark_own(&mut self) {
         (self.own, self.last) = (true, None);
     }
 
-    /// Takes note of a report, unless what is known is newer.
-    pub(super) fn hear(&mut self, report: PeerReport, now: Tick) -> ReportOutcome {
+    /// Stores a report, unless a newer one is known.
+    pub(super) fn store_report(&mut self, report: PeerReport, now: Tick) -> ReportOutcome {
         let last = self.last.as_ref();
         let is_old = last.is_some_and(|last| {
             let (before, after) = (&last.report, &report);
@@ -58,25 +60,25 @@ impl PeerSlot {
             (same && before.sequence >= after.sequence) || (!same && rival)
         });
         if is_old {
-            return ReportOutcome::Old;
+            return ReportOutcome::Stale;
         }
-        let news = last.is_none_or(|last| report.is_news_after(&last.report));
+        let news = last.is_none_or(|last| report.is_urgent_after(&last.report));
         (self.own, self.left) = (false, report.leaving);
         self.last = Some(LastReport { report, at: now });
-        if news { ReportOutcome::News } else { ReportOutcome::Usual }
+        if news { ReportOutcome::Urgent } else { ReportOutcome::Stored }
     }
 
-    /// The last word, of who has not said goodbye.
+    /// Last report, unless the gateway announced its exit.
     pub(super) fn report(&self) -> Option<&LastReport> {
         self.last.as_ref().filter(|_| !self.left)
     }
 
-    /// Whether this one was there and said goodbye.
+    /// Whether this gateway was here and announced its exit.
     pub(super) fn has_left(&self, name: GatewayId) -> bool {
         self.left && self.last.as_ref().is_some_and(|last| last.report.from == name)
     }
 
-    /// Whether what was said here may still count.
+    /// Whether the last report still counts.
     pub(super) fn counts(&self, now: Tick) -> bool {
         self.report().is_some_and(|word| word.age(now) <= REPLAY)
     }
@@ -85,7 +87,7 @@ impl PeerSlot {
         self.last.is_none() && !self.own
     }
 
-    /// Whether who was never heard had time enough to come up.
+    /// Whether a gateway that was never heard has had time enough to start.
     pub(super) fn is_late(&self, now: Tick) -> bool {
         self.since.is_none_or(|since| now.since(since) > SILENT)
     }

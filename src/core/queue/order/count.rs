@@ -8,7 +8,7 @@ use super::PoolGroup;
 
 impl PoolGroup {
     /// Waiting jobs by class and pool set, to compare with the queue.
-    pub fn tally(&self) -> BTreeMap<(ClassId, usize), u64> {
+    pub fn waiting_by_pool_set(&self) -> BTreeMap<(ClassId, usize), u64> {
         let classes = self.classes.iter();
         let pool_sets = classes.flat_map(|class| {
             class.pool_sets.iter().enumerate().map(|(i, pool_set)| (class.id, i, pool_set))
@@ -30,11 +30,11 @@ impl PoolGroup {
 
     /// Jobs of all classes that wait in a pool set.
     #[must_use]
-    pub fn waits_in(&self, pool_set: usize) -> u64 {
+    pub fn waiting_in_pool_set(&self, pool_set: usize) -> u64 {
         (0..self.classes.len()).map(|class| self.waiting_in(class, pool_set)).sum()
     }
 
-    /// Nodes of search trees that were looked at.
+    /// Nodes of the search trees that were visited.
     #[cfg(test)]
     pub(crate) fn visits(&self) -> u64 {
         let pool_sets = self.classes.iter().flat_map(|class| &class.pool_sets);

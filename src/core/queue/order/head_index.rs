@@ -1,35 +1,27 @@
-//! Head index: the places of lanes' heads in the order, and how they follow their tenants'
-//! counters.
+//! Head index: the position of each lane's head in the dispatch order.
 //!
-//! A tenant has a head for each of its lanes of a class, and each payment moves
-//! all of them: one pool set per model. So the fresh heads of a tenant are listed,
-//! to be moved without a look at lanes or jobs.
+//! Charging a tenant moves all of the tenant's fresh heads of the class. A tenant has one head for
+//! each of its lanes of the class, and lanes of different models may be in different pool sets. The
+//! index lists these heads by tenant, so that a charge looks at no lane and no job.
 
 use smallvec::SmallVec;
 
 use crate::core::model::ids::TenantId;
-use crate::core::model::number_map::NumberMap;
-use crate::core::queue::LanePart;
+use crate::core::queue::lane_key::LanePart;
 
 use super::PoolGroup;
-use super::heads::{HeadEntry, HeadKey, HeadPosition, tree};
-
-/// A seat with its pool set.
-pub(super) type IndexedHead = (usize, HeadPosition);
-
-/// The seats of each tenant's fresh heads.
-pub(super) type HeadIndex = NumberMap<TenantId, SmallVec<[IndexedHead; 2]>>;
+use super::heads::{HeadEntry, HeadKey, HeadPosition, tree_index};
 
 impl PoolGroup {
-    /// Sets, moves or clears a head; returns its seat.
-    pub fn put(
+    /// Adds, moves or removes a head; returns its new position.
+    pub fn put_head(
         &mut self,
         (class, pool_set, part): (usize, usize, LanePart),
         seat: Option<HeadPosition>,
         bound: bool,
         entry: Option<HeadEntry>,
     ) -> Option<HeadPosition> {
-        let here = seat.filter(|seat| seat.bound == bound);
+        let here = seat.filter(|seat| seat.preferred_only == bound);
         if seat != here {
             self.set((class, pool_set, part), !bound, seat, None);
         }
@@ -44,12 +36,14 @@ impl PoolGroup {
         entry: Option<HeadEntry>,
     ) -> Option<HeadPosition> {
         let class = &mut self.classes[class];
-        let number = tree(part, bound);
+        let number = tree_index(part, bound);
         let heads = &mut class.pool_sets[pool_set].trees[number];
         let old = before.and_then(|seat| heads.get(seat.slot));
         let tenant = entry.as_ref().or(old)?.value.lane.tenant;
-        let after = heads.put(before.map(|seat| seat.slot), entry).map(|slot| HeadPosition { bound, slot });
-        class.busy[number].set(pool_set, !heads.is_empty());
+        let after = heads
+            .put(before.map(|seat| seat.slot), entry)
+            .map(|slot| HeadPosition { preferred_only: bound, slot });
+        class.pool_sets_with_heads[number].set(pool_set, !heads.is_empty());
         if part == LanePart::Fresh && before != after {
             let chairs = class.head_positions.entry(tenant).or_default();
             chairs.retain(|chair| Some(*chair) != before.map(|seat| (pool_set, seat)));
@@ -58,31 +52,32 @@ impl PoolGroup {
         after
     }
 
-    /// A head as it stands on its board.
+    /// The entry of a head in its search tree.
     #[must_use]
-    pub fn get(
+    pub fn head_at(
         &self,
         class: usize,
         pool_set: usize,
         part: LanePart,
         seat: HeadPosition,
     ) -> Option<&HeadEntry> {
-        self.classes[class].pool_sets[pool_set].trees[tree(part, seat.bound)].get(seat.slot)
+        self.classes[class].pool_sets[pool_set].trees[tree_index(part, seat.preferred_only)].get(seat.slot)
     }
 
-    /// Moves a tenant's fresh heads of a class to where its counter puts them.
+    /// Moves a tenant's fresh heads of a class to the position that its counter gives them.
     pub fn follow_counter(&mut self, class: usize, tenant: TenantId) {
         let class = &mut self.classes[class];
         let counter = class.counters.get(tenant);
         for (pool_set, seat) in class.head_positions.get(&tenant).into_iter().flatten() {
-            let heads = &mut class.pool_sets[*pool_set].trees[tree(LanePart::Fresh, seat.bound)];
-            heads.rekey(seat.slot, |key| HeadKey::new(key.standing, counter, key.place));
+            let heads =
+                &mut class.pool_sets[*pool_set].trees[tree_index(LanePart::Fresh, seat.preferred_only)];
+            heads.rekey(seat.slot, |key| HeadKey::new(key.quota_state, counter, key.place));
         }
     }
 
-    /// How many fresh heads follow the tenant's counter in a class.
+    /// The number of a tenant's fresh heads in a class that follow its counter.
     #[must_use]
-    pub fn followers(&self, class: usize, tenant: TenantId) -> usize {
+    pub fn indexed_heads(&self, class: usize, tenant: TenantId) -> usize {
         self.classes[class].head_positions.get(&tenant).map_or(0, SmallVec::len)
     }
 }

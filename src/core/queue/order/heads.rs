@@ -1,35 +1,35 @@
-//! The heads of lanes, and what is asked of their order.
+//! Heads of lanes: their keys and positions in the order, and the types of a search among them.
 
 use std::fmt;
 
 use smallvec::SmallVec;
 
 use crate::core::model::bit_set::BitSet;
-use crate::core::model::ids::{JobId, PoolId, ReplicaId};
+use crate::core::model::ids::{JobId, PoolId, ReplicaId, TenantId};
+use crate::core::model::number_map::NumberMap;
 use crate::core::queue::fit_tree::{FitEntry, FitRank, FitSize, FitTree};
+use crate::core::queue::lane_key::{LaneKey, LanePart, LanePlace};
 use crate::core::queue::quota::QuotaState;
-use crate::core::queue::{LaneKey, LanePart, LanePlace};
 
-/// Order within a class and pool set: who has less than its guarantee first, then
-/// the least counter, then by place.
+/// Order of heads within a class and pool set: tenants below their guarantee first, then the least
+/// counter, then the place in the lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HeadKey {
-    /// How the tenant stands to its quota.
-    pub standing: QuotaState,
-    /// The tenant's virtual counter; 0 for returned jobs, which have paid.
+    /// State of the tenant's quota.
+    pub quota_state: QuotaState,
+    /// The tenant's virtual counter; 0 for returned jobs, which the tenant has already paid for.
     pub counter: u128,
     /// The job's place in its lane.
     pub place: LanePlace,
-    /// The counter again. A floor of keys has the least one here, whoever has
-    /// it, for the tenants to come.
-    pub(super) least: u128,
+    /// The counter again. The floor of several keys holds the least counter of all of them here,
+    /// whichever key is first. Tenants that begin to wait are lifted to that counter.
+    pub(super) least_counter: u128,
 }
 
 impl HeadKey {
-    /// The key of a head.
     #[must_use]
     pub const fn new(standing: QuotaState, counter: u128, place: LanePlace) -> Self {
-        Self { standing, counter, place, least: counter }
+        Self { quota_state: standing, counter, place, least_counter: counter }
     }
 }
 
@@ -43,107 +43,102 @@ impl FitRank for HeadKey {
 
     fn floor(self, other: Self) -> Self {
         let first = if other < self { other } else { self };
-        Self { least: self.least.min(other.least), ..first }
+        Self { least_counter: self.least_counter.min(other.least_counter), ..first }
     }
 }
 
 /// The head of a part of a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaneHead {
-    /// The job.
+    /// The job that the replica is kept free for.
     pub job: JobId,
-    /// Its lane.
     pub lane: LaneKey,
-    /// Its part of the lane.
     pub part: LanePart,
 }
 
-/// A head with its place on a board.
+/// A head with its key and size, as stored in a search tree.
 pub type HeadEntry = FitEntry<HeadKey, LaneHead>;
 
-/// Where a head stands.
+/// Position of a head in the search trees of its pool set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeadPosition {
-    /// Among those that look only at the pools that they want most.
-    pub bound: bool,
+    /// The head is in the tree of jobs that may use only the pools that they want most.
+    pub preferred_only: bool,
     pub(super) slot: usize,
 }
 
-/// The number of a board within its pool set.
-pub(super) const fn tree(part: LanePart, bound: bool) -> usize {
+/// The number of a search tree within its pool set.
+pub(super) const fn tree_index(part: LanePart, bound: bool) -> usize {
     2 * part as usize + bound as usize
 }
 
-/// A replica that is kept free for a job that needs more room than it has.
+/// A replica that is kept free for a job that needs more room than the replica has now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeldReplica {
-    /// The replica.
     pub replica: ReplicaId,
-    /// Its pool.
     pub pool: PoolId,
-    /// The job.
+    /// The job that the replica is kept free for.
     pub job: JobId,
 }
 
-/// Who may go next.
+/// The head that a search found to go next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Candidate {
-    /// Its class, by place in the order of service.
+    /// Index of the job's class in the order of service.
     pub class: usize,
-    /// Its pool set.
     pub pool_set: usize,
-    /// Its head.
     pub head: LaneHead,
-    /// Its place in its lane.
+    /// The job's place in its lane.
     pub place: LanePlace,
-    /// What it needs.
+    /// Sequences, KV tokens and prefill tokens that the job needs.
     pub need: FitSize,
-    /// Whether its class goes first because it is owed its share.
+    /// Whether the class goes first because it is owed its guaranteed share.
     pub guaranteed: bool,
     /// Whether a more urgent class uses the replicas.
     pub background: bool,
-    /// How its tenant stands to its quota.
-    pub standing: QuotaState,
+    /// State of the tenant's quota.
+    pub quota_state: QuotaState,
 }
 
-/// A pool that can take something, and the most that it can in each respect.
+/// A pool with room, and the most that one job may need there in each respect.
 pub type PoolOpening = (PoolId, FitSize);
 
-/// All of these, and the pool sets that reach one of them at least.
+/// All pools with room, and the pool sets that contain at least one of them.
 #[derive(Debug, Clone, Default)]
 pub struct PoolOpenings {
     pub(super) pools: SmallVec<[PoolOpening; 4]>,
     pub(super) pool_sets: BitSet,
 }
 
-/// Where there is room.
+/// The room that a search assumes.
 #[derive(Clone, Copy)]
 pub enum RoomIn<'a> {
-    /// Anywhere, for anything.
+    /// Room everywhere, for a job of any size.
     Anywhere,
-    /// For anything whose pools are such.
-    Where(&'a dyn Fn(&[PoolId]) -> bool),
-    /// In some pools only.
-    In(OpenRoom<'a>),
+    /// Room for a job of any size whose pools satisfy the predicate.
+    Matching(&'a dyn Fn(&[PoolId]) -> bool),
+    /// Room in some pools only.
+    Pools(OpenRoom<'a>),
 }
 
-/// Where there is room, and for whom.
+/// Pools with room, and which heads may use them.
 #[derive(Clone, Copy)]
 pub struct OpenRoom<'a> {
-    /// The pools, by whether a background asks.
+    /// The pools with room, by whether the asking class is background.
     pub openings: &'a dyn Fn(bool) -> &'a PoolOpenings,
-    /// The tier of a pool set's pools that is wanted most just now.
-    pub wanted: &'a dyn Fn(usize) -> Option<usize>,
-    /// Whether nobody of this class, pool set and part is to be looked at.
-    pub closed: &'a dyn Fn((usize, usize, LanePart)) -> bool,
+    /// The tier of a pool set that is wanted most just now.
+    pub preferred_tier: &'a dyn Fn(usize) -> Option<usize>,
+    /// Whether the search skips all heads of this class, pool set and part.
+    pub is_skipped: &'a dyn Fn((usize, usize, LanePart)) -> bool,
 }
 
 impl<'a> RoomIn<'a> {
-    /// The pool sets for which there may be room, where not all have to be looked at.
+    /// The pool sets for which there may be room; `None` when the search has to look at all of
+    /// them.
     pub(super) fn pool_sets(&self, background: bool) -> Option<&'a BitSet> {
         match self {
-            Self::Anywhere | Self::Where(_) => None,
-            Self::In(rooms) => Some(&(rooms.openings)(background).pool_sets),
+            Self::Anywhere | Self::Matching(_) => None,
+            Self::Pools(rooms) => Some(&(rooms.openings)(background).pool_sets),
         }
     }
 }
@@ -152,8 +147,8 @@ impl fmt::Debug for RoomIn<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
             Self::Anywhere => "Anywhere",
-            Self::Where(_) => "Where",
-            Self::In(_) => "In",
+            Self::Matching(_) => "Where",
+            Self::Pools(_) => "In",
         })
     }
 }
@@ -164,27 +159,34 @@ impl fmt::Debug for OpenRoom<'_> {
     }
 }
 
-/// What the promises of a group's pools depend on.
+/// Inputs of the objectives of a group's pools. Unchanged inputs mean that the objectives still
+/// hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GroupObjective {
-    /// The classes that wait, run or did so a moment ago.
+pub struct ObjectiveInputs {
+    /// Classes that have jobs waiting or running, or had some within the last five seconds.
     pub active: BitSet,
     /// See [`super::PoolGroup::headroom`].
     pub headroom: u32,
     /// See [`super::PoolGroup::widest`].
     pub widest: u32,
-    /// See [`Fleet::turns`](crate::core::replica::fleet::Fleet::turns).
+    /// See [`Fleet::service_changes`](crate::core::replica::fleet::Fleet::service_changes).
     pub turns: u64,
 }
 
-/// What waits in one class for one set of pools.
+/// Waiting jobs of one class in one pool set.
 #[derive(Debug, Clone, Default)]
 pub(super) struct PoolSetQueue {
-    /// By part, and by whether they are bound.
+    /// Search trees of the heads, numbered by [`tree_index`]: one for each part, bound and unbound.
     pub(super) trees: [FitTree<HeadKey, LaneHead>; 4],
     pub(super) waiting: u64,
-    /// The largest counter with which a tenant was served here.
-    pub(super) served: u128,
-    /// The tier of pools that the last job went to.
-    pub(super) tier: Option<usize>,
+    /// The largest counter of a tenant at a dispatch from this pool set.
+    pub(super) max_served_counter: u128,
+    /// The tier of pools that the last job was dispatched to.
+    pub(super) last_tier: Option<usize>,
 }
+
+/// A pool set with the position of a head in it.
+pub(super) type IndexedHead = (usize, HeadPosition);
+
+/// Positions of each tenant's fresh heads.
+pub(super) type HeadIndex = NumberMap<TenantId, SmallVec<[IndexedHead; 2]>>;

@@ -1,4 +1,4 @@
-//! The heads of all lanes of a group, in the order of service.
+//! Dispatch order of a pool group: its classes, and the heads of all their lanes.
 
 mod count;
 mod head_index;
@@ -17,124 +17,127 @@ use crate::core::model::ids::{ClassId, PoolId, TenantId};
 use crate::core::model::policy::Policy;
 use crate::core::model::time::Tick;
 use crate::core::placement::{self, GroupShape};
-use crate::core::queue::LanePart;
 use crate::core::queue::drain_rate::DrainRates;
 use crate::core::queue::estimate::DrainRate;
 use crate::core::queue::fairness::{FairCounters, GuaranteedShare};
 use crate::core::queue::headroom::Headroom;
+use crate::core::queue::lane_key::LanePart;
 use crate::core::queue::quota::TenantQuotas;
 use crate::core::queue::retry_budget::RetryBudget;
 
 pub use self::heads::{
-    Candidate, GroupObjective, HeadEntry, HeadKey, HeadPosition, HeldReplica, LaneHead, OpenRoom,
+    Candidate, HeadEntry, HeadKey, HeadPosition, HeldReplica, LaneHead, ObjectiveInputs, OpenRoom,
     PoolOpening, PoolOpenings, RoomIn,
 };
 
-use self::heads::{PoolSetQueue, tree};
-use crate::core::queue::order::head_index::HeadIndex;
+use self::heads::{PoolSetQueue, tree_index};
+use crate::core::queue::order::heads::HeadIndex;
 
-/// How long a class stays urgent after its last job.
-const LINGER: Duration = Duration::from_secs(5);
+/// How long a class stays active after its last job has left or has stopped waiting.
+const ACTIVE_FOR: Duration = Duration::from_secs(5);
 
-/// One class within a group.
+/// One class within a pool group.
 #[derive(Debug, Clone)]
 pub struct ClassOrder {
-    /// Which class.
     pub id: ClassId,
     min_share: f64,
-    /// How much each tenant has had in it.
+    /// Virtual counter of each tenant in this class.
     pub counters: FairCounters,
-    /// How fast each tenant's jobs go.
-    pub backlogs: DrainRates,
-    guarantee: GuaranteedShare,
-    /// Jobs of it at replicas.
+    /// Drain rate of each tenant's jobs.
+    pub drain_rates: DrainRates,
+    guaranteed_share: GuaranteedShare,
+    /// Jobs of the class at replicas.
     running: u64,
-    /// When it was last seen waiting or running.
+    /// When the class last had a job waiting or running.
     last_active: Option<Tick>,
     headroom: Headroom,
-    /// Whether it may use each of the group's pools.
+    /// Whether the class may use each of the group's pools, by index of the pool in the group.
     reach: Vec<bool>,
     pool_sets: Vec<PoolSetQueue>,
-    /// Lines with heads, by the number of the board.
-    busy: [BitSet; 4],
-    /// What a payment moves.
+    /// Pool sets with heads, by number of the search tree.
+    pool_sets_with_heads: [BitSet; 4],
+    /// Fresh heads of each tenant, which a charge moves.
     head_positions: HeadIndex,
-    /// Its jobs that wait.
+    /// Waiting jobs of the class.
     waiting: u64,
-    /// Those of them that may use each of the group's pools.
-    waits_for: Vec<u64>,
+    /// Waiting jobs of the class that may use each of the group's pools.
+    waiting_by_pool: Vec<u64>,
 }
 
 impl ClassOrder {
-    /// A class that goes on with the accounts of `old`, if there is one.
+    /// A class that takes over the accounts of `old`, if there is one.
     fn new(id: ClassId, min_share: f64, old: Option<&Self>, policy: &Policy, shape: &GroupShape) -> Self {
         let is_known = |tenant: TenantId| policy.tenants.get(tenant).is_some();
         let mut counters = old.map(|old| old.counters.clone()).unwrap_or_default();
         counters.retain(is_known);
-        let served =
-            old.and_then(|old| old.pool_sets.iter().map(|pool_set| pool_set.served).max()).unwrap_or(0);
+        let max_served_counter = old
+            .and_then(|old| old.pool_sets.iter().map(|pool_set| pool_set.max_served_counter).max())
+            .unwrap_or(0);
         let own = shape.reach.get(&id);
         Self {
             id,
             min_share,
             counters,
-            backlogs: old.map(|old| old.backlogs.emptied(is_known)).unwrap_or_default(),
-            guarantee: old.map(|old| old.guarantee).unwrap_or_default(),
+            drain_rates: old.map(|old| old.drain_rates.without_waiting(is_known)).unwrap_or_default(),
+            guaranteed_share: old.map(|old| old.guaranteed_share).unwrap_or_default(),
             running: old.map_or(0, |old| old.running),
             last_active: old.and_then(|old| old.last_active),
             headroom: old.map(|old| old.headroom).unwrap_or_default(),
             reach: shape.pools.iter().map(|pool| own.is_some_and(|own| own.contains(pool))).collect(),
-            pool_sets: vec![PoolSetQueue { served, ..PoolSetQueue::default() }; shape.pool_sets.len()],
-            busy: Default::default(),
+            pool_sets: vec![
+                PoolSetQueue { max_served_counter, ..PoolSetQueue::default() };
+                shape.pool_sets.len()
+            ],
+            pool_sets_with_heads: Default::default(),
             head_positions: HeadIndex::default(),
             waiting: 0,
-            waits_for: vec![0; shape.pools.len()],
+            waiting_by_pool: vec![0; shape.pools.len()],
         }
     }
 
-    fn waits_for(&self, place: Option<usize>) -> u64 {
-        place.map_or(0, |place| self.waits_for[place])
+    fn waiting_at(&self, place: Option<usize>) -> u64 {
+        place.map_or(0, |place| self.waiting_by_pool[place])
     }
 
     fn is_active(&self, now: Tick) -> bool {
-        self.last_active.is_some_and(|seen| now.since(seen) < LINGER)
+        self.last_active.is_some_and(|seen| now.since(seen) < ACTIVE_FOR)
     }
 }
 
-/// One group: its classes in the order of service, and what is held.
+/// One pool group: its classes in the order of service, and the replicas held for wide jobs.
 #[derive(Debug, Clone, Default)]
 pub struct PoolGroup {
-    /// Its pools and pool sets.
+    /// The group's pools and pool sets.
     pub shape: GroupShape,
-    /// The pools as a set.
+    /// The group's pools by number.
     pub pools: BitSet,
-    /// Those of each pool set as a set, and by their places in the group.
-    reaches: Vec<(BitSet, Vec<usize>)>,
-    /// The pool sets that reach each of the pools.
+    /// The pools of each pool set: by number, and by index in the group.
+    pool_set_pools: Vec<(BitSet, Vec<usize>)>,
+    /// The pool sets that contain each of the pools.
     pool_sets_at: Vec<BitSet>,
     classes: Vec<ClassOrder>,
     /// Dispatched jobs per second.
-    pub drain: DrainRate,
-    /// How many failed tries may be repeated.
+    pub drain_rate: DrainRate,
+    /// Retry budget of the group.
     pub retries: RetryBudget,
-    /// At most one per pool.
-    pub holds: Vec<HeldReplica>,
-    /// What each tenant may hold.
+    /// Replicas held for jobs; at most one per pool.
+    pub held_replicas: Vec<HeldReplica>,
+    /// Tenant quotas of the group.
     pub quotas: TenantQuotas,
     urgent: Option<usize>,
-    /// When the first of the jobs that were next, and stayed for the replica of
-    /// their session, gives that up.
-    pub session_until: Option<Tick>,
-    /// From what its pools' promises were worked out last.
-    pub objective: Option<GroupObjective>,
-    /// How many jobs of each number of sequences wait, of those with several.
+    /// The earliest time at which a job that is first, but waits for the replica of its session,
+    /// stops waiting for that replica.
+    pub session_wait_until: Option<Tick>,
+    /// The inputs from which the objectives of the group's pools were last computed.
+    pub objective_inputs: Option<ObjectiveInputs>,
+    /// Waiting jobs with several sequences: the number of jobs for each number of sequences.
     wide_jobs: BTreeMap<u32, u32>,
 }
 
 impl PoolGroup {
-    /// A group that goes on with the accounts of the one group that had its
-    /// pools before. When there were several, their counters cannot be
-    /// compared and every tenant starts anew.
+    /// A group that takes over the accounts of the group that had its pools before. Counters of
+    /// different groups cannot be compared: when several groups had these pools, every tenant
+    /// starts anew.
     #[must_use]
     pub fn new(policy: &Policy, shape: &GroupShape, before: &[Self]) -> Self {
         let mut donors = before.iter().filter(|old| old.shape.pools.iter().any(|p| shape.pools.contains(p)));
@@ -161,121 +164,122 @@ impl PoolGroup {
         Self {
             pools: shape.pools.iter().map(|pool| pool.index()).collect(),
             pool_sets_at: (0..shape.pools.len()).map(lines_at).collect(),
-            reaches,
+            pool_set_pools: reaches,
             shape: shape.clone(),
             classes: classes.collect(),
-            drain: donor.map(|donor| donor.drain).unwrap_or_default(),
+            drain_rate: donor.map(|donor| donor.drain_rate).unwrap_or_default(),
             retries: donor.map(|donor| donor.retries).unwrap_or_default(),
-            holds: Vec::new(),
+            held_replicas: Vec::new(),
             quotas: TenantQuotas::new(policy),
             urgent: None,
-            session_until: None,
-            objective: None,
+            session_wait_until: None,
+            objective_inputs: None,
             wide_jobs: BTreeMap::new(),
         }
     }
 
-    /// The class's place in the order of service.
+    /// Index of a class in the order of service.
     #[must_use]
     pub fn class(&self, id: ClassId) -> Option<usize> {
         self.classes.iter().position(|class| class.id == id)
     }
 
-    /// A class by its place.
+    /// A class by its index.
     pub fn class_mut(&mut self, class: usize) -> &mut ClassOrder {
         &mut self.classes[class]
     }
 
-    /// A tenant's counter in a class.
+    /// A tenant's virtual counter in a class.
     #[must_use]
     pub fn counter(&self, class: usize, tenant: TenantId) -> u128 {
         self.classes[class].counters.get(tenant)
     }
 
-    /// What waits in a class, and how fast it goes.
+    /// Waiting jobs of a class by tenant, with their drain rates.
     #[must_use]
-    pub fn backlogs(&self, class: usize) -> &DrainRates {
-        &self.classes[class].backlogs
+    pub fn drain_rates(&self, class: usize) -> &DrainRates {
+        &self.classes[class].drain_rates
     }
 
-    /// Jobs per second that go of a tenant's in a class while some wait; `None`
-    /// before it is known.
+    /// Drain rate of a tenant's jobs in a class, in jobs per second while some wait; `None` before
+    /// it is known.
     #[must_use]
-    pub fn drain_of(&self, class: usize, tenant: TenantId, now: Tick) -> Option<f64> {
-        self.classes[class].backlogs.per_second(tenant, now)
+    pub fn drain_rate_of(&self, class: usize, tenant: TenantId, now: Tick) -> Option<f64> {
+        self.classes[class].drain_rates.per_second(tenant, now)
     }
 
-    /// Forgets how fast a tenant's jobs went.
-    pub fn restart_backlogs(&mut self, tenant: TenantId, now: Tick) {
-        self.classes.iter_mut().for_each(|class| class.backlogs.restart(tenant, now));
+    /// Forgets the drain rates of a tenant.
+    pub fn forget_drain_rates_of(&mut self, tenant: TenantId, now: Tick) {
+        self.classes.iter_mut().for_each(|class| class.drain_rates.restart(tenant, now));
     }
 
-    /// Whether none of its pools has a replica in service from now on.
-    pub fn halt(&mut self, halted: bool, now: Tick) {
-        self.classes.iter_mut().for_each(|class| class.backlogs.halt(halted, now));
+    /// Notes whether all replicas of the group are out of service from now on.
+    pub fn set_halted(&mut self, halted: bool, now: Tick) {
+        self.classes.iter_mut().for_each(|class| class.drain_rates.halt(halted, now));
     }
 
-    /// Forgets how fast jobs went.
-    pub fn restart_drains(&mut self, now: Tick) {
-        self.drain = DrainRate::default();
-        self.classes.iter_mut().for_each(|class| class.backlogs.restart_all(now));
+    /// Forgets the drain rates of all tenants.
+    pub fn forget_drain_rates(&mut self, now: Tick) {
+        self.drain_rate = DrainRate::default();
+        self.classes.iter_mut().for_each(|class| class.drain_rates.restart_all(now));
     }
 
-    /// Jobs that wait in the group.
+    /// Waiting jobs of the group.
     #[must_use]
     pub fn waiting(&self) -> u64 {
         self.classes.iter().map(|class| class.waiting).sum()
     }
 
-    /// Jobs that wait for replicas of the pool.
+    /// Waiting jobs that may use the pool.
     #[must_use]
     pub fn waiting_for(&self, pool: PoolId) -> u64 {
         let place = self.place_of(pool);
-        self.classes.iter().map(|class| class.waits_for(place)).sum()
+        self.classes.iter().map(|class| class.waiting_at(place)).sum()
     }
 
-    /// The same of one class.
-    pub fn waiting_in_for(&self, class: usize, pool: PoolId) -> u64 {
+    /// Waiting jobs of one class that may use the pool.
+    pub fn class_waiting_for(&self, class: usize, pool: PoolId) -> u64 {
         let place = self.place_of(pool);
-        self.classes.get(class).map_or(0, |class| class.waits_for(place))
+        self.classes.get(class).map_or(0, |class| class.waiting_at(place))
     }
 
-    /// The place of a pool among those of the group.
+    /// Index of a pool among those of the group.
     fn place_of(&self, pool: PoolId) -> Option<usize> {
         self.shape.pools.binary_search(&pool).ok()
     }
 
-    /// A tenant's job joined a pool set.
+    /// Counts a tenant's job that begins to wait in a pool set.
     pub fn joined(&mut self, class: usize, pool_set: usize, tenant: TenantId, now: Tick) {
         let class = &mut self.classes[class];
         class.pool_sets[pool_set].waiting += 1;
         class.waiting += 1;
-        self.reaches[pool_set].1.iter().for_each(|place| class.waits_for[*place] += 1);
-        class.backlogs.joined(tenant, now);
+        self.pool_set_pools[pool_set].1.iter().for_each(|place| class.waiting_by_pool[*place] += 1);
+        class.drain_rates.joined(tenant, now);
     }
 
-    /// A tenant's job left a pool set. False when the pool set had none.
+    /// Counts a tenant's job that leaves a pool set. Returns false when the pool set had no waiting
+    /// job.
     pub fn left(&mut self, class: usize, pool_set: usize, tenant: TenantId, now: Tick) -> bool {
         let class = &mut self.classes[class];
-        class.backlogs.left(tenant, now);
+        class.drain_rates.left(tenant, now);
         let Some(rest) = class.pool_sets[pool_set].waiting.checked_sub(1) else { return false };
         class.pool_sets[pool_set].waiting = rest;
         class.waiting -= 1;
-        self.reaches[pool_set].1.iter().for_each(|place| class.waits_for[*place] -= 1);
+        self.pool_set_pools[pool_set].1.iter().for_each(|place| class.waiting_by_pool[*place] -= 1);
         if class.waiting == 0 {
-            class.guarantee.forget();
+            class.guaranteed_share.forget();
         }
         true
     }
 
-    /// A job with so many sequences begins to wait.
+    /// Counts a waiting job with several sequences.
     pub fn note_wide(&mut self, seqs: u32) {
         if seqs > 1 {
             *self.wide_jobs.entry(seqs).or_default() += 1;
         }
     }
 
-    /// A job with so many sequences waits no longer.
+    /// Stops counting a job that [`Self::note_wide`] counted.
     pub fn forget_wide(&mut self, seqs: u32) {
         if let Entry::Occupied(mut jobs) = self.wide_jobs.entry(seqs) {
             *jobs.get_mut() -= 1;
@@ -285,20 +289,25 @@ impl PoolGroup {
         }
     }
 
-    /// The sequences of the widest job that waits, at least 1.
+    /// The largest number of sequences of a waiting job, at least 1.
     #[must_use]
     pub fn widest(&self) -> u32 {
         self.wide_jobs.last_key_value().map_or(1, |(seqs, _)| *seqs)
     }
 
-    /// Lifts a tenant that starts to wait in a pool set to the least counter there,
-    /// or to the largest one served there when nobody waits. Says whether
-    /// that changed its counter.
+    /// Lifts the counter of a tenant that begins to wait in a pool set. The floor is the least
+    /// counter in the pool set; when nobody waits there, the largest counter served there. Returns
+    /// whether the counter changed.
     pub fn lift(&mut self, class: usize, pool_set: usize, tenant: TenantId) -> bool {
         let class = &mut self.classes[class];
         let pool_set = &class.pool_sets[pool_set];
-        let fresh = [false, true].map(|bound| pool_set.trees[tree(LanePart::Fresh, bound)].least_key());
-        let floor = fresh.into_iter().flatten().map(|key| key.least).min().unwrap_or(pool_set.served);
+        let fresh = [false, true].map(|bound| pool_set.trees[tree_index(LanePart::Fresh, bound)].least_key());
+        let floor = fresh
+            .into_iter()
+            .flatten()
+            .map(|key| key.least_counter)
+            .min()
+            .unwrap_or(pool_set.max_served_counter);
         class.counters.lift(tenant, floor)
     }
 
@@ -307,32 +316,31 @@ impl PoolGroup {
         self.classes.iter().map(|class| class.id)
     }
 
-    /// The class's id.
     #[must_use]
     pub fn class_id(&self, class: usize) -> ClassId {
         self.classes[class].id
     }
 
-    /// A job of the class went to a replica.
+    /// Counts a job of the class that went to a replica.
     pub fn started(&mut self, class: usize) {
         self.classes[class].running += 1;
     }
 
-    /// A job of the class left its replica, which it had for so long.
+    /// Counts a job of the class that left its replica after `held`.
     pub fn stopped(&mut self, class: usize, held: Duration, now: Tick) {
         let class = &mut self.classes[class];
         class.running = class.running.saturating_sub(1);
         class.last_active = Some(now);
-        class.headroom.ended(held);
+        class.headroom.learn_hold(held);
     }
 
-    /// A job of the class with so many sequences arrived.
+    /// Counts an arrival of a job with `seqs` sequences.
     pub fn arrived(&mut self, class: usize, seqs: u32, now: Tick) {
         self.classes[class].headroom.arrived(now, seqs);
     }
 
-    /// The most urgent class that waits, runs or did so a moment ago.
-    pub fn find_urgent(&mut self, now: Tick) -> Option<usize> {
+    /// The most urgent active class, by index. Refreshes the activity of all classes.
+    pub fn refresh_urgent(&mut self, now: Tick) -> Option<usize> {
         for class in &mut self.classes {
             if class.running > 0 || class.waiting > 0 {
                 class.last_active = Some(now);
@@ -341,104 +349,100 @@ impl PoolGroup {
         self.classes.iter().position(|class| class.is_active(now))
     }
 
-    /// The classes that wait, run or did so a moment ago.
+    /// The active classes: those with jobs waiting or running, or with some within the last five
+    /// seconds.
     #[must_use]
-    pub fn active(&self, now: Tick) -> BitSet {
+    pub fn active_classes(&self, now: Tick) -> BitSet {
         let classes = self.classes.iter().enumerate();
         classes.filter(|(_, class)| class.is_active(now)).map(|(place, _)| place).collect()
     }
 
-    /// Each pool with the most urgent class that waits, runs or did so a moment
-    /// ago and may use it.
-    pub fn background_classes(&self, now: Tick) -> impl Iterator<Item = (PoolId, Option<usize>)> {
+    /// Each pool with the most urgent active class that may use it.
+    pub fn urgent_class_by_pool(&self, now: Tick) -> impl Iterator<Item = (PoolId, Option<usize>)> {
         let host = move |place: usize| {
             self.classes.iter().position(|class| class.is_active(now) && class.reach[place])
         };
         self.shape.pools.iter().enumerate().map(move |(place, pool)| (*pool, host(place)))
     }
 
-    /// The tier of pools that the pool set's last job of a class went to.
+    /// The tier of pools that the last job of a class in a pool set was dispatched to.
     #[must_use]
     pub fn last_tier(&self, class: usize, pool_set: usize) -> Option<usize> {
-        self.classes[class].pool_sets[pool_set].tier
+        self.classes[class].pool_sets[pool_set].last_tier
     }
 
-    /// When the urgent class stops being so, unless something of it runs or
-    /// waits.
+    /// When the urgent class stops being active; `None` while it has jobs waiting or running.
     #[must_use]
     pub fn urgent_until(&self) -> Option<Tick> {
         let class = &self.classes[self.urgent?];
         let idle = class.running == 0 && class.waiting == 0;
-        class.last_active.filter(|_| idle).map(|seen| seen + LINGER)
+        class.last_active.filter(|_| idle).map(|seen| seen + ACTIVE_FOR)
     }
 
-    /// Sequences that background leave free for a class, over all replicas.
+    /// Headroom of a class over all replicas, in sequences that background classes leave free.
     #[must_use]
     pub fn headroom(&self, class: usize, now: Tick) -> u32 {
         self.classes[class].headroom.seqs(now)
     }
 
-    /// Whether a more urgent class uses the replicas, so that this one has to
-    /// leave them room.
+    /// Whether a more urgent class uses the replicas, so that this class has to leave it headroom.
     #[must_use]
     pub fn is_background(&self, class: usize) -> bool {
         self.urgent.is_some_and(|urgent| urgent < class)
     }
 
-    /// The most urgent class that uses the replicas, by place.
+    /// The most urgent active class, by index.
     #[must_use]
     pub const fn urgent(&self) -> Option<usize> {
         self.urgent
     }
 
-    /// Sets the most urgent class that uses the replicas.
     pub const fn set_urgent(&mut self, urgent: Option<usize>) {
         self.urgent = urgent;
     }
 
-    /// Whether a class before this one waits for the pool.
+    /// Whether a more urgent class has jobs waiting for the pool.
     #[must_use]
-    pub fn overtaken(&self, class: usize, pool: PoolId) -> bool {
+    pub fn has_more_urgent_waiting(&self, class: usize, pool: PoolId) -> bool {
         let place = self.place_of(pool);
-        self.classes[..class].iter().any(|before| before.waits_for(place) > 0)
+        self.classes[..class].iter().any(|before| before.waiting_at(place) > 0)
     }
 
-    /// Books work of a candidate that goes to the pool, before it leaves its
+    /// Books the work of a candidate that goes to the pool. To be called before the job leaves its
     /// pool set.
-    pub fn account(&mut self, chosen: &Candidate, pool: PoolId, cost: u64) {
+    pub fn book_dispatch(&mut self, chosen: &Candidate, pool: PoolId, cost: u64) {
         let place = self.place_of(pool);
         for (index, class) in self.classes.iter_mut().enumerate() {
-            if class.waits_for(place) > 0 {
-                class.guarantee.accrue(cost, class.min_share);
+            if class.waiting_at(place) > 0 {
+                class.guaranteed_share.accrue(cost, class.min_share);
             }
             if index == chosen.class {
-                class.guarantee.pay(cost, chosen.guaranteed);
+                class.guaranteed_share.pay(cost, chosen.guaranteed);
             }
         }
         let class = &mut self.classes[chosen.class];
         let tiers = &self.shape.pool_sets[chosen.pool_set].tiers;
-        class.pool_sets[chosen.pool_set].tier = tiers.iter().position(|tier| tier.pools.contains(&pool));
+        class.pool_sets[chosen.pool_set].last_tier = tiers.iter().position(|tier| tier.pools.contains(&pool));
         if chosen.head.part == LanePart::Fresh {
             let counter = class.counters.get(chosen.head.lane.tenant);
             let pool_set = &mut class.pool_sets[chosen.pool_set];
-            pool_set.served = pool_set.served.max(counter);
+            pool_set.max_served_counter = pool_set.max_served_counter.max(counter);
         }
     }
 
-    /// Whether a class is a background at its turn: one that is owed its share comes as
-    /// none.
+    /// Whether an arriving job of the class counts as background. A class that is owed its
+    /// guaranteed share does not.
     #[must_use]
     pub fn is_background_arrival(&self, class: usize) -> bool {
-        self.is_background(class) && !self.classes[class].guarantee.is_owed()
+        self.is_background(class) && !self.classes[class].guaranteed_share.is_owed()
     }
 
-    /// Classes in the order of service, and whether each is there because it
-    /// is owed its share.
-    fn turns(&self) -> SmallVec<[(usize, bool); 8]> {
+    /// Classes in the order of service, and whether each is owed its guaranteed share.
+    fn service_order(&self) -> SmallVec<[(usize, bool); 8]> {
         let classes = self.classes.iter().enumerate();
         let mut turns: SmallVec<_> =
-            classes.map(|(index, class)| (index, class.guarantee.is_owed())).collect();
-        let owed = |(class, owed): &(usize, bool)| owed.then(|| self.classes[*class].guarantee.owed());
+            classes.map(|(index, class)| (index, class.guaranteed_share.is_owed())).collect();
+        let owed = |(class, owed): &(usize, bool)| owed.then(|| self.classes[*class].guaranteed_share.owed());
         turns.sort_by(|a, b| owed(b).partial_cmp(&owed(a)).unwrap_or(Ordering::Equal));
         turns
     }

@@ -1,18 +1,18 @@
-//! Search for the first job in the order of service.
+//! Head search: the first job in the order of service that fits.
 
 use crate::core::model::bit_set::BitSet;
 use crate::core::model::ids::PoolId;
-use crate::core::queue::LanePart;
 use crate::core::queue::fit_tree::{FitSize, FitTree};
+use crate::core::queue::lane_key::LanePart;
 use crate::core::queue::quota::QuotaState;
 
 use super::PoolGroup;
 use super::heads::{
-    Candidate, HeadEntry, HeadKey, LaneHead, OpenRoom, PoolOpening, PoolOpenings, RoomIn, tree,
+    Candidate, HeadEntry, HeadKey, LaneHead, OpenRoom, PoolOpening, PoolOpenings, RoomIn, tree_index,
 };
 
 impl PoolGroup {
-    /// Pools that can take something, with the pool sets that may go there.
+    /// Pools with room, together with the pool sets that contain them.
     pub fn openings(&self, pools: impl Iterator<Item = PoolOpening>) -> PoolOpenings {
         let mut openings = PoolOpenings::default();
         for (pool, size) in pools {
@@ -24,23 +24,33 @@ impl PoolGroup {
         openings
     }
 
-    /// The first in the order of service among the heads that fit into the
-    /// room of their pool set and are not to be skipped: classes that are owed
-    /// their share, most owed first; then by rank. Within a class returned
-    /// jobs by age, then the tenant with the least counter.
+    /// The first head, in the order of service, that fits into the room of its pool set and is not
+    /// skipped. Classes that are owed their guaranteed share go first, most owed first; then
+    /// classes by rank. Within a class returned jobs go first, by age; then the tenant with the
+    /// least counter.
     pub fn first(&self, room: RoomIn<'_>, skip: &dyn Fn(&LaneHead) -> bool) -> Option<Candidate> {
-        self.turns().into_iter().find_map(|(class, guaranteed)| {
+        self.service_order().into_iter().find_map(|(class, guaranteed)| {
             let background = self.is_background(class) && !guaranteed;
             LanePart::ALL.into_iter().find_map(|part| {
                 let (entry, pool_set) = self.first_in(class, part, background, room, skip)?;
-                let (head, need, HeadKey { place, standing, .. }) = (entry.value, entry.size, entry.key);
-                Some(Candidate { class, pool_set, head, place, need, guaranteed, background, standing })
+                let (head, need, HeadKey { place, quota_state: standing, .. }) =
+                    (entry.value, entry.size, entry.key);
+                Some(Candidate {
+                    class,
+                    pool_set,
+                    head,
+                    place,
+                    need,
+                    guaranteed,
+                    background,
+                    quota_state: standing,
+                })
             })
         })
     }
 
-    /// The first of a class and part, with its pool set. A pool set none of whose heads
-    /// would go before what was found is not searched.
+    /// The first head of a class and part, with its pool set. A pool set is not searched when none
+    /// of its heads would precede the head already found.
     fn first_in(
         &self,
         place: usize,
@@ -52,8 +62,8 @@ impl PoolGroup {
         let class = &self.classes[place];
         let mut best: Option<(HeadEntry, usize)> = None;
         for bound in [false, true] {
-            let board = tree(part, bound);
-            let busy = &class.busy[board];
+            let board = tree_index(part, bound);
+            let busy = &class.pool_sets_with_heads[board];
             for pool_set in busy.intersection(room.pool_sets(background).unwrap_or(busy)) {
                 let heads = &class.pool_sets[pool_set].trees[board];
                 let goes_before = |key: &HeadKey| best.as_ref().is_none_or(|(found, _)| *key < found.key);
@@ -69,8 +79,8 @@ impl PoolGroup {
         best
     }
 
-    /// What the pools of a pool set can take at most, of those of its heads that are
-    /// bound or of the others.
+    /// The largest size that the pools of a pool set can take, for its bound heads or for the
+    /// others.
     fn room_of(
         &self,
         at: (usize, usize, LanePart),
@@ -81,9 +91,9 @@ impl PoolGroup {
         let pool_set = at.1;
         match room {
             RoomIn::Anywhere => Some(FitSize::MAX),
-            RoomIn::Where(has) => has(&self.shape.pool_sets[pool_set].pools).then_some(FitSize::MAX),
-            RoomIn::In(rooms) if (rooms.closed)(at) => None,
-            RoomIn::In(rooms) => self.room_in(&rooms, pool_set, bound, background),
+            RoomIn::Matching(has) => has(&self.shape.pool_sets[pool_set].pools).then_some(FitSize::MAX),
+            RoomIn::Pools(rooms) if (rooms.is_skipped)(at) => None,
+            RoomIn::Pools(rooms) => self.room_in(&rooms, pool_set, bound, background),
         }
     }
 
@@ -94,40 +104,41 @@ impl PoolGroup {
         bound: bool,
         background: bool,
     ) -> Option<FitSize> {
-        let reach = &self.reaches[pool_set].0;
-        let wanted = if bound { Some((rooms.wanted)(pool_set)?) } else { None };
+        let reach = &self.pool_set_pools[pool_set].0;
+        let wanted = if bound { Some((rooms.preferred_tier)(pool_set)?) } else { None };
         let tier = wanted.map(|wanted| &self.shape.pool_sets[pool_set].tiers[wanted].pools);
         let here = (rooms.openings)(background).pools.iter().filter(|(pool, _)| reach.contains(pool.index()));
         let here = here.filter(|(pool, _)| tier.is_none_or(|tier| tier.contains(pool)));
-        here.map(|(_, size)| *size).reduce(FitSize::most)
+        here.map(|(_, size)| *size).reduce(FitSize::max_each)
     }
 
-    /// Whether a head that may go is the first in the order of all that wait for
-    /// the pool, whether they fit or not.
+    /// Whether a candidate is the first in the order of all heads that wait for the pool, including
+    /// heads that do not fit.
     #[must_use]
-    pub fn leads(&self, chosen: &Candidate, pool: PoolId) -> bool {
+    pub fn is_first_for(&self, chosen: &Candidate, pool: PoolId) -> bool {
         let Some(pool_sets) = self.place_of(pool).map(|place| &self.pool_sets_at[place]) else {
             return false;
         };
-        let parts = self.turns().into_iter().flat_map(|(class, _)| LanePart::ALL.map(|part| (class, part)));
+        let parts =
+            self.service_order().into_iter().flat_map(|(class, _)| LanePart::ALL.map(|part| (class, part)));
         let mut firsts = parts.filter_map(|(class, part)| self.least_of(class, part, pool_sets));
         firsts.next().is_some_and(|key| key.place.seq == chosen.place.seq)
     }
 
-    /// The least key of a class and part in some pool sets.
+    /// The least key of a class and part over some pool sets.
     fn least_of(&self, class: usize, part: LanePart, pool_sets: &BitSet) -> Option<HeadKey> {
         let class = &self.classes[class];
         let heads = [false, true].into_iter().flat_map(|bound| {
-            let board = tree(part, bound);
-            let busy = class.busy[board].intersection(pool_sets);
+            let board = tree_index(part, bound);
+            let busy = class.pool_sets_with_heads[board].intersection(pool_sets);
             busy.filter_map(move |pool_set| class.pool_sets[pool_set].trees[board].least_key())
         });
         heads.min()
     }
 
-    /// The first on a board that fits and that the quotas let go. Who borrows
-    /// comes after all others, so when it may not, only one with fewer
-    /// sequences is left to look for.
+    /// The first head of a tree that fits and that the quotas allow. Borrowing tenants come after
+    /// all others. So when the first borrower has too many sequences for the unused quota, only a
+    /// head with fewer sequences can still go.
     fn first_allowed(
         &self,
         board: &FitTree<HeadKey, LaneHead>,
@@ -135,8 +146,8 @@ impl PoolGroup {
         skip: &dyn Fn(&LaneHead) -> bool,
     ) -> Option<HeadEntry> {
         let (_, entry) = board.first((), room, skip)?;
-        let spare = self.quotas.unused();
-        if entry.key.standing == QuotaState::Guaranteed || entry.size.seqs <= spare {
+        let spare = self.quotas.free_to_borrow();
+        if entry.key.quota_state == QuotaState::Guaranteed || entry.size.seqs <= spare {
             return Some(entry);
         }
         let (_, entry) = board.first((), FitSize { seqs: room.seqs.min(spare), ..room }, skip)?;

@@ -1,11 +1,10 @@
 //! Adapter slots: the LoRA adapters that a replica has loaded.
 //!
-//! An engine computes with a few adapters at a time: those in its slots. One
-//! that is not there has to be loaded first, into a free slot or in place of
-//! the one that was used longest ago. While requests run with all of them, no
-//! other can come in: its requests would wait inside the engine, behind who
-//! came later. This is a copy of the slots from outside, from what was sent
-//! there and from what the engine says of itself.
+//! An engine computes with a few adapters at a time: those in its slots. Another adapter has to
+//! be loaded first, into a free slot or in place of the least recently used adapter. While
+//! requests run with every loaded adapter, no other adapter can be loaded. Its requests would
+//! wait inside the engine, behind later requests. This module mirrors the slots from outside,
+//! from the jobs sent to the replica and from the engine's own reports.
 
 use std::time::Duration;
 
@@ -13,25 +12,25 @@ use smallvec::SmallVec;
 
 use crate::core::model::ids::ModelId;
 
-/// Slots of an engine that says nothing of them: what SGLang has.
+/// Slots of an engine that does not report their number: the number that SGLang has.
 const USUAL_SLOTS: u32 = 8;
-/// How long it takes to load an adapter, in nanoseconds, until it is known.
+/// Time to load an adapter until it is measured, in nanoseconds.
 const USUAL_LOAD: f64 = 100e6;
-/// The least and the most that is believed of it.
+/// Bounds of a measured load time, in nanoseconds.
 const BELIEVED: (f64, f64) = (1e6, 60e9);
-/// Part of what is known that the next load replaces.
+/// Weight of the newest load in the mean load time.
 const NEWS: f64 = 0.25;
 
-/// How an adapter stands to a replica.
+/// State of an adapter at a replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AdapterState {
-    /// It is in a slot.
+    /// The adapter is in a slot.
     Loaded,
-    /// It has to be loaded, and there is a free slot.
-    Room,
-    /// It has to be loaded in place of one that nothing runs with.
+    /// The adapter has to be loaded, and a slot is free.
+    SlotFree,
+    /// The adapter has to be loaded in place of an idle one.
     Evicts,
-    /// Requests run with all that are there: no other can come in now.
+    /// Requests run with all loaded adapters, so no other adapter can be loaded now.
     Full,
 }
 
@@ -41,32 +40,32 @@ impl AdapterState {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Loaded => "loaded",
-            Self::Room => "room",
+            Self::SlotFree => "room",
             Self::Evicts => "evicts",
             Self::Full => "full",
         }
     }
 
-    /// Whether it would have to be loaded.
+    /// Whether the adapter has to be loaded.
     #[must_use]
-    pub const fn loads(self) -> bool {
+    pub const fn needs_load(self) -> bool {
         !matches!(self, Self::Loaded)
     }
 }
 
-/// An adapter in a slot, and how many jobs run with it.
+/// Adapter in a slot, and the number of jobs that run with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct LoadedAdapter {
     model: ModelId,
     jobs: u32,
 }
 
-/// The slots of one replica.
+/// Adapter slots of one replica.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AdapterSlots {
     configured: Option<u32>,
     reported: Option<u32>,
-    /// The one that was used longest ago first.
+    /// Loaded adapters, least recently used first.
     held: SmallVec<[LoadedAdapter; 4]>,
 }
 
@@ -74,31 +73,31 @@ pub struct AdapterSlots {
 pub type EvictedAdapters = SmallVec<[ModelId; 4]>;
 
 impl AdapterSlots {
-    /// How many there are; at least 1.
+    /// Number of slots; at least 1.
     #[must_use]
     pub fn size(&self) -> usize {
         self.configured.or(self.reported).unwrap_or(USUAL_SLOTS).max(1) as usize
     }
 
-    /// How the adapter stands to it.
+    /// State of the adapter here.
     #[must_use]
-    pub fn fit(&self, model: ModelId) -> AdapterState {
-        if self.place(model).is_some() { AdapterState::Loaded } else { self.fit_of_other() }
+    pub fn state(&self, model: ModelId) -> AdapterState {
+        if self.place(model).is_some() { AdapterState::Loaded } else { self.state_of_unloaded() }
     }
 
-    /// How any adapter stands to it that is in no slot.
+    /// State here of any adapter that is not loaded.
     #[must_use]
-    pub fn fit_of_other(&self) -> AdapterState {
+    pub fn state_of_unloaded(&self) -> AdapterState {
         if self.held.len() < self.size() {
-            return AdapterState::Room;
+            return AdapterState::SlotFree;
         }
-        // How many there are has to be known before anything may wait for it.
+        // No adapter may wait for a slot before the number of slots is known.
         let known = self.configured.or(self.reported).is_some();
         let running = self.held.iter().filter(|held| held.jobs > 0).count();
         if known && running >= self.size() { AdapterState::Full } else { AdapterState::Evicts }
     }
 
-    /// A job with the adapter goes there.
+    /// Counts a job that runs with the adapter, and loads the adapter.
     pub fn take(&mut self, model: ModelId) -> EvictedAdapters {
         let jobs = self.renew(model) + 1;
         if let Some(newest) = self.held.last_mut() {
@@ -107,7 +106,7 @@ impl AdapterSlots {
         self.shrink()
     }
 
-    /// A job with the adapter is gone from there. False when none was there.
+    /// Removes a job that ran with the adapter. Returns false when no such job was counted.
     pub fn give_back(&mut self, model: ModelId) -> bool {
         let Some(jobs) = self.place(model).and_then(|at| self.held[at].jobs.checked_sub(1)) else {
             return false;
@@ -119,8 +118,8 @@ impl AdapterSlots {
         true
     }
 
-    /// What the engine says: how many slots it has, and the adapters that it
-    /// runs requests with.
+    /// Takes over the engine's own report: its number of slots, and the adapters with which it runs
+    /// requests.
     pub fn report(&mut self, slots: Option<u32>, running: &[ModelId]) -> EvictedAdapters {
         self.reported = slots.or(self.reported);
         for model in running {
@@ -129,18 +128,18 @@ impl AdapterSlots {
         self.shrink()
     }
 
-    /// What the operator says; absent = what the engine says.
+    /// Takes over the operator's number of slots; `None` = the engine's number.
     pub fn configure(&mut self, slots: Option<u32>) -> EvictedAdapters {
         self.configured = slots;
         self.shrink()
     }
 
-    /// It started anew, or may have: what nothing runs with is not there.
+    /// Drops all idle adapters, because the engine restarted or may have restarted.
     pub fn forget(&mut self) -> EvictedAdapters {
         self.drop_idle(usize::MAX)
     }
 
-    /// The adapters in its slots, each with the jobs that run with it.
+    /// Loaded adapters, each with the number of jobs that run with it.
     pub fn held(&self) -> impl Iterator<Item = (ModelId, u32)> {
         self.held.iter().map(|held| (held.model, held.jobs))
     }
@@ -149,7 +148,7 @@ impl AdapterSlots {
         self.held.iter().position(|held| held.model == model)
     }
 
-    /// Makes it the one that was used last; says how many jobs run with it.
+    /// Makes the adapter the most recently used one. Returns the number of jobs that run with it.
     fn renew(&mut self, model: ModelId) -> u32 {
         let known = self.place(model).map(|at| self.held.remove(at));
         let held = known.unwrap_or(LoadedAdapter { model, jobs: 0 });
@@ -161,8 +160,7 @@ impl AdapterSlots {
         self.drop_idle(self.held.len().saturating_sub(self.size()))
     }
 
-    /// Takes out so many at most of those that nothing runs with, those used
-    /// longest ago first.
+    /// Drops up to `most` idle adapters, least recently used first.
     fn drop_idle(&mut self, most: usize) -> EvictedAdapters {
         let mut evicted = EvictedAdapters::new();
         self.held.retain(|held| {
@@ -176,16 +174,16 @@ impl AdapterSlots {
     }
 }
 
-/// How long a pool's replicas take to load an adapter.
+/// Time that a pool's replicas take to load an adapter.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct AdapterLoadTime {
-    /// What the operator says; it goes before what is learned.
+    /// Time that the operator configured; it overrides the learned one.
     pub configured: Option<Duration>,
     learned: Option<f64>,
 }
 
 impl AdapterLoadTime {
-    /// Nanoseconds.
+    /// Load time in nanoseconds.
     #[must_use]
     pub fn nanos(&self) -> u64 {
         match self.configured {
@@ -194,20 +192,20 @@ impl AdapterLoadTime {
         }
     }
 
-    /// What it counts for an adapter that stands so to a replica, in
-    /// nanoseconds: one that takes another's slot costs the load of that one
-    /// too, when it is wanted again. [`u64::MAX`] where it cannot come in.
+    /// Cost of running an adapter in this state at a replica, in nanoseconds. Evicting another
+    /// adapter also costs the later reload of that one. [`u64::MAX`] where the adapter cannot be
+    /// loaded.
     #[must_use]
     pub fn cost(&self, fit: AdapterState) -> u64 {
         match fit {
             AdapterState::Loaded => 0,
-            AdapterState::Room => self.nanos(),
+            AdapterState::SlotFree => self.nanos(),
             AdapterState::Evicts => self.nanos().saturating_mul(2),
             AdapterState::Full => u64::MAX,
         }
     }
 
-    /// A first token came so many nanoseconds after its time, of a job whose
+    /// Learns from a first token that came `late` nanoseconds later than predicted, of a job whose
     /// adapter had to be loaded.
     pub fn learn(&mut self, late: u64) {
         let late = (late as f64).clamp(BELIEVED.0, BELIEVED.1);
@@ -235,12 +233,18 @@ mod tests {
     fn the_one_used_longest_ago_loses_its_slot() {
         let mut slots = AdapterSlots::default();
         slots.configure(Some(2));
-        assert_eq!((slots.fit(model(1)), slots.fit(model(2))), (AdapterState::Room, AdapterState::Room));
+        assert_eq!(
+            (slots.state(model(1)), slots.state(model(2))),
+            (AdapterState::SlotFree, AdapterState::SlotFree)
+        );
         assert!(slots.take(model(1)).is_empty() && slots.take(model(2)).is_empty());
-        assert_eq!((slots.fit(model(1)), slots.fit(model(3))), (AdapterState::Loaded, AdapterState::Full));
+        assert_eq!(
+            (slots.state(model(1)), slots.state(model(3))),
+            (AdapterState::Loaded, AdapterState::Full)
+        );
         assert!(slots.give_back(model(2)) && slots.give_back(model(1)));
         assert!(!slots.give_back(model(1)), "nothing runs with it");
-        assert_eq!(slots.fit(model(3)), AdapterState::Evicts);
+        assert_eq!(slots.state(model(3)), AdapterState::Evicts);
         assert_eq!(slots.take(model(3)).as_slice(), [model(2)]);
         assert_eq!(held(&slots), [(1, 0), (3, 1)]);
     }
@@ -251,18 +255,21 @@ mod tests {
         for number in 0..USUAL_SLOTS {
             slots.take(model(number));
         }
-        assert_eq!(slots.fit(model(99)), AdapterState::Evicts);
+        assert_eq!(slots.state(model(99)), AdapterState::Evicts);
         slots.report(Some(USUAL_SLOTS), &[]);
-        assert_eq!(slots.fit(model(99)), AdapterState::Full);
+        assert_eq!(slots.state(model(99)), AdapterState::Full);
         slots.configure(Some(USUAL_SLOTS + 1));
-        assert_eq!(slots.fit(model(99)), AdapterState::Room);
+        assert_eq!(slots.state(model(99)), AdapterState::SlotFree);
     }
 
     #[test]
     fn what_an_engine_runs_is_there_and_a_restart_leaves_nothing() {
         let mut slots = AdapterSlots::default();
         slots.report(Some(2), &[model(5), model(6)]);
-        assert_eq!((slots.fit(model(5)), slots.fit(model(7))), (AdapterState::Loaded, AdapterState::Evicts));
+        assert_eq!(
+            (slots.state(model(5)), slots.state(model(7))),
+            (AdapterState::Loaded, AdapterState::Evicts)
+        );
         slots.report(None, &[model(5)]);
         slots.take(model(6));
         assert_eq!(slots.forget().as_slice(), [model(5)]);
@@ -276,7 +283,7 @@ mod tests {
         time.learn(400_000_000);
         time.learn(800_000_000);
         assert_eq!(
-            (time.cost(AdapterState::Room), time.cost(AdapterState::Evicts)),
+            (time.cost(AdapterState::SlotFree), time.cost(AdapterState::Evicts)),
             (500_000_000, 1_000_000_000)
         );
         time.learn(0);
@@ -316,9 +323,9 @@ mod tests {
                 let before = slots.clone();
                 let evicted = match op {
                     Op::Take(number) => {
-                        let fit = slots.fit(model(number));
+                        let fit = slots.state(model(number));
                         let evicted = slots.take(model(number));
-                        prop_assert!(evicted.is_empty() || fit != AdapterState::Room);
+                        prop_assert!(evicted.is_empty() || fit != AdapterState::SlotFree);
                         jobs[number as usize] += 1;
                         listed.insert(model(number));
                         evicted
@@ -346,7 +353,7 @@ mod tests {
                     prop_assert_eq!(found.map_or(0, |(_, jobs)| *jobs), *count);
                 }
                 let running = held.iter().filter(|(_, jobs)| *jobs > 0).count();
-                prop_assert!(slots.fit_of_other() != AdapterState::Full || running >= slots.size());
+                prop_assert!(slots.state_of_unloaded() != AdapterState::Full || running >= slots.size());
             }
         }
     }

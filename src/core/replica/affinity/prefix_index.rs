@@ -1,11 +1,10 @@
 //! Prefix index: the prompt prefixes that each replica likely has in its KV cache.
 //!
-//! An engine keeps the blocks of the prompts it has read and drops those that
-//! were used longest ago. This is a copy of that from outside: each dispatch
-//! makes the prompt's blocks the newest of the replica, and what goes beyond
-//! its capacity is dropped, oldest first. The later blocks of a prompt are
-//! taken to be older than the earlier ones, as in the engines, so a replica
-//! that holds a block holds all blocks before it.
+//! An engine keeps the blocks of the prompts it has read and evicts the least recently used
+//! ones. The index mirrors this from outside. Each dispatch makes the prompt's blocks the
+//! newest of the replica, and the oldest blocks beyond the replica's capacity are dropped. The
+//! later blocks of a prompt count as older than the earlier ones, as in the engines. A replica
+//! that holds a block therefore holds all blocks before it.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -14,19 +13,18 @@ use smallvec::SmallVec;
 use crate::core::model::ids::ReplicaId;
 use crate::core::model::job::PromptPrefix;
 
-/// Capacity of a replica, in tokens, until it is known.
+/// KV cache of a replica, in tokens, until it is known.
 pub const DEFAULT_KV_TOKENS: u64 = 200_000;
-/// Blocks that are remembered over all replicas: about 100 MB when full, and
-/// just fewer than those for which the hash table would have to double again.
+/// Most blocks in the index over all replicas. They take about 100 MB, and are just fewer than
+/// those for which the hash table would have to double again.
 pub const MAX_BLOCKS: usize = 900_000;
-/// Replicas that are remembered for one block: those that used it last.
+/// Most holders that are kept for one block: the most recent ones.
 pub const MAX_HOLDERS: u32 = 16;
 
-/// Prompt tokens that replicas are expected to have in their caches: the most
-/// first, then by replica.
+/// Cached tokens of a prompt by replica: the most tokens first, then by replica.
 pub type PrefixMatches = SmallVec<[(ReplicaId, u64); 8]>;
 
-/// What every replica is likely to hold.
+/// Prefix index of all replicas.
 #[derive(Debug, Clone)]
 pub struct PrefixIndex {
     bound: usize,
@@ -37,8 +35,8 @@ pub struct PrefixIndex {
     hashes: HashMap<u64, BlockList>,
 }
 
-/// A block in the cache of a replica. It is a link of three chains: of all
-/// blocks, of the replica's, and of those with the same hash.
+/// Block in the cache of a replica. Each block is a link of three lists: of all blocks, of the
+/// replica's, and of those with the same hash.
 #[derive(Debug, Clone, Copy)]
 struct CachedBlock {
     hash: u64,
@@ -88,7 +86,7 @@ impl Default for PrefixIndex {
 }
 
 impl PrefixIndex {
-    /// An empty index that remembers at most so many blocks, 1 to 2³² − 1.
+    /// Creates an empty index of at most this many blocks, 1 to 2³² − 1.
     #[must_use]
     pub fn bounded(blocks: usize) -> Self {
         Self {
@@ -101,31 +99,29 @@ impl PrefixIndex {
         }
     }
 
-    /// How many blocks are remembered.
+    /// Number of blocks in the index.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.all.len as usize
     }
 
-    /// Whether nothing is remembered.
+    /// Whether the index is empty.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.all.len == 0
     }
 
-    /// Tokens that the replica is taken to hold.
+    /// Tokens that the replica likely has in its cache.
     #[must_use]
-    pub fn held(&self, replica: ReplicaId) -> u64 {
+    pub fn cached_tokens(&self, replica: ReplicaId) -> u64 {
         self.replicas.get(&replica).map_or(0, |cache| cache.tokens)
     }
 
-    /// For each replica that holds a start of the prompt, the tokens of the
-    /// longest such start.
+    /// For each replica that holds a prefix of the prompt, the tokens of the longest such prefix.
     ///
-    /// Searches by halves: first for the longest start that anyone holds, then
-    /// for the next shorter one that somebody else holds too, and so on. Where
-    /// more than [`MAX_HOLDERS`] replicas share a start, those that used it
-    /// longest ago may be left out.
+    /// The search is binary: first for the longest prefix that any replica holds, then for the next
+    /// shorter one that another replica holds, and so on. Where more than [`MAX_HOLDERS`] replicas
+    /// share a prefix, the least recent ones may be left out.
     #[must_use]
     pub fn matches(&self, prefix: &PromptPrefix) -> PrefixMatches {
         let mut found = PrefixMatches::new();
@@ -149,7 +145,7 @@ impl PrefixIndex {
         found
     }
 
-    /// A job with this prompt goes to the replica.
+    /// Notes that a job with this prompt was dispatched to the replica.
     pub fn note(&mut self, replica: ReplicaId, prefix: &PromptPrefix) {
         if prefix.block_tokens == 0 {
             return;
@@ -163,27 +159,27 @@ impl PrefixIndex {
         }
     }
 
-    /// The replica's cache holds so many tokens; 0 means that it caches
+    /// Sets the capacity of the replica's cache, in tokens; 0 means that the replica caches
     /// nothing.
     pub fn resize(&mut self, replica: ReplicaId, kv_tokens: u64) {
         self.replicas.entry(replica).or_default().capacity = kv_tokens;
         self.shrink(replica);
     }
 
-    /// The replica's cache is empty: it started anew. Its capacity is kept.
+    /// Empties the replica's cache after a restart. Its capacity is kept.
     pub fn forget(&mut self, replica: ReplicaId) {
         while let Some(block) = self.oldest_of(replica) {
             self.drop_block(block);
         }
     }
 
-    /// The replica is gone for good.
+    /// Removes the replica and its capacity.
     pub fn remove(&mut self, replica: ReplicaId) {
         self.forget(replica);
         self.replicas.remove(&replica);
     }
 
-    /// Replicas that hold the block, the last user first.
+    /// Replicas that hold the block, the most recent one first.
     fn holders(&self, hash: u64) -> impl Iterator<Item = ReplicaId> {
         self.entries(hash).map(|at| self.blocks[at as usize].replica)
     }
@@ -218,7 +214,7 @@ impl PrefixIndex {
         self.link(at as u32);
     }
 
-    /// Moves a block to the new end of its chains.
+    /// Moves a block to the new end of its lists.
     fn renew(&mut self, at: u32, tokens: u32) {
         let CachedBlock { hash, replica, tokens: before, .. } = self.blocks[at as usize];
         self.blocks[at as usize].tokens = tokens;
@@ -232,8 +228,7 @@ impl PrefixIndex {
         }
     }
 
-    /// Where a new block can be put; drops the oldest one when there are too
-    /// many.
+    /// Index for a new block; drops the oldest block when the index is full.
     fn place(&mut self) -> usize {
         if self.len() >= self.bound
             && let Some(oldest) = self.all.oldest
@@ -243,7 +238,7 @@ impl PrefixIndex {
         self.unused.pop().unwrap_or(self.blocks.len())
     }
 
-    /// Drops the replica's oldest blocks until the rest fits.
+    /// Drops the replica's oldest blocks until its cache fits its capacity.
     fn shrink(&mut self, replica: ReplicaId) {
         while self.replicas.get(&replica).is_some_and(|cache| cache.tokens > cache.capacity)
             && let Some(oldest) = self.oldest_of(replica)
@@ -257,7 +252,7 @@ impl PrefixIndex {
         self.unused.push(at as usize);
     }
 
-    /// Puts a block at the new end of its chains.
+    /// Adds a block at the new end of its lists.
     fn link(&mut self, at: u32) {
         let CachedBlock { hash, replica, tokens, .. } = self.blocks[at as usize];
         let cache = self.replicas.entry(replica).or_default();
@@ -267,16 +262,16 @@ impl PrefixIndex {
         self.hashes.entry(hash).or_default().push(&mut self.blocks, ListKind::Hash, at);
     }
 
-    /// Takes a block out of its chains.
+    /// Removes a block from its lists.
     fn unlink(&mut self, at: u32) {
         let CachedBlock { hash, replica, tokens, .. } = self.blocks[at as usize];
-        self.all.cut(&mut self.blocks, ListKind::All, at);
+        self.all.unlink(&mut self.blocks, ListKind::All, at);
         if let Some(cache) = self.replicas.get_mut(&replica) {
             cache.tokens -= u64::from(tokens);
-            cache.chain.cut(&mut self.blocks, ListKind::Replica, at);
+            cache.chain.unlink(&mut self.blocks, ListKind::Replica, at);
         }
         if let Some(chain) = self.hashes.get_mut(&hash) {
-            chain.cut(&mut self.blocks, ListKind::Hash, at);
+            chain.unlink(&mut self.blocks, ListKind::Hash, at);
             if chain.len == 0 {
                 self.hashes.remove(&hash);
             }
@@ -297,11 +292,11 @@ impl BlockList {
     }
 
     fn renew(&mut self, blocks: &mut [CachedBlock], along: ListKind, at: u32) {
-        self.cut(blocks, along, at);
+        self.unlink(blocks, along, at);
         self.push(blocks, along, at);
     }
 
-    fn cut(&mut self, blocks: &mut [CachedBlock], along: ListKind, at: u32) {
+    fn unlink(&mut self, blocks: &mut [CachedBlock], along: ListKind, at: u32) {
         let way = along as usize;
         let BlockLink { newer, older } = blocks[at as usize].links[way];
         match newer {
@@ -438,7 +433,7 @@ mod tests {
         (index, naive)
     }
 
-    /// The chains tell the same story, and nothing is left over.
+    /// All lists hold the same blocks, and no block is left over.
     fn is_whole(index: &PrefixIndex) -> bool {
         let live = index.blocks.len() - index.unused.len();
         let by_hash: usize = index.hashes.values().map(|chain| chain.len as usize).sum();
@@ -458,7 +453,7 @@ mod tests {
             prop_assert!(is_whole(&index));
             prop_assert_eq!(index.len(), naive.blocks.len());
             for replica in 0..5 {
-                prop_assert_eq!(index.held(id(replica)), naive.held(id(replica)));
+                prop_assert_eq!(index.cached_tokens(id(replica)), naive.held(id(replica)));
             }
             let noted = ops.iter().filter_map(|op| match op {
                 Op::Note(_, prefix) => Some(prefix),
@@ -550,8 +545,8 @@ mod tests {
             assert!(index.len() <= 1000 && index.blocks.len() <= 1000);
         }
         assert_eq!((index.len(), index.hashes.len()), (1000, 1000));
-        assert_eq!(index.held(id(179)), 0, "the oldest went first");
-        assert_eq!(index.held(id(180)), 50);
+        assert_eq!(index.cached_tokens(id(179)), 0, "the oldest went first");
+        assert_eq!(index.cached_tokens(id(180)), 50);
         (0..200).for_each(|replica| index.remove(id(replica)));
         assert!(index.is_empty() && index.replicas.is_empty() && index.hashes.is_empty());
     }

@@ -1,15 +1,14 @@
 //! Sessions: the replica to which each session was sent last.
 //!
-//! A session is a number that the edge makes of a tenant and a key of the
-//! client's. The table is bounded: the session that was used longest ago is
-//! forgotten first.
+//! A session is a number that the edge derives from a tenant and the client's session key. The
+//! table is bounded and forgets the least recently used session first.
 
 use std::collections::BTreeMap;
 
 use crate::core::model::ids::ReplicaId;
 use crate::core::model::number_map::NumberMap;
 
-/// The sessions that are remembered.
+/// Table of sessions.
 #[derive(Debug, Clone, Default)]
 pub struct Sessions {
     known: NumberMap<u64, KnownSession>,
@@ -25,13 +24,13 @@ struct KnownSession {
 }
 
 impl Sessions {
-    /// The replica that the session was sent to last.
+    /// Replica to which the session was sent last.
     #[must_use]
     pub fn get(&self, session: u64) -> Option<ReplicaId> {
         self.known.get(&session).map(|known| known.replica)
     }
 
-    /// The session is sent to a replica; at most `bound` sessions are kept. Says
+    /// Notes that the session is sent to a replica, and keeps at most `bound` sessions. Returns
     /// whether a session has lost the replica that it had.
     pub fn note(&mut self, session: u64, replica: ReplicaId, bound: usize) -> bool {
         self.uses += 1;
@@ -46,7 +45,7 @@ impl Sessions {
         before.is_some_and(|before| before.replica != replica) || self.len() < kept
     }
 
-    /// Forgets those used longest ago until at most `bound` are left.
+    /// Forgets the least recently used sessions until at most `bound` are left.
     pub fn shrink(&mut self, bound: usize) {
         while self.known.len() > bound
             && let Some((_, session)) = self.order.pop_first()
@@ -55,13 +54,13 @@ impl Sessions {
         }
     }
 
-    /// How many are remembered.
+    /// Number of sessions in the table.
     #[must_use]
     pub fn len(&self) -> usize {
         self.known.len()
     }
 
-    /// Whether none is.
+    /// Whether the table is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.known.is_empty()

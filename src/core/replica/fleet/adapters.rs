@@ -1,4 +1,4 @@
-//! The adapters that replicas have loaded.
+//! Adapters in the fleet: the replicas that have each adapter loaded, and the time of a load.
 
 use std::time::Duration;
 
@@ -12,33 +12,33 @@ use crate::core::replica::ledger::{Booking, RoutingDemand};
 use super::Fleet;
 use crate::core::replica::fleet::pool_state::PoolState;
 
-/// Replicas that are remembered for one adapter. One more counts as if it did
-/// not have it.
+/// Most holders that are kept for one adapter. Further replicas count as if they did not have the
+/// adapter loaded.
 const MAX_HOLDERS: usize = 128;
 
 impl Fleet {
-    /// New pools for a new policy; what was learned of their adapters stays.
+    /// Builds the pools of a new policy. Learned load times are kept.
     pub(super) fn renew_pools(&mut self, policy: &Policy) {
         let before = std::mem::take(&mut self.pools);
         self.pools = vec![PoolState::default(); policy.pools.capacity()];
         for (id, _, row) in policy.pools.iter() {
             let pool = &mut self.pools[id.index()];
             (pool.buffer, pool.sleep) = (row.engine_buffer, row.sleep);
-            pool.starts = row.scales_to_zero;
+            pool.may_scale_to_zero = row.scales_to_zero;
             pool.adapters.clone_from(&row.adapters);
             pool.load = before.get(id.index()).map(|pool| pool.load).unwrap_or_default();
             pool.load.configured = row.adapter_load;
         }
-        self.shown = self.pools.iter().map(PoolState::shown).collect();
+        self.summaries = self.pools.iter().map(PoolState::summary).collect();
     }
 
-    /// What a new policy says of the adapters of a replica.
+    /// Takes over the adapter slots that a new policy configures for a replica.
     pub(super) fn configure_adapters(&mut self, id: ReplicaId, policy: &Policy) {
         let Some(pool) = self.node(id).and_then(|node| policy.pools.get(node.pool)) else { return };
         self.change_adapters(id, |slots| slots.configure(pool.adapter_slots));
     }
 
-    /// How the model stands to the replica, if it is an adapter there.
+    /// State of the model at the replica, if the model is an adapter there.
     #[must_use]
     pub fn adapter_fit(&self, id: ReplicaId, model: ModelId) -> Option<AdapterState> {
         let node = self.node(id)?;
@@ -51,13 +51,13 @@ impl Fleet {
         self.pools.get(pool.index()).is_some_and(|pool| pool.adapters.contains(&model))
     }
 
-    /// Nanoseconds that the replica takes to load an adapter.
+    /// Time that the replica takes to load an adapter, in nanoseconds.
     pub(super) fn load_nanos(&self, id: ReplicaId) -> u64 {
         let pool = self.node(id).and_then(|node| self.pools.get(node.pool.index()));
         pool.map_or(0, |pool| pool.load.nanos())
     }
 
-    /// The replicas that have the adapter loaded; none if it is none in these
+    /// Replicas that have the adapter loaded; none if the model is not an adapter in any of these
     /// pools.
     pub(super) fn holders(&self, pools: &[PoolId], model: ModelId) -> &[ReplicaId] {
         let is_one = self.pools(pools).any(|pool| pool.adapters.contains(&model));
@@ -65,14 +65,14 @@ impl Fleet {
         holders.map_or(&[], Vec::as_slice)
     }
 
-    /// Whether the model is an adapter in one of the pools that none of their
-    /// replicas can take in, whatever else there is room for.
+    /// Whether the model is an adapter in one of the pools and no replica of the pools can load it,
+    /// however much other capacity is free.
     #[must_use]
-    pub fn shuts_out(&self, pools: &[PoolId], model: ModelId) -> bool {
+    pub fn is_adapter_blocked(&self, pools: &[PoolId], model: ModelId) -> bool {
         let takes_in = |pool: &PoolState| {
-            let ask = RoutingDemand { weight: 0, output: 0, loads: pool.adapters.contains(&model) };
+            let ask = RoutingDemand { weight: 0, output: 0, needs_load: pool.adapters.contains(&model) };
             let least = pool.soon.first(ask, FitSize::ZERO.complement(), &|_| false);
-            least.is_some_and(|(_, entry)| entry.key.takes_in(ask))
+            least.is_some_and(|(_, entry)| entry.key.can_load(ask))
         };
         let holders = self.holders(pools, model);
         let has_room = |id: &ReplicaId| self.node(*id).is_some_and(|node| node.free_capacity.soon.is_some());
@@ -88,7 +88,7 @@ impl Fleet {
         }
     }
 
-    /// False when the job's adapter is not there.
+    /// Returns false when the job's adapter is not booked there.
     pub(super) fn give_back_adapter(&mut self, id: ReplicaId, booking: &Booking) -> bool {
         let Some(model) = booking.adapter else { return true };
         self.replicas
@@ -97,8 +97,8 @@ impl Fleet {
             .is_some_and(|node| node.adapters.give_back(model))
     }
 
-    /// What an engine says of its adapters: how many it computes with at once,
-    /// and those that it runs requests with.
+    /// Takes over an engine's report of its adapters: its number of slots, and the adapters with
+    /// which it runs requests.
     pub fn report_adapters(&mut self, id: ReplicaId, slots: Option<u32>, running: &[ModelId], now: Tick) {
         self.change_adapters(id, |own| own.report(slots, running));
         let held: Vec<ModelId> = self.adapters_at(id).map(|(model, _)| model).collect();
@@ -106,16 +106,16 @@ impl Fleet {
         self.refresh(id, now);
     }
 
-    /// The replica started anew, or may have.
+    /// Drops the replica's idle adapters, because its engine restarted or may have restarted.
     pub fn forget_adapters(&mut self, id: ReplicaId, now: Tick) {
         self.change_adapters(id, AdapterSlots::forget);
         self.refresh(id, now);
     }
 
-    /// A job's first token came so long after its dispatch, where `raw`
-    /// nanoseconds were predicted for a replica of speed 1 that has its adapter
-    /// loaded, and this one had not.
-    pub fn loaded(&mut self, id: ReplicaId, observed: Duration, raw: u64) {
+    /// Learns the load time from a first token that came `observed` after the dispatch, of a job
+    /// whose adapter had to be loaded. `raw` nanoseconds were predicted for a replica of speed
+    /// factor 1 that has the adapter loaded.
+    pub fn learn_adapter_load(&mut self, id: ReplicaId, observed: Duration, raw: u64) {
         let Some(node) = self.replicas.get(id.index()).and_then(Option::as_ref) else { return };
         let Some(pool) = self.pools.get_mut(node.pool.index()) else { return };
         let due = (raw as f64 * node.factor) as u64;
@@ -123,7 +123,7 @@ impl Fleet {
         pool.load.learn(observed.saturating_sub(due));
     }
 
-    /// The adapters in the replica's slots, each with the jobs that run with it.
+    /// Adapters in the replica's slots, each with the number of jobs that run with it.
     pub fn adapters_at(&self, id: ReplicaId) -> impl Iterator<Item = (ModelId, u32)> {
         self.node(id).into_iter().flat_map(|node| node.adapters.held())
     }
@@ -147,7 +147,7 @@ impl Fleet {
         }
     }
 
-    /// Forgets a replica that is no longer known.
+    /// Drops the adapters of a replica that is no longer known.
     pub(super) fn drop_adapters(&mut self, id: ReplicaId) {
         let held: Vec<ModelId> = self.adapters_at(id).map(|(model, _)| model).collect();
         for model in held {

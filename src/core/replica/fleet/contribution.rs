@@ -1,15 +1,14 @@
 //! Contributions: what each replica adds to the counts of its pool.
 
-/// What one replica adds to its pool's counts, and the sum over the pool's replicas.
+/// Contribution of one replica to its pool's counts, or the sum over the pool's replicas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct PoolCounts {
-    /// Replicas in service.
     pub(super) up: u32,
-    /// Replicas that said they are busy.
+    /// Replicas whose engine answered "busy".
     pub(super) busy: u32,
-    /// Replicas that are ejected.
+    /// Ejected replicas.
     pub(super) out: u32,
-    /// Replicas at which nothing answers, or that are about to go.
+    /// Replicas at which nothing answers, or that are about to leave.
     pub(super) away: u32,
     /// Replicas that sleep or wake.
     pub(super) sleepers: u32,
@@ -19,13 +18,13 @@ pub(super) struct PoolCounts {
     pub(super) background_prefills: u32,
     /// Sequences that the replicas in service may have.
     pub(super) capacity: u64,
-    /// Sequences that the replicas take that wake.
+    /// Sequences that the waking replicas take at full size.
     pub(super) waking: u64,
 }
 
 impl PoolCounts {
-    /// Puts `after` in the place of what a replica contributed before. The sum cannot fall
-    /// below zero, since it holds `before`.
+    /// Replaces a replica's contribution `before` by `after`. The sum cannot fall below zero, since
+    /// it holds `before`.
     pub(super) fn replace(&mut self, before: Self, after: Self) {
         let small = |sum: &mut u32, before: u32, after: u32| *sum = *sum + after - before;
         small(&mut self.up, before.up, after.up);

@@ -1,4 +1,4 @@
-//! Cost of the replicas' time.
+//! Costs of replica time: prices, stays and pool accounts.
 
 use std::time::Duration;
 
@@ -12,37 +12,37 @@ use super::Fleet;
 use crate::core::replica::fleet::replica_state::ReplicaState;
 
 impl Fleet {
-    /// Takes over what a policy says of prices. Accounts stay.
+    /// Takes over the prices of a policy. Pool accounts are kept.
     pub(super) fn renew_accounts(&mut self, policy: &Policy, now: Tick) {
         let count = self.accounts.len().max(policy.pools.capacity());
         self.accounts.resize(count, PoolAccount::default());
         for (id, _, row) in policy.pools.iter() {
-            self.accounts[id.index()].set_price(now, row.supply.price);
+            self.accounts[id.index()].set_price(now, row.traits.price);
         }
     }
 
-    /// The bill of a stay that took so much of a replica's time.
+    /// Bill of a stay that took this part of a replica's time.
     pub fn charge(&mut self, pool: PoolId, replica: ReplicaId, time: Duration) -> StayBill {
         let account = self.accounts.get_mut(pool.index());
         let (price, money) = account.map_or((None, 0), |account| (account.price(), account.charge(time)));
         StayBill { pool, replica, time, price, money, waste: None }
     }
 
-    /// The idle time of each pool since this was last asked.
+    /// Takes the idle time of each pool since the last call.
     pub fn take_idle(&mut self, now: Tick) -> impl Iterator<Item = IdleTime> {
         let accounts = self.accounts.iter_mut().enumerate();
         let idle = accounts.map(move |(index, account)| account.take_idle(now, PoolId::from(index)));
         idle.filter(|idle| !idle.time.is_zero())
     }
 
-    /// How long the pool's replicas were there and worked, since the start.
+    /// Time for which the pool's replicas were present and worked, since the start of the gateway.
     #[must_use]
     pub fn times(&self, pool: PoolId, now: Tick) -> PoolTimes {
-        self.accounts.get(pool.index()).map_or_else(PoolTimes::default, |account| account.times(now))
+        self.accounts.get(pool.index()).map_or_else(PoolTimes::default, |account| account.replica_time(now))
     }
 
-    /// Whether each replica's meter has the weight of those that run there, and
-    /// each pool's account the replicas that there are.
+    /// Whether each replica's meter has the weight of its running jobs, and each pool's account has
+    /// the pool's replicas. For tests of invariants.
     #[must_use]
     pub fn meters_are_consistent(&self, weight: impl Fn(ReplicaId) -> u64) -> bool {
         let nodes = || self.replicas.iter().enumerate().filter_map(|(id, node)| Some((id, node.as_ref()?)));

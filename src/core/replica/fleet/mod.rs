@@ -1,4 +1,4 @@
-//! The ledger of every replica, its state, and what it can still take.
+//! Fleet: every replica with its ledger, its state and its free capacity.
 
 mod adapters;
 mod bottleneck;
@@ -16,7 +16,7 @@ mod utilization;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::core::billing::meter::{MeteredStay, writing};
+use crate::core::billing::meter::{MeteredStay, decode_weight};
 use crate::core::billing::pool_account::{PoolAccount, ReplicaPresence};
 use crate::core::model::bit_set::BitSet;
 use crate::core::model::event::{ItlSample, ReplicaReport};
@@ -24,56 +24,56 @@ use crate::core::model::ids::{ModelId, PoolId, ReplicaId};
 use crate::core::model::number_map::NumberMap;
 use crate::core::model::overrides::Closed;
 use crate::core::model::policy::{HealthPolicy, Policy};
-use crate::core::model::snapshot::{ReplicaSnapshot, SAMPLE_PROMPT};
+use crate::core::model::snapshot::{ReplicaSnapshot, SAMPLE_PROMPT_TOKENS};
 use crate::core::model::time::Tick;
 use crate::core::replica::health::ReplicaHealth;
 use crate::core::replica::ledger::{Booking, Ledger};
 use crate::core::replica::reconcile::{LedgerView, ReconcileFinding};
 use crate::core::replica::speed::pool_best::PoolBest;
+use crate::core::replica::speed::step_time;
 use crate::core::replica::speed::ttft_model::{self, TtftModel};
 
-pub use self::search::{ReplicaMatch, ReplicaRequirements};
 use crate::core::replica::fleet::contribution::PoolCounts;
 pub use crate::core::replica::fleet::pool_state::ActiveObjective;
-pub use crate::core::replica::fleet::prefill::PrefillMark;
+pub use crate::core::replica::fleet::prefill::load::PrefillMark;
+pub use crate::core::replica::fleet::search::requirements::{ReplicaMatch, ReplicaRequirements};
 
 use crate::core::replica::fleet::pool_state::{PoolState, PoolSummary};
 use crate::core::replica::fleet::replica_state::ReplicaState;
 
-/// What is known of a replica at the moment it is chosen.
+/// Load of a replica at the moment of a dispatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReplicaLoad {
     /// Outstanding work in tokens.
     pub work: u64,
-    /// Sequences there.
+    /// Sequences that run there.
     pub running: u32,
-    /// Its sequence limit.
     pub limit: u32,
     /// See [`ReplicaHealth::epoch`].
     pub epoch: u32,
 }
 
-/// Who goes with a new policy.
+/// Replicas that leave with a new policy.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Departures {
-    /// No longer in the policy.
+    /// Replicas that are no longer in the policy.
     pub left: Vec<ReplicaId>,
-    /// About to go, since now.
+    /// Replicas that the new policy starts to drain.
     pub draining: Vec<ReplicaId>,
 }
 
-/// All replicas of the policy, and removed ones that still run something.
+/// All replicas of the policy, and removed ones that still run jobs.
 #[derive(Debug, Clone, Default)]
 pub struct Fleet {
     rules: HealthPolicy,
     replicas: Vec<Option<ReplicaState>>,
     pools: Vec<PoolState>,
-    shown: Vec<PoolSummary>,
-    /// Pools with credit, of any kind.
+    summaries: Vec<PoolSummary>,
+    /// Pools with a replica that can take a job, urgent or background.
     open: BitSet,
-    /// How often a replica came into service or went out of it.
-    turns: u64,
-    /// By pool, those that are no longer in the policy included.
+    /// Number of times that a replica came into service or left it.
+    service_changes: u64,
+    /// By pool, including pools that are no longer in the policy.
     accounts: Vec<PoolAccount>,
     timers: BTreeSet<(Tick, ReplicaId)>,
     chosen: u64,
@@ -81,27 +81,29 @@ pub struct Fleet {
     holders: NumberMap<ModelId, Vec<ReplicaId>>,
     /// Replicas that sleep and can be woken.
     can_wake: u32,
-    /// A pool has gone to sleep or was scaled to zero since that was last asked.
+    /// True when a pool has become dormant or was scaled to zero since the last call of
+    /// [`Self::take_dormant_pools`].
     dormant_pools: bool,
-    /// A pool has lost its last replica in service since that was last asked.
+    /// True when a pool has lost its last replica in service since the last call of
+    /// [`Self::take_empty_pools`].
     empty_pools: bool,
-    /// A pool has got its first one.
-    risen_pools: bool,
+    /// True when a pool has got its first replica in service since the last call of
+    /// [`Self::take_revived_pools`].
+    revived_pools: bool,
 }
 
-/// What a report shows beside the report.
+/// Findings from a replica's report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReportResult {
-    /// What the ledger does not explain.
+    /// Difference between the report and the ledger.
     pub finding: ReconcileFinding,
-    /// The replica fell asleep unasked.
+    /// True when the engine fell asleep without an order.
     pub fell_asleep: bool,
 }
 
 impl Fleet {
-    /// Takes over a policy: new replicas start slowly, but for those of the
-    /// first policy; removed ones get no more work and are forgotten when they
-    /// run nothing.
+    /// Takes over a policy. New replicas get a slow start, except those of the first policy.
+    /// Removed replicas get no more jobs and are forgotten when they run nothing.
     pub fn apply(&mut self, policy: &Policy, now: Tick) -> Departures {
         let first = self.pools.is_empty();
         let mut departures = Departures::default();
@@ -135,7 +137,7 @@ impl Fleet {
                 }
                 if node.pool != row.pool {
                     let before = std::mem::take(&mut node.accounted);
-                    self.accounts[node.pool.index()].recount(now, before, ReplicaPresence::default());
+                    self.accounts[node.pool.index()].change_presence(now, before, ReplicaPresence::default());
                 }
                 (node.present, node.leaving, node.pool) = (true, leaving, row.pool);
                 (node.configured_seqs, node.configured_kv) = (row.max_seqs, row.kv_tokens);
@@ -150,40 +152,40 @@ impl Fleet {
         departures
     }
 
-    /// The pool of a replica that is known.
+    /// Pool of a known replica.
     #[must_use]
     pub fn pool_of(&self, id: ReplicaId) -> Option<PoolId> {
         self.node(id).map(|node| node.pool)
     }
 
-    /// How the replica stands.
+    /// Load of the replica.
     #[must_use]
-    pub fn standing(&self, id: ReplicaId, now: Tick) -> Option<ReplicaLoad> {
+    pub fn load(&self, id: ReplicaId, now: Tick) -> Option<ReplicaLoad> {
         let node = self.node(id)?;
         let (work, running) = (node.ledger.work(), node.ledger.seqs);
         let limit = node.limit(self.pools.get(node.pool.index())?, now, &self.rules);
         Some(ReplicaLoad { work, running, limit, epoch: node.health.epoch() })
     }
 
-    /// How often the replica came back; see [`ReplicaHealth::epoch`].
+    /// Number of times that the replica came back; see [`ReplicaHealth::epoch`].
     #[must_use]
     pub fn epoch(&self, id: ReplicaId) -> Option<u32> {
         self.node(id).map(|node| node.health.epoch())
     }
 
-    /// Sequences that the replicas of the pools that may get work can have.
+    /// Sequences that the replicas in service of these pools may have.
     #[must_use]
     pub fn capacity(&self, pools: &[PoolId]) -> u64 {
         self.pools(pools).map(|pool| pool.counts.capacity).sum()
     }
 
-    /// Holds a replica for one job, or lets it go.
-    pub fn hold(&mut self, id: ReplicaId, held: bool, now: Tick) {
+    /// Holds a replica for one job, or releases it.
+    pub fn set_held(&mut self, id: ReplicaId, held: bool, now: Tick) {
         self.change(id, now, |node| node.held = held);
     }
 
-    /// Closes a replica to new work, or opens it again, slowly at first.
-    pub fn close(&mut self, id: ReplicaId, closed: Option<Closed>, now: Tick) {
+    /// Closes a replica to new jobs, or opens it again with a slow start.
+    pub fn set_closed(&mut self, id: ReplicaId, closed: Option<Closed>, now: Tick) {
         self.change(id, now, |node| {
             if node.closed.is_some() && closed.is_none() {
                 node.health.slow_start(now);
@@ -192,13 +194,13 @@ impl Fleet {
         });
     }
 
-    /// How an operator has closed the replica.
+    /// Operator's override that closes the replica, if any.
     #[must_use]
     pub fn closed(&self, id: ReplicaId) -> Option<Closed> {
         self.node(id)?.closed
     }
 
-    /// Books a job that goes there, where it has this weight in the replica's
+    /// Books a job that is dispatched to the replica. `weight` is the job's weight in the replica's
     /// time.
     pub fn book(&mut self, id: ReplicaId, booking: &Booking, weight: u64, now: Tick) -> MeteredStay {
         self.chosen += 1;
@@ -216,15 +218,15 @@ impl Fleet {
         stay.unwrap_or_default()
     }
 
-    /// The job's first token came. False when its booking is not there.
+    /// Notes the job's first token. Returns false when the job's booking is not there.
     pub fn start(&mut self, id: ReplicaId, booking: &mut Booking, stay: &mut MeteredStay, now: Tick) -> bool {
         let whole = self.change(id, now, |node| {
             // The weight of a plain answer is that of its whole stay.
             if booking.streams {
-                node.meter.reweigh(now, stay, writing(booking.seqs));
+                node.meter.reweigh(now, stay, decode_weight(booking.seqs));
             }
-            let whole = node.ledger.take(booking);
-            node.stall_detector.sign(now);
+            let whole = node.ledger.remove(booking);
+            node.stall_detector.note_sign(now);
             node.health.answered(now);
             node.health.note_proof();
             (booking.started, booking.read, booking.due) = (true, true, true);
@@ -236,9 +238,9 @@ impl Fleet {
         whole.unwrap_or(false)
     }
 
-    /// Its engine was done with a job, which shows that it works. What is derived
-    /// of the replica follows when the job is released.
-    pub fn proved(&mut self, id: ReplicaId, now: Tick) {
+    /// Notes that the engine finished a job, which proves that it works. The derived state of the
+    /// replica is updated when the job is released.
+    pub fn note_proof(&mut self, id: ReplicaId, now: Tick) {
         let node = self.replicas.get_mut(id.index()).and_then(Option::as_mut);
         if let Some(node) = node.filter(|node| node.present) {
             node.health.answered(now);
@@ -246,8 +248,8 @@ impl Fleet {
         }
     }
 
-    /// The job is gone from there; with its part of the replica's time. False
-    /// when its booking is not there.
+    /// Releases the job. Returns whether its booking was there, and the job's part of the replica's
+    /// time.
     pub fn release(
         &mut self,
         id: ReplicaId,
@@ -256,13 +258,12 @@ impl Fleet {
         now: Tick,
     ) -> (bool, Duration) {
         let slots = self.give_back_adapter(id, booking);
-        let gone = self.change(id, now, |node| (node.ledger.take(booking), node.meter.leave(now, stay)));
+        let gone = self.change(id, now, |node| (node.ledger.remove(booking), node.meter.leave(now, stay)));
         let (whole, time) = gone.unwrap_or_default();
         (whole && slots, time)
     }
 
-    /// The replica's health, to change it; `None` when it is unknown or no
-    /// longer in the policy.
+    /// Changes the replica's health; `None` when the replica is unknown or no longer in the policy.
     pub fn change_health<T>(
         &mut self,
         id: ReplicaId,
@@ -274,30 +275,30 @@ impl Fleet {
         self.change(id, now, |node| act(&mut node.health, &rules))
     }
 
-    /// The replica's own view arrived.
+    /// Takes over an engine's own report.
     pub fn report(&mut self, id: ReplicaId, report: ReplicaReport, now: Tick) -> Option<ReportResult> {
         let buffer = self.node(id).and_then(|node| self.pools.get(node.pool.index())).map_or(0, |p| p.buffer);
         self.change(id, now, |node| {
             node.learned_seqs.learn(&report, (node.ledger.seqs, node.ledger.unread), buffer);
             node.shared_kv.learn(&report, node.kv(), node.ledger.kv_prompts);
-            if node.gauges.moved(&report) {
-                node.stall_detector.sign(now);
+            if node.gauges.update(&report) {
+                node.stall_detector.note_sign(now);
             }
             node.report = Some((now, report));
-            node.sleep.worked(node.ledger.jobs, node.sent, report.progress);
+            node.sleep.note_progress(node.ledger.jobs, node.sent, report.progress);
             let fell_asleep = report.asleep.is_some_and(|asleep| node.sleep.report(now, asleep));
             let own = LedgerView { seqs: node.ledger.seqs, sent: node.sent };
             ReportResult { finding: node.reconciler.report(now, &report, own), fell_asleep }
         })
     }
 
-    /// The replica's streams showed their pace.
+    /// Learns from the ITL of the replica's streams.
     pub fn sample_itl(&mut self, id: ReplicaId, pace: &ItlSample, now: Tick) {
         let Some(node) = self.replicas.get_mut(id.index()).and_then(Option::as_mut) else { return };
         let Some(pool) = self.pools.get(node.pool.index()) else { return };
-        node.stall_detector.sign(now);
-        node.reading.note(node.weights, now);
-        node.itl_limit.learn(pace, &node.conditions(pool));
+        node.stall_detector.note_sign(now);
+        node.prefill_load.note(node.weights, now);
+        node.itl_limit.learn(pace, &node.itl_conditions(pool));
         let (stretch, pool) = (node.stretch.add(pace), node.pool);
         if let (Some(stretch), Some(pool)) = (stretch, self.pools.get_mut(pool.index())) {
             pool.bests.stretch(&stretch, now);
@@ -305,28 +306,28 @@ impl Fleet {
         self.refresh(id, now);
     }
 
-    /// Nanoseconds per token of a prompt's weight, at a replica of usual speed in
-    /// the fastest of the pools.
+    /// Nanoseconds per token of a prompt's weight, at a replica of median speed in the fastest of
+    /// the pools.
     #[must_use]
     pub fn per_token(&self, pools: &[PoolId]) -> f64 {
         let each = self.summary(pools).map(|pool| pool.slowness);
         let fastest = each.min_by(f64::total_cmp).unwrap_or(1.0);
-        ttft_model::outlook(&Ledger::default()).slowed(fastest).per_token as f64
+        step_time::ttft_model(&Ledger::default()).slowed(fastest).per_token as f64
     }
 
-    /// The best that the pool has shown.
+    /// Best TTFT, ITL and prefill rate that the pool has shown.
     #[must_use]
     pub fn best(&self, pool: PoolId) -> PoolBest {
-        self.pools.get(pool.index()).map_or_else(PoolBest::default, |pool| pool.bests.all())
+        self.pools.get(pool.index()).map_or_else(PoolBest::default, |pool| pool.bests.best())
     }
 
-    /// What a replica of speed 1 with this one's ledger would promise.
+    /// TTFT model of a replica of speed factor 1 with this replica's ledger.
     #[must_use]
-    pub fn raw_outlook(&self, id: ReplicaId) -> Option<TtftModel> {
-        self.node(id).map(|node| ttft_model::outlook(&node.ledger))
+    pub fn raw_ttft_model(&self, id: ReplicaId) -> Option<TtftModel> {
+        self.node(id).map(|node| step_time::ttft_model(&node.ledger))
     }
 
-    /// What the pool owes from now on.
+    /// Sets the objective of the most urgent class that uses the pool.
     pub fn set_objective(&mut self, pool: PoolId, promise: ActiveObjective, now: Tick) {
         let Some(state) = self.pools.get_mut(pool.index()).filter(|state| state.objective != promise) else {
             return;
@@ -337,25 +338,25 @@ impl Fleet {
         }
     }
 
-    /// The next replica for which something is due, if any is.
+    /// Replica whose timer is due, if there is one.
     pub fn due(&mut self, now: Tick) -> Option<ReplicaId> {
         let &(at, id) = self.timers.first()?;
         (at <= now).then_some(id)
     }
 
-    /// When something is due next.
+    /// Time of the next timer.
     #[must_use]
     pub fn next_wake(&self) -> Option<Tick> {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// One row per replica.
-    pub fn views(&self, now: Tick) -> impl Iterator<Item = ReplicaSnapshot> {
+    /// Snapshots of all known replicas.
+    pub fn snapshots(&self, now: Tick) -> impl Iterator<Item = ReplicaSnapshot> {
         let nodes = self.replicas.iter().enumerate();
         nodes.filter_map(move |(index, node)| {
             let node = node.as_ref()?;
             let pool = self.pools.get(node.pool.index())?;
-            let sample = ttft_model::weight(SAMPLE_PROMPT, 0);
+            let sample = ttft_model::weight(SAMPLE_PROMPT_TOKENS, 0);
             Some(ReplicaSnapshot {
                 replica: ReplicaId::from(index),
                 state: node.state(now, &self.rules),
@@ -364,7 +365,7 @@ impl Fleet {
                 prefill_tokens: node.ledger.prefill.saturating_add(node.ledger.ahead),
                 kv_tokens: node.ledger.kv,
                 speed_factor: node.factor,
-                expected: Duration::from_nanos(node.outlook().ttft(sample)),
+                expected: Duration::from_nanos(node.ttft_model().ttft(sample)),
                 report_age: node.report.map(|(at, _)| now.since(at)),
                 bottleneck: node.bottleneck(pool, now, &self.rules),
                 background_bottleneck: node.background_bottleneck(pool, now, &self.rules),
@@ -373,14 +374,13 @@ impl Fleet {
         })
     }
 
-    /// The ledgers of all known replicas.
+    /// Ledgers of all known replicas.
     pub fn ledgers(&self) -> impl Iterator<Item = (ReplicaId, Ledger)> {
         let nodes = self.replicas.iter().enumerate();
         nodes.filter_map(|(index, node)| Some((ReplicaId::from(index), node.as_ref()?.ledger)))
     }
 
-    /// Whether each replica that waits for a moment has a timer for it, and no
-    /// other has one.
+    /// Whether each replica that waits for a time has a timer for it, and no other replica has one.
     #[must_use]
     pub fn timers_are_consistent(&self, now: Tick) -> bool {
         let nodes = self.replicas.iter().enumerate();
@@ -393,7 +393,7 @@ impl Fleet {
         wanted == self.timers
     }
 
-    /// Nodes of search trees that were looked at.
+    /// Nodes of the search trees that were visited.
     #[cfg(test)]
     pub(crate) fn visits(&self) -> u64 {
         self.pools.iter().map(|pool| pool.visits()).sum()
@@ -408,13 +408,13 @@ impl Fleet {
     }
 
     fn summary<'a>(&'a self, pools: &'a [PoolId]) -> impl Iterator<Item = &'a PoolSummary> {
-        pools.iter().filter_map(|pool| self.shown.get(pool.index()))
+        pools.iter().filter_map(|pool| self.summaries.get(pool.index()))
     }
 
-    /// Whether each pool shows what it is.
+    /// Whether the summary of each pool is up to date.
     #[must_use]
     pub fn summary_is_consistent(&self) -> bool {
-        self.pools.iter().map(PoolState::shown).eq(self.shown.iter().copied())
+        self.pools.iter().map(PoolState::summary).eq(self.summaries.iter().copied())
     }
 
     fn change<T>(&mut self, id: ReplicaId, now: Tick, act: impl FnOnce(&mut ReplicaState) -> T) -> Option<T> {
@@ -423,8 +423,8 @@ impl Fleet {
         Some(result)
     }
 
-    /// Brings another replica of the pool up to date, each in its turn: what it is
-    /// expected to do depends on what others have shown, and on time.
+    /// Updates one other replica of the pool, each in turn. The predictions of a replica depend on
+    /// what others have shown, and on time.
     fn refresh_one_more(&mut self, id: ReplicaId, now: Tick) {
         let turn = self.chosen as usize;
         let members = self.pool_of(id).and_then(|pool| self.pools.get(pool.index()));
@@ -432,30 +432,30 @@ impl Fleet {
         next.into_iter().filter(|next| *next != id).for_each(|next| self.refresh(next, now));
     }
 
-    /// Brings everything that is derived from a replica up to date.
+    /// Updates everything that is derived from a replica.
     fn refresh(&mut self, id: ReplicaId, now: Tick) {
         let rules = self.rules;
         let Some(node) = self.replicas.get_mut(id.index()).and_then(Option::as_mut) else { return };
-        node.foreign_seqs = node.reconciler.seqs(now);
+        node.foreign_seqs = node.reconciler.foreign_seqs(now);
         if let Some(pool) = self.pools.get_mut(node.pool.index()) {
-            let (before, was_absent) = (node.contribution, pool.is_dormant() || pool.is_away());
-            pool.rank(id, node, now, &rules);
+            let (before, was_absent) = (node.contribution, pool.is_dormant() || pool.is_scaled_to_zero());
+            node.rank_in(pool, id, now, &rules);
             node.contribution = node.contribute(pool, now, &rules);
             pool.counts.replace(before, node.contribution);
             let after = node.contribution;
             self.open.set(node.pool.index(), !pool.free.is_empty() || !pool.background.is_empty());
-            self.turns += u64::from(after.up != before.up);
+            self.service_changes += u64::from(after.up != before.up);
             self.empty_pools |= before.up > after.up && pool.counts.up == 0;
-            self.risen_pools |= after.up > before.up && pool.counts.up == 1;
+            self.revived_pools |= after.up > before.up && pool.counts.up == 1;
             self.can_wake = self.can_wake + after.can_wake - before.can_wake;
-            self.dormant_pools |= (pool.is_dormant() || pool.is_away()) && !was_absent;
-            self.shown[node.pool.index()] = pool.shown();
+            self.dormant_pools |= (pool.is_dormant() || pool.is_scaled_to_zero()) && !was_absent;
+            self.summaries[node.pool.index()] = pool.summary();
             node.arm(now);
         }
         let presence = node.presence(now, &rules);
         if let Some(account) = self.accounts.get_mut(node.pool.index()).filter(|_| node.accounted != presence)
         {
-            account.recount(now, node.accounted, presence);
+            account.change_presence(now, node.accounted, presence);
             node.accounted = presence;
         }
         let wake = node.next_wake(now, &rules);

@@ -1,4 +1,4 @@
-//! Outages: replicas in and out of service, and pools of which nothing is there.
+//! Outages: replicas in and out of service, and pools without any replica in service.
 
 use crate::core::model::ids::{PoolId, ReplicaId};
 use crate::core::model::snapshot::ReplicaStatus;
@@ -14,17 +14,16 @@ impl Fleet {
         self.node(id).is_some_and(|node| node.health.is_proven())
     }
 
-    /// Whether the replica is no longer what it was in that epoch: ejected, come
-    /// back since, or gone.
+    /// Whether the replica has changed since that epoch: it is ejected, came back, or left the
+    /// policy.
     #[must_use]
-    pub fn has_fallen(&self, id: ReplicaId, epoch: u32) -> bool {
+    pub fn has_changed_since(&self, id: ReplicaId, epoch: u32) -> bool {
         let stands =
-            |node: &&ReplicaState| node.present && !node.health.is_out() && node.health.epoch() == epoch;
+            |node: &&ReplicaState| node.present && !node.health.is_ejected() && node.health.epoch() == epoch;
         self.node(id).filter(stands).is_none()
     }
 
-    /// Whether a job runs there that failed elsewhere and has not got its first
-    /// token yet.
+    /// Whether a job runs there that failed elsewhere and has no first token yet.
     #[must_use]
     pub fn has_suspect(&self, id: ReplicaId) -> bool {
         self.node(id).is_some_and(|node| node.ledger.suspects > 0)
@@ -32,29 +31,29 @@ impl Fleet {
 
     /// Whether the replica is ejected.
     #[must_use]
-    pub fn is_out(&self, id: ReplicaId) -> bool {
-        self.node(id).is_some_and(|node| node.health.is_out())
+    pub fn is_ejected(&self, id: ReplicaId) -> bool {
+        self.node(id).is_some_and(|node| node.health.is_ejected())
     }
 
-    /// Whether the replica may get work, credit left or not.
+    /// Whether the replica is in service, with or without free capacity.
     #[must_use]
     pub fn is_up(&self, id: ReplicaId) -> bool {
         self.node(id).is_some_and(|node| node.counts_as_up())
     }
 
-    /// How many replicas of the pools may get work.
+    /// Number of replicas of the pools that are in service.
     #[must_use]
     pub fn count_up(&self, pools: &[PoolId]) -> u64 {
         self.summary(pools).map(|pool| u64::from(pool.up)).sum()
     }
 
-    /// How often a replica came into service or went out of it.
+    /// Number of times that a replica came into service or left it.
     #[must_use]
-    pub const fn turns(&self) -> u64 {
-        self.turns
+    pub const fn service_changes(&self) -> u64 {
+        self.service_changes
     }
 
-    /// Whether the policy gives the pool no replica but those that are about to go.
+    /// Whether the policy gives the pool no replica except those that are about to leave.
     #[must_use]
     pub fn is_vacant(&self, pool: PoolId) -> bool {
         let members = self.pools.get(pool.index()).map(|pool| &*pool.members);
@@ -68,8 +67,8 @@ impl Fleet {
         self.count_up(pools) == 0 && members.all(|node| node.state(now, &self.rules) != ReplicaStatus::Busy)
     }
 
-    /// Whether one more of the replica's pool may be ejected that answers, but
-    /// badly. One always may.
+    /// Whether one more replica of the pool that answers, but badly, may be ejected. One always
+    /// may.
     #[must_use]
     pub fn may_eject(&self, id: ReplicaId) -> bool {
         let pool = self.node(id).and_then(|node| self.pools.get(node.pool.index()));
@@ -79,23 +78,25 @@ impl Fleet {
         })
     }
 
-    /// Whether the replica paused, and a job is on its way that will show whether
-    /// it takes work again.
+    /// Whether the replica paused, and a job is under way that will show whether the replica takes
+    /// jobs again.
     #[must_use]
-    pub fn is_tried(&self, id: ReplicaId) -> bool {
-        self.node(id).is_some_and(|node| node.health.is_tried())
+    pub fn is_on_trial(&self, id: ReplicaId) -> bool {
+        self.node(id).is_some_and(|node| node.health.is_on_trial())
     }
 
-    /// Whether the pool has a replica that gets work, or will in a moment.
+    /// Whether the pool has a replica that is in service, or busy for a moment.
     #[must_use]
     pub fn is_served(&self, pool: PoolId) -> bool {
         self.pools.get(pool.index()).is_some_and(|pool| pool.counts.up + pool.counts.busy > 0)
     }
 
-    /// Whether the pool is scaled to zero: the policy says that its addresses stay
-    /// while nothing runs there, and nothing answers at any.
+    /// Whether the pool is scaled to zero: the policy keeps its addresses while nothing runs there,
+    /// and nothing answers at any of them.
     #[must_use]
-    pub fn is_away(&self, pool: PoolId) -> bool {
-        self.pools.get(pool.index()).is_some_and(crate::core::replica::fleet::pool_state::PoolState::is_away)
+    pub fn is_scaled_to_zero(&self, pool: PoolId) -> bool {
+        self.pools
+            .get(pool.index())
+            .is_some_and(crate::core::replica::fleet::pool_state::PoolState::is_scaled_to_zero)
     }
 }

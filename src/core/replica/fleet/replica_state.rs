@@ -1,4 +1,5 @@
-//! Replica state: the ledger of one replica, what was learned of it, and its free capacity.
+//! Replica state: the ledger, the learned limits and speed, and the free capacity of one
+//! replica.
 
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use crate::core::model::overrides::Closed;
 use crate::core::model::policy::HealthPolicy;
 use crate::core::model::snapshot::ReplicaStatus;
 use crate::core::model::time::Tick;
-use crate::core::queue::fit_tree::FitSize;
+use crate::core::queue::fit_tree::{FitEntry, FitSize};
 use crate::core::replica::affinity::adapter_slots::{AdapterSlots, AdapterState};
 use crate::core::replica::health::ReplicaHealth;
 use crate::core::replica::health::sleep::SleepState;
@@ -22,44 +23,44 @@ use crate::core::replica::seq_limit::{LearnedSeqLimit, full_seqs, ramped};
 use crate::core::replica::shared_kv::SharedKv;
 use crate::core::replica::speed::pool_best::GapStretch;
 use crate::core::replica::speed::prefill_rate::ReplicaReads;
-use crate::core::replica::speed::ttft_model::{self, TtftModel};
+use crate::core::replica::speed::step_time;
+use crate::core::replica::speed::ttft_model::TtftModel;
 use crate::core::replica::speed::{PoolSpeeds, SpeedBin, SpeedFactor};
 
 use crate::core::replica::fleet::contribution::PoolCounts;
 use crate::core::replica::fleet::pool_state::PoolState;
-use crate::core::replica::fleet::prefill::PrefillLoad;
+use crate::core::replica::fleet::prefill::load::PrefillLoad;
 
-/// Part of a replica's sequence limit that background may fill.
-const GUEST_SEQS: f64 = 0.8;
-/// Part of its KV cache that may be in use for a background to come.
-const GUEST_KV: f64 = 0.7;
-/// Part of the promised time between tokens that a step with a background may take.
-const GUEST_STEP: f64 = 0.5;
-/// What a replica can take now; absent where it can take nothing.
+/// Part of a replica's sequence limit that background jobs may fill.
+const BACKGROUND_SEQS: f64 = 0.8;
+/// Part of the KV cache up to which background jobs may be added.
+const BACKGROUND_KV: f64 = 0.7;
+/// Part of the ITL objective that a step may take for background jobs to be added.
+const BACKGROUND_STEP: f64 = 0.5;
+/// Free capacity of a replica; `None` where the replica can take nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct FreeCapacity {
-    /// Of the urgent class.
-    pub(super) own: Option<FitSize>,
-    /// Of classes less urgent than the one that the pool has made its promise
-    /// to.
+    /// Free capacity for the urgent class.
+    pub(super) urgent: Option<FitSize>,
+    /// Free capacity for classes less urgent than the one whose objective the pool has.
     pub(super) background: Option<FitSize>,
-    /// Of the urgent class, as soon as it has read its prompts.
+    /// Free capacity for the urgent class as soon as the replica has read its prompts.
     pub(super) soon: Option<FitSize>,
 }
 
 impl FreeCapacity {
-    /// What it can take now of background, or of the urgent class.
+    /// Free capacity now, for background jobs or for the urgent class.
     pub(super) const fn now(&self, background: bool) -> Option<FitSize> {
-        if background { self.background } else { self.own }
+        if background { self.background } else { self.urgent }
     }
 }
 
-/// One replica.
+/// State of one replica.
 #[derive(Debug, Clone)]
 pub(super) struct ReplicaState {
     pub(super) pool: PoolId,
     pub(super) present: bool,
-    /// Whether the policy says that it is about to go.
+    /// Whether the policy says that the replica is about to leave.
     pub(super) leaving: bool,
     pub(super) configured_seqs: Option<u32>,
     pub(super) configured_kv: Option<u64>,
@@ -67,23 +68,23 @@ pub(super) struct ReplicaState {
     pub(super) meter: ReplicaMeter,
     /// Weight of all prompts ever sent there.
     pub(super) weights: u64,
-    /// How much of its time it spends on them.
-    pub(super) reading: PrefillLoad,
-    /// What its pool's account counts it as.
+    /// Rate of prompt weight, from which the prefill share of its time follows.
+    pub(super) prefill_load: PrefillLoad,
+    /// Presence with which its pool's account counts it.
     pub(super) accounted: ReplicaPresence,
     pub(super) adapters: AdapterSlots,
     pub(super) health: ReplicaHealth,
-    /// How an operator has closed it to new work.
+    /// Operator's override that closes it to new jobs.
     pub(super) closed: Option<Closed>,
     pub(super) stall_detector: StallDetector,
     /// Streams there that wait for their clients.
     pub(super) paused: u32,
     pub(super) gauges: WatchedGauges,
     pub(super) sleep: SleepState,
-    /// How long it is idle before it sleeps, if it ever does.
+    /// Idle time after which it sleeps, if it ever does.
     pub(super) idle_after: Option<Duration>,
     pub(super) reconciler: Reconciler,
-    /// Sequences that run there and are not ours, as of the last change.
+    /// Sequences of other clients that run there, as of the last update.
     pub(super) foreign_seqs: u32,
     /// Sequences ever booked there.
     pub(super) sent: u64,
@@ -91,20 +92,20 @@ pub(super) struct ReplicaState {
     pub(super) shared_kv: SharedKv,
     pub(super) itl_limit: ItlLimit,
     pub(super) stretch: GapStretch,
-    pub(super) reader: ReplicaReads,
+    pub(super) reads: ReplicaReads,
     pub(super) speed: SpeedFactor,
-    /// What its predicted times are multiplied by, as of the last change.
+    /// Factor on its predicted times, as of the last update.
     pub(super) factor: f64,
-    /// Where its speed stands among those of its pool.
+    /// Bin of its speed factor among those of its pool.
     pub(super) bin: Option<SpeedBin>,
     pub(super) report: Option<(Tick, ReplicaReport)>,
     pub(super) held: bool,
     pub(super) last_chosen: u64,
     pub(super) free_capacity: FreeCapacity,
-    /// Where it stands on the boards of its pool.
+    /// Its entries in the search trees of its pool.
     pub(super) slots: [Option<usize>; 3],
     pub(super) next_timer: Option<Tick>,
-    /// Its part of its pool's counts.
+    /// Its contribution to its pool's counts.
     pub(super) contribution: PoolCounts,
 }
 
@@ -119,7 +120,7 @@ impl ReplicaState {
             ledger: Ledger::default(),
             meter: ReplicaMeter::default(),
             weights: 0,
-            reading: PrefillLoad::default(),
+            prefill_load: PrefillLoad::default(),
             accounted: ReplicaPresence::default(),
             adapters: AdapterSlots::default(),
             health: ReplicaHealth::default(),
@@ -136,7 +137,7 @@ impl ReplicaState {
             shared_kv: SharedKv::default(),
             itl_limit: ItlLimit::default(),
             stretch: GapStretch::default(),
-            reader: ReplicaReads::default(),
+            reads: ReplicaReads::default(),
             speed: SpeedFactor::default(),
             factor: 1.0,
             bin: None,
@@ -162,7 +163,7 @@ impl ReplicaState {
         }
     }
 
-    /// Its part of its pool's counts now.
+    /// Present contribution to the counts of its pool.
     pub(super) fn contribute(&self, pool: &PoolState, now: Tick, rules: &HealthPolicy) -> PoolCounts {
         let state = self.state(now, rules);
         let up = self.is_up(now, rules);
@@ -171,7 +172,7 @@ impl ReplicaState {
         PoolCounts {
             up: u32::from(up),
             busy: u32::from(state == ReplicaStatus::Busy),
-            out: u32::from(self.health.is_out()),
+            out: u32::from(self.health.is_ejected()),
             away: u32::from(self.leaving || self.health.is_silent()),
             sleepers: u32::from(is_dormant),
             can_wake: u32::from(wakes),
@@ -181,17 +182,17 @@ impl ReplicaState {
         }
     }
 
-    /// Whether its pool counts it among those in service.
+    /// Whether its pool counts it as in service.
     pub(super) const fn counts_as_up(&self) -> bool {
         self.contribution.up > 0
     }
 
-    /// Whether its pool counts it among those that sleep and can be woken.
+    /// Whether its pool counts it as asleep and able to wake.
     pub(super) const fn counts_as_wakeable(&self) -> bool {
         self.contribution.can_wake > 0
     }
 
-    /// What it counts as in its pool's time.
+    /// Presence with which its pool's account counts it now.
     pub(super) fn presence(&self, now: Tick, rules: &HealthPolicy) -> ReplicaPresence {
         let busy = self.ledger.jobs > 0;
         let away = matches!(
@@ -213,14 +214,14 @@ impl ReplicaState {
         self.sleep.arm(now, is_idle, self.idle_after);
     }
 
-    /// When something is due.
+    /// Time of its next timer.
     pub(super) fn next_wake(&self, now: Tick, rules: &HealthPolicy) -> Option<Tick> {
         let wake = self.health.next_wake(now, rules);
         let others = [self.stall_detector.check_at(), self.sleep.next_wake()];
         wake.into_iter().chain(others.into_iter().flatten()).min().filter(|_| self.present)
     }
 
-    /// Sequences that it runs at full size, whatever its pace.
+    /// Sequences that it runs at full size, whatever its ITL.
     pub(super) fn full(&self, pool: &PoolState) -> u32 {
         let reported = self.report.and_then(|(_, report)| report.slots);
         full_seqs(self.configured_seqs, reported, self.learned_seqs, pool.buffer)
@@ -232,31 +233,31 @@ impl ReplicaState {
         ramped(full, self.health.eighths(now, rules))
     }
 
-    /// Its KV tokens; no bound where nothing is known of them.
+    /// KV cache in tokens; `u64::MAX` where the size is not known.
     pub(super) fn kv(&self) -> u64 {
         let reported = self.report.and_then(|(_, report)| report.kv_tokens);
         self.configured_kv.or(reported).unwrap_or(u64::MAX)
     }
 
     /// Its limits, whatever runs there.
-    pub(super) fn whole(&self, pool: &PoolState, now: Tick, rules: &HealthPolicy) -> FitSize {
+    pub(super) fn full_size(&self, pool: &PoolState, now: Tick, rules: &HealthPolicy) -> FitSize {
         FitSize { seqs: self.limit(pool, now, rules), kv: self.kv(), prefill: u64::MAX }
     }
 
-    /// What it can take. An empty one takes any one job, however large, since
-    /// no other could do better.
+    /// Finds its free capacity. An empty replica takes any one job, however large, since no other
+    /// replica could do better.
     pub(super) fn find_free_capacity(
         &self,
         pool: &PoolState,
         now: Tick,
         rules: &HealthPolicy,
     ) -> FreeCapacity {
-        if self.held || self.health.is_tried() || !self.is_up(now, rules) {
+        if self.held || self.health.is_on_trial() || !self.is_up(now, rules) {
             return FreeCapacity::default();
         }
         if self.ledger.jobs == 0 {
             return FreeCapacity {
-                own: Some(FitSize::MAX),
+                urgent: Some(FitSize::MAX),
                 background: Some(FitSize::MAX),
                 soon: Some(FitSize::MAX),
             };
@@ -268,28 +269,28 @@ impl ReplicaState {
         let own = soon.filter(|_| prefill > 0).map(|size| FitSize { prefill, ..size });
         let background = self.background_seqs(pool, limit);
         let background =
-            background.map(|seqs| FitSize { seqs, kv: self.free_kv(GUEST_KV), prefill: u64::MAX });
-        FreeCapacity { own, background, soon }
+            background.map(|seqs| FitSize { seqs, kv: self.free_kv(BACKGROUND_KV), prefill: u64::MAX });
+        FreeCapacity { urgent: own, background, soon }
     }
 
-    /// Sequences for background: only while it reads no prompt, and only as many as
-    /// leave its steps short enough.
+    /// Free sequences for background jobs: only while it reads no prompt, and only while its steps
+    /// are short enough.
     fn background_seqs(&self, pool: &PoolState, limit: u32) -> Option<u32> {
         let slow = self.is_slow_for_background(pool);
         let seqs = Self::background_share(limit)
             .saturating_sub(pool.objective.headroom)
             .saturating_sub(self.ledger.seqs);
-        (self.ledger.prefill <= self.on_the_way() && !slow && seqs > 0).then_some(seqs)
+        (self.ledger.prefill <= self.delay_weight() && !slow && seqs > 0).then_some(seqs)
     }
 
-    /// Sequences of a limit that background may fill.
+    /// Part of a sequence limit that background jobs may fill.
     pub(super) fn background_share(limit: u32) -> u32 {
-        (f64::from(limit) * GUEST_SEQS) as u32
+        (f64::from(limit) * BACKGROUND_SEQS) as u32
     }
 
-    /// Whether its steps are too long for background to come.
+    /// Whether its steps are too long for background jobs.
     pub(super) fn is_slow_for_background(&self, pool: &PoolState) -> bool {
-        let aim = pool.objective.itl.as_nanos() as f64 * GUEST_STEP;
+        let aim = pool.objective.itl.as_nanos() as f64 * BACKGROUND_STEP;
         self.decode_step() > aim || self.itl_limit.mean().is_some_and(|mean| mean > aim)
     }
 
@@ -300,42 +301,64 @@ impl ReplicaState {
         }
     }
 
-    /// KV tokens that its jobs hold or will hold: what prompts share counts once.
+    /// KV tokens that its jobs hold or will hold. The parts that prompts share count once.
     pub(super) fn kv_held(&self) -> u64 {
         self.ledger.kv.saturating_sub(self.shared_kv.saved(self.ledger.kv_prompts))
     }
 
     /// Nanoseconds of a step in which each of its sequences gets a token.
     pub(super) fn decode_step(&self) -> f64 {
-        ttft_model::decode_step(&self.ledger) as f64 * self.factor
+        step_time::decode_step(&self.ledger) as f64 * self.factor
     }
 
-    pub(super) fn outlook(&self) -> TtftModel {
-        ttft_model::outlook(&self.ledger).slowed(self.factor)
+    pub(super) fn ttft_model(&self) -> TtftModel {
+        step_time::ttft_model(&self.ledger).slowed(self.factor)
+    }
+
+    /// Gives the replica its place among those of the pool that can take something.
+    pub(super) fn rank_in(&mut self, pool: &mut PoolState, id: ReplicaId, now: Tick, rules: &HealthPolicy) {
+        self.factor = pool.speeds.applied(&self.speed, now);
+        let key = self.key(pool, id);
+        self.free_capacity = self.find_free_capacity(pool, now, rules);
+        let free = self.free_capacity;
+        let trees = [
+            (&mut pool.free, free.urgent),
+            (&mut pool.background, free.background),
+            (&mut pool.soon, free.soon),
+        ];
+        for ((tree, free), slot) in trees.into_iter().zip(&mut self.slots) {
+            let entry = free.map(|free| FitEntry { key, size: free.complement(), value: id });
+            *slot = tree.put(*slot, entry);
+        }
     }
 
     pub(super) fn key(&self, pool: &PoolState, replica: ReplicaId) -> ReplicaRank {
         let none = pool.adapters.is_empty();
-        let miss = if none { 0 } else { pool.load.cost(self.adapters.fit_of_other()) };
-        ReplicaRank { outlook: self.outlook(), miss, last_chosen: self.last_chosen, replica }
+        let miss = if none { 0 } else { pool.load.cost(self.adapters.state_of_unloaded()) };
+        ReplicaRank {
+            ttft_model: self.ttft_model(),
+            adapter_cost: miss,
+            last_chosen: self.last_chosen,
+            replica,
+        }
     }
 
-    /// How the model stands to it, if it is an adapter there.
+    /// State of the model here, if the model is an adapter in its pool.
     pub(super) fn adapter_fit(&self, pool: &PoolState, model: ModelId) -> Option<AdapterState> {
-        pool.adapters.contains(&model).then(|| self.adapters.fit(model))
+        pool.adapters.contains(&model).then(|| self.adapters.state(model))
     }
 
-    /// Puts its speed where it belongs among those of its pool.
+    /// Moves its speed factor to the right bin of its pool.
     pub(super) fn rank_speed(&mut self, speeds: &mut PoolSpeeds) {
         let bin = self.speed.is_known().then(|| PoolSpeeds::bin(self.speed.factor()));
         if bin != self.bin {
-            speeds.shift(self.bin, bin);
+            speeds.move_replica(self.bin, bin);
             self.bin = bin;
         }
     }
 
-    /// It is new in the policy, or was taken out of it and put back: a new
-    /// start.
+    /// Resets what was learned, because it is new in the policy, or was removed from it and put
+    /// back.
     pub(super) fn join(&mut self, now: Tick) {
         self.health.join(now);
         (self.speed, self.itl_limit, self.learned_seqs) =

@@ -1,4 +1,4 @@
-//! Replicas that sleep, and who may be told to.
+//! Sleep in the fleet: sleeping replicas, and the replicas that may be ordered to sleep or wake.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use crate::core::replica::health::sleep::{SleepChange, SleepDue, SleepPolicy, Sl
 
 use super::Fleet;
 
-/// A report as old as this, or as the idle time that is asked for, is still
-/// enough to say that nobody else uses the replica.
+/// Age up to which a report shows that no other client uses the replica; the configured idle time,
+/// where longer.
 const REPORT_AGE: Duration = Duration::from_secs(30);
-/// The shortest time until a replica is looked at again that has to stay awake.
+/// Shortest time until the next look at a replica that has to stay awake.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 impl Fleet {
-    /// Whether what the pool has sleeps or wakes.
+    /// Whether the pool has no replica in service or busy, and some replica sleeps or wakes.
     #[must_use]
     pub fn is_dormant(&self, pool: PoolId) -> bool {
         self.pools
@@ -23,31 +23,28 @@ impl Fleet {
             .is_some_and(crate::core::replica::fleet::pool_state::PoolState::is_dormant)
     }
 
-    /// Whether a pool has become dormant or was scaled to zero since this was last
-    /// asked.
+    /// Whether a pool has become dormant or was scaled to zero since the last call.
     pub const fn take_dormant_pools(&mut self) -> bool {
         std::mem::replace(&mut self.dormant_pools, false)
     }
 
-    /// Whether a pool has lost its last replica in service since this was last
-    /// asked.
+    /// Whether a pool has lost its last replica in service since the last call.
     pub const fn take_empty_pools(&mut self) -> bool {
         std::mem::replace(&mut self.empty_pools, false)
     }
 
-    /// Whether a pool has got its first replica in service since this was last
-    /// asked.
-    pub const fn take_risen_pools(&mut self) -> bool {
-        std::mem::replace(&mut self.risen_pools, false)
+    /// Whether a pool has got its first replica in service since the last call.
+    pub const fn take_revived_pools(&mut self) -> bool {
+        std::mem::replace(&mut self.revived_pools, false)
     }
 
-    /// Whether there is a replica that sleeps and can be woken.
+    /// Whether some replica sleeps and can be woken.
     #[must_use]
     pub const fn has_sleepers(&self) -> bool {
         self.can_wake > 0
     }
 
-    /// The first replica of the pools that sleeps and can be woken.
+    /// First replica of the pools that sleeps and can be woken.
     #[must_use]
     pub fn sleeper(&self, pools: &[PoolId]) -> Option<ReplicaId> {
         let mut members =
@@ -61,26 +58,26 @@ impl Fleet {
         self.pools(pools).any(|pool| pool.counts.can_wake > 0)
     }
 
-    /// Sequences that replicas of the pools take that were told to wake.
+    /// Sequences that the waking replicas of the pools take at full size.
     #[must_use]
-    pub fn waking(&self, pools: &[PoolId]) -> u64 {
+    pub fn waking_seqs(&self, pools: &[PoolId]) -> u64 {
         self.pools(pools).map(|pool| pool.counts.waking).sum()
     }
 
-    /// Whether something runs at a replica that sleeps and can be woken.
+    /// Whether jobs run at a replica that sleeps and can be woken.
     #[must_use]
-    pub fn sleeps_on_work(&self, id: ReplicaId) -> bool {
+    pub fn has_work_asleep(&self, id: ReplicaId) -> bool {
         self.node(id).is_some_and(|node| node.counts_as_wakeable() && node.ledger.jobs > 0)
     }
 
-    /// What is due of the replica's rest.
+    /// Step of the replica's sleep that is due.
     #[must_use]
     pub fn sleep_due(&self, id: ReplicaId, now: Tick) -> Option<SleepDue> {
         self.node(id)?.sleep.due(now)
     }
 
-    /// Whether an idle replica may sleep: nobody uses it as far as its reports
-    /// tell, and enough others of its pool are awake.
+    /// Whether an idle replica may sleep: no other client uses it as far as its reports show, and
+    /// enough other replicas of its pool are awake.
     #[must_use]
     pub fn may_sleep(&self, id: ReplicaId, rules: &SleepPolicy, now: Tick) -> bool {
         let Some(node) = self.node(id) else { return false };
@@ -96,7 +93,7 @@ impl Fleet {
             && pool.counts.up > rules.keep_awake
     }
 
-    /// The replica stays awake; it is looked at again later.
+    /// Keeps the replica awake and looks again later.
     pub fn stay_awake(&mut self, id: ReplicaId, now: Tick) {
         self.change(id, now, |node| {
             let pause = node.idle_after.map_or(LOOK_AGAIN, |after| (after / 4).max(LOOK_AGAIN));
@@ -104,22 +101,22 @@ impl Fleet {
         });
     }
 
-    /// The replica is told to sleep.
-    pub fn retire(&mut self, id: ReplicaId, now: Tick) {
-        self.change(id, now, |node| node.sleep.retire(now));
+    /// Notes that the replica is ordered to sleep.
+    pub fn order_sleep(&mut self, id: ReplicaId, now: Tick) {
+        self.change(id, now, |node| node.sleep.order_sleep(now));
     }
 
-    /// The replica is told to wake.
-    pub fn rouse(&mut self, id: ReplicaId, rules: &SleepPolicy, now: Tick) {
-        self.change(id, now, |node| node.sleep.rouse(now, rules.wake_timeout));
+    /// Notes that the replica is ordered to wake.
+    pub fn order_wake(&mut self, id: ReplicaId, rules: &SleepPolicy, now: Tick) {
+        self.change(id, now, |node| node.sleep.order_wake(now, rules.wake_timeout));
     }
 
-    /// What came of it.
+    /// Takes over the result of an order to sleep or to wake.
     pub fn sleep_answered(&mut self, id: ReplicaId, rested: SleepResult, now: Tick) -> SleepChange {
         self.change(id, now, |node| node.sleep.answer(now, rested)).unwrap_or(SleepChange::Nothing)
     }
 
-    /// Nothing came of it.
+    /// Gives up an order that got no answer.
     pub fn give_up_sleep(&mut self, id: ReplicaId, now: Tick) -> SleepChange {
         self.change(id, now, |node| node.sleep.give_up(now)).unwrap_or(SleepChange::Nothing)
     }

@@ -1,9 +1,8 @@
-//! Utilization: the part of its replicas' capacity that a pool uses, and the size of that
-//! capacity.
+//! Utilization: the used part of a pool's capacity, and the size of that capacity.
 
-use crate::core::autoscale::demand::utilization::{ReplicasInUse, WAYS};
+use crate::core::autoscale::demand::utilization::{DIMENSIONS, ReplicasInUse};
 use crate::core::model::ids::PoolId;
-use crate::core::replica::seq_limit::most_seqs;
+use crate::core::replica::seq_limit::max_request_seqs;
 use crate::core::replica::speed::pool_best::PoolTypical;
 
 use super::Fleet;
@@ -11,19 +10,19 @@ use crate::core::replica::fleet::pool_state::PoolState;
 use crate::core::replica::fleet::replica_state::ReplicaState;
 
 impl Fleet {
-    /// How many replicas' worth of the pool is in use just now, in each of the ways
-    /// in which one can be full. One that can take nothing more counts as full in
-    /// all of them when jobs wait for the pool. Where other gateways count what is
-    /// theirs (`shared`), only our part of each replica is counted.
+    /// Replicas of the pool in use now, in each of the ways in which a replica can be full. When
+    /// jobs wait for the pool (`contended`), a replica that can take nothing more counts as full in
+    /// all ways. When other gateways count their own part (`shared`), only this gateway's part of
+    /// each replica counts.
     #[must_use]
     pub fn used(&self, pool: PoolId, contended: bool, shared: bool) -> ReplicasInUse {
         let mut sum = ReplicasInUse::default();
         let Some(state) = self.pools.get(pool.index()) else { return sum };
         for node in state.members.iter().filter_map(|id| self.node(*id)).filter(|node| node.ledger.jobs > 0) {
-            let full = contended && node.free_capacity.own.is_none();
+            let full = contended && node.free_capacity.urgent.is_none();
             let parts = match (full, shared) {
-                (true, false) => [1.0; WAYS],
-                (true, true) => [node.own_share(); WAYS],
+                (true, false) => [1.0; DIMENSIONS],
+                (true, true) => [node.own_share(); DIMENSIONS],
                 (false, _) => node.used(state, shared),
             };
             sum.iter_mut().zip(parts).for_each(|(sum, part)| *sum += part.min(1.0));
@@ -31,14 +30,14 @@ impl Fleet {
         sum
     }
 
-    /// What the pool usually shows.
+    /// Usual prefill rate and ITL of the pool.
     #[must_use]
-    pub fn usual(&self, pool: PoolId) -> PoolTypical {
-        self.pools.get(pool.index()).map_or_else(PoolTypical::default, |pool| pool.bests.usual())
+    pub fn typical(&self, pool: PoolId) -> PoolTypical {
+        self.pools.get(pool.index()).map_or_else(PoolTypical::default, |pool| pool.bests.typical())
     }
 
-    /// Replicas of the pool in service, and what one of them takes: sequences, the
-    /// middle of all, and the fewest tokens of KV cache; absent where nothing is known.
+    /// Replicas of the pool in service, the median sequence limit of a replica, and the fewest KV
+    /// tokens of a replica; `None` where nothing is known.
     #[must_use]
     pub fn sizes(&self, pool: PoolId) -> (u32, Option<u32>, Option<u64>) {
         let Some(state) = self.pools.get(pool.index()) else { return (0, None, None) };
@@ -49,7 +48,7 @@ impl Fleet {
         (state.counts.up, seqs.get(seqs.len() / 2).copied(), kv)
     }
 
-    /// How many replicas of the pool have a job of ours.
+    /// Number of the pool's replicas that have a job of this gateway.
     #[must_use]
     pub fn active(&self, pool: PoolId) -> u32 {
         let members = self.pools.get(pool.index()).into_iter().flat_map(|state| &state.members);
@@ -59,15 +58,15 @@ impl Fleet {
 }
 
 impl Fleet {
-    /// Whether some replica of the pools runs so many sequences at once, when it
-    /// has nothing else to do. Pools without a replica may get one that does.
+    /// Whether some replica of the pools runs this many sequences at once, when it has nothing else
+    /// to do. Pools without a replica may get one that does.
     #[must_use]
     pub fn runs(&self, pools: &[PoolId], sequences: u32) -> bool {
         let mut most = self.most_of(pools);
         most.any(|most| sequences <= most)
     }
 
-    /// The most sequences that a replica of the pools runs at once.
+    /// Most sequences that a replica of the pools runs at once.
     #[must_use]
     pub fn most_sequences(&self, pools: &[PoolId]) -> u32 {
         self.most_of(pools).max().unwrap_or(1)
@@ -75,7 +74,7 @@ impl Fleet {
 
     fn most_of<'a>(&'a self, pools: &'a [PoolId]) -> impl Iterator<Item = u32> + 'a {
         self.pools(pools).flat_map(|pool| {
-            let none = pool.members.is_empty().then(|| most_seqs(None, None, pool.buffer));
+            let none = pool.members.is_empty().then(|| max_request_seqs(None, None, pool.buffer));
             let members = pool.members.iter().filter_map(|id| self.node(*id));
             members.map(|node| node.most(pool)).chain(none)
         })
@@ -83,15 +82,14 @@ impl Fleet {
 }
 
 impl ReplicaState {
-    /// Sequences that a request may ask for here.
+    /// Most sequences that one request may ask for here.
     fn most(&self, pool: &PoolState) -> u32 {
         let reported = self.report.and_then(|(_, report)| report.slots);
-        most_seqs(self.configured_seqs, reported, pool.buffer)
+        max_request_seqs(self.configured_seqs, reported, pool.buffer)
     }
 
-    /// The part of it that is in use: of its sequences, of its KV cache, of the
-    /// prompts that it can read at once, and of the time between tokens that lies
-    /// between the best that was seen and what is promised.
+    /// Used part of the replica: of its sequences, of its KV cache, of the prompts that it can read
+    /// at once, and of the ITL between the best one of the pool and the target.
     fn used(&self, pool: &PoolState, shared: bool) -> ReplicasInUse {
         let ours = self.full(pool).saturating_sub(self.foreign_seqs).max(1).min(self.itl_limit.seqs().max(1));
         let (seqs, paced) =
@@ -105,15 +103,15 @@ impl ReplicaState {
         ]
     }
 
-    /// Our part of the sequences that run there.
+    /// This gateway's part of the sequences that run there.
     fn own_share(&self) -> f64 {
         let ours = f64::from(self.ledger.seqs);
         ours / (ours + f64::from(self.foreign_seqs)).max(1.0)
     }
 
     fn used_of_itl(&self, pool: &PoolState) -> f64 {
-        let aim = self.itl_limit.aim(pool.objective.itl);
-        let best = pool.bests.all().gap.map_or(f64::INFINITY, |gap| gap.as_nanos() as f64);
+        let aim = self.itl_limit.target(pool.objective.itl);
+        let best = pool.bests.best().gap.map_or(f64::INFINITY, |gap| gap.as_nanos() as f64);
         match self.itl_limit.mean().filter(|_| self.ledger.streams > 0 && best < aim * MOST_BARE) {
             Some(mean) => ((mean - best) / (aim - best)).max(0.0),
             None => 0.0,
@@ -121,6 +119,6 @@ impl ReplicaState {
     }
 }
 
-/// Where the best time between tokens is more than this part of what is
-/// promised, how much lies between the two says nothing.
+/// Largest best ITL, as a part of the target. Above this part, the position of the ITL between the
+/// best and the target says nothing.
 const MOST_BARE: f64 = 0.7;

@@ -1,4 +1,4 @@
-//! Replica health: ejected, probed, busy, or coming back.
+//! Replica health: ejected, probed, busy, or in slow start.
 
 pub mod sleep;
 pub mod stall_detector;
@@ -12,56 +12,53 @@ use crate::core::model::time::Tick;
 
 /// A probe without an answer for this long counts as failed.
 pub const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
-/// The longest time an engine can keep work away by saying it is busy.
+/// Longest time for which an engine can keep work away by answering "busy".
 pub const MAX_BUSY: Duration = Duration::from_secs(30);
-/// What the pause grows to of an engine that says "busy" again and again
-/// without a time of its own.
+/// Longest pause of an engine that repeatedly answers "busy" without a time of its own.
 const MAX_BUSY_PAUSE: Duration = Duration::from_secs(4);
-/// The same of one that is to blame for faults, but stays in service.
+/// Longest pause of a replica that is to blame for faults, but stays in service.
 const MAX_SPARED_PAUSE: Duration = Duration::from_secs(1);
-/// A replica is gone when nothing has answered there for so long.
+/// A replica is gone when nothing has answered there for this long.
 pub const GONE_AFTER: Duration = Duration::from_secs(60);
 /// An engine that has not refused a job within this time has taken it.
 const TAKEN: Duration = Duration::from_secs(1);
-/// One answer that is no protocol may be the request's doing; so many in a row,
-/// to different requests, are not.
+/// Invalid answers in a row, to different requests, after which the replica is to blame. A single
+/// answer that is no valid protocol may be the request's fault.
 const MAX_GARBLED: u32 = 3;
-/// The shortest pause of any kind, so that a zero in the policy cannot make
-/// the timers spin.
+/// Shortest pause of any kind, so that a zero in the policy cannot make the timers spin.
 const MIN_PAUSE: Duration = Duration::from_millis(1);
-/// Out again within this time of coming back: the probe proved nothing, and the
-/// next pause is twice as long.
+/// Ejected again within this time of coming back: the probe proved nothing, and the next pause is
+/// twice as long.
 const RELAPSE: Duration = Duration::from_secs(30);
-/// What such pauses grow to, where `probe_max` is less.
+/// Longest pause after relapses, where `probe_max` is shorter.
 const MAX_RELAPSE_PAUSE: Duration = Duration::from_secs(10);
-/// Steps in which the limit grows after a re-admission, beyond the first
-/// eighth.
+/// Steps in which the limit grows during slow start, beyond the first eighth.
 const RAMP_STEPS: u128 = 7;
 
-/// The health of one replica.
+/// Health of one replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ReplicaHealth {
     out: Option<Ejection>,
     busy: Option<BusyState>,
     back_since: Option<Tick>,
-    /// When it last came back.
+    /// When the replica last came back.
     returned: Option<Tick>,
-    /// How often in a row it was out again soon after it came back.
+    /// Number of times in a row that the replica was ejected soon after it came back.
     relapses: u32,
     epoch: u32,
-    /// Nothing good has come from it since it joined or came back.
+    /// True when no token and no whole answer has come since the replica joined or came back.
     unproven: bool,
-    /// Answers in a row that were no protocol; coming back forgets none.
-    garbled: u32,
+    /// Invalid answers in a row. Readmission does not reset this count.
+    invalid_answers: u32,
 }
 
-/// It said "busy". When the pause is over it gets one job, and more only once
-/// that, or any other, shows that it takes work again.
+/// State of a replica that answered "busy". After the pause the replica gets one job. It gets more
+/// only when that job, or any other, shows that the replica takes work again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct BusyState {
     until: Tick,
     pause: Duration,
-    /// When the job that was sent to try it will have been taken.
+    /// When the trial job will count as taken.
     trial: Option<Tick>,
 }
 
@@ -81,7 +78,7 @@ enum ProbeState {
 }
 
 impl ReplicaHealth {
-    /// How it stands now.
+    /// Status of the replica now.
     #[must_use]
     pub fn state(&self, now: Tick, rules: &HealthPolicy) -> ReplicaStatus {
         if let Some(out) = self.out {
@@ -94,45 +91,45 @@ impl ReplicaHealth {
         if self.eighths(now, rules) < 8 { ReplicaStatus::SlowStart } else { ReplicaStatus::Serving }
     }
 
-    /// How often it came back. A fault of a stream that began before the last
-    /// return says nothing about what came back.
+    /// Number of times that the replica came back. A fault of a stream that began before the last
+    /// return says nothing about the replica that came back.
     #[must_use]
     pub const fn epoch(&self) -> u32 {
         self.epoch
     }
 
-    /// Whether it has answered since it joined or came back. What there is at the
-    /// start counts as proven.
+    /// Whether the replica has answered since it joined or came back. Replicas present at the start
+    /// of the gateway count as proven.
     #[must_use]
     pub const fn is_proven(&self) -> bool {
         !self.unproven
     }
 
-    /// Whether it is ejected.
+    /// Whether the replica is ejected.
     #[must_use]
-    pub const fn is_out(&self) -> bool {
+    pub const fn is_ejected(&self) -> bool {
         self.out.is_some()
     }
 
-    /// Whether it is ejected and nothing answers there.
+    /// Whether the replica is ejected and nothing answers there.
     #[must_use]
     pub const fn is_silent(&self) -> bool {
         matches!(self.out, Some(Ejection { silent_since: Some(_), .. }))
     }
 
-    /// A token or a whole answer came from it.
+    /// Notes that a token or a whole answer came from the replica.
     pub fn note_proof(&mut self) {
-        (self.unproven, self.garbled) = (false, 0);
+        (self.unproven, self.invalid_answers) = (false, 0);
     }
 
-    /// It sent what is no protocol; whether it has done so too often by now.
-    pub fn garbled(&mut self) -> bool {
-        self.garbled = self.garbled.saturating_add(1);
-        self.garbled >= MAX_GARBLED
+    /// Counts an invalid answer. Returns whether the replica has sent too many in a row.
+    pub fn note_invalid(&mut self) -> bool {
+        self.invalid_answers = self.invalid_answers.saturating_add(1);
+        self.invalid_answers >= MAX_GARBLED
     }
 
-    /// Eighths of its limit that it may use: one right after its return, eight
-    /// when `slow_start` has passed.
+    /// Eighths of its limit that the replica may use: one right after its return, eight when
+    /// `slow_start` has passed.
     #[must_use]
     pub fn eighths(&self, now: Tick, rules: &HealthPolicy) -> u32 {
         let Some(since) = self.back_since else { return 8 };
@@ -143,7 +140,7 @@ impl ReplicaHealth {
         1 + u32::try_from(elapsed * RAMP_STEPS / whole).unwrap_or(7)
     }
 
-    /// Takes it out of service; false when it is out already.
+    /// Ejects the replica. Returns false when it is ejected already.
     pub fn eject(&mut self, now: Tick, rules: &HealthPolicy) -> bool {
         if self.out.is_some() {
             return false;
@@ -159,15 +156,15 @@ impl ReplicaHealth {
         true
     }
 
-    /// It said that it can take no more for now, and perhaps for how long. Said
-    /// again after a pause, the next pause is twice as long.
-    pub fn busy(&mut self, now: Tick, retry_after: Option<Duration>, rules: &HealthPolicy) {
+    /// Pauses a replica that answered "busy", for `retry_after` if the answer gave a time. Another
+    /// "busy" after a pause doubles the next pause.
+    pub fn note_busy(&mut self, now: Tick, retry_after: Option<Duration>, rules: &HealthPolicy) {
         self.pause(now, retry_after, rules, MAX_BUSY_PAUSE);
     }
 
-    /// It is to blame for a fault, but stays in service: it pauses like a busy one,
-    /// and what it gave before says nothing of what it will give.
-    pub fn spare(&mut self, now: Tick, rules: &HealthPolicy) {
+    /// Pauses a replica that is to blame for a fault, but stays in service. Its earlier answers no
+    /// longer prove that it works.
+    pub fn pause_spared(&mut self, now: Tick, rules: &HealthPolicy) {
         self.pause(now, None, rules, MAX_SPARED_PAUSE);
         self.unproven = true;
     }
@@ -186,33 +183,33 @@ impl ReplicaHealth {
         self.busy = Some(BusyState { until, pause, trial: None });
     }
 
-    /// Whether it was busy and has a job on its way that will show whether it
-    /// still is.
+    /// Whether the replica was busy and a trial job is under way that will show whether it still
+    /// is.
     #[must_use]
-    pub fn is_tried(&self) -> bool {
+    pub fn is_on_trial(&self) -> bool {
         self.busy.is_some_and(|busy| busy.trial.is_some())
     }
 
-    /// A job was sent there.
+    /// Notes that a job was dispatched to the replica.
     pub fn sent(&mut self, now: Tick) {
         if let Some(busy) = self.busy.as_mut().filter(|busy| busy.until <= now) {
             busy.trial.get_or_insert(now + TAKEN);
         }
     }
 
-    /// Something came of a job there.
+    /// Notes a sign of success of a job there.
     pub fn answered(&mut self, now: Tick) {
         self.busy = self.busy.filter(|busy| busy.until > now);
     }
 
-    /// While it is out: whether something is there that answers.
-    pub fn heard(&mut self, now: Tick, answers: bool) {
+    /// Notes, while the replica is ejected, whether anything answers at its address.
+    pub fn note_contact(&mut self, now: Tick, answers: bool) {
         if let Some(out) = &mut self.out {
             out.silent_since = if answers { None } else { out.silent_since.or(Some(now)) };
         }
     }
 
-    /// The probe that is out failed: the next one waits twice as long.
+    /// Notes that the present probe failed. The pause before the next probe doubles.
     pub fn probe_failed(&mut self, now: Tick, rules: &HealthPolicy) {
         let Some(out) = &mut self.out else { return };
         if let ProbeState::Sent { .. } = out.probe {
@@ -221,9 +218,9 @@ impl ReplicaHealth {
         }
     }
 
-    /// It is there again: back in service, slowly at first. Returns how long
-    /// it was out; `None` when it was not.
-    pub fn found(&mut self, now: Tick) -> Option<Duration> {
+    /// Readmits the replica with a slow start. Returns for how long the replica was ejected; `None`
+    /// when it was not.
+    pub fn readmit(&mut self, now: Tick) -> Option<Duration> {
         let out = self.out.take()?;
         (self.back_since, self.returned) = (Some(now), Some(now));
         self.epoch = self.epoch.wrapping_add(1);
@@ -231,16 +228,15 @@ impl ReplicaHealth {
         Some(now.since(out.since))
     }
 
-    /// It gets work again after it was kept from it in good health: slowly at
-    /// first.
+    /// Starts a slow start of a healthy replica that gets jobs again.
     pub fn slow_start(&mut self, now: Tick) {
         if self.out.is_none() {
             self.back_since = Some(now);
         }
     }
 
-    /// It is new in the policy, or was taken out of it and put back: a new
-    /// start, slowly at first.
+    /// Resets the health of a replica that is new in the policy, or was removed from it and put
+    /// back. The replica gets a slow start.
     pub fn join(&mut self, now: Tick) {
         *self = Self {
             epoch: self.epoch.wrapping_add(1),
@@ -250,8 +246,8 @@ impl ReplicaHealth {
         };
     }
 
-    /// Does what is due by now; says whether to send a probe.
-    pub fn wake(&mut self, now: Tick, rules: &HealthPolicy) -> bool {
+    /// Runs the timers that are due. Returns whether to send a probe.
+    pub fn run_timers(&mut self, now: Tick, rules: &HealthPolicy) -> bool {
         self.busy = self.busy.filter(|busy| busy.trial.is_none_or(|taken| taken > now));
         if self.eighths(now, rules) == 8 {
             self.back_since = None;
@@ -270,7 +266,7 @@ impl ReplicaHealth {
         }
     }
 
-    /// When time alone will change something next.
+    /// Time of the next timer.
     #[must_use]
     pub fn next_wake(&self, now: Tick, rules: &HealthPolicy) -> Option<Tick> {
         match self.out.map(|out| out.probe) {
@@ -308,8 +304,8 @@ mod tests {
         let mut now = ms(0);
         for _ in 0..5 {
             now = vitals.next_wake(now, &rules()).expect("a probe");
-            assert!(vitals.wake(now, &rules()));
-            assert!(!vitals.wake(now, &rules()), "one at a time");
+            assert!(vitals.run_timers(now, &rules()));
+            assert!(!vitals.run_timers(now, &rules()), "one at a time");
             sent.push(now.as_nanos() / 1_000_000);
             vitals.probe_failed(now, &rules());
             vitals.probe_failed(now, &rules());
@@ -320,16 +316,16 @@ mod tests {
     #[test]
     fn who_has_not_answered_for_a_minute_is_gone() {
         let mut vitals = ReplicaHealth::default();
-        vitals.heard(ms(0), false);
+        vitals.note_contact(ms(0), false);
         vitals.eject(ms(1000), &rules());
         assert_eq!(vitals.state(ms(100_000), &rules()), ReplicaStatus::Ejected, "nobody has looked");
-        vitals.heard(ms(2000), false);
-        vitals.heard(ms(3000), false);
+        vitals.note_contact(ms(2000), false);
+        vitals.note_contact(ms(3000), false);
         assert_eq!(vitals.state(ms(61_999), &rules()), ReplicaStatus::Ejected);
         assert_eq!(vitals.state(ms(62_000), &rules()), ReplicaStatus::Gone);
-        vitals.heard(ms(63_000), true);
+        vitals.note_contact(ms(63_000), true);
         assert_eq!(vitals.state(ms(63_000), &rules()), ReplicaStatus::Ejected, "it answers badly");
-        assert!(vitals.found(ms(64_000)).is_some());
+        assert!(vitals.readmit(ms(64_000)).is_some());
     }
 
     #[test]
@@ -341,8 +337,8 @@ mod tests {
             let next = vitals.next_wake(now, &rules()).expect("a probe");
             pauses.push(next.since(now).as_millis());
             now = next;
-            vitals.wake(now, &rules());
-            vitals.found(now);
+            vitals.run_timers(now, &rules());
+            vitals.readmit(now);
         }
         assert_eq!(pauses, [200, 400, 800, 1600, 3200, 6400, 10_000, 10_000]);
         now += Duration::from_secs(31);
@@ -354,9 +350,9 @@ mod tests {
     fn a_probe_without_an_answer_is_lost() {
         let mut vitals = ReplicaHealth::default();
         vitals.eject(ms(0), &rules());
-        assert!(vitals.wake(ms(200), &rules()));
+        assert!(vitals.run_timers(ms(200), &rules()));
         assert_eq!(vitals.next_wake(ms(200), &rules()), Some(ms(10_200)));
-        assert!(!vitals.wake(ms(10_200), &rules()));
+        assert!(!vitals.run_timers(ms(10_200), &rules()));
         assert_eq!(vitals.next_wake(ms(10_200), &rules()), Some(ms(10_600)));
     }
 
@@ -364,14 +360,14 @@ mod tests {
     fn it_comes_back_in_eighths() {
         let mut vitals = ReplicaHealth::default();
         vitals.eject(ms(0), &rules());
-        assert_eq!(vitals.found(ms(700)), Some(Duration::from_millis(700)));
-        assert_eq!(vitals.found(ms(700)), None);
+        assert_eq!(vitals.readmit(ms(700)), Some(Duration::from_millis(700)));
+        assert_eq!(vitals.readmit(ms(700)), None);
         assert_eq!(vitals.epoch(), 1);
         let (mut now, mut seen) = (ms(700), Vec::new());
         while let Some(next) = vitals.next_wake(now, &rules()) {
             assert!(next > now);
             now = next;
-            vitals.wake(now, &rules());
+            vitals.run_timers(now, &rules());
             seen.push(vitals.eighths(now, &rules()));
         }
         assert_eq!(seen, [2, 3, 4, 5, 6, 7, 8]);
@@ -382,20 +378,20 @@ mod tests {
     #[test]
     fn busy_is_bounded_and_ends() {
         let mut vitals = ReplicaHealth::default();
-        vitals.busy(ms(0), Some(Duration::from_secs(3600)), &rules());
+        vitals.note_busy(ms(0), Some(Duration::from_secs(3600)), &rules());
         assert_eq!(vitals.state(ms(29_999), &rules()), ReplicaStatus::Busy);
         assert_eq!(vitals.next_wake(ms(0), &rules()), Some(ms(30_000)));
         assert_eq!(vitals.state(ms(30_000), &rules()), ReplicaStatus::Serving);
 
-        vitals.busy(ms(1), None, &rules());
+        vitals.note_busy(ms(1), None, &rules());
         assert_eq!(vitals.next_wake(ms(1), &rules()), Some(ms(30_000)), "the longer spell counts");
 
         let mut vitals = ReplicaHealth::default();
-        vitals.busy(ms(0), None, &rules());
+        vitals.note_busy(ms(0), None, &rules());
         assert_eq!(vitals.next_wake(ms(0), &rules()), Some(ms(250)));
         let zero = HealthPolicy { busy_backoff: Duration::ZERO, ..rules() };
         let mut vitals = ReplicaHealth::default();
-        vitals.busy(ms(0), Some(Duration::ZERO), &zero);
+        vitals.note_busy(ms(0), Some(Duration::ZERO), &zero);
         assert_eq!(vitals.next_wake(ms(0), &zero), Some(ms(1)), "never a spinning timer");
     }
 
@@ -404,28 +400,28 @@ mod tests {
         let (mut vitals, mut now, mut pauses) = (ReplicaHealth::default(), ms(0), Vec::new());
         for _ in 0..6 {
             for _ in 0..3 {
-                vitals.busy(now, None, &rules());
+                vitals.note_busy(now, None, &rules());
             }
             let next = vitals.next_wake(now, &rules()).expect("the end of the pause");
             pauses.push(next.since(now).as_millis());
             now = next;
-            vitals.wake(now, &rules());
-            assert!(!vitals.is_tried());
+            vitals.run_timers(now, &rules());
+            assert!(!vitals.is_on_trial());
             vitals.sent(now);
-            assert!(vitals.is_tried());
+            assert!(vitals.is_on_trial());
         }
         assert_eq!(pauses, [250, 500, 1000, 2000, 4000, 4000]);
 
         let mut answered = vitals;
         answered.answered(now);
-        assert!(!answered.is_tried());
-        answered.busy(now, None, &rules());
+        assert!(!answered.is_on_trial());
+        answered.note_busy(now, None, &rules());
         assert_eq!(answered.next_wake(now, &rules()), Some(now + Duration::from_millis(250)));
 
         let taken = vitals.next_wake(now, &rules()).expect("the end of the trial");
         assert_eq!(taken, now + TAKEN);
-        vitals.wake(taken, &rules());
-        assert_eq!((vitals.is_tried(), vitals.next_wake(taken, &rules())), (false, None));
+        vitals.run_timers(taken, &rules());
+        assert_eq!((vitals.is_on_trial(), vitals.next_wake(taken, &rules())), (false, None));
     }
 
     #[test]
@@ -433,7 +429,7 @@ mod tests {
         let at_once = HealthPolicy { slow_start: Duration::ZERO, ..rules() };
         let mut vitals = ReplicaHealth::default();
         vitals.eject(ms(0), &at_once);
-        vitals.found(ms(5));
+        vitals.readmit(ms(5));
         assert_eq!(vitals.eighths(ms(5), &at_once), 8);
         assert_eq!(vitals.next_wake(ms(5), &at_once), None);
     }

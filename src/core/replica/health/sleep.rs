@@ -1,78 +1,54 @@
-//! Replicas that sleep: they keep what they hold of a model outside the
-//! accelerator, take no work, and need a moment to wake.
+//! Sleep of a replica: a sleeping engine keeps its model outside the accelerator, takes no
+//! work, and needs a moment to wake.
 //!
-//! An engine's own word comes with its reports, which show a moment that has
-//! passed. So a report says nothing while an order is on its way, nor for as
-//! long after its answer as a report may have been under way.
+//! An engine reports by itself whether it sleeps, but a report shows a past moment. Reports are
+//! therefore ignored while an order is under way, and after its answer for as long as a report
+//! may have been under way.
 
 use std::time::Duration;
 
+pub use crate::core::model::policy::sleep::{SleepPolicy, SleepResult};
 use crate::core::model::snapshot::ReplicaStatus;
 use crate::core::model::time::Tick;
 
-/// How long the order to sleep may go without an answer.
+/// Time after which an order to sleep counts as unanswered.
 const SLEEP_TIMEOUT: Duration = Duration::from_secs(40);
-/// Beyond the time that the policy gives a wake, in which its answer comes in
-/// any case.
+/// Time added to the policy's wake timeout, within which the answer comes in any case.
 const WAKE_GRACE: Duration = Duration::from_secs(10);
-/// No report is on its way for longer.
+/// Longest time that a report is under way.
 const REPORT_LAG: Duration = Duration::from_secs(6);
 
-/// When the replicas of a pool sleep.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SleepPolicy {
-    /// How long a replica must have had no work, since it last woke; not zero.
-    pub after_idle: Duration,
-    /// Replicas of the pool that stay awake, whatever they do.
-    pub keep_awake: u32,
-    /// How long a wake may take until it counts as failed.
-    pub wake_timeout: Duration,
-}
-
-/// What came of the order to sleep or to wake.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SleepResult {
-    /// It sleeps.
-    Asleep,
-    /// It is awake.
-    Awake,
-    /// Nobody knows.
-    Failed,
-    /// It does not know the order.
-    Unable,
-}
-
-/// What an answer changes.
+/// Change that the answer to an order brings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SleepChange {
-    /// Nothing that concerns others.
+    /// Nothing changed that concerns others.
     Nothing,
-    /// It woke, so long after it was told to.
+    /// The replica woke, this long after the order.
     Woke(Duration),
-    /// It was told to wake, and does not.
+    /// The replica was ordered to wake, and does not.
     Stuck,
 }
 
-/// What time brings.
+/// Step of a replica's sleep that a timer brings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SleepDue {
-    /// It has been idle for long enough to sleep.
+    /// The replica has been idle for long enough to sleep.
     Idle,
-    /// An order has gone without an answer.
+    /// An order got no answer in time.
     Unanswered,
 }
 
-/// Whether one replica sleeps.
+/// Sleep state of one replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SleepState {
     phase: SleepPhase,
     unable: bool,
-    /// When to look whether it is to sleep.
-    look_at: Option<Tick>,
-    /// From when on its reports count.
+    /// When to look whether the replica may sleep.
+    idle_check_at: Option<Tick>,
+    /// Time from which the replica's reports count.
     reports_from: Tick,
-    /// What was ever sent there and its progress, at the last report that came
-    /// while it had no work of ours.
+    /// Sequences ever sent there and the engine's progress, at the last report that came while the
+    /// replica had no job of this gateway.
     mark: Option<(u64, u64)>,
 }
 
@@ -80,12 +56,12 @@ pub struct SleepState {
 enum SleepPhase {
     #[default]
     Awake,
-    /// It was told to sleep.
-    Retiring {
+    /// The replica was ordered to sleep.
+    FallingAsleep {
         until: Tick,
     },
     Asleep,
-    /// It was told to wake.
+    /// The replica was ordered to wake.
     Waking {
         since: Tick,
         until: Tick,
@@ -93,51 +69,51 @@ enum SleepPhase {
 }
 
 impl SleepState {
-    /// How it stands; absent while it is awake.
+    /// Status of the replica; `None` while it is awake.
     #[must_use]
     pub const fn state(&self) -> Option<ReplicaStatus> {
         match self.phase {
             SleepPhase::Awake => None,
-            SleepPhase::Retiring { .. } | SleepPhase::Asleep => Some(ReplicaStatus::Asleep),
+            SleepPhase::FallingAsleep { .. } | SleepPhase::Asleep => Some(ReplicaStatus::Asleep),
             SleepPhase::Waking { .. } => Some(ReplicaStatus::Waking),
         }
     }
 
-    /// Whether it can be told to wake.
+    /// Whether the replica can be ordered to wake.
     #[must_use]
     pub const fn can_wake(&self) -> bool {
         matches!(self.phase, SleepPhase::Asleep) && !self.unable
     }
 
-    /// Keeps its timer: it is to be looked at when it has been `idle` for so
-    /// long, if it ever is to sleep.
+    /// Updates the idle timer: the replica is looked at when it has been idle for `after`, if it
+    /// ever may sleep.
     pub fn arm(&mut self, now: Tick, idle: bool, after: Option<Duration>) {
         let after = after.filter(|_| idle && self.phase == SleepPhase::Awake && !self.unable);
-        self.look_at = after.map(|after| self.look_at.unwrap_or(now + after));
+        self.idle_check_at = after.map(|after| self.idle_check_at.unwrap_or(now + after));
     }
 
-    /// It was looked at, and is to stay awake for now.
+    /// Postpones the idle timer, because the replica has to stay awake for now.
     pub fn postpone(&mut self, until: Tick) {
-        self.look_at = Some(until);
+        self.idle_check_at = Some(until);
     }
 
-    /// It is told to sleep.
-    pub fn retire(&mut self, now: Tick) {
-        (self.look_at, self.reports_from) = (None, Tick::NEVER);
-        self.phase = SleepPhase::Retiring { until: now + SLEEP_TIMEOUT };
+    /// Notes that the replica is ordered to sleep.
+    pub fn order_sleep(&mut self, now: Tick) {
+        (self.idle_check_at, self.reports_from) = (None, Tick::NEVER);
+        self.phase = SleepPhase::FallingAsleep { until: now + SLEEP_TIMEOUT };
     }
 
-    /// It is told to wake.
-    pub fn rouse(&mut self, now: Tick, timeout: Duration) {
+    /// Notes that the replica is ordered to wake.
+    pub fn order_wake(&mut self, now: Tick, timeout: Duration) {
         self.reports_from = Tick::NEVER;
         self.phase = SleepPhase::Waking { since: now, until: now + timeout + WAKE_GRACE };
     }
 
-    /// The answer to an order came. One to an order that is no longer waited
-    /// for says nothing.
+    /// Takes over the answer to an order. An answer to an order that is no longer waited for
+    /// changes nothing.
     pub fn answer(&mut self, now: Tick, rested: SleepResult) -> SleepChange {
         let told_to_wake = match self.phase {
-            SleepPhase::Retiring { .. } => None,
+            SleepPhase::FallingAsleep { .. } => None,
             SleepPhase::Waking { since, .. } => Some(since),
             SleepPhase::Awake | SleepPhase::Asleep => return SleepChange::Nothing,
         };
@@ -158,7 +134,7 @@ impl SleepState {
         }
     }
 
-    /// The engine's own word. Says whether it fell asleep unasked.
+    /// Takes over an engine's own report. Returns whether the engine fell asleep without an order.
     pub fn report(&mut self, now: Tick, asleep: bool) -> bool {
         if now < self.reports_from {
             return false;
@@ -168,48 +144,48 @@ impl SleepState {
         unasked
     }
 
-    /// It reported its progress while it had so many jobs of ours, of all that
-    /// were `sent`. One that went on without any works for others, and has not
-    /// been idle.
-    pub fn worked(&mut self, jobs: u32, sent: u64, progress: Option<u64>) {
+    /// Notes the engine's progress and the number of this gateway's jobs there, of all `sent` so
+    /// far. An engine that made progress without any of these jobs works for other clients, and has
+    /// not been idle.
+    pub fn note_progress(&mut self, jobs: u32, sent: u64, progress: Option<u64>) {
         let mark = progress.filter(|_| jobs == 0).map(|progress| (sent, progress));
         if let (Some((sent, progress)), Some(before)) = (mark, self.mark)
             && sent == before.0
             && progress != before.1
         {
-            self.look_at = None;
+            self.idle_check_at = None;
         }
         self.mark = mark;
     }
 
-    /// What is due by now.
+    /// Step that is due now.
     #[must_use]
     pub fn due(&self, now: Tick) -> Option<SleepDue> {
         match self.phase {
-            SleepPhase::Awake => self.look_at.filter(|at| *at <= now).map(|_| SleepDue::Idle),
-            SleepPhase::Retiring { until } | SleepPhase::Waking { until, .. } => {
+            SleepPhase::Awake => self.idle_check_at.filter(|at| *at <= now).map(|_| SleepDue::Idle),
+            SleepPhase::FallingAsleep { until } | SleepPhase::Waking { until, .. } => {
                 (until <= now).then_some(SleepDue::Unanswered)
             }
             SleepPhase::Asleep => None,
         }
     }
 
-    /// An order to sleep went without an answer, and no report has said what
-    /// came of it: it is taken to be awake, and shows when it is not.
+    /// Gives up an order that got no answer. Without an answer to an order to sleep, and without a
+    /// report, the replica counts as awake; its reports will show otherwise.
     pub fn give_up(&mut self, now: Tick) -> SleepChange {
-        if let SleepPhase::Retiring { .. } = self.phase {
+        if let SleepPhase::FallingAsleep { .. } = self.phase {
             (self.phase, self.reports_from) = (SleepPhase::Awake, now);
             return SleepChange::Nothing;
         }
         self.answer(now, SleepResult::Failed)
     }
 
-    /// When time alone will change something next.
+    /// Time of the next timer.
     #[must_use]
     pub const fn next_wake(&self) -> Option<Tick> {
         match self.phase {
-            SleepPhase::Awake => self.look_at,
-            SleepPhase::Retiring { until } | SleepPhase::Waking { until, .. } => Some(until),
+            SleepPhase::Awake => self.idle_check_at,
+            SleepPhase::FallingAsleep { until } | SleepPhase::Waking { until, .. } => Some(until),
             SleepPhase::Asleep => None,
         }
     }
@@ -247,11 +223,11 @@ mod tests {
         let mut rest = SleepState::default();
         rest.arm(s(0), true, AFTER);
         for (at, jobs, sent, progress) in [(1, 0, 5, 100), (2, 0, 5, 100), (3, 1, 6, 110), (4, 0, 6, 120)] {
-            rest.worked(jobs, sent, Some(progress));
+            rest.note_progress(jobs, sent, Some(progress));
             rest.arm(s(at), true, AFTER);
             assert_eq!(rest.next_wake(), Some(s(60)), "all of that is ours");
         }
-        rest.worked(0, 6, Some(121));
+        rest.note_progress(0, 6, Some(121));
         rest.arm(s(5), true, AFTER);
         assert_eq!(rest.next_wake(), Some(s(65)));
     }
@@ -259,7 +235,7 @@ mod tests {
     #[test]
     fn reports_count_once_they_must_be_newer_than_the_answer() {
         let mut rest = SleepState::default();
-        rest.retire(s(0));
+        rest.order_sleep(s(0));
         assert!(!rest.report(s(1), false));
         assert_eq!(rest.state(), Some(ReplicaStatus::Asleep), "the order is on its way");
         assert_eq!(rest.answer(s(2), SleepResult::Asleep), SleepChange::Nothing);
@@ -268,7 +244,7 @@ mod tests {
         rest.report(s(8), false);
         assert_eq!(rest.state(), None, "somebody woke it");
         assert!(rest.report(s(9), true), "and put it to sleep again");
-        rest.rouse(s(10), Duration::from_secs(60));
+        rest.order_wake(s(10), Duration::from_secs(60));
         assert_eq!(rest.state(), Some(ReplicaStatus::Waking));
         rest.report(s(11), true);
         assert_eq!(rest.answer(s(14), SleepResult::Awake), SleepChange::Woke(Duration::from_secs(4)));
@@ -279,7 +255,7 @@ mod tests {
     #[test]
     fn an_order_that_fails_leaves_it_to_the_reports_or_to_time() {
         let mut rest = SleepState::default();
-        rest.retire(s(0));
+        rest.order_sleep(s(0));
         assert_eq!(rest.answer(s(1), SleepResult::Failed), SleepChange::Nothing);
         assert_eq!(rest.state(), Some(ReplicaStatus::Asleep), "nothing is sent there");
         let mut told = rest;
@@ -290,7 +266,7 @@ mod tests {
 
         let mut rest = SleepState::default();
         rest.report(s(0), true);
-        rest.rouse(s(0), Duration::from_secs(20));
+        rest.order_wake(s(0), Duration::from_secs(20));
         assert_eq!(rest.next_wake(), Some(s(30)));
         assert_eq!((rest.give_up(s(30)), rest.can_wake()), (SleepChange::Stuck, true));
     }
@@ -298,7 +274,7 @@ mod tests {
     #[test]
     fn who_does_not_know_the_order_is_not_told_again() {
         let mut rest = SleepState::default();
-        rest.retire(s(0));
+        rest.order_sleep(s(0));
         assert_eq!(rest.answer(s(1), SleepResult::Unable), SleepChange::Nothing);
         rest.arm(s(1), true, AFTER);
         assert_eq!((rest.state(), rest.next_wake()), (None, None));
@@ -307,7 +283,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is said in whatever order: an order waits for its answer
+        /// For any sequence of events: an order waits for its answer
         /// with a timer, and a timer that is due goes away when it is followed.
         #[test]
         fn no_order_waits_for_ever(steps in vec((0..20_u64, step()), 0..60)) {
@@ -317,12 +293,12 @@ mod tests {
                 match step {
                     Step::Say(asleep) => { rest.report(now, asleep); }
                     Step::Answer(rested) => { rest.answer(now, rested); }
-                    Step::Order if rest.can_wake() => rest.rouse(now, Duration::from_secs(5)),
-                    Step::Order if rest.state().is_none() => rest.retire(now),
+                    Step::Order if rest.can_wake() => rest.order_wake(now, Duration::from_secs(5)),
+                    Step::Order if rest.state().is_none() => rest.order_sleep(now),
                     Step::Order => {}
                 }
                 rest.arm(now, true, AFTER);
-                let awaits = matches!(rest.phase, SleepPhase::Retiring { .. } | SleepPhase::Waking { .. });
+                let awaits = matches!(rest.phase, SleepPhase::FallingAsleep { .. } | SleepPhase::Waking { .. });
                 prop_assert!(!awaits || rest.next_wake().is_some());
                 if rest.due(now) == Some(SleepDue::Unanswered) {
                     rest.give_up(now);

@@ -1,48 +1,48 @@
-//! Signs of life: whether an engine that should be sending something is.
+//! Stall detector: finds an engine that sends nothing although it owes output.
 //!
-//! An engine that has frozen keeps its connections and often answers its health
-//! check. Silence gives it away: it owes tokens, and neither a byte nor a moving
-//! gauge has come for longer than its prompts and its usual pace explain. An
-//! engine that has never answered may still be compiling its kernels, so it is
-//! given longer. So is one that was silent lately and went on, or was left for it:
-//! it gets twice that silence, up to as long as a new one, and less as time passes.
+//! A frozen engine keeps its connections and often answers its health check, but it stalls: it
+//! owes tokens, and neither a byte nor a moving gauge has come for longer than its prompts and
+//! its usual ITL explain. An engine that has never answered may still be compiling its kernels
+//! and gets more time. An engine that stalled lately and went on, or that was ejected for a
+//! stall, also gets more time: twice the length of that stall, up to the time of a new engine.
+//! The extra time decays.
 //!
-//! Silence is judged in two steps. When the patience is over, the edge is asked
-//! for a fresh scrape ([`StallVerdict::Scrape`]); only when that brings no sign of life,
-//! the engine is silent ([`StallVerdict::Stalled`]). So a gateway that was itself stopped
-//! for a moment hears what has come meanwhile before it judges. What silence
-//! means for the engine is decided by the scheduler, which knows what is owed.
+//! A stall is judged in two steps. When the patience is over, the detector asks the edge for a
+//! fresh scrape ([`StallVerdict::Scrape`]). Only if the scrape brings no sign of life, the
+//! engine has stalled ([`StallVerdict::Stalled`]). A gateway that was itself stopped for a
+//! moment therefore reads the bytes that arrived meanwhile before it judges. The scheduler
+//! knows what is owed and decides the consequence of a stall.
 
 use std::time::Duration;
 
 use crate::core::model::event::ReplicaReport;
 use crate::core::model::time::Tick;
 
-/// Silence that is never held against an engine.
+/// Time without a sign of life that never counts as a stall.
 const GRACE: Duration = Duration::from_secs(1);
-/// The same while nothing has ever come from it.
+/// Time without a sign of life that never counts as a stall, while the engine has never sent a
+/// token.
 const WARM_UP: Duration = Duration::from_secs(30);
-/// How many times as long as a silence that it has shown it may be silent.
+/// Patience with an engine that stalled before and went on, as a multiple of that stall.
 const TIMES_SHOWN: u32 = 2;
-/// In this time, a silence that it has shown counts half.
+/// Half-life of a stall that the engine has shown.
 const SHOWN_HALVES: Duration = Duration::from_secs(60);
-/// How many times as long as predicted it may take before that.
-const TIMES: u64 = 3;
-/// How many tokens it may have missed before that.
-const TOKENS: u64 = 20;
-/// How long the answer to a question about the gauges may take.
-const ANSWER: Duration = Duration::from_millis(500);
+/// Patience, as a multiple of the predicted TTFT.
+const TTFT_MULTIPLE: u64 = 3;
+/// Patience, in tokens that the engine may have missed.
+const MISSED_TOKENS: u64 = 20;
+/// Time for the answer to a fresh scrape of the gauges.
+const SCRAPE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How long an engine may be silent for which a first token is predicted to
-/// take `expected` nanoseconds, and which takes `gap` nanoseconds between two
-/// tokens; `None` while it has never sent one.
+/// Patience with an engine whose first token is predicted to take `expected` nanoseconds and whose
+/// ITL is `gap` nanoseconds; `None` while it has never sent a token.
 fn patience(expected: u64, gap: Option<u64>) -> Duration {
     let grace = if gap.is_some() { GRACE } else { WARM_UP };
-    let tokens = gap.unwrap_or_default().saturating_mul(TOKENS);
-    grace.saturating_add(Duration::from_nanos(expected.saturating_mul(TIMES).saturating_add(tokens)))
+    let tokens = gap.unwrap_or_default().saturating_mul(MISSED_TOKENS);
+    grace.saturating_add(Duration::from_nanos(expected.saturating_mul(TTFT_MULTIPLE).saturating_add(tokens)))
 }
 
-/// What the engine last said of itself.
+/// Gauges of an engine's last report that show whether it works.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct WatchedGauges {
     progress: Option<u64>,
@@ -52,10 +52,10 @@ pub struct WatchedGauges {
 }
 
 impl WatchedGauges {
-    /// Takes over a report; says whether it shows that the engine works. Counts of
-    /// requests move when clients come and go, even at an engine that has frozen
-    /// behind its server, so they count only where nothing else is told.
-    pub fn moved(&mut self, report: &ReplicaReport) -> bool {
+    /// Takes over a report. Returns whether the report shows that the engine works. Request counts
+    /// move when clients come and go, even at an engine that has frozen behind its server. They
+    /// count only where the engine reports no progress.
+    pub fn update(&mut self, report: &ReplicaReport) -> bool {
         let new = Self {
             progress: report.progress.or(self.progress),
             running: report.running.or(self.running),
@@ -71,101 +71,100 @@ impl WatchedGauges {
             || (new.progress.is_none() && requests)
     }
 
-    /// Whether it says something that moves while it works.
+    /// Whether the engine reports a counter that moves while the engine works.
     #[must_use]
     pub const fn show_progress(&self) -> bool {
         self.progress.is_some()
     }
 }
 
-/// What a look at a replica comes to.
+/// Verdict of a stall check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StallVerdict {
-    /// Nothing is due.
+    /// No action is due.
     Alive,
-    /// It has been silent for its whole patience: its gauges are to be read.
+    /// The engine has been silent for its whole patience: its gauges have to be scraped.
     Scrape,
-    /// It stayed silent after that, for so long in all.
+    /// The engine stayed silent after the scrape, for this long in all.
     Stalled(Duration),
 }
 
-/// One replica's watch.
+/// Stall detector of one replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StallDetector {
-    /// The last sign of life.
+    /// Last sign of life.
     sign: Tick,
-    /// Since when it has owed something without a break.
+    /// Since when the engine has owed something without a break.
     owed: Option<Tick>,
     check: Option<Tick>,
-    /// Its gauges were asked for, and nothing has come since.
+    /// True when a scrape was asked for and no sign of life has come since.
     asked: bool,
-    /// When a first token was last found missing, if nothing has come since.
+    /// When a first token was first found missing since the last sign of life.
     missed: Option<Tick>,
-    /// A silence of the engine that did not mean that it had frozen, or has not
-    /// yet shown that it did, and when it ended.
-    shown: (Duration, Tick),
+    /// Length of a stall that did not mean, or has not yet shown, that the engine had frozen; and
+    /// when the stall ended.
+    past_stall: (Duration, Tick),
 }
 
 impl StallDetector {
-    /// Something came from the engine, or a gauge of it moved.
-    pub fn sign(&mut self, now: Tick) {
+    /// Notes a sign of life: bytes came from the engine, or a gauge of it moved.
+    pub fn note_sign(&mut self, now: Tick) {
         self.note_stall(now);
         self.sign = now;
         self.asked = false;
         self.missed = None;
     }
 
-    /// Keeps in mind for how long it has been silent while it owed something.
+    /// Notes for how long the engine has been silent while it owed something.
     pub fn note_stall(&mut self, now: Tick) {
         let silence = self.owed.map_or(Duration::ZERO, |_| now.since(self.stalled_since()));
-        if silence > self.shown_at(now) {
-            self.shown = (silence, now);
+        if silence > self.past_stall_at(now) {
+            self.past_stall = (silence, now);
         }
     }
 
-    /// What the silence that it has shown is worth now.
-    fn shown_at(&self, now: Tick) -> Duration {
-        let (silence, at) = self.shown;
+    /// Length of the shown stall, halved every [`SHOWN_HALVES`].
+    fn past_stall_at(&self, now: Tick) -> Duration {
+        let (silence, at) = self.past_stall;
         if silence < GRACE {
             return silence;
         }
         silence.mul_f64((-now.since(at).div_duration_f64(SHOWN_HALVES)).exp2())
     }
 
-    /// How long the engine may be silent for which a first token and a gap are
-    /// predicted, with what it has shown.
+    /// Patience with the engine, for a predicted TTFT and an ITL in nanoseconds, and for the stalls
+    /// that it has shown.
     #[must_use]
     pub fn patience(&self, expected: u64, gap: Option<u64>, now: Tick) -> Duration {
-        let shown = self.shown_at(now).saturating_mul(TIMES_SHOWN).min(WARM_UP);
+        let shown = self.past_stall_at(now).saturating_mul(TIMES_SHOWN).min(WARM_UP);
         patience(expected, gap).max(shown)
     }
 
-    /// Whether anything came from the engine since then, and lately: within
-    /// `patience`.
+    /// Whether a sign of life came after `since`, and within `patience` before now.
     #[must_use]
     pub fn is_alive(&self, since: Tick, now: Tick, patience: Duration) -> bool {
         self.sign > since && now.since(self.sign) < patience
     }
 
-    /// The last sign of life.
+    /// Last sign of life.
     #[must_use]
     pub const fn last_sign(&self) -> Tick {
         self.sign
     }
 
-    /// Keeps in mind that a first token did not come.
-    pub fn miss(&mut self, now: Tick) {
+    /// Notes that a first token did not come in time.
+    pub fn note_missed_token(&mut self, now: Tick) {
         self.missed.get_or_insert(now);
     }
 
     /// When a first token was first found missing since the last sign of life.
     #[must_use]
-    pub const fn missed(&self) -> Option<Tick> {
+    pub const fn missed_at(&self) -> Option<Tick> {
         self.missed
     }
 
-    /// Keeps the next check while the engine owes something, and none otherwise.
-    /// A check never moves to a later time: [`Self::check`] does that.
+    /// Sets the time of the next check while the engine owes something, and clears it otherwise. A
+    /// check never moves to a later time here; only [`Self::check`] moves it.
     pub fn arm(&mut self, now: Tick, owes: bool, patience: Duration) {
         self.owed = owes.then(|| self.owed.unwrap_or(now));
         self.asked &= owes;
@@ -173,14 +172,14 @@ impl StallDetector {
         self.check = owes.then(|| self.check.map_or(next, |at| at.min(next)));
     }
 
-    /// When to look again.
+    /// Time of the next check.
     #[must_use]
     pub const fn check_at(&self) -> Option<Tick> {
         self.check
     }
 
-    /// Looks, if it is time to. If the engine has not been silent for too long,
-    /// the next check comes when it will have been.
+    /// Checks for a stall, when a check is due. If the engine has not been silent for too long, the
+    /// next check comes when its patience will be over.
     pub fn check(&mut self, now: Tick, patience: Duration) -> StallVerdict {
         if self.check.is_none_or(|at| at > now) {
             return StallVerdict::Alive;
@@ -188,7 +187,7 @@ impl StallDetector {
         let limit = self.stalled_since() + patience;
         let (next, look) = match (limit <= now, self.asked) {
             (false, _) => (limit, StallVerdict::Alive),
-            (true, false) => (now + ANSWER, StallVerdict::Scrape),
+            (true, false) => (now + SCRAPE_TIMEOUT, StallVerdict::Scrape),
             (true, true) => (now + GRACE, StallVerdict::Stalled(now.since(self.stalled_since()))),
         };
         self.asked = look == StallVerdict::Scrape;
@@ -217,13 +216,13 @@ mod tests {
         let usual = patience(0, gap);
         let mut watch = StallDetector::default();
         watch.arm(ms(0), true, PATIENCE);
-        watch.sign(ms(500));
+        watch.note_sign(ms(500));
         assert_eq!(watch.patience(0, gap, ms(500)), usual);
-        watch.sign(ms(4_500));
+        watch.note_sign(ms(4_500));
         assert_eq!(watch.patience(0, gap, ms(4_500)), Duration::from_secs(8));
         assert_eq!(watch.patience(0, gap, ms(64_500)), Duration::from_secs(4));
         assert_eq!(watch.patience(0, gap, ms(600_000)), usual);
-        watch.sign(ms(600_000));
+        watch.note_sign(ms(600_000));
         watch.note_stall(ms(700_000));
         assert_eq!(watch.patience(0, gap, ms(700_000)), WARM_UP, "as long as a new one at most");
     }
@@ -233,7 +232,7 @@ mod tests {
         let mut watch = StallDetector::default();
         watch.arm(ms(100), true, PATIENCE);
         assert_eq!(watch.check_at(), Some(ms(1_600)));
-        watch.sign(ms(400));
+        watch.note_sign(ms(400));
         assert_eq!(watch.check(ms(1_600), PATIENCE), StallVerdict::Alive);
         assert_eq!(watch.check_at(), Some(ms(1_900)));
         assert_eq!(watch.check(ms(1_900), PATIENCE), StallVerdict::Scrape);
@@ -249,9 +248,9 @@ mod tests {
         let mut watch = StallDetector::default();
         watch.arm(ms(0), true, PATIENCE);
         assert_eq!(watch.check(ms(1_500), PATIENCE), StallVerdict::Scrape);
-        watch.miss(ms(1_500));
-        watch.sign(ms(1_600));
-        assert_eq!(watch.missed(), None);
+        watch.note_missed_token(ms(1_500));
+        watch.note_sign(ms(1_600));
+        assert_eq!(watch.missed_at(), None);
         assert_eq!(watch.check(ms(2_000), PATIENCE), StallVerdict::Alive);
         assert_eq!(watch.check(ms(3_100), PATIENCE), StallVerdict::Scrape, "from the beginning");
     }
@@ -259,11 +258,11 @@ mod tests {
     #[test]
     fn a_debt_begins_when_there_was_none() {
         let mut watch = StallDetector::default();
-        watch.sign(ms(100));
+        watch.note_sign(ms(100));
         watch.arm(ms(60_000), true, PATIENCE);
         assert_eq!(watch.check_at(), Some(ms(61_500)));
         assert!(!watch.is_alive(ms(0), ms(60_000), PATIENCE));
-        watch.sign(ms(60_200));
+        watch.note_sign(ms(60_200));
         assert!(watch.is_alive(ms(60_000), ms(60_300), PATIENCE));
         assert!(!watch.is_alive(ms(60_200), ms(60_300), PATIENCE));
     }
@@ -277,14 +276,14 @@ mod tests {
             kv_usage,
             ..ReplicaReport::default()
         };
-        assert!(!gauges.moved(&report(None, Some(1), None)), "the first one");
-        assert!(gauges.moved(&report(None, Some(2), None)) && !gauges.show_progress());
-        assert!(!gauges.moved(&ReplicaReport::default()), "a report without gauges");
-        assert!(!gauges.moved(&report(Some(7), Some(2), Some(0.5))));
+        assert!(!gauges.update(&report(None, Some(1), None)), "the first one");
+        assert!(gauges.update(&report(None, Some(2), None)) && !gauges.show_progress());
+        assert!(!gauges.update(&ReplicaReport::default()), "a report without gauges");
+        assert!(!gauges.update(&report(Some(7), Some(2), Some(0.5))));
         assert!(gauges.show_progress());
-        assert!(!gauges.moved(&report(Some(7), Some(9), Some(0.5))), "who comes is no progress");
-        assert!(gauges.moved(&report(Some(7), Some(9), Some(0.6))));
-        assert!(gauges.moved(&report(Some(3), None, Some(f64::NAN))), "it is another process");
+        assert!(!gauges.update(&report(Some(7), Some(9), Some(0.5))), "who comes is no progress");
+        assert!(gauges.update(&report(Some(7), Some(9), Some(0.6))));
+        assert!(gauges.update(&report(Some(3), None, Some(f64::NAN))), "it is another process");
     }
 
     #[test]
@@ -299,7 +298,7 @@ mod tests {
         let mut watch = StallDetector::default();
         watch.arm(ms(0), true, patience(0, None));
         assert_eq!(watch.check_at(), Some(ms(30_000)));
-        watch.sign(ms(500));
+        watch.note_sign(ms(500));
         watch.arm(ms(500), true, patience(0, Some(0)));
         assert_eq!(watch.check_at(), Some(ms(1_500)));
     }

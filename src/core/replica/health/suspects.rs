@@ -1,18 +1,18 @@
-//! Suspects: requests that engines were silent about, one after another.
+//! Suspects: requests at which one engine after another stalled.
 //!
-//! A request that two replicas did not answer in time is more likely to be slow
-//! than both replicas are to be frozen. Its client often sends it again, and
-//! then it must not put other replicas under suspicion either. So its
-//! fingerprint is kept for a while, in bounded memory.
+//! A request that two replicas did not answer in time is probably slow: two frozen replicas are
+//! less likely. The client often sends such a request again, and the repeat must not put other
+//! replicas under suspicion. The fingerprint of the request is therefore kept for a while, in
+//! bounded memory.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::core::model::time::Tick;
 
-/// How long a request stays a suspect.
+/// Time for which a request stays a suspect.
 const KEPT_FOR: Duration = Duration::from_secs(15 * 60);
-/// Suspects that are kept at most; the oldest is forgotten first.
+/// Most suspects that are kept; the oldest is forgotten first.
 const BOUND: usize = 256;
 
 /// Fingerprints of suspects, the oldest first.
@@ -20,7 +20,7 @@ const BOUND: usize = 256;
 pub struct SuspectJobs(VecDeque<(u64, Tick)>);
 
 impl SuspectJobs {
-    /// Keeps a fingerprint in mind.
+    /// Adds a fingerprint.
     pub fn note(&mut self, fingerprint: u64, now: Tick) {
         self.forget(fingerprint);
         if self.0.len() == BOUND {
@@ -29,7 +29,7 @@ impl SuspectJobs {
         self.0.push_back((fingerprint, now + KEPT_FOR));
     }
 
-    /// Whether a request of this fingerprint is a suspect.
+    /// Whether a request with this fingerprint is a suspect.
     pub fn contains(&mut self, fingerprint: u64, now: Tick) -> bool {
         while self.0.front().is_some_and(|(_, until)| *until <= now) {
             self.0.pop_front();
@@ -37,7 +37,7 @@ impl SuspectJobs {
         self.0.iter().any(|(known, _)| *known == fingerprint)
     }
 
-    /// The request was served without delay: it is no suspect.
+    /// Removes a fingerprint, because its request was served without delay.
     pub fn forget(&mut self, fingerprint: u64) {
         self.0.retain(|(known, _)| *known != fingerprint);
     }

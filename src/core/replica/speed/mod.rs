@@ -1,58 +1,58 @@
-//! Speed of a replica: one learned factor on its predicted times.
+//! Speed factor of a replica: one learned factor on its predicted times.
 //!
-//! The factor is the ratio of two sums, observed over predicted times to the
-//! first token, in which older requests fade. The prediction in the sum is the
-//! raw one, without the factor; a factor that corrects itself, or a mean of
-//! ratios, makes routing swing.
+//! The factor is observed over predicted TTFT: the ratio of two sums in which older requests
+//! fade. The sum of predictions uses the raw prediction, without the factor. A factor that
+//! corrects itself, or a mean of ratios, makes routing swing.
 //!
-//! What is known of a replica also fades with time, towards the median of its
-//! pool: a replica that was slow once, and is chosen no more for that, shows
-//! nothing new by itself. Replicas whose factor lies near the median count as
-//! equal, so that noise does not prefer one for ever.
+//! Evidence of a replica also fades with time, towards the median of its pool. Otherwise a
+//! replica that was slow once, and is no longer chosen, would never show anything new. Replicas
+//! whose factor lies near the median count as equal, so that noise does not prefer one of them
+//! for ever.
 
 pub mod pool_best;
 pub mod prefill_rate;
+pub(in crate::core) mod step_time;
 pub mod ttft_model;
 
 use std::time::Duration;
 
 use crate::core::model::time::Tick;
 
-/// How much of the sums is left after each request.
+/// Part of the sums that is left after each request.
 const KEEP: f64 = 0.98;
-/// In this time half of the evidence is forgotten.
+/// Half-life of the evidence.
 const HALF_LIFE: Duration = Duration::from_secs(60);
 /// Weight of "as predicted" at the start, in nanoseconds of either sum.
 const PRIOR: f64 = 20e6;
-/// What is left of either sum however long ago it was learned: the factor then
-/// stays, without weight against what comes.
+/// Least of either sum that remains however long ago it was learned. The factor then stays, without
+/// weight against new samples.
 const LEAST: f64 = 1e6;
-/// How many requests the median of the pool weighs against a replica's own.
+/// Weight of the pool's median against a replica's own evidence, in requests.
 const POOL_WEIGHT: f64 = 5.0;
-/// How many times as long as expected one request may count; the next one in a
-/// row counts in full.
+/// Largest multiple of its expected time that one request may count as. The next one in a row
+/// counts in full.
 const OUTLIER: f64 = 4.0;
-/// Plain answers tell the speed of a replica only after such a time without a
-/// first token: theirs is worked out, not seen.
+/// Time without a first token after which plain answers show the speed of a replica. Their own
+/// first tokens are computed, not seen.
 const UNSEEN: Duration = Duration::from_secs(30);
 /// Factors between these multiples of the pool's median count as the median.
 const DEAD_BAND: std::ops::RangeInclusive<f64> = 0.6..=1.6;
-/// The slowest and fastest that is believed.
+/// Smallest and largest factor that counts.
 const BOUNDS: (f64, f64) = (1.0 / 256.0, 256.0);
 
-/// One replica's speed.
+/// Speed factor of one replica.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SpeedFactor {
     observed: f64,
     raw: f64,
-    /// Requests that the sums stand for.
+    /// Number of requests that the sums stand for.
     weight: f64,
-    /// Mean of the predicted times of the requests lately.
+    /// Mean predicted TTFT of the recent requests.
     raw_mean: f64,
     at: Tick,
     /// When the last first token was seen.
     seen: Option<Tick>,
-    /// The last request took far longer than expected.
+    /// True when the last request took far longer than expected.
     outlier: bool,
 }
 
@@ -71,15 +71,15 @@ impl Default for SpeedFactor {
 }
 
 impl SpeedFactor {
-    /// Times its predictions have to be multiplied by as far as it has shown
-    /// itself; above 1 for slow ones.
+    /// Factor on the replica's predicted times as far as its own evidence goes; above 1 for slow
+    /// replicas.
     #[must_use]
     pub fn factor(&self) -> f64 {
         (self.observed / self.raw).clamp(BOUNDS.0, BOUNDS.1)
     }
 
-    /// Mean of the predicted times to the first token that it was learned from,
-    /// in nanoseconds for a replica of speed 1.
+    /// Mean of the predicted TTFTs that the factor was learned from, in nanoseconds at speed factor
+    /// 1.
     #[must_use]
     pub fn mean_raw(&self) -> f64 {
         if self.weight > 0.0 { self.raw_mean } else { 0.0 }
@@ -91,10 +91,10 @@ impl SpeedFactor {
         self.weight > 0.0
     }
 
-    /// A first token came `observed` nanoseconds after its dispatch, where
-    /// `raw` were predicted for a replica of speed 1, and `cold` if nothing of the
-    /// prompt was cached there. Which of the two it was is not told, so all between
-    /// them is as expected.
+    /// Learns from a first token that came `observed` nanoseconds after its dispatch. At speed
+    /// factor 1, `raw` nanoseconds were predicted, and `cold` if no part of the prompt was cached
+    /// there. The gateway cannot see which of the two applied, so any time between them counts as
+    /// expected.
     pub fn learn(&mut self, observed: u64, (raw, cold): (u64, u64), now: Tick) {
         self.seen = Some(now);
         let (observed, raw, cold) = (observed as f64, raw as f64, cold as f64);
@@ -102,8 +102,8 @@ impl SpeedFactor {
         self.add(observed, as_expected.clamp(raw, cold.max(raw)), now);
     }
 
-    /// A plain answer took `ratio` times as long as predicted for a replica of
-    /// speed 1; its first token was predicted after `raw` nanoseconds.
+    /// Learns from a plain answer that took `ratio` times as long as predicted at speed factor 1.
+    /// Its first token was predicted after `raw` nanoseconds.
     pub fn learn_whole(&mut self, ratio: f64, raw: u64, now: Tick) {
         if self.seen.is_none_or(|seen| now.since(seen) >= UNSEEN) {
             self.add(raw as f64 * ratio, raw as f64, now);
@@ -123,18 +123,18 @@ impl SpeedFactor {
         (self.at, self.outlier) = (now, far);
     }
 
-    /// What time has left of the evidence.
+    /// Part of the evidence that time has left.
     fn fade(&self, now: Tick) -> f64 {
         (-now.since(self.at).as_secs_f64() / HALF_LIFE.as_secs_f64()).exp2()
     }
 }
 
-/// Steps of an octave in which factors are told apart.
+/// Bins per octave of the factor.
 const STEPS: f64 = 16.0;
-/// From a 256th to 256 times.
+/// Bins from 1/256 to 256.
 const BINS: usize = 16 * STEPS as usize + 1;
 
-/// The factors of a pool's replicas, for their median.
+/// Speed factors of a pool's replicas, for their median.
 #[derive(Debug, Clone)]
 pub struct PoolSpeeds {
     bins: Vec<u32>,
@@ -148,20 +148,19 @@ impl Default for PoolSpeeds {
     }
 }
 
-/// Where a factor stands in [`PoolSpeeds`].
+/// Bin of a factor in [`PoolSpeeds`].
 pub type SpeedBin = u16;
 
 impl PoolSpeeds {
-    /// The bin of a factor.
+    /// Bin of a factor.
     #[must_use]
     pub fn bin(factor: f64) -> SpeedBin {
         let at = (factor.log2() + 8.0) * STEPS;
         at.round().clamp(0.0, (BINS - 1) as f64) as SpeedBin
     }
 
-    /// Moves a replica from one bin to another; `None` where it had or has
-    /// none.
-    pub fn shift(&mut self, from: Option<SpeedBin>, to: Option<SpeedBin>) {
+    /// Moves a replica from one bin to another; `None` = no bin.
+    pub fn move_replica(&mut self, from: Option<SpeedBin>, to: Option<SpeedBin>) {
         if let Some(bin) = from {
             self.bins[usize::from(bin)] -= 1;
             self.known -= 1;
@@ -173,7 +172,7 @@ impl PoolSpeeds {
         self.median = self.find_median();
     }
 
-    /// The median factor, the lower one of two; 1 while none is known.
+    /// Median factor, the lower one of two; 1 while none is known.
     #[must_use]
     pub const fn median(&self) -> f64 {
         self.median
@@ -191,8 +190,8 @@ impl PoolSpeeds {
         }
     }
 
-    /// What a replica's predictions are multiplied by: what it has shown against
-    /// the pool's median, by the weight of the evidence.
+    /// Factor that a replica's predictions are multiplied by: its own factor and the pool's median,
+    /// weighted by the evidence.
     #[must_use]
     pub fn applied(&self, speed: &SpeedFactor, now: Tick) -> f64 {
         let (median, weight) = (self.median, speed.weight * speed.fade(now));
@@ -254,11 +253,11 @@ mod tests {
         let mut speeds = PoolSpeeds::default();
         assert_eq!(speeds.median(), 1.0);
         for factor in [0.33, 3.0, 3.1, 9.0] {
-            speeds.shift(None, Some(PoolSpeeds::bin(factor)));
+            speeds.move_replica(None, Some(PoolSpeeds::bin(factor)));
         }
         assert!((2.8..3.2).contains(&speeds.median()), "{}", speeds.median());
-        speeds.shift(Some(PoolSpeeds::bin(9.0)), None);
-        speeds.shift(Some(PoolSpeeds::bin(3.1)), Some(PoolSpeeds::bin(0.3)));
+        speeds.move_replica(Some(PoolSpeeds::bin(9.0)), None);
+        speeds.move_replica(Some(PoolSpeeds::bin(3.1)), Some(PoolSpeeds::bin(0.3)));
         assert!((0.28..0.36).contains(&speeds.median()), "{}", speeds.median());
     }
 
@@ -274,7 +273,7 @@ mod tests {
     fn near_the_median_counts_as_the_median() {
         let mut speeds = PoolSpeeds::default();
         for observed in [100, 100, 130, 400] {
-            speeds.shift(None, Some(PoolSpeeds::bin(shown(observed, 100).factor())));
+            speeds.move_replica(None, Some(PoolSpeeds::bin(shown(observed, 100).factor())));
         }
         let median = speeds.median();
         assert_eq!(speeds.applied(&shown(130, 100), at(1)), median);
@@ -286,7 +285,7 @@ mod tests {
     fn a_newcomer_is_measured_by_its_pool_and_old_evidence_fades() {
         let mut speeds = PoolSpeeds::default();
         let known = shown(50, 100);
-        speeds.shift(None, Some(PoolSpeeds::bin(known.factor())));
+        speeds.move_replica(None, Some(PoolSpeeds::bin(known.factor())));
         let mut newcomer = SpeedFactor::default();
         newcomer.learn(30 * MS, (4 * MS, 4 * MS), at(2));
         let median = speeds.median();

@@ -1,9 +1,10 @@
-//! The best that a pool has shown: what its hardware can do when nothing is in
-//! its way. An objective beyond it cannot be kept, whatever the order of work.
+//! Pool best: the best TTFT and ITL that a pool has shown, which is what its hardware can do
+//! when nothing is in its way. An objective beyond the best cannot be kept, whatever the order
+//! of work.
 //!
-//! Gaps between tokens are taken as means of whole stretches at one replica: a
-//! burst after a pause looks faster than the engine is. What was shown counts
-//! for one to two hours, so that a new model or machine is seen as it is.
+//! The ITL is the mean of a whole stretch of gaps at one replica, because a burst after a pause
+//! looks faster than the engine is. Samples count for one to two hours, so that a new model or
+//! machine is measured afresh.
 
 use std::time::Duration;
 
@@ -14,28 +15,26 @@ use crate::core::replica::speed::prefill_rate::{self, PrefillRate};
 
 /// Gaps of one stretch.
 const STRETCH: u64 = 64;
-/// After that, what was shown before the last such time is forgotten.
+/// Length of the two windows; samples older than the last window are forgotten.
 const WINDOW: Duration = Duration::from_secs(3600);
 
-/// What a pool has shown; counted with the evidence.
+/// Best values that a pool has shown, with the number of samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PoolBest {
-    /// The shortest time from dispatch to the first token of a stream; absent
-    /// before the first.
+    /// Shortest TTFT of a stream, from its dispatch; absent before the first.
     pub first_token: Option<Duration>,
-    /// How many first tokens that is the best of.
+    /// Number of first tokens that `first_token` is the best of.
     pub first_tokens: u64,
-    /// The shortest mean time between tokens; absent before a whole stretch.
+    /// Shortest mean ITL; absent before a whole stretch.
     pub gap: Option<Duration>,
-    /// How many gaps that is the best of.
+    /// Number of gaps that `gap` is the best of.
     pub gaps: u64,
-    /// The most prompt tokens a second that were read for a first token, those
-    /// from a cache left out.
+    /// Highest prefill rate of a first token, in prompt tokens per second, without cached tokens.
     pub read_per_second: u64,
 }
 
 impl PoolBest {
-    fn and(self, other: Self) -> Self {
+    fn merged(self, other: Self) -> Self {
         let shorter = |a: Option<Duration>, b: Option<Duration>| a.into_iter().chain(b).min();
         Self {
             first_token: shorter(self.first_token, other.first_token),
@@ -47,32 +46,32 @@ impl PoolBest {
     }
 }
 
-/// What a pool usually shows while it works: what plans are made with.
+/// Usual values of a pool while it works, for plans.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PoolTypical {
-    /// The prompt tokens a second that a replica reads; absent before the first.
+    /// Prefill rate of a replica, in prompt tokens per second; absent before the first.
     pub read_per_second: Option<u64>,
-    /// The median of the mean times between tokens; absent before a whole stretch.
+    /// Median of the mean ITLs; absent before a whole stretch.
     pub gap: Option<Duration>,
 }
 
-/// Keeps the best of a pool, and what is usual.
+/// Tracks the best and the usual values of a pool.
 #[derive(Debug, Clone, Default)]
 pub struct PoolBestTracker {
     now: PoolBest,
     before: PoolBest,
     since: Tick,
     reads: PrefillRate,
-    /// Microseconds between tokens.
+    /// Gaps between tokens, in microseconds.
     gaps: CoarseHistogram,
 }
 
-/// What is left of what was usual after each [`WINDOW`].
+/// Part of the usual values' evidence that is left after each [`WINDOW`].
 const KEPT: f64 = 0.5;
 
 impl PoolBestTracker {
-    /// The first token came so long after its dispatch, of a prompt of which so
-    /// many tokens had to be read.
+    /// Adds a first token that came `took` after its dispatch, of a prompt of which `read` tokens
+    /// had to be read.
     pub fn first_token(&mut self, took: Duration, read: u64, now: Tick) {
         let rate = read as f64 / took.as_secs_f64().max(1e-6);
         let read_per_second = rate as u64;
@@ -82,30 +81,30 @@ impl PoolBestTracker {
         );
     }
 
-    /// One of its replicas read prompts without a pause.
+    /// Adds a stretch of prefill without a pause at one replica.
     pub fn read(&mut self, stretch: prefill_rate::ReadStretch) {
         self.reads.add(stretch);
     }
 
-    /// A stretch of gaps between tokens at one replica ended.
+    /// Adds a whole stretch of gaps at one replica.
     pub fn stretch(&mut self, stretch: &ItlSample, now: Tick) {
         let mean = u32::try_from(stretch.gaps).ok().and_then(|gaps| stretch.total.checked_div(gaps));
         mean.into_iter().for_each(|mean| self.gaps.add(mean.as_nanos() as f64 / 1e3, stretch.gaps as f64));
         self.add(PoolBest { gap: mean, gaps: stretch.gaps, ..PoolBest::default() }, now);
     }
 
-    /// What it has shown in the last one to two hours of its work.
+    /// Best values of the last one to two hours of work.
     #[must_use]
-    pub fn all(&self) -> PoolBest {
-        self.now.and(self.before)
+    pub fn best(&self) -> PoolBest {
+        self.now.merged(self.before)
     }
 
-    /// What it usually shows, the last hours more than those before.
+    /// Usual values; the last hours weigh more than those before.
     #[must_use]
-    pub fn usual(&self) -> PoolTypical {
+    pub fn typical(&self) -> PoolTypical {
         let gap = Some(self.gaps.quantile(0.5)).filter(|_| self.gaps.total() > 0.0);
         PoolTypical {
-            read_per_second: self.reads.per_second(self.all().read_per_second),
+            read_per_second: self.reads.per_second(self.best().read_per_second),
             gap: gap.map(|micros| Duration::from_nanos((micros * 1e3) as u64)),
         }
     }
@@ -116,16 +115,16 @@ impl PoolBestTracker {
             self.gaps.fade(KEPT);
             (self.before, self.now, self.since) = (self.now, PoolBest::default(), now);
         }
-        self.now = self.now.and(new);
+        self.now = self.now.merged(new);
     }
 }
 
-/// Gaps at one replica on the way to a stretch.
+/// Gaps at one replica, collected until they make a stretch.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct GapStretch(ItlSample);
 
 impl GapStretch {
-    /// Adds gaps; gives the stretch once it is whole.
+    /// Adds gaps. Returns the stretch once it is whole.
     pub fn add(&mut self, pace: &ItlSample) -> Option<ItlSample> {
         self.0.gaps = self.0.gaps.saturating_add(pace.gaps);
         self.0.total = self.0.total.saturating_add(pace.total);
@@ -144,7 +143,7 @@ mod tests {
     #[test]
     fn the_best_counts_with_its_evidence_and_is_forgotten() {
         let mut bests = PoolBestTracker::default();
-        assert_eq!(bests.all(), PoolBest::default());
+        assert_eq!(bests.best(), PoolBest::default());
         for (took, read) in [(300, 3_000), (200, 100), (400, 8_000)] {
             bests.first_token(ms(took), read, Tick::from_millis(1));
         }
@@ -154,26 +153,26 @@ mod tests {
             read_per_second: 20_000,
             ..PoolBest::default()
         };
-        assert_eq!(bests.all(), expected);
+        assert_eq!(bests.best(), expected);
         let hours = |hours: u64| Tick::from_millis(hours * 3_600_000);
         bests.first_token(ms(500), 1, hours(1));
-        assert_eq!(bests.all().first_token, Some(ms(200)));
+        assert_eq!(bests.best().first_token, Some(ms(200)));
         bests.first_token(ms(500), 1, hours(2));
-        assert_eq!((bests.all().first_token, bests.all().first_tokens), (Some(ms(500)), 2));
+        assert_eq!((bests.best().first_token, bests.best().first_tokens), (Some(ms(500)), 2));
     }
 
     #[test]
     fn what_is_usual_is_not_the_best() {
         let mut bests = PoolBestTracker::default();
-        assert_eq!(bests.usual(), PoolTypical::default());
+        assert_eq!(bests.typical(), PoolTypical::default());
         for _ in 0..100 {
             bests.first_token(ms(100), 2_000, Tick::from_millis(1));
             bests.stretch(&ItlSample { gaps: 100, total: ms(1_600) }, Tick::from_millis(1));
         }
         bests.first_token(ms(10), 2_000, Tick::from_millis(1));
         bests.stretch(&ItlSample { gaps: 100, total: ms(800) }, Tick::from_millis(1));
-        assert_eq!((bests.all().read_per_second, bests.all().gap), (200_000, Some(ms(8))));
-        let usual = bests.usual();
+        assert_eq!((bests.best().read_per_second, bests.best().gap), (200_000, Some(ms(8))));
+        let usual = bests.typical();
         let gap = usual.gap.unwrap();
         assert!((ms(13)..ms(20)).contains(&gap), "{gap:?}");
     }
@@ -191,7 +190,7 @@ mod tests {
                 }
             }
         }
-        let best = bests.all();
+        let best = bests.best();
         assert!(best.gap.is_some_and(|gap| gap >= ms(35)) && best.gaps > 1_900, "{best:?}");
     }
 }

@@ -1,29 +1,28 @@
 //! Prefill rate of a pool's replicas, learned from their first tokens.
 //!
-//! A first token waits for more than its own prompt: for prompts that the replica
-//! reads before, for the step under way, for the network. So what counts is the
-//! replica's time since the first token before it, of first tokens that come together
-//! as one stretch. The rate is the slope of a least-squares pool set through stretches,
-//! prompt weight against time; the pool set's constant holds what each takes in any case.
+//! A first token waits for more than its own prompt: for prompts that the replica reads before,
+//! for the step under way, for the network. The sample is therefore the replica's time since
+//! its previous first token, and first tokens that come together form one stretch. The rate is
+//! the slope of a least-squares line through the stretches, prompt weight against time. The
+//! line's constant holds the fixed time of each stretch.
 
 use std::time::Duration;
 
 use crate::core::model::time::Tick;
 
-/// First tokens no further apart come from the same step.
+/// First tokens no further apart than this come from the same step.
 const TOGETHER: Duration = Duration::from_millis(2);
-/// Least spread of the stretches' weights, as the part of their mean that their standard
-/// deviation is, for a pool set through them.
+/// Least spread of the stretches' weights for a line through them: standard deviation over mean.
 const SPREAD: f64 = 0.1;
 
-/// Prompts that a replica read without a pause, and the time for them.
+/// Prompts that a replica read without a pause, and the time it took.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ReadStretch {
     weight: u64,
     took: Duration,
 }
 
-/// The first tokens of one replica, on their way to stretches.
+/// First tokens of one replica, collected into stretches.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ReplicaReads {
     /// When the first tokens before this stretch came.
@@ -34,10 +33,10 @@ pub struct ReplicaReads {
 }
 
 impl ReplicaReads {
-    /// A first token came `observed` after the dispatch of its prompt, which has this
-    /// weight: the uncached tokens. Gives the stretch before, once it is whole.
+    /// Adds a first token that came `observed` after the dispatch of its prompt. `weight` is the
+    /// weight of the prompt's uncached tokens. Returns the previous stretch once it is whole.
     pub fn first_token(&mut self, observed: Duration, weight: u64, now: Tick) -> Option<ReadStretch> {
-        let sent = now.before(observed);
+        let sent = now.earlier_by(observed);
         if self.weight > 0 && now.since(self.at) <= TOGETHER {
             self.weight = self.weight.saturating_add(weight);
             self.since = self.since.min(sent.max(self.before));
@@ -49,7 +48,7 @@ impl ReplicaReads {
     }
 }
 
-/// Sums over a pool's stretches.
+/// Sums over a pool's stretches, for a least-squares line.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct PrefillRate {
     count: f64,
@@ -60,7 +59,7 @@ pub struct PrefillRate {
 }
 
 impl PrefillRate {
-    /// Learns from a stretch.
+    /// Adds a stretch.
     pub fn add(&mut self, stretch: ReadStretch) {
         let (weight, seconds) = (stretch.weight as f64, stretch.took.as_secs_f64());
         self.count += 1.0;
@@ -70,7 +69,7 @@ impl PrefillRate {
         self.product += weight * seconds;
     }
 
-    /// Makes what was learned so far count for less.
+    /// Multiplies all sums by `kept`, so that older stretches weigh less.
     pub fn fade(&mut self, kept: f64) {
         for sum in [&mut self.count, &mut self.weight, &mut self.seconds, &mut self.square, &mut self.product]
         {
@@ -78,8 +77,8 @@ impl PrefillRate {
         }
     }
 
-    /// Prompt tokens a second; absent before the first whole stretch. Never less than the
-    /// stretches read on the whole, nor more than `best`.
+    /// Prefill rate in prompt tokens per second; absent before the first whole stretch. The rate is
+    /// never below that of all stretches together, nor above `best`.
     #[must_use]
     pub fn per_second(&self, best: u64) -> Option<u64> {
         if self.seconds <= 0.0 {

@@ -1,16 +1,16 @@
-//! Entry check: whether a job may come in, before anything is reserved for it or learned from it.
+//! Entry check: refuses a job before anything is reserved for it or learned from it.
 
 use crate::core::limits::rule::LimitUnit;
 use crate::core::model::event::RejectReason;
 use crate::core::model::job::JobSpec;
 use crate::core::model::time::Tick;
 use crate::core::queue::admission;
-use crate::core::queue::{LaneKey, LanePart};
+use crate::core::queue::lane_key::{LaneKey, LanePart};
 
 use crate::core::scheduler::Scheduler;
 
 impl Scheduler {
-    /// Why a job of this kind cannot be taken at all.
+    /// The reason to refuse a job at arrival; `None` if it may come in.
     pub(in crate::core::scheduler) fn reason_to_refuse(&self, spec: &JobSpec) -> Option<RejectReason> {
         if self.draining {
             return Some(RejectReason::Draining);
@@ -18,11 +18,11 @@ impl Scheduler {
         let late = spec.deadline < self.now;
         self.reason_to_withdraw(LaneKey::of(spec))
             .or_else(|| late.then_some(RejectReason::DeadlineExceeded))
-            .or_else(|| self.too_wide(spec))
-            .or_else(|| self.reason_of_no_room(spec))
+            .or_else(|| self.reason_too_many_sequences(spec))
+            .or_else(|| self.no_room_reason(spec))
     }
 
-    /// Why jobs of this lane cannot be served under the policy in force.
+    /// The reason why the policy in force cannot serve jobs of this lane.
     pub(in crate::core::scheduler) fn reason_to_withdraw(&self, lane: LaneKey) -> Option<RejectReason> {
         let known =
             self.policy.tenants.get(lane.tenant).is_some() && self.policy.classes.get(lane.class).is_some();
@@ -32,18 +32,18 @@ impl Scheduler {
         self.placement.route(lane).is_none().then_some(RejectReason::NoPool)
     }
 
-    /// A job of more sequences than any replica runs at once could only start at
-    /// one that is drained for it, and would still wait inside the engine.
-    fn too_wide(&self, spec: &JobSpec) -> Option<RejectReason> {
+    /// Refuses a job of more sequences than any replica runs at once. Such a job could only
+    /// start at a replica that is emptied for it, and would still wait inside the engine.
+    fn reason_too_many_sequences(&self, spec: &JobSpec) -> Option<RejectReason> {
         let pools = self.placement.pool_set(LaneKey::of(spec)).map(|pool_set| &*pool_set.pools)?;
         let fits = spec.sequences <= 1 || self.fleet.runs(pools, spec.sequences);
         (!fits).then(|| RejectReason::TooManySequences { most: self.fleet.most_sequences(pools) })
     }
 
-    /// Whether a job that came now, beside `others` of its tenant that are about
-    /// to come, surely would be refused, so that no work should go into it before.
-    /// False where it depends on how many tokens it has.
-    pub fn surely_refuses(&mut self, spec: &JobSpec, others: u64, now: Tick) -> bool {
+    /// Whether the scheduler would surely refuse a job that arrived now, while `others` of its
+    /// tenant are about to arrive. The edge then spends no work on the job. False where the
+    /// refusal depends on the job's token count.
+    pub fn would_refuse(&mut self, spec: &JobSpec, others: u64, now: Tick) -> bool {
         if self.reason_to_refuse(spec).is_some() {
             return true;
         }
@@ -53,15 +53,15 @@ impl Scheduler {
         limits.any(|standing| standing.left <= taken(standing.rule.id.unit)) || self.would_wait_in_vain(spec)
     }
 
-    /// Whether jobs of its lane wait already, so that it would, too, and the queue
-    /// has no place for one more.
+    /// Whether the job would have to wait, as others of its lane do, and the queue has no space
+    /// for one more.
     fn would_wait_in_vain(&self, spec: &JobSpec) -> bool {
         let lane = self.queue.lane(LaneKey::of(spec));
         let Some(bounds) = self.policy.tenants.get(spec.tenant).map(|tenant| tenant.bounds) else {
             return true;
         };
         lane.is_some_and(|lane| lane.head(LanePart::Fresh).is_some())
-            && !(admission::has_space(&self.queue.tenant(spec.tenant), &bounds)
+            && !(admission::has_space(&self.queue.tenant_load(spec.tenant), &bounds)
                 && admission::has_space(&self.queue.total(), &self.policy.bounds))
     }
 }

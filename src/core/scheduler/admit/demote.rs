@@ -1,25 +1,24 @@
-//! A job that cannot keep its deadline goes on in a slower class.
+//! Demotion: moves a job that cannot keep its deadline to a slower class.
 //!
-//! It goes where its class says, as long as its tenant may use that class and
-//! has time to win there: the new class's longest wait, counted from the job's
-//! arrival, but never beyond what its client said it would wait. Each step
-//! leads to a class that is served later, so the steps end.
+//! A job goes to the class in its own class's `demote_to`, if its tenant may use that class and
+//! the new deadline is later. The new deadline is the arrival plus the new class's `max_wait`,
+//! but never beyond the client's patience. Each step leads to a class that is served later, so
+//! the steps end.
 
 use crate::core::model::ids::{ClassId, JobId};
 use crate::core::model::job::JobSpec;
 use crate::core::model::time::Tick;
-use crate::core::queue::LaneKey;
+use crate::core::queue::lane_key::LaneKey;
 
 use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::job::Job;
 
 impl Scheduler {
-    /// Moves a waiting job to the nearest slower class in which its start is
-    /// not hopeless. False when there is none; the job may then wait in any of
-    /// them.
+    /// Moves a waiting job to the nearest slower class in which it can start in time. Returns
+    /// false when there is none; the job may then be left in any of the slower classes.
     pub(in crate::core::scheduler) fn demote(&mut self, id: JobId) -> bool {
-        while let Some((class, deadline)) = self.jobs.get(&id).and_then(|job| self.slower(&job.spec)) {
-            self.move_to(id, class, deadline);
+        while let Some((class, deadline)) = self.jobs.get(&id).and_then(|job| self.slower_class(&job.spec)) {
+            self.move_to_class(id, class, deadline);
             if !self.is_hopeless(id) {
                 return true;
             }
@@ -27,8 +26,8 @@ impl Scheduler {
         false
     }
 
-    /// The class in which a job may go on, and until when.
-    fn slower(&self, spec: &JobSpec) -> Option<(ClassId, Tick)> {
+    /// The next slower class of a job, and the job's deadline there.
+    fn slower_class(&self, spec: &JobSpec) -> Option<(ClassId, Tick)> {
         let next = self.policy.classes.get(spec.class)?.demote_to?;
         let allowed = self.policy.tenants.get(spec.tenant)?.classes.contains(&next);
         let here = self.lane_position(LaneKey::of(spec))?;
@@ -38,9 +37,9 @@ impl Scheduler {
         (allowed && wins && there.class > here.class).then_some((next, deadline))
     }
 
-    /// The job keeps its age. What its tenant paid for it in the class that it
-    /// leaves is given back: it pays where it is served.
-    fn move_to(&mut self, id: JobId, class: ClassId, deadline: Tick) {
+    /// Moves a job to another class. The job keeps its age. The tenant gets back the charge in
+    /// the class that the job leaves: a job is charged in the class that serves it.
+    fn move_to_class(&mut self, id: JobId, class: ClassId, deadline: Tick) {
         self.dequeue(id);
         let Some(job) = self.jobs.get(&id) else { return };
         let before = job.spec;

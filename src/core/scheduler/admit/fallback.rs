@@ -1,23 +1,26 @@
-//! Jobs that another model may serve do not wait for one that is down.
+//! Fallbacks: refuses jobs whose model is down, so that another model can serve them.
 
 use crate::core::model::event::{Action, RejectReason};
 use crate::core::model::ids::{JobId, PoolId};
-use crate::core::queue::LaneKey;
+use crate::core::queue::lane_key::LaneKey;
 
 use crate::core::scheduler::Scheduler;
 
 impl Scheduler {
-    /// Whether a job waits for replicas none of which is in service, though
-    /// another model may serve it.
+    /// Whether a job waits although no replica of its model is in service and another model
+    /// may serve the job.
     pub(in crate::core::scheduler) fn waits_in_vain(&self, id: JobId) -> bool {
         let job = self.jobs.get(&id).filter(|job| job.spec.has_fallback && job.part().is_some());
         job.is_some_and(|job| self.is_down(LaneKey::of(&job.spec)))
     }
 
-    /// Refuses the jobs that wait in vain since the last replica of their model
-    /// was lost. Says whether there were any.
+    /// Refuses the jobs that wait in vain because the last replica of their model was lost.
+    /// Returns whether there were any.
     pub(in crate::core::scheduler) fn refuse_vain_waits(&mut self, out: &mut Vec<Action>) -> bool {
-        if !std::mem::take(&mut self.vain_waits_possible) || self.fallbacks == 0 || self.has_all_pools_up() {
+        if !std::mem::take(&mut self.vain_waits_possible)
+            || self.waiting_with_fallback == 0
+            || self.has_all_pools_up()
+        {
             return false;
         }
         let down = self.queue.lanes().filter(|(lane, _)| self.is_down(*lane));
@@ -34,8 +37,8 @@ impl Scheduler {
         self.policy.pools.iter().all(|(pool, ..)| self.fleet.count_up(&[pool]) > 0)
     }
 
-    /// Whether nothing is in service for the lane, and nothing is starting for
-    /// it: a job that is held for a start is told of its end.
+    /// Whether no replica is in service for the lane and no pool start is under way for it. A
+    /// job held for a pool start is not down: it is refused at the end of its hold.
     fn is_down(&self, lane: LaneKey) -> bool {
         let is_down = |pools: &[PoolId]| self.fleet.is_down(pools, self.now);
         let down = self.placement.pool_set(lane).is_none_or(|pool_set| is_down(&pool_set.pools));

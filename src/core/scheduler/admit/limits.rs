@@ -1,5 +1,5 @@
-//! Limits of a job's tenant and key: reserved when the job arrives, settled when it ends, and
-//! never looked at in between.
+//! Limits of a job's tenant and key: reserved when the job arrives and settled when it ends. The
+//! scheduler does not look at limits in between.
 
 use smallvec::SmallVec;
 
@@ -9,17 +9,17 @@ use crate::core::model::job::{JobSpec, JobUsage, TokenCounts};
 use crate::core::model::time::Tick;
 use crate::core::placement::rules::Price;
 use crate::core::replica::ledger::Ledger;
-use crate::core::replica::speed::ttft_model;
+use crate::core::replica::speed::{step_time, ttft_model};
 
 use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::job::Job;
 
-const fn payer(spec: &JobSpec) -> LimitSubject {
+const fn limit_subject(spec: &JobSpec) -> LimitSubject {
     LimitSubject { tenant: spec.tenant, key: spec.key, model: spec.model }
 }
 
 impl Scheduler {
-    /// Reserves what the job is expected to use.
+    /// Reserves the expected use of the job: tokens, replica time and money.
     pub(in crate::core::scheduler) fn reserve(
         &mut self,
         spec: &JobSpec,
@@ -27,51 +27,51 @@ impl Scheduler {
         if self.limits.is_empty() {
             return Ok(LimitGrant::default());
         }
-        let output = self.expected.output(spec);
-        let (gpu, money) = self.expect_spent(spec, output);
+        let output = self.expected_use.output(spec);
+        let (gpu, money) = self.expected_spend(spec, output);
         let wanted = UnitAmounts { input: spec.prompt_tokens, output, gpu, money };
-        self.limits.reserve(&payer(spec), &wanted, self.now)
+        self.limits.reserve(&limit_subject(spec), &wanted, self.now)
     }
 
-    /// Nanoseconds of a replica's time that the job is expected to take, and what
-    /// they cost, as far as somebody's are limited. As long as nobody knows, what
-    /// it would take if it had a replica to itself, at the highest price of those
-    /// that may serve it.
-    fn expect_spent(&self, spec: &JobSpec, output: u64) -> (u64, u64) {
+    /// Expected replica time of the job in nanoseconds, and its cost; zero for what no limit
+    /// counts. Until the use of such jobs is known, the estimate is the time that the job would
+    /// take alone at a replica, at the highest price of the pools that may serve it.
+    fn expected_spend(&self, spec: &JobSpec, output: u64) -> (u64, u64) {
         let [gpu, money] = [LimitUnit::GpuTime, LimitUnit::Money].map(|unit| self.limits.counts(unit));
         if !gpu && !money {
             return (0, 0);
         }
-        let (known, priced) = self.expected.spent(spec);
+        let (known, priced) = self.expected_use.replica_use(spec);
         let pools = self.policy.models.get(spec.model).map_or(&[][..], |model| &model.pools);
         let alone = || {
             let per_token = self.fleet.per_token(pools);
             let steps = output / u64::from(spec.sequences.max(1));
-            let slow = per_token / ttft_model::outlook(&Ledger::default()).per_token as f64;
-            let writes = ttft_model::decode_step(&Ledger::default()).saturating_mul(steps) as f64 * slow;
+            let slow = per_token / step_time::ttft_model(&Ledger::default()).per_token as f64;
+            let writes = step_time::decode_step(&Ledger::default()).saturating_mul(steps) as f64 * slow;
             (ttft_model::weight(spec.prompt_tokens, 0) as f64 * per_token + writes) as u64
         };
         let time = known.unwrap_or_else(alone);
-        let prices = pools.iter().filter_map(|pool| self.policy.pools.get(*pool)?.supply.price);
-        let at_most = |price: Option<Price>| price.map_or(0, |price| price.of(time));
+        let prices = pools.iter().filter_map(|pool| self.policy.pools.get(*pool)?.traits.price);
+        let at_most = |price: Option<Price>| price.map_or(0, |price| price.cost_of(time));
         (time, priced.unwrap_or_else(|| at_most(prices.max())))
     }
 
-    /// Learns from a whole answer how much to reserve.
+    /// Learns from a complete answer how much to reserve for later jobs.
     pub(in crate::core::scheduler) fn learn_use(&mut self, job: &Job, usage: JobUsage) {
         if !self.limits.is_empty()
             && let JobUsage::Exact(tokens) = usage
         {
-            self.expected.learn(&job.spec, tokens.output);
+            self.expected_use.learn(&job.spec, tokens.output);
             let (gpu, money) = job.spent;
             let [times, prices] = [LimitUnit::GpuTime, LimitUnit::Money].map(|unit| self.limits.counts(unit));
             let learned = ((times || prices).then_some(gpu), prices.then_some(money));
-            self.expected.learn_spent(&job.spec, learned);
+            self.expected_use.learn_replica_use(&job.spec, learned);
         }
     }
 
-    /// Settles what the job has reserved by what it used: tokens as far as they
-    /// are known, time and money by its bills, of tries that failed too. One that was never at an engine gives all of it back.
+    /// Replaces the job's reservation by its use: tokens as far as they are known, time and
+    /// money by its bills. Bills of failed attempts count too. A job that was never dispatched
+    /// gives its whole reservation back.
     pub(in crate::core::scheduler) fn settle_limits(&mut self, job: &mut Job, used: Option<TokenCounts>) {
         let hold = std::mem::take(&mut job.reservation);
         if hold.is_empty() {
@@ -85,22 +85,22 @@ impl Scheduler {
         self.limits.settle(hold, &UsedAmounts { amounts, tokens_known: used.is_some() }, self.now);
     }
 
-    /// New limits are in force.
+    /// Applies the limits of a new policy.
     pub(in crate::core::scheduler) fn change_limits(&mut self) {
         self.limits.apply(&self.policy.limits);
-        self.expected.retain(&self.policy);
+        self.expected_use.retain(&self.policy);
     }
 
-    /// How it stands with the limits that a job like this meets; the tightest
-    /// may refuse it.
+    /// Status of the limits that apply to a job like this one. The tightest limit may refuse
+    /// the job.
     pub fn limits_of(&mut self, spec: &JobSpec, now: Tick) -> SmallVec<[LimitStatus; 4]> {
         if self.limits.is_empty() {
             return SmallVec::new();
         }
-        self.limits.status_for(&payer(spec), self.now.max(now))
+        self.limits.status_for(&limit_subject(spec), self.now.max(now))
     }
 
-    /// How it stands with all limits, in a fixed order.
+    /// State of all limits, in a fixed order.
     pub fn limits(&mut self, now: Tick) -> Vec<LimitStatus> {
         self.limits.statuses(self.now.max(now))
     }

@@ -1,4 +1,4 @@
-//! Into the queue and out of it.
+//! Admission: puts jobs into the queue and takes them out.
 
 pub(super) mod check;
 pub(super) mod demote;
@@ -22,36 +22,34 @@ use crate::core::model::job::{JobSpec, PromptPrefix};
 use crate::core::placement::choose;
 use crate::core::queue::admission;
 use crate::core::queue::fit_tree::FitEntry;
+use crate::core::queue::lane_key::{LaneKey, LanePart};
 use crate::core::queue::order::{HeadEntry, HeadKey, LaneHead};
 use crate::core::queue::quota::QuotaState;
-use crate::core::queue::{LaneKey, LanePart};
 
 use super::Scheduler;
 use super::job::{self, Job};
 
-/// How much later than its neighbours' a job's turn comes, in times that its
-/// prompt takes to read. Short prompts go first, and a long one waits so much
-/// longer at most.
-const SHORT_FIRST: f64 = 10.0;
+/// Delay of a job's turn in its lane, in multiples of its prefill time. Short prompts go first,
+/// and a long prompt waits at most this much longer.
+const PREFILL_DELAY_FACTOR: f64 = 10.0;
 
-/// How much later a job that has missed the objective of its class has its turn, in
-/// objectives. Until then those go first that can still be in time; from then on it
-/// goes before all that arrive later. A class whose
-/// `max_wait` is shorter serves late jobs only when nobody in time waits.
-const LATE_TURN: u32 = 10;
+/// Delay of the turn of a late job, in TTFT objectives of its class. During the delay, jobs that
+/// can still be in time go first. After the delay the late job goes before all later arrivals. A
+/// class whose `max_wait` is shorter serves late jobs only when no job in time waits.
+const LATE_PENALTY_OBJECTIVES: u32 = 10;
 
-/// How long a job that waits may be told at the latest that it waits in vain,
-/// where how fast jobs go was not known when it came.
-const JUDGED_AFTER: Duration = Duration::from_secs(5);
+/// Time after arrival at which the scheduler checks the wait of a job that came before the drain
+/// rate was known.
+const WAIT_CHECK_AFTER: Duration = Duration::from_secs(5);
 
-/// Where the accounts of a lane are: group, class by place.
+/// Indexes of a lane's accounts: pool group, and class by its place in the order of service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct LaneAccounts {
     pub(super) group: usize,
     pub(super) class: usize,
 }
 
-/// Where a lane stands in the order: group, class by place, pool set.
+/// Position of a lane in the order of service: pool group, class by its place, pool set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LanePosition {
     pub(super) group: usize,
@@ -60,7 +58,7 @@ pub(super) struct LanePosition {
 }
 
 impl Scheduler {
-    /// Lets a job in. Returns the limits in shadow mode that would have refused it.
+    /// Admits or refuses a new job. Returns the limits in shadow mode that would have refused it.
     pub(super) fn arrived(
         &mut self,
         spec: JobSpec,
@@ -71,7 +69,7 @@ impl Scheduler {
         if self.jobs.contains_key(&id) {
             return SmallVec::new();
         }
-        let spec = job::bounded(spec, self.now);
+        let spec = job::clamp_spec(spec, self.now);
         if let Some(reason) = self.reason_to_refuse(&spec) {
             out.push(Action::Job(JobAction::Reject { job: id, why: self.rejection(&spec, reason, None) }));
             return SmallVec::new();
@@ -104,9 +102,8 @@ impl Scheduler {
         shadowed
     }
 
-    /// Starts a job that has just joined its lane, or lets it wait if it may. It may
-    /// wait only if no replica takes it at once, so the queue's bounds are looked at
-    /// after that was tried.
+    /// Starts a job that has just joined its lane, lets it wait, or refuses it. A job waits only
+    /// if no replica takes it at once, so the bounds of the queue are checked after a dispatch.
     fn start_or_queue(&mut self, id: JobId, out: &mut Vec<Action>) {
         self.dispatch(out);
         let Some(spec) = self.jobs.get(&id).filter(|job| job.part().is_some()).map(|job| job.spec) else {
@@ -121,13 +118,14 @@ impl Scheduler {
         }
         if self.is_hopeless(id) {
             if !self.demote(id) {
-                return self.reject(id, self.reason_of_wait(id, RejectReason::Unmeetable), out);
+                return self.reject(id, self.wait_reason(id, RejectReason::Unmeetable), out);
             }
             self.dispatch(out);
         } else {
             self.check_wait_later(id);
         }
-        let refusal = admission::refusal(&self.policy, &self.queue, tenant).filter(|_| self.waits(id));
+        let refusal = admission::exceeded_queue_bound(&self.policy, &self.queue, tenant)
+            .filter(|_| self.is_waiting(id));
         let Some(reason) = refusal else { return };
         let other = match reason {
             RejectReason::QueueFull(_) => self.displaceable(tenant),
@@ -139,16 +137,16 @@ impl Scheduler {
         }
     }
 
-    fn waits(&self, id: JobId) -> bool {
+    fn is_waiting(&self, id: JobId) -> bool {
         self.jobs.get(&id).is_some_and(|job| job.part().is_some())
     }
 
-    /// Whether a job that has just joined its lane surely cannot start before
-    /// its deadline: its tenant is paused for longer, its pools take longer to
-    /// start, or those before it in the lane take longer, even at a better rate than what was measured of its
-    /// tenant and class. Others that may go first are in that rate. Where the
-    /// deadline is far beyond the turn of late jobs, all that waits in the lane goes
-    /// before it.
+    /// Whether a job that has just joined its lane surely cannot start before its deadline.
+    ///
+    /// The reasons: its tenant is paused for longer; its pools take longer to start; or the jobs
+    /// before it in the lane take longer, even at a better rate than measured for its tenant
+    /// and class. That rate includes the effect of other lanes that go first. When the deadline
+    /// is far beyond the turn of late jobs, all other jobs of the lane count as before it.
     pub(super) fn is_hopeless(&self, id: JobId) -> bool {
         let Some(job) = self.jobs.get(&id) else { return false };
         if let Some(until) = self.overrides.paused_until(job.spec.tenant) {
@@ -157,29 +155,29 @@ impl Scheduler {
         if let Some(too_late) = self.starts_too_late(id) {
             return too_late;
         }
-        self.has_too_much_before(job)
+        self.has_too_long_wait(job)
     }
 
-    /// Whether what goes before a job in its lane takes longer than it may wait.
-    fn has_too_much_before(&self, job: &Job) -> bool {
+    /// Whether the jobs before a job in its lane take longer than the time to its deadline.
+    fn has_too_long_wait(&self, job: &Job) -> bool {
         let (id, key) = (job.spec.id, LaneKey::of(&job.spec));
         let lane = self.queue.lane(key).filter(|_| job.part() == Some(LanePart::Fresh));
         let left = job.spec.deadline.since(self.now);
         if left < 2 * self.late_penalty(key.class) {
-            let before = lane.map_or(0, |lane| lane.before(job.place, id));
+            let before = lane.map_or(0, |lane| lane.jobs_before(job.place, id));
             return admission::is_hopeless(before, self.lane_rate(key), left);
         }
         let before = lane.map_or(0, |lane| lane.load().requests.saturating_sub(1));
-        self.expected_wait(key, before).is_some_and(|wait| admission::is_beyond(wait, left))
+        self.expected_wait(key, before).is_some_and(|wait| admission::starts_too_late(wait, left))
     }
 
-    /// The time in which so many jobs of a lane go, by what was measured of its
-    /// tenant, or else of all tenants; `None` when neither is known. Replicas that
-    /// are called for and may be expected count as if they were there.
+    /// Expected time until `before` jobs of the lane have started. It uses the measured rate of
+    /// the tenant, or else of all tenants; `None` when neither is known. Replicas that are
+    /// demanded and expected count as if they were in service.
     fn expected_wait(&self, key: LaneKey, before: u64) -> Option<Duration> {
         let spot = self.lane_position(key)?;
         let here = &self.groups[spot.group];
-        let wait = here.backlogs(spot.class).wait(key.tenant, before, self.now)?;
+        let wait = here.drain_rates(spot.class).wait(key.tenant, before, self.now)?;
         let pools = here.shape.pool_sets[spot.pool_set].pools.iter();
         let growth = pools
             .filter_map(|pool| self.desired_replicas.get(pool))
@@ -188,17 +186,17 @@ impl Scheduler {
         Some(wait.div_f64(growth))
     }
 
-    /// Looks again at a job that was let in while nobody knew how fast jobs go.
+    /// Schedules a later check of a job that was admitted before the drain rate was known.
     fn check_wait_later(&mut self, id: JobId) {
         let Some(job) = self.jobs.get(&id).filter(|job| job.part() == Some(LanePart::Fresh)) else { return };
-        let at = job.spec.arrived + JUDGED_AFTER;
+        let at = job.spec.arrived + WAIT_CHECK_AFTER;
         if at > self.now && self.expected_wait(LaneKey::of(&job.spec), 1).is_none() {
             self.unchecked_waits.insert((at, id));
         }
     }
 
-    /// Tells those jobs that they wait in vain of which that is known now; the
-    /// last that came first, which leaves the more room for the others.
+    /// Checks the jobs whose later check is due, and demotes or refuses those that cannot start
+    /// in time. The latest arrival is checked first, which leaves more room for the others.
     pub(super) fn refuse_late_waits(&mut self, out: &mut Vec<Action>) {
         let later = self.unchecked_waits.split_off(&(self.now + Duration::from_nanos(1), JobId::new(0)));
         let due = std::mem::replace(&mut self.unchecked_waits, later);
@@ -206,41 +204,42 @@ impl Scheduler {
             let Some(job) = self.jobs.get(&id) else { continue };
             let kept =
                 self.overrides.paused_until(job.spec.tenant).is_some() || self.starts_too_late(id).is_some();
-            if !kept && self.has_too_much_before(job) && !self.demote(id) {
-                self.reject(id, self.reason_of_wait(id, RejectReason::Unmeetable), out);
+            if !kept && self.has_too_long_wait(job) && !self.demote(id) {
+                self.reject(id, self.wait_reason(id, RejectReason::Unmeetable), out);
             }
         }
     }
 
-    /// How much later than in time a late job of the class has its turn.
+    /// Delay of the turn of a late job of the class.
     pub(super) fn late_penalty(&self, class: ClassId) -> Duration {
-        self.policy.classes.get(class).map(|row| row.ttft_objective).unwrap_or_default() * LATE_TURN
+        self.policy.classes.get(class).map(|row| row.ttft_objective).unwrap_or_default()
+            * LATE_PENALTY_OBJECTIVES
     }
 
-    /// How many jobs a second go of those that wait for the lane's tenant in its
-    /// class.
+    /// Drain rate of the lane's tenant in its class, in jobs per second; `None` if unknown.
     fn lane_rate(&self, key: LaneKey) -> Option<f64> {
         let spot = self.lane_position(key)?;
-        self.groups[spot.group].drain_of(spot.class, key.tenant, self.now)
+        self.groups[spot.group].drain_rate_of(spot.class, key.tenant, self.now)
     }
 
-    /// Where a fresh job stands in its lane, and how long it is in time: by
-    /// the objective of its class, its prompt read at the usual speed.
+    /// Sets the position of a fresh job in its lane and the instant from which it is late. Both
+    /// follow from its class's TTFT objective and its prefill time at the usual speed.
     pub(super) fn set_place(&self, job: &mut Job) {
         let objective = self.policy.classes.get(job.spec.class).map(|class| class.ttft_objective);
         let pools = self.placement.pool_set(LaneKey::of(&job.spec)).map(|pool_set| &*pool_set.pools);
         let own = self.fleet.per_token(pools.unwrap_or_default()) * job.weight() as f64;
         let goal = job.spec.arrived + objective.unwrap_or_default();
-        job.place.due = goal + Duration::from_nanos((own * SHORT_FIRST) as u64);
-        job.late_after = goal.before(Duration::from_nanos(own as u64));
+        job.place.due = goal + Duration::from_nanos((own * PREFILL_DELAY_FACTOR) as u64);
+        job.late_after = goal.earlier_by(Duration::from_nanos(own as u64));
     }
 
-    /// The words for a refusal. `job` is absent when it never waited.
+    /// The rejection with its time in the queue and its `Retry-After`. `job` is `None` when the
+    /// job never waited.
     pub(super) fn rejection(&self, spec: &JobSpec, reason: RejectReason, job: Option<&Job>) -> Rejection {
         let queued = job.map(|job| job.queued(self.now)).unwrap_or_default();
         if reason == RejectReason::Paused {
             let until = self.overrides.paused_until(spec.tenant).unwrap_or(self.now);
-            let retry_after = Some(admission::after_pause(until, self.now, spec.id));
+            let retry_after = Some(admission::retry_after_pause(until, self.now, spec.id));
             return Rejection { reason, queued, retry_after };
         }
         let key = LaneKey::of(spec);
@@ -262,17 +261,18 @@ impl Scheduler {
                 let waiting = self.queue.lane(key).map_or(0, |lane| lane.load().requests);
                 Some(admission::retry_after(waiting, self.lane_rate(key)))
             }
-            _ => group.map(|group| admission::retry_after(group.waiting(), group.drain.per_second(self.now))),
+            _ => group
+                .map(|group| admission::retry_after(group.waiting(), group.drain_rate.per_second(self.now))),
         };
         let retry_after = retry_after.map(|wait| admission::spread(wait, spec.id));
         Rejection { reason, queued, retry_after }
     }
 
-    /// Puts a job that is in phase `Waiting` into its lane.
+    /// Puts a job in phase `Waiting` into its lane.
     pub(super) fn enqueue(&mut self, id: JobId) {
         let Some(job) = self.jobs.get(&id) else { return };
         let (spec, Some(part)) = (job.spec, job.part()) else { return };
-        let place = job.place_in(part);
+        let place = job.position_in(part);
         let Some(spot) = self.lane_position(LaneKey::of(&spec)) else { return };
         if !self.waits_in(spot, spec.class, spec.tenant) {
             let lifted = self.groups[spot.group].lift(spot.class, spot.pool_set, spec.tenant);
@@ -286,7 +286,7 @@ impl Scheduler {
         self.queue.push(&spec, part, place, self.weight(spec.tenant));
         self.groups[spot.group].joined(spot.class, spot.pool_set, spec.tenant, self.now);
         self.groups[spot.group].note_wide(spec.sequences);
-        self.fallbacks += u64::from(spec.has_fallback);
+        self.waiting_with_fallback += u64::from(spec.has_fallback);
         self.deadlines.insert((spec.deadline, id));
         self.hold_for_pool_start(id);
         self.refresh_lane(LaneKey::of(&spec));
@@ -301,16 +301,17 @@ impl Scheduler {
         }
     }
 
-    /// The same before the lane's heads are looked at again.
+    /// Takes a waiting job out of its lane, and leaves the update of the lane's heads to the
+    /// caller.
     pub(super) fn take_from_lane(&mut self, id: JobId) -> Option<LaneKey> {
         let job = self.jobs.get(&id)?;
         let (spec, part) = (job.spec, job.part()?);
-        let place = job.place_in(part);
+        let place = job.position_in(part);
         let key = LaneKey::of(&spec);
         let mut whole = self.queue.remove(&spec, part, place);
         whole &= self.deadlines.remove(&(spec.deadline, id));
-        self.unchecked_waits.remove(&(spec.arrived + JUDGED_AFTER, id));
-        self.fallbacks = self.fallbacks.saturating_sub(u64::from(spec.has_fallback));
+        self.unchecked_waits.remove(&(spec.arrived + WAIT_CHECK_AFTER, id));
+        self.waiting_with_fallback = self.waiting_with_fallback.saturating_sub(u64::from(spec.has_fallback));
         if let Some(spot) = self.lane_position(key) {
             whole &= self.groups[spot.group].left(spot.class, spot.pool_set, spec.tenant, self.now);
             self.groups[spot.group].forget_wide(spec.sequences);
@@ -321,49 +322,47 @@ impl Scheduler {
         Some(key)
     }
 
-    /// Where the lane stands; `None` when the policy no longer has a place.
+    /// Position of the lane; `None` when the policy in force has none for it.
     pub(super) fn lane_position(&self, lane: LaneKey) -> Option<LanePosition> {
         let route = self.placement.route(lane)?;
         let class = self.groups[route.group].class(lane.class)?;
         Some(LanePosition { group: route.group, class, pool_set: route.pool_set })
     }
 
-    /// Where the accounts of a lane are, which may have no place to wait any
-    /// more.
+    /// Indexes of the lane's accounts. They may exist although the lane has no position any more.
     pub(super) fn lane_accounts(&self, lane: LaneKey) -> Option<LaneAccounts> {
         let group = self.placement.group_of_model(lane.model)?;
         Some(LaneAccounts { group, class: self.groups[group].class(lane.class)? })
     }
 
-    /// Whether fresh jobs of the tenant wait in the pool set already.
+    /// Whether fresh jobs of the tenant and class wait at this position.
     fn waits_in(&self, spot: LanePosition, class: ClassId, tenant: TenantId) -> bool {
-        let mut here = self.queue.keys_of(class, tenant).filter(|key| self.lane_position(*key) == Some(spot));
+        let mut here =
+            self.queue.lane_keys_of(class, tenant).filter(|key| self.lane_position(*key) == Some(spot));
         here.any(|key| self.queue.lane(key).is_some_and(|lane| lane.head(LanePart::Fresh).is_some()))
     }
 
-    /// Brings the places of a tenant's lanes up to date after its counter moved
-    /// by what happened in one of them. There, and in those of the same model,
-    /// more may be known of the output to come: their heads are priced anew.
+    /// Updates the head positions of a tenant's lanes after a charge in one of them. In that
+    /// lane and in others of the same model the expected output may have changed, so their heads
+    /// are priced again.
     pub(super) fn refresh_counter(&mut self, account: LaneAccounts, lane: LaneKey) {
         self.groups[account.group].follow_counter(account.class, lane.tenant);
-        let alike = self.queue.keys_of(lane.class, lane.tenant).filter(|key| key.model == lane.model);
+        let alike = self.queue.lane_keys_of(lane.class, lane.tenant).filter(|key| key.model == lane.model);
         for key in alike.collect::<SmallVec<[LaneKey; 2]>>() {
             self.refresh_lane(key);
         }
     }
 
-    /// Brings the places of a tenant's lanes of a class up to date after its
-    /// standing changed.
+    /// Updates the head positions of a tenant's lanes of a class after its quota state changed.
     pub(super) fn refresh_tenant(&mut self, group: usize, class: ClassId, tenant: TenantId) {
         let here = |key: &LaneKey| self.placement.group_of_model(key.model) == Some(group);
-        for key in self.queue.keys_of(class, tenant).filter(here).collect::<SmallVec<[LaneKey; 8]>>() {
+        for key in self.queue.lane_keys_of(class, tenant).filter(here).collect::<SmallVec<[LaneKey; 8]>>() {
             self.refresh_lane(key);
         }
     }
 
-    /// Brings the places of a lane's two heads up to date; a lane whose tenant is
-    /// parked has none. This is when a head is priced: with what is known now of
-    /// the output it will have.
+    /// Updates the positions of a lane's two heads; a lane whose tenant is parked has none. Each
+    /// head is priced here, with its output as expected now.
     pub(super) fn refresh_lane(&mut self, key: LaneKey) {
         let Some(spot) = self.lane_position(key) else { return };
         let standing = self.quota_state(spot.group, key.tenant);
@@ -377,21 +376,22 @@ impl Scheduler {
             let job = head.and_then(|id| self.jobs.get_mut(&id));
             let mut bound = false;
             let entry: Option<HeadEntry> = job.map(|job| {
-                job.output = self.lengths.expect(&job.spec);
-                job.reach = self.prefixes.matches(&job.prefix).first().map_or(0, |(_, tokens)| *tokens);
+                job.output = self.lengths.expected(&job.spec);
+                job.cached_at_best =
+                    self.prefixes.matches(&job.prefix).first().map_or(0, |(_, tokens)| *tokens);
                 if waits {
                     let goal = job.spec.arrived + objective.unwrap_or_default();
                     let until;
-                    (bound, until) = choose::bound(job.spec.arrived, goal, self.now);
+                    (bound, until) = choose::preferred_only_until(job.spec.arrived, goal, self.now);
                     reseat_at = reseat_at.into_iter().chain(until).min();
                 }
                 let counter = if part == LanePart::Fresh { group.counter(spot.class, key.tenant) } else { 0 };
                 let value = LaneHead { job: job.spec.id, lane: key, part };
-                let key = HeadKey::new(standing, counter, job.place_in(part));
+                let key = HeadKey::new(standing, counter, job.position_in(part));
                 FitEntry { key, size: job.size(), value }
             });
             let seat = &mut lane.head_positions[part as usize];
-            *seat = group.put((spot.class, spot.pool_set, part), *seat, bound, entry);
+            *seat = group.put_head((spot.class, spot.pool_set, part), *seat, bound, entry);
         }
         if lane.refresh_at != reseat_at {
             let before = std::mem::replace(&mut lane.refresh_at, reseat_at);

@@ -1,12 +1,13 @@
-//! Jobs that are held for pools that have to start.
+//! Pool starts: holds jobs for pools that have no replica in service yet.
 //!
-//! A pool is cold when the policy gives it no replica, and stays so until one is
-//! in service: one that only fails is not cold, unless the policy says that its
-//! addresses stay while it is scaled to zero, and nothing answers at any. One
-//! whose replicas sleep is like a cold one that starts when they are woken. A job all of whose pools are
-//! cold is held as long as its class tolerates, counted from when it is held,
-//! and never beyond its deadline. It is told at once when what is known of its
-//! pools' starts is longer than that.
+//! A pool is cold when the policy gives it no replica, and stays cold until a replica is in
+//! service. A pool whose replicas all fail is not cold. Exception: the policy says that the
+//! pool's addresses stay while it is scaled to zero, and nothing answers at any of them. A pool
+//! whose replicas sleep is like a cold pool that starts when they are woken.
+//!
+//! When all pools of a job are cold, the job is held for its class's `cold_start_tolerance`,
+//! counted from the start of the hold, and never beyond its deadline. When the known start time
+//! of its pools is longer than that, the job is refused at once.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -16,15 +17,15 @@ use crate::core::model::event::{Action, RejectReason, ReplicaAction};
 use crate::core::model::ids::{JobId, PoolId};
 use crate::core::model::snapshot::{PoolSnapshot, PoolStatus, ReplicaSnapshot};
 use crate::core::model::time::Tick;
-use crate::core::queue::LaneKey;
 use crate::core::queue::admission;
+use crate::core::queue::lane_key::LaneKey;
 
 use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::job::RunningAttempt;
 
 impl Scheduler {
-    /// Holds a job that has just joined its lane, if all of its pools are cold. A
-    /// replica of a pool that starts may fail it: then it goes on being held.
+    /// Holds a job that has just joined its lane, if all of its pools are cold. When a replica
+    /// of a starting pool fails the job, the job's earlier hold goes on.
     pub(in crate::core::scheduler) fn hold_for_pool_start(&mut self, id: JobId) {
         let Some(job) = self.jobs.get(&id) else { return };
         let (spec, held) = (job.spec, job.held_until);
@@ -43,9 +44,9 @@ impl Scheduler {
                 let parked = self.overrides.paused_until(spec.tenant).is_some();
                 self.wanted_asleep.extend((!parked).then_some(pool));
             } else {
-                self.starts.ask(pool, self.configured_start(pool), self.now);
+                self.starts.note_wanted(pool, self.configured_start(pool), self.now);
             }
-            self.starts.hold(pool, dormant, self.now);
+            self.starts.note_held(pool, dormant, self.now);
         }
         let tolerance = self.policy.classes.get(spec.class).and_then(|class| class.cold_start_tolerance);
         let fresh = tolerance.map_or(Tick::NEVER, |tolerance| self.now + tolerance);
@@ -65,7 +66,7 @@ impl Scheduler {
         job.is_some_and(|job| self.cold_pools(LaneKey::of(&job.spec)).is_some())
     }
 
-    /// The job is no longer held. Where nobody else is, the start is given up.
+    /// Ends the job's hold. When no other job waits for a pool, its pool start is given up.
     pub(in crate::core::scheduler) fn end_hold(&mut self, id: JobId) {
         let Some(job) = self.jobs.get(&id) else { return };
         let Some(until) = job.held_until else { return };
@@ -80,9 +81,9 @@ impl Scheduler {
         }
     }
 
-    /// What is left of the soonest start that the lane's jobs wait for: zero when
-    /// it is overdue or a replica has just come, `None` when nothing is known of
-    /// it. Absent while they wait for no start.
+    /// Time left of the soonest pool start that the lane's jobs wait for. `None`: they wait for
+    /// no start. `Some(None)`: the time left is unknown. Zero: the start is overdue, or a replica
+    /// has just come.
     pub(in crate::core::scheduler) fn start_left(&self, key: LaneKey) -> Option<Option<Duration>> {
         let pools = &self.placement.pool_set(key)?.pools;
         if self.fleet.count_up(pools) > 0 {
@@ -90,13 +91,13 @@ impl Scheduler {
         }
         let left = |pool: PoolId| match self.fleet.is_dormant(pool) {
             true => self.starts.wake_left(pool, self.now),
-            false => self.starts.left(pool, self.configured_start(pool), self.now),
+            false => self.starts.start_left(pool, self.configured_start(pool), self.now),
         };
         self.cold_pools(key).map(|pools| pools.into_iter().filter_map(left).min())
     }
 
-    /// Whether a start surely takes longer than the job can be held; absent while
-    /// it waits for none.
+    /// Whether the pool start surely takes longer than the job can be held; `None` while the job
+    /// waits for no start.
     pub(in crate::core::scheduler) fn starts_too_late(&self, id: JobId) -> Option<bool> {
         let job = self.jobs.get(&id)?;
         let left = self.start_left(LaneKey::of(&job.spec))?;
@@ -104,20 +105,21 @@ impl Scheduler {
         Some(left.is_some_and(|left| left > until.since(self.now)))
     }
 
-    /// When a job that waits for a start should come back.
+    /// `Retry-After` of a job that waits for a pool start; `None` while it waits for none.
     pub(in crate::core::scheduler) fn retry_after_start(&self, key: LaneKey, id: JobId) -> Option<Duration> {
         let left = self.start_left(key)?;
-        Some(left.map_or(admission::MAX_RETRY_AFTER, |left| admission::after_start(left, id)))
+        Some(left.map_or(admission::MAX_RETRY_AFTER, |left| admission::retry_after_start(left, id)))
     }
 
-    /// The reason to tell a job's client that has waited in vain.
-    pub(in crate::core::scheduler) fn reason_of_wait(&self, id: JobId, usual: RejectReason) -> RejectReason {
+    /// The reason of a refusal after a wait in vain: a cold start or a pause if there is one, else
+    /// `usual`.
+    pub(in crate::core::scheduler) fn wait_reason(&self, id: JobId, usual: RejectReason) -> RejectReason {
         let Some(job) = self.jobs.get(&id) else { return usual };
         let cold = self.cold_pools(LaneKey::of(&job.spec)).is_some();
         self.reason_for(job.spec.tenant, if cold { RejectReason::ColdStart } else { usual })
     }
 
-    /// Whether the job's hold is over in vain; a hold that a start has ended is
+    /// Whether the job's pools are still cold at the end of its hold. If not, the hold is
     /// forgotten.
     pub(in crate::core::scheduler) fn is_held_in_vain(&mut self, until: Tick, id: JobId) -> bool {
         let key = self.jobs.get(&id).map(|job| LaneKey::of(&job.spec));
@@ -128,21 +130,21 @@ impl Scheduler {
         cold
     }
 
-    /// A job's first token came. How fast jobs went while nothing
-    /// was in service says nothing of how they will go.
+    /// Ends the pool start under way when a first token comes. The drain rate restarts: the
+    /// rate while no replica was in service says nothing about the rate from now on.
     pub(in crate::core::scheduler) fn note_pool_start(&mut self, run: &RunningAttempt) {
         let Some(pool) = self.fleet.pool_of(run.replica) else { return };
-        if self.starts.started(pool, run.since, self.now)
+        if self.starts.note_first_token(pool, run.since, self.now)
             && let Some(group) = self.placement.group_of(pool)
         {
-            self.groups[group].restart_drains(self.now);
+            self.groups[group].forget_drain_rates(self.now);
             // Its replica may be closed or gone again.
             self.vain_waits_possible = true;
         }
     }
 
-    /// A client left whose job ran. If it was the last that the pool was to start
-    /// for, nobody knows when the next one comes.
+    /// Gives up the pool start when the client of a running job left and no other job waits for
+    /// the pool: nobody knows when the next one comes.
     pub(in crate::core::scheduler) fn note_client_left(&mut self, run: &RunningAttempt) {
         let Some(pool) = self.fleet.pool_of(run.replica) else { return };
         if self.starts.is_running(pool) && self.waiting_for(pool) == 0 {
@@ -150,8 +152,8 @@ impl Scheduler {
         }
     }
 
-    /// Takes up the holds under a new policy: jobs whose pools have gone cold are
-    /// held from now on, or told at once.
+    /// Renews all holds, after a reload or a change of the pools in service. Jobs whose pools
+    /// have gone cold are held from now on, or refused at once.
     pub(in crate::core::scheduler) fn renew_holds(&mut self, out: &mut Vec<Action>) {
         let policy = &self.policy;
         self.starts.retain(|pool| policy.pools.get(pool).is_some());
@@ -162,7 +164,7 @@ impl Scheduler {
             self.hold_for_pool_start(id);
             let newly = before.is_none() && self.starts_too_late(id) == Some(true);
             if newly && !self.demote(id) {
-                self.reject(id, self.reason_of_wait(id, RejectReason::ColdStart), out);
+                self.reject(id, self.wait_reason(id, RejectReason::ColdStart), out);
             }
         }
         let pools = self.policy.pools.iter().map(|(pool, ..)| pool);
@@ -170,18 +172,18 @@ impl Scheduler {
         idle.into_iter().for_each(|pool| self.give_up_start(pool));
     }
 
-    /// Nobody waits for the pool to start. What joins it from now on, and could
-    /// be served elsewhere, is not held for it.
+    /// Gives up the start of a pool for which no job waits. If the pool is then no longer cold,
+    /// jobs with a fallback model are refused instead of held for it.
     fn give_up_start(&mut self, pool: PoolId) {
         self.vain_waits_possible |= self.starts.give_up(pool);
     }
 
-    /// Says what has come of the starts.
+    /// Emits an action for each pool start that began or ended.
     pub(in crate::core::scheduler) fn report_pool_starts(&mut self, out: &mut Vec<Action>) {
-        for step in self.starts.steps() {
+        for step in self.starts.take_steps() {
             out.push(match step {
                 StartStep::Wanted(pool) => {
-                    let expected = self.starts.left(pool, self.configured_start(pool), self.now);
+                    let expected = self.starts.start_left(pool, self.configured_start(pool), self.now);
                     Action::Replica(ReplicaAction::PoolWanted { pool, expected })
                 }
                 StartStep::Started(pool, took) => Action::Replica(ReplicaAction::PoolStarted { pool, took }),
@@ -210,7 +212,7 @@ impl Scheduler {
         self.policy.pools.iter().map(|(pool, ..)| view(pool)).collect()
     }
 
-    /// `busy` = replicas run something that get no new work.
+    /// Status of a pool. `busy`: replicas that get no new work still run jobs.
     fn pool_state(&self, pool: PoolId, busy: bool) -> PoolStatus {
         if self.starts.is_running(pool) {
             PoolStatus::Starting
@@ -218,7 +220,7 @@ impl Scheduler {
             PoolStatus::Ready
         } else if self.fleet.is_dormant(pool) {
             PoolStatus::Asleep
-        } else if !self.fleet.is_vacant(pool) && !self.fleet.is_away(pool) {
+        } else if !self.fleet.is_vacant(pool) && !self.fleet.is_scaled_to_zero(pool) {
             PoolStatus::Down
         } else if busy {
             PoolStatus::Draining
@@ -227,8 +229,8 @@ impl Scheduler {
         }
     }
 
-    /// Whether each job that waits for a start is held, and no other has a timer
-    /// for it.
+    /// Invariant: each job that waits for a pool start is held, and no other job has a hold
+    /// timer.
     pub(in crate::core::scheduler) fn holds_are_consistent(&self) -> bool {
         let waits = |id: &JobId| self.jobs.get(id).filter(|job| job.part().is_some());
         let timed = |(at, id): &(Tick, JobId)| waits(id).is_some_and(|job| job.held_until == Some(*at));
@@ -256,11 +258,11 @@ impl Scheduler {
         self.fleet.count_up(&[pool]) == 0
             && (self.fleet.is_vacant(pool)
                 || self.fleet.is_dormant(pool)
-                || self.fleet.is_away(pool)
+                || self.fleet.is_scaled_to_zero(pool)
                 || self.starts.is_running(pool))
     }
 
-    /// Whether a pool of the lane is on its way to its first token.
+    /// Whether a start of a pool of the lane is under way: a start lasts until its first token.
     fn is_starting(&self, key: LaneKey) -> bool {
         let pools = self.placement.pool_set(key).map(|pool_set| &*pool_set.pools).unwrap_or_default();
         pools.iter().any(|pool| self.starts.is_running(*pool))

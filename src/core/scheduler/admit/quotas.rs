@@ -1,43 +1,43 @@
 //! Quotas of tenants, kept up to date with the capacity and the jobs that run.
 //!
-//! Only a tenant whose standing changes has its lanes looked at.
+//! A change re-ranks the lanes of a tenant only if its quota state changed.
 
 use crate::core::model::ids::{ClassId, TenantId};
-use crate::core::queue::LaneKey;
+use crate::core::queue::lane_key::LaneKey;
 
 use crate::core::scheduler::Scheduler;
 
 impl Scheduler {
-    /// Follows the capacity of the group's replicas.
+    /// Resizes the quotas of a group to the capacity of its replicas.
     pub(in crate::core::scheduler) fn resize_quotas(&mut self, group: usize) {
         if self.groups[group].quotas.is_empty() {
             return;
         }
         let capacity = self.fleet.capacity(&self.groups[group].shape.pools);
         for tenant in self.groups[group].quotas.resize(capacity) {
-            self.refresh_standing(group, tenant);
+            self.refresh_quota_state(group, tenant);
         }
     }
 
-    /// A job of the tenant went to a replica.
+    /// Takes `seqs` sequences of the tenant's quota for a dispatched job.
     pub(in crate::core::scheduler) fn take_quota(&mut self, group: usize, tenant: TenantId, seqs: u32) {
         if self.groups[group].quotas.take(tenant, seqs) {
-            self.refresh_standing(group, tenant);
+            self.refresh_quota_state(group, tenant);
         }
     }
 
-    /// A job of the lane left its replica.
+    /// Gives back the quota of a job that left its replica.
     pub(in crate::core::scheduler) fn give_back_quota(&mut self, lane: LaneKey, seqs: u32) {
         let Some(group) = self.placement.group_of_model(lane.model) else { return };
         if self.groups[group].quotas.give_back(lane.tenant, seqs) {
-            self.refresh_standing(group, lane.tenant);
+            self.refresh_quota_state(group, lane.tenant);
         }
         if !self.groups[group].quotas.is_empty() {
             self.changed_groups.insert(group);
         }
     }
 
-    /// Counts anew what every tenant holds; looks at every job.
+    /// Recounts the sequences in use of every tenant. Looks at every job.
     pub(in crate::core::scheduler) fn count_quotas(&mut self) {
         for job in self.jobs.values() {
             if let (Some(run), Some(group)) = (job.attempt(), self.placement.group_of_model(job.spec.model)) {
@@ -50,8 +50,8 @@ impl Scheduler {
         }
     }
 
-    /// Brings the places of a tenant's lanes in the group up to date.
-    pub(in crate::core::scheduler) fn refresh_standing(&mut self, group: usize, tenant: TenantId) {
+    /// Updates the head positions of a tenant's lanes in the group.
+    pub(in crate::core::scheduler) fn refresh_quota_state(&mut self, group: usize, tenant: TenantId) {
         let classes: Vec<ClassId> = self.groups[group].class_ids().collect();
         for class in classes {
             self.refresh_tenant(group, class, tenant);

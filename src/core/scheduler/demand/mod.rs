@@ -2,8 +2,8 @@
 
 pub(super) mod replica_demand;
 pub(super) mod report;
+mod waiting;
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::core::autoscale::class_demand::{ClassDemand, is_patient, total_need};
@@ -18,52 +18,38 @@ use crate::core::model::ids::{ClassId, JobId, PoolId, ReplicaId};
 use crate::core::model::job::JobSpec;
 use crate::core::model::policy::Policy;
 use crate::core::model::time::Tick;
-use crate::core::queue::LaneKey;
+use crate::core::queue::lane_key::LaneKey;
 
+pub(super) use self::waiting::WaitingDemand;
 use super::Scheduler;
 use super::job::Job;
 use crate::core::scheduler::admit::LanePosition;
 use crate::core::scheduler::demand::report::waiting;
 
-/// What the lanes show of what waits.
-#[derive(Debug, Default)]
-pub(super) struct WaitingDemand {
-    /// Tokens, prompts and asked output, by pool that may serve them.
-    pub(super) tokens: BTreeMap<PoolId, u64>,
-    /// How long the oldest job of a class has waited in a pool set.
-    oldest: BTreeMap<FlowKey, Duration>,
-    /// The same of those whose tenants may have more of the replicas.
-    hindered: BTreeMap<FlowKey, Duration>,
-    /// Jobs of a class in a pool set whose tenants are paused: replicas are no help to
-    /// them.
-    pub(super) parked: BTreeMap<FlowKey, u64>,
-}
-
-impl WaitingDemand {
-    /// Jobs of paused tenants in a pool set.
-    fn parked_in(&self, group: usize, pool_set: usize) -> u64 {
-        let here = self.parked.iter().filter(|((one, _, two), _)| (*one, *two) == (group, pool_set));
-        here.map(|(_, jobs)| jobs).sum()
-    }
-}
-
 impl Scheduler {
     /// The work that a job is expected to be.
     pub(super) fn set_work(&self, job: &mut Job) {
-        job.work = work(job.spec.prompt_tokens, self.lengths.expect(&job.spec));
+        job.work = work(job.spec.prompt_tokens, self.lengths.expected(&job.spec));
     }
 
     /// A job of so much work arrived.
     pub(super) fn note_offered(&mut self, spec: &JobSpec, spot: LanePosition, work: f64) {
         self.demand.profiles.enter(spec);
-        self.demand.offered((spot.group, spot.class, spot.pool_set), work, self.now);
+        self.demand.note_arrival((spot.group, spot.class, spot.pool_set), work, self.now);
     }
 
     /// A job that waited so long goes to a replica of the pool; `again` if it was
     /// at one before.
-    pub(super) fn note_taken(&mut self, id: JobId, at: FlowKey, pool: PoolId, waited: Duration, again: bool) {
+    pub(super) fn note_dispatch_demand(
+        &mut self,
+        id: JobId,
+        at: FlowKey,
+        pool: PoolId,
+        waited: Duration,
+        again: bool,
+    ) {
         let Some(job) = self.jobs.get(&id) else { return };
-        self.demand.taken(at, pool, job.work, again, self.now);
+        self.demand.note_dispatch(at, pool, job.work, again, self.now);
         self.demand.profiles.sent(&job.spec, pool);
         if !again {
             let class = self.policy.classes.get(job.spec.class);
@@ -85,7 +71,7 @@ impl Scheduler {
             _ => false,
         };
         if let Some(spot) = self.lane_position(LaneKey::of(&job.spec)).filter(|_| scarce) {
-            self.demand.refused((spot.group, spot.class, spot.pool_set), self.now);
+            self.demand.note_refusal((spot.group, spot.class, spot.pool_set), self.now);
         }
     }
 
@@ -96,13 +82,13 @@ impl Scheduler {
         }
     }
 
-    /// The demand that was seen, to be kept over a restart.
+    /// The demand measured so far, to be kept over a restart.
     #[must_use]
     pub fn demand_state(&self) -> DemandState {
         let mut state = self.demand.save(&self.policy);
         for kept in &mut state.pools {
             let Some(id) = self.policy.pools.id(&kept.name) else { continue };
-            let usual = self.fleet.usual(id);
+            let usual = self.fleet.typical(id);
             kept.start = self.starts.measured(id).map(|start| start.as_secs_f64());
             kept.read_per_second = usual.read_per_second;
             kept.gap = usual.gap.map(|gap| gap.as_secs_f64());
@@ -155,7 +141,7 @@ impl Scheduler {
             let oldest = waits.oldest.entry(at).or_default();
             *oldest = age.max(*oldest);
             if self.allows(spot.group, key.tenant, 1) {
-                let hindered = waits.hindered.entry(at).or_default();
+                let hindered = waits.oldest_allowed.entry(at).or_default();
                 *hindered = age.max(*hindered);
             }
         }
@@ -190,7 +176,7 @@ impl Scheduler {
             let wants: Vec<ClassDemand> = wants.into_iter().map(|(_, want)| want).collect();
             PoolSetDemand {
                 waiting: self.groups[group]
-                    .waits_in(pool_set)
+                    .waiting_in_pool_set(pool_set)
                     .saturating_sub(waits.parked_in(group, pool_set))
                     + waiting(&theirs),
                 need: total_need(&wants, start, capacity),
@@ -219,16 +205,16 @@ impl Scheduler {
             let slow = flow.sustained(window);
             let held = row.cold_start_tolerance.filter(|_| ready == 0);
             let tolerance = held.unwrap_or(row.max_wait).min(row.max_wait);
-            let hindered = waits.hindered.get(&at).copied().unwrap_or_default();
+            let hindered = waits.oldest_allowed.get(&at).copied().unwrap_or_default();
             let endured = if is_patient(tolerance, start) { tolerance / 2 } else { row.ttft_objective };
             let want = ClassDemand {
                 tolerance,
-                unmet: hindered > endured || flow.refuses(window, now),
-                slow,
+                unmet: hindered > endured || flow.has_refused(window, now),
+                sustained: slow,
                 deviation: flow.deviation(slow),
                 rise: flow.rise(window, start, watched),
                 fast: flow.fast(),
-                backlog: waiting as f64 * flow.each(),
+                backlog: waiting as f64 * flow.work_per_job(),
                 oldest: waits.oldest.get(&at).copied().unwrap_or_default(),
             };
             Some((id, want))

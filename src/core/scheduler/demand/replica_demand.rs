@@ -1,4 +1,4 @@
-//! Replica demand of each pool.
+//! Replica demand: the number of replicas that each pool needs.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -45,7 +45,7 @@ impl Scheduler {
                     pool: view.pool,
                     desired: None,
                     reason: ScaleReason::Idle.name(),
-                    keep: false,
+                    keep_above_zero: false,
                     ready: view.ready,
                     queued: waiting_at(&pool_sets, &pools, view, &part),
                     due: false,
@@ -79,18 +79,18 @@ impl Scheduler {
         let pools: Vec<PoolId> = self.policy.pools.iter().map(|(id, ..)| id).collect();
         let look = |id: PoolId| {
             let contended = self.waiting_for(id) > 0;
-            self.demand.look(id, self.fleet.used(id, contended, others.expected), now);
+            self.demand.sample_use(id, self.fleet.used(id, contended, others.expected), now);
             let row = self.policy.pools.get(id)?;
             let theirs = others.sum.pools.get(self.policy.pools.name(id));
             let measured = self.starts.measured(id).or_else(|| theirs?.start);
             let start = measured.or(row.cold_start).unwrap_or(DEFAULT_START);
             let ready = u32::try_from(self.fleet.count_up(&[id])).unwrap_or(u32::MAX);
-            self.demand.look_at_replicas(id, ready, self.fleet.active(id), now);
-            let may_be_taken = row.supply.capacity == Capacity::Spot;
+            self.demand.sample_residency(id, ready, self.fleet.active(id), now);
+            let may_be_taken = row.traits.capacity == Capacity::Spot;
             let memory = self.desired_replicas.entry(id).or_default();
-            let short = memory.is_short(ready, start, may_be_taken, now);
+            let short = memory.update_shortage(ready, start, may_be_taken, now);
             let own = self.demand.pool(id).and_then(|pool| pool.cost());
-            let cost = theirs.map_or(own, |theirs| self.measured(id).plus(theirs).cost());
+            let cost = theirs.map_or(own, |theirs| self.measured(id).merged(theirs).cost());
             Some(ScalingPool { pool: id, cost, start, ready, max: row.max_replicas, short })
         };
         pools.into_iter().filter_map(look).collect()
@@ -107,16 +107,16 @@ impl Scheduler {
     ) -> ReplicaDemand {
         let Some(row) = self.policy.pools.get(view.pool) else { return counted };
         let counted = ReplicaDemand { due: is_due(view, part, row), ..counted };
-        let part = &if counted.due { *part } else { part.put_off() };
+        let part = &if counted.due { *part } else { part.deferred() };
         let memory = self.desired_replicas.entry(view.pool).or_default();
         if part.hopeless > 0.0 {
-            memory.hopeless(part.replicas + part.hopeless, window(view.start), now);
+            memory.note_hopeless_burst(part.replicas + part.hopeless, window(view.start), now);
         }
         if part.strained {
-            memory.unmet_work(now);
+            memory.note_strain(now);
         }
-        let bursts = memory.floor(part.replicas, now);
-        let unmet = memory.unmet(part.unmet && view.ready > 0, view.ready, window(view.start), now);
+        let bursts = memory.burst_floor(part.replicas, now);
+        let unmet = memory.unmet_floor(part.unmet && view.ready > 0, view.ready, window(view.start), now);
         if let Some(told) = told {
             memory.follow(part.replicas, told.desired, hold(view.start), now);
         }
@@ -125,7 +125,7 @@ impl Scheduler {
             return ReplicaDemand {
                 desired: Some(told.desired),
                 reason: reason.name(),
-                keep: told.keep,
+                keep_above_zero: told.keep_above_zero,
                 ..counted
             };
         }
@@ -144,14 +144,14 @@ impl Scheduler {
             () => part.reason,
         };
         let keep = bursts > 0 || row.min_replicas > 0;
-        ReplicaDemand { desired: Some(bounded), reason: reason.name(), keep, ..counted }
+        ReplicaDemand { desired: Some(bounded), reason: reason.name(), keep_above_zero: keep, ..counted }
     }
 }
 
 /// Whether what waits is to be served now: where that costs no start, or a cheap
 /// one, or when it cannot wait longer, or is enough to keep a replica busy.
 fn is_due(view: &ScalingPool, part: &PoolShare, row: &Pool) -> bool {
-    view.ready > 0 || row.supply.capacity == Capacity::Spot || part.due || part.replicas >= WORTH_A_START
+    view.ready > 0 || row.traits.capacity == Capacity::Spot || part.due || part.replicas >= WORTH_A_START
 }
 
 /// The least that the pool must have, whatever is asked for, and why.
@@ -162,7 +162,7 @@ fn least(
     (row, bursts): (&Pool, u32),
 ) -> (u32, ScaleReason) {
     let busy = match view.ready {
-        0 if counted.calls_for_more_than(0) => (1, ScaleReason::Start),
+        0 if counted.has_due_jobs_above(0) => (1, ScaleReason::Start),
         ready if part.unknown => (ready.max(1), ScaleReason::Sustained),
         _ => (u32::from(counted.is_busy()), ScaleReason::Sustained),
     };
@@ -195,7 +195,7 @@ fn unused(view: &ScalingPool, running: &BTreeMap<PoolId, u64>) -> ReplicaDemand 
         pool: view.pool,
         desired: Some(u32::from(in_flight > 0)),
         reason: ScaleReason::Idle.name(),
-        keep: false,
+        keep_above_zero: false,
         ready: view.ready,
         queued: 0,
         due: false,

@@ -11,7 +11,7 @@ use crate::core::model::ids::{ClassId, PoolId};
 use crate::core::model::time::Tick;
 
 use crate::core::scheduler::Scheduler;
-use crate::core::scheduler::demand::WaitingDemand;
+use crate::core::scheduler::demand::waiting::WaitingDemand;
 
 impl Scheduler {
     /// What this gateway sees of the demand, for others to count.
@@ -31,12 +31,12 @@ impl Scheduler {
         let pools = pools.collect();
         let mut pool_sets: BTreeMap<PoolSetKey, PoolSetReport> = BTreeMap::new();
         for group in 0..self.groups.len() {
-            self.add_lines(group, &waits, watched, &mut pool_sets);
+            self.add_pool_sets(group, &waits, watched, &mut pool_sets);
         }
         DemandReport { pools, pool_sets }
     }
 
-    fn add_lines(
+    fn add_pool_sets(
         &self,
         group: usize,
         waits: &WaitingDemand,

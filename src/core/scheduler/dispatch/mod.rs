@@ -1,14 +1,15 @@
-//! Dispatch: which job goes to which replica now.
+//! Dispatch: picks the next job and its replica.
 //!
-//! Heads of lanes are looked at in the order of service; one that fits nowhere
-//! is passed over, so that it blocks neither other lanes nor other replicas.
-//! A large job must not starve behind small ones that take each bit of credit
-//! as it comes: the job that is first in the order may be passed over
-//! [`MAX_PASSED`] times by jobs that go to a pool it waits for. Then a replica
-//! of that pool is held (see [`crate::core::replica::fleet::Fleet::to_hold`]): it takes
-//! nothing more until the large job fits. At most one replica of a pool is
-//! held at a time, and it is let go when the job goes elsewhere or leaves. The
-//! same is done for a job whose adapter finds no slot for half of its objective.
+//! The scheduler tries the heads of lanes in the order of service. A head that fits nowhere is
+//! passed over, so that it blocks neither other lanes nor other replicas.
+//!
+//! A large job must not starve behind small jobs that take each bit of free capacity. The job
+//! that is first in the order may be passed over [`MAX_PASSED_OVER`] times by jobs that go to a pool
+//! it waits for. Then a replica of that pool is held (see
+//! [`crate::core::replica::fleet::Fleet::find_to_hold`]): a held replica takes no other job until the
+//! large job fits. At most one replica of a pool is held at a time. The hold ends when the job
+//! goes elsewhere or leaves. A job whose adapter finds no slot for half of its TTFT objective
+//! gets a held replica, too.
 
 pub(super) mod objective;
 pub(super) mod place;
@@ -27,9 +28,9 @@ use crate::core::model::invariant::InvariantId;
 use crate::core::placement::choose::PlacementReason;
 use crate::core::queue::fairness::cost;
 use crate::core::queue::fit_tree::FitSize;
+use crate::core::queue::lane_key::{LaneKey, LanePart, LanePlace};
 use crate::core::queue::order::{Candidate, HeldReplica, LaneHead, OpenRoom, RoomIn};
 use crate::core::queue::quota::QuotaState;
-use crate::core::queue::{LaneKey, LanePart, LanePlace};
 use crate::core::replica::affinity::adapter_slots::AdapterState;
 use crate::core::replica::ledger::Booking;
 
@@ -37,41 +38,41 @@ use super::Scheduler;
 use super::job::{JobPhase, RunningAttempt};
 use crate::core::scheduler::admit::LaneAccounts;
 
-/// How often others may go before the first in the order.
-pub(super) const MAX_PASSED: u32 = 32;
+/// Number of times that the first job in the order may be passed over before a replica is held
+/// for it.
+pub(super) const MAX_PASSED_OVER: u32 = 32;
 
-/// Heads of one class and pool set that find no place in one decision, before the
-/// others of the pool set are left for the next one.
-const MAX_TRIES: usize = 32;
+/// Number of heads of one class, pool set and part that may fail to find a replica in one
+/// decision. The other heads are then left for the next decision.
+const MAX_FAILED_HEADS: usize = 32;
 
-/// Lines and the adapters that no replica of theirs can take in, each with the
-/// first job that it keeps waiting.
+/// Pool sets with an adapter that none of their replicas can load now, each with the first job
+/// that waits for that adapter.
 type BlockedAdapters = SmallVec<[(usize, ModelId, JobId); 4]>;
 
-/// Heads that found no place in one decision, by class, pool set and part.
+/// Number of heads that found no replica in one decision, by class, pool set and part.
 type FailedHeads = SmallVec<[((usize, usize, LanePart), usize); 4]>;
 
-/// A job and where it goes.
+/// A job and its destination.
 #[derive(Debug, Clone, Copy)]
 struct DispatchPick {
     chosen: Candidate,
     replica: ReplicaId,
     pool: PoolId,
-    /// Why there.
     choice: PlacementReason,
-    /// The replica was held for it.
+    /// Whether the replica was held for the job.
     held: bool,
-    /// Tokens of the prompt that the replica is taken to have.
+    /// Tokens of the prompt that the replica is expected to have cached.
     cached: u64,
 }
 
 impl Scheduler {
-    /// Sends what can be sent in every group that was touched.
+    /// Dispatches every job that can start, in every pool group in `changed_groups`.
     pub(super) fn dispatch(&mut self, out: &mut Vec<Action>) {
         while let Some(group) = self.changed_groups.pop_first() {
             self.update_objective(group);
             self.resize_quotas(group);
-            self.groups[group].session_until = None;
+            self.groups[group].session_wait_until = None;
             let mut made_room = false;
             loop {
                 let Some(pick) = self.pick_held(group).or_else(|| self.pick(group)) else {
@@ -82,7 +83,7 @@ impl Scheduler {
                     break;
                 };
                 let passed = self.passed_by(group, &pick);
-                if self.send(group, &pick, out).is_none() {
+                if self.dispatch_job(group, &pick, out).is_none() {
                     break;
                 }
                 if let Some(passed) = passed {
@@ -93,11 +94,11 @@ impl Scheduler {
             self.wake_for(group, out);
             let here = &mut self.groups[group];
             let waiting = here.waiting() > 0;
-            here.drain.busy(self.now, waiting);
+            here.drain_rate.set_waiting(self.now, waiting);
         }
     }
 
-    /// The first in the order for which there is a replica.
+    /// The first job in the order that has a replica now.
     fn pick(&mut self, group: usize) -> Option<DispatchPick> {
         if self.groups[group].waiting() == 0 {
             return None;
@@ -108,18 +109,20 @@ impl Scheduler {
         let openings: [OnceCell<_>; 2] = Default::default();
         loop {
             let here = &self.groups[group];
-            let find = |background| here.openings(self.fleet.openings(&here.pools, background));
+            let find = |background| here.openings(self.fleet.free_pools(&here.pools, background));
             let rooms = OpenRoom {
                 openings: &|background| openings[usize::from(background)].get_or_init(|| find(background)),
-                wanted: &|pool_set| self.preferred_tier(&here.shape.pool_sets[pool_set]),
-                closed: &|at| tries.iter().any(|(tried, times)| *tried == at && *times >= MAX_TRIES),
+                preferred_tier: &|pool_set| self.preferred_tier(&here.shape.pool_sets[pool_set]),
+                is_skipped: &|at| {
+                    tries.iter().any(|(tried, times)| *tried == at && *times >= MAX_FAILED_HEADS)
+                },
             };
             let skip = |head: &LaneHead| passed.contains(&head.job) || self.is_blocked(head, &blocked);
-            let Some(chosen) = here.first(RoomIn::In(rooms), &skip) else {
+            let Some(chosen) = here.first(RoomIn::Pools(rooms), &skip) else {
                 self.hold_for_shut_out(group, &blocked);
                 return None;
             };
-            if self.demote_if_late(&chosen.head) {
+            if self.delay_if_late(&chosen.head) {
                 continue;
             }
             let place = self.place_for(group, &chosen, passed.len());
@@ -142,12 +145,12 @@ impl Scheduler {
         }
     }
 
-    /// The pool set and the adapter of a job, if the adapter cannot come in at any
-    /// replica of the pool set: then no other job with it need be looked at.
+    /// The pool set and the adapter of a job, if no replica of the pool set can load the adapter
+    /// now. Other jobs with the same adapter then need no try.
     fn blocked_by(&self, group: usize, chosen: &Candidate) -> Option<(usize, ModelId, JobId)> {
         let (pools, model) =
             (&self.groups[group].shape.pool_sets[chosen.pool_set].pools, chosen.head.lane.model);
-        self.fleet.shuts_out(pools, model).then_some((chosen.pool_set, model, chosen.head.job))
+        self.fleet.is_adapter_blocked(pools, model).then_some((chosen.pool_set, model, chosen.head.job))
     }
 
     fn is_blocked(&self, head: &LaneHead, blocked: &BlockedAdapters) -> bool {
@@ -158,9 +161,9 @@ impl Scheduler {
         blocked.iter().any(pool_set)
     }
 
-    /// Whether a head has just become late: then it has a later turn, and others of
-    /// its lane may go first.
-    fn demote_if_late(&mut self, head: &LaneHead) -> bool {
+    /// Moves a head that has just become late to its later turn, so that others of its lane may
+    /// go first. Returns whether the head was moved.
+    fn delay_if_late(&mut self, head: &LaneHead) -> bool {
         let now = self.now;
         let later = self.late_penalty(head.lane.class);
         let Some(job) = self.jobs.get_mut(&head.job) else { return false };
@@ -175,18 +178,18 @@ impl Scheduler {
         true
     }
 
-    /// A job for which a held replica has room by now. Holds that have lost
-    /// their reason end here.
+    /// A job for which a held replica has room now. Ends holds whose job no longer waits for the
+    /// replica.
     fn pick_held(&mut self, group: usize) -> Option<DispatchPick> {
         let mut index = 0;
-        while let Some(hold) = self.groups[group].holds.get(index).copied() {
+        while let Some(hold) = self.groups[group].held_replicas.get(index).copied() {
             let wanted = self.job_of_hold(group, &hold);
             if wanted.is_some_and(|wanted| !self.fits_held(&hold, &wanted)) {
                 index += 1;
                 continue;
             }
-            self.groups[group].holds.remove(index);
-            self.fleet.hold(hold.replica, false, self.now);
+            self.groups[group].held_replicas.remove(index);
+            self.fleet.set_held(hold.replica, false, self.now);
             if let Some(chosen) = wanted {
                 let (replica, pool, choice) = (hold.replica, hold.pool, PlacementReason::Held);
                 return Some(DispatchPick { chosen, replica, pool, choice, held: true, cached: 0 });
@@ -195,7 +198,7 @@ impl Scheduler {
         None
     }
 
-    /// The job of a hold, as long as it still waits for that replica.
+    /// The job of a hold; `None` when the job no longer waits for that replica.
     fn job_of_hold(&self, group: usize, hold: &HeldReplica) -> Option<Candidate> {
         let job = self.jobs.get(&hold.job)?;
         let part = job.part()?;
@@ -212,17 +215,17 @@ impl Scheduler {
             class: spot.class,
             pool_set: spot.pool_set,
             head,
-            place: job.place_in(part),
+            place: job.position_in(part),
             need: job.size(),
             guaranteed: false,
             background: false,
-            standing,
+            quota_state: standing,
         })
     }
 
-    /// Replicas that the job must not go to: those in service that failed it,
-    /// as long as there is another one in service. What came back from an
-    /// ejection is not what failed it.
+    /// Replicas that the job must not go to: those in service that failed the job, as long as
+    /// another replica is in service. A replica readmitted since then has a new epoch and is not
+    /// avoided.
     pub(super) fn avoided_replicas(&self, job: JobId, pools: &[PoolId]) -> SmallVec<[ReplicaId; 2]> {
         let Some(job) = self.jobs.get(&job).filter(|job| !job.failed_at.is_empty()) else {
             return SmallVec::new();
@@ -236,14 +239,14 @@ impl Scheduler {
         if self.fleet.count_up(pools) > tried.len() as u64 { tried } else { SmallVec::new() }
     }
 
-    /// Tokens of the job's prompt that a replica is taken to have.
+    /// Tokens of the job's prompt that a replica is expected to have cached.
     fn cached_tokens(&self, job: JobId, replica: ReplicaId) -> u64 {
         let Some(job) = self.jobs.get(&job) else { return 0 };
         let holders = self.prefixes.matches(&job.prefix);
         holders.iter().find(|(id, _)| *id == replica).map_or(0, |(_, tokens)| *tokens)
     }
 
-    /// Whether a held replica has room for the job by now.
+    /// Whether a held replica has room for the job now.
     fn fits_held(&self, hold: &HeldReplica, wanted: &Candidate) -> bool {
         let job = self.jobs.get(&wanted.head.job);
         job.is_some_and(|job| {
@@ -251,44 +254,44 @@ impl Scheduler {
         })
     }
 
-    /// The first in the order of the group, whether it fits or not.
+    /// The first job in the order of the group, whether it fits a replica or not.
     pub(super) fn first_in_order(&self, group: usize) -> Option<Candidate> {
         self.groups[group].first(RoomIn::Anywhere, &|_| false)
     }
 
-    /// The first in the order among all that wait for the pool, whether it
-    /// fits or not, if another one goes there.
+    /// The first job in the order among those that wait for the picked pool, whether it fits or
+    /// not; `None` if the picked job is that job.
     fn passed_by(&self, group: usize, pick: &DispatchPick) -> Option<JobId> {
         let here = &self.groups[group];
-        if here.leads(&pick.chosen, pick.pool) {
+        if here.is_first_for(&pick.chosen, pick.pool) {
             return None;
         }
         let openings = here.openings(iter::once((pick.pool, FitSize::MAX)));
         let rooms = OpenRoom {
             openings: &|_| &openings,
-            wanted: &|pool_set| self.preferred_tier(&here.shape.pool_sets[pool_set]),
-            closed: &|_| false,
+            preferred_tier: &|pool_set| self.preferred_tier(&here.shape.pool_sets[pool_set]),
+            is_skipped: &|_| false,
         };
-        let first = here.first(RoomIn::In(rooms), &|_| false)?.head.job;
+        let first = here.first(RoomIn::Pools(rooms), &|_| false)?.head.job;
         (first != pick.chosen.head.job).then_some(first)
     }
 
-    /// Another went before the first in the order. Once too often, and a
-    /// replica is held for it.
+    /// Counts that another job went before the first in the order. At [`MAX_PASSED_OVER`], holds a
+    /// replica for the first.
     fn note_passed_over(&mut self, group: usize, pool: PoolId, first: JobId) {
         if !self.considers_pool(first, pool) {
             return;
         }
         let Some(job) = self.jobs.get_mut(&first) else { return };
         job.passed_over = job.passed_over.saturating_add(1);
-        if job.passed_over >= MAX_PASSED {
+        if job.passed_over >= MAX_PASSED_OVER {
             self.hold_for(group, pool, first);
         }
     }
 
-    /// Those that other adapters keep out have a replica held for them once they
-    /// have waited for half of their objective, whoever is first in the order: else
-    /// others that come and go would keep all slots for ever.
+    /// Holds a replica for each job that other adapters shut out and that has waited for half of
+    /// its TTFT objective. The hold does not depend on the order: otherwise other adapters could
+    /// keep all slots for ever.
     fn hold_for_shut_out(&mut self, group: usize, blocked: &BlockedAdapters) {
         for (pool_set, model, id) in blocked {
             let Some(job) = self.jobs.get(id) else { continue };
@@ -304,11 +307,10 @@ impl Scheduler {
         }
     }
 
-    /// Holds a replica of the pool for the job, unless the pool has one held or
-    /// the job has one.
+    /// Holds a replica of the pool for the job, unless the pool or the job has a hold already.
     fn hold_for(&mut self, group: usize, pool: PoolId, first: JobId) {
         let Some(job) = self.jobs.get(&first) else { return };
-        let holds = &self.groups[group].holds;
+        let holds = &self.groups[group].held_replicas;
         if holds.iter().any(|hold| hold.pool == pool || hold.job == first) {
             return;
         }
@@ -316,19 +318,19 @@ impl Scheduler {
         let pool_set = self.placement.pool_set(LaneKey::of(&job.spec));
         let shunned =
             pool_set.map(|pool_set| self.avoided_replicas(first, &pool_set.pools)).unwrap_or_default();
-        if let Some(replica) = self.fleet.to_hold(pool, need, self.now, &|id| shunned.contains(&id)) {
-            self.fleet.hold(replica, true, self.now);
-            self.groups[group].holds.push(HeldReplica { replica, pool, job: first });
+        if let Some(replica) = self.fleet.find_to_hold(pool, need, self.now, &|id| shunned.contains(&id)) {
+            self.fleet.set_held(replica, true, self.now);
+            self.groups[group].held_replicas.push(HeldReplica { replica, pool, job: first });
         }
     }
 
-    /// Books the job at the replica and says so; `None` when one of the two is
-    /// unknown and nothing was done.
-    fn send(&mut self, group: usize, pick: &DispatchPick, out: &mut Vec<Action>) -> Option<()> {
+    /// Books the job at the replica and emits `JobAction::Dispatch`. Returns `None` when the job
+    /// or the replica is unknown.
+    fn dispatch_job(&mut self, group: usize, pick: &DispatchPick, out: &mut Vec<Action>) -> Option<()> {
         let now = self.now;
         let id = pick.chosen.head.job;
         let why = self.reasons(group, pick)?;
-        let standing = self.fleet.standing(pick.replica, now)?;
+        let standing = self.fleet.load(pick.replica, now)?;
         let job = self.jobs.get(&id)?;
         let adapter = why.adapter.map(|_| job.spec.model);
         let booking = Booking { adapter, ..job.booking(pick.cached, pick.chosen.background) };
@@ -339,11 +341,12 @@ impl Scheduler {
         let cached = [(pick.replica, pick.cached)];
         let fits =
             self.fleet.fits(pick.replica, &job.requirements(&cached, pick.chosen.background), true, now);
-        let lead = self.fleet.lead(pick.replica, booking.weight);
-        let raw = self.fleet.raw_outlook(pick.replica).map_or(0, |outlook| outlook.ttft(booking.weight));
+        let lead = self.fleet.prefill_lead(pick.replica, booking.weight);
+        let raw =
+            self.fleet.raw_ttft_model(pick.replica).map_or(0, |ttft_model| ttft_model.ttft(booking.weight));
         self.invariants.check(InvariantId::CreditKept, fits);
-        self.groups[group].account(&pick.chosen, pick.pool, price);
-        self.groups[group].class_mut(pick.chosen.class).backlogs.sent(spec.tenant, now);
+        self.groups[group].book_dispatch(&pick.chosen, pick.pool, price);
+        self.groups[group].class_mut(pick.chosen.class).drain_rates.note_dispatch(spec.tenant, now);
         let lane = self.take_from_lane(id)?;
         if unpaid {
             let weight = self.weight(spec.tenant);
@@ -357,8 +360,8 @@ impl Scheduler {
         self.take_quota(group, spec.tenant, booking.seqs);
         self.groups[group].started(pick.chosen.class);
         let at = (group, pick.chosen.class, pick.chosen.pool_set);
-        self.note_taken(id, at, pick.pool, why.queued, why.attempt > 1);
-        self.note_sent(group, pick, &why);
+        self.note_dispatch_demand(id, at, pick.pool, why.queued, why.attempt > 1);
+        self.note_dispatched(group, pick, &why);
         let replica = pick.replica;
         let run = RunningAttempt {
             replica,
@@ -367,12 +370,12 @@ impl Scheduler {
             stay,
             uncached,
             since: now,
-            read_at: None,
-            mark: self.fleet.mark(replica),
+            prefill_due_at: None,
+            prefill_mark: self.fleet.prefill_mark(replica),
             proven: self.fleet.is_proven(replica),
-            expected: why.expected,
-            raw,
-            loads: why.adapter.is_some_and(AdapterState::loads),
+            expected_ttft: why.expected,
+            raw_ttft_ns: raw,
+            loads_adapter: why.adapter.is_some_and(AdapterState::needs_load),
         };
         self.set_running(id, run, &why, price);
         self.await_prefill(id, self.prefill_done_at(why.expected, lead));
@@ -380,22 +383,22 @@ impl Scheduler {
         Some(())
     }
 
-    /// Counts a job that goes to its replica: for the drain and the retries of its
-    /// group, and what still waits for its pool.
-    fn note_sent(&mut self, group: usize, pick: &DispatchPick, why: &DispatchReason) {
+    /// Counts a dispatch in the drain rate and the retry budget of its group, and in the figures
+    /// of its pool.
+    fn note_dispatched(&mut self, group: usize, pick: &DispatchPick, why: &DispatchReason) {
         let now = self.now;
         if !pick.chosen.background {
-            let waiting = self.groups[group].waiting_in_for(pick.chosen.class, pick.pool);
-            self.fleet.first_token(pick.pool, waiting);
+            let waiting = self.groups[group].class_waiting_for(pick.chosen.class, pick.pool);
+            self.fleet.note_waiting(pick.pool, waiting);
         }
-        self.groups[group].drain.note(now);
+        self.groups[group].drain_rate.add_dispatch(now);
         if why.attempt == 1 {
-            self.groups[group].retries.tried(now);
+            self.groups[group].retries.note_first_attempt(now);
         }
     }
 
-    /// The job runs from now on, and its replica has the start of its prompt and
-    /// its session.
+    /// Sets the job's phase to running. Its replica now counts as having the start of its prompt
+    /// and its session.
     fn set_running(&mut self, id: JobId, run: RunningAttempt, why: &DispatchReason, price: u64) {
         let Some(job) = self.jobs.get_mut(&id) else { return };
         job.waited = why.queued;
@@ -404,23 +407,23 @@ impl Scheduler {
         job.charged.get_or_insert(price);
         self.prefixes.note(run.replica, &job.prefix);
         if let (Some(rule), Some(session)) = (&self.policy.sessions, job.spec.session)
-            && self.sessions.note(session, run.replica, rule.bound)
+            && self.sessions.note(session, run.replica, rule.max_sessions)
         {
-            // It may be what a job of another group stays for.
+            // A job of another group may wait for the replica of this session.
             let groups = self.groups.iter().enumerate();
-            let staying = groups.filter(|(_, group)| group.session_until.is_some());
+            let staying = groups.filter(|(_, group)| group.session_wait_until.is_some());
             self.changed_groups.extend(staying.map(|(index, _)| index));
         }
         job.phase = JobPhase::Running(run);
         self.note_preemptible(id, &run);
     }
 
-    /// Why this job, why there, why now; worked out before anything is booked.
+    /// The reasons of a dispatch, for the log and the trail; computed before the booking.
     fn reasons(&self, group: usize, pick: &DispatchPick) -> Option<DispatchReason> {
         let chosen = &pick.chosen;
         let job = self.jobs.get(&chosen.head.job)?;
         let here = &self.groups[group];
-        let standing = self.fleet.standing(pick.replica, self.now)?;
+        let standing = self.fleet.load(pick.replica, self.now)?;
         let pools = &here.shape.pool_sets[chosen.pool_set].pools;
         let shunned = self.avoided_replicas(chosen.head.job, pools);
         let cached = [(pick.replica, pick.cached)];
@@ -431,9 +434,9 @@ impl Scheduler {
             OrderReason::Requeued
         } else if here.waiting_for(pick.pool) <= 1 {
             OrderReason::Alone
-        } else if chosen.guaranteed && !pick.held && here.overtaken(chosen.class, pick.pool) {
+        } else if chosen.guaranteed && !pick.held && here.has_more_urgent_waiting(chosen.class, pick.pool) {
             OrderReason::GuaranteedShare
-        } else if chosen.standing == QuotaState::Guaranteed {
+        } else if chosen.quota_state == QuotaState::Guaranteed {
             OrderReason::OwnQuota
         } else {
             OrderReason::Fair
@@ -448,8 +451,8 @@ impl Scheduler {
             expected: Duration::from_nanos(self.fleet.ttft(pick.replica, &required)),
             running: standing.running,
             limit: standing.limit,
-            turn,
-            choice: pick.choice,
+            order: turn,
+            placement: pick.choice,
             passed_over: self.passed_over(&here.shape.pool_sets[chosen.pool_set], pick.pool, &required),
             adapter: self.fleet.adapter_fit(pick.replica, required.model),
             class: job.spec.class,

@@ -9,10 +9,10 @@ use crate::core::model::ids::{JobId, PoolId, ReplicaId};
 use crate::core::model::time::Tick;
 use crate::core::placement::PoolSet;
 use crate::core::placement::choose::{
-    JobTerms, PlacementDecision, PlacementReason, TierOffer, bound, choose,
+    JobTerms, PlacementDecision, PlacementReason, TierOffer, choose, preferred_only_until,
 };
 use crate::core::placement::unattainable::ENOUGH_GAPS;
-use crate::core::queue::LaneKey;
+use crate::core::queue::lane_key::LaneKey;
 use crate::core::queue::order::Candidate;
 use crate::core::replica::fleet::{ReplicaMatch, ReplicaRequirements};
 
@@ -23,7 +23,7 @@ use crate::core::scheduler::job::Job;
 /// promises to be sooner. It can only be sooner for the first few.
 const MAX_DECLINED: usize = 4;
 /// The same for those whose session has a replica: each may have another one.
-const MAX_STAYED: usize = 16;
+const MAX_DECLINED_SESSION: usize = 16;
 
 /// Finds the best replica of some pools.
 type ReplicaFinder<'a> = &'a dyn Fn(&[PoolId]) -> Option<ReplicaMatch>;
@@ -51,11 +51,11 @@ impl Scheduler {
             session: self.session(job),
             ..job.requirements(&cached, chosen.background)
         };
-        let eager = others >= if required.session.is_some() { MAX_STAYED } else { MAX_DECLINED };
+        let eager = others >= if required.session.is_some() { MAX_DECLINED_SESSION } else { MAX_DECLINED };
         let choose = |avoid: &dyn Fn(ReplicaId) -> bool| {
             let find = |pools: &[PoolId]| {
                 let found = self.fleet.find(pools, &required, avoid)?;
-                Some(ReplicaMatch { waits: found.waits && !eager, ..found })
+                Some(ReplicaMatch { should_wait: found.should_wait && !eager, ..found })
             };
             self.choose(job, pool_set, last, &find)
         };
@@ -95,7 +95,7 @@ impl Scheduler {
         let shunned = self.avoided_replicas(chosen.head.job, &pool_set.pools);
         let pools = pool_set.tiers.iter().map(|tier| &*tier.pools).chain([&*pool_set.pools]);
         let each =
-            pools.filter_map(|pools| self.fleet.stays_for(pools, &required, &|id| shunned.contains(&id)));
+            pools.filter_map(|pools| self.fleet.session_wait(pools, &required, &|id| shunned.contains(&id)));
         let nanos = each.filter(|nanos| *nanos > 0).min().unwrap_or(session.1);
         Some(self.now + Duration::from_nanos(nanos))
     }
@@ -109,13 +109,13 @@ impl Scheduler {
         last: Option<usize>,
         find: ReplicaFinder<'_>,
     ) -> Option<(ReplicaId, PlacementReason)> {
-        let go = |found: ReplicaMatch, choice| (!found.waits).then_some((found.replica, choice));
+        let go = |found: ReplicaMatch, choice| (!found.should_wait).then_some((found.replica, choice));
         let able = self.pools_within_itl(job, &pool_set.pools);
         let find = |pools: &[PoolId]| {
             let here = able.iter().copied().filter(|pool| pools.contains(pool));
             let here: SmallVec<[PoolId; 4]> = here.collect();
             let first = (!here.is_empty()).then(|| find(&here)).flatten();
-            first.filter(|found| !found.waits).or_else(|| find(pools))
+            first.filter(|found| !found.should_wait).or_else(|| find(pools))
         };
         if pool_set.tiers.len() == 1 {
             return go(find(&pool_set.pools)?, PlacementReason::Only);
@@ -130,8 +130,11 @@ impl Scheduler {
         let (offers, found): (SmallVec<[TierOffer; 8]>, SmallVec<[Option<ReplicaMatch>; 8]>) = found.unzip();
         let goal = self.ttft_deadline(job);
         let left = u64::try_from(goal.since(self.now).as_nanos()).unwrap_or(u64::MAX);
-        let patient = self.is_patient(job, pool_set);
-        match choose(&offers, &JobTerms { left, patient, otherwise: pool_set.otherwise, last }) {
+        let patient = self.waits_for_preferred(job, pool_set);
+        match choose(
+            &offers,
+            &JobTerms { time_left: left, can_wait: patient, late_policy: pool_set.late_policy, last },
+        ) {
             PlacementDecision::Start(tier, choice) => {
                 let at = offers.iter().position(|offer| offer.tier == tier)?;
                 go(found[at]?, choice)
@@ -176,19 +179,22 @@ impl Scheduler {
     }
 
     /// Whether the job waits for the pools that it wants most, with time to.
-    fn is_patient(&self, job: &Job, pool_set: &PoolSet) -> bool {
+    fn waits_for_preferred(&self, job: &Job, pool_set: &PoolSet) -> bool {
         pool_set.can_wait()
-            && matches!(bound(job.spec.arrived, self.ttft_deadline(job), self.now), (true, Some(_)))
+            && matches!(
+                preferred_only_until(job.spec.arrived, self.ttft_deadline(job), self.now),
+                (true, Some(_))
+            )
     }
 
     /// Whether it looks only at the pools that it wants most just now.
-    pub(in crate::core::scheduler) fn is_bound(&self, job: &Job, pool_set: &PoolSet) -> bool {
-        pool_set.can_wait() && bound(job.spec.arrived, self.ttft_deadline(job), self.now).0
+    pub(in crate::core::scheduler) fn is_bound_to_preferred(&self, job: &Job, pool_set: &PoolSet) -> bool {
+        pool_set.can_wait() && preferred_only_until(job.spec.arrived, self.ttft_deadline(job), self.now).0
     }
 
-    /// The tier of a pool set's pools that is wanted most just now.
+    /// The tier of a pool set that is wanted most just now.
     pub(in crate::core::scheduler) fn preferred_tier(&self, pool_set: &PoolSet) -> Option<usize> {
-        self.offers(pool_set).min_by(TierOffer::order).map(|offer| offer.tier)
+        self.offers(pool_set).min_by(TierOffer::cmp_preference).map(|offer| offer.tier)
     }
 
     /// The pool that the job wanted more than the one that it goes to.
@@ -210,7 +216,7 @@ impl Scheduler {
     /// be looked at when the job gives that up.
     pub(in crate::core::scheduler) fn note_session(&mut self, group: usize, chosen: &Candidate) {
         let until = self.session_until(group, chosen);
-        let first = &mut self.groups[group].session_until;
+        let first = &mut self.groups[group].session_wait_until;
         *first = first.iter().copied().chain(until).min();
     }
 
@@ -231,7 +237,7 @@ impl Scheduler {
         let Some(job) = self.jobs.get(&id) else { return false };
         self.placement.pool_set(LaneKey::of(&job.spec)).is_some_and(|pool_set| {
             let wanted = self.preferred_tier(pool_set);
-            !self.is_patient(job, pool_set)
+            !self.waits_for_preferred(job, pool_set)
                 || wanted.is_none_or(|tier| pool_set.tiers[tier].pools.contains(&pool))
         })
     }

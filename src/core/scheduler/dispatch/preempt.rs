@@ -1,40 +1,36 @@
-//! Taking jobs back whose clients have seen nothing of them: from an engine
-//! that is silent (see `silence`) or is to be left, and from places that a more
-//! urgent class needs.
+//! Preemption and migration: jobs leave an engine that stalls (see `health::stalls`) or drains, or
+//! slots that a more urgent class needs.
 //!
-//! A stream that has produced output is never taken back for others. From an
-//! engine that has stalled or is about to be cut off it is handed over to
-//! another one, where that can go on with it: only its edge knows how far it
-//! has come, so the edge is asked, and the job keeps its credit until the
-//! answer is here ([`JobAction::Migrate`]). A job is taken back
-//! for others at most [`MAX_PREEMPTIONS`] times, and only by a job of a more
-//! urgent class, so that no two jobs can take places from each other.
+//! A job is preempted only while its client has received nothing. A stream that has produced
+//! output leaves only an engine that has stalled or is about to be cut off. It then migrates to
+//! another engine, where one can continue it. Only the edge knows how far the stream has come, so
+//! the scheduler asks the edge ([`JobAction::Migrate`]), and the job keeps its booking until the
+//! edge answers.
+//!
+//! A job is preempted for other jobs at most [`MAX_PREEMPTIONS`] times, and only for a more
+//! urgent class. No two jobs can therefore preempt each other.
 
 use std::cmp::Reverse;
 use std::collections::btree_map::Entry;
 use std::time::Duration;
 
-use crate::core::model::event::{Action, JobAction, PreemptReason};
+use crate::core::model::event::{Action, JobAction};
 use crate::core::model::ids::{JobId, ReplicaId};
 use crate::core::model::job::JobUsage;
-use crate::core::model::time::Tick;
+use crate::core::model::reason::PreemptReason;
+use crate::core::queue::lane_key::{LaneKey, LanePart};
 use crate::core::queue::order::Candidate;
-use crate::core::queue::{LaneKey, LanePart};
 
 use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::job::{Job, JobPhase, RunningAttempt};
 
-/// How often a job may lose its place to others.
+/// Number of times that a job may be preempted for other jobs.
 pub(in crate::core::scheduler) const MAX_PREEMPTIONS: u32 = 2;
 
-/// A running job of a pool that may be taken back for a more urgent one: those
-/// of the slowest class first, of these the one that was sent last.
-pub(in crate::core::scheduler) type PreemptibleJob = (Reverse<usize>, Reverse<Tick>, JobId);
-
 impl Scheduler {
-    /// Asks for the streams of a replica that others in service can go on with,
-    /// and for all that a silent one has: what cannot go on there is not to wait
-    /// for as long as a stream of an engine that lives.
+    /// Asks the edge to migrate the streams of a replica that others in service can continue. At
+    /// a stalled replica this includes streams that cannot be continued: they are to end sooner
+    /// than they would at a live engine.
     pub(in crate::core::scheduler) fn migrate_streams(
         &mut self,
         replica: ReplicaId,
@@ -44,7 +40,11 @@ impl Scheduler {
         let movable = |job: &Job, run: &RunningAttempt| {
             let streams = job.spec.streams && run.booking.started;
             let wanted = job.spec.resumable || why == PreemptReason::Stalled;
-            streams && wanted && !job.is_suspect() && job.migration_asked.is_none() && self.has_others(job)
+            streams
+                && wanted
+                && !job.is_suspect()
+                && job.migration_asked.is_none()
+                && self.has_replica_up(job)
         };
         for id in self.jobs_at(replica, movable) {
             if let Some(job) = self.jobs.get_mut(&id) {
@@ -54,9 +54,9 @@ impl Scheduler {
         }
     }
 
-    /// Takes back what a closed replica has not begun to answer, and what others
-    /// in service can take. How far a plain answer has come nobody sees; it
-    /// counts as begun when its first token was due.
+    /// Preempts the jobs that a replica out of service has not begun to answer and that others in
+    /// service can take. The progress of a plain answer is unknown: it counts as begun when its
+    /// first token was due.
     pub(in crate::core::scheduler) fn vacate(
         &mut self,
         replica: ReplicaId,
@@ -68,8 +68,8 @@ impl Scheduler {
         }
         let now = self.now;
         let jobs = self.jobs_at(replica, |job, run| {
-            let begun = !job.spec.streams && run.since + Duration::from_nanos(run.raw) <= now;
-            job.is_unseen() && !begun && self.has_others(job)
+            let begun = !job.spec.streams && run.since + Duration::from_nanos(run.raw_ttft_ns) <= now;
+            job.is_unseen() && !begun && self.has_replica_up(job)
         });
         for job in jobs {
             self.take_back(job, why, out);
@@ -77,12 +77,12 @@ impl Scheduler {
     }
 
     /// Whether a replica in service may serve the job.
-    pub(in crate::core::scheduler) fn has_others(&self, job: &Job) -> bool {
+    pub(in crate::core::scheduler) fn has_replica_up(&self, job: &Job) -> bool {
         let pool_set = self.placement.pool_set(LaneKey::of(&job.spec));
         pool_set.is_some_and(|pool_set| self.fleet.count_up(&pool_set.pools) > 0)
     }
 
-    /// What runs at a replica and is wanted; the oldest first.
+    /// Jobs that run at a replica and match `wanted`; the oldest first.
     pub(in crate::core::scheduler) fn jobs_at(
         &self,
         replica: ReplicaId,
@@ -95,9 +95,9 @@ impl Scheduler {
         jobs.into_iter().map(|(_, id)| id).collect()
     }
 
-    /// Takes back a job of a slower class for the first in the order: of a spare
-    /// class at once, of another one when the first has waited for half of its
-    /// objective. Says whether it did.
+    /// Preempts a job of a slower class for the first job in the order. A scavenger is preempted
+    /// at once, another job when the first has waited for half of its TTFT objective. Returns
+    /// whether a job was preempted.
     pub(in crate::core::scheduler) fn preempt(&mut self, group: usize, out: &mut Vec<Action>) -> bool {
         if self.preemptible.is_empty() {
             return false;
@@ -109,17 +109,16 @@ impl Scheduler {
             return false;
         };
         let is_spare = self.is_scavenger(self.groups[group].class_id(class.0));
-        if !is_spare && !self.is_pressed(&first) {
+        if !is_spare && !self.has_waited_too_long(&first) {
             return false;
         }
         self.take_back(job, PreemptReason::Preempted { by: first.head.job }, out);
         true
     }
 
-    /// Whether a job has waited for so long that others make room for it, which
-    /// they need not where a prompt that is being read is all that is in its
-    /// way.
-    fn is_pressed(&self, first: &Candidate) -> bool {
+    /// Whether a job has waited for half of its TTFT objective and needs another job's slot. Jobs
+    /// need not make room where the end of a prefill is enough.
+    fn has_waited_too_long(&self, first: &Candidate) -> bool {
         let Some(job) = self.jobs.get(&first.head.job) else { return false };
         let class = self.policy.classes.get(job.spec.class);
         let pools = self.placement.pool_set(first.head.lane).map(|pool_set| &*pool_set.pools);
@@ -127,8 +126,8 @@ impl Scheduler {
             && !self.fleet.fits_soon(pools.unwrap_or_default(), &job.requirements(&[], false))
     }
 
-    /// Takes a job back into its lane. What it lost is not its fault, so it may
-    /// wait as long as a new one, within its client's patience.
+    /// Takes a job back into its lane. A preempted job may wait as long as a new one, within its
+    /// client's patience: the lost attempt is not the job's fault.
     pub(in crate::core::scheduler) fn take_back(
         &mut self,
         id: JobId,
@@ -152,8 +151,8 @@ impl Scheduler {
         }
         if let Some(account) = self.lane_accounts(lane) {
             let here = &mut self.groups[account.group];
-            here.drain.take_back(self.now);
-            here.class_mut(account.class).backlogs.came_back(lane.tenant, self.now);
+            here.drain_rate.undo_dispatch(self.now);
+            here.class_mut(account.class).drain_rates.undo_dispatch(lane.tenant, self.now);
         }
         out.push(Action::Job(JobAction::Preempt { job: id, replica: run.replica, why }));
         self.vain_waits_possible = true;
@@ -163,10 +162,10 @@ impl Scheduler {
         }
     }
 
-    /// Keeps account of a running job that others may take the place of. One
-    /// whose client has seen part of its answer keeps its place.
+    /// Records a running job that may be preempted. A job whose client has seen part of its answer
+    /// is never recorded.
     pub(in crate::core::scheduler) fn note_preemptible(&mut self, id: JobId, run: &RunningAttempt) {
-        let gives_way = |job: &&Job| job.preemptions < MAX_PREEMPTIONS && job.begun_output == 0;
+        let gives_way = |job: &&Job| job.preemptions < MAX_PREEMPTIONS && job.continued_output == 0;
         let Some(job) = self.jobs.get(&id).filter(gives_way) else { return };
         let (Some(pool), Some(account)) =
             (self.fleet.pool_of(run.replica), self.lane_accounts(LaneKey::of(&job.spec)))
@@ -182,7 +181,7 @@ impl Scheduler {
         }
     }
 
-    /// The classes have other places in the order of service.
+    /// Rebuilds the preemptible jobs after a change of the classes' order of service.
     pub(in crate::core::scheduler) fn renew_preemptible(&mut self) {
         self.preemptible.clear();
         self.jobs.values_mut().for_each(|job| job.preemptible = None);
@@ -192,7 +191,7 @@ impl Scheduler {
         runs.into_iter().for_each(|(id, run)| self.note_preemptible(id, &run));
     }
 
-    /// The job is no longer one that others may take the place of.
+    /// Removes a job from the preemptible jobs of its pool.
     pub(in crate::core::scheduler) fn forget_preemptible(&mut self, id: JobId) {
         if let Some((pool, movable)) = self.jobs.get_mut(&id).and_then(|job| job.preemptible.take())
             && let Entry::Occupied(mut here) = self.preemptible.entry(pool)

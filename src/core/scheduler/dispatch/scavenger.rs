@@ -1,9 +1,8 @@
-//! Jobs that take only what nobody else needs.
+//! Scavengers: jobs of classes that take only capacity that no other job needs.
 //!
-//! One of a spare class starts at once, in a group where nobody waits, or is
-//! refused. So it never has a place in the queue that another one could have,
-//! goes before nobody, and starts no pool. At a replica it is a background of every
-//! class before its own, and gives way to them.
+//! A scavenger starts at once, in a pool group where no job waits, or is refused. A scavenger
+//! therefore takes no space in the queue, goes before no other job and starts no pool. At a
+//! replica a scavenger is background to every class before its own, and is preempted for them.
 
 use crate::core::model::event::RejectReason;
 use crate::core::model::ids::ClassId;
@@ -12,14 +11,14 @@ use crate::core::model::job::JobSpec;
 use crate::core::scheduler::Scheduler;
 
 impl Scheduler {
-    /// Whether jobs of the class take only what nobody else needs.
+    /// Whether jobs of the class take only capacity that no other job needs.
     pub(in crate::core::scheduler) fn is_scavenger(&self, class: ClassId) -> bool {
         self.policy.classes.get(class).is_some_and(|class| class.scavenger)
     }
 
-    /// Why a job that has not joined its lane cannot start at once; absent for
-    /// one that may wait.
-    pub(in crate::core::scheduler) fn reason_of_no_room(&self, spec: &JobSpec) -> Option<RejectReason> {
+    /// The reason to refuse a scavenger at arrival: other jobs wait in its group. `None` for a
+    /// job of another class, which may wait.
+    pub(in crate::core::scheduler) fn no_room_reason(&self, spec: &JobSpec) -> Option<RejectReason> {
         let group = self.placement.group_of_model(spec.model)?;
         let others = self.groups[group].waiting() > 0;
         (others && self.is_scavenger(spec.class)).then_some(RejectReason::NoRoom)

@@ -1,24 +1,25 @@
-//! Replicas that go: those that are about to, by the policy or by an operator's
-//! word, and those that a new policy no longer has. They get no new work. What
-//! clients have seen nothing of goes to others, with its age: at once from a
-//! replica that is about to go, after `Health::drain` from one that left. After
-//! that time streams go on elsewhere, too, where others can go on with them; the
-//! rest may end.
+//! Departures: replicas that drain, by the policy or an override, and replicas that a new policy
+//! no longer has. A departing replica gets no new work.
 //!
-//! Where no other replica is in service, jobs stay: what is there may yet
-//! answer them, and if it does not they come back as from any fault.
+//! Jobs whose clients have seen nothing go to other replicas, with their age: at once from a
+//! replica that drains, after `Health::drain` from one that left. After `Health::drain`, streams
+//! that other engines can continue migrate, too. All other streams may end where they are.
+//!
+//! When no other replica is in service, jobs stay: their replica may still answer them. If it does
+//! not, they return to their lanes as after any fault.
 
 use std::time::Duration;
 
-use crate::core::model::event::{Action, PreemptReason};
+use crate::core::model::event::Action;
 use crate::core::model::ids::ReplicaId;
 use crate::core::model::overrides::Closed;
+use crate::core::model::reason::PreemptReason;
 use crate::core::replica::fleet::Departures;
 
 use crate::core::scheduler::Scheduler;
 
-/// What clouds give at least from the notice to the end of a machine is 30 s;
-/// streams leave it before that.
+/// Drain time after a spot notice, at most. Clouds give at least 30 s from the notice to the end
+/// of a machine; streams leave before that.
 const SPOT_NOTICE: Duration = Duration::from_secs(20);
 
 impl Scheduler {

@@ -33,7 +33,7 @@ use super::job::RunningAttempt;
 
 impl Scheduler {
     /// Draws the conclusions from a fault for the replica that had it.
-    pub(super) fn blame(
+    pub(super) fn judge_fault(
         &mut self,
         run: &RunningAttempt,
         fault: EngineFault,
@@ -42,25 +42,26 @@ impl Scheduler {
     ) {
         let now = self.now;
         if let EngineFault::Busy { retry_after } = fault {
-            self.fleet.change_health(run.replica, now, |vitals, rules| vitals.busy(now, retry_after, rules));
+            self.fleet
+                .change_health(run.replica, now, |vitals, rules| vitals.note_busy(now, retry_after, rules));
             self.mark_replica(run.replica);
             return;
         }
         let hangs = fault == EngineFault::Silent && self.fleet.is_alive(run.replica, run.since, now);
-        if hangs || fault == EngineFault::Overtime {
+        if hangs || fault == EngineFault::AnswerTimeout {
             return;
         }
-        let fallen = self.fleet.has_fallen(run.replica, run.epoch);
-        let stays = (fault.is_answered() || fault == EngineFault::Silent)
+        let fallen = self.fleet.has_changed_since(run.replica, run.epoch);
+        let stays = (fault.is_still_answering() || fault == EngineFault::Silent)
             && !fallen
             && !self.fleet.may_eject(run.replica);
-        if stays && self.fleet.is_tried(run.replica) {
-            return self.pause(run.replica);
+        if stays && self.fleet.is_on_trial(run.replica) {
+            return self.back_off(run.replica);
         }
         let garbled = fault == EngineFault::Malformed && !suspect;
         let too_often = self.fleet.change_health(run.replica, now, |vitals, _| {
             vitals.answered(now);
-            garbled && vitals.garbled()
+            garbled && vitals.note_invalid()
         });
         let its_own = matches!(fault, EngineFault::Refused | EngineFault::Draining) || !suspect;
         let ejects = (fault.ejects() && its_own) || too_often == Some(true);
@@ -75,21 +76,21 @@ impl Scheduler {
             self.vacate_stalled(run.replica, out);
         }
         if fault == EngineFault::Refused {
-            self.fleet.change_health(run.replica, now, |vitals, _| vitals.heard(now, false));
+            self.fleet.change_health(run.replica, now, |vitals, _| vitals.note_contact(now, false));
         }
     }
 
     /// It is to blame, but too many of its pool are out: it only pauses.
     pub(super) fn withhold_ejection(&mut self, replica: ReplicaId, why: EngineFault, out: &mut Vec<Action>) {
-        self.pause(replica);
+        self.back_off(replica);
         out.push(Action::Replica(ReplicaAction::WithholdEjection { replica, why }));
     }
 
     /// It gets no work for a moment, then one job. Until that goes well, what fails
     /// there takes from the budget of retries.
-    fn pause(&mut self, replica: ReplicaId) {
+    fn back_off(&mut self, replica: ReplicaId) {
         let now = self.now;
-        self.fleet.change_health(replica, now, |vitals, rules| vitals.spare(now, rules));
+        self.fleet.change_health(replica, now, |vitals, rules| vitals.pause_spared(now, rules));
         self.mark_replica(replica);
     }
 
@@ -98,21 +99,21 @@ impl Scheduler {
     /// nothing since it came back does not fall again.
     pub(super) fn is_of_same_outage(&self, run: &RunningAttempt, suspect: bool) -> bool {
         let worked = run.proven || run.booking.started;
-        worked && (!suspect || self.fleet.has_fallen(run.replica, run.epoch))
+        worked && (!suspect || self.fleet.has_changed_since(run.replica, run.epoch))
     }
 
     /// A probe failed, or somebody took the replica away.
-    pub(super) fn lost(&mut self, replica: ReplicaId, answers: bool, out: &mut Vec<Action>) {
+    pub(super) fn replica_lost(&mut self, replica: ReplicaId, answers: bool, out: &mut Vec<Action>) {
         let now = self.now;
         self.fleet.change_health(replica, now, |vitals, rules| vitals.probe_failed(now, rules));
         self.eject(replica, EngineFault::Refused, out);
-        self.fleet.change_health(replica, now, |vitals, _| vitals.heard(now, answers));
+        self.fleet.change_health(replica, now, |vitals, _| vitals.note_contact(now, answers));
     }
 
     /// A probe succeeded.
-    pub(super) fn found(&mut self, replica: ReplicaId, out: &mut Vec<Action>) {
+    pub(super) fn probe_succeeded(&mut self, replica: ReplicaId, out: &mut Vec<Action>) {
         let now = self.now;
-        let after = self.fleet.change_health(replica, now, |vitals, _| vitals.found(now)).flatten();
+        let after = self.fleet.change_health(replica, now, |vitals, _| vitals.readmit(now)).flatten();
         if let Some(after) = after {
             out.push(Action::Replica(ReplicaAction::Readmit { replica, after }));
             self.mark_replica(replica);
@@ -124,7 +125,7 @@ impl Scheduler {
     pub(super) fn wake_replicas(&mut self, out: &mut Vec<Action>) {
         let now = self.now;
         while let Some(replica) = self.fleet.due(now) {
-            let probe = self.fleet.change_health(replica, now, |vitals, rules| vitals.wake(now, rules));
+            let probe = self.fleet.change_health(replica, now, |vitals, rules| vitals.run_timers(now, rules));
             if probe == Some(true) {
                 out.push(Action::Replica(ReplicaAction::Probe { replica }));
             }

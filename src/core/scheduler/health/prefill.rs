@@ -1,16 +1,15 @@
-//! Prefill timers: when prompts count as read.
+//! Prefill timers: the instants at which prompts count as read.
 //!
-//! A prompt is in the way of others for as long as its engine reads it. A stream
-//! shows when that is over, by its first token. A plain answer shows nothing
-//! before its end, so its prompt counts as read when its first token is due, by
-//! what its replica has shown.
+//! A prefill blocks other prompts at its engine. The prefill of a stream ends with its first
+//! token. A plain answer shows nothing before its end, so its prompt counts as read when its
+//! first token is due, by the replica's measured speed.
 //!
 //! Either may count as read ahead of that time, by a step and the way to the
 //! engine: the next prompt should be there when the step begins that has room for
 //! it, else that step runs without one. No more than a step's worth is ahead at a
 //! replica. A stream stays ahead until its first token comes. One that tells
 //! nothing is over when it is [`OVERDUE`] times late: engines hold tokens back
-//! while they gather a tool call, and whether one is silent is for `watch` to say.
+//! while they gather a tool call, and whether one stalls is for `stalls` to say.
 //! Until a plain answer is as late, the engine may still hold its prompt back: that
 //! says nothing of how many requests it runs at once.
 
@@ -27,8 +26,8 @@ use crate::core::scheduler::job::{JobPhase, RunningAttempt};
 /// How many times as long as predicted a first token may take before its prompt
 /// counts as read without it.
 const OVERDUE: u32 = 4;
-/// What is never late.
-const GRACE: Duration = Duration::from_millis(250);
+/// Time that is added to [`OVERDUE`] before a first token counts as overdue.
+const OVERDUE_GRACE: Duration = Duration::from_millis(250);
 
 impl Scheduler {
     /// When the prompt of a job that is sent now counts as read, if its first
@@ -40,28 +39,28 @@ impl Scheduler {
     /// Keeps account of when the job's prompt counts as read.
     pub(in crate::core::scheduler) fn await_prefill(&mut self, id: JobId, at: Tick) {
         if let Some(JobPhase::Running(run)) = self.jobs.get_mut(&id).map(|job| &mut job.phase) {
-            run.read_at = Some(at);
-            self.reading.insert((at, id));
+            run.prefill_due_at = Some(at);
+            self.prefills.insert((at, id));
         }
     }
 
     /// The job is no longer read, or there is nothing left to await.
     pub(in crate::core::scheduler) fn forget_prefill(&mut self, id: JobId) {
         if let Some(JobPhase::Running(run)) = self.jobs.get_mut(&id).map(|job| &mut job.phase)
-            && let Some(at) = run.read_at.take()
+            && let Some(at) = run.prefill_due_at.take()
         {
-            self.reading.remove(&(at, id));
+            self.prefills.remove(&(at, id));
         }
     }
 
     /// Prompts that count as read by now.
     pub(in crate::core::scheduler) fn end_prefills(&mut self) {
-        while let Some((_, id)) = self.reading.first().copied().filter(|(at, _)| *at <= self.now) {
+        while let Some((_, id)) = self.prefills.first().copied().filter(|(at, _)| *at <= self.now) {
             self.forget_prefill(id);
             let Some(job) = self.jobs.get_mut(&id) else { continue };
             let (streams, JobPhase::Running(run)) = (job.spec.streams, &mut job.phase) else { continue };
-            let overdue = run.since + run.expected.saturating_mul(OVERDUE) + GRACE;
-            let due = if streams { overdue } else { run.since + run.expected };
+            let overdue = run.since + run.expected_ttft.saturating_mul(OVERDUE) + OVERDUE_GRACE;
+            let due = if streams { overdue } else { run.since + run.expected_ttft };
             let (replica, is_due) = (run.replica, self.now >= due);
             if run.booking.due {
                 let whole = self.fleet.settle(replica, &mut run.booking, self.now);
@@ -82,13 +81,19 @@ impl Scheduler {
     }
 
     /// Learns from a plain answer how fast its replica is.
-    pub(in crate::core::scheduler) fn learn_whole(&mut self, run: &RunningAttempt, usage: JobUsage) {
+    pub(in crate::core::scheduler) fn learn_from_answer(&mut self, run: &RunningAttempt, usage: JobUsage) {
         if let JobUsage::Exact(tokens) = usage
             && !run.booking.streams
-            && !run.loads
+            && !run.loads_adapter
         {
             let stay = (self.now.since(run.since), run.booking.seqs);
-            self.fleet.answered_whole(run.replica, (run.mark, run.raw), tokens, stay, self.now);
+            self.fleet.learn_whole_answer(
+                run.replica,
+                (run.prefill_mark, run.raw_ttft_ns),
+                tokens,
+                stay,
+                self.now,
+            );
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Sleep: which replicas sleep, and when they are woken.
+//! Sleep: puts idle replicas to sleep and wakes them when jobs want them.
 //!
 //! A replica sleeps when it has been idle for as long as its pool's rules say,
 //! nothing waits that could go there, nobody else uses it, and enough others of
@@ -11,16 +11,18 @@
 
 use std::time::Duration;
 
-use crate::core::model::event::{Action, EngineFault, PreemptReason, ReplicaAction, ReplicaReport};
+use crate::core::model::event::{Action, EngineFault, ReplicaAction, ReplicaReport};
 use crate::core::model::ids::ReplicaId;
+use crate::core::model::reason::PreemptReason;
 use crate::core::queue::order::RoomIn;
 use crate::core::replica::health::sleep::{SleepChange, SleepDue, SleepResult};
 use crate::core::replica::reconcile::ReconcileFinding;
 
 use crate::core::scheduler::Scheduler;
 
-/// Who has waited for less may only wait for a prompt to be read.
-const PATIENCE: Duration = Duration::from_millis(250);
+/// Wait after which a job wakes a further replica. A shorter wait may only be a wait for the end
+/// of a prefill.
+const WAKE_DELAY: Duration = Duration::from_millis(250);
 
 impl Scheduler {
     /// A replica's own view arrived.
@@ -40,7 +42,7 @@ impl Scheduler {
         }
         if seen.fell_asleep {
             self.vacate(replica, PreemptReason::Asleep, out);
-            if self.fleet.sleeps_on_work(replica) {
+            if self.fleet.has_work_asleep(replica) {
                 self.wake(replica, out);
             }
             self.vain_waits_possible = true;
@@ -63,7 +65,7 @@ impl Scheduler {
     pub(in crate::core::scheduler) fn check_sleep(&mut self, replica: ReplicaId, out: &mut Vec<Action>) {
         match self.fleet.sleep_due(replica, self.now) {
             Some(SleepDue::Idle) if self.may_sleep(replica) => {
-                self.fleet.retire(replica, self.now);
+                self.fleet.order_sleep(replica, self.now);
                 self.prefixes.forget(replica);
                 out.push(Action::Replica(ReplicaAction::Sleep { replica }));
             }
@@ -81,16 +83,16 @@ impl Scheduler {
         if !self.fleet.has_sleepers() || self.groups[group].waiting() == 0 {
             return;
         }
-        let room = RoomIn::Where(&|pools| self.fleet.can_wake(pools));
+        let room = RoomIn::Matching(&|pools| self.fleet.can_wake(pools));
         let Some(first) = self.groups[group].first(room, &|_| false) else { return };
         let Some(job) = self.jobs.get(&first.head.job) else { return };
         let pools = self.groups[group].shape.pool_sets[first.pool_set].pools.clone();
-        let soon = self.fleet.count_up(&pools) > 0 && job.queued(self.now) < PATIENCE;
+        let soon = self.fleet.count_up(&pools) > 0 && job.queued(self.now) < WAKE_DELAY;
         if soon || !self.allows(group, job.spec.tenant, job.spec.sequences) {
             return;
         }
         let waiting = pools.iter().map(|pool| self.groups[group].waiting_for(*pool)).max().unwrap_or(0);
-        while self.fleet.waking(&pools) < waiting
+        while self.fleet.waking_seqs(&pools) < waiting
             && let Some(replica) = self.fleet.sleeper(&pools)
         {
             self.wake(replica, out);
@@ -102,7 +104,7 @@ impl Scheduler {
     pub(in crate::core::scheduler) fn wake_wanted(&mut self, out: &mut Vec<Action>) {
         for pool in std::mem::take(&mut self.wanted_asleep) {
             if self.fleet.is_dormant(pool)
-                && self.fleet.waking(&[pool]) == 0
+                && self.fleet.waking_seqs(&[pool]) == 0
                 && let Some(replica) = self.fleet.sleeper(&[pool])
             {
                 self.wake(replica, out);
@@ -116,19 +118,19 @@ impl Scheduler {
     /// moment.
     pub(in crate::core::scheduler) fn follow_pools(&mut self, out: &mut Vec<Action>) {
         let (dormant, empty) = (self.fleet.take_dormant_pools(), self.fleet.take_empty_pools());
-        if empty | self.fleet.take_risen_pools() {
-            self.find_halted();
+        if empty | self.fleet.take_revived_pools() {
+            self.mark_halted();
         }
-        if dormant || (empty && self.starts.any()) {
+        if dormant || (empty && self.starts.is_any_running()) {
             self.renew_holds(out);
         }
     }
 
     /// Marks the groups none of whose pools has a replica in service.
-    pub(in crate::core::scheduler) fn find_halted(&mut self) {
+    pub(in crate::core::scheduler) fn mark_halted(&mut self) {
         for group in &mut self.groups {
             let halted = self.fleet.count_up(&group.shape.pools) == 0;
-            group.halt(halted, self.now);
+            group.set_halted(halted, self.now);
         }
     }
 
@@ -142,7 +144,7 @@ impl Scheduler {
     fn wake(&mut self, replica: ReplicaId, out: &mut Vec<Action>) {
         let Some(pool) = self.fleet.pool_of(replica) else { return };
         let Some(rules) = self.policy.pools.get(pool).and_then(|row| row.sleep) else { return };
-        self.fleet.rouse(replica, &rules, self.now);
+        self.fleet.order_wake(replica, &rules, self.now);
         self.starts.note_wake_order(pool, self.now);
         out.push(Action::Replica(ReplicaAction::Wake { replica, waiting: self.waiting_for(pool) }));
     }

@@ -1,4 +1,4 @@
-//! Stalls: the consequences for a replica that owes something and is silent, and for its jobs.
+//! Stalls: the consequences for a replica that shows no sign of life, and for its jobs.
 //!
 //! A frozen engine must be left within seconds, and a working one never. A
 //! single request that takes long looks like a frozen engine, so one silent job
@@ -6,7 +6,7 @@
 //!
 //! * streams that flowed and stopped, at least two of them, or one beside a first
 //!   token that is overdue, convict the replica; a lone stream does only after
-//!   [`LONE_STREAM`] or, where no gauge shows progress, [`LONE_BLIND_STREAM`]:
+//!   [`LONE_STREAM`] or, where no gauge shows progress, [`LONE_STREAM_NO_GAUGE`]:
 //!   engines hold a tool call back for seconds;
 //! * first tokens that are overdue convict it only when one was missed there
 //!   before, nothing has come since, and the job was sent after that. A job that
@@ -23,10 +23,11 @@
 
 use std::time::Duration;
 
-use crate::core::model::event::{Action, EngineFault, PreemptReason};
+use crate::core::model::event::{Action, EngineFault};
 use crate::core::model::ids::{JobId, ReplicaId};
+use crate::core::model::reason::PreemptReason;
 use crate::core::model::time::Tick;
-use crate::core::queue::LaneKey;
+use crate::core::queue::lane_key::LaneKey;
 
 use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::job::{Job, RunningAttempt};
@@ -34,7 +35,7 @@ use crate::core::scheduler::job::{Job, RunningAttempt};
 /// How long a lone stream is silent in the middle until its engine is to blame.
 const LONE_STREAM: Duration = Duration::from_secs(4);
 /// The same at an engine of which no gauge shows progress.
-const LONE_BLIND_STREAM: Duration = Duration::from_secs(10);
+const LONE_STREAM_NO_GAUGE: Duration = Duration::from_secs(10);
 /// Replicas that were silent about a job until it is a suspect.
 const SUSPECT_AFTER: u8 = 2;
 
@@ -76,10 +77,10 @@ impl Scheduler {
             return;
         }
         let evidence = self.evidence(replica);
-        if !self.fleet.is_out(replica) && !self.proves_stall(replica, &evidence, silence) {
+        if !self.fleet.is_ejected(replica) && !self.proves_stall(replica, &evidence, silence) {
             return self.move_overdue(replica, evidence.overdue > 0, out);
         }
-        if !self.fleet.is_out(replica) && !self.fleet.may_eject(replica) {
+        if !self.fleet.is_ejected(replica) && !self.fleet.may_eject(replica) {
             self.withhold_ejection(replica, EngineFault::Silent, out);
             return self.preempt_unseen(replica, out);
         }
@@ -95,7 +96,7 @@ impl Scheduler {
     }
 
     fn evidence(&self, replica: ReplicaId) -> StallEvidence {
-        let (missed, sign) = (self.fleet.missed(replica), self.fleet.last_sign(replica));
+        let (missed, sign) = (self.fleet.missed_at(replica), self.fleet.last_sign(replica));
         let patience = self.fleet.patience(replica, self.now);
         let mut evidence = StallEvidence::default();
         let here = |job: &Job| job.attempt().filter(|run| run.replica == replica && job.is_watched());
@@ -107,7 +108,7 @@ impl Scheduler {
                 evidence.repeated += usize::from(missed.is_some_and(|missed| run.since >= missed));
             }
         }
-        evidence.stopped = evidence.stopped.saturating_sub(self.fleet.paused(replica) as usize);
+        evidence.stopped = evidence.stopped.saturating_sub(self.fleet.paused_streams(replica) as usize);
         evidence
     }
 
@@ -116,7 +117,7 @@ impl Scheduler {
     }
 
     fn proves_stall(&self, replica: ReplicaId, evidence: &StallEvidence, silence: Duration) -> bool {
-        let lone = if self.fleet.shows_progress(replica) { LONE_STREAM } else { LONE_BLIND_STREAM };
+        let lone = if self.fleet.shows_progress(replica) { LONE_STREAM } else { LONE_STREAM_NO_GAUGE };
         match evidence.stopped {
             0 => evidence.repeated > 0,
             1 => evidence.overdue > 0 || silence >= lone,
@@ -135,12 +136,12 @@ impl Scheduler {
         for id in self.jobs_at(replica, overdue) {
             // The room may have gone to the one before.
             if self.jobs.get(&id).is_some_and(|job| self.fits_elsewhere(job, replica)) {
-                self.take_from_stalled(id, out);
+                self.preempt_stalled(id, out);
                 self.dispatch(out);
             }
         }
         if missed {
-            self.fleet.miss(replica, self.now);
+            self.fleet.note_missed_token(replica, self.now);
         }
     }
 
@@ -154,13 +155,13 @@ impl Scheduler {
     /// Takes back what the clients of a convicted replica have seen nothing of.
     fn preempt_unseen(&mut self, replica: ReplicaId, out: &mut Vec<Action>) {
         let wanted =
-            |job: &Job, _: &RunningAttempt| job.is_unseen() && !job.is_suspect() && self.has_others(job);
+            |job: &Job, _: &RunningAttempt| job.is_unseen() && !job.is_suspect() && self.has_replica_up(job);
         for id in self.jobs_at(replica, wanted) {
-            self.take_from_stalled(id, out);
+            self.preempt_stalled(id, out);
         }
     }
 
-    fn take_from_stalled(&mut self, id: JobId, out: &mut Vec<Action>) {
+    fn preempt_stalled(&mut self, id: JobId, out: &mut Vec<Action>) {
         let Some((lane, run)) =
             self.jobs.get(&id).and_then(|job| Some((LaneKey::of(&job.spec), job.attempt()?)))
         else {
@@ -198,6 +199,6 @@ impl Scheduler {
 fn is_under_way(job: &Job, run: &RunningAttempt, sign: Tick) -> bool {
     match job.spec.streams {
         true => run.booking.started,
-        false => run.since + Duration::from_nanos(run.raw) < sign,
+        false => run.since + Duration::from_nanos(run.raw_ttft_ns) < sign,
     }
 }

@@ -1,11 +1,12 @@
-//! A second look at the whole state, for tests and the simulator.
+//! Audit: recomputes the whole state without indexes, for tests and the simulator.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::core::model::ids::{JobId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::model::invariant::InvariantId;
+use crate::core::queue::QueuedLoad;
+use crate::core::queue::lane_key::{LaneKey, LanePart};
 use crate::core::queue::quota::QuotaState;
-use crate::core::queue::{LaneKey, LanePart, QueuedLoad};
 use crate::core::replica::fleet::{ReplicaMatch, ReplicaRequirements};
 use crate::core::replica::ledger::Ledger;
 
@@ -92,9 +93,9 @@ impl Scheduler {
         }
         let fallbacks = self.waiting_jobs().filter(|(_, job)| job.spec.has_fallback).count() as u64;
         found == lanes
-            && fallbacks == self.fallbacks
+            && fallbacks == self.waiting_with_fallback
             && total == self.queue.total()
-            && self.groups.iter().zip(tallies).all(|(group, tally)| group.tally() == tally)
+            && self.groups.iter().zip(tallies).all(|(group, tally)| group.waiting_by_pool_set() == tally)
     }
 
     fn heads_are_ranked(&self) -> bool {
@@ -104,7 +105,7 @@ impl Scheduler {
                     return false;
                 };
                 let group = &self.groups[spot.group];
-                let found = seat.and_then(|seat| group.get(spot.class, spot.pool_set, part, seat));
+                let found = seat.and_then(|seat| group.head_at(spot.class, spot.pool_set, part, seat));
                 let standing = self.quota_state(spot.group, key.tenant);
                 if standing == QuotaState::Parked {
                     return seat.is_none();
@@ -113,10 +114,12 @@ impl Scheduler {
                 let paid = part == LanePart::Returned;
                 let counter = if paid { 0 } else { group.counter(spot.class, key.tenant) };
                 let pool_set = &group.shape.pool_sets[spot.pool_set];
-                if head.is_some_and(|job| seat.map(|seat| seat.bound) != Some(self.is_bound(job, pool_set))) {
+                if head.is_some_and(|job| {
+                    seat.map(|seat| seat.preferred_only) != Some(self.is_bound_to_preferred(job, pool_set))
+                }) {
                     return false;
                 }
-                found.map(|entry| (entry.value.job, entry.key.standing, entry.key.counter, entry.size))
+                found.map(|entry| (entry.value.job, entry.key.quota_state, entry.key.counter, entry.size))
                     == head.map(|job| (job.spec.id, standing, counter, job.size()))
             })
         })
@@ -132,7 +135,7 @@ impl Scheduler {
             }
         }
         heads.into_iter().all(|((account, tenant), heads)| {
-            self.groups[account.group].followers(account.class, tenant) == heads
+            self.groups[account.group].indexed_heads(account.class, tenant) == heads
         })
     }
 
@@ -147,9 +150,9 @@ impl Scheduler {
             !run.booking.due || !(run.booking.settled || run.booking.streams || run.booking.started)
         };
         let awaited = runs.filter(|(_, run)| is_awaited(run));
-        let awaited: BTreeSet<_> = awaited.filter_map(|(id, run)| Some((run.read_at?, id))).collect();
+        let awaited: BTreeSet<_> = awaited.filter_map(|(id, run)| Some((run.prefill_due_at?, id))).collect();
         let unread = |job: &Job| job.attempt().is_some_and(|run| is_awaited(&run));
-        awaited == self.reading && self.jobs.values().filter(|job| unread(job)).count() == awaited.len()
+        awaited == self.prefills && self.jobs.values().filter(|job| unread(job)).count() == awaited.len()
     }
 
     fn credit_is_idle(&self) -> bool {
@@ -187,7 +190,7 @@ impl Scheduler {
         let costs = fitting.filter_map(|id| Some((self.fleet.cost(id, required)?, id)));
         let (_, replica) = costs.min()?;
         let waits = self.fleet.waits_for_better(replica, pools, required);
-        Some(ReplicaMatch { replica, ttft: self.fleet.ttft(replica, required), waits })
+        Some(ReplicaMatch { replica, ttft: self.fleet.ttft(replica, required), should_wait: waits })
     }
 
     fn quotas_agree(&self) -> bool {
@@ -203,7 +206,7 @@ impl Scheduler {
 
     fn capacity_agrees(&self) -> bool {
         let mut sums: BTreeMap<PoolId, u64> = BTreeMap::new();
-        for view in self.fleet.views(self.now).filter(|view| self.fleet.is_up(view.replica)) {
+        for view in self.fleet.snapshots(self.now).filter(|view| self.fleet.is_up(view.replica)) {
             if let Some(pool) = self.fleet.pool_of(view.replica) {
                 *sums.entry(pool).or_default() += u64::from(view.limit);
             }
@@ -213,7 +216,7 @@ impl Scheduler {
     }
 
     fn holds_are_justified(&self) -> bool {
-        let holds: Vec<_> = self.groups.iter().flat_map(|group| &group.holds).collect();
+        let holds: Vec<_> = self.groups.iter().flat_map(|group| &group.held_replicas).collect();
         let pools: BTreeSet<_> = holds.iter().map(|hold| hold.pool).collect();
         let jobs: BTreeSet<_> = holds.iter().map(|hold| hold.job).collect();
         let single = pools.len() == holds.len() && jobs.len() == holds.len();

@@ -1,4 +1,4 @@
-//! Explanation of a wait: the reasons why a job waits.
+//! Explanation of a wait: the obstacle, the jobs ahead and the replicas of one waiting job.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::core::model::ids::{JobId, PoolId};
 use crate::core::model::snapshot::{Obstacle, ReplicaOption, WaitExplanation};
 use crate::core::model::time::Tick;
-use crate::core::queue::{LaneKey, LanePart};
+use crate::core::queue::lane_key::{LaneKey, LanePart};
 use crate::core::replica::fleet::ReplicaRequirements;
 
 use crate::core::scheduler::Scheduler;
@@ -28,10 +28,10 @@ impl Scheduler {
         let spot = self.lane_position(key)?;
         let here = &self.groups[spot.group];
         let lane = self.queue.lane(key).filter(|_| part == LanePart::Fresh);
-        let ahead = lane.map_or(0, |lane| lane.before(job.place, id));
+        let ahead = lane.map_or(0, |lane| lane.jobs_before(job.place, id));
         let pools = &here.shape.pool_sets[spot.pool_set].pools;
         let background = here.is_background(spot.class);
-        let mut replicas = self.choices(job, pools, background, now);
+        let mut replicas = self.replica_options(job, pools, background, now);
         replicas.sort_by_key(|choice| (Reverse(choice.fits), choice.expected, choice.replica));
         let obstacle = if self.overrides.paused_until(key.tenant).is_some() {
             Obstacle::Paused
@@ -74,17 +74,27 @@ impl Scheduler {
         let find = |pools: &[PoolId]| self.fleet.find(pools, &required, &|id| shunned.contains(&id));
         let last = here.last_tier(spot.class, spot.pool_set);
         if self.choose(job, pool_set, last, &find).is_some() {
-            return Obstacle::Turn;
+            return Obstacle::NotItsTurn;
         }
         let wanted = self.preferred_tier(pool_set).and_then(|tier| find(&pool_set.tiers[tier].pools));
-        if self.is_bound(job, pool_set) && wanted.is_none() { Obstacle::Rule } else { Obstacle::Sooner }
+        if self.is_bound_to_preferred(job, pool_set) && wanted.is_none() {
+            Obstacle::Rule
+        } else {
+            Obstacle::Sooner
+        }
     }
 
-    fn choices(&self, job: &Job, pools: &[PoolId], background: bool, now: Tick) -> Vec<ReplicaOption> {
+    fn replica_options(
+        &self,
+        job: &Job,
+        pools: &[PoolId],
+        background: bool,
+        now: Tick,
+    ) -> Vec<ReplicaOption> {
         let shunned = self.avoided_replicas(job.spec.id, pools);
         let cached = self.prefixes.matches(&job.prefix);
         let required = job.requirements(&cached, background);
-        let views = self.fleet.views(now);
+        let views = self.fleet.snapshots(now);
         let ours =
             views.filter(|view| self.fleet.pool_of(view.replica).is_some_and(|pool| pools.contains(&pool)));
         let choice = ours.map(|view| {
@@ -96,7 +106,7 @@ impl Scheduler {
                 limit: view.limit,
                 fits: !shunned.contains(&id) && self.fleet.fits(id, &required, false, now),
                 bottleneck: if background { view.background_bottleneck } else { view.bottleneck },
-                tried: shunned.contains(&id),
+                failed_before: shunned.contains(&id),
                 adapter: self.fleet.adapter_fit(id, required.model),
                 expected: Duration::from_nanos(self.fleet.ttft(id, &required)),
             }

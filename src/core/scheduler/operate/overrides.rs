@@ -6,13 +6,14 @@
 //! tenant's jobs wait; those that surely cannot wait until the pause ends are
 //! refused when they come. A pause earns no priority.
 
-use crate::core::model::event::{Action, Event, JobAction, PreemptReason, RejectReason, ReplicaAction};
+use crate::core::model::event::{Action, Event, JobAction, RejectReason, ReplicaAction};
 use crate::core::model::ids::{ReplicaId, TenantId};
 use crate::core::model::overrides::{Closed, Override, OverrideTarget};
+use crate::core::model::reason::PreemptReason;
 use crate::core::model::snapshot::OverrideResult;
 use crate::core::model::time::Tick;
+use crate::core::queue::lane_key::{LaneKey, LanePart};
 use crate::core::queue::quota::QuotaState;
-use crate::core::queue::{LaneKey, LanePart};
 
 use crate::core::scheduler::Scheduler;
 
@@ -69,9 +70,9 @@ impl Scheduler {
     }
 
     /// Closes and opens every replica as the overrides in force say.
-    pub(in crate::core::scheduler) fn close_all(&mut self) {
+    pub(in crate::core::scheduler) fn apply_all_closed(&mut self) {
         let replicas: Vec<ReplicaId> = self.policy.replicas.iter().map(|(id, _, _)| id).collect();
-        replicas.into_iter().for_each(|replica| self.close(replica));
+        replicas.into_iter().for_each(|replica| self.apply_closed(replica));
     }
 
     /// Where a tenant stands in a group: a paused one is parked.
@@ -82,7 +83,7 @@ impl Scheduler {
         }
     }
 
-    /// Whether a job of the tenant with so many sequences may go.
+    /// Whether the quotas allow a job of the tenant with `seqs` sequences.
     pub(in crate::core::scheduler) fn allows(&self, group: usize, tenant: TenantId, seqs: u32) -> bool {
         self.overrides.paused_until(tenant).is_none() && self.groups[group].quotas.allows(tenant, seqs)
     }
@@ -110,11 +111,11 @@ impl Scheduler {
     fn apply_override(&mut self, target: OverrideTarget) {
         match target {
             OverrideTarget::Pool(_) | OverrideTarget::Replica(_) => {
-                self.replicas_of(target).into_iter().for_each(|replica| self.close(replica));
+                self.replicas_of(target).into_iter().for_each(|replica| self.apply_closed(replica));
             }
             OverrideTarget::Pause(tenant) | OverrideTarget::Boost(tenant) => {
                 for group in 0..self.groups.len() {
-                    self.refresh_standing(group, tenant);
+                    self.refresh_quota_state(group, tenant);
                     self.changed_groups.insert(group);
                 }
             }
@@ -132,9 +133,9 @@ impl Scheduler {
         }
     }
 
-    fn close(&mut self, replica: ReplicaId) {
+    fn apply_closed(&mut self, replica: ReplicaId) {
         let Some(pool) = self.fleet.pool_of(replica) else { return };
-        self.fleet.close(replica, self.overrides.closed(pool, replica), self.now);
+        self.fleet.set_closed(replica, self.overrides.closed(pool, replica), self.now);
         self.expect_no_departure(replica);
         self.vain_waits_possible = true;
         self.mark_pool(pool);
@@ -144,7 +145,7 @@ impl Scheduler {
     /// how slowly its jobs went says nothing of how they will go.
     fn resume(&mut self, tenant: TenantId) {
         for group in &mut self.groups {
-            group.restart_backlogs(tenant, self.now);
+            group.forget_drain_rates_of(tenant, self.now);
         }
         let lanes: Vec<LaneKey> = self.queue.lanes().map(|(key, _)| key).collect();
         for key in lanes.into_iter().filter(|key| key.tenant == tenant) {

@@ -1,4 +1,4 @@
-//! A new policy takes over.
+//! Reload: replaces the policy while jobs wait and run.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::core::model::ids::JobId;
 use crate::core::model::invariant::InvariantId;
 use crate::core::model::policy::Policy;
 use crate::core::placement::Placement;
-use crate::core::queue::LaneKey;
+use crate::core::queue::lane_key::LaneKey;
 use crate::core::queue::order::PoolGroup;
 
 use crate::core::scheduler::Scheduler;
@@ -26,8 +26,8 @@ impl Scheduler {
         let departures = self.fleet.apply(&self.policy, self.now);
         self.renew_demand();
         self.desired_replicas.retain(|pool, _| self.policy.pools.get(*pool).is_some());
-        self.find_halted();
-        self.close_all();
+        self.mark_halted();
+        self.apply_all_closed();
         self.lengths.retain(&self.policy);
         self.change_limits();
         self.count_quotas();
@@ -43,8 +43,8 @@ impl Scheduler {
         self.vain_waits_possible = true;
     }
 
-    /// Context windows may have changed, and with them the lanes of jobs.
-    fn renew_context_groups(&mut self) {
+    /// Moves jobs to other lanes where the context windows of their models changed.
+    fn refresh_context_groups(&mut self) {
         for job in self.jobs.values_mut() {
             let fit = self.placement.context_group(job.spec.model, job.spec.context);
             if fit == job.spec.context_group {
@@ -53,7 +53,7 @@ impl Scheduler {
             let before = job.spec;
             job.spec.context_group = fit;
             if let Some(part) = job.part() {
-                let place = job.place_in(part);
+                let place = job.position_in(part);
                 let weight = self.policy.tenants.get(before.tenant).map_or(1.0, |row| row.weight);
                 let whole = self.queue.remove(&before, part, place);
                 self.invariants.check(InvariantId::QueueConsistent, whole);
@@ -66,7 +66,7 @@ impl Scheduler {
     /// Gives every lane its place in the new groups. Returns the jobs that
     /// have none.
     fn place_all_lanes(&mut self) -> Vec<(JobId, RejectReason)> {
-        self.renew_context_groups();
+        self.refresh_context_groups();
         self.head_updates.clear();
         let keys: Vec<LaneKey> = self.queue.lanes().map(|(key, _)| key).collect();
         let mut orphans = Vec::new();

@@ -1,8 +1,8 @@
-//! A picture of the scheduler.
+//! Snapshot: the queues, replicas, pools and overrides of the scheduler at one instant.
 
 use crate::core::model::snapshot::{QueueSnapshot, Snapshot};
 use crate::core::model::time::Tick;
-use crate::core::queue::LanePart;
+use crate::core::queue::lane_key::LanePart;
 
 use crate::core::scheduler::Scheduler;
 
@@ -11,7 +11,7 @@ impl Scheduler {
     #[must_use]
     pub fn snapshot(&self, now: Tick) -> Snapshot {
         let now = self.now.max(now);
-        let queues = self.queue.unsorted().map(|(key, lane)| {
+        let queues = self.queue.lanes_unsorted().map(|(key, lane)| {
             let load = lane.load();
             let returned = lane.head(LanePart::Returned).and_then(|id| self.jobs.get(&id));
             let ages = [lane.oldest().map(|arrived| now.since(arrived)), returned.map(|job| job.queued(now))];
@@ -29,12 +29,12 @@ impl Scheduler {
         let mut queues: Vec<_> = queues.collect();
         queues.sort_unstable_by_key(|(key, _)| *key);
         let queues = queues.into_iter().map(|(_, row)| row).collect();
-        let replicas: Vec<_> = self.fleet.views(now).collect();
+        let replicas: Vec<_> = self.fleet.snapshots(now).collect();
         Snapshot {
             queues,
             pools: self.pool_snapshots(&replicas, now),
             replicas,
-            overrides: self.overrides.views(now).collect(),
+            overrides: self.overrides.active(now).collect(),
             jobs: self.jobs.len() as u64,
             broken_invariants: self.invariants.broken(),
         }

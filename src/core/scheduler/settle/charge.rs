@@ -29,7 +29,7 @@ impl Scheduler {
         out.push(Action::Job(JobAction::Billed { job: id, bill: StayBill { waste, ..bill } }));
     }
 
-    /// How long the pool's replicas were there and worked, since the start.
+    /// Time for which the pool's replicas were present and worked, since the start of the gateway.
     #[cfg(test)]
     pub(crate) fn times(&self, pool: PoolId) -> crate::core::billing::pool_account::PoolTimes {
         self.fleet.times(pool, self.now)

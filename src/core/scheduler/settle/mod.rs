@@ -1,22 +1,20 @@
 //! Settlement: the ends of attempts and jobs.
 //!
-//! A try that fails before the first token sends the job back to its lane, with
-//! its age, to go to a replica that has not failed it yet. Its tenant has paid
-//! with the first try. A job whose wait would have ended in the meantime gets
-//! one more chance, at once; if no replica is free, its deadline has passed.
+//! When an attempt fails before the first token, the job returns to its lane with its age, to go
+//! to a replica that has not failed it yet. The tenant was charged at the first attempt. A job
+//! whose deadline has passed in the meantime gets one more dispatch, at once, and is refused if no
+//! replica is free.
 //!
-//! A stream that breaks after its first token takes the same way where another
-//! engine can go on from there: what it has said is then part of its prompt. It
-//! kept its first deadline, so it may wait as long again.
+//! When a stream breaks after its first token and another engine can continue it, the job also
+//! returns to its lane. The output so far is then part of its prompt. The job kept its first
+//! deadline, so it may wait as long again.
 //!
-//! What a replica that worked loses when it falls goes elsewhere whatever it
-//! comes to. All other tries that failed take from a budget
-//! ([`crate::core::queue::retry_budget`]); when it is spent, the job is refused: nothing
-//! suggests that it would fare better by waiting, and its client may know
-//! another place to go.
+//! Jobs lost in the outage of a replica that worked are retried without taking from the retry budget. All other failed
+//! attempts take from the retry budget ([`crate::core::queue::retry_budget`]). When the retry
+//! budget is spent, the job is refused: nothing suggests that waiting would help, and its client
+//! may know another endpoint.
 //!
-//! One that made way
-//! since its replica is about to go has not failed, and its replica neither.
+//! A stream that migrated because its replica drains has not failed, and neither has the replica.
 
 pub(super) mod charge;
 
@@ -28,15 +26,15 @@ use crate::core::model::ids::{JobId, TenantId};
 use crate::core::model::invariant::InvariantId;
 use crate::core::model::job::{JobUsage, TokenCounts};
 use crate::core::queue::fairness::cost;
-use crate::core::queue::{LaneKey, LanePart};
+use crate::core::queue::lane_key::{LaneKey, LanePart};
 
 use super::Scheduler;
 use super::job::{Job, JobPhase, RunningAttempt};
 use crate::core::scheduler::admit::LaneAccounts;
 
 impl Scheduler {
-    /// The client is gone: everything the job holds is free at once.
-    pub(super) fn left(&mut self, id: JobId, usage: JobUsage, out: &mut Vec<Action>) {
+    /// Ends a job whose client left or that was refused; frees everything it holds at once.
+    pub(super) fn client_left(&mut self, id: JobId, usage: JobUsage, out: &mut Vec<Action>) {
         match self.jobs.get(&id).map(|job| job.phase) {
             Some(JobPhase::Waiting { .. }) => self.dequeue(id),
             Some(JobPhase::Running(run)) => {
@@ -62,9 +60,9 @@ impl Scheduler {
                 self.forget_preemptible(id);
             }
             let took = self.now.since(run.since);
-            match run.loads {
-                true => self.fleet.loaded(run.replica, took, run.raw),
-                false => self.fleet.answered(run.replica, took, (run.raw, &run.booking), self.now),
+            match run.loads_adapter {
+                true => self.fleet.learn_adapter_load(run.replica, took, run.raw_ttft_ns),
+                false => self.fleet.learn_ttft(run.replica, took, (run.raw_ttft_ns, &run.booking), self.now),
             }
             self.note_pool_start(&run);
             self.clear_suspect(id, &run);
@@ -72,16 +70,16 @@ impl Scheduler {
         }
     }
 
-    /// The engine is done with it.
+    /// Ends an attempt with the outcome that the edge reported.
     pub(super) fn finished(&mut self, id: JobId, outcome: AttemptOutcome, out: &mut Vec<Action>) {
         let Some(run) = self.jobs.get(&id).and_then(Job::attempt) else { return };
         match outcome {
             AttemptOutcome::Done(usage) => {
                 if !run.booking.started {
-                    self.learn_whole(&run, usage);
+                    self.learn_from_answer(&run, usage);
                     self.note_pool_start(&run);
                 }
-                self.fleet.proved(run.replica, self.now);
+                self.fleet.note_proof(run.replica, self.now);
                 if usage != JobUsage::Exact(TokenCounts::default()) {
                     self.fleet.bytes_received(run.replica, self.now);
                 }
@@ -99,8 +97,8 @@ impl Scheduler {
         }
     }
 
-    /// An engine failed a job. `begun` says how many output tokens its client
-    /// has, where another engine can go on from there.
+    /// Handles a failed attempt. `begun`: output tokens that the client has, if another engine can
+    /// continue the stream.
     fn failed(
         &mut self,
         id: JobId,
@@ -132,7 +130,8 @@ impl Scheduler {
             job.interrupted(output, self.now + class.map_or(Duration::ZERO, |class| class.max_wait));
         }
         let (failures, lane) = (job.failures, LaneKey::of(&job.spec));
-        let hopeless = fault == EngineFault::Overtime || (fault == EngineFault::Silent && job.is_suspect());
+        let hopeless =
+            fault == EngineFault::AnswerTimeout || (fault == EngineFault::Silent && job.is_suspect());
         let exhausted = counts && (hopeless || failures >= self.policy.retry.max_attempts.max(1));
         if fault == EngineFault::Silent && begun.is_some() {
             self.note_stall(id);
@@ -143,8 +142,8 @@ impl Scheduler {
             && let Some(account) = self.lane_accounts(lane)
         {
             let here = &mut self.groups[account.group];
-            here.drain.take_back(self.now);
-            here.class_mut(account.class).backlogs.came_back(lane.tenant, self.now);
+            here.drain_rate.undo_dispatch(self.now);
+            here.class_mut(account.class).drain_rates.undo_dispatch(lane.tenant, self.now);
         }
         if run.booking.started && begun.is_none() {
             if let Some(job) = self.jobs.remove(&id) {
@@ -155,7 +154,7 @@ impl Scheduler {
         } else if exhausted {
             self.refuse(id, RejectReason::AttemptsExhausted(fault), usage, out);
         } else if !is_free && !self.take_retry(lane) {
-            self.refuse(id, RejectReason::RetriesSpent(fault), usage, out);
+            self.refuse(id, RejectReason::RetryBudgetSpent(fault), usage, out);
         } else {
             if let Some(job) = self.jobs.get_mut(&id) {
                 job.phase = JobPhase::Waiting { part: LanePart::Returned, since: self.now };
@@ -165,14 +164,14 @@ impl Scheduler {
             self.enqueue(id);
         }
         if !made_way {
-            self.blame(&run, fault, suspect, out);
+            self.judge_fault(&run, fault, suspect, out);
         }
     }
 
     /// Takes one retry from the budget of the lane's group.
     pub(super) fn take_retry(&mut self, lane: LaneKey) -> bool {
         let group = self.placement.group_of_model(lane.model).and_then(|group| self.groups.get_mut(group));
-        group.is_some_and(|group| group.retries.take(self.now, &self.policy.retry))
+        group.is_some_and(|group| group.retries.take_retry(self.now, &self.policy.retry))
     }
 
     /// Refuses a job that waits.
@@ -182,7 +181,7 @@ impl Scheduler {
         self.demand.profiles.refused(&job.spec);
         self.note_refused(id, reason);
         out.push(Action::Job(JobAction::Reject { job: id, why }));
-        self.left(id, JobUsage::Unknown, out);
+        self.client_left(id, JobUsage::Unknown, out);
     }
 
     /// Refuses a job whose try has been released.
@@ -220,7 +219,7 @@ impl Scheduler {
         if let Some(account) = lane.and_then(|lane| self.lane_accounts(lane)) {
             let stay = self.now.since(run.since);
             self.groups[account.group].stopped(account.class, stay, self.now);
-            self.demand.ended(account.group, account.class, stay);
+            self.demand.note_stay(account.group, account.class, stay);
             self.note_stay(id, run.replica, stay);
         }
         let pool = self.fleet.pool_of(run.replica);

@@ -1,4 +1,4 @@
-//! Adapters and sessions.
+//! Tests of affinity: adapters and sessions.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -44,7 +44,7 @@ fn goes(world: &mut World, spec: JobSpec) -> (u32, Option<AdapterState>) {
 fn an_adapter_goes_where_it_is_then_where_there_is_room_then_where_it_evicts() {
     let mut world = World::new(adapters(&[8, 8], 2, 100));
     let (first, fit) = goes(&mut world, with(1, 1));
-    assert_eq!(fit, Some(AdapterState::Room));
+    assert_eq!(fit, Some(AdapterState::SlotFree));
     world.done(1);
     assert_eq!(
         goes(&mut world, with(2, 1)),
@@ -55,7 +55,7 @@ fn an_adapter_goes_where_it_is_then_where_there_is_room_then_where_it_evicts() {
     assert_eq!(goes(&mut world, spec(3)), (1 - first, None), "the base model needs none");
     world.done(3);
     for (id, model) in [(4, 2), (5, 3), (6, 4)] {
-        assert_eq!(goes(&mut world, with(id, model)).1, Some(AdapterState::Room));
+        assert_eq!(goes(&mut world, with(id, model)).1, Some(AdapterState::SlotFree));
         world.done(id);
     }
     let (_, fit) = goes(&mut world, with(7, 5));
@@ -71,7 +71,7 @@ fn a_loaded_adapter_is_worth_what_a_load_costs_and_no_more() {
     for id in 2..60 {
         let (replica, fit) = goes(&mut world, JobSpec { prompt_tokens: 400, ..with(id, 1) });
         if replica != first {
-            assert_eq!(fit, Some(AdapterState::Room));
+            assert_eq!(fit, Some(AdapterState::SlotFree));
             break;
         }
         there += 1;
@@ -121,7 +121,7 @@ fn engines_say_what_they_have_and_a_restart_forgets() {
     world.event(Event::AdaptersReported { replica, slots: Some(1), running: vec![ModelId::new(4)] });
     assert_eq!(goes(&mut world, with(1, 4)), (1, Some(AdapterState::Loaded)));
     world.fail(1, EngineFault::Refused);
-    assert_eq!(sent(&world.event(Event::ReplicaFound { replica })), []);
+    assert_eq!(sent(&world.event(Event::ProbeSucceeded { replica })), []);
     world.done(1);
     assert_eq!(goes(&mut world, with(2, 4)).1, Some(AdapterState::Loaded), "at the one that it was moved to");
 }
@@ -149,7 +149,7 @@ fn loads_are_measured_and_teach_nothing_of_speed() {
 
 /// Two replicas and sessions that may come 100 ms later for their own.
 fn sticky(replicas: &[u32]) -> Policy {
-    let rule = StickySessions { max_delay: Duration::from_millis(100), bound: 3 };
+    let rule = StickySessions { max_delay: Duration::from_millis(100), max_sessions: 3 };
     Policy { sessions: Some(rule), ..policy(&[replicas], &[&[0]]) }
 }
 
@@ -167,7 +167,7 @@ fn a_session_keeps_to_its_replica() {
         let (replica, why) = (sent(&actions)[0].1, placed(&actions));
         let before = own.insert(session, replica);
         assert_eq!(
-            why.choice,
+            why.placement,
             if before.is_some() { PlacementReason::Session } else { PlacementReason::Only }
         );
         assert!(before.is_none_or(|before| before == replica));
@@ -177,7 +177,11 @@ fn a_session_keeps_to_its_replica() {
         world.arrive(of_session(id, id));
         world.done(id);
     }
-    assert_eq!(placed(&world.arrive(of_session(200, 0))).choice, PlacementReason::Only, "it was forgotten");
+    assert_eq!(
+        placed(&world.arrive(of_session(200, 0))).placement,
+        PlacementReason::Only,
+        "it was forgotten"
+    );
 }
 
 #[test]
@@ -201,12 +205,12 @@ fn a_session_moves_when_its_replica_is_full_gone_draining_or_too_late() {
     world.event(Event::Overridden(Override { change: target, until: Tick::NEVER, reason: "".into() }));
     assert_eq!(at(&mut world, 6), first, "draining");
     world.done(6);
-    world.event(Event::Restored(OverrideTarget::Replica(ReplicaId::new(second))));
+    world.event(Event::OverrideEnded(OverrideTarget::Replica(ReplicaId::new(second))));
     world.event(Event::ReplicaLost { replica: ReplicaId::new(first), answers: false });
     assert_eq!(at(&mut world, 7), second, "out of service");
     world.done(7);
     world.at(60_000);
-    world.event(Event::ReplicaFound { replica: ReplicaId::new(first) });
+    world.event(Event::ProbeSucceeded { replica: ReplicaId::new(first) });
     world.at(120_000);
     let long = JobSpec { prompt_tokens: 20_000, deadline: Tick::NEVER, ..of_session(8, 7) };
     assert_eq!(sent(&world.arrive(long)), [(8, second)]);
@@ -219,7 +223,10 @@ fn sessions_that_are_off_cost_nothing_and_change_nothing() {
     let mut world = World::new(policy(&[&[8, 8]], &[&[0]]));
     for id in 0..4 {
         let actions = world.arrive(of_session(id, 7));
-        assert_eq!((sent(&actions)[0].1, placed(&actions).choice), ((id % 2) as u32, PlacementReason::Only));
+        assert_eq!(
+            (sent(&actions)[0].1, placed(&actions).placement),
+            ((id % 2) as u32, PlacementReason::Only)
+        );
         world.done(id);
     }
     assert!(world.scheduler.sessions.is_empty());

@@ -1,4 +1,4 @@
-//! Arrival, order, credit, bounds, deadlines.
+//! Basic tests: arrival, order, credit, bounds, deadlines.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::core::model::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId};
 use crate::core::model::job::{JobSpec, JobUsage};
 use crate::core::model::policy::{Pool, QueueBounds, Replica, Tenant};
 use crate::core::model::time::Tick;
-use crate::core::scheduler::dispatch::MAX_PASSED;
+use crate::core::scheduler::dispatch::MAX_PASSED_OVER;
 use crate::core::scheduler::tests::{World, of_tenant, placed, policy, rejected, sent, spec, tenant, used};
 
 #[test]
@@ -19,7 +19,7 @@ fn an_idle_replica_takes_a_job_at_once() {
     assert_eq!(sent(&actions), [(1, 0)]);
     let why = placed(&actions);
     assert_eq!(
-        (why.queued, why.attempt, why.behind, why.candidates, why.running, why.limit, why.turn),
+        (why.queued, why.attempt, why.behind, why.candidates, why.running, why.limit, why.order),
         (Duration::ZERO, 1, 0, 2, 0, 2, OrderReason::Alone)
     );
     assert_eq!(sent(&world.arrive(spec(2))), [(2, 1)], "least outstanding work");
@@ -39,7 +39,7 @@ fn a_job_waits_for_credit_and_goes_in_order() {
     let actions = world.done(1);
     assert_eq!(sent(&actions), [(2, 0)]);
     let why = placed(&actions);
-    assert_eq!((why.queued, why.behind, why.turn), (Duration::from_millis(30), 2, OrderReason::Fair));
+    assert_eq!((why.queued, why.behind, why.order), (Duration::from_millis(30), 2, OrderReason::Fair));
     assert_eq!(sent(&world.done(2)), [(3, 0)]);
 }
 
@@ -120,7 +120,7 @@ fn a_large_job_is_passed_over_only_so_often() {
         running.extend(next.iter().map(|(job, _)| *job));
         assert!(!running.is_empty(), "the replica drains for the large job");
     }
-    assert_eq!(passes, MAX_PASSED);
+    assert_eq!(passes, MAX_PASSED_OVER);
     assert_eq!(sent(&world.done(1000)).len(), 8, "and then serves the others");
 }
 
@@ -130,12 +130,12 @@ fn a_hold_ends_when_its_job_leaves() {
     world.arrive(of_tenant(0, 1));
     world.arrive(of_tenant(1, 1));
     world.arrive(JobSpec { sequences: 2, deadline: Tick::from_millis(500), ..spec(1000) });
-    let total = u64::from(MAX_PASSED) + 10;
+    let total = u64::from(MAX_PASSED_OVER) + 10;
     for id in 2..total {
         world.arrive(of_tenant(id, 1));
     }
     let mut running = vec![0, 1];
-    for _ in 0..=MAX_PASSED {
+    for _ in 0..=MAX_PASSED_OVER {
         let next = sent(&world.done(running.remove(0)));
         running.extend(next.iter().map(|(job, _)| *job));
     }

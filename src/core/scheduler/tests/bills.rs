@@ -8,11 +8,12 @@ use proptest::prelude::{ProptestConfig, prop_assert, prop_assert_eq, proptest};
 
 use crate::core::billing::bill::{StayBill, Waste, WasteCause};
 use crate::core::limits::rule::{LimitId, LimitPeriod, LimitRule, LimitScope, LimitUnit};
-use crate::core::model::event::{Action, EngineFault, Event, JobAction, PreemptReason};
+use crate::core::model::event::{Action, EngineFault, Event, JobAction};
 use crate::core::model::ids::{JobId, PoolId, ReplicaId, TenantId};
 use crate::core::model::job::{JobSpec, JobUsage};
 use crate::core::model::overrides::{Closed, Override, OverrideChange};
 use crate::core::model::policy::{Policy, Pool};
+use crate::core::model::reason::PreemptReason;
 use crate::core::model::time::Tick;
 use crate::core::placement::rules::{PoolTraits, Price};
 use crate::core::scheduler::tests::edge::Edge;
@@ -35,7 +36,7 @@ fn priced(replicas: &[u32]) -> Policy {
     let mut policy = policy(&[replicas], &[&[0]]);
     let pool = PoolId::new(0);
     let supply = PoolTraits { price: Price::new(3.6), ..PoolTraits::default() };
-    let row = Pool { supply, ..policy.pools.get(pool).unwrap().clone() };
+    let row = Pool { traits: supply, ..policy.pools.get(pool).unwrap().clone() };
     policy.pools.insert("p0", row);
     policy
 }
@@ -87,7 +88,7 @@ fn what_was_done_for_nobody_is_said() {
     let at = |wanted: fn(&Action) -> bool| actions.iter().position(wanted);
     let recall =
         at(|action| matches!(action, Action::Job(JobAction::Preempt { why: PreemptReason::Drained, .. })));
-    let waste = Some(Waste { tokens: 10, why: WasteCause::Recall });
+    let waste = Some(Waste { tokens: 10, why: WasteCause::TakenBack });
     let billed = actions.iter().position(
         |action| matches!(action, Action::Job(JobAction::Billed { bill, .. }) if bill.waste == waste),
     );
@@ -154,7 +155,7 @@ fn adds_up(edge: &mut Edge, prices: &[f64]) {
         assert_eq!(idle().map(|idle| idle.time).sum::<Duration>(), times.present - times.busy);
         let money = here().map(|bill| bill.money).sum::<u64>() + idle().map(|idle| idle.money).sum::<u64>();
         let present = u64::try_from(times.present.as_nanos()).unwrap();
-        assert_eq!(money, Price::new(*price).unwrap().of(present), "the fleet's hours at their rate");
+        assert_eq!(money, Price::new(*price).unwrap().cost_of(present), "the fleet's hours at their rate");
     }
 }
 

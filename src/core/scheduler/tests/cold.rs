@@ -1,4 +1,4 @@
-//! Pools without replicas: who is held, for how long, and what comes of it.
+//! Tests of pool starts: the jobs held for pools without replicas, and the ends of their holds.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -310,7 +310,7 @@ fn a_static_address_that_is_scaled_to_zero_is_a_start_and_not_a_failure() {
         world.event(Event::ReplicaLost { replica: ReplicaId::new(0), answers: false });
     }
     world.at(60_000);
-    let actions = world.event(Event::ReplicaFound { replica: ReplicaId::new(0) });
+    let actions = world.event(Event::ProbeSucceeded { replica: ReplicaId::new(0) });
     let first: Vec<u64> = sent(&actions).into_iter().map(|(job, _)| job).collect();
     assert_eq!(first, [1, 2], "an eighth of the limit");
     world.at(61_000);

@@ -1,4 +1,4 @@
-//! Slower classes instead of refusals.
+//! Tests of demotion: slower classes instead of refusals.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

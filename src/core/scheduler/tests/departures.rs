@@ -1,10 +1,11 @@
-//! Replicas that go: what becomes of the jobs that they have.
+//! Tests of departures: the jobs of replicas that drain or leave.
 
 use std::time::Duration;
 
-use crate::core::model::event::{Action, Event, PreemptReason};
+use crate::core::model::event::{Action, Event};
 use crate::core::model::ids::{JobId, PoolId, ReplicaId};
 use crate::core::model::policy::Replica;
+use crate::core::model::reason::PreemptReason;
 use crate::core::model::snapshot::ReplicaStatus;
 use crate::core::model::time::Tick;
 use crate::core::scheduler::tests::{World, policy, recalled, reload, sent, spec, without};
@@ -19,7 +20,7 @@ fn one_stream_one_prompt() -> World {
     assert_eq!(sent(&world.arrive(spec(1))), [(1, 0)]);
     world.event(Event::FirstToken { job: JobId::new(1) });
     assert_eq!(sent(&world.arrive(spec(2))), [(2, 0)]);
-    world.event(Event::ReplicaFound { replica: ReplicaId::new(1) });
+    world.event(Event::ProbeSucceeded { replica: ReplicaId::new(1) });
     world
 }
 

@@ -64,19 +64,19 @@ fn narrow() -> Policy {
 fn what_surely_is_refused_is_known_before_and_changes_nothing() {
     let mut world = World::new(narrow());
     let now = Tick::ZERO;
-    assert!(!world.scheduler.surely_refuses(&spec(1), 0, now), "a place is free");
-    assert!(world.scheduler.surely_refuses(&wide(1, 2), 0, now));
+    assert!(!world.scheduler.would_refuse(&spec(1), 0, now), "a place is free");
+    assert!(world.scheduler.would_refuse(&wide(1, 2), 0, now));
     let late = JobSpec { deadline: Tick::ZERO, ..spec(1) };
     let unknown = JobSpec { class: ClassId::new(9), ..spec(1) };
     world.at(1);
     for odd in [late, unknown] {
-        assert!(world.scheduler.surely_refuses(&odd, 0, now), "{odd:?}");
+        assert!(world.scheduler.would_refuse(&odd, 0, now), "{odd:?}");
     }
     assert_eq!(sent(&world.arrive(spec(1))), [(1, 0)]);
-    assert!(!world.scheduler.surely_refuses(&spec(2), 0, now), "one may wait");
+    assert!(!world.scheduler.would_refuse(&spec(2), 0, now), "one may wait");
     world.arrive(spec(2));
-    assert!(world.scheduler.surely_refuses(&spec(3), 0, now));
-    assert!(!world.scheduler.surely_refuses(&of_tenant(3, 1), 0, now), "another tenant's may");
+    assert!(world.scheduler.would_refuse(&spec(3), 0, now));
+    assert!(!world.scheduler.would_refuse(&of_tenant(3, 1), 0, now), "another tenant's may");
     let [(3, why)] = rejected(&world.arrive(spec(3)))[..] else { panic!("it is refused") };
     assert_eq!(why.reason, RejectReason::TenantQueueFull(QueueBound::Requests));
 }

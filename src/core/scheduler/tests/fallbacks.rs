@@ -1,4 +1,4 @@
-//! Jobs that another model may serve.
+//! Tests of fallbacks: jobs that another model may serve.
 
 use crate::core::model::event::{EngineFault, Event, RejectReason};
 use crate::core::model::ids::{JobId, ModelId, ReplicaId};
@@ -34,7 +34,7 @@ fn it_does_not_wait_for_a_model_that_is_down() {
     assert_eq!(lose(&mut world, 0), [(1, RejectReason::NoReplica)], "the others have to wait");
     let late = rejected(&world.arrive(falls_back(spec(3))));
     assert_eq!((late[0].0, late[0].1.reason), (3, RejectReason::NoReplica));
-    world.event(Event::ReplicaFound { replica: ReplicaId::new(1) });
+    world.event(Event::ProbeSucceeded { replica: ReplicaId::new(1) });
     assert_eq!(sent(&world.arrive(as_other(spec(3)))), [(3, 1)], "the same job as another model");
     world.done(3);
     world.done(0);

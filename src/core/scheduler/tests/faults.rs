@@ -32,7 +32,7 @@ fn a_failed_job_goes_elsewhere_before_the_others() {
     let actions = world.done(2);
     assert_eq!(sent(&actions), [(1, 1)]);
     let why = placed(&actions);
-    assert_eq!((why.turn, why.attempt, why.queued), (OrderReason::Requeued, 2, Duration::from_millis(5)));
+    assert_eq!((why.order, why.attempt, why.queued), (OrderReason::Requeued, 2, Duration::from_millis(5)));
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn with_every_live_replica_tried_it_may_go_back() {
     world.fail(1, EngineFault::Refused);
     assert_eq!(world.state(0), Some(ReplicaStatus::Ejected));
     assert!(world.at(200).contains(&Action::Replica(ReplicaAction::Probe { replica: ReplicaId::new(0) })));
-    let actions = world.event(Event::ReplicaFound { replica: ReplicaId::new(0) });
+    let actions = world.event(Event::ProbeSucceeded { replica: ReplicaId::new(0) });
     let readmit = Action::Replica(ReplicaAction::Readmit {
         replica: ReplicaId::new(0),
         after: Duration::from_millis(200),
@@ -153,7 +153,7 @@ fn old_streams_do_not_eject_what_came_back() {
     world.event(Event::FirstToken { job: JobId::new(2) });
     assert_eq!(ejected(&world.fail(1, EngineFault::Reset)), [0]);
     world.at(200);
-    world.event(Event::ReplicaFound { replica: ReplicaId::new(0) });
+    world.event(Event::ProbeSucceeded { replica: ReplicaId::new(0) });
     assert!(ejected(&world.fail(2, EngineFault::Silent)).is_empty());
     assert_eq!(world.state(0), Some(ReplicaStatus::SlowStart));
 }
@@ -166,7 +166,7 @@ fn it_comes_back_slowly() {
         world.arrive(spec(id));
     }
     world.at(200);
-    let mut total = sent(&world.event(Event::ReplicaFound { replica: ReplicaId::new(0) })).len();
+    let mut total = sent(&world.event(Event::ProbeSucceeded { replica: ReplicaId::new(0) })).len();
     assert_eq!(total, 2);
     let mut steps = 0;
     while total < 16 {
@@ -196,10 +196,10 @@ fn unknown_replicas_are_ignored() {
     for index in [5, u32::MAX] {
         let replica = ReplicaId::new(index);
         assert_eq!(world.event(Event::ReplicaLost { replica, answers: true }), []);
-        assert_eq!(world.event(Event::ReplicaFound { replica }), []);
+        assert_eq!(world.event(Event::ProbeSucceeded { replica }), []);
         assert_eq!(world.event(Event::ReplicaReported { replica, report: Default::default() }), []);
     }
-    assert_eq!(world.event(Event::ReplicaFound { replica: ReplicaId::new(0) }), []);
+    assert_eq!(world.event(Event::ProbeSucceeded { replica: ReplicaId::new(0) }), []);
 }
 
 #[test]
@@ -240,7 +240,7 @@ fn a_replica_that_came_back_is_not_the_one_that_failed() {
     world.arrive(spec(2));
     assert_eq!(sent(&world.fail(1, EngineFault::Reset)), [], "the other one is full");
     world.at(200);
-    assert_eq!(sent(&world.event(Event::ReplicaFound { replica: ReplicaId::new(0) })), [(1, 0)]);
+    assert_eq!(sent(&world.event(Event::ProbeSucceeded { replica: ReplicaId::new(0) })), [(1, 0)]);
 }
 
 #[test]
@@ -262,7 +262,7 @@ fn an_engine_that_shuts_down_costs_no_attempt() {
         let actions = world.fail(1, EngineFault::Draining);
         assert_eq!((ejected(&actions), rejected(&actions).len()), (vec![0], 0));
         world.at((round + 1) * 1000);
-        assert_eq!(sent(&world.event(Event::ReplicaFound { replica: ReplicaId::new(0) })), [(1, 0)]);
+        assert_eq!(sent(&world.event(Event::ProbeSucceeded { replica: ReplicaId::new(0) })), [(1, 0)]);
     }
 }
 

@@ -1,11 +1,12 @@
-//! Streams that other engines are to go on with before theirs breaks.
+//! Tests of migration: streams that move to another engine before their own breaks.
 
 use std::time::Duration;
 
-use crate::core::model::event::{Action, EngineFault, Event, JobAction, PreemptReason, ReplicaAction};
+use crate::core::model::event::{Action, EngineFault, Event, JobAction, ReplicaAction};
 use crate::core::model::ids::{JobId, ReplicaId};
 use crate::core::model::job::JobSpec;
 use crate::core::model::overrides::{Closed, Override, OverrideChange, OverrideTarget};
+use crate::core::model::reason::PreemptReason;
 use crate::core::model::time::Tick;
 use crate::core::scheduler::tests::{
     World, ejected, handed_over, policy, recalled, rejected, reload, sent, spec, without,
@@ -30,7 +31,7 @@ fn three_at_one(attempts: u32) -> World {
         world.event(Event::FirstToken { job: job.id });
     }
     assert_eq!(sent(&world.arrive(going_on(3))), [(3, 0)]);
-    world.event(Event::ReplicaFound { replica: ReplicaId::new(1) });
+    world.event(Event::ProbeSucceeded { replica: ReplicaId::new(1) });
     world
 }
 
@@ -115,10 +116,10 @@ fn streams_leave_a_drained_replica_when_its_time_is_over_and_nobody_is_blamed() 
         while world.now < end {
             // It is alive.
             let pace = crate::core::model::event::ItlSample { gaps: 1, total: Duration::from_millis(20) };
-            early.extend(world.event(Event::ItlSampled { replica: GOING, pace }));
-            world.now = (world.now + Duration::from_millis(500)).min(end.before(Duration::from_nanos(1)));
+            early.extend(world.event(Event::ItlSampled { replica: GOING, sample: pace }));
+            world.now = (world.now + Duration::from_millis(500)).min(end.earlier_by(Duration::from_nanos(1)));
             early.extend(world.event(Event::Timer));
-            if world.now == end.before(Duration::from_nanos(1)) {
+            if world.now == end.earlier_by(Duration::from_nanos(1)) {
                 world.now = end;
             }
         }
@@ -144,11 +145,11 @@ fn a_replica_that_left_the_policy_is_asked_too() {
 fn what_opens_again_or_is_only_cordoned_keeps_its_streams() {
     let mut world = three_at_one(4);
     close(&mut world, Closed::Drained);
-    world.event(Event::Restored(OverrideTarget::Replica(GOING)));
+    world.event(Event::OverrideEnded(OverrideTarget::Replica(GOING)));
     close(&mut world, Closed::Cordoned);
     for second in 1..100 {
         let pace = crate::core::model::event::ItlSample { gaps: 1, total: Duration::from_millis(20) };
-        world.event(Event::ItlSampled { replica: GOING, pace });
+        world.event(Event::ItlSampled { replica: GOING, sample: pace });
         assert_eq!(handed_over(&world.at(100 + 500 * second)), []);
     }
 }

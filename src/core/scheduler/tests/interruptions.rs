@@ -1,4 +1,4 @@
-//! Streams that break after their first token and go on elsewhere.
+//! Tests of continuations: streams that break after their first token and go on elsewhere.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ fn the_rest_goes_to_another_replica_before_the_others() {
     let actions = world.done(2);
     assert_eq!(sent(&actions), [(1, 1)]);
     let why = placed(&actions);
-    assert_eq!((why.turn, why.attempt, why.queued), (OrderReason::Requeued, 2, Duration::from_millis(7)));
+    assert_eq!((why.order, why.attempt, why.queued), (OrderReason::Requeued, 2, Duration::from_millis(7)));
 }
 
 #[test]

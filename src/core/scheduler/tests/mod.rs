@@ -1,9 +1,10 @@
-//! A small world to drive the scheduler in.
+//! Test world: a small policy and an edge to drive the scheduler.
 
 mod affinity;
 mod basics;
 mod bills;
 mod cold;
+mod demand_reports;
 mod demotion;
 mod departures;
 mod displacement;
@@ -14,7 +15,6 @@ mod faults;
 mod handovers;
 mod interruptions;
 mod needs;
-mod outlooks;
 mod overrides;
 mod placing;
 mod properties;
@@ -37,13 +37,13 @@ use std::time::Duration;
 
 use crate::core::billing::bill::StayBill;
 use crate::core::model::event::{
-    Action, AttemptOutcome, DispatchReason, EngineFault, Event, JobAction, PreemptReason, Rejection,
-    ReplicaAction,
+    Action, AttemptOutcome, DispatchReason, EngineFault, Event, JobAction, Rejection, ReplicaAction,
 };
 use crate::core::model::id_table::IdTable;
 use crate::core::model::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix, TokenCounts};
 use crate::core::model::policy::{Class, Model, Policy, Pool, QueueBounds, Quota, Replica, Tenant};
+use crate::core::model::reason::PreemptReason;
 use crate::core::model::snapshot::ReplicaStatus;
 use crate::core::model::time::Tick;
 use crate::core::scheduler::Scheduler;

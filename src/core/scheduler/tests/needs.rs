@@ -381,7 +381,7 @@ fn bounds_of_the_file_hold() {
     rules.pools.insert("p0", Pool { min_replicas: 2, max_replicas: Some(4), ..row });
     farm.event(Event::PolicyChanged(Arc::new(rules)));
     let need = farm.need();
-    assert_eq!((need.desired, need.reason, need.keep), (Some(2), "floor", true));
+    assert_eq!((need.desired, need.reason, need.keep_above_zero), (Some(2), "floor", true));
     farm.run(200);
     let need = farm.need();
     assert_eq!((need.desired, need.reason), (Some(4), "clamp"), "{}", farm.story());
@@ -401,7 +401,7 @@ fn what_was_seen_survives_a_restart() {
         "half a second of a replica for a job: {cost}"
     );
     let class = state.rows.iter().find(|row| row.kind == ProfileKind::Class && row.name == "first").unwrap();
-    assert!((class.seen.band(0.5) - 3.0).abs() < 0.5, "{:?}", class.seen.minutes);
+    assert!((class.seen.level_quantile(0.5) - 3.0).abs() < 0.5, "{:?}", class.seen.minutes);
 
     let mut next = Scheduler::new(Arc::clone(farm.scheduler.policy()));
     assert!(!next.restore_demand(&DemandState { version: 0, ..DemandState::default() }));

@@ -1,12 +1,13 @@
-//! Cordons, drains, pauses and boosts.
+//! Tests of overrides: cordons, drains, pauses and boosts.
 
 use std::time::Duration;
 
-use crate::core::model::event::{Action, Event, JobAction, PreemptReason, RejectReason, ReplicaAction};
+use crate::core::model::event::{Action, Event, JobAction, RejectReason, ReplicaAction};
 use crate::core::model::ids::{ClassId, JobId, PoolId, ReplicaId, TenantId};
 use crate::core::model::job::JobSpec;
 use crate::core::model::overrides::{Closed, Override, OverrideChange, OverrideTarget};
 use crate::core::model::policy::{Class, Policy, Replica};
+use crate::core::model::reason::PreemptReason;
 use crate::core::model::snapshot::{Obstacle, ReplicaStatus};
 use crate::core::model::time::Tick;
 use crate::core::scheduler::tests::{World, class, of_tenant, policy, rejected, sent, spec};
@@ -26,7 +27,7 @@ impl World {
     }
 
     fn restore(&mut self, target: OverrideTarget) -> Vec<Action> {
-        self.event(Event::Restored(target))
+        self.event(Event::OverrideEnded(target))
     }
 
     fn in_force(&self) -> usize {

@@ -1,4 +1,4 @@
-//! Pools with prices, kinds and windows.
+//! Tests of placement: pools with prices, kinds and windows.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ fn second(id: u64) -> JobSpec {
 
 fn set_supply(rules: &mut Policy, pool: u32, supply: PoolTraits) {
     let row = rules.pools.get(PoolId::new(pool)).expect("a pool").clone();
-    rules.pools.insert(&format!("p{pool}"), Pool { supply, ..row });
+    rules.pools.insert(&format!("p{pool}"), Pool { traits: supply, ..row });
 }
 
 fn priced(price: f64) -> PoolTraits {
@@ -55,7 +55,7 @@ fn the_cheapest_fills_first_and_what_does_not_fit_spills() {
     for id in 1..=4 {
         let actions = world.arrive(spec(id));
         world.event(Event::FirstToken { job: JobId::new(id) });
-        went.push((sent(&actions)[0].1, placed(&actions).choice));
+        went.push((sent(&actions)[0].1, placed(&actions).placement));
         assert_eq!(placed(&actions).passed_over, (id > 2).then_some(busy), "{id}");
     }
     let (wanted, spilled) = ((1, PlacementReason::Preferred), (0, PlacementReason::Spilled));
@@ -81,7 +81,7 @@ fn who_waits_takes_the_dearer_one_from_half_of_the_objective_on() {
     set_class(
         &mut rules,
         0,
-        PlacementRules { otherwise: Some(LatePolicy::Wait), ..PlacementRules::default() },
+        PlacementRules { late_policy: Some(LatePolicy::Wait), ..PlacementRules::default() },
     );
     let mut world = World::new(rules);
     for id in 1..=2 {
@@ -95,7 +95,7 @@ fn who_waits_takes_the_dearer_one_from_half_of_the_objective_on() {
     assert_eq!(why.obstacle, Obstacle::Rule);
     assert_eq!(world.at(499), []);
     let actions = world.at(500);
-    assert_eq!((sent(&actions), placed(&actions).choice), (vec![(3, 0)], PlacementReason::Spilled));
+    assert_eq!((sent(&actions), placed(&actions).placement), (vec![(3, 0)], PlacementReason::Spilled));
 
     // What is late pays nothing more: it waits for the cheap one.
     world.at(900);
@@ -168,7 +168,9 @@ fn streams_prefer_pools_that_can_keep_their_pace() {
         // The cheaper one has never kept it.
         for (pool, gap) in [(0, objective / 2), (1, objective * 2)] {
             let pace = ItlSample { gaps: 100, total: gap * 100 };
-            (0..50).for_each(|_| _ = world.event(Event::ItlSampled { replica: ReplicaId::new(pool), pace }));
+            (0..50).for_each(|_| {
+                _ = world.event(Event::ItlSampled { replica: ReplicaId::new(pool), sample: pace });
+            });
         }
         let went: Vec<u32> = (1..=4).map(|id| sent(&world.arrive(spec(id)))[0].1).collect();
         assert_eq!(went, [0, 0, 1, 1], "what does not fit spills");

@@ -1,4 +1,4 @@
-//! Random events in random worlds.
+//! Property tests: random events in random worlds.
 
 use proptest::collection::vec;
 use proptest::prelude::{ProptestConfig, Strategy, prop, prop_assert, prop_assert_eq, proptest};

@@ -192,12 +192,12 @@ fn a_guarantee_goes_before_a_smaller_counter() {
         world.arrive(of_tenant(id + 10, 1));
     }
     let actions = world.done(1);
-    assert_eq!((sent(&actions), placed(&actions).turn), (vec![(10, 0)], OrderReason::OwnQuota));
+    assert_eq!((sent(&actions), placed(&actions).order), (vec![(10, 0)], OrderReason::OwnQuota));
     assert_eq!(sent(&world.done(2)), [(20, 0)], "from there on the counters decide");
     let actions = world.done(10);
-    assert_eq!((sent(&actions), placed(&actions).turn), (vec![(11, 0)], OrderReason::OwnQuota));
+    assert_eq!((sent(&actions), placed(&actions).order), (vec![(11, 0)], OrderReason::OwnQuota));
     let idle = world.done(20);
-    assert_eq!((sent(&idle), placed(&idle).turn), (vec![(21, 0)], OrderReason::Fair));
+    assert_eq!((sent(&idle), placed(&idle).order), (vec![(21, 0)], OrderReason::Fair));
 }
 
 #[test]

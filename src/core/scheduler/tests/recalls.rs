@@ -1,18 +1,18 @@
-//! Jobs that are taken back: from engines that fall silent, for more urgent
-//! ones.
+//! Tests of preemption: from engines that stall, and for more urgent jobs.
 
 use std::time::Duration;
 
-use crate::core::model::event::{Action, EngineFault, Event, ItlSample, PreemptReason, ReplicaAction};
+use crate::core::model::event::{Action, EngineFault, Event, ItlSample, ReplicaAction};
 use crate::core::model::ids::{ClassId, JobId, ReplicaId};
 use crate::core::model::job::JobSpec;
 use crate::core::model::policy::Class;
+use crate::core::model::reason::PreemptReason;
 use crate::core::model::time::Tick;
 use crate::core::scheduler::tests::{World, class, ejected, policy, recalled, sent, spec};
 
 fn paced(world: &mut World, replica: u32) -> Vec<Action> {
     let pace = ItlSample { gaps: 10, total: Duration::from_millis(200) };
-    world.event(Event::ItlSampled { replica: ReplicaId::new(replica), pace })
+    world.event(Event::ItlSampled { replica: ReplicaId::new(replica), sample: pace })
 }
 
 /// Two jobs at replica 0, of which the first streams; replica 1 is empty.
@@ -24,7 +24,7 @@ fn two_at_one() -> World {
     world.event(Event::FirstToken { job: JobId::new(1) });
     assert_eq!(sent(&world.arrive(spec(2))), [(2, 0)]);
     world.at(200);
-    world.event(Event::ReplicaFound { replica: ReplicaId::new(1) });
+    world.event(Event::ProbeSucceeded { replica: ReplicaId::new(1) });
     world
 }
 

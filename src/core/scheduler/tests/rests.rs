@@ -1,14 +1,13 @@
-//! Replicas that sleep: who does, when, and who is woken.
+//! Tests of sleep: the replicas that sleep, the time when they do, and the ones woken.
 
 use std::time::Duration;
 
-use crate::core::model::event::{
-    Action, EngineFault, Event, PreemptReason, RejectReason, ReplicaAction, ReplicaReport,
-};
+use crate::core::model::event::{Action, EngineFault, Event, RejectReason, ReplicaAction, ReplicaReport};
 use crate::core::model::ids::{JobId, PoolId, ReplicaId, TenantId};
 use crate::core::model::job::JobSpec;
 use crate::core::model::overrides::{Override, OverrideChange};
 use crate::core::model::policy::{Policy, Pool};
+use crate::core::model::reason::PreemptReason;
 use crate::core::model::snapshot::{Obstacle, PoolSnapshot, PoolStatus, ReplicaStatus};
 use crate::core::model::time::Tick;
 use crate::core::replica::health::sleep::{SleepPolicy, SleepResult};
@@ -46,7 +45,7 @@ fn report(world: &mut World, replica: u32, report: ReplicaReport) -> Vec<Action>
 }
 
 fn rested(world: &mut World, replica: u32, rested: SleepResult) -> Vec<Action> {
-    world.event(Event::SleepAnswered { replica: id(replica), rested })
+    world.event(Event::SleepAnswered { replica: id(replica), result: rested })
 }
 
 fn sleeps(actions: &[Action]) -> Vec<u32> {
@@ -215,7 +214,7 @@ fn one_that_does_not_wake_is_ejected_and_another_is_woken() {
     // Nobody ever says what became of that one.
     let actions = world.at(91_000);
     assert_eq!(ejected(&actions), [1]);
-    let actions = world.event(Event::ReplicaFound { replica: id(0) });
+    let actions = world.event(Event::ProbeSucceeded { replica: id(0) });
     assert_eq!(wakes(&actions), [0], "it is there, and sleeps");
     assert_eq!(sent(&rested(&mut world, 0, SleepResult::Awake)), [(1, 0)]);
 }

@@ -1,4 +1,4 @@
-//! The cost of a decision does not grow with the world.
+//! Tests of scale: the cost of a decision does not grow with the number of jobs or replicas.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Shares of tenants and classes when everybody wants more than there is.
+//! Tests of shares: tenants and classes that together want more than there is.
 
 use proptest::collection::vec;
 use proptest::prelude::{ProptestConfig, prop_assert, prop_assert_eq, proptest};
@@ -8,7 +8,7 @@ use crate::core::model::ids::{ClassId, JobId};
 use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
 use crate::core::model::policy::Policy;
 use crate::core::model::time::Tick;
-use crate::core::scheduler::dispatch::MAX_PASSED;
+use crate::core::scheduler::dispatch::MAX_PASSED_OVER;
 use crate::core::scheduler::tests::{World, class, of_tenant, placed, policy, sent, spec, tenant, used};
 
 /// Keeps three jobs of every tenant and class waiting at one replica of four
@@ -162,7 +162,7 @@ proptest! {
             add(&mut world, &mut running);
         }
         // Until it is first: one turn of each of the three other tenants.
-        prop_assert!((1_000..=1_000 + MAX_PASSED + places + 6).contains(&before), "{}", before);
+        prop_assert!((1_000..=1_000 + MAX_PASSED_OVER + places + 6).contains(&before), "{}", before);
     }
 }
 
@@ -189,9 +189,9 @@ fn a_guaranteed_turn_says_so() {
     world.arrive(spec(1));
     world.arrive(spec(2));
     let first = world.done(0);
-    assert_eq!((sent(&first), placed(&first).turn), (vec![(1, 0)], OrderReason::Fair));
+    assert_eq!((sent(&first), placed(&first).order), (vec![(1, 0)], OrderReason::Fair));
     let second = world.done(1);
-    assert_eq!((sent(&second), placed(&second).turn), (vec![(100, 0)], OrderReason::GuaranteedShare));
+    assert_eq!((sent(&second), placed(&second).order), (vec![(100, 0)], OrderReason::GuaranteedShare));
 }
 
 #[test]

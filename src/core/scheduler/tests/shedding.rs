@@ -1,4 +1,4 @@
-//! Refusals of what cannot start in time.
+//! Tests of shedding: refusals of jobs that cannot start in time.
 
 use std::time::Duration;
 

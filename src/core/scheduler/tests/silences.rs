@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use crate::core::model::event::{
-    Action, EngineFault, Event, PreemptReason, RejectReason, ReplicaAction, ReplicaReport,
-};
+use crate::core::model::event::{Action, EngineFault, Event, RejectReason, ReplicaAction, ReplicaReport};
 use crate::core::model::ids::{JobId, ReplicaId, TenantId};
 use crate::core::model::job::JobSpec;
+use crate::core::model::reason::PreemptReason;
 use crate::core::model::time::Tick;
 use crate::core::scheduler::tests::{World, ejected, handed_over, policy, recalled, rejected, sent, spec};
 
@@ -57,7 +56,7 @@ fn stream_at_the_first(world: &mut World, id: u64) {
     assert_eq!(place_of(world, id), Some(0));
     world.now += Duration::from_millis(20);
     token(world, id);
-    world.event(Event::ReplicaFound { replica: ReplicaId::new(1) });
+    world.event(Event::ProbeSucceeded { replica: ReplicaId::new(1) });
 }
 
 #[test]
@@ -236,8 +235,8 @@ fn plain_answers_are_watched_by_gauges_alone() {
 fn an_answer_that_takes_too_long_ends_its_job_and_blames_nobody() {
     let mut world = two();
     world.arrive(JobSpec { streams: false, ..spec(1) });
-    let actions = world.fail(1, EngineFault::Overtime);
-    assert_eq!(rejected(&actions)[0].1.reason, RejectReason::AttemptsExhausted(EngineFault::Overtime));
+    let actions = world.fail(1, EngineFault::AnswerTimeout);
+    assert_eq!(rejected(&actions)[0].1.reason, RejectReason::AttemptsExhausted(EngineFault::AnswerTimeout));
     assert_eq!((ejected(&actions), sent(&actions)), (vec![], vec![]));
     assert_eq!(world.scheduler.jobs(), 0);
 }
@@ -248,7 +247,7 @@ fn one_request_that_hangs_at_an_engine_that_works_is_not_its_fault() {
     stream_at_the_first(&mut world, 1);
     world.event(Event::ReplicaLost { replica: ReplicaId::new(1), answers: true });
     world.arrive(spec(2));
-    world.event(Event::ReplicaFound { replica: ReplicaId::new(1) });
+    world.event(Event::ProbeSucceeded { replica: ReplicaId::new(1) });
     for _ in 0..20 {
         pass(&mut world, 500);
         world.event(Event::BytesReceived { replica: ReplicaId::new(0) });

@@ -1,11 +1,12 @@
-//! Jobs that take only what nobody else needs.
+//! Tests of scavengers: jobs that take only capacity that no other job needs.
 
 use std::time::Duration;
 
-use crate::core::model::event::{EngineFault, Event, PreemptReason, RejectReason};
+use crate::core::model::event::{EngineFault, Event, RejectReason};
 use crate::core::model::ids::{ClassId, JobId};
 use crate::core::model::job::JobSpec;
 use crate::core::model::policy::{Class, Policy};
+use crate::core::model::reason::PreemptReason;
 use crate::core::scheduler::tests::{World, class, policy, recalled, rejected, sent, spec};
 
 /// The second class is spare.

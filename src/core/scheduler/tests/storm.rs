@@ -1,4 +1,4 @@
-//! All engines fail everything for a while.
+//! Tests of retry storms: all engines fail every request for a while.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -71,7 +71,7 @@ fn storm(storm: &Storm) -> After {
             scheduler.handle(now, Event::Timer, &mut out);
         }
         let asked = std::mem::take(&mut probes).into_iter();
-        asked.for_each(|replica| scheduler.handle(now, Event::ReplicaFound { replica }, &mut out));
+        asked.for_each(|replica| scheduler.handle(now, Event::ProbeSucceeded { replica }, &mut out));
         for (job, fault) in std::mem::take(&mut failing) {
             running.remove(&job);
             let outcome = AttemptOutcome::Failed { fault, usage: JobUsage::Unknown };
@@ -102,7 +102,7 @@ fn storm(storm: &Storm) -> After {
                 Action::Job(JobAction::Preempt { job, .. }) => drop(running.remove(&job)),
                 Action::Job(JobAction::Reject { why, .. }) => {
                     assert!(why.retry_after.is_some());
-                    after.spent += u64::from(matches!(why.reason, RejectReason::RetriesSpent(_)));
+                    after.spent += u64::from(matches!(why.reason, RejectReason::RetryBudgetSpent(_)));
                 }
                 Action::Replica(ReplicaAction::Probe { replica }) => probes.push(replica),
                 _ => {}
@@ -204,12 +204,12 @@ fn a_replica_that_has_given_nothing_since_it_came_back_does_not_fall_again() {
     let mut world = World::new(rules);
     world.event(Event::ReplicaLost { replica: ReplicaId::new(0), answers: false });
     world.at(200);
-    world.event(Event::ReplicaFound { replica: ReplicaId::new(0) });
+    world.event(Event::ProbeSucceeded { replica: ReplicaId::new(0) });
     let jobs: Vec<u64> = (0..40).filter(|id| sent(&world.arrive(spec(*id))) == [(*id, 0)]).collect();
     assert!(jobs.len() > 2, "{jobs:?}");
     assert_eq!(rejected(&world.fail(jobs[0], EngineFault::Reset)), []);
     let refused = rejected(&world.fail(jobs[1], EngineFault::Reset));
-    assert_eq!(refused[0].1.reason, RejectReason::RetriesSpent(EngineFault::Reset));
+    assert_eq!(refused[0].1.reason, RejectReason::RetryBudgetSpent(EngineFault::Reset));
     assert!(refused[0].1.retry_after.is_some());
     assert_eq!(rejected(&world.fail(jobs[2], EngineFault::Refused)), [], "the engine did nothing for it");
 }
@@ -234,7 +234,7 @@ fn an_outage_shorter_than_the_patience_costs_nobody_an_answer() {
             scheduler.handle(now, Event::Timer, &mut out);
         }
         let asked = std::mem::take(&mut probes).into_iter();
-        asked.for_each(|replica| scheduler.handle(now, Event::ReplicaFound { replica }, &mut out));
+        asked.for_each(|replica| scheduler.handle(now, Event::ProbeSucceeded { replica }, &mut out));
         if let Some((job, _)) = running.take_if(|(_, ends)| down || *ends <= millis) {
             if down {
                 let outcome = AttemptOutcome::Failed { fault: BUSY, usage: JobUsage::Unknown };

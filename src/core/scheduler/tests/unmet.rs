@@ -1,5 +1,5 @@
-//! Clients that wait for each answer before they send again: what they ask for
-//! never exceeds what they get, however long they wait.
+//! Tests of closed loops: clients that wait for each answer before they send again. Their
+//! measured demand never exceeds what is served, however long they wait.
 
 use std::time::Duration;
 

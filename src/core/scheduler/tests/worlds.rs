@@ -1,4 +1,4 @@
-//! Random policies and random operations, for the properties.
+//! Random worlds: policies and operations for the property tests.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,7 +73,7 @@ pub(super) struct Affinity {
 impl Affinity {
     fn sessions(&self) -> Option<StickySessions> {
         let (millis, bound) = self.sessions?;
-        Some(StickySessions { max_delay: Duration::from_millis(millis), bound })
+        Some(StickySessions { max_delay: Duration::from_millis(millis), max_sessions: bound })
     }
 
     fn row(&self, pool: usize) -> Pool {
@@ -183,7 +183,7 @@ pub(super) fn rules() -> impl Strategy<Value = Rules> {
 fn table<I: Copy + From<usize> + Into<usize>, T>() -> IdTable<I, T> {
     let mut table = IdTable::default();
     for name in NAMES {
-        table.reserve(name);
+        table.id_or_new(name);
     }
     table
 }
@@ -241,7 +241,7 @@ pub(super) fn build(rules: &Rules) -> Arc<Policy> {
             engine_buffer: rules.buffer,
             cold_start,
             sleep,
-            supply,
+            traits: supply,
             ..rules.affinity.row(pool)
         };
         policy.pools.insert(NAMES[pool], row);

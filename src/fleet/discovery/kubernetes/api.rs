@@ -11,7 +11,7 @@ use serde::Deserialize;
 use tokio::task::spawn_blocking;
 
 use crate::config::discover::KubernetesSource;
-use crate::fleet::discovery::kubernetes::watch::KubeObject;
+use crate::fleet::discovery::kubernetes::object::KubeObject;
 use crate::tls;
 
 /// File with the namespace that the program runs in. Kubernetes gives the file to every pod.

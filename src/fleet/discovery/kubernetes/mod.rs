@@ -5,6 +5,7 @@
 mod api;
 mod lines;
 mod nodes;
+mod object;
 mod slices;
 #[cfg(test)]
 mod tests;

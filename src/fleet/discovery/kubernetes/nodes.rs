@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde::Deserialize;
 
 use crate::config::discover::NodeNotices;
-use crate::fleet::discovery::kubernetes::watch::{KubeObject, ObjectMetadata};
+use crate::fleet::discovery::kubernetes::object::{KubeObject, ObjectMetadata};
 
 /// Fields of a `v1` Node that are used.
 #[derive(Debug, Clone, Deserialize)]

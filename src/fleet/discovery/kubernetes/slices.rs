@@ -7,7 +7,7 @@ use serde::Deserialize;
 use crate::config::discover::{Endpoint, EndpointPort, KubernetesSource};
 use crate::fleet::discovery::kubernetes::api::KubeError;
 use crate::fleet::discovery::kubernetes::nodes::NodesOnNotice;
-use crate::fleet::discovery::kubernetes::watch::{KubeObject, ObjectMetadata};
+use crate::fleet::discovery::kubernetes::object::{KubeObject, ObjectMetadata};
 
 /// Fields of a `discovery.k8s.io/v1` EndpointSlice that are used. Optional fields may also be
 /// `null`.

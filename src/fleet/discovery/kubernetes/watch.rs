@@ -5,7 +5,6 @@
 use std::time::Duration;
 
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep};
 
 use crate::config::discover::KubernetesSource;
@@ -13,27 +12,12 @@ use crate::fleet::discovery::pause::RetryPauses;
 
 use super::api::{KubeApi, KubeError, KubeResource};
 use super::lines::LineBuffer;
+pub(super) use crate::fleet::discovery::kubernetes::object::KubeObject;
 
 /// Longest pause between two attempts to connect.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// A watch that ends sooner than this is followed by a pause.
 const SHORT_WATCH: Duration = Duration::from_secs(1);
-
-/// Metadata that every object has.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct ObjectMetadata {
-    pub(super) name: String,
-    pub(super) resource_version: String,
-}
-
-/// Kubernetes object that can be listed and watched.
-pub(super) trait KubeObject: DeserializeOwned {
-    /// Error text for an answer that is no list of these objects.
-    const NO_LIST: &'static str;
-
-    fn metadata(&self) -> &ObjectMetadata;
-}
 
 /// Receiver of the objects of one kind.
 pub(super) trait ObjectStore {

@@ -1,99 +1,99 @@
-//! Partial answer: what a client has of an answer of one choice, so that another engine can
-//! continue it and the two look like one answer.
+//! Partial answer: the part of an answer of one choice that the client has. Another engine can
+//! continue it, and the client sees one answer.
 //!
-//! The next engine is told the text without the white space at its end: chat
-//! templates trim it, and many tokenizers join it to the word that follows. The
-//! engine writes it again, and it is taken out there.
+//! The next engine gets the text without the white space at its end: chat templates trim it, and
+//! many tokenizers join it to the word that follows. The engine writes this white space again, and
+//! the classifier takes it out of the continuation.
 
 use serde_json::value::RawValue;
 
 use crate::core::model::job::TokenCounts;
 use crate::protocol::request::edit::json_string;
 use crate::protocol::response::edit::EventRewrites;
-use crate::protocol::response::{EventNews, usage};
+use crate::protocol::response::{ParsedEvent, usage};
 
-/// The longest text that is kept, in bytes; a longer answer cannot be
-/// continued.
+/// The longest text that is kept, in bytes. A longer answer cannot be continued.
 const MAX_TEXT: usize = 256 * 1024;
 
-/// The answer up to now, over all engines that had a part in it.
+/// The answer so far, over all engines that generated a part of it.
 #[derive(Debug, Clone, Default)]
 pub struct PartialAnswer {
     text: String,
-    /// Output tokens of the parts before the one under way.
+    /// The output tokens of the parts before the current one.
     tokens: u64,
-    /// Whether an engine counted them.
+    /// Whether an engine counted `tokens`.
     is_counted: bool,
-    /// What the first part said of itself, as JSON.
-    head: [Option<Box<str>>; 3],
-    /// White space that the engine under way is expected to repeat.
-    owed: String,
-    /// Whether there were parts before the one under way.
+    /// `id`, `created` and `system_fingerprint` of the first part, as JSON.
+    metadata: [Option<Box<str>>; 3],
+    /// The white space that the current engine is expected to repeat.
+    expected_whitespace: String,
+    /// Whether there were parts before the current one.
     is_resumed: bool,
-    /// It has more than text, or more text than is kept.
-    is_closed: bool,
+    /// The answer has output other than text, or more text than is kept.
+    cannot_continue: bool,
 }
 
 impl PartialAnswer {
-    /// The text that the next engine is told.
+    /// The text for the next engine: without the white space at its end.
     #[must_use]
-    pub fn told(&self) -> &str {
+    pub fn prompt_text(&self) -> &str {
         self.text.trim_end()
     }
 
-    /// Output tokens that the client has of the parts before the one under way.
+    /// The output tokens that the client has of the parts before the current one.
     #[must_use]
     pub const fn tokens(&self) -> u64 {
         self.tokens
     }
 
-    /// Whether an engine counted them; otherwise they are a lower bound.
+    /// Whether an engine counted [`PartialAnswer::tokens`]. Otherwise they are a lower bound.
     #[must_use]
     pub const fn is_counted(&self) -> bool {
         self.is_counted
     }
 
-    /// Whether there were parts before the one under way.
+    /// Whether there were parts before the current one.
     #[must_use]
     pub const fn is_resumed(&self) -> bool {
         self.is_resumed
     }
 
-    /// Sets the tokens to what an engine counted in [`PartialAnswer::told`].
-    pub fn count(&mut self, tokens: u64) {
+    /// Sets the tokens to an engine's count of the text of [`PartialAnswer::prompt_text`].
+    pub fn set_tokens(&mut self, tokens: u64) {
         (self.tokens, self.is_counted) = (tokens, true);
     }
 
-    /// A text may be read as more tokens than it was written in: counts at most
-    /// `most`, so that an answer without its end can still be ended.
-    pub fn leave_one(&mut self, most: u64) {
+    /// Lowers the token count to `most`, so that the continuation may generate at least one token.
+    /// An engine may read a text as more tokens than it was written in.
+    pub fn cap_tokens(&mut self, most: u64) {
         self.tokens = self.tokens.min(most);
     }
 
-    /// The part under way has broken off; the client has `tokens` in all.
-    pub(crate) fn resumed(&self, tokens: u64, is_counted: bool) -> Option<Self> {
-        let owed = self.text[self.told().len()..].to_owned();
-        let open = !self.is_closed && !self.text.is_empty();
-        open.then(|| Self { tokens, is_counted, owed, is_resumed: true, ..self.clone() })
+    /// The partial answer after the current part broke off; the client has `tokens` in all. Absent
+    /// when the answer cannot be continued.
+    pub(crate) fn for_continuation(&self, tokens: u64, is_counted: bool) -> Option<Self> {
+        let owed = self.text[self.prompt_text().len()..].to_owned();
+        let open = !self.cannot_continue && !self.text.is_empty();
+        open.then(|| Self { tokens, is_counted, expected_whitespace: owed, is_resumed: true, ..self.clone() })
     }
 
-    /// Whether each event must be read in full.
-    pub(crate) const fn reads_all(&self) -> bool {
-        !self.owed.is_empty()
+    /// Whether each event must be read in full, as white space may have to be taken out.
+    pub(crate) const fn must_read_all(&self) -> bool {
+        !self.expected_whitespace.is_empty()
     }
 
-    /// Keeps text that went to the client.
-    pub(crate) fn keep(&mut self, text: &str) {
-        if self.is_closed || self.text.len() + text.len() > MAX_TEXT {
-            self.is_closed = true;
+    /// Appends text that went to the client.
+    pub(crate) fn push_text(&mut self, text: &str) {
+        if self.cannot_continue || self.text.len() + text.len() > MAX_TEXT {
+            self.cannot_continue = true;
             self.text = String::new();
         } else {
             self.text.push_str(text);
         }
     }
 
-    /// Usage of this part as usage of the whole answer: the engine counted what
-    /// it was told as part of its prompt.
+    /// Turns the usage of the current part into that of the whole answer. The engine counted the
+    /// earlier parts as part of its prompt.
     pub(crate) fn whole(&self, part: TokenCounts) -> TokenCounts {
         if !self.is_resumed {
             return part;
@@ -102,10 +102,15 @@ impl PartialAnswer {
         TokenCounts { input, cached: part.cached.min(input), output: part.output.saturating_add(self.tokens) }
     }
 
-    /// Takes note of an event, and makes it one of the same answer. Says
-    /// whether anything of it is for the client.
-    pub(crate) fn see(&mut self, data: &[u8], news: &EventNews<'_>, rewrites: &mut EventRewrites) -> bool {
-        for (first, now) in self.head.iter_mut().zip(news.head) {
+    /// Records an event, and rewrites it into an event of the same answer. Returns whether the
+    /// event has something for the client.
+    pub(crate) fn record_event(
+        &mut self,
+        data: &[u8],
+        news: &ParsedEvent<'_>,
+        rewrites: &mut EventRewrites,
+    ) -> bool {
+        for (first, now) in self.metadata.iter_mut().zip(news.metadata) {
             match (first, now) {
                 (Some(first), Some(now)) if **first != *now.get() => rewrites.set(data, now, &**first),
                 (first @ None, Some(now)) if !self.is_resumed => *first = Some(now.get().into()),
@@ -119,29 +124,30 @@ impl PartialAnswer {
         }
         let mut is_new = !self.is_resumed;
         for choice in &news.choices {
-            self.is_closed |= choice.more || choice.index > 0;
+            self.cannot_continue |= choice.has_other_output || choice.index > 0;
             let says = choice.text.is_some_and(|raw| self.see_text(data, raw, rewrites));
-            is_new |= says || choice.more || choice.ending.is_some();
+            is_new |= says || choice.has_other_output || choice.ending.is_some();
         }
         is_new || news.choices.is_empty()
     }
 
     fn see_text(&mut self, data: &[u8], raw: &RawValue, rewrites: &mut EventRewrites) -> bool {
         let Ok(text) = serde_json::from_str::<std::borrow::Cow<'_, str>>(raw.get()) else {
-            self.is_closed = true;
+            self.cannot_continue = true;
             return true;
         };
         let text = &*text;
-        if self.owed.is_empty() {
-            self.keep(text);
+        if self.expected_whitespace.is_empty() {
+            self.push_text(text);
             return true;
         }
-        let pairs = text.char_indices().zip(self.owed.chars());
+        let pairs = text.char_indices().zip(self.expected_whitespace.chars());
         let same: usize = pairs.take_while(|((_, a), b)| a == b).map(|((_, a), _)| a.len_utf8()).sum();
         let rest = &text[same..];
-        self.owed = if rest.is_empty() { self.owed.split_off(same) } else { String::new() };
+        self.expected_whitespace =
+            if rest.is_empty() { self.expected_whitespace.split_off(same) } else { String::new() };
         rewrites.set(data, raw, json_string(rest));
-        self.keep(rest);
+        self.push_text(rest);
         !rest.is_empty()
     }
 }

@@ -1,5 +1,5 @@
-//! A stream that is cut anywhere and continued by another engine looks like
-//! the one that was not.
+//! Tests of continuations: a stream that is cut anywhere and continued by another engine looks like
+//! an uncut stream.
 
 use bytes::Bytes;
 use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
@@ -20,11 +20,11 @@ fn frames(text: &str) -> Vec<SseFrame> {
     std::iter::from_fn(|| scanner.next_frame().unwrap()).collect()
 }
 
-/// What goes to the client of these events.
+/// The bytes of these events that go to the client.
 fn relayed(judge: &mut StreamClassifier, frames: &[SseFrame]) -> String {
     let mut sent = String::new();
     for frame in frames {
-        let bytes = match judge.frame(frame).forward {
+        let bytes = match judge.classify(frame).forward {
             Forward::AsIs => frame.bytes().clone(),
             Forward::Replace(bytes) => bytes,
             Forward::Drop => continue,
@@ -35,7 +35,7 @@ fn relayed(judge: &mut StreamClassifier, frames: &[SseFrame]) -> String {
 }
 
 fn judge(api: Api, so_far: PartialAnswer) -> StreamClassifier {
-    StreamClassifier::new(api, 1, None, UsageVisibility::Always).going_on(so_far)
+    StreamClassifier::new(api, 1, None, UsageVisibility::Always).with_partial_answer(so_far)
 }
 
 /// A stream as a client reads it.
@@ -75,8 +75,7 @@ fn seen(stream: &str) -> Seen {
     seen
 }
 
-/// One engine's answer of these pieces of text: with its first event, an end,
-/// usage and `[DONE]`.
+/// One engine's answer with these pieces of text: a first event, an end, usage and `[DONE]`.
 fn answer(id: &str, created: u64, pieces: &[String], (prompt, output): (u64, u64)) -> String {
     let event = |choices: Value, more: Value| {
         let mut event = json!({"id": id, "object": "chat.completion.chunk", "created": created,
@@ -95,7 +94,8 @@ fn answer(id: &str, created: u64, pieces: &[String], (prompt, output): (u64, u64
     stream + &event(json!([]), json!({ "usage": usage })) + "data: [DONE]\n\n"
 }
 
-/// `text` in pieces that end at these places, or as near as its characters let.
+/// `text` in pieces that end at those of `cuts` that are character boundaries, and at every seventh
+/// character.
 fn pieces(text: &str, cuts: &[prop::sample::Index]) -> Vec<String> {
     let mut ends: Vec<usize> = cuts.iter().map(|cut| cut.index(text.len() + 1)).collect();
     ends.extend(text.char_indices().map(|(at, _)| at).step_by(7));
@@ -128,14 +128,14 @@ proptest! {
             let read = 2 + at.index(all.len() - 4);
             let mut first = judge(Api::Chat, so_far);
             sent += &relayed(&mut first, &all[..read]);
-            let broken = first.end(ConnectionEnd::Cut);
+            let broken = first.final_verdict(ConnectionEnd::Cut);
             let is_partial = matches!(broken, StreamVerdict::Failed { usage: JobUsage::Partial(_), .. });
             prop_assert!(is_partial);
-            so_far = first.interrupted().unwrap();
-            prop_assert!(text.starts_with(so_far.told()));
-            // As an engine that counts one token for each byte would.
-            so_far.count(so_far.told().len() as u64);
-            let rest = pieces(&text[so_far.told().len()..], &other_cuts);
+            so_far = first.to_partial_answer().unwrap();
+            prop_assert!(text.starts_with(so_far.prompt_text()));
+            // The count of an engine that counts one token for each byte.
+            so_far.set_tokens(so_far.prompt_text().len() as u64);
+            let rest = pieces(&text[so_far.prompt_text().len()..], &other_cuts);
             if rest.is_empty() {
                 return Ok(());
             }
@@ -148,41 +148,40 @@ proptest! {
         let mut last = judge(Api::Chat, so_far);
         sent += &relayed(&mut last, &frames(&parts));
         let usage = JobUsage::Exact(TokenCounts { input: 7, cached: 0, output: tokens });
-        prop_assert_eq!(last.end(ConnectionEnd::Clean), StreamVerdict::Success { usage });
+        prop_assert_eq!(last.final_verdict(ConnectionEnd::Clean), StreamVerdict::Success { usage });
         prop_assert_eq!(seen(&sent), seen(&whole));
     }
 }
 
-/// The streams of text that a real engine was recorded with.
+/// The recorded text streams of a real engine.
 #[test]
 fn recorded_streams_stay_the_same_to_the_byte() {
     let mut continued = 0;
     for capture in captures("ok").into_iter().filter(|capture| capture.is_stream()) {
-        let Some(peek) = capture.peek().filter(|peek| peek.can_go_on) else { continue };
+        let Some(parsed) = capture.peek().filter(|parsed| parsed.is_resumable) else { continue };
         let all = capture.frames();
         let whole = String::from_utf8(capture.body.to_vec()).unwrap();
         let is_end = |frame: &SseFrame| String::from_utf8_lossy(frame.bytes()).contains("finish_reason\":\"");
         let end = all.iter().position(is_end).unwrap();
         for at in 1..end {
-            let mut first = judge(peek.api, PartialAnswer::default());
+            let mut first = judge(parsed.api, PartialAnswer::default());
             let mut sent = relayed(&mut first, &all[..at]);
-            let Some(mut so_far) = first.interrupted() else { continue };
-            so_far.count(1);
+            let Some(mut so_far) = first.to_partial_answer() else { continue };
+            so_far.set_tokens(1);
             let rest: String = all[at..].iter().map(|frame| as_another(frame, 1)).collect();
             let role = frames(&whole).first().map(|frame| as_another(frame, 1)).unwrap();
-            let rest = if peek.api == Api::Chat { role + &rest } else { rest };
-            let mut second = judge(peek.api, so_far);
+            let rest = if parsed.api == Api::Chat { role + &rest } else { rest };
+            let mut second = judge(parsed.api, so_far);
             sent += &relayed(&mut second, &frames(&rest));
             assert_eq!(sent, whole, "{} cut at {at}", capture.name);
-            assert!(matches!(second.end(ConnectionEnd::Clean), StreamVerdict::Success { .. }));
+            assert!(matches!(second.final_verdict(ConnectionEnd::Clean), StreamVerdict::Success { .. }));
             continued += 1;
         }
     }
     assert!(continued > 8, "{continued}");
 }
 
-/// The event as another engine would send it that was told `tokens` tokens of
-/// the answer.
+/// The event as an engine sends it that got `tokens` tokens of the answer in its prompt.
 fn as_another(frame: &SseFrame, tokens: u64) -> String {
     let text = std::str::from_utf8(frame.bytes()).unwrap();
     let Ok(event) = serde_json::from_slice::<Value>(frame.data().unwrap()) else { return text.to_owned() };
@@ -207,7 +206,7 @@ fn what_is_more_than_text_cannot_be_continued() {
         );
         let mut judge = judge(Api::Chat, PartialAnswer::default());
         relayed(&mut judge, &frames(&text));
-        judge.interrupted().is_some()
+        judge.to_partial_answer().is_some()
     };
     assert!(opened(json!({"index": 0, "delta": {"content": "b", "tool_calls": [], "reasoning": null}})));
     for choice in [
@@ -221,16 +220,16 @@ fn what_is_more_than_text_cannot_be_continued() {
     ] {
         assert!(!opened(choice.clone()), "{choice:.80}");
     }
-    assert!(judge(Api::Chat, PartialAnswer::default()).interrupted().is_none(), "without any text");
-    assert!(StreamClassifier::new(Api::Chat, 1, None, UsageVisibility::Always).interrupted().is_none());
+    assert!(judge(Api::Chat, PartialAnswer::default()).to_partial_answer().is_none(), "without any text");
+    assert!(StreamClassifier::new(Api::Chat, 1, None, UsageVisibility::Always).to_partial_answer().is_none());
 }
 
 #[test]
 fn an_answer_without_its_end_has_a_token_left() {
     let mut so_far = PartialAnswer::default();
-    so_far.count(41);
-    so_far.leave_one(39);
+    so_far.set_tokens(41);
+    so_far.cap_tokens(39);
     assert_eq!((so_far.tokens(), so_far.is_counted()), (39, true));
-    so_far.leave_one(u64::MAX);
+    so_far.cap_tokens(u64::MAX);
     assert_eq!(so_far.tokens(), 39);
 }

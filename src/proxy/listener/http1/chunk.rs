@@ -1,22 +1,22 @@
-//! The frame of a chunked body, checked byte by byte; chunk data is skipped.
+//! Chunked framing: the frame of a chunked body, checked byte by byte. Chunk data is skipped.
 
 use crate::proxy::listener::http1::head::is_token_byte;
 use crate::proxy::listener::rejected::RequestRejected;
 
-/// Digits of one chunk size.
+/// Most digits of one chunk size.
 const MAX_SIZE_DIGITS: u8 = 16;
-/// Bytes of all chunk extensions of one body.
+/// Most bytes of all chunk extensions of one body.
 const MAX_EXTENSION_BYTES: usize = 4096;
-/// Bytes of all trailer lines of one body.
+/// Most bytes of all trailer lines of one body.
 const MAX_TRAILER_BYTES: usize = 4096;
-/// Trailer lines of one body.
+/// Most trailer lines of one body.
 const MAX_TRAILERS: usize = 64;
 
-/// Where in a chunked body the next byte is.
+/// Position of the next byte in a chunked body.
 #[derive(Debug, Default)]
 pub(in crate::proxy::listener) struct ChunkedFrame {
     at: ChunkPosition,
-    /// Of the chunk at hand; what is left of it while in its data.
+    /// Size of the current chunk in bytes. Inside the chunk's data: the bytes that are left.
     size: u64,
     extension_bytes: usize,
     trailer_bytes: usize,
@@ -46,13 +46,13 @@ impl Default for ChunkPosition {
 }
 
 impl ChunkedFrame {
-    /// True after the last byte of the body.
+    /// Whether the last byte of the body has been taken.
     pub(in crate::proxy::listener) fn ended(&self) -> bool {
         self.at == ChunkPosition::End
     }
 
-    /// Takes the next bytes and gives how many of them belong to the body
-    /// and break no rule, and the rule that the byte after those breaks.
+    /// Takes the next bytes. Returns the number of bytes that belong to the body and break no rule,
+    /// and the rule that the byte after them breaks.
     pub(in crate::proxy::listener) fn advance(
         &mut self,
         bytes: &[u8],

@@ -1,13 +1,13 @@
 //! HTTP/1 framing: the start and end of each message in a client's bytes.
 //!
-//! Pure: bytes in, a count of approved bytes or a refusal out. What comes
-//! out does not depend on how the bytes were split.
+//! Framing is pure: bytes in, a count of approved bytes or a refusal out. The result does not
+//! depend on the split of the bytes into reads.
 
 use crate::proxy::listener::http1::chunk::ChunkedFrame;
 use crate::proxy::listener::http1::head::{BodyFrame, HeadScan};
 use crate::proxy::listener::rejected::RequestRejected;
 
-/// The frame of one message after the other.
+/// Framing of a client's messages, one after another.
 #[derive(Debug)]
 pub(in crate::proxy::listener) struct Framing {
     stage: FramingStage,
@@ -17,10 +17,10 @@ pub(in crate::proxy::listener) struct Framing {
 #[derive(Debug)]
 enum FramingStage {
     Head(HeadScan),
-    /// Bytes left of a body with Content-Length.
+    /// A body with Content-Length, and the bytes left of it.
     Length(u64),
     Chunked(ChunkedFrame),
-    /// The message has ended and no other has begun.
+    /// The message has ended, and no other has begun.
     Whole,
     Broken(RequestRejected),
 }
@@ -36,15 +36,14 @@ impl Framing {
         self.stage = FramingStage::Head(HeadScan::default());
     }
 
-    /// True when the message has ended; the bytes that follow belong to the
-    /// next one.
+    /// Whether the message has ended. The bytes that follow belong to the next message.
     pub(in crate::proxy::listener) fn is_whole(&self) -> bool {
         matches!(self.stage, FramingStage::Whole)
     }
 
-    /// How many of `bytes` belong to this message and may go on. `bytes`
-    /// starts with the first byte that was not approved before. While the
-    /// head is not whole nothing is approved.
+    /// Number of the bytes in `bytes` that belong to this message and are approved. `bytes` starts
+    /// with the first byte that was not approved before. No byte is approved until the head is
+    /// whole.
     ///
     /// # Errors
     /// The rule that the first byte, or the head, breaks.
@@ -65,7 +64,7 @@ impl Framing {
             }
         }
         self.body(&bytes[approved..]).map(|body| approved + body).or_else(|refusal| {
-            // What is good goes on first; the next call reports the rest.
+            // Approved bytes pass first. The next call returns the refusal.
             if approved > 0 { Ok(approved) } else { Err(refusal) }
         })
     }

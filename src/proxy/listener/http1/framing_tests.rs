@@ -11,7 +11,7 @@ use crate::proxy::listener::rejected::RequestRejected;
 
 const MAX_HEAD: usize = 2048;
 
-/// What one message came to: its approved bytes and how it ended.
+/// Result of one message: its approved bytes and its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Outcome {
     approved: usize,

@@ -1,7 +1,7 @@
 //! HTTP/1 request head, checked line by line as its bytes arrive.
 //!
-//! The rules are RFC 9112's with every leniency left out that two parsers
-//! could understand in two ways.
+//! The rules are those of RFC 9112, without every leniency that two parsers could read
+//! differently.
 
 use std::ops::Range;
 
@@ -9,21 +9,21 @@ use memchr::memchr;
 
 use crate::proxy::listener::rejected::RequestRejected;
 
-/// Header lines in one head.
+/// Most header lines in one head.
 const MAX_FIELDS: usize = 100;
-/// Bytes of a request target; hyper takes no longer one.
+/// Longest request target, in bytes. hyper takes no longer target.
 const MAX_TARGET_BYTES: usize = 65_534;
 
-/// How the end of a request's body is found.
+/// Rule that finds the end of a request's body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::proxy::listener) enum BodyFrame {
-    /// By counting this many bytes; 0 = no body.
+    /// The body has this many bytes. 0 = no body.
     Length(u64),
-    /// By the last chunk.
+    /// The body ends with the last chunk.
     Chunked,
 }
 
-/// A head on its way in. Offsets count from the head's first byte.
+/// Scan of a head that is arriving. Offsets count from the head's first byte.
 #[derive(Debug, Default)]
 pub(in crate::proxy::listener) struct HeadScan {
     line_start: usize,
@@ -32,7 +32,7 @@ pub(in crate::proxy::listener) struct HeadScan {
     leading_blank: bool,
     version: Option<HttpVersion>,
     fields: usize,
-    /// Of an absolute-form target.
+    /// Authority in an absolute-form target.
     authority: Option<Range<usize>>,
     host: Option<Range<usize>>,
     length: Option<u64>,
@@ -46,9 +46,8 @@ enum HttpVersion {
 }
 
 impl HeadScan {
-    /// Goes on with the head; `bytes` starts with its first byte and holds
-    /// all that has come so far. Gives the head's length and the kind of its
-    /// body once it is whole, nothing while it is not.
+    /// Continues the scan. `bytes` starts with the head's first byte and holds all bytes so far.
+    /// Returns the head's length and the framing of its body when the head is whole, else `None`.
     ///
     /// # Errors
     /// The first rule that the head breaks, in the order of its lines.
@@ -78,7 +77,7 @@ impl HeadScan {
         if bytes.len() >= max_bytes { Err(RequestRejected::HeadTooLarge) } else { Ok(None) }
     }
 
-    /// Takes one line without its CRLF; true when it ends the head.
+    /// Checks one line without its CRLF. Returns whether the line ends the head.
     fn line(&mut self, bytes: &[u8], at: Range<usize>) -> Result<bool, RequestRejected> {
         match (self.version, at.is_empty()) {
             (None, true) if self.leading_blank => Err(RequestRejected::RequestLine),
@@ -165,7 +164,7 @@ impl HeadScan {
         self.framing_field(name, bytes, value_at)
     }
 
-    /// Notes the three headers that decide where the message goes and ends.
+    /// Checks and stores the three headers that decide the message's target and end.
     fn framing_field(&mut self, name: &[u8], bytes: &[u8], at: Range<usize>) -> Result<(), RequestRejected> {
         let value = &bytes[at.clone()];
         if name.eq_ignore_ascii_case(b"host") {
@@ -189,7 +188,7 @@ impl HeadScan {
         Ok(())
     }
 
-    /// The rules that need the whole head.
+    /// Checks the rules that need the whole head.
     fn finish(&self, bytes: &[u8]) -> Result<BodyFrame, RequestRejected> {
         match (&self.host, &self.authority) {
             (None, _) if self.version == Some(HttpVersion::Http11) => {
@@ -211,7 +210,7 @@ impl HeadScan {
     }
 }
 
-/// Plain decimal digits up to 2^63 - 1.
+/// Parses plain decimal digits, up to 2^63 - 1.
 pub(in crate::proxy::listener) fn parse_length(value: &[u8]) -> Option<u64> {
     if value.is_empty() || value.len() > 19 {
         return None;
@@ -224,7 +223,7 @@ pub(in crate::proxy::listener) fn parse_length(value: &[u8]) -> Option<u64> {
     (length <= i64::MAX.unsigned_abs()).then_some(length)
 }
 
-/// True for a byte that a header name or a method may have.
+/// Whether a header name or a method may contain the byte.
 pub(in crate::proxy::listener) const fn is_token_byte(b: u8) -> bool {
     matches!(b, b'!' | b'#'..=b'\'' | b'*' | b'+' | b'-' | b'.' | b'^'..=b'`' | b'|' | b'~')
         || b.is_ascii_alphanumeric()
@@ -238,8 +237,8 @@ const fn is_blank(b: u8) -> bool {
     matches!(b, b' ' | b'\t')
 }
 
-/// What RFC 3986 allows in a path or query, and the few marks that careless
-/// clients leave unescaped and no parser reads in two ways.
+/// Whether RFC 3986 allows the byte in a path or query. Also true for a few marks that careless
+/// clients leave unescaped and that all parsers read alike.
 const fn is_path_byte(b: u8) -> bool {
     matches!(b, b'!' | b'$'..=b';' | b'=' | b'?' | b'@' | b'[' | b']' | b'_' | b'~' | b'|' | b'{' | b'}')
         || b.is_ascii_alphanumeric()
@@ -253,7 +252,7 @@ fn scheme_len(target: &[u8]) -> Option<usize> {
         .map(<[u8]>::len)
 }
 
-/// True for `host` or `host:port`, the host being a name or an address.
+/// Whether `text` is `host` or `host:port`, where the host is a name or an address.
 pub(in crate::proxy::listener) fn is_authority(text: &[u8]) -> bool {
     let (host, port) = split_port(text);
     let host_is_good = match host {
@@ -266,8 +265,8 @@ pub(in crate::proxy::listener) fn is_authority(text: &[u8]) -> bool {
         && port.is_none_or(|port| port.is_empty() || parse_length(port).is_some_and(|port| port < 1 << 16))
 }
 
-/// True when both name the same host and port; a missing port equals the
-/// scheme's own.
+/// Whether both authorities name the same host and port. A missing port, 80 and 443 count as the
+/// same port.
 pub(in crate::proxy::listener) fn same_authority(one: &[u8], other: &[u8]) -> bool {
     let ((one, one_port), (other, other_port)) = (split_port(one), split_port(other));
     let own = |port: Option<&[u8]>| port.is_none_or(|port| matches!(port, b"" | b"80" | b"443"));

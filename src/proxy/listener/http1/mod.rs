@@ -24,8 +24,8 @@ use crate::proxy::listener::conn_state::ConnState;
 use crate::proxy::listener::http1::strict_io::StrictIo;
 use crate::proxy::listener::socket::ClientSocket;
 
-/// Bytes of the read buffer and of the write buffer of one connection, at
-/// most; more when a head may be longer.
+/// Size limit of a connection's read buffer and of its write buffer, in bytes. The limit is higher
+/// if `max_head_bytes` is.
 const MAX_BUFFER_BYTES: usize = 64 * 1024;
 
 /// Serves requests until the connection ends.
@@ -43,15 +43,14 @@ where
         .serve_connection(TokioIo::new(io), guarded);
     let mut told = false;
     let outcome = poll_fn(|cx| {
-        if state.is_draining(cx) && !told {
+        if state.poll_draining(cx) && !told {
             told = true;
             Pin::new(&mut connection).graceful_shutdown();
         }
         Pin::new(&mut connection).poll(cx)
     })
     .await;
-    // An error means that the client or the answer's source is gone: there
-    // is nobody to be polite to, or nothing good to send.
+    // After an error, the client or the answer's source is gone, and an orderly end has no use.
     if outcome.is_ok() {
         connection.into_parts().io.into_inner().finish().await;
     }

@@ -1,10 +1,9 @@
-//! The byte stream that hyper's HTTP/1 connection reads: only whole, valid
-//! heads and valid body bytes come through it, one message at a time.
+//! Strict byte stream: the bytes that hyper's HTTP/1 connection reads. Only whole, valid heads and
+//! valid body bytes pass, one message at a time.
 //!
-//! A message's bytes are held back until the answer to the one before it has
-//! been written. So hyper's own buffer is empty while a request runs, its
-//! read finds out when the client leaves, and a bad message cannot cut short
-//! the answer to a good one.
+//! The stream holds a message's bytes back until the answer to the message before it has been
+//! written. hyper's own buffer is therefore empty while a request runs, hyper's read notices when
+//! the client leaves, and a bad message cannot cut short the answer to a good one.
 
 use std::io::{self, IoSlice};
 use std::mem;
@@ -24,13 +23,12 @@ use crate::proxy::listener::progress::SendProgress;
 use crate::proxy::listener::rejected::RequestRejected;
 use crate::proxy::listener::socket::{ClientSocket, READ_BYTES, poll_append};
 
-/// How long, and for how many bytes, a closing connection still takes what
-/// the client sends: a reset would destroy the answer on its way to it. A
-/// client may send a body that is much too long, and look for the answer only
-/// after its last byte.
+/// Limits, in time and bytes, within which a closing connection still reads the client's input. A
+/// reset would destroy the answer on its way to the client. A client may send a body that is much
+/// too long, and read the answer only after its last byte.
 const LINGER: Duration = Duration::from_secs(30);
 const LINGER_BYTES: usize = 256 * 1024 * 1024;
-/// How long it waits for more of that, and for its own last bytes to leave.
+/// Longest wait of a closing connection for more input, and for its own last bytes to be sent.
 const LINGER_SILENCE: Duration = Duration::from_secs(5);
 
 /// A client's HTTP/1 byte stream.
@@ -39,24 +37,24 @@ pub(in crate::proxy::listener) struct StrictIo<T> {
     socket: T,
     state: Arc<ConnState>,
     framing: Framing,
-    /// Read from the socket, not yet handed on.
+    /// Bytes read from the socket and not yet passed to hyper.
     held: BytesMut,
-    /// How many bytes of `held` may be handed on.
+    /// Number of bytes in `held` that may be passed to hyper.
     approved: usize,
-    /// From the head's approval until the answer is written.
+    /// Whether a request runs: from the approval of its head until its answer is written.
     in_flight: bool,
-    /// The client has closed its side, or the socket has failed.
+    /// Whether the client has closed its side or the socket has failed.
     ended: bool,
-    /// Why the head at hand was refused; answered by [`Self::finish`].
+    /// Reason why the current head was refused. [`Self::finish`] sends the answer.
     refusal: Option<RequestRejected>,
-    /// hyper waits for a read: the socket will wake it.
+    /// Whether hyper waits for a read, so that the socket wakes hyper.
     reading: bool,
     clock: ConnClock,
     progress: SendProgress,
 }
 
 impl<T: ClientSocket> StrictIo<T> {
-    /// `held` has what was read from the socket before.
+    /// `held` holds the bytes that were already read from the socket.
     pub(in crate::proxy::listener) fn new(
         socket: T,
         held: BytesMut,
@@ -83,7 +81,7 @@ impl<T: ClientSocket> StrictIo<T> {
     fn poll_release(&mut self, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         loop {
             if self.approved > 0 {
-                self.hand_on(out);
+                self.pass_approved(out);
                 return Poll::Ready(Ok(()));
             }
             if self.refusal.is_some() {
@@ -115,8 +113,8 @@ impl<T: ClientSocket> StrictIo<T> {
         }
     }
 
-    /// Reads once, straight into `out` when nothing is held; true when bytes
-    /// in `out` may go on at once.
+    /// Reads once, straight into `out` if `held` is empty. Returns whether `out` got approved
+    /// bytes.
     fn poll_more(&mut self, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<bool>> {
         if !self.held.is_empty() {
             let read = ready!(poll_append(&mut self.socket, cx, &mut self.held))?;
@@ -130,7 +128,7 @@ impl<T: ClientSocket> StrictIo<T> {
             self.ended = true;
             return Poll::Ready(Ok(false));
         }
-        // A refusal shows itself again when what is held is looked at.
+        // The next check of the held bytes finds a refusal again.
         let approved = self.framing.advance(fresh).unwrap_or(0);
         self.held.extend_from_slice(&fresh[approved..]);
         out.set_filled(before + approved);
@@ -148,7 +146,7 @@ impl<T: ClientSocket> StrictIo<T> {
         }
     }
 
-    fn hand_on(&mut self, out: &mut ReadBuf<'_>) {
+    fn pass_approved(&mut self, out: &mut ReadBuf<'_>) {
         let count = self.approved.min(out.remaining());
         out.put_slice(&self.held[..count]);
         self.held.advance(count);
@@ -158,9 +156,8 @@ impl<T: ClientSocket> StrictIo<T> {
         }
     }
 
-    /// Gives up on the input. A bad head looks like its end to hyper and is
-    /// answered by [`Self::finish`]; a bad body fails the body's read and is
-    /// answered in the service's place.
+    /// Gives up on the input. A bad head looks like the end of input to hyper, and [`Self::finish`]
+    /// answers it. A bad body fails hyper's read, and the refusal replaces the service's answer.
     fn refuse(&mut self, refusal: RequestRejected) -> io::Result<()> {
         if !self.in_flight {
             self.refuse_head(refusal);
@@ -173,7 +170,7 @@ impl<T: ClientSocket> StrictIo<T> {
         Err(io::Error::new(io::ErrorKind::InvalidData, refusal))
     }
 
-    /// Marks the head at hand as bad; [`Self::finish`] says so.
+    /// Marks the current head as refused. [`Self::finish`] sends the answer.
     pub(in crate::proxy::listener) fn refuse_head(&mut self, refusal: RequestRejected) {
         self.state.metrics.refused(refusal);
         self.refusal = Some(refusal);
@@ -189,21 +186,21 @@ impl<T: ClientSocket> StrictIo<T> {
             (false, false) => (ConnWait::Head, Some(RequestRejected::HeadTimeout)),
             (false, true) => (ConnWait::Idle, None),
         };
-        if !self.clock.overdue(cx, wait) {
+        if !self.clock.poll_overdue(cx, wait) {
             return Poll::Pending;
         }
         Poll::Ready(refusal.map_or(Ok(()), |refusal| self.refuse(refusal)))
     }
 
-    /// Ready when the client has left while its request runs. Keeps one
-    /// buffer of what it sends meanwhile; when that is full it is not read
-    /// from any more, only looked at.
+    /// Ready when the client has left while its request runs. One buffer holds the client's input
+    /// in the meantime. When the buffer is full, the socket is no longer read, only checked for the
+    /// client's leaving.
     fn poll_left(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         while !self.ended {
             if self.held.len() < READ_BYTES {
                 let read = ready!(poll_append(&mut self.socket, cx, &mut self.held));
                 self.ended = matches!(read, Ok(0) | Err(_));
-            } else if self.clock.overdue(cx, ConnWait::Watch) {
+            } else if self.clock.poll_overdue(cx, ConnWait::Watch) {
                 self.clock.clear();
                 self.ended = self.socket.has_left();
             } else {
@@ -213,13 +210,12 @@ impl<T: ClientSocket> StrictIo<T> {
         Poll::Ready(())
     }
 
-    /// Times the client by a write of so many bytes; one that it is too late
-    /// with fails.
+    /// Measures the client's progress by a write. The write fails when the client is too slow.
     fn timed(&mut self, cx: &mut Context<'_>, write: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         match write {
             Poll::Ready(Ok(bytes)) => self.progress.took(bytes as u64),
             Poll::Ready(Err(_)) => {}
-            Poll::Pending if self.progress.overdue(cx) => {
+            Poll::Pending if self.progress.poll_overdue(cx) => {
                 self.state.metrics.cut_off();
                 return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
             }
@@ -228,7 +224,7 @@ impl<T: ClientSocket> StrictIo<T> {
         write
     }
 
-    /// Called when all that hyper had to write is written.
+    /// Called after all of hyper's pending output is written.
     fn flushed(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let reading = mem::take(&mut self.reading);
         if !self.in_flight {
@@ -240,9 +236,9 @@ impl<T: ClientSocket> StrictIo<T> {
             self.framing.next_message();
             self.state.next_request();
             self.progress.begins();
-            // hyper may not read before something wakes it: what is here
-            // already, or the end of the idle time.
-            if self.ended || !self.held.is_empty() || self.clock.overdue(cx, ConnWait::Idle) {
+            // hyper may not read until it is woken: by input that is already here, or by the end of
+            // the idle time.
+            if self.ended || !self.held.is_empty() || self.clock.poll_overdue(cx, ConnWait::Idle) {
                 cx.waker().wake_by_ref();
             }
         } else if !reading && self.poll_left(cx).is_ready() {
@@ -251,8 +247,8 @@ impl<T: ClientSocket> StrictIo<T> {
         Poll::Ready(Ok(()))
     }
 
-    /// Ends the connection: answers a refused head, closes the sending side,
-    /// and for a short while takes in what the client is still sending.
+    /// Ends the connection: answers a refused head, closes the sending side, and reads the client's
+    /// remaining input for a short time.
     pub(in crate::proxy::listener) async fn finish(mut self) {
         if let Some(refusal) = self.refusal {
             let answer = refusal.wire();
@@ -268,7 +264,7 @@ impl<T: ClientSocket> StrictIo<T> {
         }
     }
 
-    /// Reads on until the client ends, falls silent, or has sent enough.
+    /// Reads and discards input until the client ends, stalls, or reaches the byte limit.
     async fn discard(&mut self) {
         let mut left = LINGER_BYTES;
         self.held = BytesMut::with_capacity(READ_BYTES);
@@ -320,7 +316,7 @@ impl<T: ClientSocket> AsyncWrite for StrictIo<T> {
         me.flushed(cx)
     }
 
-    /// Left to [`StrictIo::finish`], which has more to do than to shut down.
+    /// Does nothing. [`StrictIo::finish`] shuts the socket down, after its other steps.
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }

@@ -1,5 +1,5 @@
-//! The checks of an HTTP/2 request that h2 leaves to us. Framing, lengths
-//! and connection-level headers are h2's own.
+//! HTTP/2 checks: the checks of a request that the h2 crate leaves to its user. h2 itself checks
+//! framing, lengths and connection-level headers.
 
 use http::header::{CONTENT_LENGTH, HOST};
 use http::{Method, Request};

@@ -1,4 +1,4 @@
-//! HTTP/2 connection. Its streams run in the connection's own task, so they end with it.
+//! HTTP/2 connection. The streams run in the connection's own task, and end with the connection.
 
 pub(super) mod checks;
 
@@ -33,16 +33,16 @@ use crate::proxy::listener::progress::{Delivery, SendProgress};
 use crate::proxy::listener::socket::ClientSocket;
 
 const MAX_STREAMS: u32 = 256;
-/// Bytes of request bodies that may wait unread, per stream and connection.
+/// Most bytes of request bodies that wait unread, per stream and per connection.
 const STREAM_WINDOW: u32 = 256 * 1024;
 const CONNECTION_WINDOW: u32 = 1024 * 1024;
-/// Bytes of answers that may wait unsent, per stream.
+/// Most bytes of an answer that wait unsent, per stream.
 const MAX_SEND_BYTES: usize = 64 * 1024;
 const PING_INTERVAL: Duration = Duration::from_secs(20);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Serves requests until the connection ends. `held` has what was read from
-/// the socket before.
+/// Serves requests until the connection ends. `held` holds the bytes that were already read from
+/// the socket.
 pub(super) async fn serve<T, S, B>(
     (socket, held): (T, BytesMut),
     (mut clock, progress): (ConnClock, SendProgress),
@@ -74,12 +74,12 @@ pub(super) async fn serve<T, S, B>(
     let mut streams = FuturesUnordered::new();
     let mut told = false;
     poll_fn(|cx| {
-        if !told && state.is_draining(cx) {
+        if !told && state.poll_draining(cx) {
             told = true;
             clock.clear();
             connection.as_mut().graceful_shutdown();
         }
-        // How it ended is of no interest: the streams know their own fate.
+        // The connection's result is ignored: each stream reports its own end.
         if connection.as_mut().poll(cx).is_ready() {
             return Poll::Ready(());
         }
@@ -88,14 +88,14 @@ pub(super) async fn serve<T, S, B>(
             fresh.map(|(work, delivery)| AnswerStream::new(work, delivery, progress.fresh(), &tally)),
         );
         while let Poll::Ready(Some(())) = streams.poll_next_unpin(cx) {}
-        // Streams whose clients take nothing do not keep the connection.
-        if tally.has_moved() || streams.len() > tally.stalled() {
+        // Streams whose clients take no bytes do not keep the connection open.
+        if tally.take_moved() || streams.len() > tally.stalled() {
             clock.clear();
             return Poll::Pending;
         }
-        // A client that answers no GOAWAY gets a head's time to do so.
+        // A client has the time limit of a head to react to GOAWAY.
         let wait = if told { ConnWait::Head } else { ConnWait::Idle };
-        if !clock.overdue(cx, wait) {
+        if !clock.poll_overdue(cx, wait) {
             return Poll::Pending;
         }
         if told {
@@ -110,11 +110,11 @@ pub(super) async fn serve<T, S, B>(
 }
 
 type StreamWork = Pin<Box<dyn Future<Output = ()> + Send>>;
-/// A stream that nobody runs yet, and how its client takes the answer.
+/// A stream that does not run yet, with the delivery progress of its answer.
 type NewStream = (StreamWork, Arc<Delivery>);
 
-/// Takes hyper's new streams for the connection's task to run. hyper hands one
-/// over as soon as it has called the service for it.
+/// Executor that collects hyper's new streams for the connection's task to run. hyper passes a
+/// stream as soon as hyper has called the service for it.
 #[derive(Clone)]
 struct StreamExecutor {
     state: Arc<ConnState>,
@@ -140,14 +140,14 @@ impl fmt::Debug for StreamExecutor {
     }
 }
 
-/// What the streams of one connection have in common. All run in its task, so
-/// plain loads and stores order well.
+/// Counters that the streams of one connection share. All streams run in the connection's task, so
+/// relaxed loads and stores suffice.
 #[derive(Clone)]
 struct StreamCounts {
     state: Arc<ConnState>,
-    /// Streams whose clients have not taken what waits for them.
+    /// Number of streams with bytes that their clients have not taken.
     stalled: Arc<AtomicUsize>,
-    /// Whether a client has taken something since this was last asked.
+    /// Whether a client has taken bytes since the last check.
     moved: Arc<AtomicBool>,
 }
 
@@ -160,18 +160,18 @@ impl StreamCounts {
         self.stalled.load(Ordering::Relaxed)
     }
 
-    fn has_moved(&self) -> bool {
+    fn take_moved(&self) -> bool {
         self.moved.swap(false, Ordering::Relaxed)
     }
 }
 
-/// One stream, and how its client takes the answer. When it ends before its
-/// answer has, HTTP/2 tells the client by a reset.
+/// One stream, with the delivery progress of its answer. When the stream ends before its answer,
+/// HTTP/2 sends a reset to the client.
 struct AnswerStream {
     work: StreamWork,
     delivery: Arc<Delivery>,
     progress: SendProgress,
-    /// Bytes of the answer that the client was seen to take.
+    /// Bytes of the answer that the client has taken, as last seen.
     taken: u64,
     is_stalled: bool,
     tally: StreamCounts,
@@ -191,8 +191,8 @@ impl AnswerStream {
         }
     }
 
-    /// Whether the client is too late with what waits for it.
-    fn is_late(&mut self, cx: &mut Context<'_>) -> bool {
+    /// Whether the client takes the waiting bytes too slowly.
+    fn poll_late(&mut self, cx: &mut Context<'_>) -> bool {
         let taken = self.delivery.taken();
         if taken > self.taken {
             self.progress.took(taken - self.taken);
@@ -202,9 +202,9 @@ impl AnswerStream {
         let waits = self.delivery.waits();
         self.set_stalled(waits);
         if !waits {
-            self.progress.rests();
+            self.progress.pause();
         }
-        waits && self.progress.overdue(cx)
+        waits && self.progress.poll_overdue(cx)
     }
 }
 
@@ -216,7 +216,7 @@ impl Future for AnswerStream {
         if me.work.as_mut().poll(cx).is_ready() {
             return Poll::Ready(());
         }
-        if me.is_late(cx) {
+        if me.poll_late(cx) {
             me.tally.state.metrics.cut_off();
             return Poll::Ready(());
         }
@@ -230,7 +230,7 @@ impl Drop for AnswerStream {
     }
 }
 
-/// A socket whose first bytes were read before.
+/// A socket whose first bytes were already read.
 #[derive(Debug)]
 struct ReplayIo<T> {
     socket: T,
@@ -258,12 +258,11 @@ impl<T: ClientSocket> AsyncRead for ReplayIo<T> {
 }
 
 impl<T> ReplayIo<T> {
-    /// Times the client by a write of so many bytes; one that it is too late
-    /// with fails.
+    /// Measures the client's progress by a write. The write fails when the client is too slow.
     fn timed(&mut self, cx: &mut Context<'_>, write: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         match write {
             Poll::Ready(Ok(bytes)) => self.progress.took(bytes as u64),
-            Poll::Pending if self.progress.overdue(cx) => {
+            Poll::Pending if self.progress.poll_overdue(cx) => {
                 return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
             }
             Poll::Pending | Poll::Ready(Err(_)) => {}

@@ -6,53 +6,14 @@ use std::time::Duration;
 
 use crate::core::model::time::Tick;
 use crate::sim::world::autoscale::policy::ScalePolicy;
-use crate::sim::world::autoscale::scaler::{VisibleWorld, WorldScaler};
-use crate::sim::world::autoscale::slots::ReplicaSlots;
-use crate::sim::world::autoscale::{Scaling, ScalingOutcome, hpa, kpa};
+use crate::sim::world::autoscale::scaler::VisibleWorld;
+pub(in crate::sim::world) use crate::sim::world::autoscale::state::{Elastic, ScaleTimer};
+use crate::sim::world::autoscale::{hpa, kpa};
 use crate::sim::world::router::{Input, MemberState, ReplicaIndex};
-use crate::sim::world::run::{Setup, World, WorldEvent};
+use crate::sim::world::run::{World, WorldEvent};
 
 /// Time between two computations of the gateway's own replica number.
 const RECOMPUTE_PERIOD: Duration = Duration::from_millis(250);
-
-/// Timer of an autoscaler.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::sim::world) enum ScaleTimer {
-    /// KEDA polls.
-    Poll,
-    /// The HPA syncs.
-    Sync,
-    /// Knative's autoscaler takes a sample.
-    Sample,
-    /// The gateway recomputes its own number, as its scaler keeps it up to
-    /// date.
-    Recompute,
-    /// The start of a replica is over; the number is that of its order.
-    Ready(ReplicaIndex, u64),
-}
-
-/// The world's autoscaler and its replica slots.
-#[derive(Debug)]
-pub(in crate::sim::world) struct Elastic {
-    scaler: WorldScaler,
-    slots: ReplicaSlots,
-    scaling: Scaling,
-}
-
-impl Elastic {
-    pub(in crate::sim::world) fn new(scaling: &Scaling, setup: &Setup) -> Self {
-        let until = setup.arrivals.last().map_or(Tick::ZERO, |arrival| arrival.at);
-        Self {
-            scaler: WorldScaler::new(scaling),
-            slots: ReplicaSlots::new(scaling, setup.replicas.len(), until),
-            scaling: scaling.clone(),
-        }
-    }
-
-    pub(in crate::sim::world) fn settle(self, now: Tick) -> ScalingOutcome {
-        self.slots.into_outcome(now)
-    }
-}
 
 impl World<'_> {
     /// Tells the routers which replicas are there, and starts the timers. The

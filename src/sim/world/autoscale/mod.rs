@@ -9,6 +9,7 @@ pub mod kpa;
 pub mod policy;
 pub(super) mod scaler;
 pub(super) mod slots;
+mod state;
 #[cfg(test)]
 mod tests;
 

@@ -70,7 +70,7 @@ impl WorldScaler {
     pub(in crate::sim::world) fn poll(&mut self, now: Tick, current: u32, seen: &VisibleWorld) -> u32 {
         let active = match self.policy {
             ScalePolicy::Need => match seen.demand {
-                Some(need) => need.is_busy() || need.keep || need.desired.is_none(),
+                Some(need) => need.is_busy() || need.keep_above_zero || need.desired.is_none(),
                 None => return current,
             },
             ScalePolicy::Queue(_) => seen.queued > 0,

@@ -16,7 +16,8 @@ use crate::sim::world::baseline::held::{Cap, Fifo, HeldRouter};
 use crate::sim::world::gateway::{Rack, SimGateway, policy};
 use crate::sim::world::replica::ReplicaSetup;
 use crate::sim::world::router::Router;
-use crate::sim::world::run::{RunOutcome, Setup, run};
+use crate::sim::world::run::{RunOutcome, run};
+use crate::sim::world::setup::Setup;
 
 /// Twice the usual `max`.
 const PLACES: usize = 40;

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use penstock::config::problem::Severity;
+use penstock::config::report::problem::Severity;
 use penstock::sim::server::SimHandle;
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint};

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use crate::core::model::event::{
-    Action, DispatchReason, EngineFault, JobAction, PreemptReason, RejectReason, ReplicaAction,
+    Action, DispatchReason, EngineFault, JobAction, RejectReason, ReplicaAction,
 };
 use crate::core::model::ids::{ClassId, JobId, PoolId, ReplicaId};
 use crate::core::model::job::JobSpec;
 use crate::core::model::overrides::OverrideTarget;
+use crate::core::model::reason::PreemptReason;
 use crate::core::replica::health::sleep::SleepResult;
 use crate::core::scheduler::tests::edge::Edge;
 
@@ -157,10 +158,10 @@ impl Edge {
     /// The pool is one that class and tenant may both use, by the policy in
     /// force.
     pub(super) fn check_rules(&self, spec: &JobSpec, class: ClassId, pool: PoolId) {
-        let supply = self.policy.pools.get(pool).expect("a pool of the policy").supply;
+        let supply = self.policy.pools.get(pool).expect("a pool of the policy").traits;
         let class = self.policy.classes.get(class).expect("a class of the policy");
         let tenant = self.policy.tenants.get(spec.tenant).expect("a tenant of the policy");
-        assert!(class.placement.allow(pool, &supply), "{:?} forbids {supply:?}", class.placement);
-        assert!(tenant.placement.allow(pool, &supply), "{:?} forbids {supply:?}", tenant.placement);
+        assert!(class.placement.allows(pool, &supply), "{:?} forbids {supply:?}", class.placement);
+        assert!(tenant.placement.allows(pool, &supply), "{:?} forbids {supply:?}", tenant.placement);
     }
 }

@@ -1,4 +1,4 @@
-//! An edge that believes nothing: it does what the scheduler asks, and checks it.
+//! Test edge: carries out the actions of the scheduler and checks each of them.
 
 mod checks;
 
@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::core::billing::bill::{IdleTime, StayBill};
-use crate::core::model::event::{Action, AttemptOutcome, EngineFault, Event, PreemptReason};
+use crate::core::model::event::{Action, AttemptOutcome, EngineFault, Event};
 use crate::core::model::ids::{ClassId, JobId, ModelId, ReplicaId, TenantId};
 use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
 use crate::core::model::overrides::{Override, OverrideChange, OverrideTarget};
 use crate::core::model::policy::Policy;
+use crate::core::model::reason::PreemptReason;
 use crate::core::model::time::Tick;
 use crate::core::replica::health::sleep::SleepResult;
 use crate::core::scheduler::Scheduler;
@@ -188,7 +189,7 @@ impl Edge {
         let Some((&replica, _)) = self.probes.first_key_value() else { return };
         self.probes.remove(&replica);
         let event = if found {
-            Event::ReplicaFound { replica }
+            Event::ProbeSucceeded { replica }
         } else {
             Event::ReplicaLost { replica, answers: true }
         };
@@ -198,7 +199,7 @@ impl Edge {
     fn rest(&mut self, rested: Option<SleepResult>) {
         let Some((&replica, &(_, order))) = self.orders.first_key_value() else { return };
         self.orders.remove(&replica);
-        self.event(Event::SleepAnswered { replica, rested: rested.unwrap_or(order) });
+        self.event(Event::SleepAnswered { replica, result: rested.unwrap_or(order) });
     }
 
     fn start(&mut self, which: usize) {
@@ -259,7 +260,7 @@ impl Edge {
             }
             Op::Adapters(replica, slots, running) => self.adapters(ReplicaId::new(replica), slots, running),
             Op::Paced(replica, pace) => {
-                self.event(Event::ItlSampled { replica: ReplicaId::new(replica), pace });
+                self.event(Event::ItlSampled { replica: ReplicaId::new(replica), sample: pace });
             }
             Op::Answer(found) => self.answer(found),
             Op::Rest(rested) => self.rest(rested),
@@ -269,7 +270,7 @@ impl Edge {
             Op::Override(measure, millis) => self.set(measure, millis),
             Op::Restore(target) => {
                 self.barred.remove(&target);
-                self.event(Event::Restored(target));
+                self.event(Event::OverrideEnded(target));
             }
             Op::Drain => self.event(Event::Draining),
         }

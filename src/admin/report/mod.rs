@@ -1,0 +1,248 @@
+//! Bodies of the admin API. Field names are stable; times are in seconds.
+
+pub(super) mod bounds;
+pub(super) mod overview;
+pub(super) mod standing;
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use serde::Serialize;
+
+pub(super) use crate::admin::report::bounds::BoundsRow;
+use crate::admin::report::overview::{ClassQueueRow, OverrideRow, PoolOverviewRow, UnattainableRow};
+use crate::admin::report::standing::LimitRow;
+use crate::admin::state::AdminState;
+use crate::config::settings::Settings;
+use crate::core::autoscale::replica_demand::ReplicaDemand;
+use crate::core::limits::LimitStatus;
+use crate::core::model::ids::TenantId;
+use crate::core::model::policy::{Policy, Tenant};
+use crate::core::model::snapshot::{ReplicaSnapshot, Snapshot};
+use crate::core::replica::bottleneck::Bottleneck;
+use crate::fleet::discovery::SourceStatus;
+use crate::telemetry::metrics::EngineView;
+use crate::telemetry::{ConfigStatus, wall};
+
+/// `GET /admin/v1/status`.
+#[derive(Debug, Serialize)]
+pub(super) struct StatusReport {
+    version: &'static str,
+    uptime_seconds: f64,
+    ready: bool,
+    not_ready_reason: Option<&'static str>,
+    jobs: u64,
+    broken_invariants: u64,
+    config: ConfigRow,
+    pools: Vec<PoolOverviewRow>,
+    replicas: Vec<ReplicaRow>,
+    classes: Vec<ClassQueueRow>,
+    tenants: Vec<TenantReportRow>,
+    overrides: Vec<OverrideRow>,
+    unkept_promises: Vec<UnattainableRow>,
+}
+
+#[derive(Debug, Serialize)]
+struct ConfigRow {
+    generation: u64,
+    digest: String,
+    loaded_at_unix: Option<f64>,
+    loaded_seconds_ago: Option<f64>,
+    last_reload: LastReload,
+}
+
+#[derive(Debug, Serialize)]
+struct LastReload {
+    successful: bool,
+    at_unix: Option<f64>,
+    problems: Vec<String>,
+}
+
+/// Facts about the parts of the process at one moment.
+#[derive(Debug)]
+pub(super) struct ProcessFacts {
+    snapshot: Snapshot,
+    engines: Vec<EngineView>,
+    sources: Vec<SourceStatus>,
+    needs: Vec<ReplicaDemand>,
+    limits: Vec<LimitStatus>,
+}
+
+impl ProcessFacts {
+    /// Collects the facts.
+    pub(super) fn collect(state: &AdminState) -> Self {
+        Self {
+            snapshot: state.snapshot(),
+            engines: state.engine_views(),
+            sources: state.sources.statuses(),
+            needs: state.demands(),
+            limits: state.dispatcher.limits(),
+        }
+    }
+}
+
+impl StatusReport {
+    pub(super) fn new(
+        uptime: Duration,
+        ready: Result<(), &'static str>,
+        known: &ProcessFacts,
+        settings: &Settings,
+        config: &ConfigStatus,
+    ) -> Self {
+        let policy = &settings.policy;
+        let ProcessFacts { snapshot, engines, sources, needs, limits } = known;
+        Self {
+            version: env!("CARGO_PKG_VERSION"),
+            uptime_seconds: uptime.as_secs_f64(),
+            ready: ready.is_ok(),
+            not_ready_reason: ready.err(),
+            jobs: snapshot.jobs,
+            broken_invariants: snapshot.broken_invariants,
+            config: ConfigRow {
+                generation: config.generation,
+                digest: config.digest.clone(),
+                loaded_at_unix: config.loaded_at.map(wall::unix_seconds),
+                loaded_seconds_ago: config.loaded_at.map(wall::seconds_since),
+                last_reload: LastReload {
+                    successful: config.problems.is_empty(),
+                    at_unix: config.tried_at.map(wall::unix_seconds),
+                    problems: config.problems.clone(),
+                },
+            },
+            pools: overview::pools(snapshot, sources, needs, policy),
+            replicas: replicas(snapshot, engines, policy),
+            classes: overview::classes(snapshot, policy),
+            tenants: tenants(snapshot, limits, settings),
+            overrides: overview::overrides(snapshot, policy),
+            unkept_promises: overview::unattainable_objectives(snapshot, policy),
+        }
+    }
+}
+
+/// One row of `GET /admin/v1/queues`.
+#[derive(Debug, Serialize)]
+pub(super) struct QueueReportRow {
+    tenant: String,
+    class: String,
+    model: String,
+    waiting: u64,
+    bytes: u64,
+    tokens: u64,
+    oldest_seconds: f64,
+}
+
+pub(super) fn queues(snapshot: &Snapshot, policy: &Policy) -> Vec<QueueReportRow> {
+    let row = |view: &crate::core::model::snapshot::QueueSnapshot| QueueReportRow {
+        tenant: policy.tenants.name(view.tenant).to_owned(),
+        class: policy.classes.name(view.class).to_owned(),
+        model: policy.models.name(view.model).to_owned(),
+        waiting: view.waiting,
+        bytes: view.bytes,
+        tokens: view.tokens,
+        oldest_seconds: view.oldest.as_secs_f64(),
+    };
+    snapshot.queues.iter().map(row).collect()
+}
+
+/// One row of `GET /admin/v1/replicas`.
+#[derive(Debug, Serialize)]
+pub(super) struct ReplicaRow {
+    replica: String,
+    pool: Option<String>,
+    state: &'static str,
+    running: u32,
+    limit: u32,
+    prefill_tokens: u64,
+    kv_tokens: u64,
+    speed_factor: f64,
+    expected_ttft_seconds: f64,
+    held_back_by: Option<&'static str>,
+    guests_held_back_by: Option<&'static str>,
+    engine: Option<EngineRow>,
+}
+
+/// Gauges of the engine; `null` = the engine does not report the value.
+#[derive(Debug, Serialize)]
+struct EngineRow {
+    running: Option<u64>,
+    waiting: Option<u64>,
+    kv_usage: Option<f64>,
+    slots: Option<u32>,
+    kv_tokens: Option<u64>,
+    max_model_len: Option<u32>,
+    age_seconds: Option<f64>,
+    problem: Option<String>,
+}
+
+/// Ledger of each replica, beside the gauges of its engine.
+pub(super) fn replicas(snapshot: &Snapshot, engines: &[EngineView], policy: &Policy) -> Vec<ReplicaRow> {
+    let engines: HashMap<_, _> = engines.iter().map(|view| (view.replica, view)).collect();
+    let row = |view: &ReplicaSnapshot| ReplicaRow {
+        replica: policy.replicas.name(view.replica).to_owned(),
+        pool: policy.replicas.get(view.replica).map(|row| policy.pools.name(row.pool).to_owned()),
+        state: view.state.name(),
+        running: view.running,
+        limit: view.limit,
+        prefill_tokens: view.prefill_tokens,
+        kv_tokens: view.kv_tokens,
+        speed_factor: view.speed_factor,
+        expected_ttft_seconds: view.expected.as_secs_f64(),
+        held_back_by: view.bottleneck.map(Bottleneck::name),
+        guests_held_back_by: view.background_bottleneck.map(Bottleneck::name),
+        engine: engines.get(&view.replica).map(|engine| EngineRow::new(engine)),
+    };
+    snapshot.replicas.iter().map(row).collect()
+}
+
+impl EngineRow {
+    fn new(view: &EngineView) -> Self {
+        let report = view.report.unwrap_or_default();
+        Self {
+            running: report.running,
+            waiting: report.waiting,
+            kv_usage: report.kv_usage,
+            slots: report.slots,
+            kv_tokens: report.kv_tokens,
+            max_model_len: report.max_model_len,
+            age_seconds: view.age.map(|age| age.as_secs_f64()),
+            problem: view.problem.clone(),
+        }
+    }
+}
+
+/// One row of `GET /admin/v1/tenants`.
+#[derive(Debug, Serialize)]
+pub(super) struct TenantReportRow {
+    tenant: String,
+    weight: f64,
+    default_class: String,
+    classes: Vec<String>,
+    models: Option<Vec<String>>,
+    bounds: BoundsRow,
+    limits: Vec<LimitRow>,
+    #[serde(flatten)]
+    standing: overview::TenantStanding,
+}
+
+/// Tenants and their rights, without anything about their keys.
+pub(super) fn tenants(
+    snapshot: &Snapshot,
+    limits: &[LimitStatus],
+    settings: &Settings,
+) -> Vec<TenantReportRow> {
+    let policy = &settings.policy;
+    let row = |id: TenantId, name: &str, tenant: &Tenant| TenantReportRow {
+        tenant: name.to_owned(),
+        weight: tenant.weight,
+        default_class: policy.classes.name(tenant.default_class).to_owned(),
+        classes: tenant.classes.iter().map(|id| policy.classes.name(*id).to_owned()).collect(),
+        models: tenant
+            .models
+            .as_ref()
+            .map(|models| models.iter().map(|id| policy.models.name(*id).to_owned()).collect()),
+        bounds: BoundsRow::new(tenant.bounds),
+        limits: standing::limits(id, limits, settings),
+        standing: overview::tenant_standing(id, snapshot, policy),
+    };
+    policy.tenants.iter().map(|(id, name, tenant)| row(id, name, tenant)).collect()
+}

@@ -1,0 +1,27 @@
+//! Sleep policy of a pool, and the result of an order to sleep or wake.
+
+use std::time::Duration;
+
+/// Sleep settings of a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SleepPolicy {
+    /// Idle time since the last wake after which a replica may sleep; not zero.
+    pub after_idle: Duration,
+    /// Replicas of the pool that stay awake, however idle they are.
+    pub keep_awake: u32,
+    /// Time after which a wake counts as failed.
+    pub wake_timeout: Duration,
+}
+
+/// Result of an order to sleep or to wake.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SleepResult {
+    /// The replica sleeps.
+    Asleep,
+    /// The replica is awake.
+    Awake,
+    /// The result is not known.
+    Failed,
+    /// The engine does not know the order.
+    Unable,
+}

@@ -1,0 +1,49 @@
+//! Lane key: which jobs share a lane.
+
+use crate::core::model::ids::{ClassId, ModelId, TenantId};
+use crate::core::model::job::JobSpec;
+use crate::core::model::time::Tick;
+
+/// Key of a lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LaneKey {
+    pub class: ClassId,
+    pub tenant: TenantId,
+    pub model: ModelId,
+    /// Context windows of the model that are too small; see [`JobSpec::context_group`].
+    pub fit: u8,
+}
+
+impl LaneKey {
+    /// The lane of a job.
+    #[must_use]
+    pub fn of(spec: &JobSpec) -> Self {
+        Self { class: spec.class, tenant: spec.tenant, model: spec.model, fit: spec.context_group }
+    }
+}
+
+/// Part of a lane in which a job waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum LanePart {
+    /// Jobs that came back from a replica that failed them; before all fresh ones.
+    Returned = 0,
+    /// Jobs that were not dispatched yet.
+    Fresh = 1,
+}
+
+impl LanePart {
+    /// Both parts, in the order of service.
+    pub const ALL: [Self; 2] = [Self::Returned, Self::Fresh];
+}
+
+/// A job's place in a part of its lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct LanePlace {
+    /// The job can no longer keep its objective.
+    pub late: bool,
+    /// When the job's turn comes, among the jobs of its lane. Short prompts are due earlier. The
+    /// time moves once, when the job becomes late.
+    pub due: Tick,
+    /// Arrival number. A job that returns to the queue keeps its number.
+    pub seq: u64,
+}

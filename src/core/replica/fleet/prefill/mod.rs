@@ -1,0 +1,212 @@
+//! Prefill in the fleet: the prompts that replicas read, and the speed that their jobs show.
+
+pub(super) mod load;
+
+use std::time::Duration;
+
+use crate::core::model::ids::{PoolId, ReplicaId};
+use crate::core::model::job::TokenCounts;
+use crate::core::model::time::Tick;
+use crate::core::replica::itl_limit::ItlConditions;
+use crate::core::replica::ledger::Booking;
+use crate::core::replica::speed::step_time;
+use crate::core::replica::speed::ttft_model;
+
+use super::Fleet;
+use crate::core::replica::fleet::pool_state::PoolState;
+pub(super) use crate::core::replica::fleet::prefill::load::PrefillMark;
+use crate::core::replica::fleet::replica_state::ReplicaState;
+/// Largest part of its time that a replica is taken to spend on prefill.
+const MAX_PREFILL_SHARE: f64 = 0.9;
+
+/// Bounds of the prompt weight that may be under way to a first token when another prompt is sent:
+/// the weights of the smallest and of the largest usual step.
+const STEP_WEIGHTS: [u64; 2] = [2048, 8192];
+/// Parts of the TTFT objective for prompts under way: the part that lets them exceed the smallest
+/// usual step, and the part that they may never exceed.
+const TTFT_PARTS: [f64; 2] = [0.1, 0.4];
+/// A class with a longer TTFT objective than this prefers the full throughput of its replicas to an
+/// even ITL.
+const PATIENT_TTFT: Duration = Duration::from_secs(2);
+/// Least part of the possible tokens that replicas make, for an impatient and for a patient class.
+/// A class that waits too long does not get more, because its waiting jobs may be one tenant's
+/// flood.
+const MIN_THROUGHPUT: [f64; 2] = [0.88, 0.99];
+
+impl Fleet {
+    /// Work of the replica now.
+    #[must_use]
+    pub fn prefill_mark(&self, id: ReplicaId) -> PrefillMark {
+        let mark = |node: &ReplicaState| PrefillMark {
+            weights: node.weights,
+            step: step_time::decode_step(&node.ledger),
+        };
+        self.node(id).map(mark).unwrap_or_default()
+    }
+
+    /// Time before a prompt's first token at which the next prompt should be under way. The time
+    /// covers the way to the engine and back, the step under way, and the step that reads the end
+    /// of the prompt. `weight` is the weight of the prompt.
+    #[must_use]
+    pub fn prefill_lead(&self, id: ReplicaId, weight: u64) -> Duration {
+        let Some((node, pool)) = self.replica_and_pool(id) else { return Duration::ZERO };
+        let reading = ttft_model::prefill_time(weight.min(node.step_weight(pool))) as f64 * node.slowness();
+        Duration::from_nanos((node.decode_step() + node.delay() + reading) as u64)
+    }
+
+    /// Whether one more prompt of this weight may count as read before its first token is due.
+    /// Prompts of one step's weight may.
+    #[must_use]
+    pub fn may_be_ahead(&self, id: ReplicaId, weight: u64) -> bool {
+        let Some((node, pool)) = self.replica_and_pool(id) else { return false };
+        let ahead = node.ledger.ahead;
+        ahead == 0 || ahead.saturating_add(weight) <= node.step_weight(pool)
+    }
+
+    fn replica_and_pool(&self, id: ReplicaId) -> Option<(&ReplicaState, &PoolState)> {
+        let node = self.node(id)?;
+        Some((node, self.pools.get(node.pool.index())?))
+    }
+
+    /// Counts the job's prompt as read from now on. `due` tells whether its first token should have
+    /// come. Returns false when the job's booking is not there.
+    pub fn prefilled(&mut self, id: ReplicaId, booking: &mut Booking, due: bool, now: Tick) -> bool {
+        let whole = self.change(id, now, |node| {
+            let whole = node.ledger.remove(booking);
+            (booking.read, booking.due) = (true, due);
+            if whole {
+                node.ledger.add(booking);
+            }
+            whole
+        });
+        whole.unwrap_or(false)
+    }
+
+    /// Settles a job whose first token is so late that its prompt was surely read. Returns false
+    /// when the job's booking is not there.
+    pub fn settle(&mut self, id: ReplicaId, booking: &mut Booking, now: Tick) -> bool {
+        let whole = self.change(id, now, |node| {
+            let whole = node.ledger.remove(booking);
+            booking.settled = true;
+            if whole {
+                node.ledger.add(booking);
+            }
+            whole
+        });
+        whole.unwrap_or(false)
+    }
+
+    /// Learns from a first token that came `observed` after the dispatch. `raw` nanoseconds were
+    /// predicted for a replica of speed factor 1.
+    pub fn learn_ttft(
+        &mut self,
+        id: ReplicaId,
+        observed: Duration,
+        (raw, booking): (u64, &Booking),
+        now: Tick,
+    ) {
+        let Some(node) = self.replicas.get_mut(id.index()).and_then(Option::as_mut) else { return };
+        let Some(pool) = self.pools.get_mut(node.pool.index()).filter(|_| node.present) else { return };
+        let cached = ttft_model::weight(booking.prompt, 0).saturating_sub(booking.weight);
+        let cold = raw.saturating_add(ttft_model::prefill_time(cached));
+        node.speed.learn(u64::try_from(observed.as_nanos()).unwrap_or(u64::MAX), (raw, cold), now);
+        node.rank_speed(&mut pool.speeds);
+        pool.bests.first_token(observed, booking.weight, now);
+        let stretch = node.reads.first_token(observed, booking.weight, now);
+        stretch.into_iter().for_each(|stretch| pool.bests.read(stretch));
+        self.refresh(id, now);
+    }
+
+    /// Learns the speed from a plain answer that was complete `took` after its dispatch. `raw`
+    /// nanoseconds were predicted to its first token for a replica of speed factor 1. After the
+    /// first token come one step for each token, and the prompts that came to the replica
+    /// meanwhile.
+    pub fn learn_whole_answer(
+        &mut self,
+        id: ReplicaId,
+        (mark, raw): (PrefillMark, u64),
+        tokens: TokenCounts,
+        (took, seqs): (Duration, u32),
+        now: Tick,
+    ) {
+        let Some(node) = self.replicas.get_mut(id.index()).and_then(Option::as_mut) else { return };
+        let Some(pool) = self.pools.get_mut(node.pool.index()).filter(|_| node.present) else { return };
+        let steps = (tokens.output / u64::from(seqs.max(1))).saturating_sub(1);
+        let step = mark.step.midpoint(step_time::decode_step(&node.ledger));
+        let prompts = ttft_model::prefill_time(node.weights.wrapping_sub(mark.weights));
+        let predicted = raw.saturating_add(steps.saturating_mul(step)).saturating_add(prompts);
+        let ratio = took.as_nanos() as f64 / predicted.max(1) as f64;
+        node.speed.learn_whole(ratio, raw, now);
+        node.rank_speed(&mut pool.speeds);
+        self.refresh(id, now);
+    }
+
+    /// Notes how many jobs of the urgent class wait for the pool, when one of them is dispatched.
+    pub fn note_waiting(&mut self, pool: PoolId, waiting: u64) {
+        if let Some(pool) = self.pools.get_mut(pool.index()) {
+            pool.waiting = waiting;
+        }
+    }
+}
+
+impl ReplicaState {
+    /// Ratio of the engine's step times to the predicted ones. Where first tokens take longer than
+    /// the steps explain, the remainder is delay.
+    pub(super) fn slowness(&self) -> f64 {
+        self.itl_limit.slowness().map_or(self.factor, |slowness| slowness.min(self.factor))
+    }
+
+    /// Nanoseconds of a TTFT that are not computation: the network, the engine's frontend, its
+    /// tokenizer.
+    pub(super) fn delay(&self) -> f64 {
+        (self.factor - self.slowness()) * self.speed.mean_raw()
+    }
+
+    /// Weight of prompts that may be sent in addition to those being read. More than a step's
+    /// weight would only wait inside the engine. There is no bound while the replica reads no
+    /// prompt as far as the gateway can know: a prompt sent less than the delay ago may have been
+    /// read, although its first token cannot be here yet.
+    pub(super) fn prefill_left(&self, pool: &PoolState) -> u64 {
+        if self.ledger.prefill <= self.delay_weight() {
+            return u64::MAX;
+        }
+        self.prefill_at_once(pool).saturating_sub(self.ledger.prefill)
+    }
+
+    /// Weight of prompts that may be sent and not yet answered.
+    pub(super) fn prefill_at_once(&self, pool: &PoolState) -> u64 {
+        self.step_weight(pool).saturating_add(self.delay_weight())
+    }
+
+    /// Weight of prompts that one of the replica's steps is taken to read. If this weight exceeds
+    /// that of the engine's step, a prompt waits inside the engine for a small part of its
+    /// objective.
+    pub(super) fn step_weight(&self, pool: &PoolState) -> u64 {
+        let objective = pool.objective.ttft.as_nanos() as f64 / self.slowness();
+        let [short, most] = TTFT_PARTS.map(|part| ttft_model::weight_in((objective * part) as u64));
+        let [least, largest] = STEP_WEIGHTS;
+        short.clamp(least, largest).min(most)
+    }
+
+    /// Weight of prompts that the replica reads in the time of its delay.
+    pub(super) fn delay_weight(&self) -> u64 {
+        ttft_model::weight_in((self.delay() / self.slowness()) as u64)
+    }
+
+    /// Conditions of the replica's ITL limit.
+    pub(super) fn itl_conditions(&self, pool: &PoolState) -> ItlConditions {
+        let patient = pool.objective.ttft > PATIENT_TTFT;
+        let share = u32::try_from(pool.waiting / u64::from(pool.counts.up.max(1))).unwrap_or(u32::MAX);
+        ItlConditions {
+            running: self.ledger.seqs,
+            step: step_time::decode_step(&self.ledger) as f64,
+            slope: step_time::step_per_seq(&self.ledger) * self.factor,
+            prefilling: (self.prefill_load.rate * ttft_model::prefill_time(1) as f64 * self.slowness())
+                .min(MAX_PREFILL_SHARE),
+            best: pool.bests.best().gap,
+            objective: pool.objective.itl,
+            wanted: self.ledger.seqs.saturating_add(share).min(self.full(pool)),
+            min_throughput: MIN_THROUGHPUT[usize::from(patient)],
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Replica search: the replica that can take a job and gives its first token soonest.
+
+pub(super) mod requirements;
+
+use crate::core::model::bit_set::BitSet;
+use crate::core::model::ids::{PoolId, ReplicaId};
+use crate::core::model::time::Tick;
+use crate::core::queue::fit_tree::{FitRank, FitSize, FitTree};
+use crate::core::replica::affinity::adapter_slots::AdapterState;
+use crate::core::replica::ledger::{ReplicaRank, RoutingDemand};
+use crate::core::replica::speed::ttft_model::{self, TtftModel};
+
+use super::Fleet;
+use crate::core::replica::fleet::pool_state::PoolState;
+use crate::core::replica::fleet::replica_state::{FreeCapacity, ReplicaState};
+pub(super) use crate::core::replica::fleet::search::requirements::{ReplicaMatch, ReplicaRequirements};
+
+/// A job waits for a replica that is only reading prompts when its cost there is below this part of
+/// the cost at the best free replica.
+const WORTH_WAITING: f64 = 0.7;
+
+fn worth_waiting(free: u64, soon: u64) -> bool {
+    (soon as f64) < free as f64 * WORTH_WAITING
+}
+
+impl Fleet {
+    /// Pools that have a replica with free capacity, each with the largest free capacity in each
+    /// dimension.
+    pub fn free_pools(&self, pools: &BitSet, background: bool) -> impl Iterator<Item = (PoolId, FitSize)> {
+        self.open.intersection(pools).filter_map(move |index| {
+            let pool = self.pools.get(index).filter(|pool| pool.is_open(background))?;
+            let board = pool.tree(background);
+            (!board.is_empty()).then(|| (PoolId::from(index), board.least_size().complement()))
+        })
+    }
+
+    /// Finds the replica that can take the job and predicts its first token soonest.
+    pub fn find(
+        &self,
+        pools: &[PoolId],
+        required: &ReplicaRequirements<'_>,
+        avoid: &dyn Fn(ReplicaId) -> bool,
+    ) -> Option<ReplicaMatch> {
+        let weight = ttft_model::weight(required.prompt, 0);
+        let need = FitSize { prefill: weight, ..required.size }.complement();
+        let skip = |id: &ReplicaId| avoid(*id);
+        let first = |pool: &PoolState, board: &FitTree<ReplicaRank, ReplicaId>| {
+            let ask = RoutingDemand {
+                weight,
+                output: required.output,
+                needs_load: pool.adapters.contains(&required.model),
+            };
+            let found = board.first(ask, need, &skip).filter(|(_, entry)| entry.key.can_load(ask));
+            found.map(|(cost, _)| cost)
+        };
+        let open = self.pools(pools).filter(|pool| pool.is_open(required.background));
+        let cold = open.filter_map(|pool| first(pool, pool.tree(required.background)));
+        let usable = |room: fn(&FreeCapacity, bool) -> Option<FitSize>| {
+            let here = self.warm_candidates(pools, required).filter(|id| !avoid(*id));
+            here.filter_map(move |id| self.cost_if_room(id, pools, required, room))
+        };
+        let warm = usable(FreeCapacity::now);
+        let best = cold.chain(warm).min()?;
+        let found = |waits| {
+            Some(ReplicaMatch { replica: best.2, ttft: self.ttft(best.2, required), should_wait: waits })
+        };
+        if required.background {
+            return found(false);
+        }
+        let soon =
+            self.pools(pools).filter_map(|pool| first(pool, &pool.soon)).chain(usable(|rooms, _| rooms.soon));
+        let soon = soon.map(|cost| cost.0).min();
+        found(soon.is_some_and(|soon| worth_waiting(best.0, soon)))
+    }
+
+    /// Further nanoseconds for which a job that leaves a free replica to others does so for its
+    /// session's sake.
+    pub fn session_wait(
+        &self,
+        pools: &[PoolId],
+        required: &ReplicaRequirements<'_>,
+        avoid: &dyn Fn(ReplicaId) -> bool,
+    ) -> Option<u64> {
+        let (own, left) = required.session?;
+        let bare = ReplicaRequirements { session: None, ..*required };
+        let free = self.find(pools, &bare, avoid)?.replica;
+        let (free, own) = (self.cost(free, &bare)?, self.cost(own, &bare)?);
+        let enough = (free as f64 * WORTH_WAITING).ceil() as u64;
+        Some(left.saturating_sub(own.saturating_sub(enough)))
+    }
+
+    /// Replicas that may serve the job sooner than their rank says: they have a prefix of its
+    /// prompt, its adapter, or its session.
+    fn warm_candidates<'a>(
+        &'a self,
+        pools: &[PoolId],
+        required: &'a ReplicaRequirements<'_>,
+    ) -> impl Iterator<Item = ReplicaId> {
+        let cached = required.cached.iter().map(|(id, _)| *id);
+        let session = required.session.map(|(id, _)| id);
+        cached.chain(self.holders(pools, required.model).iter().copied()).chain(session)
+    }
+
+    /// Cost of the job at a replica, counting its cached prefix, adapter and session there; `None`
+    /// if the replica has no room.
+    fn cost_if_room(
+        &self,
+        id: ReplicaId,
+        pools: &[PoolId],
+        required: &ReplicaRequirements<'_>,
+        room: fn(&FreeCapacity, bool) -> Option<FitSize>,
+    ) -> Option<<ReplicaRank as FitRank>::Cost> {
+        let node = self.node(id).filter(|node| pools.contains(&node.pool))?;
+        let pool = self.pools.get(node.pool.index()).filter(|pool| pool.is_open(required.background))?;
+        let fits = room(&node.free_capacity, pool.is_background(required.background))
+            .is_some_and(|room| required.need_at(id).fits_in(room));
+        let cost = self.cost(id, required).filter(|_| fits)?;
+        Some((cost, node.last_chosen, id))
+    }
+
+    /// Cost of the job at the replica, in nanoseconds, for comparison; `None` where its adapter
+    /// cannot be loaded.
+    #[must_use]
+    pub fn cost(&self, id: ReplicaId, required: &ReplicaRequirements<'_>) -> Option<u64> {
+        let node = self.node(id)?;
+        let pool = self.pools.get(node.pool.index())?;
+        let fit = node.adapter_fit(pool, required.model);
+        if fit == Some(AdapterState::Full) {
+            return None;
+        }
+        let miss = fit.map_or(0, |fit| pool.load.cost(fit));
+        let cost = node.ttft_model().cost(required.weight_at(id), required.output).saturating_add(miss);
+        Some(
+            required
+                .session
+                .filter(|(own, _)| *own == id)
+                .map_or(cost, |(_, bound)| cost.saturating_sub(bound)),
+        )
+    }
+
+    /// Predicted TTFT of the job at the replica, in nanoseconds.
+    #[must_use]
+    pub fn ttft(&self, id: ReplicaId, required: &ReplicaRequirements<'_>) -> u64 {
+        let load = self.adapter_fit(id, required.model).filter(|fit| fit.needs_load());
+        let load = load.map_or(0, |_| self.load_nanos(id));
+        self.ttft_model(id)
+            .map_or(u64::MAX, |ttft_model| ttft_model.ttft(required.weight_at(id)).saturating_add(load))
+    }
+
+    /// Whether some replica can take the job once that replica has read its prompts.
+    #[must_use]
+    pub fn fits_soon(&self, pools: &[PoolId], required: &ReplicaRequirements<'_>) -> bool {
+        let need = required.size.complement();
+        let fits = |pool: &PoolState| {
+            let ask =
+                RoutingDemand { weight: 0, output: 0, needs_load: pool.adapters.contains(&required.model) };
+            pool.soon.first(ask, need, &|_| false).is_some_and(|(_, entry)| entry.key.can_load(ask))
+        };
+        let bare =
+            ReplicaRequirements { size: FitSize { prefill: 0, ..required.size }, prompt: 0, ..*required };
+        let holders = self.holders(pools, required.model).iter();
+        self.pools(pools).any(fits)
+            || holders.clone().any(|id| self.cost_if_room(*id, pools, &bare, |rooms, _| rooms.soon).is_some())
+    }
+
+    /// Number of replicas of the pools that can take the job now.
+    #[must_use]
+    pub fn count_fitting(&self, pools: &[PoolId], required: &ReplicaRequirements<'_>) -> u32 {
+        let open = self.pools(pools).filter(|pool| pool.is_open(required.background));
+        open.map(|pool| pool.tree(required.background).count(required.size.complement())).sum()
+    }
+
+    /// Whether the replica can take the job now. A held replica counts when `even_held` is set.
+    #[must_use]
+    pub fn fits(
+        &self,
+        id: ReplicaId,
+        required: &ReplicaRequirements<'_>,
+        even_held: bool,
+        now: Tick,
+    ) -> bool {
+        let Some(node) = self.node(id) else { return false };
+        let Some(pool) = self.pools.get(node.pool.index()) else { return false };
+        let rooms = match node.held && even_held {
+            true => ReplicaState { held: false, ..node.clone() }.find_free_capacity(pool, now, &self.rules),
+            false => node.free_capacity,
+        };
+        let room = rooms.now(pool.is_background(required.background));
+        let comes_in = node.adapter_fit(pool, required.model) != Some(AdapterState::Full);
+        comes_in
+            && pool.is_open(required.background)
+            && room.is_some_and(|room| required.need_at(id).fits_in(room))
+    }
+
+    /// Whether another replica predicts the job's first token so much sooner than this one that the
+    /// job waits for it.
+    #[must_use]
+    pub fn waits_for_better(
+        &self,
+        id: ReplicaId,
+        pools: &[PoolId],
+        required: &ReplicaRequirements<'_>,
+    ) -> bool {
+        let promised = |id: ReplicaId| self.cost(id, required).unwrap_or(u64::MAX);
+        let others = self.pools(pools).flat_map(|pool| &pool.members);
+        let soon = others.filter(|other| {
+            let room = self.node(**other).and_then(|node| node.free_capacity.soon);
+            room.is_some_and(|room| FitSize { prefill: 0, ..required.size }.fits_in(room))
+        });
+        !required.background
+            && soon.map(|other| promised(*other)).min().is_some_and(|soon| worth_waiting(promised(id), soon))
+    }
+
+    /// TTFT model of the replica.
+    #[must_use]
+    pub fn ttft_model(&self, id: ReplicaId) -> Option<TtftModel> {
+        self.node(id).map(ReplicaState::ttft_model)
+    }
+
+    /// Replica to hold for `need`: of the pool's replicas that are large enough as a whole, else of
+    /// all, the one with the least outstanding work. Looks at every replica of the pool.
+    #[must_use]
+    pub fn find_to_hold(
+        &self,
+        pool: PoolId,
+        need: FitSize,
+        now: Tick,
+        avoid: &dyn Fn(ReplicaId) -> bool,
+    ) -> Option<ReplicaId> {
+        let pool = self.pools.get(pool.index())?;
+        let members = pool.members.iter().copied().filter(|id| !avoid(*id));
+        let ranked = members.filter_map(|id| {
+            let node = self.node(id).filter(|node| node.counts_as_up() && !node.held)?;
+            let whole = node.full_size(pool, now, &self.rules);
+            Some((!need.fits_in(whole), node.ledger.work(), id))
+        });
+        ranked.min().map(|(_, _, id)| id)
+    }
+}

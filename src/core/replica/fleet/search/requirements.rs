@@ -1,0 +1,56 @@
+//! Replica requirements of a job, and the replica that meets them.
+
+use crate::core::model::ids::{ModelId, ReplicaId};
+use crate::core::queue::fit_tree::FitSize;
+use crate::core::replica::speed::ttft_model::{self};
+
+/// Requirements of a job for a replica.
+#[derive(Debug, Clone, Copy)]
+pub struct ReplicaRequirements<'a> {
+    /// Capacity that the job needs. The prefill is what it needs where most of its prompt is
+    /// cached.
+    pub size: FitSize,
+    pub prompt: u64,
+    /// Output tokens of each of its sequences that count in the choice of a replica: all expected
+    /// ones, or a part of them for a stream.
+    pub output: u64,
+    /// Replicas that have a prefix of its prompt cached, with the tokens of the prefix.
+    pub cached: &'a [(ReplicaId, u64)],
+    /// True when the job is background: a more urgent class uses the replicas.
+    pub background: bool,
+    /// Model of the job, which may be an adapter.
+    pub model: ModelId,
+    /// Replica of the job's session, and the nanoseconds by which its first token may come later
+    /// there than elsewhere.
+    pub session: Option<(ReplicaId, u64)>,
+}
+
+impl ReplicaRequirements<'_> {
+    /// Prompt tokens that the replica has cached.
+    #[must_use]
+    pub fn cached_at(&self, replica: ReplicaId) -> u64 {
+        self.cached.iter().find(|(id, _)| *id == replica).map_or(0, |(_, tokens)| *tokens)
+    }
+
+    /// Weight of the prompt at the replica.
+    #[must_use]
+    pub fn weight_at(&self, replica: ReplicaId) -> u64 {
+        ttft_model::weight(self.prompt, self.cached_at(replica))
+    }
+
+    /// What it needs there.
+    pub(in crate::core::replica::fleet) fn need_at(&self, replica: ReplicaId) -> FitSize {
+        FitSize { prefill: self.weight_at(replica), ..self.size }
+    }
+}
+
+/// Replica that a search found for a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReplicaMatch {
+    pub replica: ReplicaId,
+    /// Predicted TTFT in nanoseconds.
+    pub ttft: u64,
+    /// True when another replica, which only has to read its prompts first, predicts the first
+    /// token so much sooner that the job waits for that replica.
+    pub should_wait: bool,
+}

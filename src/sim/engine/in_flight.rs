@@ -1,0 +1,12 @@
+//! Step in flight: what the engine computes until the step ends.
+
+use crate::core::model::time::Tick;
+use crate::sim::engine::seq::PriorityKey;
+
+/// The step that is being computed.
+#[derive(Debug)]
+pub(super) struct InFlight {
+    pub(super) end: Tick,
+    /// Tokens computed for each sequence.
+    pub(super) chunks: Vec<(PriorityKey, u32)>,
+}

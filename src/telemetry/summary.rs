@@ -1,0 +1,155 @@
+//! Request summary: what became of a request, for the log, metrics, trace, usage rows and trail.
+
+use std::time::Duration;
+
+use crate::core::billing::bill::StayBill;
+use crate::core::model::event::DispatchReason;
+use crate::core::model::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
+use crate::core::model::job::JobUsage;
+use crate::tokens::CountSource;
+
+/// Summary of one request, from its head to its last byte. The log line, metrics, trace, usage
+/// rows, trail and shadow comparison of the request are all made of this value. It is emitted
+/// exactly once for every request that got a request id.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct RequestSummary<'a> {
+    /// Request id that the client got.
+    pub request_id: &'a str,
+    /// Trace id; absent when the trace is not recorded.
+    pub trace_id: Option<&'a str>,
+    /// Public part of the API key.
+    pub key_id: Option<&'a str>,
+    /// Tenant; absent = no known tenant.
+    pub tenant: Option<TenantId>,
+    /// Latency class that the request asked for. The class after a demotion is in `placed`.
+    pub class: Option<ClassId>,
+    /// Model; absent when it is not configured.
+    pub model: Option<ModelId>,
+    /// Model as the client wrote it. For the log and traces only, never a label.
+    pub requested_model: Option<&'a str>,
+    /// Model that the client asked for, when a fallback model served the request.
+    pub fallback_from: Option<ModelId>,
+    /// Reason for the fallback.
+    pub fallback_reason: Option<&'static str>,
+    /// Pool of the last attempt.
+    pub pool: Option<PoolId>,
+    /// Replica of the last attempt.
+    pub replica: Option<ReplicaId>,
+    /// Engine of the last attempt (`vllm`, ...): `gen_ai.provider.name`.
+    pub engine: Option<&'static str>,
+    /// API of the call, as its path at the engine, such as `/v1/chat/completions`.
+    pub api: &'static str,
+    /// `gen_ai.operation.name`: `chat`, `text_completion`, `embeddings`, ...
+    pub operation: &'static str,
+    /// Whether the client asked for a stream.
+    pub stream: bool,
+    /// HTTP status that the client got; 499 when the client left before one was sent.
+    pub status: u16,
+    pub outcome: RequestOutcome,
+    /// Code of the error or refusal; absent for a success.
+    pub reason: Option<&'static str>,
+    /// Prompt tokens before any engine counted them, and the source of the number; absent = the
+    /// request ended before its prompt was counted.
+    pub prompt: Option<(u64, CountSource)>,
+    /// Tokens that the request consumed. Absent, or exactly zero, when no engine got the request.
+    pub usage: Option<JobUsage>,
+    /// Whether an engine got the request. If not, its usage is exactly zero.
+    pub reached_engine: bool,
+    /// Bills of the request's stays at replicas, in order.
+    pub bills: &'a [StayBill],
+    pub timings: Timings,
+    /// Durations since the dispatch to the engine that answered; absent = not dispatched.
+    pub at_engine: Option<EngineTimings>,
+    /// Number of attempts.
+    pub attempts: u32,
+    /// Number of continuations at another replica.
+    pub continued: u32,
+    /// Number of preemptions: the job was taken back before its first token.
+    pub recalls: u32,
+    /// Reason of the last preemption.
+    pub recall_reason: Option<&'static str>,
+    /// Id of the earlier request that this request retries and whose arrival time it took over.
+    pub replaces: Option<&'a str>,
+    /// Id of the retry that took over this request's arrival time.
+    pub replaced_by: Option<&'a str>,
+    /// Reason of the last dispatch, with the state of the ledger at that moment.
+    pub placed: Option<DispatchReason>,
+    /// Finish reason that the engine reported.
+    pub finish_reason: Option<&'a str>,
+}
+
+/// Outcome of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum RequestOutcome {
+    /// The client got the whole answer.
+    Success,
+    /// The request itself was at fault.
+    ClientError,
+    /// The gateway refused the request: limits, a full queue, a deadline, a drain.
+    Rejected,
+    /// The client left before the end of the answer.
+    ClientGone,
+    /// An engine or the gateway failed the request.
+    #[default]
+    Failed,
+}
+
+impl RequestOutcome {
+    /// Short stable name for logs and metric labels.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Success => "success",
+            Self::ClientError => "client_error",
+            Self::Rejected => "rejected",
+            Self::ClientGone => "client_gone",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// Durations of a request. An absent duration means that the request never reached that point.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Timings {
+    /// Time in the queue, over all attempts.
+    pub queue: Option<Duration>,
+    /// Time to connect to the engine, in the last attempt.
+    pub connect: Option<Duration>,
+    /// TTFT: time from the request's head to the first token of a stream.
+    pub first_token: Option<Duration>,
+    /// Time from the request's head to the end.
+    pub total: Duration,
+    /// Mean ITL: mean time between two tokens of the stream.
+    pub gap_mean: Option<Duration>,
+    /// Largest ITL: longest time between two tokens of the stream.
+    pub gap_max: Option<Duration>,
+}
+
+/// Durations of a request at the engine that answered it, without time in the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EngineTimings {
+    /// Time to the first token; absent for a plain answer.
+    pub first_token: Option<Duration>,
+    /// Time from the dispatch to the end.
+    pub total: Duration,
+}
+
+/// Result of a request or of its shadow copy. Times count from the dispatch to the engine that
+/// answered: time in the queue says nothing about an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShadowSide {
+    pub outcome: RequestOutcome,
+    /// Pool that served it.
+    pub pool: Option<PoolId>,
+    /// Time to the first token; absent for a plain answer.
+    pub first_token: Option<Duration>,
+    /// Time to the end.
+    pub total: Duration,
+    /// Generated tokens; absent = not counted.
+    pub output_tokens: Option<u64>,
+}
+
+impl ShadowSide {
+    /// Label values of the two sides.
+    pub(in crate::telemetry) const NAMES: [&'static str; 2] = ["original", "copy"];
+}
