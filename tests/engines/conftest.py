@@ -21,10 +21,18 @@ BINARY = os.environ["PENSTOCK_BIN"]
 SEQUENCES = 4
 
 
+#: Ports that `free_port` has given out; the system may offer one again before it is used.
+GIVEN = set()
+
+
 def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    while True:
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        if port not in GIVEN:
+            GIVEN.add(port)
+            return port
 
 
 def until(what, condition):

@@ -24,10 +24,18 @@ def until(check, what, seconds=20):
     raise AssertionError(f"after {seconds} s still not: {what}")
 
 
+#: Ports that `free_port` has given out; the system may offer one again before it is used.
+GIVEN = set()
+
+
 def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    while True:
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        if port not in GIVEN:
+            GIVEN.add(port)
+            return port
 
 
 class Engine:
