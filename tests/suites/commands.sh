@@ -9,6 +9,12 @@ if ! command -v promtool >/dev/null; then
   { $sudo apt-get update -q && $sudo apt-get install -yq --no-install-recommends prometheus; } >/dev/null 2>&1
   command -v promtool >/dev/null || die "needs promtool: apt-get install prometheus"
 fi
+book=$PENSTOCK_CACHE/mdbook
+if ! command -v mdbook >/dev/null && [ ! -x "$book/bin/mdbook" ]; then
+  cargo install --quiet mdbook --version "^0.5" --no-default-features --locked --root "$book" ||
+    die "cannot install mdbook"
+fi
+export PATH=$PATH:$book/bin
 venv=$PENSTOCK_CACHE/commands-venv
 pins=(pytest==8.4.2 openai==3.52.0 PyYAML==6.0.3)
 if [ "$(cat "$venv/pins" 2>/dev/null)" != "${pins[*]}" ]; then

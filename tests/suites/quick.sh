@@ -18,6 +18,8 @@ fi
 counted format cargo fmt --all --check
 counted clippy cargo clippy --workspace --all-targets --quiet -- -D warnings
 counted docs env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet --document-private-items
+# Most integration tests wait for each other's time: more of them than cores run at once.
+export RUST_TEST_THREADS=${RUST_TEST_THREADS:-4}
 out=$(mktemp)
 cargo test --workspace --quiet 2>&1 | tee "$out"
 status=${PIPESTATUS[0]}
