@@ -83,7 +83,8 @@ pub enum Command {
     /// of a less urgent one: yes, or what keeps it from that. pace: one more
     /// sequence would cost the objective between tokens; slots: its places are
     /// taken; kv: its cache is full; reading: it reads enough prompts at once;
-    /// guest_share, reserve: the rest is kept for the urgent class.
+    /// guest_share, reserve: the rest is kept for the urgent class; released: it
+    /// serves less urgent classes, and others serve the urgent one.
     ///
     /// Exit code 1, here and for the other commands that ask a gateway: it
     /// cannot be reached, or it refuses.

@@ -45,7 +45,7 @@ pub enum Event {
         sample: ItlSample,
     },
     /// Bytes came from the replica's engine since the last such event, or the last
-    /// `Paced`. Sent at most a few times a second for each replica.
+    /// `ItlSampled`. Sent at most a few times a second for each replica.
     BytesReceived { replica: ReplicaId },
     /// The number of the replica's streams that wait for their clients to read has changed. The
     /// engine owes these streams nothing meanwhile.
@@ -240,7 +240,7 @@ pub enum ReplicaAction {
         /// Fault of that replica.
         why: EngineFault,
     },
-    /// Ask the replica whether it is there; answer with `ReplicaFound` or
+    /// Ask the replica whether it is there; answer with `ProbeSucceeded` or
     /// `ReplicaLost`.
     Probe { replica: ReplicaId },
     /// The replica owes something and is silent: scrape its gauges now. The
@@ -252,7 +252,7 @@ pub enum ReplicaAction {
         /// Time that the replica was out of service.
         after: Duration,
     },
-    /// Put the replica to sleep; answer with `Rested`. It gets no work.
+    /// Put the replica to sleep; answer with `SleepAnswered`. It gets no work.
     Sleep { replica: ReplicaId },
     /// Wake the replica; answer with `SleepAnswered`.
     Wake {

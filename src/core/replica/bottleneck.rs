@@ -21,6 +21,8 @@ pub enum Bottleneck {
     BackgroundShare,
     /// The free slots are headroom for an urgent class.
     Headroom,
+    /// The replica serves slower classes; others of its pool keep the urgent class's objective.
+    Released,
     /// Enough other replicas of the pool read prompts of background classes.
     BackgroundPrefill,
 }
@@ -39,6 +41,7 @@ impl Bottleneck {
             Self::Prefill => "reading",
             Self::BackgroundShare => "guest_share",
             Self::Headroom => "reserve",
+            Self::Released => "released",
             Self::BackgroundPrefill => "guest_readers",
         }
     }

@@ -14,7 +14,7 @@
 //! predicted to add.
 //!
 //! The limit does not fall below the number of sequences at which the engine makes enough of
-//! the tokens that it could make ([`ItlConditions::min_throughput`]).
+//! the tokens that it could make ([`ItlAim::min_throughput`]).
 
 use std::time::Duration;
 
@@ -43,6 +43,8 @@ const MOST_SLOPE: f64 = 2.0;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ItlLimit {
     limit: f64,
+    /// Limit under the objective of released replicas.
+    released: f64,
     mean: Option<ItlPoint>,
     /// Mean ratio of the ITL to the ITL predicted for a replica of speed factor 1.
     slowness: f64,
@@ -81,6 +83,15 @@ pub struct ItlConditions {
     pub prefilling: f64,
     /// Shortest mean ITL that its pool has shown.
     pub best: Option<Duration>,
+    /// What the limit is for.
+    pub aim: ItlAim,
+    /// What the limit of a released replica is for; see [`crate::core::replica::keepers`].
+    pub released: Option<ItlAim>,
+}
+
+/// Objective of an ITL limit.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ItlAim {
     /// ITL objective.
     pub objective: Duration,
     /// Sequences that would run there without a limit.
@@ -94,6 +105,7 @@ impl Default for ItlLimit {
         let base = ItlPoint::default();
         Self {
             limit: f64::INFINITY,
+            released: f64::INFINITY,
             mean: None,
             slowness: 1.0,
             gaps: 0.0,
@@ -109,6 +121,12 @@ impl ItlLimit {
     #[must_use]
     pub fn seqs(&self) -> u32 {
         self.limit as u32
+    }
+
+    /// Limit in sequences under the objective of released replicas.
+    #[must_use]
+    pub fn released_seqs(&self) -> u32 {
+        self.released as u32
     }
 
     /// Mean ITL now, in nanoseconds.
@@ -155,7 +173,10 @@ impl ItlLimit {
         self.base.follow(seen, newest_moves);
         let mean = *mean;
         let predicted = at.slope + at.prefilling * mean.gap / mean.seqs;
-        self.limit = self.limit_at(mean, self.slope(mean, predicted), at);
+        let slope = self.slope(mean, predicted);
+        self.limit = self.limit_at(mean, slope, at, &at.aim);
+        let released = at.released.map(|aim| self.limit_at(mean, slope, at, &aim));
+        self.released = released.unwrap_or(f64::INFINITY);
     }
 
     /// Nanoseconds that one more sequence adds to a step. The line does not start below 0.
@@ -165,8 +186,8 @@ impl ItlLimit {
         shown.max(least).min(most).max(1.0)
     }
 
-    fn limit_at(&self, mean: ItlPoint, slope: f64, at: &ItlConditions) -> f64 {
-        let aim = self.target(at.objective);
+    fn limit_at(&self, mean: ItlPoint, slope: f64, at: &ItlConditions, goal: &ItlAim) -> f64 {
+        let aim = self.target(goal.objective);
         let kept_once = at.best.is_some_and(|best| best.as_nanos() as f64 <= aim);
         let (decoding, others) = (mean.gap * (1.0 - at.prefilling), at.slope * (mean.seqs - 1.0));
         if decoding - MOST_SLOPE * others > aim && !kept_once {
@@ -176,10 +197,10 @@ impl ItlLimit {
         let alone = best.min(decoding).max(decoding - others);
         let fits = mean.seqs + (aim - mean.gap) / slope;
         let limit = fits.max(f64::from(at.running) * MIN_AFTER_CUT);
-        let (wanted, alone) = (f64::from(at.wanted), alone.max(0.0));
+        let (wanted, alone) = (f64::from(goal.wanted), alone.max(0.0));
         let slope = (mean.gap - alone).max(0.0) / mean.seqs;
-        let enough = at.min_throughput * wanted * alone
-            / (alone + (1.0 - at.min_throughput) * slope * wanted).max(1.0);
+        let enough = goal.min_throughput * wanted * alone
+            / (alone + (1.0 - goal.min_throughput) * slope * wanted).max(1.0);
         limit.max(enough.ceil()).max(1.0)
     }
 }
@@ -207,9 +228,8 @@ mod tests {
                 slope,
                 prefilling: 0.0,
                 best,
-                objective,
-                wanted,
-                min_throughput: 0.9,
+                aim: ItlAim { objective, wanted, min_throughput: 0.9 },
+                released: None,
             };
             limit.learn(&pace, &at);
         }
@@ -249,9 +269,8 @@ mod tests {
                 slope: 0.2 * MS,
                 prefilling: 0.0,
                 best,
-                objective,
-                wanted: 1,
-                min_throughput: 0.9,
+                aim: ItlAim { objective, wanted: 1, min_throughput: 0.9 },
+                released: None,
             };
             limit.learn(&pace, &at);
         }

@@ -1,7 +1,7 @@
 //! Ledger: the work in flight at each replica, and the rank that puts the replica with the
 //! soonest first token first.
 
-use crate::core::model::ids::{ModelId, ReplicaId};
+use crate::core::model::ids::{ClassId, ModelId, ReplicaId};
 use crate::core::queue::fit_tree::FitRank;
 use crate::core::replica::speed::ttft_model::TtftModel;
 
@@ -38,6 +38,7 @@ pub struct Ledger {
 /// Booking of one job at a replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Booking {
+    pub class: ClassId,
     pub seqs: u32,
     pub prompt: u64,
     /// Prefill cost of the prompt there, by [`crate::core::replica::speed::ttft_model::weight`].
@@ -230,6 +231,7 @@ mod tests {
     fn a_job_weighs_less_once_its_prompt_is_read() {
         let mut ledger = Ledger::default();
         let mut booking = Booking {
+            class: ClassId::new(0),
             seqs: 2,
             prompt: 100,
             weight: 100,

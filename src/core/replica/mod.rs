@@ -5,6 +5,7 @@ pub mod bottleneck;
 pub mod fleet;
 pub mod health;
 pub mod itl_limit;
+pub mod keepers;
 pub mod ledger;
 pub mod reconcile;
 pub mod seq_limit;

@@ -170,6 +170,7 @@ impl Job {
     /// The booking at a replica that has `cached` tokens of the prompt.
     pub(super) fn booking(&self, cached: u64, background: bool) -> Booking {
         Booking {
+            class: self.spec.class,
             seqs: self.spec.sequences,
             prompt: self.prompt(),
             weight: ttft_model::weight(self.prompt(), cached),

@@ -1,33 +1,20 @@
-//! The scheduler: who goes where, when, and why.
+//! Scheduler: which job goes to which replica, when, and why.
 //!
-//! A job waits here and gets its replica only when that one can start it at
-//! once (late binding). The rules, each beside its code:
+//! A job waits here and gets its replica only when the replica can start it at once (late binding).
+//! Each event changes the state and dispatches what can start. The rules stand in these modules:
 //!
-//! * order between classes, tenants and jobs: [`crate::core::queue::order`] and
-//!   [`crate::core::queue::fairness`];
-//! * what each tenant may hold: [`crate::core::queue::quota`];
-//! * which replica: [`crate::core::replica::ledger`], [`crate::core::replica::affinity::adapter_slots`],
-//!   [`crate::core::replica::affinity::sessions`]; how much it can take:
-//!   [`crate::core::replica::seq_limit`] and [`crate::core::replica::fleet`]; of which pool:
-//!   [`crate::core::placement`];
-//! * large jobs among small ones: `dispatch`;
-//! * what a fault does to the job and to the replica: `settle`, `health`; what
-//!   silence does: `silence`;
-//! * what tenants and keys may use: [`crate::core::limits`], `spend`;
-//! * what jobs cost: [`crate::core::billing`], `charge`;
-//! * what may wait: [`crate::core::queue::admission`]; in which class: `demote`;
-//!   who makes room: `displace`;
-//! * jobs that need not wait for a model that is down: `fallback`;
-//! * jobs that take only what nobody else needs: `spare`;
-//! * what operators set apart from the policy: `overrides`;
-//! * jobs whose pools have to start first: [`crate::core::autoscale::pool_start`], `cold`;
-//! * replicas that sleep: [`crate::core::replica::health::sleep`], `rest`;
-//! * how many replicas are needed: [`crate::core::autoscale::demand`],
-//!   [`crate::core::autoscale`], `demand`; with other gateways: `demand::report`.
+//! * `admit`: what may wait, in which class, within which limits; pools that have to start first;
+//! * `dispatch`: whose turn it is ([`crate::core::queue::order`]), which pool
+//!   ([`crate::core::placement`]) and which replica ([`crate::core::replica::fleet`]); how full
+//!   replicas may be; preemption; scavengers;
+//! * `settle`: the ends of attempts and jobs, retries, bills;
+//! * `health`: faults, stalls, probes and sleep of replicas;
+//! * `demand`: how many replicas are needed ([`crate::core::autoscale`]);
+//! * `operate`: overrides of operators, explanations, snapshots, the audit.
 //!
-//! A decision costs O(classes × routes of the group) root look-ups plus
-//! O(log) searches; it does not grow with tenants, replicas or waiting jobs.
-//! Only a change of policy looks at everything.
+//! A decision costs O(classes × pool sets of the group) look-ups at roots plus O(log) searches. The cost
+//! does not grow with tenants, replicas or waiting jobs. Only a change of the policy looks at
+//! everything.
 
 mod admit;
 mod demand;

@@ -357,12 +357,21 @@ impl PoolGroup {
         classes.filter(|(_, class)| class.is_active(now)).map(|(place, _)| place).collect()
     }
 
-    /// Each pool with the most urgent active class that may use it.
-    pub fn urgent_class_by_pool(&self, now: Tick) -> impl Iterator<Item = (PoolId, Option<usize>)> {
-        let host = move |place: usize| {
-            self.classes.iter().position(|class| class.is_active(now) && class.reach[place])
+    /// Each pool with the two most urgent active classes that may use it.
+    pub fn urgent_classes_by_pool(
+        &self,
+        now: Tick,
+    ) -> impl Iterator<Item = (PoolId, Option<usize>, Option<usize>)> {
+        let classes = move |place: usize| {
+            let classes = self.classes.iter().enumerate();
+            let here = classes.filter(move |(_, class)| class.is_active(now) && class.reach[place]);
+            let mut here = here.map(|(class, _)| class);
+            (here.next(), here.next())
         };
-        self.shape.pools.iter().enumerate().map(move |(place, pool)| (*pool, host(place)))
+        self.shape.pools.iter().enumerate().map(move |(place, pool)| {
+            let (first, second) = classes(place);
+            (*pool, first, second)
+        })
     }
 
     /// The tier of pools that the last job of a class in a pool set was dispatched to.

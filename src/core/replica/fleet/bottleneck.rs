@@ -18,6 +18,7 @@ impl ReplicaState {
         Some(match () {
             () if self.held => Bottleneck::Held,
             () if self.health.is_on_trial() => Bottleneck::Trial,
+            () if self.ledger.seqs < limit && self.is_released(pool) => Bottleneck::Released,
             () if self.ledger.seqs >= limit => self.limit_by(pool, now, rules),
             () if self.free_kv(1.0) == 0 => Bottleneck::Kv,
             () => Bottleneck::Prefill,
@@ -34,6 +35,9 @@ impl ReplicaState {
         if !self.is_up(now, rules) || self.ledger.jobs == 0 {
             return self.bottleneck(pool, now, rules);
         }
+        if self.free_capacity.released.is_some() {
+            return None;
+        }
         if self.free_capacity.background.is_some() {
             return (!pool.takes_background()).then_some(Bottleneck::BackgroundPrefill);
         }
@@ -41,6 +45,8 @@ impl ReplicaState {
         let full = self.held || self.health.is_on_trial() || self.ledger.seqs >= limit;
         Some(match () {
             () if full => self.bottleneck(pool, now, rules).unwrap_or(Bottleneck::Slots),
+            () if self.is_released(pool) && self.free_kv(1.0) == 0 => Bottleneck::Kv,
+            () if self.is_released(pool) => Bottleneck::Prefill,
             () if self.ledger.prefill > self.delay_weight() => Bottleneck::Prefill,
             () if self.is_slow_for_background(pool) => Bottleneck::Itl,
             () if self.ledger.seqs >= Self::background_share(limit) => Bottleneck::BackgroundShare,
@@ -53,7 +59,7 @@ impl ReplicaState {
         let ours = self.full(pool).saturating_sub(self.foreign_seqs).max(1);
         if self.health.eighths(now, rules) < 8 {
             Bottleneck::SlowStart
-        } else if self.itl_limit.seqs().max(pool.objective.widest) < ours {
+        } else if self.itl_seqs(pool).max(pool.objective.widest) < ours {
             Bottleneck::Itl
         } else {
             Bottleneck::Slots

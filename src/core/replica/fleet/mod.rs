@@ -4,13 +4,13 @@ mod adapters;
 mod bottleneck;
 mod contribution;
 mod cost;
+mod keepers;
 mod outage;
 mod pool_state;
 mod prefill;
 mod replica_state;
 mod search;
 mod sleep;
-mod stalls;
 mod utilization;
 
 use std::collections::BTreeSet;
@@ -34,7 +34,7 @@ use crate::core::replica::speed::step_time;
 use crate::core::replica::speed::ttft_model::{self, TtftModel};
 
 use crate::core::replica::fleet::contribution::PoolCounts;
-pub use crate::core::replica::fleet::pool_state::ActiveObjective;
+pub use crate::core::replica::fleet::pool_state::{ActiveObjective, LatencyObjective};
 pub use crate::core::replica::fleet::prefill::load::PrefillMark;
 pub use crate::core::replica::fleet::search::requirements::{ReplicaMatch, ReplicaRequirements};
 
@@ -119,7 +119,7 @@ impl Fleet {
             let id = ReplicaId::from(index);
             let row = policy.replicas.get(id).filter(|row| policy.pools.get(row.pool).is_some());
             if let Some(node) = &mut self.replicas[index] {
-                node.slots = [None; 3];
+                node.slots = [None; 4];
                 (node.held, node.bin, node.contribution) = (false, None, PoolCounts::default());
                 if row.is_none() && node.present {
                     departures.left.push(id);
@@ -209,6 +209,7 @@ impl Fleet {
         self.refresh_one_more(id, now);
         let stay = self.change(id, now, |node| {
             node.ledger.add(booking);
+            node.count_class(booking, true);
             node.health.sent(now);
             node.sent += u64::from(booking.seqs);
             node.weights = node.weights.wrapping_add(booking.weight);
@@ -258,7 +259,10 @@ impl Fleet {
         now: Tick,
     ) -> (bool, Duration) {
         let slots = self.give_back_adapter(id, booking);
-        let gone = self.change(id, now, |node| (node.ledger.remove(booking), node.meter.leave(now, stay)));
+        let gone = self.change(id, now, |node| {
+            node.count_class(booking, false);
+            (node.ledger.remove(booking), node.meter.leave(now, stay))
+        });
         let (whole, time) = gone.unwrap_or_default();
         (whole && slots, time)
     }
@@ -443,7 +447,10 @@ impl Fleet {
             node.contribution = node.contribute(pool, now, &rules);
             pool.counts.replace(before, node.contribution);
             let after = node.contribution;
-            self.open.set(node.pool.index(), !pool.free.is_empty() || !pool.background.is_empty());
+            self.open.set(
+                node.pool.index(),
+                !(pool.free.is_empty() && pool.background.is_empty() && pool.released.is_empty()),
+            );
             self.service_changes += u64::from(after.up != before.up);
             self.empty_pools |= before.up > after.up && pool.counts.up == 0;
             self.revived_pools |= after.up > before.up && pool.counts.up == 1;

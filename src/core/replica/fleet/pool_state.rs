@@ -3,25 +3,36 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::core::model::ids::{ModelId, ReplicaId};
+use crate::core::model::ids::{ClassId, ModelId, ReplicaId};
 use crate::core::queue::fit_tree::FitTree;
 use crate::core::replica::affinity::adapter_slots::AdapterLoadTime;
 use crate::core::replica::health::sleep::SleepPolicy;
+use crate::core::replica::keepers::KeeperCount;
 use crate::core::replica::ledger::ReplicaRank;
 use crate::core::replica::speed::PoolSpeeds;
 use crate::core::replica::speed::pool_best::PoolBestTracker;
 
 use crate::core::replica::fleet::contribution::PoolCounts;
 
+/// Latency objective of a class.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LatencyObjective {
+    pub ttft: Duration,
+    pub itl: Duration,
+}
+
 /// Objective of a pool: that of the most urgent class that uses the pool now. The objective sets
 /// how full the replicas may be, and how much is left for less urgent classes. Those classes are
 /// background in this pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ActiveObjective {
-    /// TTFT objective.
-    pub ttft: Duration,
-    /// ITL objective.
-    pub itl: Duration,
+    /// The class; absent while no class uses the pool.
+    pub class: Option<ClassId>,
+    /// The class's latency objective.
+    pub latency: LatencyObjective,
+    /// Latency objective of the most urgent background class in use. Replicas that are not keepers
+    /// keep this objective only. Absent while no background class uses the pool.
+    pub released: Option<LatencyObjective>,
     /// Sequences of each replica that background classes leave free.
     pub headroom: u32,
     /// Sequences of the widest waiting job, at least 1. No replica's ITL limit is below this
@@ -34,7 +45,8 @@ pub struct ActiveObjective {
 
 impl Default for ActiveObjective {
     fn default() -> Self {
-        Self { ttft: Duration::MAX, itl: Duration::MAX, headroom: 0, widest: 1, background: true }
+        let latency = LatencyObjective { ttft: Duration::MAX, itl: Duration::MAX };
+        Self { class: None, latency, released: None, headroom: 0, widest: 1, background: true }
     }
 }
 
@@ -46,8 +58,11 @@ pub(super) struct PoolState {
     pub(super) members: Vec<ReplicaId>,
     /// Replicas with free capacity for the urgent class.
     pub(super) free: FitTree<ReplicaRank, ReplicaId>,
-    /// Replicas with free capacity for background classes.
+    /// Keepers with free capacity for background classes.
     pub(super) background: FitTree<ReplicaRank, ReplicaId>,
+    /// Released replicas with free capacity for background classes.
+    pub(super) released: FitTree<ReplicaRank, ReplicaId>,
+    pub(super) keepers: KeeperCount,
     /// Replicas with free capacity as soon as they have read their present prompts.
     pub(super) soon: FitTree<ReplicaRank, ReplicaId>,
     pub(super) counts: PoolCounts,
@@ -93,10 +108,11 @@ impl PoolState {
         PoolSummary { up: self.counts.up, slowness: self.speeds.median() }
     }
 
-    /// Whether one more replica may read a background prompt.
+    /// Whether one more keeper may read a background prompt.
     pub(super) const fn takes_background(&self) -> bool {
+        let keepers = self.counts.up.saturating_sub(self.counts.released);
         self.counts.background_prefills == 0
-            || self.counts.background_prefills < self.counts.up / BACKGROUND_PREFILL_DIVISOR
+            || self.counts.background_prefills < keepers / BACKGROUND_PREFILL_DIVISOR
     }
 
     /// Whether a job counts as background in this pool. `background` tells whether it does where
@@ -105,20 +121,23 @@ impl PoolState {
         background && self.objective.background
     }
 
-    /// Whether jobs may be dispatched to the pool now; `background` tells whether they are
-    /// background where the most urgent class comes.
-    pub(super) const fn is_open(&self, background: bool) -> bool {
-        !self.is_background(background) || self.takes_background()
-    }
-
     /// Nodes of the search trees that were visited.
     #[cfg(test)]
     pub(super) fn visits(&self) -> u64 {
-        [&self.free, &self.background, &self.soon].into_iter().map(|board| board.visits.get()).sum()
+        [&self.free, &self.background, &self.released, &self.soon]
+            .into_iter()
+            .map(|board| board.visits.get())
+            .sum()
     }
 
-    /// Search tree of the replicas with free capacity, for background jobs or for the urgent class.
-    pub(super) const fn tree(&self, background: bool) -> &FitTree<ReplicaRank, ReplicaId> {
-        if self.is_background(background) { &self.background } else { &self.free }
+    /// Search trees of the replicas with free capacity now, for background jobs or for the urgent
+    /// class; `background` tells whether the jobs are background where the most urgent class comes.
+    pub(super) fn trees(&self, background: bool) -> impl Iterator<Item = &FitTree<ReplicaRank, ReplicaId>> {
+        let background = self.is_background(background);
+        let keepers = match background {
+            true => Some(&self.background).filter(|_| self.takes_background()),
+            false => Some(&self.free),
+        };
+        keepers.into_iter().chain(background.then_some(&self.released))
     }
 }

@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
 use crate::core::billing::meter::ReplicaMeter;
 use crate::core::billing::pool_account::ReplicaPresence;
 use crate::core::model::event::ReplicaReport;
@@ -17,7 +19,7 @@ use crate::core::replica::health::ReplicaHealth;
 use crate::core::replica::health::sleep::SleepState;
 use crate::core::replica::health::stall_detector::{StallDetector, WatchedGauges};
 use crate::core::replica::itl_limit::ItlLimit;
-use crate::core::replica::ledger::{Ledger, ReplicaRank};
+use crate::core::replica::ledger::{Booking, Ledger, ReplicaRank};
 use crate::core::replica::reconcile::Reconciler;
 use crate::core::replica::seq_limit::{LearnedSeqLimit, full_seqs, ramped};
 use crate::core::replica::shared_kv::SharedKv;
@@ -28,7 +30,7 @@ use crate::core::replica::speed::ttft_model::TtftModel;
 use crate::core::replica::speed::{PoolSpeeds, SpeedBin, SpeedFactor};
 
 use crate::core::replica::fleet::contribution::PoolCounts;
-use crate::core::replica::fleet::pool_state::PoolState;
+use crate::core::replica::fleet::pool_state::{LatencyObjective, PoolState};
 use crate::core::replica::fleet::prefill::load::PrefillLoad;
 
 /// Part of a replica's sequence limit that background jobs may fill.
@@ -37,21 +39,29 @@ const BACKGROUND_SEQS: f64 = 0.8;
 const BACKGROUND_KV: f64 = 0.7;
 /// Part of the ITL objective that a step may take for background jobs to be added.
 const BACKGROUND_STEP: f64 = 0.5;
+/// Part of the TTFT objective by which a released replica counts as late for an urgent job.
+const RELEASED_TTFT: f64 = 0.5;
+
 /// Free capacity of a replica; `None` where the replica can take nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct FreeCapacity {
     /// Free capacity for the urgent class.
     pub(super) urgent: Option<FitSize>,
-    /// Free capacity for classes less urgent than the one whose objective the pool has.
+    /// Free capacity of a keeper for classes less urgent than the one whose objective the pool has.
     pub(super) background: Option<FitSize>,
+    /// Free capacity of a released replica for the same classes.
+    pub(super) released: Option<FitSize>,
     /// Free capacity for the urgent class as soon as the replica has read its prompts.
     pub(super) soon: Option<FitSize>,
 }
 
 impl FreeCapacity {
     /// Free capacity now, for background jobs or for the urgent class.
-    pub(super) const fn now(&self, background: bool) -> Option<FitSize> {
-        if background { self.background } else { self.urgent }
+    pub(super) fn now(&self, pool: &PoolState, background: bool) -> Option<FitSize> {
+        if !pool.is_background(background) {
+            return self.urgent;
+        }
+        self.released.or_else(|| self.background.filter(|_| pool.takes_background()))
     }
 }
 
@@ -65,6 +75,10 @@ pub(super) struct ReplicaState {
     pub(super) configured_seqs: Option<u32>,
     pub(super) configured_kv: Option<u64>,
     pub(super) ledger: Ledger,
+    /// Sequences that run there, by class.
+    pub(super) class_seqs: SmallVec<[u32; 4]>,
+    /// Whether it keeps the urgent class's objective; see [`crate::core::replica::keepers`].
+    pub(super) keeper: bool,
     pub(super) meter: ReplicaMeter,
     /// Weight of all prompts ever sent there.
     pub(super) weights: u64,
@@ -103,7 +117,7 @@ pub(super) struct ReplicaState {
     pub(super) last_chosen: u64,
     pub(super) free_capacity: FreeCapacity,
     /// Its entries in the search trees of its pool.
-    pub(super) slots: [Option<usize>; 3],
+    pub(super) slots: [Option<usize>; 4],
     pub(super) next_timer: Option<Tick>,
     /// Its contribution to its pool's counts.
     pub(super) contribution: PoolCounts,
@@ -118,6 +132,8 @@ impl ReplicaState {
             configured_seqs: None,
             configured_kv: None,
             ledger: Ledger::default(),
+            class_seqs: SmallVec::new(),
+            keeper: true,
             meter: ReplicaMeter::default(),
             weights: 0,
             prefill_load: PrefillLoad::default(),
@@ -145,7 +161,7 @@ impl ReplicaState {
             held: false,
             last_chosen: 0,
             free_capacity: FreeCapacity::default(),
-            slots: [None; 3],
+            slots: [None; 4],
             next_timer: None,
             contribution: PoolCounts::default(),
         }
@@ -176,7 +192,8 @@ impl ReplicaState {
             away: u32::from(self.leaving || self.health.is_silent()),
             sleepers: u32::from(is_dormant),
             can_wake: u32::from(wakes),
-            background_prefills: u32::from(self.ledger.background_prefill > 0),
+            released: u32::from(up && self.is_released(pool)),
+            background_prefills: u32::from(self.ledger.background_prefill > 0 && !self.is_released(pool)),
             capacity: if up { u64::from(self.limit(pool, now, rules)) } else { 0 },
             waking: if state == ReplicaStatus::Waking { u64::from(self.full(pool)) } else { 0 },
         }
@@ -227,10 +244,48 @@ impl ReplicaState {
         full_seqs(self.configured_seqs, reported, self.learned_seqs, pool.buffer)
     }
 
+    /// Sequences that it may run now.
     pub(super) fn limit(&self, pool: &PoolState, now: Tick, rules: &HealthPolicy) -> u32 {
+        self.limit_within(self.itl_seqs(pool), pool, now, rules)
+    }
+
+    /// Sequences that it may run within its ITL objective.
+    pub(super) fn itl_seqs(&self, pool: &PoolState) -> u32 {
+        if self.is_released(pool) { self.itl_limit.released_seqs() } else { self.itl_limit.seqs() }
+    }
+
+    fn limit_within(&self, itl: u32, pool: &PoolState, now: Tick, rules: &HealthPolicy) -> u32 {
         let ours = self.full(pool).saturating_sub(self.foreign_seqs).max(1);
-        let full = ours.min(self.itl_limit.seqs().max(pool.objective.widest));
+        let full = ours.min(itl.max(pool.objective.widest));
         ramped(full, self.health.eighths(now, rules))
+    }
+
+    /// Sequences of the urgent class that run there.
+    pub(super) fn urgent_seqs(&self, pool: &PoolState) -> u32 {
+        let class = pool.objective.class;
+        class.and_then(|class| self.class_seqs.get(class.index()).copied()).unwrap_or(0)
+    }
+
+    /// Whether background classes may fill it: it is no keeper, and runs nothing of the urgent
+    /// class.
+    pub(super) fn is_released(&self, pool: &PoolState) -> bool {
+        !self.keeper && pool.objective.released.is_some() && self.urgent_seqs(pool) == 0
+    }
+
+    /// Latency objective that it keeps now.
+    pub(super) fn objective(&self, pool: &PoolState) -> LatencyObjective {
+        let released = pool.objective.released.filter(|_| self.is_released(pool));
+        released.unwrap_or(pool.objective.latency)
+    }
+
+    /// Counts a job's sequences in or out.
+    pub(super) fn count_class(&mut self, booking: &Booking, enters: bool) {
+        let index = booking.class.index();
+        if self.class_seqs.len() <= index {
+            self.class_seqs.resize(index + 1, 0);
+        }
+        let seqs = &mut self.class_seqs[index];
+        *seqs = if enters { seqs.saturating_add(booking.seqs) } else { seqs.saturating_sub(booking.seqs) };
     }
 
     /// KV cache in tokens; `u64::MAX` where the size is not known.
@@ -256,21 +311,31 @@ impl ReplicaState {
             return FreeCapacity::default();
         }
         if self.ledger.jobs == 0 {
+            let (all, released) = (Some(FitSize::MAX), self.is_released(pool));
             return FreeCapacity {
-                urgent: Some(FitSize::MAX),
-                background: Some(FitSize::MAX),
-                soon: Some(FitSize::MAX),
+                urgent: all,
+                background: all.filter(|_| !released),
+                released: all.filter(|_| released),
+                soon: all,
             };
         }
-        let limit = self.limit(pool, now, rules);
-        let seqs = limit.saturating_sub(self.ledger.seqs);
-        let soon = (seqs > 0).then_some(FitSize { seqs, kv: self.free_kv(1.0), prefill: u64::MAX });
+        let room = |limit: u32| {
+            let seqs = limit.saturating_sub(self.ledger.seqs);
+            (seqs > 0).then_some(FitSize { seqs, kv: self.free_kv(1.0), prefill: u64::MAX })
+        };
         let prefill = self.prefill_left(pool);
-        let own = soon.filter(|_| prefill > 0).map(|size| FitSize { prefill, ..size });
+        let read = |size: FitSize| (prefill > 0).then_some(FitSize { prefill, ..size });
+        let limit = self.limit_within(self.itl_limit.seqs(), pool, now, rules);
+        let soon = room(limit);
+        let urgent = soon.and_then(read);
+        if self.is_released(pool) {
+            let released = room(self.limit(pool, now, rules)).and_then(read);
+            return FreeCapacity { urgent, background: None, released, soon };
+        }
         let background = self.background_seqs(pool, limit);
         let background =
             background.map(|seqs| FitSize { seqs, kv: self.free_kv(BACKGROUND_KV), prefill: u64::MAX });
-        FreeCapacity { urgent: own, background, soon }
+        FreeCapacity { urgent, background, released: None, soon }
     }
 
     /// Free sequences for background jobs: only while it reads no prompt, and only while its steps
@@ -290,7 +355,7 @@ impl ReplicaState {
 
     /// Whether its steps are too long for background jobs.
     pub(super) fn is_slow_for_background(&self, pool: &PoolState) -> bool {
-        let aim = pool.objective.itl.as_nanos() as f64 * BACKGROUND_STEP;
+        let aim = pool.objective.latency.itl.as_nanos() as f64 * BACKGROUND_STEP;
         self.decode_step() > aim || self.itl_limit.mean().is_some_and(|mean| mean > aim)
     }
 
@@ -318,29 +383,43 @@ impl ReplicaState {
     /// Gives the replica its place among those of the pool that can take something.
     pub(super) fn rank_in(&mut self, pool: &mut PoolState, id: ReplicaId, now: Tick, rules: &HealthPolicy) {
         self.factor = pool.speeds.applied(&self.speed, now);
-        let key = self.key(pool, id);
+        let key = self.key(pool, id, self.ttft_model());
+        let urgent = self.key(pool, id, self.urgent_model(pool));
         self.free_capacity = self.find_free_capacity(pool, now, rules);
         let free = self.free_capacity;
         let trees = [
-            (&mut pool.free, free.urgent),
-            (&mut pool.background, free.background),
-            (&mut pool.soon, free.soon),
+            (&mut pool.free, free.urgent, urgent),
+            (&mut pool.background, free.background, key),
+            (&mut pool.released, free.released, key),
+            (&mut pool.soon, free.soon, urgent),
         ];
-        for ((tree, free), slot) in trees.into_iter().zip(&mut self.slots) {
+        for ((tree, free, key), slot) in trees.into_iter().zip(&mut self.slots) {
             let entry = free.map(|free| FitEntry { key, size: free.complement(), value: id });
             *slot = tree.put(*slot, entry);
         }
     }
 
-    pub(super) fn key(&self, pool: &PoolState, replica: ReplicaId) -> ReplicaRank {
+    /// TTFT model by which an urgent job compares replicas. A released replica counts as late by a
+    /// part of the objective, and as slow as the objective allows: a job goes there only when the
+    /// keepers are worse.
+    pub(super) fn urgent_model(&self, pool: &PoolState) -> TtftModel {
+        let model = self.ttft_model();
+        if self.keeper || pool.objective.released.is_none() {
+            return model;
+        }
+        let LatencyObjective { ttft, itl } = pool.objective.latency;
+        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        TtftModel {
+            wait: model.wait.saturating_add(nanos(ttft.mul_f64(RELEASED_TTFT))),
+            per_step: model.per_step.saturating_add(nanos(itl)),
+            ..model
+        }
+    }
+
+    fn key(&self, pool: &PoolState, replica: ReplicaId, ttft_model: TtftModel) -> ReplicaRank {
         let none = pool.adapters.is_empty();
         let miss = if none { 0 } else { pool.load.cost(self.adapters.state_of_unloaded()) };
-        ReplicaRank {
-            ttft_model: self.ttft_model(),
-            adapter_cost: miss,
-            last_chosen: self.last_chosen,
-            replica,
-        }
+        ReplicaRank { ttft_model, adapter_cost: miss, last_chosen: self.last_chosen, replica }
     }
 
     /// State of the model here, if the model is an adapter in its pool.

@@ -91,7 +91,7 @@ impl ReplicaState {
     /// Used part of the replica: of its sequences, of its KV cache, of the prompts that it can read
     /// at once, and of the ITL between the best one of the pool and the target.
     fn used(&self, pool: &PoolState, shared: bool) -> ReplicasInUse {
-        let ours = self.full(pool).saturating_sub(self.foreign_seqs).max(1).min(self.itl_limit.seqs().max(1));
+        let ours = self.full(pool).saturating_sub(self.foreign_seqs).max(1).min(self.itl_seqs(pool).max(1));
         let (seqs, paced) =
             if shared { (ours.saturating_add(self.foreign_seqs), self.own_share()) } else { (ours, 1.0) };
         let part = |of: u64, whole: u64| of as f64 / whole.max(1) as f64;
@@ -110,7 +110,7 @@ impl ReplicaState {
     }
 
     fn used_of_itl(&self, pool: &PoolState) -> f64 {
-        let aim = self.itl_limit.target(pool.objective.itl);
+        let aim = self.itl_limit.target(self.objective(pool).itl);
         let best = pool.bests.best().gap.map_or(f64::INFINITY, |gap| gap.as_nanos() as f64);
         match self.itl_limit.mean().filter(|_| self.ledger.streams > 0 && best < aim * MOST_BARE) {
             Some(mean) => ((mean - best) / (aim - best)).max(0.0),

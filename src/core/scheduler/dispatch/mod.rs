@@ -356,6 +356,7 @@ impl Scheduler {
             self.refresh_lane(lane);
         }
         self.queue.drop_empty(lane);
+        self.fleet.note_urgent(pick.replica, &booking, why.queued, now);
         let stay = self.fleet.book(pick.replica, &booking, share, now);
         self.take_quota(group, spec.tenant, booking.seqs);
         self.groups[group].started(pick.chosen.class);

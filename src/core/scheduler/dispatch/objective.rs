@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use crate::core::model::time::Tick;
 use crate::core::queue::order::{ObjectiveInputs, PoolGroup};
-use crate::core::replica::fleet::ActiveObjective;
+use crate::core::replica::fleet::{ActiveObjective, LatencyObjective};
 
 use crate::core::scheduler::Scheduler;
 
@@ -29,25 +29,39 @@ impl Scheduler {
             widest,
             turns: self.fleet.service_changes(),
         };
-        if here.objective_inputs.as_ref() == Some(&promised) {
-            return;
+        if here.objective_inputs.as_ref() != Some(&promised) {
+            here.objective_inputs = Some(promised);
+            self.set_objectives(group, urgent, reserve, widest);
         }
-        here.objective_inputs = Some(promised);
-        let pools: SmallVec<[_; 8]> = here.urgent_class_by_pool(now).collect();
-        let hosted = pools.iter().filter(|(_, host)| *host == urgent).map(|(pool, _)| *pool);
+        let Self { fleet, groups, .. } = self;
+        groups[group].shape.pools.iter().for_each(|pool| fleet.update_keepers(*pool, reserve, now));
+    }
+
+    fn set_objectives(&mut self, group: usize, urgent: Option<usize>, reserve: u32, widest: u32) {
+        let now = self.now;
+        let pools: SmallVec<[_; 8]> = self.groups[group].urgent_classes_by_pool(now).collect();
+        let hosted = pools.iter().filter(|(_, host, _)| *host == urgent).map(|(pool, ..)| *pool);
         let up = self.fleet.count_up(&hosted.collect::<SmallVec<[_; 8]>>()).max(1);
         let reserve = u32::try_from(u64::from(reserve).div_ceil(up)).unwrap_or(u32::MAX);
-        for (pool, host) in pools {
-            let class = host.and_then(|host| self.policy.classes.get(self.groups[group].class_id(host)));
-            let promise = class.map_or_else(ActiveObjective::default, |class| ActiveObjective {
-                ttft: class.ttft_objective,
-                itl: class.itl_objective,
-                headroom: reserve,
-                widest,
-                background: host == urgent,
-            });
-            self.fleet.set_objective(pool, promise, now);
-        }
+        let latency = |class: usize| {
+            let class = self.policy.classes.get(self.groups[group].class_id(class))?;
+            Some(LatencyObjective { ttft: class.ttft_objective, itl: class.itl_objective })
+        };
+        let objectives = pools.into_iter().map(|(pool, host, next)| {
+            let class = host.and_then(|host| Some((self.groups[group].class_id(host), latency(host)?)));
+            let objective =
+                class.map_or_else(ActiveObjective::default, |(class, promised)| ActiveObjective {
+                    class: Some(class),
+                    latency: promised,
+                    released: next.filter(|_| host == urgent).and_then(latency),
+                    headroom: reserve,
+                    widest,
+                    background: host == urgent,
+                });
+            (pool, objective)
+        });
+        let objectives: SmallVec<[_; 8]> = objectives.collect();
+        objectives.into_iter().for_each(|(pool, objective)| self.fleet.set_objective(pool, objective, now));
     }
 
     /// Marks groups whose urgent class has been idle for long enough, or in which a job has waited

@@ -15,17 +15,20 @@ use std::collections::btree_map::Entry;
 use std::time::Duration;
 
 use crate::core::model::event::{Action, JobAction};
-use crate::core::model::ids::{JobId, ReplicaId};
+use crate::core::model::ids::{JobId, PoolId, ReplicaId};
 use crate::core::model::job::JobUsage;
 use crate::core::model::reason::PreemptReason;
 use crate::core::queue::lane_key::{LaneKey, LanePart};
 use crate::core::queue::order::Candidate;
 
 use crate::core::scheduler::Scheduler;
-use crate::core::scheduler::job::{Job, JobPhase, RunningAttempt};
+use crate::core::scheduler::job::{Job, JobPhase, PreemptibleJob, RunningAttempt};
 
 /// Number of times that a job may be preempted for other jobs.
 pub(in crate::core::scheduler) const MAX_PREEMPTIONS: u32 = 2;
+
+/// Preemptible jobs of a pool that one search looks at.
+const MAX_LOOKED_AT: usize = 64;
 
 impl Scheduler {
     /// Asks the edge to migrate the streams of a replica that others in service can continue. At
@@ -104,7 +107,7 @@ impl Scheduler {
         }
         let Some(first) = self.first_in_order(group) else { return false };
         let pools = &self.groups[group].shape.pool_sets[first.pool_set].pools;
-        let next = pools.iter().filter_map(|pool| self.preemptible.get(pool)?.first().copied());
+        let next = pools.iter().filter_map(|pool| self.first_preemptible(*pool));
         let Some((class, _, job)) = next.filter(|(class, ..)| class.0 > first.class).min() else {
             return false;
         };
@@ -114,6 +117,17 @@ impl Scheduler {
         }
         self.take_back(job, PreemptReason::Preempted { by: first.head.job }, out);
         true
+    }
+
+    /// The first job of the pool to preempt. A released replica is too full for one job less to
+    /// make room there.
+    fn first_preemptible(&self, pool: PoolId) -> Option<PreemptibleJob> {
+        let mut first = self.preemptible.get(&pool)?.iter().take(MAX_LOOKED_AT);
+        let is_at_keeper = |(.., id): &&PreemptibleJob| {
+            let run = self.jobs.get(id).and_then(Job::attempt);
+            run.is_some_and(|run| !self.fleet.is_released(run.replica))
+        };
+        first.find(is_at_keeper).copied()
     }
 
     /// Whether a job has waited for half of its TTFT objective and needs another job's slot. Jobs

@@ -9,9 +9,9 @@
 //! returns to its lane. The output so far is then part of its prompt. The job kept its first
 //! deadline, so it may wait as long again.
 //!
-//! Jobs lost in the outage of a replica that worked are retried without taking from the retry budget. All other failed
-//! attempts take from the retry budget ([`crate::core::queue::retry_budget`]). When the retry
-//! budget is spent, the job is refused: nothing suggests that waiting would help, and its client
+//! Retries take from the retry budget ([`crate::core::queue::retry_budget`]), except after faults that
+//! cost the engine nothing (refused, draining, busy; see [`EngineFault::counts_as_attempt`]) and after
+//! the outage of a replica that worked. When the retry budget is spent, the job is refused: nothing suggests that waiting would help, and its client
 //! may know another endpoint.
 //!
 //! A stream that migrated because its replica drains has not failed, and neither has the replica.

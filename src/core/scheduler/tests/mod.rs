@@ -14,6 +14,7 @@ mod fallbacks;
 mod faults;
 mod handovers;
 mod interruptions;
+mod keepers;
 mod needs;
 mod overrides;
 mod placing;

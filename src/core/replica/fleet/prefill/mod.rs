@@ -7,13 +7,13 @@ use std::time::Duration;
 use crate::core::model::ids::{PoolId, ReplicaId};
 use crate::core::model::job::TokenCounts;
 use crate::core::model::time::Tick;
-use crate::core::replica::itl_limit::ItlConditions;
+use crate::core::replica::itl_limit::{ItlAim, ItlConditions};
 use crate::core::replica::ledger::Booking;
 use crate::core::replica::speed::step_time;
 use crate::core::replica::speed::ttft_model;
 
 use super::Fleet;
-use crate::core::replica::fleet::pool_state::PoolState;
+use crate::core::replica::fleet::pool_state::{LatencyObjective, PoolState};
 pub(super) use crate::core::replica::fleet::prefill::load::PrefillMark;
 use crate::core::replica::fleet::replica_state::ReplicaState;
 /// Largest part of its time that a replica is taken to spend on prefill.
@@ -182,7 +182,7 @@ impl ReplicaState {
     /// that of the engine's step, a prompt waits inside the engine for a small part of its
     /// objective.
     pub(super) fn step_weight(&self, pool: &PoolState) -> u64 {
-        let objective = pool.objective.ttft.as_nanos() as f64 / self.slowness();
+        let objective = self.objective(pool).ttft.as_nanos() as f64 / self.slowness();
         let [short, most] = TTFT_PARTS.map(|part| ttft_model::weight_in((objective * part) as u64));
         let [least, largest] = STEP_WEIGHTS;
         short.clamp(least, largest).min(most)
@@ -195,8 +195,13 @@ impl ReplicaState {
 
     /// Conditions of the replica's ITL limit.
     pub(super) fn itl_conditions(&self, pool: &PoolState) -> ItlConditions {
-        let patient = pool.objective.ttft > PATIENT_TTFT;
         let share = u32::try_from(pool.waiting / u64::from(pool.counts.up.max(1))).unwrap_or(u32::MAX);
+        let full = self.full(pool);
+        let aim = |latency: LatencyObjective, wanted: u32| ItlAim {
+            objective: latency.itl,
+            wanted,
+            min_throughput: MIN_THROUGHPUT[usize::from(latency.ttft > PATIENT_TTFT)],
+        };
         ItlConditions {
             running: self.ledger.seqs,
             step: step_time::decode_step(&self.ledger) as f64,
@@ -204,9 +209,8 @@ impl ReplicaState {
             prefilling: (self.prefill_load.rate * ttft_model::prefill_time(1) as f64 * self.slowness())
                 .min(MAX_PREFILL_SHARE),
             best: pool.bests.best().gap,
-            objective: pool.objective.itl,
-            wanted: self.ledger.seqs.saturating_add(share).min(self.full(pool)),
-            min_throughput: MIN_THROUGHPUT[usize::from(patient)],
+            aim: aim(pool.objective.latency, self.ledger.seqs.saturating_add(share).min(full)),
+            released: pool.objective.released.map(|released| aim(released, full)),
         }
     }
 }

@@ -28,9 +28,9 @@ impl Fleet {
     /// dimension.
     pub fn free_pools(&self, pools: &BitSet, background: bool) -> impl Iterator<Item = (PoolId, FitSize)> {
         self.open.intersection(pools).filter_map(move |index| {
-            let pool = self.pools.get(index).filter(|pool| pool.is_open(background))?;
-            let board = pool.tree(background);
-            (!board.is_empty()).then(|| (PoolId::from(index), board.least_size().complement()))
+            let trees = self.pools.get(index)?.trees(background).filter(|tree| !tree.is_empty());
+            let size = trees.map(|tree| tree.least_size().complement()).reduce(FitSize::max_each)?;
+            Some((PoolId::from(index), size))
         })
     }
 
@@ -53,9 +53,10 @@ impl Fleet {
             let found = board.first(ask, need, &skip).filter(|(_, entry)| entry.key.can_load(ask));
             found.map(|(cost, _)| cost)
         };
-        let open = self.pools(pools).filter(|pool| pool.is_open(required.background));
-        let cold = open.filter_map(|pool| first(pool, pool.tree(required.background)));
-        let usable = |room: fn(&FreeCapacity, bool) -> Option<FitSize>| {
+        let cold = self
+            .pools(pools)
+            .flat_map(|pool| pool.trees(required.background).filter_map(move |tree| first(pool, tree)));
+        let usable = |room: fn(&FreeCapacity, &PoolState, bool) -> Option<FitSize>| {
             let here = self.warm_candidates(pools, required).filter(|id| !avoid(*id));
             here.filter_map(move |id| self.cost_if_room(id, pools, required, room))
         };
@@ -67,8 +68,10 @@ impl Fleet {
         if required.background {
             return found(false);
         }
-        let soon =
-            self.pools(pools).filter_map(|pool| first(pool, &pool.soon)).chain(usable(|rooms, _| rooms.soon));
+        let soon = self
+            .pools(pools)
+            .filter_map(|pool| first(pool, &pool.soon))
+            .chain(usable(|rooms, _, _| rooms.soon));
         let soon = soon.map(|cost| cost.0).min();
         found(soon.is_some_and(|soon| worth_waiting(best.0, soon)))
     }
@@ -108,11 +111,11 @@ impl Fleet {
         id: ReplicaId,
         pools: &[PoolId],
         required: &ReplicaRequirements<'_>,
-        room: fn(&FreeCapacity, bool) -> Option<FitSize>,
+        room: fn(&FreeCapacity, &PoolState, bool) -> Option<FitSize>,
     ) -> Option<<ReplicaRank as FitRank>::Cost> {
         let node = self.node(id).filter(|node| pools.contains(&node.pool))?;
-        let pool = self.pools.get(node.pool.index()).filter(|pool| pool.is_open(required.background))?;
-        let fits = room(&node.free_capacity, pool.is_background(required.background))
+        let pool = self.pools.get(node.pool.index())?;
+        let fits = room(&node.free_capacity, pool, required.background)
             .is_some_and(|room| required.need_at(id).fits_in(room));
         let cost = self.cost(id, required).filter(|_| fits)?;
         Some((cost, node.last_chosen, id))
@@ -129,7 +132,11 @@ impl Fleet {
             return None;
         }
         let miss = fit.map_or(0, |fit| pool.load.cost(fit));
-        let cost = node.ttft_model().cost(required.weight_at(id), required.output).saturating_add(miss);
+        let ttft_model = match pool.is_background(required.background) {
+            true => node.ttft_model(),
+            false => node.urgent_model(pool),
+        };
+        let cost = ttft_model.cost(required.weight_at(id), required.output).saturating_add(miss);
         Some(
             required
                 .session
@@ -160,14 +167,16 @@ impl Fleet {
             ReplicaRequirements { size: FitSize { prefill: 0, ..required.size }, prompt: 0, ..*required };
         let holders = self.holders(pools, required.model).iter();
         self.pools(pools).any(fits)
-            || holders.clone().any(|id| self.cost_if_room(*id, pools, &bare, |rooms, _| rooms.soon).is_some())
+            || holders
+                .clone()
+                .any(|id| self.cost_if_room(*id, pools, &bare, |rooms, _, _| rooms.soon).is_some())
     }
 
     /// Number of replicas of the pools that can take the job now.
     #[must_use]
     pub fn count_fitting(&self, pools: &[PoolId], required: &ReplicaRequirements<'_>) -> u32 {
-        let open = self.pools(pools).filter(|pool| pool.is_open(required.background));
-        open.map(|pool| pool.tree(required.background).count(required.size.complement())).sum()
+        let trees = self.pools(pools).flat_map(|pool| pool.trees(required.background));
+        trees.map(|tree| tree.count(required.size.complement())).sum()
     }
 
     /// Whether the replica can take the job now. A held replica counts when `even_held` is set.
@@ -185,11 +194,9 @@ impl Fleet {
             true => ReplicaState { held: false, ..node.clone() }.find_free_capacity(pool, now, &self.rules),
             false => node.free_capacity,
         };
-        let room = rooms.now(pool.is_background(required.background));
+        let room = rooms.now(pool, required.background);
         let comes_in = node.adapter_fit(pool, required.model) != Some(AdapterState::Full);
-        comes_in
-            && pool.is_open(required.background)
-            && room.is_some_and(|room| required.need_at(id).fits_in(room))
+        comes_in && room.is_some_and(|room| required.need_at(id).fits_in(room))
     }
 
     /// Whether another replica predicts the job's first token so much sooner than this one that the

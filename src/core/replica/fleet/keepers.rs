@@ -1,0 +1,90 @@
+//! Keepers of a pool: how many there are, and which replicas they are.
+
+use std::cmp::Reverse;
+use std::time::Duration;
+
+use crate::core::model::ids::{PoolId, ReplicaId};
+use crate::core::model::time::Tick;
+use crate::core::replica::keepers::KeeperDemand;
+use crate::core::replica::ledger::Booking;
+use crate::core::replica::speed::ttft_model;
+
+use super::Fleet;
+use crate::core::replica::fleet::pool_state::PoolState;
+use crate::core::replica::fleet::replica_state::ReplicaState;
+
+/// Sequences of a replica within an objective before its ITL has been seen.
+const UNSEEN_SEQS: u32 = 32;
+/// Part of the TTFT objective that an urgent job may wait without asking for more keepers.
+const WAIT: f64 = 0.25;
+
+impl Fleet {
+    /// Updates the keepers of the pool, when an update is due. `headroom` are the sequences to keep
+    /// free for the urgent class over all replicas.
+    pub fn update_keepers(&mut self, id: PoolId, headroom: u32, now: Tick) {
+        let Some(pool) = self.pools.get(id.index()) else { return };
+        if pool.objective.released.is_none() || !pool.keepers.is_due(now) {
+            return;
+        }
+        let demand = self.keeper_demand(pool, headroom);
+        let Some(pool) = self.pools.get_mut(id.index()) else { return };
+        let count = pool.keepers.update(&demand, now);
+        self.choose_keepers(id, count, now);
+    }
+
+    /// Notes an urgent job that goes to the replica after it waited for `queued`.
+    pub fn note_urgent(&mut self, id: ReplicaId, booking: &Booking, queued: Duration, now: Tick) {
+        let Some(node) = self.replicas.get(id.index()).and_then(Option::as_ref) else { return };
+        let Some(pool) = self.pools.get_mut(node.pool.index()) else { return };
+        if pool.objective.class != Some(booking.class) {
+            return;
+        }
+        let beyond = !node.keeper && pool.objective.released.is_some();
+        let delayed = beyond || queued > pool.objective.latency.ttft.mul_f64(WAIT);
+        pool.keepers.note_job(booking.weight, delayed, now);
+    }
+
+    /// Whether background classes may fill the replica; see [`crate::core::replica::keepers`].
+    #[must_use]
+    pub fn is_released(&self, id: ReplicaId) -> bool {
+        let pool = |node: &ReplicaState| self.pools.get(node.pool.index());
+        self.node(id).is_some_and(|node| pool(node).is_some_and(|pool| node.is_released(pool)))
+    }
+
+    fn keeper_demand(&self, pool: &PoolState, headroom: u32) -> KeeperDemand {
+        let nodes = || pool.members.iter().filter_map(|id| self.node(*id)).filter(|node| node.counts_as_up());
+        let seqs = nodes().map(|node| node.urgent_seqs(pool)).sum();
+        let each = nodes().map(|node| match node.itl_limit.mean() {
+            Some(_) => node.itl_limit.seqs().min(node.full(pool)),
+            None => UNSEEN_SEQS.min(node.full(pool)),
+        });
+        let up = pool.counts.up;
+        let sum: u64 = each.map(u64::from).sum();
+        let seqs_each = u32::try_from(sum / u64::from(up.max(1))).unwrap_or(u32::MAX);
+        let seconds_per_token = ttft_model::prefill_time(1) as f64 * pool.speeds.median() / 1e9;
+        KeeperDemand { up, seqs, headroom, seqs_each, seconds_per_token }
+    }
+
+    /// Makes this many replicas of the pool keepers: first those that are, then those with least to
+    /// drain. Of too many keepers, those with fewest urgent sequences are released.
+    fn choose_keepers(&mut self, id: PoolId, count: u32, now: Tick) {
+        let Some(pool) = self.pools.get(id.index()) else { return };
+        let nodes = pool.members.iter().filter_map(|id| Some((*id, self.node(*id)?)));
+        let up = |node: &ReplicaState| node.counts_as_up();
+        let keepers = nodes.clone().filter(|(_, node)| up(node) && node.keeper).count();
+        if keepers == count as usize {
+            return;
+        }
+        let mut ranked: Vec<_> = nodes
+            .filter(|(_, node)| up(node))
+            .map(|(id, node)| (!node.keeper, Reverse(node.urgent_seqs(pool)), node.ledger.seqs, id))
+            .collect();
+        ranked.sort_unstable();
+        for (index, (_, _, _, id)) in ranked.into_iter().enumerate() {
+            let keeper = index < count as usize;
+            if self.node(id).is_some_and(|node| node.keeper != keeper) {
+                self.change(id, now, |node| node.keeper = keeper);
+            }
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Keepers: the replicas of a pool that keep the objective of its urgent class while slower
+//! classes fill the others.
+//!
+//! A trickle of urgent requests needs few replicas. If every replica kept their objective, slower
+//! classes would lose throughput everywhere. The number of keepers follows the urgent class's
+//! largest recent demand, in sequences and in prefill time. It starts with all replicas and falls
+//! slowly. It rises at once when urgent jobs wait, whatever the demand says, so that a wrong
+//! estimate costs throughput and no objective.
+
+use std::time::Duration;
+
+use crate::core::model::time::Tick;
+use crate::core::queue::estimate::EventRate;
+
+/// Time between two updates.
+const PERIOD: Duration = Duration::from_millis(500);
+/// Time that all replicas are keepers at the start.
+const LEARNING: Duration = Duration::from_secs(20);
+/// Time after a rise before the number may fall.
+const HOLD: Duration = Duration::from_secs(60);
+/// Time between two falls.
+const FALL_PERIOD: Duration = Duration::from_secs(3);
+/// Length of the two windows of the largest demand.
+const WINDOW: Duration = Duration::from_secs(120);
+/// Part of the keepers' time that the urgent class's prompts may take.
+const PREFILL_SHARE: f64 = 0.5;
+/// Part of the urgent jobs that may be delayed before the number rises.
+const MAX_DELAYED: f64 = 0.03;
+/// A rise adds this part of the keepers, at least one.
+const RISE_DIVISOR: u32 = 4;
+/// A fall takes this part of the keepers, at least one.
+const FALL_DIVISOR: u32 = 8;
+
+/// Demand of the urgent class at one pool.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct KeeperDemand {
+    /// Replicas in service.
+    pub up: u32,
+    /// Sequences of the urgent class that run there.
+    pub seqs: u32,
+    /// Sequences to keep free for its next requests, over all replicas.
+    pub headroom: u32,
+    /// Sequences that one replica may run under the objective.
+    pub seqs_each: u32,
+    /// Seconds that one replica takes for one token of prompt weight.
+    pub seconds_per_token: f64,
+}
+
+/// Number of keepers of one pool.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct KeeperCount {
+    /// `None` before the first update: all replicas are keepers.
+    count: Option<u32>,
+    checked: Tick,
+    /// When the number may fall.
+    fall_at: Tick,
+    peak: u32,
+    peak_before: u32,
+    window_since: Tick,
+    /// Weight of the urgent class's prompts.
+    weight: EventRate,
+    /// Whether some replicas are no keepers. While all are, a delay says nothing about their number.
+    is_partial: bool,
+    /// Urgent jobs, and those that were delayed.
+    jobs: EventRate,
+    delayed: EventRate,
+}
+
+impl KeeperCount {
+    /// Counts an urgent job by the weight of its prompt. `delayed` tells whether it waited for a
+    /// large part of its objective, or found room only beyond the keepers.
+    pub fn note_job(&mut self, weight: u64, delayed: bool, now: Tick) {
+        self.weight.add(now, weight as f64);
+        self.jobs.add(now, 1.0);
+        self.delayed.add(now, f64::from(u8::from(delayed && self.is_partial)));
+    }
+
+    /// Whether an update is due.
+    #[must_use]
+    pub fn is_due(&self, now: Tick) -> bool {
+        self.count.is_none() || now.since(self.checked) >= PERIOD
+    }
+
+    /// Updates the number from the demand, and returns it; at least 1, at most `up`.
+    pub fn update(&mut self, demand: &KeeperDemand, now: Tick) -> u32 {
+        let most = demand.up.max(1);
+        let fresh = self.count.is_none();
+        let before = self.count.unwrap_or(most).min(most);
+        if fresh {
+            self.fall_at = now + LEARNING;
+        }
+        if now.since(self.window_since) >= WINDOW {
+            (self.peak_before, self.peak, self.window_since) = (self.peak, 0, now);
+        }
+        (self.checked, self.peak) = (now, self.peak.max(demand.seqs));
+        let needed = self.needed(demand, now).min(most);
+        let rate = |events: &EventRate| events.per_second(now).unwrap_or(0.0);
+        let pressed = before < most && rate(&self.delayed) > rate(&self.jobs) * MAX_DELAYED;
+        let count = if pressed {
+            before.max(needed).saturating_add((before / RISE_DIVISOR).max(1)).min(most)
+        } else if needed < before && now >= self.fall_at {
+            self.fall_at = now + FALL_PERIOD;
+            (before - (before / FALL_DIVISOR).max(1)).max(needed)
+        } else {
+            before.max(needed)
+        };
+        if count > before {
+            (self.fall_at, self.delayed) = (now + HOLD, EventRate::default());
+        }
+        (self.count, self.is_partial) = (Some(count), count < most);
+        count
+    }
+
+    /// Replicas that the demand needs.
+    fn needed(&self, demand: &KeeperDemand, now: Tick) -> u32 {
+        let seqs = self.peak.max(self.peak_before).saturating_add(demand.headroom);
+        let by_seqs = f64::from(seqs) / f64::from(demand.seqs_each.max(1));
+        let busy = self.weight.per_second(now).unwrap_or(0.0) * demand.seconds_per_token;
+        by_seqs.max(busy / PREFILL_SHARE).ceil().max(1.0) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEMAND: KeeperDemand =
+        KeeperDemand { up: 8, seqs: 10, headroom: 6, seqs_each: 100, seconds_per_token: 20e-6 };
+
+    /// Updates twice a second, with one urgent job of 1,000 tokens each time.
+    fn run(
+        count: &mut KeeperCount,
+        demand: KeeperDemand,
+        seconds: std::ops::Range<u64>,
+        delayed: bool,
+    ) -> u32 {
+        let times = (seconds.start * 2..seconds.end * 2).map(|half| Tick::from_millis(half * 500));
+        times.fold(0, |_, now| {
+            count.note_job(1_000, delayed, now);
+            count.update(&demand, now)
+        })
+    }
+
+    #[test]
+    fn all_keep_the_objective_until_the_demand_is_known() {
+        let mut count = KeeperCount::default();
+        assert_eq!(run(&mut count, DEMAND, 0..20, false), 8);
+        assert_eq!(run(&mut count, DEMAND, 20..30, false), 4, "one less every three seconds");
+        assert_eq!(run(&mut count, DEMAND, 30..60, false), 1);
+    }
+
+    #[test]
+    fn the_largest_recent_demand_counts() {
+        let mut count = KeeperCount::default();
+        run(&mut count, DEMAND, 0..60, false);
+        let surge = KeeperDemand { seqs: 350, ..DEMAND };
+        assert_eq!(run(&mut count, surge, 60..61, false), 4);
+        assert_eq!(run(&mut count, DEMAND, 61..180, false), 4, "it may come again");
+        assert_eq!(run(&mut count, DEMAND, 180..400, false), 1);
+    }
+
+    #[test]
+    fn prompts_count_by_the_time_that_they_take() {
+        let mut count = KeeperCount::default();
+        // 2,000 tokens a second at 0.9 ms each: half of the time of 3.6 replicas.
+        let slow = KeeperDemand { seconds_per_token: 0.9e-3, ..DEMAND };
+        assert_eq!(run(&mut count, slow, 0..200, false), 4);
+    }
+
+    #[test]
+    fn delayed_jobs_raise_the_number_whatever_the_demand_says() {
+        let mut count = KeeperCount::default();
+        run(&mut count, DEMAND, 0..60, false);
+        assert_eq!(run(&mut count, DEMAND, 60..64, true), 8);
+        assert_eq!(run(&mut count, DEMAND, 64..120, false), 8, "held for a minute");
+        assert_eq!(run(&mut count, DEMAND, 120..200, false), 1);
+    }
+
+    #[test]
+    fn there_are_no_more_keepers_than_replicas() {
+        let mut count = KeeperCount::default();
+        run(&mut count, DEMAND, 0..10, false);
+        assert_eq!(run(&mut count, KeeperDemand { up: 3, ..DEMAND }, 10..11, false), 3);
+        assert_eq!(run(&mut count, KeeperDemand { up: 0, ..DEMAND }, 11..12, false), 1);
+    }
+}

@@ -1,0 +1,138 @@
+//! Tests of keepers: a trickle of urgent work beside more background work than there is room for.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use crate::core::model::event::{Action, Event, ItlSample};
+use crate::core::model::ids::{ClassId, JobId, ReplicaId};
+use crate::core::model::job::JobSpec;
+use crate::core::model::time::Tick;
+use crate::core::scheduler::tests::{World, policy, sent, spec};
+
+/// Replicas, and the sequences of each.
+const REPLICAS: usize = 4;
+const SEQS: u32 = 20;
+/// Jobs of the urgent class have even numbers.
+const fn is_urgent(job: u64) -> bool {
+    job.is_multiple_of(2)
+}
+
+/// A fleet whose background class always has jobs that wait.
+struct Fleet {
+    world: World,
+    millis: u64,
+    ends: BTreeMap<u64, Vec<u64>>,
+    next: [u64; 2],
+    /// Replicas that urgent jobs went to since the last look.
+    urgent_at: BTreeSet<u32>,
+}
+
+impl Fleet {
+    fn new() -> Self {
+        let world = World::new(policy(&[&[SEQS; REPLICAS]], &[&[0]]));
+        let mut fleet =
+            Self { world, millis: 0, ends: BTreeMap::new(), next: [0, 1], urgent_at: BTreeSet::new() };
+        (0..REPLICAS as u64 * u64::from(SEQS) * 2).for_each(|_| fleet.arrive(1));
+        fleet
+    }
+
+    fn arrive(&mut self, class: u32) {
+        let id = &mut self.next[class as usize];
+        *id += 2;
+        let job = JobSpec {
+            id: JobId::new(*id),
+            class: ClassId::new(class),
+            deadline: Tick::NEVER,
+            arrived: Tick::from_millis(self.millis),
+            ..spec(0)
+        };
+        let actions = self.world.arrive(job);
+        self.take(&actions);
+    }
+
+    /// First tokens come at once; urgent jobs take a second, the others ten.
+    fn take(&mut self, actions: &[Action]) {
+        for (job, replica) in sent(actions) {
+            if is_urgent(job) {
+                self.urgent_at.insert(replica);
+            }
+            let lasts = if is_urgent(job) { 1_000 } else { 10_000 };
+            self.ends.entry(self.millis + lasts).or_default().push(job);
+            let actions = self.world.event(Event::FirstToken { job: JobId::new(job) });
+            self.take(&actions);
+        }
+    }
+
+    /// Lets time pass, with an urgent job every `gap` milliseconds.
+    fn run(&mut self, seconds: u64, gap: u64) {
+        self.urgent_at.clear();
+        for _ in 0..seconds * 20 {
+            self.step();
+            if self.millis.is_multiple_of(gap) {
+                self.arrive(0);
+            }
+        }
+    }
+
+    /// Lets 50 ms pass. Each background job that ends is followed by another.
+    fn step(&mut self) {
+        self.millis += 50;
+        let actions = self.world.at(self.millis);
+        self.take(&actions);
+        if self.millis.is_multiple_of(1_000) {
+            (0..REPLICAS as u32).for_each(|replica| self.sample(replica));
+        }
+        let later = self.ends.split_off(&(self.millis + 1));
+        for job in std::mem::replace(&mut self.ends, later).into_values().flatten() {
+            let actions = self.world.done(job);
+            self.take(&actions);
+            if !is_urgent(job) {
+                self.arrive(1);
+            }
+        }
+    }
+
+    /// The replica's streams have a token every 10 ms.
+    fn sample(&mut self, replica: u32) {
+        let sample = ItlSample { gaps: 100, total: Duration::from_secs(1) };
+        let actions = self.world.event(Event::ItlSampled { replica: ReplicaId::new(replica), sample });
+        self.take(&actions);
+    }
+
+    fn running(&self, replica: u32) -> u32 {
+        let replicas = self.world.scheduler.snapshot(self.world.now).replicas;
+        replicas.iter().find(|row| row.replica == ReplicaId::new(replica)).map_or(0, |row| row.running)
+    }
+
+    /// Replicas with more than their share for background classes.
+    fn full(&self) -> Vec<u32> {
+        (0..REPLICAS as u32).filter(|replica| self.running(*replica) > SEQS * 9 / 10).collect()
+    }
+}
+
+#[test]
+fn a_trickle_of_urgent_jobs_keeps_one_replica_from_being_filled() {
+    let mut fleet = Fleet::new();
+    fleet.run(15, 1_000);
+    assert!(fleet.full().is_empty(), "all replicas keep the objective at first");
+    fleet.run(60, 1_000);
+    fleet.run(30, 1_000);
+    assert_eq!(fleet.full().len(), REPLICAS - 1, "{:?}", fleet.full());
+    assert_eq!(fleet.urgent_at.len(), 1, "{:?}", fleet.urgent_at);
+    assert!(fleet.urgent_at.iter().all(|keeper| !fleet.full().contains(keeper)));
+    assert_eq!(fleet.world.scheduler.audit(), []);
+}
+
+#[test]
+fn more_urgent_work_takes_more_replicas_back() {
+    let mut fleet = Fleet::new();
+    fleet.run(90, 1_000);
+    assert_eq!(fleet.full().len(), REPLICAS - 1);
+    // 40 a second, each for a second: more than one replica runs.
+    for _ in 0..300 {
+        (0..2).for_each(|_| fleet.arrive(0));
+        fleet.step();
+    }
+    assert!(fleet.full().len() < REPLICAS - 1, "{:?}", fleet.full());
+    assert_eq!(fleet.world.scheduler.audit(), []);
+}
