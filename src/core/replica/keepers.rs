@@ -22,6 +22,10 @@ const HOLD: Duration = Duration::from_secs(60);
 const FALL_PERIOD: Duration = Duration::from_secs(3);
 /// Length of the two windows of the largest demand.
 const WINDOW: Duration = Duration::from_secs(120);
+/// Time over which the largest rate of prompts is taken.
+const BIN: Duration = Duration::from_secs(30);
+/// Standard deviations of a bin that may be chance.
+const DEVIATIONS: f64 = 2.0;
 /// Part of the keepers' time that the urgent class's prompts may take.
 const PREFILL_SHARE: f64 = 0.5;
 /// Part of the urgent jobs that may be delayed before the number rises.
@@ -46,6 +50,49 @@ pub struct KeeperDemand {
     pub seconds_per_token: f64,
 }
 
+/// Largest demand of the urgent class in a window of time.
+#[derive(Debug, Clone, Copy, Default)]
+struct PeakDemand {
+    /// Sequences that ran at once.
+    seqs: u32,
+    /// Weight of prompts per second, over a bin; see [`WeightBin`].
+    weight: f64,
+}
+
+impl PeakDemand {
+    fn max(self, other: Self) -> Self {
+        Self { seqs: self.seqs.max(other.seqs), weight: self.weight.max(other.weight) }
+    }
+}
+
+/// Weight of the prompts of one bin of time.
+#[derive(Debug, Clone, Copy, Default)]
+struct WeightBin {
+    sum: f64,
+    /// Sum of the squares.
+    squares: f64,
+    since: Tick,
+}
+
+impl WeightBin {
+    fn add(&mut self, weight: f64) {
+        self.sum += weight;
+        self.squares += weight * weight;
+    }
+
+    /// Ends the bin when its time is over. Returns the weight per second that is not by chance: two
+    /// standard deviations below the sum, as of a compound Poisson process.
+    fn end(&mut self, now: Tick) -> Option<f64> {
+        let age = now.since(self.since);
+        if age < BIN {
+            return None;
+        }
+        let weight = self.sum - DEVIATIONS * self.squares.sqrt();
+        *self = Self { since: now, ..Self::default() };
+        Some(weight.max(0.0) / age.as_secs_f64())
+    }
+}
+
 /// Number of keepers of one pool.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct KeeperCount {
@@ -54,9 +101,11 @@ pub struct KeeperCount {
     checked: Tick,
     /// When the number may fall.
     fall_at: Tick,
-    peak: u32,
-    peak_before: u32,
+    /// Largest demand of this window and of the one before.
+    peak: PeakDemand,
+    peak_before: PeakDemand,
     window_since: Tick,
+    bin: WeightBin,
     /// Weight of the urgent class's prompts.
     weight: EventRate,
     /// Whether some replicas are no keepers. While all are, a delay says nothing about their number.
@@ -71,6 +120,7 @@ impl KeeperCount {
     /// large part of its objective, or found room only beyond the keepers.
     pub fn note_job(&mut self, weight: u64, delayed: bool, now: Tick) {
         self.weight.add(now, weight as f64);
+        self.bin.add(weight as f64);
         self.jobs.add(now, 1.0);
         self.delayed.add(now, f64::from(u8::from(delayed && self.is_partial)));
     }
@@ -90,9 +140,11 @@ impl KeeperCount {
             self.fall_at = now + LEARNING;
         }
         if now.since(self.window_since) >= WINDOW {
-            (self.peak_before, self.peak, self.window_since) = (self.peak, 0, now);
+            (self.peak_before, self.peak, self.window_since) = (self.peak, PeakDemand::default(), now);
         }
-        (self.checked, self.peak) = (now, self.peak.max(demand.seqs));
+        self.checked = now;
+        let weight = self.bin.end(now).unwrap_or(0.0);
+        self.peak = self.peak.max(PeakDemand { seqs: demand.seqs, weight });
         let needed = self.needed(demand, now).min(most);
         let rate = |events: &EventRate| events.per_second(now).unwrap_or(0.0);
         let pressed = before < most && rate(&self.delayed) > rate(&self.jobs) * MAX_DELAYED;
@@ -111,11 +163,13 @@ impl KeeperCount {
         count
     }
 
-    /// Replicas that the demand needs.
+    /// Keepers that the demand needs.
     fn needed(&self, demand: &KeeperDemand, now: Tick) -> u32 {
-        let seqs = self.peak.max(self.peak_before).saturating_add(demand.headroom);
+        let peak = self.peak.max(self.peak_before);
+        let seqs = peak.seqs.saturating_add(demand.headroom);
         let by_seqs = f64::from(seqs) / f64::from(demand.seqs_each.max(1));
-        let busy = self.weight.per_second(now).unwrap_or(0.0) * demand.seconds_per_token;
+        let weight = self.weight.per_second(now).unwrap_or(0.0).max(peak.weight);
+        let busy = weight * demand.seconds_per_token;
         by_seqs.max(busy / PREFILL_SHARE).ceil().max(1.0) as u32
     }
 }

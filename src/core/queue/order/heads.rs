@@ -179,8 +179,6 @@ pub(super) struct PoolSetQueue {
     /// Search trees of the heads, numbered by [`tree_index`]: one for each part, bound and unbound.
     pub(super) trees: [FitTree<HeadKey, LaneHead>; 4],
     pub(super) waiting: u64,
-    /// The largest counter of a tenant at a dispatch from this pool set.
-    pub(super) max_served_counter: u128,
     /// The tier of pools that the last job was dispatched to.
     pub(super) last_tier: Option<usize>,
 }

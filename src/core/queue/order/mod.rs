@@ -54,6 +54,9 @@ pub struct ClassOrder {
     /// Whether the class may use each of the group's pools, by index of the pool in the group.
     reach: Vec<bool>,
     pool_sets: Vec<PoolSetQueue>,
+    /// The largest counter of a tenant at a dispatch to each of the group's pools, by index of the
+    /// pool in the group.
+    max_served: Vec<u128>,
     /// Pool sets with heads, by number of the search tree.
     pool_sets_with_heads: [BitSet; 4],
     /// Fresh heads of each tenant, which a charge moves.
@@ -70,9 +73,7 @@ impl ClassOrder {
         let is_known = |tenant: TenantId| policy.tenants.get(tenant).is_some();
         let mut counters = old.map(|old| old.counters.clone()).unwrap_or_default();
         counters.retain(is_known);
-        let max_served_counter = old
-            .and_then(|old| old.pool_sets.iter().map(|pool_set| pool_set.max_served_counter).max())
-            .unwrap_or(0);
+        let max_served = old.and_then(|old| old.max_served.iter().copied().max()).unwrap_or(0);
         let own = shape.reach.get(&id);
         Self {
             id,
@@ -84,10 +85,8 @@ impl ClassOrder {
             last_active: old.and_then(|old| old.last_active),
             headroom: old.map(|old| old.headroom).unwrap_or_default(),
             reach: shape.pools.iter().map(|pool| own.is_some_and(|own| own.contains(pool))).collect(),
-            pool_sets: vec![
-                PoolSetQueue { max_served_counter, ..PoolSetQueue::default() };
-                shape.pool_sets.len()
-            ],
+            pool_sets: vec![PoolSetQueue::default(); shape.pool_sets.len()],
+            max_served: vec![max_served; shape.pools.len()],
             pool_sets_with_heads: Default::default(),
             head_positions: HeadIndex::default(),
             waiting: 0,
@@ -115,6 +114,8 @@ pub struct PoolGroup {
     pool_set_pools: Vec<(BitSet, Vec<usize>)>,
     /// The pool sets that contain each of the pools.
     pool_sets_at: Vec<BitSet>,
+    /// The pool sets that share a pool with each pool set, including itself.
+    overlaps: Vec<BitSet>,
     classes: Vec<ClassOrder>,
     /// Dispatched jobs per second.
     pub drain_rate: DrainRate,
@@ -161,9 +162,17 @@ impl PoolGroup {
             let pool_sets = reaches.iter().enumerate().filter(|(_, reach)| reach.1.contains(&place));
             pool_sets.map(|(pool_set, _)| pool_set).collect()
         };
+        let pool_sets_at: Vec<BitSet> = (0..shape.pools.len()).map(lines_at).collect();
+        let overlaps = reaches.iter().map(|(_, places)| {
+            places.iter().fold(BitSet::default(), |mut all, place| {
+                all.union(&pool_sets_at[*place]);
+                all
+            })
+        });
         Self {
+            overlaps: overlaps.collect(),
             pools: shape.pools.iter().map(|pool| pool.index()).collect(),
-            pool_sets_at: (0..shape.pools.len()).map(lines_at).collect(),
+            pool_sets_at,
             pool_set_pools: reaches,
             shape: shape.clone(),
             classes: classes.collect(),
@@ -296,18 +305,18 @@ impl PoolGroup {
     }
 
     /// Lifts the counter of a tenant that begins to wait in a pool set. The floor is the least
-    /// counter in the pool set; when nobody waits there, the largest counter served there. Returns
-    /// whether the counter changed.
+    /// counter of those who wait for one of its pools, in this pool set or in another; when nobody
+    /// does, the largest counter served at its pools. Returns whether the counter changed.
     pub fn lift(&mut self, class: usize, pool_set: usize, tenant: TenantId) -> bool {
         let class = &mut self.classes[class];
-        let pool_set = &class.pool_sets[pool_set];
-        let fresh = [false, true].map(|bound| pool_set.trees[tree_index(LanePart::Fresh, bound)].least_key());
-        let floor = fresh
-            .into_iter()
-            .flatten()
-            .map(|key| key.least_counter)
-            .min()
-            .unwrap_or(pool_set.max_served_counter);
+        let rivals = [false, true].into_iter().flat_map(|bound| {
+            let tree = tree_index(LanePart::Fresh, bound);
+            let busy = class.pool_sets_with_heads[tree].intersection(&self.overlaps[pool_set]);
+            busy.map(move |other| (other, tree))
+        });
+        let waiting = rivals.filter_map(|(other, tree)| class.pool_sets[other].trees[tree].least_key());
+        let served = || self.pool_set_pools[pool_set].1.iter().map(|place| class.max_served[*place]).max();
+        let floor = waiting.map(|key| key.least_counter).min().or_else(served).unwrap_or(0);
         class.counters.lift(tenant, floor)
     }
 
@@ -434,8 +443,8 @@ impl PoolGroup {
         class.pool_sets[chosen.pool_set].last_tier = tiers.iter().position(|tier| tier.pools.contains(&pool));
         if chosen.head.part == LanePart::Fresh {
             let counter = class.counters.get(chosen.head.lane.tenant);
-            let pool_set = &mut class.pool_sets[chosen.pool_set];
-            pool_set.max_served_counter = pool_set.max_served_counter.max(counter);
+            let served = place.map(|place| &mut class.max_served[place]);
+            served.into_iter().for_each(|served| *served = counter.max(*served));
         }
     }
 

@@ -4,7 +4,7 @@ use proptest::collection::vec;
 use proptest::prelude::{ProptestConfig, prop_assert, prop_assert_eq, proptest};
 
 use crate::core::model::event::{Action, AttemptOutcome, EngineFault, Event};
-use crate::core::model::ids::{ClassId, JobId};
+use crate::core::model::ids::{ClassId, JobId, ModelId};
 use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
 use crate::core::model::policy::Policy;
 use crate::core::model::time::Tick;
@@ -24,14 +24,19 @@ struct Flood {
 impl Flood {
     /// One backlog per spec.
     fn new(policy: Policy, specs: Vec<JobSpec>) -> Self {
-        let served = vec![0; specs.len()];
-        let mut flood = Self { world: World::new(policy), running: Vec::new(), next: 0, specs, served };
-        for which in 0..flood.specs.len() {
-            for _ in 0..3 {
-                flood.add(which);
-            }
-        }
+        let mut flood = Self::empty(policy, specs);
+        (0..flood.specs.len()).for_each(|which| flood.begin(which));
         flood
+    }
+
+    fn empty(policy: Policy, specs: Vec<JobSpec>) -> Self {
+        let served = vec![0; specs.len()];
+        Self { world: World::new(policy), running: Vec::new(), next: 0, specs, served }
+    }
+
+    /// Begins the backlog of a spec.
+    fn begin(&mut self, which: usize) {
+        (0..3).for_each(|_| self.add(which));
     }
 
     fn add(&mut self, which: usize) {
@@ -320,4 +325,27 @@ fn the_class_that_is_owed_most_goes_first() {
     assert_eq!(sent(&world.done(0)), [(1, 0)]);
     assert_eq!(sent(&world.done(1)), [(20, 0)]);
     assert_eq!(sent(&world.done(20)), [(10, 0)]);
+}
+
+#[test]
+fn who_comes_for_another_model_on_the_same_replicas_has_no_more_than_a_share() {
+    // The second pool has no replica; it only makes the second model's pools others.
+    let rules = policy(&[&[4], &[]], &[&[0], &[0, 1]]);
+    let of = |tenant, model| JobSpec {
+        model: ModelId::new(model),
+        prompt_tokens: 100,
+        max_output_tokens: 0,
+        ..of_tenant(0, tenant)
+    };
+    let mut flood = Flood::empty(rules, vec![of(0, 0), of(1, 0), of(2, 1)]);
+    flood.begin(0);
+    flood.begin(1);
+    (0..300).for_each(|_| flood.step(0));
+    let before = flood.served.clone();
+    flood.begin(2);
+    (0..60).for_each(|_| flood.step(0));
+    let since: Vec<u64> =
+        before.iter().zip(&flood.served).map(|(before, now)| (now - before) / 100).collect();
+    assert!(since.iter().all(|jobs| (18..=24).contains(jobs)), "{since:?}");
+    assert_eq!(flood.world.scheduler.audit(), []);
 }
