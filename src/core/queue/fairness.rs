@@ -54,7 +54,9 @@ impl FairCounters {
     }
 }
 
-fn scaled(cost: u64, weight: f64) -> u128 {
+/// What a cost adds to the virtual counter of a tenant of this weight.
+#[must_use]
+pub fn scaled(cost: u64, weight: f64) -> u128 {
     (cost as f64 * UNIT / weight.clamp(1e-6, 1e9)) as u128
 }
 

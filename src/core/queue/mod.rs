@@ -16,6 +16,7 @@ pub mod retry_budget;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::collections::hash_map::Entry;
+use std::iter::Peekable;
 use std::ops::{AddAssign, Bound, SubAssign};
 
 use smallvec::SmallVec;
@@ -96,6 +97,21 @@ impl Lane {
     /// All jobs of the lane: returned, fresh, then late ones, each in their order.
     pub fn jobs(&self) -> impl Iterator<Item = JobId> {
         self.parts.iter().flatten().chain(&self.late).map(|(_, job)| *job)
+    }
+
+    /// The fresh jobs in the order of their turns.
+    pub fn fresh_in_order(&self) -> impl Iterator<Item = JobId> {
+        let mut parts =
+            [&self.parts[LanePart::Fresh as usize], &self.late].map(|part| part.iter().peekable());
+        std::iter::from_fn(move || {
+            let turn = |part: &mut Peekable<_>| {
+                part.peek().map(|(place, _): &&(LanePlace, JobId)| (place.due, place.seq))
+            };
+            let [first, second] = parts.each_mut().map(turn);
+            let late =
+                first.is_none() || second.is_some_and(|second| first.is_some_and(|first| second < first));
+            parts[usize::from(late)].next().map(|(_, job)| *job)
+        })
     }
 
     /// The set that holds a job with this place.

@@ -30,9 +30,7 @@ pub(super) struct Job {
     pub(super) place: LanePlace,
     /// Start of the prompt, to find the replicas that have it in their prefix cache.
     pub(super) prefix: PromptPrefix,
-    /// Most tokens of the prompt that any replica had cached, as of the last time the job
-    /// was priced as head of its lane.
-    pub(super) cached_at_best: u64,
+    pub(super) cached: CachedPrompt,
     /// Reason of the migration that the edge was asked for in this attempt.
     pub(super) migration_asked: Option<PreemptReason>,
     /// Last instant at which the job can start and still keep its class's TTFT objective.
@@ -77,6 +75,16 @@ pub(super) struct Job {
     pub(super) held_until: Option<Tick>,
     /// Class of the arrival, if the job was demoted since.
     pub(super) demoted_from: Option<ClassId>,
+}
+
+/// What the prefix caches of the replicas mean to a job that waits.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct CachedPrompt {
+    /// Most tokens of the prompt that any replica had cached, as of the last time the job was
+    /// priced as head of its lane.
+    pub(super) at_best: u64,
+    /// Since when warm jobs have gone before it; see `dispatch::warm`.
+    pub(super) bypassed_since: Option<Tick>,
 }
 
 /// Phase of a job: it waits or runs.
@@ -142,7 +150,7 @@ impl Job {
             spec,
             place: LanePlace { seq, ..LanePlace::default() },
             prefix,
-            cached_at_best: 0,
+            cached: CachedPrompt::default(),
             migration_asked: None,
             late_after: Tick::NEVER,
             held_until: None,
@@ -198,7 +206,7 @@ impl Job {
 
     /// Capacity that a replica must have free for the job.
     pub(super) fn size(&self) -> FitSize {
-        let booking = self.booking(self.cached_at_best, false);
+        let booking = self.booking(self.cached.at_best, false);
         FitSize { seqs: booking.seqs, kv: booking.kv(), prefill: booking.weight }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! The gateway makes a copy when the answer of the original has begun, so a copy cannot delay its
 //! original. A copy is a job of its own, with a tenant and a class that take only spare capacity
-//! (`core::scheduler::dispatch::scavenger`). A copy starts at once or not at all, and gives way to
+//! (`core::scheduler::admit::check`). A copy starts at once or not at all, and gives way to
 //! any other job. The gateway reads and discards the copy's answer. Only the operator sees the
 //! outcome of a copy.
 

@@ -25,13 +25,16 @@ const fn column(name: &'static str, title: &'static str, digits: usize, dull: Op
 }
 
 /// Every figure. Times are in milliseconds unless the name says otherwise.
-pub const COLUMNS: [FigureColumn; 22] = [
+pub const COLUMNS: [FigureColumn; 25] = [
     column("offered", "offered", 0, None),
     column("ttft_p50_ms", "p50", 0, None),
     column("ttft_p99_ms", "p99", 0, None),
     column("ttft_most_ms", "most", 0, None),
     column("itl_p99_ms", "itl p99", 1, None),
     column("goodput", "goodput", 3, None),
+    column("within_150_ms", "≤ 150 ms", 3, Some(0.0)),
+    column("within_500_ms", "≤ 500 ms", 3, Some(0.0)),
+    column("within_1_s", "≤ 1 s", 3, Some(0.0)),
     column("refused", "refused", 3, Some(0.0)),
     column("told_most_ms", "told", 0, Some(0.0)),
     column("cut", "cut", 4, Some(0.0)),
@@ -69,6 +72,8 @@ pub(super) struct FigureFrame<'a> {
     pub(super) weights: &'a [f64],
     /// Whether the tenants' shares are among the figures.
     pub(super) shares: bool,
+    /// Whether the shares within other TTFT objectives are among the figures.
+    pub(super) graded: bool,
     /// See [`cost_per_thousand`].
     pub(super) cost: f64,
 }
@@ -86,14 +91,20 @@ pub(super) fn cost_per_thousand(outcome: &RunOutcome, prices: impl Iterator<Item
 impl FigureFrame<'_> {
     /// The figures of these records.
     pub(super) fn figures(&self, records: &[&WorldRecord]) -> Figures {
-        let goal = |record: &WorldRecord| self.goals.get(record.class as usize);
         let any = Objectives { ttft: Duration::MAX, itl: Duration::MAX };
         let summary = Summary::of(records.iter().copied(), &any);
         let count = records.len().max(1) as f64;
-        let good = records
-            .iter()
-            .filter(|record| goal(record).is_none_or(|goal| record.met_objectives(goal)))
-            .count();
+        let good_within = |ttft: Option<u64>| {
+            let goal = |goal: &Objectives| Objectives {
+                ttft: ttft.map_or(goal.ttft, Duration::from_millis),
+                ..*goal
+            };
+            let good = |record: &&&WorldRecord| {
+                self.goals.get(record.class as usize).is_none_or(|own| record.met_objectives(&goal(own)))
+            };
+            records.iter().filter(good).count() as f64 / count
+        };
+        let graded = |ttft| if self.graded { good_within(Some(ttft)) } else { 0.0 };
         let retried = records.iter().filter(|record| record.attempts > 1).count();
         let window = FigureWindow::of(records);
         let received = records.iter().fold(0.0, |sum, record| sum + window.service(record));
@@ -105,7 +116,10 @@ impl FigureFrame<'_> {
             summary.ttft_p99,
             summary.ttft_max,
             summary.itl_p99,
-            good as f64 / count,
+            good_within(None),
+            graded(150),
+            graded(500),
+            graded(1_000),
             summary.refused,
             summary.refusal_max,
             summary.cut,
@@ -243,8 +257,14 @@ mod tests {
     fn service_counts_as_far_as_it_falls_in_the_window() {
         let outcome = RunOutcome::default();
         let goals = [Objectives { ttft: Duration::from_millis(100), itl: Duration::from_millis(1) }];
-        let frame =
-            FigureFrame { outcome: &outcome, goals: &goals, weights: &[1.0, 1.0], shares: true, cost: 0.0 };
+        let frame = FigureFrame {
+            outcome: &outcome,
+            goals: &goals,
+            weights: &[1.0, 1.0],
+            shares: true,
+            graded: false,
+            cost: 0.0,
+        };
         // The second one has half of its output after the window of 2 s.
         let records = [record(0, 0, 1_000), record(1, 1_800, 2_000), record(0, 2_000, 2_100)];
         let records: Vec<_> = records.iter().collect();
@@ -262,8 +282,14 @@ mod tests {
     #[test]
     fn one_who_gets_half_of_its_share_shows() {
         let outcome = RunOutcome::default();
-        let frame =
-            FigureFrame { outcome: &outcome, goals: &[], weights: &[1.0, 1.0], shares: true, cost: 0.0 };
+        let frame = FigureFrame {
+            outcome: &outcome,
+            goals: &[],
+            weights: &[1.0, 1.0],
+            shares: true,
+            graded: false,
+            cost: 0.0,
+        };
         let mut records: Vec<WorldRecord> =
             (0..40).map(|index| record(0, index * 100, index * 100 + 100)).collect();
         let refused = |index: u64| WorldRecord {

@@ -22,6 +22,9 @@ pub struct Scenario {
     pub warmup: Option<f64>,
     /// Objectives for goodput; absent = those of the request's class.
     pub goal: Option<GoalRow>,
+    /// Whether the figures include the shares of requests with a first token within 150 ms, 500 ms
+    /// and 1 s.
+    pub graded: bool,
     /// Latency classes in order of rank; absent = one, `interactive`.
     pub classes: NamedEntries<ScenarioClass>,
     /// Tenants; absent = one.

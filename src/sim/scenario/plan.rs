@@ -23,6 +23,7 @@ pub struct ScenarioPlan {
     pub seeds: u64,
     warmup: f64,
     goals: Vec<Objectives>,
+    graded: bool,
     by: By,
     classes: Vec<String>,
     tenants: Vec<String>,
@@ -68,6 +69,7 @@ impl ScenarioPlan {
             seeds: scenario.seeds.unwrap_or(USUAL_SEEDS).clamp(1, 1_000),
             warmup,
             goals: goals.collect(),
+            graded: scenario.graded,
             by: scenario.by,
             classes: maker.classes.iter().map(|(name, _)| name.clone()).collect(),
             tenants: maker.tenants.iter().map(|(name, _)| name.clone()).collect(),
@@ -111,8 +113,14 @@ impl ScenarioPlan {
         let weights: Vec<f64> = tenants.map(|(_, _, tenant)| tenant.weight).collect();
         let prices = self.cases[trial.case].replicas.iter().map(|replica| replica.price);
         let cost = cost_per_thousand(&outcome, prices);
-        let frame =
-            |shares| FigureFrame { outcome: &outcome, goals: &self.goals, weights: &weights, shares, cost };
+        let frame = |shares| FigureFrame {
+            outcome: &outcome,
+            goals: &self.goals,
+            weights: &weights,
+            shares,
+            graded: self.graded,
+            cost,
+        };
         let all = frame(self.by == By::Tenant).figures(&records.iter().collect::<Vec<_>>());
         let part = |index: usize| {
             let of: fn(&WorldRecord) -> u32 = if self.by == By::Class { |r| r.class } else { |r| r.tenant };

@@ -1,7 +1,13 @@
 //! Entry check: refuses a job before anything is reserved for it or learned from it.
+//!
+//! A scavenger is a job of a class that takes only capacity that no other job needs. It starts at
+//! once, in a pool group where no job waits, or is refused. A scavenger therefore takes no space in
+//! the queue, goes before no other job and starts no pool. At a replica it is background to every
+//! class before its own, and is preempted for them.
 
 use crate::core::limits::rule::LimitUnit;
 use crate::core::model::event::RejectReason;
+use crate::core::model::ids::ClassId;
 use crate::core::model::job::JobSpec;
 use crate::core::model::time::Tick;
 use crate::core::queue::admission;
@@ -20,6 +26,19 @@ impl Scheduler {
             .or_else(|| late.then_some(RejectReason::DeadlineExceeded))
             .or_else(|| self.reason_too_many_sequences(spec))
             .or_else(|| self.no_room_reason(spec))
+    }
+
+    /// Whether jobs of the class take only capacity that no other job needs.
+    pub(in crate::core::scheduler) fn is_scavenger(&self, class: ClassId) -> bool {
+        self.policy.classes.get(class).is_some_and(|class| class.scavenger)
+    }
+
+    /// The reason to refuse a scavenger at arrival: other jobs wait in its group. `None` for a
+    /// job of another class, which may wait.
+    fn no_room_reason(&self, spec: &JobSpec) -> Option<RejectReason> {
+        let group = self.placement.group_of_model(spec.model)?;
+        let others = self.groups[group].waiting() > 0;
+        (others && self.is_scavenger(spec.class)).then_some(RejectReason::NoRoom)
     }
 
     /// The reason why the policy in force cannot serve jobs of this lane.

@@ -33,10 +33,19 @@ use super::job::{self, Job};
 /// and a long prompt waits at most this much longer.
 const PREFILL_DELAY_FACTOR: f64 = 10.0;
 
-/// Delay of the turn of a late job, in TTFT objectives of its class. During the delay, jobs that
-/// can still be in time go first. After the delay the late job goes before all later arrivals. A
-/// class whose `max_wait` is shorter serves late jobs only when no job in time waits.
+/// Delay of the turn of a late job, in TTFT objectives of its class, but at least
+/// [`MIN_LATE_PENALTY`]. During the delay, jobs that can still be in time go first. After the delay
+/// the late job goes before all later arrivals. A class whose `max_wait` is shorter serves late
+/// jobs only when no job in time waits.
 const LATE_PENALTY_OBJECTIVES: u32 = 10;
+/// Shortest delay of the turn of a late job. A shorter one makes everybody late while more arrives
+/// than the replicas can do; a longer one lets jobs with the default `max_wait` of 30 s run out of
+/// time.
+const MIN_LATE_PENALTY: Duration = Duration::from_secs(24);
+
+/// TTFT objectives until the deadline from which all jobs of the lane count in the check of the
+/// wait, and not only those that go first.
+const PATIENT_OBJECTIVES: u32 = 20;
 
 /// Time after arrival at which the scheduler checks the wait of a job that came before the drain
 /// rate was known.
@@ -146,7 +155,8 @@ impl Scheduler {
     /// The reasons: its tenant is paused for longer; its pools take longer to start; or the jobs
     /// before it in the lane take longer, even at a better rate than measured for its tenant
     /// and class. That rate includes the effect of other lanes that go first. When the deadline
-    /// is far beyond the turn of late jobs, all other jobs of the lane count as before it.
+    /// is far beyond the objective, all other jobs of the lane count as before it: else those that
+    /// are late would be refused only at the end of their wait.
     pub(super) fn is_hopeless(&self, id: JobId) -> bool {
         let Some(job) = self.jobs.get(&id) else { return false };
         if let Some(until) = self.overrides.paused_until(job.spec.tenant) {
@@ -163,7 +173,8 @@ impl Scheduler {
         let (id, key) = (job.spec.id, LaneKey::of(&job.spec));
         let lane = self.queue.lane(key).filter(|_| job.part() == Some(LanePart::Fresh));
         let left = job.spec.deadline.since(self.now);
-        if left < 2 * self.late_penalty(key.class) {
+        let objective = self.policy.classes.get(key.class).map(|class| class.ttft_objective);
+        if left < objective.unwrap_or_default() * PATIENT_OBJECTIVES {
             let before = lane.map_or(0, |lane| lane.jobs_before(job.place, id));
             return admission::is_hopeless(before, self.lane_rate(key), left);
         }
@@ -212,8 +223,8 @@ impl Scheduler {
 
     /// Delay of the turn of a late job of the class.
     pub(super) fn late_penalty(&self, class: ClassId) -> Duration {
-        self.policy.classes.get(class).map(|row| row.ttft_objective).unwrap_or_default()
-            * LATE_PENALTY_OBJECTIVES
+        let objective = self.policy.classes.get(class).map(|row| row.ttft_objective).unwrap_or_default();
+        (objective * LATE_PENALTY_OBJECTIVES).max(MIN_LATE_PENALTY)
     }
 
     /// Drain rate of the lane's tenant in its class, in jobs per second; `None` if unknown.
@@ -377,7 +388,7 @@ impl Scheduler {
             let mut bound = false;
             let entry: Option<HeadEntry> = job.map(|job| {
                 job.output = self.lengths.expected(&job.spec);
-                job.cached_at_best =
+                job.cached.at_best =
                     self.prefixes.matches(&job.prefix).first().map_or(0, |(_, tokens)| *tokens);
                 if waits {
                     let goal = job.spec.arrived + objective.unwrap_or_default();

@@ -12,9 +12,10 @@
 //! gets a held replica, too.
 
 pub(super) mod objective;
+mod pick;
 pub(super) mod place;
 pub(super) mod preempt;
-pub(super) mod scavenger;
+mod warm;
 
 use std::cell::OnceCell;
 use std::iter;
@@ -34,6 +35,7 @@ use crate::core::queue::quota::QuotaState;
 use crate::core::replica::affinity::adapter_slots::AdapterState;
 use crate::core::replica::ledger::Booking;
 
+use self::pick::{DeferredPick, DispatchPick};
 use super::Scheduler;
 use super::job::{JobPhase, RunningAttempt};
 use crate::core::scheduler::admit::LaneAccounts;
@@ -53,19 +55,6 @@ type BlockedAdapters = SmallVec<[(usize, ModelId, JobId); 4]>;
 /// Number of heads that found no replica in one decision, by class, pool set and part.
 type FailedHeads = SmallVec<[((usize, usize, LanePart), usize); 4]>;
 
-/// A job and its destination.
-#[derive(Debug, Clone, Copy)]
-struct DispatchPick {
-    chosen: Candidate,
-    replica: ReplicaId,
-    pool: PoolId,
-    choice: PlacementReason,
-    /// Whether the replica was held for the job.
-    held: bool,
-    /// Tokens of the prompt that the replica is expected to have cached.
-    cached: u64,
-}
-
 impl Scheduler {
     /// Dispatches every job that can start, in every pool group in `changed_groups`.
     pub(super) fn dispatch(&mut self, out: &mut Vec<Action>) {
@@ -82,7 +71,7 @@ impl Scheduler {
                     }
                     break;
                 };
-                let passed = self.passed_by(group, &pick);
+                let passed = if pick.warm { None } else { self.passed_by(group, &pick) };
                 if self.dispatch_job(group, &pick, out).is_none() {
                     break;
                 }
@@ -106,6 +95,7 @@ impl Scheduler {
         let mut passed: Vec<JobId> = Vec::new();
         let mut blocked: BlockedAdapters = SmallVec::new();
         let mut tries: FailedHeads = SmallVec::new();
+        let mut deferred: Option<DeferredPick> = None;
         let openings: [OnceCell<_>; 2] = Default::default();
         loop {
             let here = &self.groups[group];
@@ -118,19 +108,28 @@ impl Scheduler {
                 },
             };
             let skip = |head: &LaneHead| passed.contains(&head.job) || self.is_blocked(head, &blocked);
-            let Some(chosen) = here.first(RoomIn::Pools(rooms), &skip) else {
-                self.hold_for_shut_out(group, &blocked);
-                return None;
+            let next = here.first(RoomIn::Pools(rooms), &skip);
+            let Some(chosen) = next.filter(|next| self.may_precede(group, next, deferred.as_ref())) else {
+                if deferred.is_none() {
+                    self.hold_for_shut_out(group, &blocked);
+                }
+                return deferred.map(|deferred| deferred.pick);
             };
             if self.delay_if_late(&chosen.head) {
                 continue;
             }
-            let place = self.place_for(group, &chosen, passed.len());
-            match place.and_then(|(replica, choice)| Some((replica, choice, self.fleet.pool_of(replica)?))) {
-                Some((replica, choice, pool)) => {
-                    let cached = self.cached_tokens(chosen.head.job, replica);
-                    return Some(DispatchPick { chosen, replica, pool, choice, held: false, cached });
-                }
+            let failed = passed.len() - deferred.as_ref().map_or(0, |deferred| deferred.heads);
+            let pick = self.place_for(group, &chosen, failed).and_then(|(replica, choice)| {
+                let pool = self.fleet.pool_of(replica)?;
+                let cached = self.cached_tokens(chosen.head.job, replica);
+                Some(DispatchPick { chosen, replica, pool, choice, held: false, warm: false, cached })
+            });
+            if let Some(warm) = self.pick_warm(group, &chosen, pick.as_ref(), &mut deferred) {
+                return Some(warm);
+            }
+            match pick {
+                Some(pick) if deferred.is_none() => return Some(pick),
+                Some(_) => passed.push(chosen.head.job),
                 None => {
                     self.note_session(group, &chosen);
                     blocked.extend(self.blocked_by(group, &chosen));
@@ -192,7 +191,15 @@ impl Scheduler {
             self.fleet.set_held(hold.replica, false, self.now);
             if let Some(chosen) = wanted {
                 let (replica, pool, choice) = (hold.replica, hold.pool, PlacementReason::Held);
-                return Some(DispatchPick { chosen, replica, pool, choice, held: true, cached: 0 });
+                return Some(DispatchPick {
+                    chosen,
+                    replica,
+                    pool,
+                    choice,
+                    held: true,
+                    warm: false,
+                    cached: 0,
+                });
             }
         }
         None

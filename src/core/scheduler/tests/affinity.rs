@@ -1,4 +1,4 @@
-//! Tests of affinity: adapters and sessions.
+//! Tests of affinity: adapters, sessions and prefixes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,10 +6,10 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::{prop_assert, proptest};
 
-use super::{World, placed, policy, reload, sent, spec};
+use super::{World, of_tenant, placed, policy, reload, sent, spec, used};
 use crate::core::model::event::{Action, AttemptOutcome, EngineFault, Event};
 use crate::core::model::ids::{JobId, ModelId, PoolId, ReplicaId};
-use crate::core::model::job::{JobSpec, JobUsage};
+use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
 use crate::core::model::overrides::{Closed, Override, OverrideChange, OverrideTarget};
 use crate::core::model::policy::{Policy, Pool, StickySessions};
 use crate::core::model::time::Tick;
@@ -278,4 +278,71 @@ proptest! {
         }
         prop_assert!(waiting == 0 && world.scheduler.jobs() == 0, "{waiting} wait for ever");
     }
+}
+
+/// A job whose prompt of 2,048 tokens begins like all others of its talk.
+fn turn(world: &mut World, spec: JobSpec, talk: u64) -> Vec<(u64, u32)> {
+    let spec = JobSpec { prompt_tokens: 2_048, ..spec };
+    let blocks = (0..8).map(|block| talk * 100 + block).collect();
+    sent(&world.event(Event::Arrived(spec, PromptPrefix { blocks, block_tokens: 256 })))
+}
+
+/// Two replicas of one place each, with talk 1 at one and talk 2 at the other, and a turn of talk 1
+/// that waits. Returns both replicas.
+fn talks() -> (World, u32, u32) {
+    let mut world = World::new(policy(&[&[1, 1]], &[&[0]]));
+    let first = turn(&mut world, spec(1), 1)[0].1;
+    let second = turn(&mut world, spec(2), 2)[0].1;
+    assert_ne!(first, second);
+    assert_eq!(turn(&mut world, spec(3), 1), []);
+    (world, first, second)
+}
+
+#[test]
+fn a_turn_whose_prompt_is_cached_goes_first() {
+    let (mut world, first, second) = talks();
+    assert_eq!(turn(&mut world, spec(4), 2), []);
+    assert_eq!(sent(&world.done(2)), [(4, second)]);
+    assert_eq!(sent(&world.done(1)), [(3, first)]);
+}
+
+#[test]
+fn no_replica_idles_for_a_prompt_that_is_cached_elsewhere() {
+    let (mut world, _, second) = talks();
+    assert_eq!(sent(&world.done(2)), [(3, second)]);
+}
+
+#[test]
+fn others_go_first_for_half_of_the_objective() {
+    let (mut world, _, second) = talks();
+    let mut running = 2;
+    for id in 4..40 {
+        world.now = Tick::from_millis((id - 4) * 50);
+        assert_eq!(turn(&mut world, spec(id), 2), []);
+        let next = sent(&world.done(running));
+        if next == [(3, second)] {
+            assert_eq!(world.now, Tick::from_millis(550));
+            return;
+        }
+        assert_eq!(next, [(id, second)]);
+        running = id;
+    }
+    panic!("the first turn starves");
+}
+
+#[test]
+fn a_tenant_goes_first_only_as_far_as_it_is_little_ahead() {
+    let (mut world, _, second) = talks();
+    let mut running = 2;
+    for id in 4..40 {
+        assert_eq!(turn(&mut world, of_tenant(id, 1), 2), []);
+        let next = sent(&world.finish(running, AttemptOutcome::Done(used(2_048, 10))));
+        if next == [(3, second)] {
+            assert!((8..16).contains(&id), "about 16,384 tokens of 2,000 each: {id}");
+            return;
+        }
+        assert_eq!(next, [(id, second)]);
+        running = id;
+    }
+    panic!("the other tenant starves");
 }
