@@ -41,7 +41,7 @@ const LATE_PENALTY_OBJECTIVES: u32 = 10;
 /// Shortest delay of the turn of a late job. A shorter one makes everybody late while more arrives
 /// than the replicas can do; a longer one lets jobs with the default `max_wait` of 30 s run out of
 /// time.
-const MIN_LATE_PENALTY: Duration = Duration::from_secs(24);
+const MIN_LATE_PENALTY: Duration = Duration::from_secs(22);
 
 /// TTFT objectives until the deadline from which all jobs of the lane count in the check of the
 /// wait, and not only those that go first.
