@@ -224,7 +224,10 @@ impl Stage {
     /// When the template has a place that cannot be filled in.
     pub fn config(&self, listen: &str, admin: &str, template: Option<&str>) -> Result<String> {
         let engines = [("main".to_owned(), self.fleet.urls())].into();
-        fill(template.unwrap_or(CONFIG), &Values { listen, admin, engines: &engines, keys: &self.keys })
+        fill(
+            template.unwrap_or(CONFIG),
+            &Values { listen, admin, folder: "", engines: &engines, keys: &self.keys },
+        )
     }
 
     /// Runs everything against the gateway at these addresses, and looks at

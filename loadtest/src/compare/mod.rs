@@ -180,7 +180,10 @@ mod tests {
     fn committed_scenarios_and_their_configurations_are_sound() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("scenarios/realtime");
         let work = tempfile::tempdir().expect("a folder");
-        for name in ["load", "flood", "batch", "pools"] {
+        let rivals = ["conversations", "mixed", "slow", "talks", "flood", "batch"];
+        let rivals = rivals.map(|name| format!("rivals-{name}"));
+        let names = ["load", "flood", "batch", "pools"].map(str::to_owned);
+        for name in names.iter().chain(&rivals) {
             let scenario = Scenario::read(&folder.join(format!("{name}.yaml"))).expect(name);
             let plan = Plan::of(&scenario.load, &folder, 0).expect(name);
             let mut ports = 9000_u16..;
@@ -192,7 +195,8 @@ mod tests {
                 let Some(template) = &contestant.penstock else { continue };
                 let text = std::fs::read_to_string(folder.join(template)).expect("a template");
                 let (listen, admin) = ("127.0.0.1:8080", "127.0.0.1:8081");
-                let values = Values { listen, admin, engines: &engines, keys: &keys_for(&plan.tenants) };
+                let values =
+                    Values { listen, admin, folder: "", engines: &engines, keys: &keys_for(&plan.tenants) };
                 let config = work.path().join("penstock.yaml");
                 write(&config, &fill(&text, &values).expect(name)).expect("a file");
                 let report = check_file(&config);

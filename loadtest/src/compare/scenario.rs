@@ -103,7 +103,7 @@ pub struct PlannedFault {
     pub terminate: Option<Value>,
 }
 
-/// One of those who are compared: exactly one of `penstock`, `proxy`, `url`.
+/// One of those who are compared: exactly one of `penstock`, `proxy`, `program`, `url`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Contestant {
@@ -115,6 +115,11 @@ pub struct Contestant {
     pub proxy: Option<Mode>,
     /// The reference proxy's requests at a server at once.
     pub maxconn: Option<u32>,
+    /// Another router: its program and arguments, with the places of a configuration. It runs in
+    /// the foreground, as one process.
+    pub program: Option<Vec<String>>,
+    /// The program's configuration, a template; `{{config}}` in its arguments is the file's path.
+    pub config: Option<PathBuf>,
     /// Something that runs already.
     pub url: Option<String>,
     /// API keys for `url`, by tenant.
@@ -135,6 +140,8 @@ pub enum Kind<'a> {
     Penstock(&'a Path),
     /// The reference proxy.
     Proxy(Mode, Option<u32>),
+    /// Another router: program and arguments, and its configuration.
+    Program(&'a [String], Option<&'a Path>),
     /// Something that runs already.
     Url(&'a str),
 }
@@ -239,11 +246,16 @@ impl Contestant {
     pub fn kind(&self) -> Result<Kind<'_>> {
         ensure!(self.maxconn.is_none() || self.proxy.is_some(), "`maxconn` is for `proxy`");
         ensure!(self.keys.is_empty() || self.url.is_some(), "`keys` are for `url`");
-        match (&self.penstock, self.proxy, &self.url) {
-            (Some(config), None, None) => Ok(Kind::Penstock(config)),
-            (None, Some(mode), None) => Ok(Kind::Proxy(mode, self.maxconn)),
-            (None, None, Some(url)) => Ok(Kind::Url(url)),
-            _ => bail!("it needs one of `penstock`, `proxy` and `url`"),
+        ensure!(self.config.is_none() || self.program.is_some(), "`config` is for `program`");
+        match (&self.penstock, self.proxy, &self.program, &self.url) {
+            (Some(config), None, None, None) => Ok(Kind::Penstock(config)),
+            (None, Some(mode), None, None) => Ok(Kind::Proxy(mode, self.maxconn)),
+            (None, None, Some(words), None) => {
+                ensure!(!words.is_empty(), "`program` needs the name of a program");
+                Ok(Kind::Program(words, self.config.as_deref()))
+            }
+            (None, None, None, Some(url)) => Ok(Kind::Url(url)),
+            _ => bail!("it needs one of `penstock`, `proxy`, `program` and `url`"),
         }
     }
 }
@@ -281,6 +293,8 @@ contestants:
             ("penstock: penstock.yaml", "maxconn: 3", "`maxconn` is for `proxy`"),
             ("penstock: penstock.yaml", "without: []", "one of `penstock`"),
             ("about: test", "about: test\nwarmup: 1", "`warmup`"),
+            ("penstock: penstock.yaml", "program: []", "the name of a program"),
+            ("penstock: penstock.yaml", "penstock: penstock.yaml, config: c", "`config` is for `program`"),
             ("fault: {kind: freeze}", "fault: {}, terminate: {}", "`fault` or `terminate`"),
         ];
         for (from, to, expected) in table {

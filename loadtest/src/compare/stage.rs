@@ -21,7 +21,7 @@ use crate::engines::Ready;
 use crate::process;
 use crate::replay::{self, Drive, LEAD, Length, Plan, Results, Writer};
 use crate::target::Endpoint;
-use crate::template::{Values, fill, keys_for};
+use crate::template::{Values, fill, fill_arguments, keys_for};
 
 /// Until a contestant answers its first call.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -171,22 +171,43 @@ impl Stage {
                 let url = ready.urls.pop().context("the proxy has no address")?;
                 Ok(Started { url, child: Some(child) })
             }
-            Kind::Penstock(template) => {
-                let template = self.folder.join(template);
-                let text = std::fs::read_to_string(&template)
-                    .with_context(|| format!("read {}", template.display()))?;
+            Kind::Program(words, config) => {
                 let [listen, admin] = [free_port()?, free_port()?];
-                let values =
-                    Values { listen: &listen, admin: &admin, engines, keys: &keys_for(&plan.tenants) };
-                let config = folder.join("penstock.yaml");
-                let text = fill(&text, &values).with_context(|| template.display().to_string())?;
-                std::fs::write(&config, text).with_context(|| format!("write {}", config.display()))?;
+                let (folder, keys) = (absolute(folder)?, BTreeMap::new());
+                let values = Values { listen: &listen, admin: &admin, folder: &folder, engines, keys: &keys };
+                let config = match config {
+                    Some(template) => self.configure(template, "router.conf", &values)?.display().to_string(),
+                    None => String::new(),
+                };
+                let words: Vec<String> =
+                    words.iter().map(|word| word.replace("{{config}}", &config)).collect();
+                let words = fill_arguments(&words, &values).context("program")?;
+                let mut command = Command::new(&words[0]);
+                let child = Child::start("router", command.args(&words[1..]), Path::new(&folder))?;
+                Ok(Started { url: format!("http://{listen}"), child: Some(child) })
+            }
+            Kind::Penstock(template) => {
+                let [listen, admin] = [free_port()?, free_port()?];
+                let (folder, keys) = (absolute(folder)?, keys_for(&plan.tenants));
+                let values = Values { listen: &listen, admin: &admin, folder: &folder, engines, keys: &keys };
+                let config = self.configure(template, "penstock.yaml", &values)?;
                 let mut command = Command::new(&self.penstock);
                 command.arg("serve").arg("--config").arg(&config);
-                let child = Child::start("penstock", &mut command, folder)?;
+                let child = Child::start("penstock", &mut command, Path::new(&folder))?;
                 Ok(Started { url: format!("http://{listen}"), child: Some(child) })
             }
         }
+    }
+
+    /// Writes a configuration into the run's folder; its path.
+    fn configure(&self, template: &Path, name: &str, values: &Values<'_>) -> Result<PathBuf> {
+        let template = self.folder.join(template);
+        let text =
+            std::fs::read_to_string(&template).with_context(|| format!("read {}", template.display()))?;
+        let text = fill(&text, values).with_context(|| template.display().to_string())?;
+        let file = Path::new(values.folder).join(name);
+        std::fs::write(&file, text).with_context(|| format!("write {}", file.display()))?;
+        Ok(file)
     }
 
     async fn drive(&self, url: &str, contestant: &Contestant, plan: &Plan) -> Result<Drive> {
@@ -270,6 +291,12 @@ async fn first_answer(drive: &Drive, plan: &Plan, started: &mut Started) -> Resu
         }
         sleep(Duration::from_millis(100)).await;
     }
+}
+
+/// A folder's path from the root, for programs that change their own folder.
+fn absolute(folder: &Path) -> Result<String> {
+    let path = folder.canonicalize().with_context(|| format!("find {}", folder.display()))?;
+    Ok(path.display().to_string())
 }
 
 /// A name that can be a file's.

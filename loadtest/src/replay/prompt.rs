@@ -96,7 +96,12 @@ impl Writer {
             Length::Exact => write!(text, ",\"max_tokens\":{output},\"ignore_eos\":true"),
             Length::Limit(most) => {
                 let most = most.max(output);
-                write!(text, ",\"max_tokens\":{most},\"min_tokens\":{}", output - 1)
+                let _ = write!(text, ",\"max_tokens\":{most}");
+                // Some routers refuse a least number of 0.
+                match output - 1 {
+                    0 => Ok(()),
+                    least => write!(text, ",\"min_tokens\":{least}"),
+                }
             }
             Length::Plain => write!(text, ",\"max_tokens\":{output}"),
         };
