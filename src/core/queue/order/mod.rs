@@ -33,8 +33,10 @@ pub use self::heads::{
 use self::heads::{PoolSetQueue, tree_index};
 use crate::core::queue::order::heads::HeadIndex;
 
-/// How long a class stays active after its last job has left or has stopped waiting.
-const ACTIVE_FOR: Duration = Duration::from_secs(5);
+/// How long a class stays active after its last job has left or has stopped waiting. In a shorter
+/// time, slower classes fill the replicas between the requests of a trickle, and each request waits
+/// until they have drained.
+const ACTIVE_FOR: Duration = Duration::from_secs(60);
 
 /// One class within a pool group.
 #[derive(Debug, Clone)]
@@ -129,6 +131,8 @@ pub struct PoolGroup {
     /// The earliest time at which a job that is first, but waits for the replica of its session,
     /// stops waiting for that replica.
     pub session_wait_until: Option<Tick>,
+    /// When a replica may next be sought to open beyond its ITL limit.
+    pub open_at: Tick,
     /// The inputs from which the objectives of the group's pools were last computed.
     pub objective_inputs: Option<ObjectiveInputs>,
     /// Waiting jobs with several sequences: the number of jobs for each number of sequences.
@@ -182,6 +186,7 @@ impl PoolGroup {
             quotas: TenantQuotas::new(policy),
             urgent: None,
             session_wait_until: None,
+            open_at: Tick::default(),
             objective_inputs: None,
             wide_jobs: BTreeMap::new(),
         }
@@ -358,8 +363,7 @@ impl PoolGroup {
         self.classes.iter().position(|class| class.is_active(now))
     }
 
-    /// The active classes: those with jobs waiting or running, or with some within the last five
-    /// seconds.
+    /// The active classes: those with jobs waiting or running, or with some within [`ACTIVE_FOR`].
     #[must_use]
     pub fn active_classes(&self, now: Tick) -> BitSet {
         let classes = self.classes.iter().enumerate();

@@ -3,13 +3,14 @@
 use std::cmp::Reverse;
 use std::time::Duration;
 
-use crate::core::model::ids::{PoolId, ReplicaId};
+use crate::core::model::ids::{ClassId, PoolId, ReplicaId};
 use crate::core::model::time::Tick;
 use crate::core::replica::keepers::KeeperDemand;
 use crate::core::replica::ledger::Booking;
 use crate::core::replica::speed::ttft_model;
 
 use super::Fleet;
+use super::search::ReplicaRequirements;
 use crate::core::replica::fleet::pool_state::PoolState;
 use crate::core::replica::fleet::replica_state::ReplicaState;
 
@@ -23,12 +24,13 @@ impl Fleet {
     /// free for the urgent class over all replicas.
     pub fn update_keepers(&mut self, id: PoolId, headroom: u32, now: Tick) {
         let Some(pool) = self.pools.get(id.index()) else { return };
-        if pool.objective.released.is_none() || !pool.keepers.is_due(now) {
+        let Some(class) = pool.objective.class.filter(|_| pool.objective.released.is_some()) else { return };
+        if pool.keepers.get(&class).is_some_and(|keepers| !keepers.is_due(now)) {
             return;
         }
         let demand = self.keeper_demand(pool, headroom);
         let Some(pool) = self.pools.get_mut(id.index()) else { return };
-        let count = pool.keepers.update(&demand, now);
+        let count = pool.keepers.entry(class).or_default().update(&demand, now);
         self.choose_keepers(id, count, now);
     }
 
@@ -41,7 +43,7 @@ impl Fleet {
         }
         let beyond = !node.keeper && pool.objective.released.is_some();
         let delayed = beyond || queued > pool.objective.latency.ttft.mul_f64(WAIT);
-        pool.keepers.note_job(booking.weight, delayed, now);
+        pool.keepers.entry(booking.class).or_default().note_job(booking.weight, delayed, now);
     }
 
     /// Whether background classes may fill the replica; see [`crate::core::replica::keepers`].
@@ -49,6 +51,50 @@ impl Fleet {
     pub fn is_released(&self, id: ReplicaId) -> bool {
         let pool = |node: &ReplicaState| self.pools.get(node.pool.index());
         self.node(id).is_some_and(|node| pool(node).is_some_and(|pool| node.is_released(pool)))
+    }
+
+    /// Lets an urgent job start beyond the ITL limit of a replica that is over it only because of
+    /// its background sequences. Of these, picks the replica with the least cost, and returns it.
+    /// Looks at every replica of the pools.
+    pub fn open_beyond_limit(
+        &mut self,
+        pools: &[PoolId],
+        class: ClassId,
+        required: &ReplicaRequirements<'_>,
+        avoid: &dyn Fn(ReplicaId) -> bool,
+        now: Tick,
+    ) -> Option<ReplicaId> {
+        let pools = self.pools(pools).filter(|pool| pool.objective.class == Some(class));
+        let members = pools.flat_map(|pool| pool.members.iter().map(move |id| (pool, *id)));
+        let open =
+            members.filter(|(pool, id)| !avoid(*id) && self.fits_beyond_limit(pool, *id, required, now));
+        let found = open.filter_map(|(_, id)| Some((self.cost(id, required)?, id)));
+        let (_, id) = found.min()?;
+        self.change(id, now, |node| node.beyond_limit = true);
+        Some(id)
+    }
+
+    /// Whether only background sequences keep the urgent job from the replica.
+    fn fits_beyond_limit(
+        &self,
+        pool: &PoolState,
+        id: ReplicaId,
+        required: &ReplicaRequirements<'_>,
+        now: Tick,
+    ) -> bool {
+        let Some(node) = self.node(id) else { return false };
+        let urgent = node.urgent_seqs(pool);
+        if urgent >= node.itl_limit.seqs() || urgent >= node.ledger.seqs {
+            return false;
+        }
+        let node = ReplicaState { beyond_limit: true, ..node.clone() };
+        let room = node.find_free_capacity(pool, now, &self.rules).urgent;
+        room.is_some_and(|room| required.need_at(id).fits_in(room))
+    }
+
+    /// Ends the permission of [`Self::open_beyond_limit`].
+    pub fn close_beyond_limit(&mut self, id: ReplicaId, now: Tick) {
+        self.change(id, now, |node| node.beyond_limit = false);
     }
 
     fn keeper_demand(&self, pool: &PoolState, headroom: u32) -> KeeperDemand {

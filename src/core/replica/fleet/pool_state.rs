@@ -1,6 +1,6 @@
 //! Pool state: a pool's replicas with free capacity, in routing order.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::core::model::ids::{ClassId, ModelId, ReplicaId};
@@ -62,7 +62,8 @@ pub(super) struct PoolState {
     pub(super) background: FitTree<ReplicaRank, ReplicaId>,
     /// Released replicas with free capacity for background classes.
     pub(super) released: FitTree<ReplicaRank, ReplicaId>,
-    pub(super) keepers: KeeperCount,
+    /// Number of keepers for each class that was the pool's urgent class.
+    pub(super) keepers: BTreeMap<ClassId, KeeperCount>,
     /// Replicas with free capacity as soon as they have read their present prompts.
     pub(super) soon: FitTree<ReplicaRank, ReplicaId>,
     pub(super) counts: PoolCounts,

@@ -79,6 +79,8 @@ pub(super) struct ReplicaState {
     pub(super) class_seqs: SmallVec<[u32; 4]>,
     /// Whether it keeps the urgent class's objective; see [`crate::core::replica::keepers`].
     pub(super) keeper: bool,
+    /// Whether the next urgent job may start there beyond the ITL limit.
+    pub(super) beyond_limit: bool,
     pub(super) meter: ReplicaMeter,
     /// Weight of all prompts ever sent there.
     pub(super) weights: u64,
@@ -134,6 +136,7 @@ impl ReplicaState {
             ledger: Ledger::default(),
             class_seqs: SmallVec::new(),
             keeper: true,
+            beyond_limit: false,
             meter: ReplicaMeter::default(),
             weights: 0,
             prefill_load: PrefillLoad::default(),
@@ -325,7 +328,8 @@ impl ReplicaState {
         };
         let prefill = self.prefill_left(pool);
         let read = |size: FitSize| (prefill > 0).then_some(FitSize { prefill, ..size });
-        let limit = self.limit_within(self.itl_limit.seqs(), pool, now, rules);
+        let itl = if self.beyond_limit { u32::MAX } else { self.itl_limit.seqs() };
+        let limit = self.limit_within(itl, pool, now, rules);
         let soon = room(limit);
         let urgent = soon.and_then(read);
         if self.is_released(pool) {

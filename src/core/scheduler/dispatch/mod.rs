@@ -63,11 +63,18 @@ impl Scheduler {
             self.resize_quotas(group);
             self.groups[group].session_wait_until = None;
             let mut made_room = false;
+            let mut opened: Option<ReplicaId> = None;
             loop {
                 let Some(pick) = self.pick_held(group).or_else(|| self.pick(group)) else {
-                    if !made_room && self.preempt(group, out) {
+                    if !made_room {
                         made_room = true;
-                        continue;
+                        if self.preempt(group, out) {
+                            continue;
+                        }
+                        opened = self.open_beyond_limit(group);
+                        if opened.is_some() {
+                            continue;
+                        }
                     }
                     break;
                 };
@@ -78,6 +85,12 @@ impl Scheduler {
                 if let Some(passed) = passed {
                     self.note_passed_over(group, pick.pool, passed);
                 }
+                if let Some(replica) = opened.take() {
+                    self.fleet.close_beyond_limit(replica, self.now);
+                }
+            }
+            if let Some(replica) = opened {
+                self.fleet.close_beyond_limit(replica, self.now);
             }
             self.changed_groups.remove(&group);
             self.wake_for(group, out);

@@ -27,6 +27,8 @@ use crate::core::scheduler::job::{Job, JobPhase, PreemptibleJob, RunningAttempt}
 /// Number of times that a job may be preempted for other jobs.
 pub(in crate::core::scheduler) const MAX_PREEMPTIONS: u32 = 2;
 
+/// Time between two searches of all replicas for one to open beyond its ITL limit.
+const OPEN_PERIOD: Duration = Duration::from_millis(50);
 /// Preemptible jobs of a pool that one search looks at.
 const MAX_LOOKED_AT: usize = 64;
 
@@ -117,6 +119,30 @@ impl Scheduler {
         }
         self.take_back(job, PreemptReason::Preempted { by: first.head.job }, out);
         true
+    }
+
+    /// Lets the first job in the order start at a replica that only background jobs keep over its
+    /// ITL limit, when the job has waited for half of its TTFT objective: they take long to end.
+    /// Returns the replica.
+    pub(in crate::core::scheduler) fn open_beyond_limit(&mut self, group: usize) -> Option<ReplicaId> {
+        let now = self.now;
+        if now < self.groups[group].open_at || self.groups[group].waiting() == 0 {
+            return None;
+        }
+        let first = self.first_in_order(group)?;
+        if first.background || !self.has_waited_too_long(&first) {
+            return None;
+        }
+        let pools = &self.groups[group].shape.pool_sets[first.pool_set].pools;
+        let avoided = self.avoided_replicas(first.head.job, pools);
+        let job = self.jobs.get(&first.head.job)?;
+        let required = job.requirements(&[], false);
+        let opened =
+            self.fleet.open_beyond_limit(pools, job.spec.class, &required, &|id| avoided.contains(&id), now);
+        if opened.is_none() {
+            self.groups[group].open_at = now + OPEN_PERIOD;
+        }
+        opened
     }
 
     /// The first job of the pool to preempt. A released replica is too full for one job less to

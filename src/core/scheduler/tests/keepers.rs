@@ -6,12 +6,15 @@ use std::time::Duration;
 use crate::core::model::event::{Action, Event, ItlSample};
 use crate::core::model::ids::{ClassId, JobId, ReplicaId};
 use crate::core::model::job::JobSpec;
+use crate::core::model::policy::Class;
 use crate::core::model::time::Tick;
-use crate::core::scheduler::tests::{World, policy, sent, spec};
+use crate::core::scheduler::tests::{World, class, policy, sent, spec};
 
 /// Replicas, and the sequences of each.
 const REPLICAS: usize = 4;
 const SEQS: u32 = 20;
+/// Prompts of the urgent class and of the other.
+const PROMPT_TOKENS: [u64; 2] = [10, 400_000];
 /// Jobs of the urgent class have even numbers.
 const fn is_urgent(job: u64) -> bool {
     job.is_multiple_of(2)
@@ -44,6 +47,7 @@ impl Fleet {
             class: ClassId::new(class),
             deadline: Tick::NEVER,
             arrived: Tick::from_millis(self.millis),
+            prompt_tokens: PROMPT_TOKENS[class as usize],
             ..spec(0)
         };
         let actions = self.world.arrive(job);
@@ -135,4 +139,55 @@ fn more_urgent_work_takes_more_replicas_back() {
     }
     assert!(fleet.full().len() < REPLICAS - 1, "{:?}", fleet.full());
     assert_eq!(fleet.world.scheduler.audit(), []);
+}
+
+#[test]
+fn background_demand_from_before_makes_no_keepers() {
+    let mut fleet = Fleet::new();
+    fleet.run(60, u64::MAX);
+    assert_eq!(fleet.full().len(), REPLICAS, "nothing urgent is there");
+    fleet.run(90, 1_000);
+    assert_eq!(fleet.full().len(), REPLICAS - 1, "{:?}", fleet.full());
+}
+
+/// A replica of 20 sequences with steps of 20 ms and 4 ms more for each further sequence, full of
+/// jobs of a patient class. Job 1 ends at `ends`, if at all. Returns the milliseconds for which an
+/// urgent job then waits.
+fn wait_at_a_full_replica(ends: Option<u64>) -> Option<u64> {
+    let mut rules = policy(&[&[SEQS]], &[&[0]]);
+    let (ttft_objective, itl_objective) = (Duration::from_secs(60), Duration::from_millis(500));
+    rules.classes.insert("second", Class { ttft_objective, itl_objective, ..class(1, 0.0) });
+    let mut world = World::new(rules);
+    let sample = |world: &mut World, seqs: u32| {
+        let total = Duration::from_millis(20 + 4 * u64::from(seqs)) * 10;
+        let replica = ReplicaId::new(0);
+        world.event(Event::ItlSampled { replica, sample: ItlSample { gaps: 10, total } })
+    };
+    for id in 1..=u64::from(SEQS) {
+        world.arrive(JobSpec { class: ClassId::new(1), deadline: Tick::NEVER, ..spec(id) });
+        for step in 0..10 {
+            world.at(id * 1_000 + step * 100);
+            world.event(Event::FirstToken { job: JobId::new(id) });
+            sample(&mut world, id as u32);
+        }
+    }
+    let arrived = 30_000;
+    world.at(arrived);
+    let urgent = JobSpec { arrived: Tick::from_millis(arrived), deadline: Tick::NEVER, ..spec(100) };
+    assert_eq!(sent(&world.arrive(urgent)), []);
+    (1..200).map(|step| step * 50).find(|millis| {
+        let mut actions = world.at(arrived + millis);
+        if ends == Some(*millis) {
+            actions.extend(world.done(1));
+        }
+        actions.extend(sample(&mut world, SEQS));
+        sent(&actions) == [(100, 0)]
+    })
+}
+
+#[test]
+fn urgent_jobs_start_beyond_the_limit_of_a_replica_that_background_jobs_fill() {
+    assert_eq!(wait_at_a_full_replica(None), None, "it has no place");
+    assert_eq!(wait_at_a_full_replica(Some(100)), Some(500), "after half of its objective");
+    assert_eq!(wait_at_a_full_replica(Some(800)), Some(800));
 }

@@ -71,7 +71,7 @@ fn full_of_the_slower_class() -> World {
     let mut rules = policy(&[&[2]], &[&[0]]);
     rules.classes.insert("second", Class { ttft_objective: Duration::from_secs(60), ..class(1, 0.0) });
     let mut world = World::new(rules);
-    let second = |id, streams| JobSpec { class: ClassId::new(1), streams, ..spec(id) };
+    let second = |id, streams| JobSpec { class: ClassId::new(1), streams, deadline: Tick::NEVER, ..spec(id) };
     for (id, streams) in [(1, true), (2, false)] {
         assert_eq!(sent(&world.arrive(second(id, streams))), [(id, 0)]);
         world.at(20 * id);
@@ -94,7 +94,7 @@ fn a_pressed_job_takes_the_place_of_one_that_has_sent_nothing() {
     assert_eq!(recalled(&actions), [(2, 0, PreemptReason::Preempted { by: JobId::new(10) })]);
     assert_eq!(sent(&actions), [(10, 0)]);
     world.done(10);
-    assert_eq!(sent(&world.at(6_000)), [(2, 0)], "it goes on when nobody more urgent is there");
+    assert_eq!(sent(&world.at(61_000)), [(2, 0)], "it goes on when nobody more urgent is there");
 }
 
 #[test]
@@ -103,13 +103,13 @@ fn nobody_is_taken_back_twice_over_or_by_its_own_class() {
     let mut taken = 0;
     for round in 0..6u64 {
         let id = 10 + round;
-        world.arrive(spec(id));
-        let start = 10_000 * (round + 1);
+        world.arrive(JobSpec { deadline: Tick::NEVER, ..spec(id) });
+        let start = 100_000 * (round + 1);
         let mut actions = world.at(start);
         actions.extend(paced(&mut world, 0));
         taken += recalled(&actions).len();
         world.done(id);
-        world.at(start + 7_000);
+        world.at(start + 62_000);
     }
     assert_eq!(taken, 2);
 }
