@@ -9,7 +9,7 @@ use crate::core::model::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId};
 use crate::core::model::job::{JobSpec, JobUsage};
 use crate::core::model::policy::{Pool, QueueBounds, Replica, Tenant};
 use crate::core::model::time::Tick;
-use crate::core::scheduler::dispatch::MAX_PASSED_OVER;
+use crate::core::scheduler::dispatch::hold::MAX_PASSED_OVER;
 use crate::core::scheduler::tests::{World, of_tenant, placed, policy, rejected, sent, spec, tenant, used};
 
 #[test]

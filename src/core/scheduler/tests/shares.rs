@@ -8,7 +8,7 @@ use crate::core::model::ids::{ClassId, JobId, ModelId};
 use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
 use crate::core::model::policy::Policy;
 use crate::core::model::time::Tick;
-use crate::core::scheduler::dispatch::MAX_PASSED_OVER;
+use crate::core::scheduler::dispatch::hold::MAX_PASSED_OVER;
 use crate::core::scheduler::tests::{World, class, of_tenant, placed, policy, sent, spec, tenant, used};
 
 /// Keeps three jobs of every tenant and class waiting at one replica of four
