@@ -18,7 +18,7 @@ use self::wire::{GetMetricsRequest, ScaledObjectRef};
 /// The client's side of KEDA's contract.
 #[expect(unreachable_pub, clippy::pedantic, reason = "generated")]
 mod wire {
-    include!("../../proto/generated/client.rs");
+    include!("../../src/scaler/proto/generated/client.rs");
 }
 
 /// Arguments of `loadtest scaler`.

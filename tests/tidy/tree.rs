@@ -245,7 +245,8 @@ pub(crate) fn sources() -> Vec<Source> {
         for entry in fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() {
-                folders.push(path);
+                let is_ours = !path.ends_with("generated") && !path.join("Cargo.toml").exists();
+                folders.extend(is_ours.then_some(path));
             } else if path.extension().is_some_and(|extension| extension == "rs") {
                 let below = path.strip_prefix(&root).unwrap().to_str().unwrap().replace('\\', "/");
                 found.push(Source::parse(&below, &fs::read_to_string(&path).unwrap()));

@@ -3,27 +3,27 @@
 //! The comments on the fields are what an editor shows for them; they go into
 //! `config/schema.json`.
 
-pub mod budgets;
 pub mod discover;
 pub mod identity;
-pub mod limits;
 pub mod placement;
 pub mod pools;
+pub mod request_path;
 pub mod routing;
 pub mod scale;
 pub mod server;
 pub mod sleep;
 pub mod tenants;
 pub mod usage;
+pub mod usage_limits;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::config::file::identity::{AdminSection, AuditSection};
-use crate::config::file::limits::{
+use crate::config::file::pools::{ModelSection, PoolSection};
+use crate::config::file::request_path::{
     HealthSection, QueueSection, RequestsSection, RetrySection, UpstreamSection,
 };
-use crate::config::file::pools::{ModelSection, PoolSection};
 use crate::config::file::routing::RoutingSection;
 use crate::config::file::scale::ScaleSection;
 use crate::config::file::server::{ServerSection, TelemetrySection};

@@ -3,9 +3,9 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::config::file::budgets::LimitsSection;
 use crate::config::file::identity::{ClientCertSection, FailuresSection, Moment, OidcSection};
 use crate::config::file::placement::{CapacityName, IsolationName, LatePolicyName, PlacementSection};
+use crate::config::file::usage_limits::LimitsSection;
 use crate::config::syntax::named::NamedEntries;
 use crate::config::syntax::units::{ByteSize, Span};
 

@@ -7,6 +7,7 @@
 mod findings;
 mod models;
 mod names;
+mod numbers;
 mod pools;
 mod scale;
 mod server;
@@ -39,7 +40,7 @@ pub(super) fn validate(
     secrets: &mut SecretReader<'_>,
     findings: &mut Findings<'_>,
 ) -> Settings {
-    server::limits::version(file.version, findings);
+    numbers::version(file.version, findings);
     let startup = server::validate(file, secrets, findings);
     let scale = scale::validate(file, secrets, findings);
     let mut ring = CredentialSet::default();
@@ -67,8 +68,8 @@ pub(super) fn validate(
         models: counting,
         pools: served.edges,
         replicas: served.replica_edges,
-        requests: server::limits::requests(&file.requests, &file.queue, findings),
-        upstream: server::limits::upstream(&file.upstream, findings),
+        requests: server::request_path::requests(&file.requests, &file.queue, findings),
+        upstream: server::request_path::upstream(&file.upstream, findings),
         continue_streams: file.retry.continue_streams,
         session,
         early_heads: classes_with_early_head(file, &classes),
@@ -85,9 +86,9 @@ pub(super) fn validate(
         replicas: served.replicas,
         draining: BTreeSet::new(),
         spot_notices: BTreeSet::new(),
-        bounds: server::limits::queue(&file.queue, findings),
-        retry: server::limits::retry(&file.retry, findings),
-        health: server::limits::health(&file.health, findings),
+        bounds: server::request_path::queue(&file.queue, findings),
+        retry: server::request_path::retry(&file.retry, findings),
+        health: server::request_path::health(&file.health, findings),
         sessions,
     };
     usage::validate(file, &policy, findings);

@@ -11,7 +11,7 @@ use crate::config::settings::{ModelSettings, Settings};
 use crate::config::syntax::field::FieldPath;
 use crate::config::validate::findings::Findings;
 use crate::config::validate::models::checked::CheckedModels;
-use crate::config::validate::server::limits;
+use crate::config::validate::numbers;
 use crate::core::model::ids::ModelId;
 use crate::tokens::counter::{MediaCosts, TokenCounter};
 
@@ -49,7 +49,7 @@ pub(in crate::config::validate) fn validate(
 
 fn media(tokens: &MediaTokensSection, field: &FieldPath, findings: &mut Findings<'_>) -> MediaCosts {
     let mut cost = |key: &str, tokens: Option<u32>| {
-        tokens.map(|tokens| limits::at_least_one(u64::from(tokens), &field.key(key), findings))
+        tokens.map(|tokens| numbers::at_least_one(u64::from(tokens), &field.key(key), findings))
     };
     MediaCosts { image: cost("image", tokens.image), audio: cost("audio", tokens.audio) }
 }

@@ -12,8 +12,8 @@ use crate::config::settings::names::ModelNames;
 use crate::config::syntax::field::FieldPath;
 use crate::config::validate::findings::Findings;
 pub(super) use crate::config::validate::models::checked::CheckedModels;
+use crate::config::validate::numbers;
 use crate::config::validate::pools::CheckedPools;
-use crate::config::validate::server::limits;
 use crate::core::model::id_table::IdTable;
 use crate::core::model::ids::ModelId;
 use crate::core::model::policy::Model;
@@ -36,7 +36,11 @@ pub(super) fn validate(
     }
     for (name, model) in file.models.iter() {
         let field = FieldPath::top("models").key(name);
-        limits::at_least_one(model.max_model_len.map_or(1, u64::from), &field.key("max_model_len"), findings);
+        numbers::at_least_one(
+            model.max_model_len.map_or(1, u64::from),
+            &field.key("max_model_len"),
+            findings,
+        );
         if table.id(name).is_none() && model.split.is_empty() && findings.whole("pools") {
             let hint = "name it in `models` of a pool, or take it away here";
             findings.error(&field, "no pool serves this model", hint);

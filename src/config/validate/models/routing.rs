@@ -4,7 +4,7 @@ use crate::config::file::routing::{RoutingSection, SessionSection};
 use crate::config::settings::SessionKey;
 use crate::config::syntax::field::FieldPath;
 use crate::config::validate::findings::Findings;
-use crate::config::validate::server::limits;
+use crate::config::validate::numbers;
 use crate::core::model::policy::StickySessions;
 
 const MAX_SESSIONS: u32 = 10_000_000;
@@ -22,12 +22,12 @@ pub(in crate::config::validate) fn validate(
         let hint = "write `header: x-session-id`, or `body: [prompt_cache_key, user]`";
         findings.error(&field, "nothing names a session", hint);
     }
-    let header = header.as_deref().map(|name| limits::header(name, &field.key("header"), findings));
+    let header = header.as_deref().map(|name| numbers::header(name, &field.key("header"), findings));
     if !(1..=MAX_SESSIONS).contains(max_sessions) {
         let message = format!("{max_sessions} is out of range");
         findings.error(&field.key("max_sessions"), message, format!("write 1 to {MAX_SESSIONS}"));
     }
-    let max_delay = limits::positive(*max_delay, &field.key("max_delay"), findings);
+    let max_delay = numbers::positive(*max_delay, &field.key("max_delay"), findings);
     let rule = StickySessions { max_delay, max_sessions: *max_sessions as usize };
     (Some(SessionKey { header, body: body.clone() }), Some(rule))
 }

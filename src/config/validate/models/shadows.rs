@@ -8,7 +8,7 @@ use crate::config::settings::shadows::{NAME, ShadowRule, ShadowSettings};
 use crate::config::syntax::field::FieldPath;
 use crate::config::validate::findings::Findings;
 use crate::config::validate::models::checked::CheckedModels;
-use crate::config::validate::server::limits;
+use crate::config::validate::numbers;
 use crate::core::model::id_table::IdTable;
 use crate::core::model::ids::{ClassId, ModelId, TenantId};
 use crate::core::model::policy::{Class, QueueBounds, Quota, Tenant};
@@ -55,8 +55,8 @@ fn rules(
     for (name, model) in file.models.iter() {
         let Some(shadow) = &model.shadow else { continue };
         let field = FieldPath::top("models").key(name).key("shadow");
-        let share = limits::share(shadow.share, &field.key("share"), findings);
-        limits::at_least_one(shadow.max_in_flight.into(), &field.key("max_in_flight"), findings);
+        let share = numbers::share(shadow.share, &field.key("share"), findings);
+        numbers::at_least_one(shadow.max_in_flight.into(), &field.key("max_in_flight"), findings);
         if shadow.to == name {
             findings.error(&field.key("to"), "is the model itself", "name another one");
             continue;

@@ -14,7 +14,7 @@ use crate::config::syntax::field::FieldPath;
 use crate::config::syntax::units::Span;
 use crate::config::syntax::yaml;
 use crate::config::validate::findings::Findings;
-use crate::config::validate::server::limits;
+use crate::config::validate::numbers;
 use crate::config::validate::url;
 
 /// Where Kubernetes puts what a pod needs to talk to its API server.
@@ -216,7 +216,7 @@ fn in_cluster(secrets: &SecretReader<'_>) -> Option<http::Uri> {
 }
 
 fn metrics_port(port: Option<u16>, field: &FieldPath, findings: &mut Findings<'_>) {
-    limits::at_least_one(u64::from(port.unwrap_or(1)), &field.key("metrics_port"), findings);
+    numbers::at_least_one(u64::from(port.unwrap_or(1)), &field.key("metrics_port"), findings);
 }
 
 /// A pause between questions: one at least.

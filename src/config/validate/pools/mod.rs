@@ -15,7 +15,7 @@ use crate::config::secret::{Secret, SecretReader};
 use crate::config::settings::{PoolSettings, ReplicaSettings, Settings};
 use crate::config::syntax::field::FieldPath;
 use crate::config::validate::findings::Findings;
-use crate::config::validate::server::limits;
+use crate::config::validate::numbers;
 use crate::config::validate::{names, url};
 use crate::core::model::id_table::IdTable;
 use crate::core::model::ids::{ModelId, PoolId, ReplicaId};
@@ -112,7 +112,7 @@ impl CheckedPools {
         let (supply, site) = placement::pool(pool, field, findings);
         let engine_buffer = pool.engine_buffer;
         let cold_start =
-            pool.cold_start.map(|time| limits::positive(time, &field.key("cold_start"), findings));
+            pool.cold_start.map(|time| numbers::positive(time, &field.key("cold_start"), findings));
         let sleep = pool.sleep.as_ref().and_then(|written| {
             sleep::validate(written, engine, pool.engine.is_some(), &field.key("sleep"), findings)
         });
@@ -173,9 +173,9 @@ impl CheckedPools {
         model_names: &mut BTreeMap<ModelId, String>,
         findings: &mut Findings<'_>,
     ) -> BTreeSet<ModelId> {
-        limits::at_least_one(pool.adapter_slots.map_or(1, u64::from), &field.key("adapter_slots"), findings);
+        numbers::at_least_one(pool.adapter_slots.map_or(1, u64::from), &field.key("adapter_slots"), findings);
         if let Some(time) = pool.adapter_load {
-            limits::positive(time, &field.key("adapter_load"), findings);
+            numbers::positive(time, &field.key("adapter_load"), findings);
         }
         let mut adapters = BTreeSet::new();
         for (name, own, field) in listed(&pool.adapters, &field.key("adapters")) {
@@ -290,8 +290,8 @@ fn bounds(pool: &Written, field: &FieldPath, findings: &mut Findings<'_>) {
 }
 
 fn sizes(max_seqs: Option<u32>, kv_tokens: Option<u64>, field: &FieldPath, findings: &mut Findings<'_>) {
-    limits::at_least_one(max_seqs.map_or(1, u64::from), &field.key("max_seqs"), findings);
-    limits::at_least_one(kv_tokens.unwrap_or(1), &field.key("kv_tokens"), findings);
+    numbers::at_least_one(max_seqs.map_or(1, u64::from), &field.key("max_seqs"), findings);
+    numbers::at_least_one(kv_tokens.unwrap_or(1), &field.key("kv_tokens"), findings);
 }
 
 pub(super) fn secret(

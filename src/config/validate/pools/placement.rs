@@ -10,7 +10,7 @@ use crate::config::settings::PoolSite;
 use crate::config::syntax::field::FieldPath;
 use crate::config::validate::findings::Findings;
 use crate::config::validate::names;
-use crate::config::validate::server::limits;
+use crate::config::validate::numbers;
 use crate::core::model::id_table::IdTable;
 use crate::core::model::ids::{ClassId, PoolId};
 use crate::core::model::policy::{Class, Pool};
@@ -33,7 +33,7 @@ pub(in crate::config::validate) fn pool(
         let hint = "write dedicated, mig, mig:PROFILE such as mig:1g.10gb, mps or time-sliced";
         findings.error(&field.key("isolation"), message, hint);
     }
-    limits::at_least_one(pool.max_model_len.map_or(1, u64::from), &field.key("max_model_len"), findings);
+    numbers::at_least_one(pool.max_model_len.map_or(1, u64::from), &field.key("max_model_len"), findings);
     let supply = PoolTraits {
         isolation: isolation.unwrap_or_default(),
         capacity: capacity(pool.capacity),

@@ -3,7 +3,7 @@
 use crate::config::file::sleep::SleepSection as Written;
 use crate::config::syntax::field::FieldPath;
 use crate::config::validate::findings::Findings;
-use crate::config::validate::server::limits;
+use crate::config::validate::numbers;
 use crate::core::replica::health::sleep::SleepPolicy;
 use crate::engines::EngineKind;
 
@@ -20,7 +20,7 @@ pub(in crate::config::validate) fn validate(
     if written.after_idle.0.as_millis() < MIN_IDLE_MILLIS {
         findings.error(&field.key("after_idle"), "is too short", "write 1s or more; minutes are usual");
     }
-    let wake_timeout = limits::positive(written.wake_timeout, &field.key("wake_timeout"), findings);
+    let wake_timeout = numbers::positive(written.wake_timeout, &field.key("wake_timeout"), findings);
     if engine.spec().sleep.is_none() {
         if known {
             let message = format!("{} is never put to sleep", engine.name());

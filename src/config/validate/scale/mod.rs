@@ -10,8 +10,8 @@ use crate::config::secret::SecretReader;
 use crate::config::settings::scale::ScaleSettings;
 use crate::config::syntax::field::FieldPath;
 use crate::config::validate::findings::Findings;
+use crate::config::validate::numbers;
 use crate::config::validate::server;
-use crate::config::validate::server::limits;
 use crate::config::validate::tenants::credentials::CredentialSet;
 
 /// Streams that a gateway has memory for without a thought.
@@ -52,7 +52,7 @@ pub(super) fn validate(
         names: names(file, &section.key("client_certs"), findings),
         state_file: state_file(file, secrets, &section.key("state_file"), findings),
         peers: peers::validate(file, secrets, findings),
-        stale_after: limits::positive(scale.stale_after, &section.key("stale_after"), findings),
+        stale_after: numbers::positive(scale.stale_after, &section.key("stale_after"), findings),
     }
 }
 

@@ -1,6 +1,6 @@
 //! `server` and `telemetry`.
 
-pub(super) mod limits;
+pub(super) mod request_path;
 pub(super) mod tls;
 
 use std::net::SocketAddr;
@@ -19,6 +19,7 @@ use crate::config::settings::{ListenerLimits, LogFormat, Startup, TelemetrySetti
 use crate::config::syntax::field::FieldPath;
 use crate::config::syntax::units::Span;
 use crate::config::validate::findings::Findings;
+use crate::config::validate::numbers;
 use crate::config::validate::url;
 use crate::config::validate::usage::journal;
 
@@ -37,7 +38,7 @@ pub(super) fn validate(
     let server = &file.server;
     let section = FieldPath::top("server");
     let mut timeout =
-        |key: &str, span: Span| -> Duration { limits::positive(span, &section.key(key), findings) };
+        |key: &str, span: Span| -> Duration { numbers::positive(span, &section.key(key), findings) };
     let door = ListenerLimits {
         max_connections: usize::try_from(server.max_connections).unwrap_or(usize::MAX),
         head_timeout: timeout("head_timeout", server.head_timeout),
@@ -49,7 +50,7 @@ pub(super) fn validate(
         handshake_timeout: timeout("handshake_timeout", server.handshake_timeout),
         max_handshakes: usize::try_from(server.max_handshakes).unwrap_or(usize::MAX),
     };
-    limits::at_least_one(server.max_handshakes.into(), &section.key("max_handshakes"), findings);
+    numbers::at_least_one(server.max_handshakes.into(), &section.key("max_handshakes"), findings);
     if server.max_connections == 0 {
         findings.error(&section.key("max_connections"), "must not be zero", "write 1 or more");
     }
@@ -138,7 +139,7 @@ fn telemetry_settings(telemetry: &TelemetrySection, findings: &mut Findings<'_>)
     if let Some((message, hint)) = telemetry.otlp.endpoint.as_deref().and_then(|text| url::any(text).err()) {
         findings.error(&otlp.key("endpoint"), message, hint);
     }
-    limits::share(telemetry.otlp.sample, &otlp.key("sample"), findings);
+    numbers::share(telemetry.otlp.sample, &otlp.key("sample"), findings);
     TelemetrySettings {
         log_format: match telemetry.log.format {
             LogFormatName::Json => LogFormat::Json,

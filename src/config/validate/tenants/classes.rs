@@ -6,7 +6,7 @@ use crate::config::syntax::named::NamedEntries;
 use crate::config::syntax::units::Span;
 use crate::config::validate::findings::Findings;
 use crate::config::validate::names;
-use crate::config::validate::server::limits;
+use crate::config::validate::numbers;
 use crate::core::model::id_table::IdTable;
 use crate::core::model::ids::ClassId;
 use crate::core::model::policy::Class;
@@ -94,9 +94,9 @@ fn demotions(
 
 fn row(class: &Written, base: &Written, field: &FieldPath, findings: &mut Findings<'_>) -> Class {
     let share = class.min_share.or(base.min_share).unwrap_or_default();
-    let min_share = limits::share(share, &field.key("min_share"), findings);
+    let min_share = numbers::share(share, &field.key("min_share"), findings);
     let mut time = |key: &str, own: Option<Span>, base: Option<Span>| {
-        limits::positive(own.or(base).unwrap_or_default(), &field.key(key), findings)
+        numbers::positive(own.or(base).unwrap_or_default(), &field.key(key), findings)
     };
     let max_wait = time("max_wait", class.max_wait, base.max_wait);
     let cold_start_tolerance =

@@ -1,10 +1,10 @@
 //! `tenants`, their keys, and `auth`.
 
-pub(super) mod budgets;
 pub(super) mod classes;
 pub(super) mod context;
 pub(super) mod credentials;
 pub(super) mod oidc;
+pub(super) mod usage_limits;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use crate::config::syntax::field::FieldPath;
 use crate::config::syntax::named::NamedEntries;
 use crate::config::validate::findings::Findings;
 use crate::config::validate::names;
+use crate::config::validate::numbers;
 use crate::config::validate::pools::placement;
-use crate::config::validate::server::limits;
-use crate::config::validate::tenants::budgets::CheckedLimits;
 pub(super) use crate::config::validate::tenants::context::TenantContext;
 use crate::config::validate::tenants::credentials::{CredentialHolder, CredentialSet};
+use crate::config::validate::tenants::usage_limits::CheckedLimits;
 use crate::core::limits::rule::LimitScope;
 use crate::core::model::id_table::IdTable;
 use crate::core::model::ids::{ClassId, ModelId, TenantId};
@@ -101,7 +101,7 @@ fn guarantees(tenants: &NamedEntries<Written>, findings: &mut Findings<'_>) {
 }
 
 fn quota(quota: &TenantQuotaSection, field: &FieldPath, findings: &mut Findings<'_>) -> Quota {
-    let mut share = |key: &str, part: f64| limits::share(part, &field.key(key), findings);
+    let mut share = |key: &str, part: f64| numbers::share(part, &field.key(key), findings);
     Quota {
         guarantee: share("guarantee", quota.guarantee),
         borrow: share("borrow", quota.borrow),
@@ -273,7 +273,7 @@ impl TenantContext<'_> {
         let (own, all) = (&tenant.queue, &self.file.queue);
         let mut bound = |key: &str, own: Option<u64>, all: u64| {
             let Some(own) = own else { return all };
-            limits::at_least_one(own, &field.key(key), findings);
+            numbers::at_least_one(own, &field.key(key), findings);
             if own > all {
                 let message = format!("is more than may wait for all tenants (queue.{key})");
                 findings.info(&field.key(key), message, "this bound is never reached");

@@ -17,7 +17,7 @@ use self::wire::external_scaler_client::ExternalScalerClient;
 /// The client's side of the contract.
 #[expect(unreachable_pub, reason = "generated")]
 pub(crate) mod wire {
-    include!("../../../../proto/generated/client.rs");
+    include!("../../../../src/scaler/proto/generated/client.rs");
 }
 
 /// The one metric.

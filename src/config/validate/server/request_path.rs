@@ -1,89 +1,20 @@
-//! `requests`, `upstream`, `queue`, `retry`, `health`, and checks of single
-//! numbers.
+//! `requests`, `upstream`, `queue`, `retry` and `health`.
 
 use std::time::Duration;
 
-use http::HeaderName;
-
-use crate::config::file::limits::{
+use crate::config::file::request_path::{
     HealthSection, QueueSection, RequestsSection, RetrySection, UpstreamSection,
 };
 use crate::config::settings::{RequestLimits, UpstreamLimits};
 use crate::config::syntax::field::FieldPath;
 use crate::config::syntax::units::{ByteSize, Span};
 use crate::config::validate::findings::Findings;
+use crate::config::validate::numbers;
 use crate::core::model::policy;
 
-/// The file format that this program reads.
-const VERSION: u32 = 1;
 const MAX_ATTEMPTS: u32 = 20;
 /// uvicorn closes idle connections after this long.
 const UVICORN_KEEP_ALIVE: Duration = Duration::from_secs(5);
-
-/// Headers that mean something else already.
-const TAKEN_HEADERS: [&str; 9] = [
-    "authorization",
-    "connection",
-    "content-length",
-    "content-type",
-    "cookie",
-    "host",
-    "te",
-    "transfer-encoding",
-    "x-api-key",
-];
-
-pub(in crate::config::validate) fn version(version: Option<u32>, findings: &mut Findings<'_>) {
-    let field = FieldPath::top("version");
-    match version {
-        Some(VERSION) => {}
-        Some(other) => {
-            findings.error(&field, format!("{other} is not a known version"), "write `version: 1`");
-        }
-        None => findings.error(&field, "is missing", "begin the file with `version: 1`"),
-    }
-}
-
-/// A time limit that must not be zero.
-pub(in crate::config::validate) fn positive(
-    span: Span,
-    field: &FieldPath,
-    findings: &mut Findings<'_>,
-) -> Duration {
-    if span.0.is_zero() {
-        findings.error(field, "must not be zero", "write a time such as 30s");
-    }
-    span.0
-}
-
-/// A share from 0 to 1; not-a-number is none.
-pub(in crate::config::validate) fn share(share: f64, field: &FieldPath, findings: &mut Findings<'_>) -> f64 {
-    if (0.0..=1.0).contains(&share) {
-        return share;
-    }
-    findings.error(field, format!("{share} is not a share"), "write a number from 0 to 1");
-    0.0
-}
-
-/// A number that must not be zero.
-pub(in crate::config::validate) fn at_least_one(
-    number: u64,
-    field: &FieldPath,
-    findings: &mut Findings<'_>,
-) -> u64 {
-    if number == 0 {
-        findings.error(field, "must not be zero", "write 1 or more, or leave the key out");
-    }
-    number
-}
-
-/// A size that must not be zero.
-fn some_bytes(size: ByteSize, field: &FieldPath, findings: &mut Findings<'_>) -> u64 {
-    if size.0 == 0 {
-        findings.error(field, "must not be zero", "write a size such as 32MiB");
-    }
-    size.0
-}
 
 pub(in crate::config::validate) fn requests(
     requests: &RequestsSection,
@@ -91,7 +22,7 @@ pub(in crate::config::validate) fn requests(
     findings: &mut Findings<'_>,
 ) -> RequestLimits {
     let section = FieldPath::top("requests");
-    let mut bytes = |key: &str, size: ByteSize| some_bytes(size, &section.key(key), findings);
+    let mut bytes = |key: &str, size: ByteSize| numbers::some_bytes(size, &section.key(key), findings);
     let max_body_bytes = bytes("max_body", requests.max_body);
     let max_total_body_bytes = bytes("max_total_body", requests.max_total_body);
     let max_answer_bytes = bytes("max_answer", requests.max_answer);
@@ -119,8 +50,8 @@ pub(in crate::config::validate) fn requests(
         let hint = "the largest requests can never wait; raise it, or lower requests.max_body";
         findings.warn(&FieldPath::top("queue").key("bytes"), message, hint);
     }
-    let class_header = header(&requests.class_header, &section.key("class_header"), findings);
-    let keepalive = positive(requests.keepalive, &section.key("keepalive"), findings);
+    let class_header = numbers::header(&requests.class_header, &section.key("class_header"), findings);
+    let keepalive = numbers::positive(requests.keepalive, &section.key("keepalive"), findings);
     RequestLimits {
         max_body_bytes,
         max_total_body_bytes,
@@ -134,21 +65,6 @@ pub(in crate::config::validate) fn requests(
     }
 }
 
-/// The name of a header that means nothing else, in lower case.
-pub(in crate::config::validate) fn header(
-    name: &str,
-    field: &FieldPath,
-    findings: &mut Findings<'_>,
-) -> String {
-    let lower = name.to_ascii_lowercase();
-    if HeaderName::from_bytes(name.as_bytes()).is_err() {
-        findings.error(field, format!("{name:?} is not a header name"), "write one such as x-penstock-class");
-    } else if TAKEN_HEADERS.contains(&lower.as_str()) {
-        findings.error(field, format!("`{name}` means something else"), "write one such as x-penstock-class");
-    }
-    lower
-}
-
 pub(in crate::config::validate) fn upstream(
     upstream: &UpstreamSection,
     findings: &mut Findings<'_>,
@@ -158,7 +74,7 @@ pub(in crate::config::validate) fn upstream(
         let hint = "vLLM and SGLang close idle connections after 5s; a reused one may break just then";
         findings.warn(&section.key("keep_alive"), format!("{} is long", upstream.keep_alive), hint);
     }
-    let mut time = |key: &str, span: Span| positive(span, &section.key(key), findings);
+    let mut time = |key: &str, span: Span| numbers::positive(span, &section.key(key), findings);
     UpstreamLimits {
         connect_timeout: time("connect_timeout", upstream.connect_timeout),
         first_token_timeout: time("first_token_timeout", upstream.first_token_timeout),
@@ -174,9 +90,9 @@ pub(in crate::config::validate) fn queue(
 ) -> policy::QueueBounds {
     let section = FieldPath::top("queue");
     policy::QueueBounds {
-        requests: at_least_one(queue.requests, &section.key("requests"), findings),
-        bytes: some_bytes(queue.bytes, &section.key("bytes"), findings),
-        tokens: at_least_one(queue.tokens, &section.key("tokens"), findings),
+        requests: numbers::at_least_one(queue.requests, &section.key("requests"), findings),
+        bytes: numbers::some_bytes(queue.bytes, &section.key("bytes"), findings),
+        tokens: numbers::at_least_one(queue.tokens, &section.key("tokens"), findings),
     }
 }
 
@@ -218,7 +134,7 @@ pub(in crate::config::validate) fn health(
             "write a share of a pool's replicas such as 0.5",
         );
     }
-    let mut time = |key: &str, span: Span| positive(span, &section.key(key), findings);
+    let mut time = |key: &str, span: Span| numbers::positive(span, &section.key(key), findings);
     policy::HealthPolicy {
         probe_min: time("probe_min", health.probe_min),
         probe_max: time("probe_max", health.probe_max),

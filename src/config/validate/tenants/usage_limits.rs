@@ -1,7 +1,7 @@
 //! `limits` of tenants, of their keys and of their models.
 
-use crate::config::file::budgets::{AmountsSection, ConcurrentSection, LimitsSection, QuotasSection};
 use crate::config::file::tenants::KeySection;
+use crate::config::file::usage_limits::{AmountsSection, ConcurrentSection, LimitsSection, QuotasSection};
 use crate::config::settings::Settings;
 use crate::config::syntax::field::FieldPath;
 use crate::config::validate::findings::Findings;

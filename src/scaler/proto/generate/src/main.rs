@@ -1,4 +1,4 @@
-//! Makes `proto/generated` from the contracts in `proto`: of the scaler's the
+//! Makes `src/scaler/proto/generated` from the contracts beside it: of the scaler's the
 //! server's side and the descriptors for the gateway, the client's side for
 //! tests; of the gateways' own both sides.
 
@@ -55,7 +55,7 @@ fn write(
         .out_dir(&folder)
         .compile_fds(files)?;
     let text = std::fs::read_to_string(folder.join(format!("{package}.rs")))?;
-    let first = format!("// Made by `cargo run -p penstock-proto` from proto/{name}.proto.\n");
+    let first = format!("// Made by `cargo run -p penstock-proto` from {name}.proto.\n");
     std::fs::write(to, first + &text)?;
     std::fs::remove_dir_all(&folder)?;
     Ok(())
