@@ -1,7 +1,7 @@
 //! Pool starts: how long a pool without replicas takes from the first job that is held for it to
 //! its first token.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::core::model::ids::PoolId;
@@ -42,6 +42,8 @@ struct PoolStart {
 pub struct PoolStarts {
     rows: BTreeMap<PoolId, PoolStart>,
     steps: Vec<StartStep>,
+    /// Sleeping pools that a job has asked for since the last [`Self::take_wake_wanted`].
+    wake_wanted: BTreeSet<PoolId>,
 }
 
 impl PoolStarts {
@@ -64,6 +66,16 @@ impl PoolStarts {
                 self.steps.push(StartStep::Wanted(pool));
             }
         }
+    }
+
+    /// Notes that a job wants the pool, whose replicas sleep.
+    pub fn note_wake_wanted(&mut self, pool: PoolId) {
+        self.wake_wanted.insert(pool);
+    }
+
+    /// Takes the sleeping pools that jobs wanted since the last call.
+    pub fn take_wake_wanted(&mut self) -> BTreeSet<PoolId> {
+        std::mem::take(&mut self.wake_wanted)
     }
 
     /// Notes that a replica of the pool was ordered to wake.

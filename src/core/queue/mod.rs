@@ -191,6 +191,8 @@ pub struct Queue {
     tenants: NumberMap<TenantId, TenantBacklog>,
     share_tree: FitTree<WeightedLoad, TenantId>,
     total: QueuedLoad,
+    /// Waiting jobs that another model may serve.
+    with_fallback: u64,
 }
 
 impl Queue {
@@ -211,6 +213,7 @@ impl Queue {
             let load = QueuedLoad::of(spec);
             lane.load += load;
             self.total += load;
+            self.with_fallback += u64::from(spec.has_fallback);
             self.change_backlog(spec.tenant, |own| {
                 own.load += load;
                 own.weight = clamped_weight(weight);
@@ -230,6 +233,7 @@ impl Queue {
         let load = QueuedLoad::of(spec);
         lane.load -= load;
         self.total -= load;
+        self.with_fallback = self.with_fallback.saturating_sub(u64::from(spec.has_fallback));
         self.change_backlog(spec.tenant, |own| own.load -= load);
         true
     }
@@ -325,6 +329,12 @@ impl Queue {
     #[must_use]
     pub const fn total(&self) -> QueuedLoad {
         self.total
+    }
+
+    /// Number of waiting jobs that another model may serve.
+    #[must_use]
+    pub const fn waiting_with_fallback(&self) -> u64 {
+        self.with_fallback
     }
 
     /// Changes a tenant's backlog and its position among the tenants. A tenant without waiting

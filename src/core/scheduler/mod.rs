@@ -19,8 +19,10 @@
 mod admit;
 mod demand;
 mod dispatch;
+mod groups;
 mod health;
 mod job;
+mod jobs;
 mod settle;
 mod timers;
 
@@ -28,39 +30,32 @@ pub mod operate;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::core::autoscale::demand::Demand;
-use crate::core::autoscale::desired::DesiredReplicas;
-use crate::core::autoscale::pool_start::PoolStarts;
 use crate::core::billing::bill::IdleTime;
-use crate::core::limits::UsageLimits;
-use crate::core::limits::expected_use::ExpectedUse;
+use crate::core::limits::LimitStatus;
 use crate::core::limits::rule::LimitId;
 use crate::core::model::event::{Action, Event};
-use crate::core::model::ids::{JobId, PoolId, ReplicaId};
+use crate::core::model::ids::{PoolId, ReplicaId};
 use crate::core::model::invariant::Invariants;
 use crate::core::model::job::{JobSpec, PromptPrefix};
-use crate::core::model::number_map::NumberMap;
 use crate::core::model::overrides::Overrides;
 use crate::core::model::policy::Policy;
 use crate::core::model::time::Tick;
 use crate::core::placement::Placement;
 use crate::core::queue::admission::has_space;
 use crate::core::queue::estimate::OutputLengths;
-use crate::core::queue::lane_key::LaneKey;
-use crate::core::queue::order::PoolGroup;
 use crate::core::queue::{Queue, QueuedLoad};
-use crate::core::replica::affinity::prefix_index::PrefixIndex;
-use crate::core::replica::affinity::sessions::Sessions;
+use crate::core::replica::affinity::Affinity;
 use crate::core::replica::fleet::Fleet;
-use crate::core::replica::health::suspects::SuspectJobs;
 
-use crate::core::scheduler::job::PreemptibleJob;
-use job::Job;
+use self::admit::limits::JobLimits;
+use self::demand::autoscaler::Autoscaler;
+use self::groups::PoolGroups;
+use self::jobs::JobTable;
+use self::timers::Timers;
 
 /// The state and the decisions of one gateway.
 ///
@@ -70,48 +65,20 @@ use job::Job;
 pub struct Scheduler {
     policy: Arc<Policy>,
     placement: Placement,
-    groups: Vec<PoolGroup>,
+    groups: PoolGroups,
     fleet: Fleet,
     queue: Queue,
-    jobs: NumberMap<JobId, Job>,
+    jobs: JobTable,
     lengths: OutputLengths,
-    limits: UsageLimits,
-    expected_use: ExpectedUse,
-    prefixes: PrefixIndex,
-    sessions: Sessions,
-    suspects: SuspectJobs,
-    preemptible: BTreeMap<PoolId, BTreeSet<PreemptibleJob>>,
-    deadlines: BTreeSet<(Tick, JobId)>,
-    /// Jobs in prefill, by the instant at which their prompts may count as read.
-    prefills: BTreeSet<(Tick, JobId)>,
-    /// Waiting jobs that arrived before the drain rate was known, by the instant at which
-    /// the scheduler checks their wait.
-    unchecked_waits: BTreeSet<(Tick, JobId)>,
-    /// Jobs held for a pool start whose hold ends before their deadline, by the end of the
-    /// hold.
-    held: BTreeSet<(Tick, JobId)>,
-    starts: PoolStarts,
-    demand: Demand,
-    /// Desired replicas of each pool, for the scale signal.
-    desired_replicas: BTreeMap<PoolId, DesiredReplicas>,
-    /// Sleeping pools that a job has asked for since the last `wake_wanted`.
-    wanted_asleep: BTreeSet<PoolId>,
-    /// Lanes whose head starts or stops considering all of its pools, by the instant of the
-    /// change.
-    head_updates: BTreeSet<(Tick, LaneKey)>,
+    limits: JobLimits,
+    affinity: Affinity,
+    timers: Timers,
+    autoscaler: Autoscaler,
     overrides: Overrides,
-    /// Replicas that drain or have left the policy, by the instant at which they are to be empty.
-    departing: BTreeSet<(Tick, ReplicaId)>,
     invariants: Invariants,
     /// Whether a replica was lost, or a job entered another lane or returned to its lane,
     /// since the last search for jobs that wait in vain.
     vain_waits_possible: bool,
-    /// Number of waiting jobs that another model may serve.
-    waiting_with_fallback: u64,
-    /// Pool groups in which something changed since their last dispatch.
-    changed_groups: BTreeSet<usize>,
-    /// Sequence number of the last arrival.
-    arrivals: u64,
     now: Tick,
     draining: bool,
 }
@@ -122,46 +89,31 @@ impl Scheduler {
     #[must_use]
     pub fn new(policy: Arc<Policy>) -> Self {
         let placement = Placement::new(&policy);
-        let groups = placement.groups().iter().map(|shape| PoolGroup::new(&policy, shape, &[])).collect();
+        let groups = PoolGroups::new(&policy, &placement, &[]);
         let mut fleet = Fleet::default();
         fleet.apply(&policy, Tick::ZERO);
-        let mut budgets = UsageLimits::default();
-        budgets.apply(&policy.limits);
-        let mut scheduler = Self {
+        let mut limits = JobLimits::default();
+        limits.apply(&policy);
+        let mut autoscaler = Autoscaler::default();
+        autoscaler.apply(&policy, &placement, &groups);
+        Self {
             policy,
             placement,
             groups,
             fleet,
             queue: Queue::default(),
-            jobs: NumberMap::default(),
+            jobs: JobTable::default(),
             lengths: OutputLengths::default(),
-            limits: budgets,
-            expected_use: ExpectedUse::default(),
-            prefixes: PrefixIndex::default(),
-            sessions: Sessions::default(),
-            suspects: SuspectJobs::default(),
-            preemptible: BTreeMap::new(),
-            deadlines: BTreeSet::new(),
-            prefills: BTreeSet::new(),
-            unchecked_waits: BTreeSet::new(),
-            held: BTreeSet::new(),
-            starts: PoolStarts::default(),
-            demand: Demand::default(),
-            desired_replicas: BTreeMap::new(),
-            wanted_asleep: BTreeSet::new(),
-            head_updates: BTreeSet::new(),
+            limits,
+            affinity: Affinity::default(),
+            timers: Timers::default(),
+            autoscaler,
             overrides: Overrides::default(),
-            departing: BTreeSet::new(),
             invariants: Invariants::default(),
             vain_waits_possible: false,
-            waiting_with_fallback: 0,
-            changed_groups: BTreeSet::new(),
-            arrivals: 0,
             now: Tick::ZERO,
             draining: false,
-        };
-        scheduler.renew_demand();
-        scheduler
+        }
     }
 
     /// Handles an event and appends the resulting actions to `out`.
@@ -241,7 +193,7 @@ impl Scheduler {
         self.refuse_late_waits(out);
         self.wake_replicas(out);
         self.clear_departing(out);
-        self.mark_due_groups();
+        self.groups.mark_due(now);
         self.refresh_due_heads();
         now
     }
@@ -264,6 +216,22 @@ impl Scheduler {
         self.report_pool_starts(out);
     }
 
+    /// The latest instant at which the scheduler needs an `Event::Timer`.
+    ///
+    /// That is the earliest of: the deadline of a waiting job, the end of a hold, a probe, the
+    /// end of a busy spell or of an override, a step of a slow start, the end of a replica's
+    /// drain or of its idle time, the end of a prefill.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Tick> {
+        let instants = [
+            self.timers.next(),
+            self.fleet.next_wake(),
+            self.groups.next_release(),
+            self.overrides.next_end(),
+        ];
+        instants.into_iter().flatten().min()
+    }
+
     /// Whether the queue has space for one more request and the gateway does not drain. If
     /// not, the edge may refuse a request before reading its body.
     #[must_use]
@@ -275,6 +243,17 @@ impl Scheduler {
     #[must_use]
     pub const fn waiting(&self) -> QueuedLoad {
         self.queue.total()
+    }
+
+    /// Status of the limits that apply to a job like this one. The tightest limit may refuse
+    /// the job.
+    pub fn limits_of(&mut self, spec: &JobSpec, now: Tick) -> SmallVec<[LimitStatus; 4]> {
+        self.limits.status_for(spec, self.now.max(now))
+    }
+
+    /// State of all limits, in a fixed order.
+    pub fn limits(&mut self, now: Tick) -> Vec<LimitStatus> {
+        self.limits.statuses(self.now.max(now))
     }
 
     /// Number of jobs in any phase.
@@ -301,7 +280,7 @@ impl Scheduler {
     }
 
     fn mark_pool(&mut self, pool: PoolId) {
-        self.changed_groups.extend(self.placement.group_of(pool));
+        self.groups.mark_changed(self.placement.group_of(pool));
     }
 
     fn mark_replica(&mut self, replica: ReplicaId) {

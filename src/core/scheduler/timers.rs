@@ -1,60 +1,121 @@
-//! Timers of the scheduler: deadlines that end a wait, and the next instant at which something
-//! is due.
+//! Timers: named queues of instants at which the scheduler has something to do.
 
-use crate::core::model::event::{Action, RejectReason};
-use crate::core::model::ids::JobId;
+use std::collections::BTreeSet;
+
+use crate::core::model::ids::{JobId, ReplicaId};
 use crate::core::model::time::Tick;
+use crate::core::queue::lane_key::LaneKey;
 
-use super::Scheduler;
+/// Timers of one kind, by the instant at which they are due. A timer is cancelled by its instant and
+/// its key.
+#[derive(Debug)]
+pub(in crate::core::scheduler) struct TimerQueue<K>(BTreeSet<(Tick, K)>);
 
-impl Scheduler {
-    /// The latest instant at which the scheduler needs an `Event::Timer`.
-    ///
-    /// That is the earliest of: the deadline of a waiting job, the end of a hold, a probe, the
-    /// end of a busy spell or of an override, a step of a slow start, the end of a replica's
-    /// drain or of its idle time, the end of a prefill.
-    #[must_use]
-    pub fn next_deadline(&self) -> Option<Tick> {
-        let job = self.next_end().map(|(at, _)| at);
-        let unjudged = self.unchecked_waits.first().map(|(at, _)| *at);
-        let departing = self.departing.first().map(|(at, _)| *at);
-        let read = self.prefills.first().map(|(at, _)| *at);
-        let reseat = self.head_updates.first().map(|(at, _)| *at);
-        let others = [
-            self.fleet.next_wake(),
-            self.next_release(),
-            self.overrides.next_end(),
-            departing,
-            read,
-            reseat,
-            unjudged,
-        ];
-        job.into_iter().chain(others.into_iter().flatten()).min()
+impl<K> Default for TimerQueue<K> {
+    fn default() -> Self {
+        Self(BTreeSet::new())
+    }
+}
+
+impl<K: Copy + Ord> TimerQueue<K> {
+    pub(in crate::core::scheduler) fn add(&mut self, at: Tick, key: K) {
+        self.0.insert((at, key));
     }
 
-    /// Ends the wait of jobs whose deadline lies before `now`, or is `now` if `even_now`. A job
-    /// goes on in a slower class where there is one; otherwise the scheduler refuses it.
-    /// Returns whether there were such jobs.
-    pub(super) fn expire(&mut self, even_now: bool, out: &mut Vec<Action>) -> bool {
-        let mut any = false;
-        while let Some((at, job)) = self.next_end() {
-            if at > self.now || (at == self.now && !even_now) {
-                break;
-            }
-            if self.held.contains(&(at, job)) && !self.is_held_in_vain(at, job) {
-                continue;
-            }
-            if !self.demote(job) {
-                self.reject(job, self.wait_reason(job, RejectReason::DeadlineExceeded), out);
-            }
-            any = true;
-        }
-        any
+    /// Removes a timer. Returns whether the queue had it.
+    pub(in crate::core::scheduler) fn cancel(&mut self, at: Tick, key: K) -> bool {
+        self.0.remove(&(at, key))
+    }
+
+    /// The next timer. Timers of the same instant are in the order of their keys.
+    pub(in crate::core::scheduler) fn next(&self) -> Option<(Tick, K)> {
+        self.0.first().copied()
+    }
+
+    /// Takes the next timer, if it is due at `now`.
+    pub(in crate::core::scheduler) fn pop_due(&mut self, now: Tick) -> Option<K> {
+        self.next().filter(|(at, _)| *at <= now)?;
+        self.0.pop_first().map(|(_, key)| key)
+    }
+
+    pub(in crate::core::scheduler) fn contains(&self, at: Tick, key: K) -> bool {
+        self.0.contains(&(at, key))
+    }
+
+    pub(in crate::core::scheduler) fn iter(&self) -> impl Iterator<Item = (Tick, K)> {
+        self.0.iter().copied()
+    }
+
+    pub(in crate::core::scheduler) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(in crate::core::scheduler) fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// Cancels the timers whose key `keep` rejects.
+    pub(in crate::core::scheduler) fn retain(&mut self, keep: impl Fn(K) -> bool) {
+        self.0.retain(|(_, key)| keep(*key));
+    }
+}
+
+/// The scheduler's own timers. The fleet, the overrides and the pool groups keep further ones; see
+/// [`super::Scheduler::next_deadline`].
+#[derive(Debug, Default)]
+pub(in crate::core::scheduler) struct Timers {
+    /// Waiting jobs, by their deadline.
+    pub(in crate::core::scheduler) deadlines: TimerQueue<JobId>,
+    /// Jobs held for a pool start whose hold ends before their deadline, by the end of the hold.
+    pub(in crate::core::scheduler) holds: TimerQueue<JobId>,
+    /// Waiting jobs that arrived before the drain rate was known, by the instant at which the
+    /// scheduler checks their wait.
+    pub(in crate::core::scheduler) unchecked_waits: TimerQueue<JobId>,
+    /// Jobs in prefill, by the instant at which their prompts may count as read.
+    pub(in crate::core::scheduler) prefills: TimerQueue<JobId>,
+    /// Lanes whose head starts or stops considering all of its pools, by the instant of the change.
+    pub(in crate::core::scheduler) head_updates: TimerQueue<LaneKey>,
+    /// Replicas that drain or have left the policy, by the instant at which they are to be empty.
+    pub(in crate::core::scheduler) departures: TimerQueue<ReplicaId>,
+}
+
+impl Timers {
+    /// The instant of the next timer of any kind.
+    pub(in crate::core::scheduler) fn next(&self) -> Option<Tick> {
+        let instants = [
+            self.next_wait_end().map(|(at, _)| at),
+            self.unchecked_waits.next().map(|(at, _)| at),
+            self.prefills.next().map(|(at, _)| at),
+            self.head_updates.next().map(|(at, _)| at),
+            self.departures.next().map(|(at, _)| at),
+        ];
+        instants.into_iter().flatten().min()
     }
 
     /// The next job whose wait ends: at its deadline, or at the end of its hold for a pool start.
-    fn next_end(&self) -> Option<(Tick, JobId)> {
-        let ends = [self.deadlines.first(), self.held.first()];
-        ends.into_iter().flatten().copied().min().filter(|(at, _)| *at != Tick::NEVER)
+    pub(in crate::core::scheduler) fn next_wait_end(&self) -> Option<(Tick, JobId)> {
+        let ends = [self.deadlines.next(), self.holds.next()];
+        ends.into_iter().flatten().min().filter(|(at, _)| *at != Tick::NEVER)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timers_come_in_the_order_of_their_instants() {
+        let (at, id) = (Tick::from_millis, JobId::new);
+        let mut timers = Timers::default();
+        timers.deadlines.add(Tick::NEVER, id(1));
+        assert_eq!((timers.next(), timers.next_wait_end()), (None, None), "a job may wait without end");
+        timers.deadlines.add(at(30), id(2));
+        timers.holds.add(at(20), id(3));
+        timers.prefills.add(at(10), id(4));
+        assert_eq!((timers.next(), timers.next_wait_end()), (Some(at(10)), Some((at(20), id(3)))));
+        assert_eq!(timers.prefills.pop_due(at(9)), None);
+        assert_eq!(timers.prefills.pop_due(at(10)), Some(id(4)));
+        assert!(timers.holds.cancel(at(20), id(3)) && !timers.holds.cancel(at(20), id(3)));
+        assert_eq!(timers.next(), Some(at(30)));
     }
 }

@@ -3,3 +3,13 @@
 pub mod adapter_slots;
 pub mod prefix_index;
 pub mod sessions;
+
+use crate::core::replica::affinity::prefix_index::PrefixIndex;
+use crate::core::replica::affinity::sessions::Sessions;
+
+/// What replicas keep of earlier requests: the starts of their prompts, and their sessions.
+#[derive(Debug, Default)]
+pub struct Affinity {
+    pub prefixes: PrefixIndex,
+    pub sessions: Sessions,
+}

@@ -5,6 +5,7 @@
 //! but never beyond the client's patience. Each step leads to a class that is served later, so
 //! the steps end.
 
+use crate::core::model::event::{Action, RejectReason};
 use crate::core::model::ids::{ClassId, JobId};
 use crate::core::model::job::JobSpec;
 use crate::core::model::time::Tick;
@@ -14,6 +15,26 @@ use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::job::Job;
 
 impl Scheduler {
+    /// Ends the wait of jobs whose deadline lies before `now`, or is `now` if `even_now`. A job
+    /// goes on in a slower class where there is one; otherwise the scheduler refuses it.
+    /// Returns whether there were such jobs.
+    pub(in crate::core::scheduler) fn expire(&mut self, even_now: bool, out: &mut Vec<Action>) -> bool {
+        let mut any = false;
+        while let Some((at, job)) = self.timers.next_wait_end() {
+            if at > self.now || (at == self.now && !even_now) {
+                break;
+            }
+            if self.timers.holds.contains(at, job) && !self.is_held_in_vain(at, job) {
+                continue;
+            }
+            if !self.demote(job) {
+                self.reject(job, self.wait_reason(job, RejectReason::DeadlineExceeded), out);
+            }
+            any = true;
+        }
+        any
+    }
+
     /// Moves a waiting job to the nearest slower class in which it can start in time. Returns
     /// false when there is none; the job may then be left in any of the slower classes.
     pub(in crate::core::scheduler) fn demote(&mut self, id: JobId) -> bool {
@@ -52,7 +73,7 @@ impl Scheduler {
         };
         job.place.late = false;
         self.set_place(&mut job);
-        self.demand.profiles.moved(before.class, class);
+        self.autoscaler.demand.profiles.moved(before.class, class);
         let paid = self.jobs.insert(id, job).and_then(|job| job.charged);
         if let (Some(paid), Some(account)) = (paid, self.lane_accounts(LaneKey::of(&before))) {
             self.recharge(account, LaneKey::of(&before), paid, 0);

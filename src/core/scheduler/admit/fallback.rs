@@ -18,7 +18,7 @@ impl Scheduler {
     /// Returns whether there were any.
     pub(in crate::core::scheduler) fn refuse_vain_waits(&mut self, out: &mut Vec<Action>) -> bool {
         if !std::mem::take(&mut self.vain_waits_possible)
-            || self.waiting_with_fallback == 0
+            || self.queue.waiting_with_fallback() == 0
             || self.has_all_pools_up()
         {
             return false;

@@ -1,63 +1,76 @@
-//! Limits of a job's tenant and key: reserved when the job arrives and settled when it ends. The
-//! scheduler does not look at limits in between.
+//! Limits of a job's tenant, key and model: reserved when the job arrives and settled when it ends.
+//! The scheduler does not look at limits in between.
 
 use smallvec::SmallVec;
 
-use crate::core::limits::rule::{LimitUnit, UnitAmounts, UsedAmounts};
-use crate::core::limits::{LimitExceeded, LimitGrant, LimitStatus, LimitSubject};
+use crate::core::limits::expected_use::ExpectedUse;
+use crate::core::limits::rule::{LimitId, LimitPeriod, LimitUnit, UnitAmounts, UsedAmounts};
+use crate::core::limits::{
+    LimitExceeded, LimitGrant, LimitReservation, LimitStatus, LimitSubject, UsageLimits,
+};
 use crate::core::model::job::{JobSpec, JobUsage, TokenCounts};
+use crate::core::model::policy::Policy;
 use crate::core::model::time::Tick;
 use crate::core::placement::rules::Price;
+use crate::core::replica::fleet::Fleet;
 use crate::core::replica::ledger::Ledger;
 use crate::core::replica::speed::{step_time, ttft_model};
 
-use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::job::Job;
 
 const fn limit_subject(spec: &JobSpec) -> LimitSubject {
     LimitSubject { tenant: spec.tenant, key: spec.key, model: spec.model }
 }
 
-impl Scheduler {
+/// What jobs may use: the limits in force, and the use that is expected of a job and reserved for it.
+#[derive(Debug, Default)]
+pub(in crate::core::scheduler) struct JobLimits {
+    limits: UsageLimits,
+    expected_use: ExpectedUse,
+}
+
+impl JobLimits {
     /// Reserves the expected use of the job: tokens, replica time and money.
     pub(in crate::core::scheduler) fn reserve(
         &mut self,
         spec: &JobSpec,
+        (policy, fleet): (&Policy, &Fleet),
+        now: Tick,
     ) -> Result<LimitGrant, LimitExceeded> {
         if self.limits.is_empty() {
             return Ok(LimitGrant::default());
         }
         let output = self.expected_use.output(spec);
-        let (gpu, money) = self.expected_spend(spec, output);
+        let (gpu, money) = self.expected_spend(spec, output, (policy, fleet));
         let wanted = UnitAmounts { input: spec.prompt_tokens, output, gpu, money };
-        self.limits.reserve(&limit_subject(spec), &wanted, self.now)
+        self.limits.reserve(&limit_subject(spec), &wanted, now)
     }
 
     /// Expected replica time of the job in nanoseconds, and its cost; zero for what no limit
     /// counts. Until the use of such jobs is known, the estimate is the time that the job would
     /// take alone at a replica, at the highest price of the pools that may serve it.
-    fn expected_spend(&self, spec: &JobSpec, output: u64) -> (u64, u64) {
+    fn expected_spend(&self, spec: &JobSpec, output: u64, (policy, fleet): (&Policy, &Fleet)) -> (u64, u64) {
         let [gpu, money] = [LimitUnit::GpuTime, LimitUnit::Money].map(|unit| self.limits.counts(unit));
         if !gpu && !money {
             return (0, 0);
         }
         let (known, priced) = self.expected_use.replica_use(spec);
-        let pools = self.policy.models.get(spec.model).map_or(&[][..], |model| &model.pools);
+        let pools = policy.models.get(spec.model).map_or(&[][..], |model| &model.pools);
         let alone = || {
-            let per_token = self.fleet.per_token(pools);
+            let per_token = fleet.per_token(pools);
             let steps = output / u64::from(spec.sequences.max(1));
             let slow = per_token / step_time::ttft_model(&Ledger::default()).per_token as f64;
             let writes = step_time::decode_step(&Ledger::default()).saturating_mul(steps) as f64 * slow;
             (ttft_model::weight(spec.prompt_tokens, 0) as f64 * per_token + writes) as u64
         };
         let time = known.unwrap_or_else(alone);
-        let prices = pools.iter().filter_map(|pool| self.policy.pools.get(*pool)?.traits.price);
+        let prices = pools.iter().filter_map(|pool| policy.pools.get(*pool)?.traits.price);
         let at_most = |price: Option<Price>| price.map_or(0, |price| price.cost_of(time));
         (time, priced.unwrap_or_else(|| at_most(prices.max())))
     }
 
     /// Learns from a complete answer how much to reserve for later jobs.
-    pub(in crate::core::scheduler) fn learn_use(&mut self, job: &Job, usage: JobUsage) {
+    pub(in crate::core::scheduler) fn learn(&mut self, job: &Job, usage: JobUsage) {
         if !self.limits.is_empty()
             && let JobUsage::Exact(tokens) = usage
         {
@@ -72,36 +85,57 @@ impl Scheduler {
     /// Replaces the job's reservation by its use: tokens as far as they are known, time and
     /// money by its bills. Bills of failed attempts count too. A job that was never dispatched
     /// gives its whole reservation back.
-    pub(in crate::core::scheduler) fn settle_limits(&mut self, job: &mut Job, used: Option<TokenCounts>) {
+    pub(in crate::core::scheduler) fn settle(&mut self, job: &mut Job, used: Option<TokenCounts>, now: Tick) {
         let hold = std::mem::take(&mut job.reservation);
         if hold.is_empty() {
             return;
         }
         if job.attempts == 0 {
-            return self.limits.give_back(hold, self.now);
+            return self.limits.give_back(hold, now);
         }
         let TokenCounts { input, output, .. } = used.unwrap_or_default();
         let amounts = UnitAmounts { input, output, gpu: job.spent.0, money: job.spent.1 };
-        self.limits.settle(hold, &UsedAmounts { amounts, tokens_known: used.is_some() }, self.now);
+        self.limits.settle(hold, &UsedAmounts { amounts, tokens_known: used.is_some() }, now);
     }
 
-    /// Applies the limits of a new policy.
-    pub(in crate::core::scheduler) fn change_limits(&mut self) {
-        self.limits.apply(&self.policy.limits);
-        self.expected_use.retain(&self.policy);
+    /// Puts the limits of a policy in force.
+    pub(in crate::core::scheduler) fn apply(&mut self, policy: &Policy) {
+        self.limits.apply(&policy.limits);
+        self.expected_use.retain(policy);
     }
 
-    /// Status of the limits that apply to a job like this one. The tightest limit may refuse
-    /// the job.
-    pub fn limits_of(&mut self, spec: &JobSpec, now: Tick) -> SmallVec<[LimitStatus; 4]> {
+    /// Starts a new day or month, which ends at `ends`.
+    pub(in crate::core::scheduler) fn start_period(&mut self, period: LimitPeriod, ends: Tick) {
+        self.limits.start_period(period, ends);
+    }
+
+    /// Adds an amount that was used in the current day or month before the gateway started.
+    pub(in crate::core::scheduler) fn restore(&mut self, rule: LimitId, amount: u64) {
+        self.limits.restore(rule, amount);
+    }
+
+    /// Status of the limits that apply to a job like this one.
+    pub(in crate::core::scheduler) fn status_for(
+        &mut self,
+        spec: &JobSpec,
+        now: Tick,
+    ) -> SmallVec<[LimitStatus; 4]> {
         if self.limits.is_empty() {
             return SmallVec::new();
         }
-        self.limits.status_for(&limit_subject(spec), self.now.max(now))
+        self.limits.status_for(&limit_subject(spec), now)
     }
 
     /// State of all limits, in a fixed order.
-    pub fn limits(&mut self, now: Tick) -> Vec<LimitStatus> {
-        self.limits.statuses(self.now.max(now))
+    pub(in crate::core::scheduler) fn statuses(&mut self, now: Tick) -> Vec<LimitStatus> {
+        self.limits.statuses(now)
+    }
+
+    /// Whether the limits hold exactly these reservations.
+    pub(in crate::core::scheduler) fn is_balanced<'a>(
+        &self,
+        holds: impl Iterator<Item = &'a LimitReservation>,
+    ) -> bool {
+        self.limits.is_balanced(holds)
     }
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use crate::core::autoscale::desired::DesiredReplicas;
+use crate::core::autoscale::demand::work::work;
 use crate::core::limits::LimitGrant;
 use crate::core::limits::rule::LimitId;
 use crate::core::model::event::{Action, JobAction, RejectReason, Rejection};
@@ -27,6 +27,7 @@ use crate::core::queue::order::{HeadEntry, HeadKey, LaneHead};
 use crate::core::queue::quota::QuotaState;
 
 use super::Scheduler;
+use super::groups::{LaneAccounts, LanePosition};
 use super::job::{self, Job};
 
 /// Delay of a job's turn in its lane, in multiples of its prefill time. Short prompts go first,
@@ -51,21 +52,6 @@ const PATIENT_OBJECTIVES: u32 = 20;
 /// rate was known.
 const WAIT_CHECK_AFTER: Duration = Duration::from_secs(5);
 
-/// Indexes of a lane's accounts: pool group, and class by its place in the order of service.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct LaneAccounts {
-    pub(super) group: usize,
-    pub(super) class: usize,
-}
-
-/// Position of a lane in the order of service: pool group, class by its place, pool set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct LanePosition {
-    pub(super) group: usize,
-    pub(super) class: usize,
-    pub(super) pool_set: usize,
-}
-
 impl Scheduler {
     /// Admits or refuses a new job. Returns the limits in shadow mode that would have refused it.
     pub(super) fn arrived(
@@ -83,28 +69,28 @@ impl Scheduler {
             out.push(Action::Job(JobAction::Reject { job: id, why: self.rejection(&spec, reason, None) }));
             return SmallVec::new();
         }
-        let LimitGrant { reservation: hold, shadowed } = match self.reserve(&spec) {
-            Ok(granted) => granted,
-            Err(why) => {
-                let reason = RejectReason::Limited(why);
-                let why = Rejection { reason, queued: Duration::ZERO, retry_after: why.retry_after };
-                out.push(Action::Job(JobAction::Reject { job: id, why }));
-                return SmallVec::new();
-            }
-        };
-        self.arrivals += 1;
+        let LimitGrant { reservation: hold, shadowed } =
+            match self.limits.reserve(&spec, (&self.policy, &self.fleet), self.now) {
+                Ok(granted) => granted,
+                Err(why) => {
+                    let reason = RejectReason::Limited(why);
+                    let why = Rejection { reason, queued: Duration::ZERO, retry_after: why.retry_after };
+                    out.push(Action::Job(JobAction::Reject { job: id, why }));
+                    return SmallVec::new();
+                }
+            };
         let spec = JobSpec { context_group: self.placement.context_group(spec.model, spec.context), ..spec };
-        let mut job = Job::new(spec, prefix, self.arrivals);
+        let mut job = Job::new(spec, prefix, self.jobs.next_seq());
         job.reservation = hold;
         let now = self.now;
-        job.known_suspect = spec.fingerprint.is_some_and(|known| self.suspects.contains(known, now));
+        job.known_suspect = spec.fingerprint.is_some_and(|known| self.jobs.was_suspect(known, now));
         self.set_place(&mut job);
-        self.set_work(&mut job);
-        let work = job.work;
+        let work = work(spec.prompt_tokens, self.lengths.expected(&spec));
+        job.work = work;
         self.jobs.insert(id, job);
         if let Some(spot) = self.lane_position(LaneKey::of(&spec)) {
             self.groups[spot.group].arrived(spot.class, spec.sequences, self.now);
-            self.note_offered(&spec, spot, work);
+            self.autoscaler.note_arrival(&spec, spot, work, self.now);
         }
         self.enqueue(id);
         self.start_or_queue(id, out);
@@ -134,7 +120,7 @@ impl Scheduler {
             self.check_wait_later(id);
         }
         let refusal = admission::exceeded_queue_bound(&self.policy, &self.queue, tenant)
-            .filter(|_| self.is_waiting(id));
+            .filter(|_| self.jobs.is_waiting(id));
         let Some(reason) = refusal else { return };
         let other = match reason {
             RejectReason::QueueFull(_) => self.displaceable(tenant),
@@ -144,10 +130,6 @@ impl Scheduler {
             Some(other) => self.reject(other, RejectReason::Displaced, out),
             None => self.reject(id, reason, out),
         }
-    }
-
-    fn is_waiting(&self, id: JobId) -> bool {
-        self.jobs.get(&id).is_some_and(|job| job.part().is_some())
     }
 
     /// Whether a job that has just joined its lane surely cannot start before its deadline.
@@ -190,11 +172,7 @@ impl Scheduler {
         let here = &self.groups[spot.group];
         let wait = here.drain_rates(spot.class).wait(key.tenant, before, self.now)?;
         let pools = here.shape.pool_sets[spot.pool_set].pools.iter();
-        let growth = pools
-            .filter_map(|pool| self.desired_replicas.get(pool))
-            .map(DesiredReplicas::growth)
-            .fold(1.0, f64::max);
-        Some(wait.div_f64(growth))
+        Some(wait.div_f64(self.autoscaler.growth(pools)))
     }
 
     /// Schedules a later check of a job that was admitted before the drain rate was known.
@@ -202,16 +180,15 @@ impl Scheduler {
         let Some(job) = self.jobs.get(&id).filter(|job| job.part() == Some(LanePart::Fresh)) else { return };
         let at = job.spec.arrived + WAIT_CHECK_AFTER;
         if at > self.now && self.expected_wait(LaneKey::of(&job.spec), 1).is_none() {
-            self.unchecked_waits.insert((at, id));
+            self.timers.unchecked_waits.add(at, id);
         }
     }
 
     /// Checks the jobs whose later check is due, and demotes or refuses those that cannot start
     /// in time. The latest arrival is checked first, which leaves more room for the others.
     pub(super) fn refuse_late_waits(&mut self, out: &mut Vec<Action>) {
-        let later = self.unchecked_waits.split_off(&(self.now + Duration::from_nanos(1), JobId::new(0)));
-        let due = std::mem::replace(&mut self.unchecked_waits, later);
-        for (_, id) in due.into_iter().rev() {
+        let due: Vec<JobId> = std::iter::from_fn(|| self.timers.unchecked_waits.pop_due(self.now)).collect();
+        for id in due.into_iter().rev() {
             let Some(job) = self.jobs.get(&id) else { continue };
             let kept =
                 self.overrides.paused_until(job.spec.tenant).is_some() || self.starts_too_late(id).is_some();
@@ -264,7 +241,7 @@ impl Scheduler {
         if let Some(wait) = self.retry_after_start(key, spec.id).filter(|_| known) {
             return Rejection { reason, queued, retry_after: Some(wait) };
         }
-        let group = self.placement.group_of_model(spec.model).and_then(|group| self.groups.get(group));
+        let group = self.groups.get(self.placement.group_of_model(spec.model));
         let retry_after = match reason {
             RejectReason::NoPool | RejectReason::Withdrawn | RejectReason::TooManySequences { .. } => None,
             RejectReason::Draining => Some(admission::MIN_RETRY_AFTER),
@@ -297,11 +274,10 @@ impl Scheduler {
         self.queue.push(&spec, part, place, self.weight(spec.tenant));
         self.groups[spot.group].joined(spot.class, spot.pool_set, spec.tenant, self.now);
         self.groups[spot.group].note_wide(spec.sequences);
-        self.waiting_with_fallback += u64::from(spec.has_fallback);
-        self.deadlines.insert((spec.deadline, id));
+        self.timers.deadlines.add(spec.deadline, id);
         self.hold_for_pool_start(id);
         self.refresh_lane(LaneKey::of(&spec));
-        self.changed_groups.insert(spot.group);
+        self.groups.mark_changed(Some(spot.group));
     }
 
     /// Takes a waiting job out of its lane.
@@ -320,13 +296,12 @@ impl Scheduler {
         let place = job.position_in(part);
         let key = LaneKey::of(&spec);
         let mut whole = self.queue.remove(&spec, part, place);
-        whole &= self.deadlines.remove(&(spec.deadline, id));
-        self.unchecked_waits.remove(&(spec.arrived + WAIT_CHECK_AFTER, id));
-        self.waiting_with_fallback = self.waiting_with_fallback.saturating_sub(u64::from(spec.has_fallback));
+        whole &= self.timers.deadlines.cancel(spec.deadline, id);
+        self.timers.unchecked_waits.cancel(spec.arrived + WAIT_CHECK_AFTER, id);
         if let Some(spot) = self.lane_position(key) {
             whole &= self.groups[spot.group].left(spot.class, spot.pool_set, spec.tenant, self.now);
             self.groups[spot.group].forget_wide(spec.sequences);
-            self.changed_groups.insert(spot.group);
+            self.groups.mark_changed(Some(spot.group));
         }
         self.invariants.check(InvariantId::QueueConsistent, whole);
         self.end_hold(id);
@@ -335,15 +310,12 @@ impl Scheduler {
 
     /// Position of the lane; `None` when the policy in force has none for it.
     pub(super) fn lane_position(&self, lane: LaneKey) -> Option<LanePosition> {
-        let route = self.placement.route(lane)?;
-        let class = self.groups[route.group].class(lane.class)?;
-        Some(LanePosition { group: route.group, class, pool_set: route.pool_set })
+        self.groups.position(&self.placement, lane)
     }
 
     /// Indexes of the lane's accounts. They may exist although the lane has no position any more.
     pub(super) fn lane_accounts(&self, lane: LaneKey) -> Option<LaneAccounts> {
-        let group = self.placement.group_of_model(lane.model)?;
-        Some(LaneAccounts { group, class: self.groups[group].class(lane.class)? })
+        self.groups.accounts(&self.placement, lane)
     }
 
     /// Whether fresh jobs of the tenant and class wait at this position.
@@ -389,7 +361,7 @@ impl Scheduler {
             let entry: Option<HeadEntry> = job.map(|job| {
                 job.output = self.lengths.expected(&job.spec);
                 job.cached.at_best =
-                    self.prefixes.matches(&job.prefix).first().map_or(0, |(_, tokens)| *tokens);
+                    self.affinity.prefixes.matches(&job.prefix).first().map_or(0, |(_, tokens)| *tokens);
                 if waits {
                     let goal = job.spec.arrived + objective.unwrap_or_default();
                     let until;
@@ -406,8 +378,8 @@ impl Scheduler {
         }
         if lane.refresh_at != reseat_at {
             let before = std::mem::replace(&mut lane.refresh_at, reseat_at);
-            before.iter().for_each(|at| _ = self.head_updates.remove(&(*at, key)));
-            self.head_updates.extend(reseat_at.map(|at| (at, key)));
+            before.iter().for_each(|at| _ = self.timers.head_updates.cancel(*at, key));
+            reseat_at.iter().for_each(|at| self.timers.head_updates.add(*at, key));
         }
     }
 }

@@ -42,11 +42,13 @@ impl Scheduler {
             let dormant = self.fleet.is_dormant(pool);
             if dormant {
                 let parked = self.overrides.paused_until(spec.tenant).is_some();
-                self.wanted_asleep.extend((!parked).then_some(pool));
+                if !parked {
+                    self.autoscaler.starts.note_wake_wanted(pool);
+                }
             } else {
-                self.starts.note_wanted(pool, self.configured_start(pool), self.now);
+                self.autoscaler.starts.note_wanted(pool, self.configured_start(pool), self.now);
             }
-            self.starts.note_held(pool, dormant, self.now);
+            self.autoscaler.starts.note_held(pool, dormant, self.now);
         }
         let tolerance = self.policy.classes.get(spec.class).and_then(|class| class.cold_start_tolerance);
         let fresh = tolerance.map_or(Tick::NEVER, |tolerance| self.now + tolerance);
@@ -55,7 +57,7 @@ impl Scheduler {
             job.held_until = Some(until);
         }
         if until < spec.deadline {
-            self.held.insert((until, id));
+            self.timers.holds.add(until, id);
         }
     }
 
@@ -71,7 +73,7 @@ impl Scheduler {
         let Some(job) = self.jobs.get(&id) else { return };
         let Some(until) = job.held_until else { return };
         let key = LaneKey::of(&job.spec);
-        self.held.remove(&(until, id));
+        self.timers.holds.cancel(until, id);
         let group = self.placement.group_of_model(key.model);
         let (Some(group), Some(pools)) = (group, self.cold_pools(key)) else { return };
         for pool in pools {
@@ -90,8 +92,8 @@ impl Scheduler {
             return self.is_starting(key).then_some(Some(Duration::ZERO));
         }
         let left = |pool: PoolId| match self.fleet.is_dormant(pool) {
-            true => self.starts.wake_left(pool, self.now),
-            false => self.starts.start_left(pool, self.configured_start(pool), self.now),
+            true => self.autoscaler.starts.wake_left(pool, self.now),
+            false => self.autoscaler.starts.start_left(pool, self.configured_start(pool), self.now),
         };
         self.cold_pools(key).map(|pools| pools.into_iter().filter_map(left).min())
     }
@@ -125,7 +127,7 @@ impl Scheduler {
         let key = self.jobs.get(&id).map(|job| LaneKey::of(&job.spec));
         let cold = key.is_some_and(|key| self.cold_pools(key).is_some());
         if !cold {
-            self.held.remove(&(until, id));
+            self.timers.holds.cancel(until, id);
         }
         cold
     }
@@ -134,7 +136,7 @@ impl Scheduler {
     /// rate while no replica was in service says nothing about the rate from now on.
     pub(in crate::core::scheduler) fn note_pool_start(&mut self, run: &RunningAttempt) {
         let Some(pool) = self.fleet.pool_of(run.replica) else { return };
-        if self.starts.note_first_token(pool, run.since, self.now)
+        if self.autoscaler.starts.note_first_token(pool, run.since, self.now)
             && let Some(group) = self.placement.group_of(pool)
         {
             self.groups[group].forget_drain_rates(self.now);
@@ -147,7 +149,7 @@ impl Scheduler {
     /// the pool: nobody knows when the next one comes.
     pub(in crate::core::scheduler) fn note_client_left(&mut self, run: &RunningAttempt) {
         let Some(pool) = self.fleet.pool_of(run.replica) else { return };
-        if self.starts.is_running(pool) && self.waiting_for(pool) == 0 {
+        if self.autoscaler.starts.is_running(pool) && self.waiting_for(pool) == 0 {
             self.give_up_start(pool);
         }
     }
@@ -156,9 +158,9 @@ impl Scheduler {
     /// have gone cold are held from now on, or refused at once.
     pub(in crate::core::scheduler) fn renew_holds(&mut self, out: &mut Vec<Action>) {
         let policy = &self.policy;
-        self.starts.retain(|pool| policy.pools.get(pool).is_some());
-        self.held.clear();
-        let waiting: Vec<JobId> = self.deadlines.iter().map(|(_, id)| *id).collect();
+        self.autoscaler.starts.retain(|pool| policy.pools.get(pool).is_some());
+        self.timers.holds.clear();
+        let waiting: Vec<JobId> = self.timers.deadlines.iter().map(|(_, id)| id).collect();
         for id in waiting {
             let before = self.jobs.get(&id).and_then(|job| job.held_until);
             self.hold_for_pool_start(id);
@@ -175,15 +177,16 @@ impl Scheduler {
     /// Gives up the start of a pool for which no job waits. If the pool is then no longer cold,
     /// jobs with a fallback model are refused instead of held for it.
     fn give_up_start(&mut self, pool: PoolId) {
-        self.vain_waits_possible |= self.starts.give_up(pool);
+        self.vain_waits_possible |= self.autoscaler.starts.give_up(pool);
     }
 
     /// Emits an action for each pool start that began or ended.
     pub(in crate::core::scheduler) fn report_pool_starts(&mut self, out: &mut Vec<Action>) {
-        for step in self.starts.take_steps() {
+        for step in self.autoscaler.starts.take_steps() {
             out.push(match step {
                 StartStep::Wanted(pool) => {
-                    let expected = self.starts.start_left(pool, self.configured_start(pool), self.now);
+                    let expected =
+                        self.autoscaler.starts.start_left(pool, self.configured_start(pool), self.now);
                     Action::Replica(ReplicaAction::PoolWanted { pool, expected })
                 }
                 StartStep::Started(pool, took) => Action::Replica(ReplicaAction::PoolStarted { pool, took }),
@@ -204,8 +207,8 @@ impl Scheduler {
             pool,
             state: self.pool_state(pool, left.contains(&pool)),
             waiting: self.waiting_for(pool),
-            cold_start: self.starts.measured(pool),
-            wake: self.starts.wake(pool),
+            cold_start: self.autoscaler.starts.measured(pool),
+            wake: self.autoscaler.starts.wake(pool),
             best: self.fleet.best(pool),
             times: self.fleet.times(pool, now),
         };
@@ -214,7 +217,7 @@ impl Scheduler {
 
     /// Status of a pool. `busy`: replicas that get no new work still run jobs.
     fn pool_state(&self, pool: PoolId, busy: bool) -> PoolStatus {
-        if self.starts.is_running(pool) {
+        if self.autoscaler.starts.is_running(pool) {
             PoolStatus::Starting
         } else if self.fleet.count_up(&[pool]) > 0 {
             PoolStatus::Ready
@@ -233,19 +236,20 @@ impl Scheduler {
     /// timer.
     pub(in crate::core::scheduler) fn holds_are_consistent(&self) -> bool {
         let waits = |id: &JobId| self.jobs.get(id).filter(|job| job.part().is_some());
-        let timed = |(at, id): &(Tick, JobId)| waits(id).is_some_and(|job| job.held_until == Some(*at));
-        let watched = self.deadlines.iter().filter_map(|(_, id)| Some((*id, waits(id)?))).all(|(id, job)| {
+        let timed = |(at, id): (Tick, JobId)| waits(&id).is_some_and(|job| job.held_until == Some(at));
+        let mut waiting = self.timers.deadlines.iter().filter_map(|(_, id)| Some((id, waits(&id)?)));
+        let watched = waiting.all(|(id, job)| {
             let until = job.held_until.unwrap_or(Tick::NEVER);
             self.is_scavenger(job.spec.class)
                 || self.cold_pools(LaneKey::of(&job.spec)).is_none()
                 || (job.held_until.is_some()
-                    && (until >= job.spec.deadline || self.held.contains(&(until, id))))
+                    && (until >= job.spec.deadline || self.timers.holds.contains(until, id)))
         });
-        watched && self.held.iter().all(timed)
+        watched && self.timers.holds.iter().all(timed)
     }
 
     pub(in crate::core::scheduler) fn waiting_for(&self, pool: PoolId) -> u64 {
-        self.placement.group_of(pool).map_or(0, |group| self.groups[group].waiting_for(pool))
+        self.groups.waiting_for(&self.placement, pool)
     }
 
     /// The pools of the lane, if all of them are cold.
@@ -259,13 +263,13 @@ impl Scheduler {
             && (self.fleet.is_vacant(pool)
                 || self.fleet.is_dormant(pool)
                 || self.fleet.is_scaled_to_zero(pool)
-                || self.starts.is_running(pool))
+                || self.autoscaler.starts.is_running(pool))
     }
 
     /// Whether a start of a pool of the lane is under way: a start lasts until its first token.
     fn is_starting(&self, key: LaneKey) -> bool {
         let pools = self.placement.pool_set(key).map(|pool_set| &*pool_set.pools).unwrap_or_default();
-        pools.iter().any(|pool| self.starts.is_running(*pool))
+        pools.iter().any(|pool| self.autoscaler.starts.is_running(*pool))
     }
 
     fn configured_start(&self, pool: PoolId) -> Option<Duration> {

@@ -33,7 +33,7 @@ impl Scheduler {
             self.refresh_quota_state(group, lane.tenant);
         }
         if !self.groups[group].quotas.is_empty() {
-            self.changed_groups.insert(group);
+            self.groups.mark_changed(Some(group));
         }
     }
 
@@ -44,7 +44,7 @@ impl Scheduler {
                 self.groups[group].quotas.take(job.spec.tenant, run.booking.seqs);
             }
         }
-        for group in &mut self.groups {
+        for group in self.groups.iter_mut() {
             let capacity = self.fleet.capacity(&group.shape.pools);
             group.quotas.resize(capacity);
         }

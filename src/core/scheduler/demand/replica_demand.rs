@@ -13,34 +13,34 @@ use crate::core::model::policy::Pool;
 use crate::core::model::time::Tick;
 use crate::core::placement::rules::Capacity;
 
-use crate::core::scheduler::Scheduler;
+use super::autoscaler::Autoscaler;
+use super::inputs::DemandInputs;
 
 /// The part of a replica that patient work must keep busy to be worth a start.
 const WORTH_A_START: f64 = 0.5;
 
-impl Scheduler {
-    /// One row for each pool of the policy. Asked twice at the same instant, it
-    /// says the same.
-    pub fn replica_demand(&mut self, now: Tick) -> Vec<ReplicaDemand> {
-        self.replica_demand_with(now, &PeerDemand::default())
-    }
-
-    /// The same where other gateways serve the same pools: by what all of them
-    /// see together.
-    pub fn replica_demand_with(&mut self, now: Tick, others: &PeerDemand) -> Vec<ReplicaDemand> {
-        let now = self.now.max(now);
+impl Autoscaler {
+    /// One row for each pool of the policy, by what this gateway and others see together. Asked
+    /// twice at the same instant, it says the same.
+    pub(super) fn replica_demand(
+        &mut self,
+        inputs: &DemandInputs<'_>,
+        now: Tick,
+        others: &PeerDemand,
+    ) -> Vec<ReplicaDemand> {
         let watched = self.demand.advance(now);
-        let mut waits = self.waiting_demand(now);
-        let mut running = self.running();
-        self.add_peer_load(others, &mut waits, &mut running);
-        let views = self.sample_pool_use(others, now);
+        let mut waits = inputs.waiting_demand(now);
+        let mut running = inputs.running();
+        inputs.add_peer_load(others, &mut waits, &mut running);
+        let views = self.sample_pool_use(inputs, others, now);
         let mut needs = Vec::new();
-        for group in 0..self.groups.len() {
-            let here = |view: &&ScalingPool| self.placement.group_of(view.pool) == Some(group);
+        for group in inputs.groups.indexes() {
+            let here = |view: &&ScalingPool| inputs.placement.group_of(view.pool) == Some(group);
             let pools: Vec<ScalingPool> = views.iter().filter(here).copied().collect();
-            let pool_sets = self.demand_of(group, &pools, (&waits, others), watched);
+            let pool_sets = self.demand_of(inputs, group, &pools, (&waits, others), watched);
             let parts = share(&pool_sets, &pools);
             for (view, part) in pools.iter().zip(parts) {
+                let Some(row) = inputs.policy.pools.get(view.pool) else { continue };
                 let counted = ReplicaDemand {
                     pool: view.pool,
                     desired: None,
@@ -53,59 +53,51 @@ impl Scheduler {
                     in_flight: running.get(&view.pool).copied().unwrap_or_default(),
                     cold_start: self.starts.measured(view.pool),
                 };
-                let told = others.decided.get(self.policy.pools.name(view.pool));
-                needs.push(self.decide(counted, view, &part, (told, others.follow), (watched, now)));
+                let told = others.decided.get(inputs.policy.pools.name(view.pool));
+                needs.push(self.decide(counted, (view, row), &part, (told, others.follow), (watched, now)));
             }
         }
-        let alone = |view: &&ScalingPool| self.placement.group_of(view.pool).is_none();
+        let alone = |view: &&ScalingPool| inputs.placement.group_of(view.pool).is_none();
         needs.extend(views.iter().filter(alone).map(|view| unused(view, &running)));
         needs.sort_by_key(|need| need.pool);
         needs
     }
 
-    /// Jobs that run in each pool.
-    pub(in crate::core::scheduler) fn running(&self) -> BTreeMap<PoolId, u64> {
-        let mut running: BTreeMap<PoolId, u64> = BTreeMap::new();
-        for (replica, ledger) in self.fleet.ledgers().filter(|(_, ledger)| ledger.jobs > 0) {
-            if let Some(pool) = self.fleet.pool_of(replica) {
-                *running.entry(pool).or_default() += u64::from(ledger.jobs);
-            }
-        }
-        running
-    }
-
     /// Takes note of how much of each pool is in use.
-    fn sample_pool_use(&mut self, others: &PeerDemand, now: Tick) -> Vec<ScalingPool> {
-        let pools: Vec<PoolId> = self.policy.pools.iter().map(|(id, ..)| id).collect();
-        let look = |id: PoolId| {
-            let contended = self.waiting_for(id) > 0;
-            self.demand.sample_use(id, self.fleet.used(id, contended, others.expected), now);
-            let row = self.policy.pools.get(id)?;
-            let theirs = others.sum.pools.get(self.policy.pools.name(id));
+    fn sample_pool_use(
+        &mut self,
+        inputs: &DemandInputs<'_>,
+        others: &PeerDemand,
+        now: Tick,
+    ) -> Vec<ScalingPool> {
+        let (policy, fleet) = (inputs.policy, inputs.fleet);
+        let look = |(id, name, row): (PoolId, &str, &Pool)| {
+            let contended = inputs.waiting_for(id) > 0;
+            self.demand.sample_use(id, fleet.used(id, contended, others.expected), now);
+            let theirs = others.sum.pools.get(name);
             let measured = self.starts.measured(id).or_else(|| theirs?.start);
             let start = measured.or(row.cold_start).unwrap_or(DEFAULT_START);
-            let ready = u32::try_from(self.fleet.count_up(&[id])).unwrap_or(u32::MAX);
-            self.demand.sample_residency(id, ready, self.fleet.active(id), now);
+            let ready = u32::try_from(fleet.count_up(&[id])).unwrap_or(u32::MAX);
+            self.demand.sample_residency(id, ready, fleet.active(id), now);
             let may_be_taken = row.traits.capacity == Capacity::Spot;
             let memory = self.desired_replicas.entry(id).or_default();
             let short = memory.update_shortage(ready, start, may_be_taken, now);
             let own = self.demand.pool(id).and_then(|pool| pool.cost());
             let cost = theirs.map_or(own, |theirs| self.measured(id).merged(theirs).cost());
-            Some(ScalingPool { pool: id, cost, start, ready, max: row.max_replicas, short })
+            ScalingPool { pool: id, cost, start, ready, max: row.max_replicas, short }
         };
-        pools.into_iter().filter_map(look).collect()
+        policy.pools.iter().map(look).collect()
     }
 
     /// The pool's number: one that another gateway decided, or our own.
     fn decide(
         &mut self,
         counted: ReplicaDemand,
-        view: &ScalingPool,
+        (view, row): (&ScalingPool, &Pool),
         part: &PoolShare,
         (told, follow): (Option<&DecidedNumber>, bool),
         (watched, now): (Duration, Tick),
     ) -> ReplicaDemand {
-        let Some(row) = self.policy.pools.get(view.pool) else { return counted };
         let counted = ReplicaDemand { due: is_due(view, part, row), ..counted };
         let part = &if counted.due { *part } else { part.deferred() };
         let memory = self.desired_replicas.entry(view.pool).or_default();

@@ -28,7 +28,7 @@ use crate::core::replica::ledger::Booking;
 use self::pick::{DeferredPick, DispatchPick};
 use super::Scheduler;
 use super::job::{JobPhase, RunningAttempt};
-use crate::core::scheduler::admit::LaneAccounts;
+use crate::core::scheduler::groups::LaneAccounts;
 
 /// Number of heads of one class, pool set and part that may fail to find a replica in one
 /// decision. The other heads are then left for the next decision.
@@ -42,9 +42,9 @@ type BlockedAdapters = SmallVec<[(usize, ModelId, JobId); 4]>;
 type FailedHeads = SmallVec<[((usize, usize, LanePart), usize); 4]>;
 
 impl Scheduler {
-    /// Dispatches every job that can start, in every pool group in `changed_groups`.
+    /// Dispatches every job that can start, in every pool group that changed.
     pub(super) fn dispatch(&mut self, out: &mut Vec<Action>) {
-        while let Some(group) = self.changed_groups.pop_first() {
+        while let Some(group) = self.groups.pop_changed() {
             self.update_objective(group);
             self.resize_quotas(group);
             self.groups[group].session_wait_until = None;
@@ -78,7 +78,7 @@ impl Scheduler {
             if let Some(replica) = opened {
                 self.fleet.close_beyond_limit(replica, self.now);
             }
-            self.changed_groups.remove(&group);
+            self.groups.clear_changed(group);
             self.wake_for(group, out);
             let here = &mut self.groups[group];
             let waiting = here.waiting() > 0;
@@ -195,7 +195,7 @@ impl Scheduler {
     /// Tokens of the job's prompt that a replica is expected to have cached.
     fn cached_tokens(&self, job: JobId, replica: ReplicaId) -> u64 {
         let Some(job) = self.jobs.get(&job) else { return 0 };
-        let holders = self.prefixes.matches(&job.prefix);
+        let holders = self.affinity.prefixes.matches(&job.prefix);
         holders.iter().find(|(id, _)| *id == replica).map_or(0, |(_, tokens)| *tokens)
     }
 
@@ -215,7 +215,8 @@ impl Scheduler {
         let adapter = why.adapter.map(|_| job.spec.model);
         let booking = Booking { adapter, ..job.booking(pick.cached, pick.chosen.background) };
         let uncached = booking.prompt.saturating_sub(pick.cached);
-        let (spec, unpaid, share) = (job.spec, job.charged.is_none(), job.time_weight(uncached));
+        let (spec, work, unpaid, share) =
+            (job.spec, job.work, job.charged.is_none(), job.time_weight(uncached));
         let price = cost(spec.prompt_tokens, job.output);
 
         let cached = [(pick.replica, pick.cached)];
@@ -241,7 +242,7 @@ impl Scheduler {
         self.take_quota(group, spec.tenant, booking.seqs);
         self.groups[group].started(pick.chosen.class);
         let at = (group, pick.chosen.class, pick.chosen.pool_set);
-        self.note_dispatch_demand(id, at, pick.pool, why.queued, why.attempt > 1);
+        self.autoscaler.note_dispatch((&spec, work), at, pick.pool, &why, &self.policy, now);
         self.note_dispatched(group, pick, &why);
         let replica = pick.replica;
         let run = RunningAttempt {
@@ -286,14 +287,12 @@ impl Scheduler {
         job.attempts = why.attempt;
         job.passed_over = 0;
         job.charged.get_or_insert(price);
-        self.prefixes.note(run.replica, &job.prefix);
+        self.affinity.prefixes.note(run.replica, &job.prefix);
         if let (Some(rule), Some(session)) = (&self.policy.sessions, job.spec.session)
-            && self.sessions.note(session, run.replica, rule.max_sessions)
+            && self.affinity.sessions.note(session, run.replica, rule.max_sessions)
         {
             // A job of another group may wait for the replica of this session.
-            let groups = self.groups.iter().enumerate();
-            let staying = groups.filter(|(_, group)| group.session_wait_until.is_some());
-            self.changed_groups.extend(staying.map(|(index, _)| index));
+            self.groups.mark_session_waits();
         }
         job.phase = JobPhase::Running(run);
         self.note_preemptible(id, &run);

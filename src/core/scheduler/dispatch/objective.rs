@@ -7,8 +7,7 @@
 
 use smallvec::SmallVec;
 
-use crate::core::model::time::Tick;
-use crate::core::queue::order::{ObjectiveInputs, PoolGroup};
+use crate::core::queue::order::ObjectiveInputs;
 use crate::core::replica::fleet::{ActiveObjective, LatencyObjective};
 
 use crate::core::scheduler::Scheduler;
@@ -62,23 +61,5 @@ impl Scheduler {
         });
         let objectives: SmallVec<[_; 8]> = objectives.collect();
         objectives.into_iter().for_each(|(pool, objective)| self.fleet.set_objective(pool, objective, now));
-    }
-
-    /// Marks groups whose urgent class has been idle for long enough, or in which a job has waited
-    /// long enough for the replica of its session.
-    pub(in crate::core::scheduler) fn mark_due_groups(&mut self) {
-        let now = self.now;
-        let due = |group: &PoolGroup| {
-            group.urgent_until().into_iter().chain(group.session_wait_until).any(|until| until <= now)
-        };
-        let groups = self.groups.iter().enumerate();
-        self.changed_groups.extend(groups.filter(|(_, group)| due(group)).map(|(index, _)| index));
-    }
-
-    /// The next instant at which an idle urgent class makes room for waiting background jobs, or a
-    /// job gives up the replica of its session.
-    pub(in crate::core::scheduler) fn next_release(&self) -> Option<Tick> {
-        let groups = self.groups.iter().filter(|group| group.waiting() > 0);
-        groups.flat_map(|group| group.urgent_until().into_iter().chain(group.session_wait_until)).min()
     }
 }

@@ -46,7 +46,7 @@ impl Scheduler {
         let pool_set = &here.shape.pool_sets[chosen.pool_set];
         let last = here.last_tier(chosen.class, chosen.pool_set);
         let shunned = self.avoided_replicas(chosen.head.job, &pool_set.pools);
-        let cached = self.prefixes.matches(&job.prefix);
+        let cached = self.affinity.prefixes.matches(&job.prefix);
         let required = ReplicaRequirements {
             session: self.session(job),
             ..job.requirements(&cached, chosen.background)
@@ -77,7 +77,7 @@ impl Scheduler {
     /// gives up its replica in time.
     pub(in crate::core::scheduler) fn session(&self, job: &Job) -> Option<(ReplicaId, u64)> {
         let rule = self.policy.sessions.as_ref()?;
-        let replica = self.sessions.get(job.spec.session?)?;
+        let replica = self.affinity.sessions.get(job.spec.session?)?;
         let left = rule.max_delay.saturating_sub(self.now.since(job.spec.arrived));
         Some((replica, u64::try_from(left.as_nanos()).unwrap_or(u64::MAX)))
     }
@@ -89,7 +89,7 @@ impl Scheduler {
         let job = self.jobs.get(&chosen.head.job)?;
         let session = self.session(job).filter(|(_, left)| *left > 0)?;
         let pool_set = &self.groups[group].shape.pool_sets[chosen.pool_set];
-        let cached = self.prefixes.matches(&job.prefix);
+        let cached = self.affinity.prefixes.matches(&job.prefix);
         let required =
             ReplicaRequirements { session: Some(session), ..job.requirements(&cached, chosen.background) };
         let shunned = self.avoided_replicas(chosen.head.job, &pool_set.pools);
@@ -222,13 +222,12 @@ impl Scheduler {
 
     /// Lanes with a head that begins or ceases to look at all of its pools.
     pub(in crate::core::scheduler) fn refresh_due_heads(&mut self) {
-        while let Some((_, key)) = self.head_updates.first().copied().filter(|(at, _)| *at <= self.now) {
-            self.head_updates.pop_first();
+        while let Some(key) = self.timers.head_updates.pop_due(self.now) {
             if let Some(lane) = self.queue.lane_mut(key) {
                 lane.refresh_at = None;
             }
             self.refresh_lane(key);
-            self.changed_groups.extend(self.placement.group_of_model(key.model));
+            self.groups.mark_changed(self.placement.group_of_model(key.model));
         }
     }
 

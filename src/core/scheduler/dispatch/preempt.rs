@@ -11,7 +11,6 @@
 //! urgent class. No two jobs can therefore preempt each other.
 
 use std::cmp::Reverse;
-use std::collections::btree_map::Entry;
 use std::time::Duration;
 
 use crate::core::model::event::{Action, JobAction};
@@ -51,7 +50,7 @@ impl Scheduler {
                 && job.migration_asked.is_none()
                 && self.has_replica_up(job)
         };
-        for id in self.jobs_at(replica, movable) {
+        for id in self.jobs.running_at(replica, movable) {
             if let Some(job) = self.jobs.get_mut(&id) {
                 job.migration_asked = Some(why);
                 out.push(Action::Job(JobAction::Migrate { job: id, replica, why }));
@@ -72,7 +71,7 @@ impl Scheduler {
             return;
         }
         let now = self.now;
-        let jobs = self.jobs_at(replica, |job, run| {
+        let jobs = self.jobs.running_at(replica, |job, run| {
             let begun = !job.spec.streams && run.since + Duration::from_nanos(run.raw_ttft_ns) <= now;
             job.is_unseen() && !begun && self.has_replica_up(job)
         });
@@ -87,24 +86,11 @@ impl Scheduler {
         pool_set.is_some_and(|pool_set| self.fleet.count_up(&pool_set.pools) > 0)
     }
 
-    /// Jobs that run at a replica and match `wanted`; the oldest first.
-    pub(in crate::core::scheduler) fn jobs_at(
-        &self,
-        replica: ReplicaId,
-        wanted: impl Fn(&Job, &RunningAttempt) -> bool,
-    ) -> Vec<JobId> {
-        let here = |job: &&Job| job.attempt().is_some_and(|run| run.replica == replica && wanted(job, &run));
-        let mut jobs: Vec<_> =
-            self.jobs.values().filter(here).map(|job| (job.place.seq, job.spec.id)).collect();
-        jobs.sort_unstable();
-        jobs.into_iter().map(|(_, id)| id).collect()
-    }
-
     /// Preempts a job of a slower class for the first job in the order. A scavenger is preempted
     /// at once, another job when the first has waited for half of its TTFT objective. Returns
     /// whether a job was preempted.
     pub(in crate::core::scheduler) fn preempt(&mut self, group: usize, out: &mut Vec<Action>) -> bool {
-        if self.preemptible.is_empty() {
+        if !self.jobs.has_preemptible() {
             return false;
         }
         let Some(first) = self.first_in_order(group) else { return false };
@@ -148,7 +134,7 @@ impl Scheduler {
     /// The first job of the pool to preempt. A released replica is too full for one job less to
     /// make room there.
     fn first_preemptible(&self, pool: PoolId) -> Option<PreemptibleJob> {
-        let mut first = self.preemptible.get(&pool)?.iter().take(MAX_LOOKED_AT);
+        let mut first = self.jobs.preemptible_in(pool).take(MAX_LOOKED_AT);
         let is_at_keeper = |(.., id): &&PreemptibleJob| {
             let run = self.jobs.get(id).and_then(Job::attempt);
             run.is_some_and(|run| !self.fleet.is_released(run.replica))
@@ -187,7 +173,7 @@ impl Scheduler {
         }
         let lane = LaneKey::of(&job.spec);
         if why == PreemptReason::Stalled {
-            self.note_stall(id);
+            self.jobs.note_stall(id, self.now);
         }
         if let Some(account) = self.lane_accounts(lane) {
             let here = &mut self.groups[account.group];
@@ -213,33 +199,16 @@ impl Scheduler {
             return;
         };
         if account.class > 0 {
-            let movable = (Reverse(account.class), Reverse(run.since), id);
-            self.preemptible.entry(pool).or_default().insert(movable);
-            if let Some(job) = self.jobs.get_mut(&id) {
-                job.preemptible = Some((pool, movable));
-            }
+            self.jobs.note_preemptible(pool, (Reverse(account.class), Reverse(run.since), id));
         }
     }
 
     /// Rebuilds the preemptible jobs after a change of the classes' order of service.
     pub(in crate::core::scheduler) fn renew_preemptible(&mut self) {
-        self.preemptible.clear();
-        self.jobs.values_mut().for_each(|job| job.preemptible = None);
+        self.jobs.clear_preemptible();
         let unseen = self.jobs.iter().filter(|(_, job)| job.is_unseen());
         let runs: Vec<(JobId, RunningAttempt)> =
             unseen.filter_map(|(id, job)| Some((*id, job.attempt()?))).collect();
         runs.into_iter().for_each(|(id, run)| self.note_preemptible(id, &run));
-    }
-
-    /// Removes a job from the preemptible jobs of its pool.
-    pub(in crate::core::scheduler) fn forget_preemptible(&mut self, id: JobId) {
-        if let Some((pool, movable)) = self.jobs.get_mut(&id).and_then(|job| job.preemptible.take())
-            && let Entry::Occupied(mut here) = self.preemptible.entry(pool)
-        {
-            here.get_mut().remove(&movable);
-            if here.get().is_empty() {
-                here.remove();
-            }
-        }
     }
 }

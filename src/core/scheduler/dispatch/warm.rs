@@ -97,7 +97,7 @@ impl Scheduler {
         let mut others = lane.fresh_in_order().filter(|id| *id != chosen.head.job).take(MAX_LOOKED_AT);
         others.find_map(|id| {
             let job = self.jobs.get(&id).filter(|job| is_ordinary(job, chosen.need.seqs))?;
-            let cached = self.prefixes.matches(&job.prefix);
+            let cached = self.affinity.prefixes.matches(&job.prefix);
             let most = cached.first().map(|(_, tokens)| *tokens).filter(|tokens| *tokens >= MIN_SAVED)?;
             let required = job.requirements(&cached, chosen.background);
             let mut warm = cached.iter().take_while(|(_, tokens)| most - tokens < MIN_SAVED);

@@ -29,11 +29,11 @@ impl Scheduler {
         departures: Departures,
         out: &mut Vec<Action>,
     ) {
-        let mut departing = std::mem::take(&mut self.departing);
-        departing.retain(|(_, replica)| self.is_departing(*replica));
-        self.departing = departing;
+        let mut timers = std::mem::take(&mut self.timers.departures);
+        timers.retain(|replica| self.is_departing(replica));
+        self.timers.departures = timers;
         for replica in departures.left {
-            self.prefixes.remove(replica);
+            self.affinity.prefixes.remove(replica);
             // One that runs nothing is forgotten already.
             if self.fleet.pool_of(replica).is_some() {
                 self.expect_departure(replica);
@@ -56,10 +56,10 @@ impl Scheduler {
         let drain = self.policy.health.drain;
         let spot = self.has_spot_notice(replica);
         let until = self.now + if spot { drain.min(SPOT_NOTICE) } else { drain };
-        let known = self.departing.iter().find(|(_, other)| *other == replica);
-        if known.is_none_or(|(at, _)| until < *at) {
-            self.departing.retain(|(_, other)| *other != replica);
-            self.departing.insert((until, replica));
+        let known = self.timers.departures.iter().find(|(_, other)| *other == replica);
+        if known.is_none_or(|(at, _)| until < at) {
+            self.timers.departures.retain(|other| other != replica);
+            self.timers.departures.add(until, replica);
         }
     }
 
@@ -72,14 +72,13 @@ impl Scheduler {
     /// The replica stays after all.
     pub(in crate::core::scheduler) fn expect_no_departure(&mut self, replica: ReplicaId) {
         if !self.is_departing(replica) {
-            self.departing.retain(|(_, other)| *other != replica);
+            self.timers.departures.retain(|other| other != replica);
         }
     }
 
     /// Takes back what replicas that go have held for too long.
     pub(in crate::core::scheduler) fn clear_departing(&mut self, out: &mut Vec<Action>) {
-        while let Some(&(at, replica)) = self.departing.first().filter(|(at, _)| *at <= self.now) {
-            self.departing.remove(&(at, replica));
+        while let Some(replica) = self.timers.departures.pop_due(self.now) {
             let why = if self.has_spot_notice(replica) {
                 PreemptReason::SpotNotice
             } else {

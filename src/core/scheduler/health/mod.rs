@@ -146,7 +146,7 @@ impl Scheduler {
         let now = self.now;
         let pool = self.fleet.pool_of(replica).filter(|pool| self.fleet.is_served(*pool));
         if self.fleet.change_health(replica, now, |vitals, rules| vitals.eject(now, rules)) == Some(true) {
-            self.prefixes.forget(replica);
+            self.affinity.prefixes.forget(replica);
             self.fleet.forget_adapters(replica, now);
             out.push(Action::Replica(ReplicaAction::Eject { replica, why }));
             out.extend(

@@ -38,24 +38,24 @@ impl Scheduler {
 
     /// Keeps account of when the job's prompt counts as read.
     pub(in crate::core::scheduler) fn await_prefill(&mut self, id: JobId, at: Tick) {
-        if let Some(JobPhase::Running(run)) = self.jobs.get_mut(&id).map(|job| &mut job.phase) {
+        if let Some(run) = self.jobs.attempt_mut(id) {
             run.prefill_due_at = Some(at);
-            self.prefills.insert((at, id));
+            self.timers.prefills.add(at, id);
         }
     }
 
     /// The job is no longer read, or there is nothing left to await.
     pub(in crate::core::scheduler) fn forget_prefill(&mut self, id: JobId) {
-        if let Some(JobPhase::Running(run)) = self.jobs.get_mut(&id).map(|job| &mut job.phase)
+        if let Some(run) = self.jobs.attempt_mut(id)
             && let Some(at) = run.prefill_due_at.take()
         {
-            self.prefills.remove(&(at, id));
+            self.timers.prefills.cancel(at, id);
         }
     }
 
     /// Prompts that count as read by now.
     pub(in crate::core::scheduler) fn end_prefills(&mut self) {
-        while let Some((_, id)) = self.prefills.first().copied().filter(|(at, _)| *at <= self.now) {
+        while let Some(id) = self.timers.prefills.pop_due(self.now) {
             self.forget_prefill(id);
             let Some(job) = self.jobs.get_mut(&id) else { continue };
             let (streams, JobPhase::Running(run)) = (job.spec.streams, &mut job.phase) else { continue };

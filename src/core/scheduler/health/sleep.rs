@@ -34,11 +34,11 @@ impl Scheduler {
     ) {
         let Some(seen) = self.fleet.report(replica, report, self.now) else { return };
         if seen.finding == ReconcileFinding::Restarted || seen.fell_asleep {
-            self.prefixes.forget(replica);
+            self.affinity.prefixes.forget(replica);
             self.fleet.forget_adapters(replica, self.now);
         }
         if let Some(tokens) = report.kv_tokens {
-            self.prefixes.resize(replica, tokens);
+            self.affinity.prefixes.resize(replica, tokens);
         }
         if seen.fell_asleep {
             self.vacate(replica, PreemptReason::Asleep, out);
@@ -66,7 +66,7 @@ impl Scheduler {
         match self.fleet.sleep_due(replica, self.now) {
             Some(SleepDue::Idle) if self.may_sleep(replica) => {
                 self.fleet.order_sleep(replica, self.now);
-                self.prefixes.forget(replica);
+                self.affinity.prefixes.forget(replica);
                 out.push(Action::Replica(ReplicaAction::Sleep { replica }));
             }
             Some(SleepDue::Idle) => self.fleet.stay_awake(replica, self.now),
@@ -102,7 +102,7 @@ impl Scheduler {
     /// Wakes pools that a job wanted which could not be held for as long as
     /// that takes.
     pub(in crate::core::scheduler) fn wake_wanted(&mut self, out: &mut Vec<Action>) {
-        for pool in std::mem::take(&mut self.wanted_asleep) {
+        for pool in self.autoscaler.starts.take_wake_wanted() {
             if self.fleet.is_dormant(pool)
                 && self.fleet.waking_seqs(&[pool]) == 0
                 && let Some(replica) = self.fleet.sleeper(&[pool])
@@ -119,25 +119,17 @@ impl Scheduler {
     pub(in crate::core::scheduler) fn follow_pools(&mut self, out: &mut Vec<Action>) {
         let (dormant, empty) = (self.fleet.take_dormant_pools(), self.fleet.take_empty_pools());
         if empty | self.fleet.take_revived_pools() {
-            self.mark_halted();
+            self.groups.mark_halted(&self.fleet, self.now);
         }
-        if dormant || (empty && self.starts.is_any_running()) {
+        if dormant || (empty && self.autoscaler.starts.is_any_running()) {
             self.renew_holds(out);
-        }
-    }
-
-    /// Marks the groups none of whose pools has a replica in service.
-    pub(in crate::core::scheduler) fn mark_halted(&mut self) {
-        for group in &mut self.groups {
-            let halted = self.fleet.count_up(&group.shape.pools) == 0;
-            group.set_halted(halted, self.now);
         }
     }
 
     fn may_sleep(&self, replica: ReplicaId) -> bool {
         let Some(pool) = self.fleet.pool_of(replica) else { return false };
         let Some(rules) = self.policy.pools.get(pool).and_then(|row| row.sleep) else { return false };
-        let wanted = self.draining || self.waiting_for(pool) > 0 || self.starts.is_running(pool);
+        let wanted = self.draining || self.waiting_for(pool) > 0 || self.autoscaler.starts.is_running(pool);
         !wanted && self.fleet.may_sleep(replica, &rules, self.now)
     }
 
@@ -145,13 +137,13 @@ impl Scheduler {
         let Some(pool) = self.fleet.pool_of(replica) else { return };
         let Some(rules) = self.policy.pools.get(pool).and_then(|row| row.sleep) else { return };
         self.fleet.order_wake(replica, &rules, self.now);
-        self.starts.note_wake_order(pool, self.now);
+        self.autoscaler.starts.note_wake_order(pool, self.now);
         out.push(Action::Replica(ReplicaAction::Wake { replica, waiting: self.waiting_for(pool) }));
     }
 
     fn follow_sleep(&mut self, replica: ReplicaId, turn: SleepChange, out: &mut Vec<Action>) {
         match (turn, self.fleet.pool_of(replica)) {
-            (SleepChange::Woke(took), Some(pool)) => self.starts.note_woken(pool, took),
+            (SleepChange::Woke(took), Some(pool)) => self.autoscaler.starts.note_woken(pool, took),
             (SleepChange::Stuck, _) => self.eject(replica, EngineFault::Refused, out),
             (SleepChange::Nothing | SleepChange::Woke(_), _) => {}
         }

@@ -133,7 +133,7 @@ impl Scheduler {
             let waits = job.is_watched() && !is_under_way(job, run, sign);
             waits && self.is_overdue(run, patience) && self.fits_elsewhere(job, replica)
         };
-        for id in self.jobs_at(replica, overdue) {
+        for id in self.jobs.running_at(replica, overdue) {
             // The room may have gone to the one before.
             if self.jobs.get(&id).is_some_and(|job| self.fits_elsewhere(job, replica)) {
                 self.preempt_stalled(id, out);
@@ -156,7 +156,7 @@ impl Scheduler {
     fn preempt_unseen(&mut self, replica: ReplicaId, out: &mut Vec<Action>) {
         let wanted =
             |job: &Job, _: &RunningAttempt| job.is_unseen() && !job.is_suspect() && self.has_replica_up(job);
-        for id in self.jobs_at(replica, wanted) {
+        for id in self.jobs.running_at(replica, wanted) {
             self.preempt_stalled(id, out);
         }
     }
@@ -173,22 +173,14 @@ impl Scheduler {
         }
     }
 
-    /// A replica was silent about the job, which has left it.
-    pub(in crate::core::scheduler) fn note_stall(&mut self, id: JobId) {
-        let Some(job) = self.jobs.get_mut(&id) else { return };
-        job.stalls = job.stalls.saturating_add(1);
-        if let Some(fingerprint) = job.spec.fingerprint.filter(|_| job.is_suspect()) {
-            self.suspects.note(fingerprint, self.now);
-        }
-    }
-
     /// The first token of a job has come. A request that was a suspect and is
     /// served without delay is none.
     pub(in crate::core::scheduler) fn clear_suspect(&mut self, id: JobId, run: &RunningAttempt) {
-        let Some(job) = self.jobs.get(&id).filter(|job| job.known_suspect) else { return };
-        let quick = self.now.since(run.since) < self.fleet.patience(run.replica, self.now);
-        if let Some(fingerprint) = job.spec.fingerprint.filter(|_| quick) {
-            self.suspects.forget(fingerprint);
+        if !self.jobs.get(&id).is_some_and(|job| job.known_suspect) {
+            return;
+        }
+        if self.now.since(run.since) < self.fleet.patience(run.replica, self.now) {
+            self.jobs.clear_suspect(id);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::core::model::ids::{JobId, ModelId, PoolId, ReplicaId, TenantId};
+use crate::core::model::ids::{ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::model::invariant::InvariantId;
 use crate::core::queue::QueuedLoad;
 use crate::core::queue::lane_key::{LaneKey, LanePart};
@@ -11,7 +11,7 @@ use crate::core::replica::fleet::{ReplicaMatch, ReplicaRequirements};
 use crate::core::replica::ledger::Ledger;
 
 use crate::core::scheduler::Scheduler;
-use crate::core::scheduler::admit::LaneAccounts;
+use crate::core::scheduler::groups::LaneAccounts;
 use crate::core::scheduler::job::{Job, RunningAttempt};
 
 impl Scheduler {
@@ -49,10 +49,6 @@ impl Scheduler {
             + self.groups.iter().map(crate::core::queue::order::PoolGroup::visits).sum::<u64>()
     }
 
-    fn waiting_jobs(&self) -> impl Iterator<Item = (&JobId, &Job)> {
-        self.jobs.iter().filter(|(_, job)| job.part().is_some())
-    }
-
     fn ledgers_balance(&self) -> bool {
         let mut sums: BTreeMap<ReplicaId, Ledger> = BTreeMap::new();
         for run in self.jobs.values().filter_map(Job::attempt) {
@@ -80,20 +76,20 @@ impl Scheduler {
     fn queue_agrees(&self) -> bool {
         let mut lanes: BTreeMap<LaneKey, QueuedLoad> = BTreeMap::new();
         let mut total = QueuedLoad::default();
-        for (_, job) in self.waiting_jobs() {
+        for (_, job) in self.jobs.waiting() {
             *lanes.entry(LaneKey::of(&job.spec)).or_default() += QueuedLoad::of(&job.spec);
             total += QueuedLoad::of(&job.spec);
         }
         let found: BTreeMap<LaneKey, QueuedLoad> =
             self.queue.lanes().map(|(key, lane)| (key, lane.load())).collect();
-        let mut tallies = vec![BTreeMap::new(); self.groups.len()];
+        let mut tallies = vec![BTreeMap::new(); self.groups.indexes().len()];
         for (key, lane) in self.queue.lanes() {
             let Some(spot) = self.lane_position(key) else { return false };
             *tallies[spot.group].entry((key.class, spot.pool_set)).or_insert(0) += lane.load().requests;
         }
-        let fallbacks = self.waiting_jobs().filter(|(_, job)| job.spec.has_fallback).count() as u64;
+        let fallbacks = self.jobs.waiting().filter(|(_, job)| job.spec.has_fallback).count() as u64;
         found == lanes
-            && fallbacks == self.waiting_with_fallback
+            && fallbacks == self.queue.waiting_with_fallback()
             && total == self.queue.total()
             && self.groups.iter().zip(tallies).all(|(group, tally)| group.waiting_by_pool_set() == tally)
     }
@@ -140,8 +136,9 @@ impl Scheduler {
     }
 
     fn deadlines_agree(&self) -> bool {
-        let watched = self.waiting_jobs().all(|(id, job)| self.deadlines.contains(&(job.spec.deadline, *id)));
-        watched && self.deadlines.len() == self.waiting_jobs().count()
+        let watched =
+            self.jobs.waiting().all(|(id, job)| self.timers.deadlines.contains(job.spec.deadline, *id));
+        watched && self.timers.deadlines.len() == self.jobs.waiting().count()
     }
 
     fn readings_agree(&self) -> bool {
@@ -152,7 +149,8 @@ impl Scheduler {
         let awaited = runs.filter(|(_, run)| is_awaited(run));
         let awaited: BTreeSet<_> = awaited.filter_map(|(id, run)| Some((run.prefill_due_at?, id))).collect();
         let unread = |job: &Job| job.attempt().is_some_and(|run| is_awaited(&run));
-        awaited == self.prefills && self.jobs.values().filter(|job| unread(job)).count() == awaited.len()
+        awaited.iter().copied().eq(self.timers.prefills.iter())
+            && self.jobs.values().filter(|job| unread(job)).count() == awaited.len()
     }
 
     fn credit_is_idle(&self) -> bool {
@@ -165,7 +163,7 @@ impl Scheduler {
             let pool_set = &group.shape.pool_sets[spot.pool_set];
             let last = group.last_tier(spot.class, spot.pool_set);
             let shunned = self.avoided_replicas(job.spec.id, &pool_set.pools);
-            let cached = self.prefixes.matches(&job.prefix);
+            let cached = self.affinity.prefixes.matches(&job.prefix);
             let required = ReplicaRequirements {
                 session: self.session(job),
                 ..job.requirements(&cached, group.is_background_arrival(spot.class))
@@ -194,7 +192,7 @@ impl Scheduler {
     }
 
     fn quotas_agree(&self) -> bool {
-        let mut held = vec![BTreeMap::new(); self.groups.len()];
+        let mut held = vec![BTreeMap::new(); self.groups.indexes().len()];
         for job in self.jobs.values() {
             if let (Some(run), Some(group)) = (job.attempt(), self.placement.group_of_model(job.spec.model)) {
                 *held[group].entry(job.spec.tenant).or_insert(0) += u64::from(run.booking.seqs);

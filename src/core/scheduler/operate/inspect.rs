@@ -10,7 +10,7 @@ use crate::core::queue::lane_key::{LaneKey, LanePart};
 use crate::core::replica::fleet::ReplicaRequirements;
 
 use crate::core::scheduler::Scheduler;
-use crate::core::scheduler::admit::LanePosition;
+use crate::core::scheduler::groups::LanePosition;
 use crate::core::scheduler::job::Job;
 
 /// Replicas that are listed at most.
@@ -99,7 +99,7 @@ impl Scheduler {
         let here = &self.groups[spot.group];
         let pool_set = &here.shape.pool_sets[spot.pool_set];
         let shunned = self.avoided_replicas(job.spec.id, &pool_set.pools);
-        let cached = self.prefixes.matches(&job.prefix);
+        let cached = self.affinity.prefixes.matches(&job.prefix);
         let required = ReplicaRequirements {
             session: self.session(job),
             ..job.requirements(&cached, here.is_background(spot.class))
@@ -125,7 +125,7 @@ impl Scheduler {
         now: Tick,
     ) -> Vec<ReplicaOption> {
         let shunned = self.avoided_replicas(job.spec.id, pools);
-        let cached = self.prefixes.matches(&job.prefix);
+        let cached = self.affinity.prefixes.matches(&job.prefix);
         let required = job.requirements(&cached, background);
         let views = self.fleet.snapshots(now);
         let ours =

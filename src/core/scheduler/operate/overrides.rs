@@ -114,9 +114,9 @@ impl Scheduler {
                 self.replicas_of(target).into_iter().for_each(|replica| self.apply_closed(replica));
             }
             OverrideTarget::Pause(tenant) | OverrideTarget::Boost(tenant) => {
-                for group in 0..self.groups.len() {
+                for group in self.groups.indexes() {
                     self.refresh_quota_state(group, tenant);
-                    self.changed_groups.insert(group);
+                    self.groups.mark_changed(Some(group));
                 }
             }
         }
@@ -144,7 +144,7 @@ impl Scheduler {
     /// A pause is over: the tenant stands where one stands that comes now, and
     /// how slowly its jobs went says nothing of how they will go.
     fn resume(&mut self, tenant: TenantId) {
-        for group in &mut self.groups {
+        for group in self.groups.iter_mut() {
             group.forget_drain_rates_of(tenant, self.now);
         }
         let lanes: Vec<LaneKey> = self.queue.lanes().map(|(key, _)| key).collect();

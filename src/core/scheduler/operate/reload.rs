@@ -8,7 +8,6 @@ use crate::core::model::invariant::InvariantId;
 use crate::core::model::policy::Policy;
 use crate::core::placement::Placement;
 use crate::core::queue::lane_key::LaneKey;
-use crate::core::queue::order::PoolGroup;
 
 use crate::core::scheduler::Scheduler;
 
@@ -18,18 +17,15 @@ impl Scheduler {
     /// everything, once.
     pub(in crate::core::scheduler) fn reload(&mut self, policy: Arc<Policy>, out: &mut Vec<Action>) {
         let placement = Placement::new(&policy);
-        let groups =
-            placement.groups().iter().map(|shape| PoolGroup::new(&policy, shape, &self.groups)).collect();
+        self.groups.apply(&policy, &placement);
         self.policy = policy;
         self.placement = placement;
-        self.groups = groups;
         let departures = self.fleet.apply(&self.policy, self.now);
-        self.renew_demand();
-        self.desired_replicas.retain(|pool, _| self.policy.pools.get(*pool).is_some());
-        self.mark_halted();
+        self.autoscaler.apply(&self.policy, &self.placement, &self.groups);
+        self.groups.mark_halted(&self.fleet, self.now);
         self.apply_all_closed();
         self.lengths.retain(&self.policy);
-        self.change_limits();
+        self.limits.apply(&self.policy);
         self.count_quotas();
         self.renew_preemptible();
 
@@ -39,7 +35,7 @@ impl Scheduler {
         }
         self.follow_departures(departures, out);
         self.renew_holds(out);
-        self.changed_groups = (0..self.groups.len()).collect();
+        self.groups.mark_all_changed();
         self.vain_waits_possible = true;
     }
 
@@ -67,7 +63,7 @@ impl Scheduler {
     /// have none.
     fn place_all_lanes(&mut self) -> Vec<(JobId, RejectReason)> {
         self.refresh_context_groups();
-        self.head_updates.clear();
+        self.timers.head_updates.clear();
         let keys: Vec<LaneKey> = self.queue.lanes().map(|(key, _)| key).collect();
         let mut orphans = Vec::new();
         for key in keys {

@@ -30,7 +30,7 @@ use crate::core::queue::lane_key::{LaneKey, LanePart};
 
 use super::Scheduler;
 use super::job::{Job, JobPhase, RunningAttempt};
-use crate::core::scheduler::admit::LaneAccounts;
+use crate::core::scheduler::groups::LaneAccounts;
 
 impl Scheduler {
     /// Ends a job whose client left or that was refused; frees everything it holds at once.
@@ -50,14 +50,14 @@ impl Scheduler {
 
     /// The first token came: the prompt is read.
     pub(super) fn first_token(&mut self, id: JobId) {
-        let Some(JobPhase::Running(run)) = self.jobs.get_mut(&id).map(|job| &mut job.phase) else { return };
+        let Some(run) = self.jobs.attempt_mut(id) else { return };
         if !run.booking.started {
             let whole = self.fleet.start(run.replica, &mut run.booking, &mut run.stay, self.now);
             self.invariants.check(InvariantId::LedgerBalanced, whole);
             let run = *run;
             self.forget_prefill(id);
             if self.jobs.get(&id).is_some_and(|job| !job.is_unseen()) {
-                self.forget_preemptible(id);
+                self.jobs.forget_preemptible(id);
             }
             let took = self.now.since(run.since);
             match run.loads_adapter {
@@ -86,7 +86,7 @@ impl Scheduler {
                 self.release(id, &run, None, out);
                 if let Some(job) = self.jobs.remove(&id) {
                     self.lengths.learn(&job.spec, usage);
-                    self.learn_use(&job, usage);
+                    self.limits.learn(&job, usage);
                     self.settle(job, usage);
                 }
             }
@@ -134,7 +134,7 @@ impl Scheduler {
             fault == EngineFault::AnswerTimeout || (fault == EngineFault::Silent && job.is_suspect());
         let exhausted = counts && (hopeless || failures >= self.policy.retry.max_attempts.max(1));
         if fault == EngineFault::Silent && begun.is_some() {
-            self.note_stall(id);
+            self.jobs.note_stall(id, self.now);
         }
         let is_free = !counts || self.is_of_same_outage(&run, suspect);
 
@@ -170,16 +170,17 @@ impl Scheduler {
 
     /// Takes one retry from the budget of the lane's group.
     pub(super) fn take_retry(&mut self, lane: LaneKey) -> bool {
-        let group = self.placement.group_of_model(lane.model).and_then(|group| self.groups.get_mut(group));
-        group.is_some_and(|group| group.retries.take_retry(self.now, &self.policy.retry))
+        let group = self.placement.group_of_model(lane.model);
+        group.is_some_and(|group| self.groups[group].retries.take_retry(self.now, &self.policy.retry))
     }
 
     /// Refuses a job that waits.
     pub(super) fn reject(&mut self, id: JobId, reason: RejectReason, out: &mut Vec<Action>) {
         let Some(job) = self.jobs.get(&id) else { return };
         let why = self.rejection(&job.spec, reason, Some(job));
-        self.demand.profiles.refused(&job.spec);
-        self.note_refused(id, reason);
+        let spec = job.spec;
+        let (autoscaler, inputs) = self.autoscaling();
+        autoscaler.note_refused(&spec, reason, &inputs);
         out.push(Action::Job(JobAction::Reject { job: id, why }));
         self.client_left(id, JobUsage::Unknown, out);
     }
@@ -188,7 +189,7 @@ impl Scheduler {
     fn refuse(&mut self, id: JobId, reason: RejectReason, usage: JobUsage, out: &mut Vec<Action>) {
         let Some(job) = self.jobs.remove(&id) else { return };
         let why = self.rejection(&job.spec, reason, Some(&job));
-        self.demand.profiles.refused(&job.spec);
+        self.autoscaler.demand.profiles.refused(&job.spec);
         out.push(Action::Job(JobAction::Reject { job: id, why }));
         let nothing = JobUsage::Exact(TokenCounts::default());
         let usage = if job.spec.has_fallback { nothing } else { usage };
@@ -209,20 +210,20 @@ impl Scheduler {
         wasted: Option<(WasteCause, JobUsage)>,
         out: &mut Vec<Action>,
     ) {
-        self.forget_preemptible(id);
+        self.jobs.forget_preemptible(id);
         self.forget_prefill(id);
         self.mark_replica(run.replica);
-        let lane = self.jobs.get_mut(&id).map(|job| {
+        let spec = self.jobs.get_mut(&id).map(|job| {
             job.migration_asked = None;
-            LaneKey::of(&job.spec)
+            job.spec
         });
-        if let Some(account) = lane.and_then(|lane| self.lane_accounts(lane)) {
+        let pool = self.fleet.pool_of(run.replica);
+        let lane = spec.as_ref().map(LaneKey::of);
+        if let (Some(spec), Some(account)) = (spec, lane.and_then(|lane| self.lane_accounts(lane))) {
             let stay = self.now.since(run.since);
             self.groups[account.group].stopped(account.class, stay, self.now);
-            self.demand.note_stay(account.group, account.class, stay);
-            self.note_stay(id, run.replica, stay);
+            self.autoscaler.note_stay(&spec, account, pool, stay);
         }
-        let pool = self.fleet.pool_of(run.replica);
         let (whole, time) = self.fleet.release(run.replica, &run.booking, &run.stay, self.now);
         self.invariants.check(InvariantId::LedgerBalanced, whole);
         if let Some(pool) = pool {
@@ -238,10 +239,10 @@ impl Scheduler {
     /// gets it back if it waited: there it consumed nothing.
     fn settle(&mut self, mut job: Job, usage: JobUsage) {
         let waits = job.part().is_some();
-        self.demand.profiles.leave(&job.spec, usage.tokens().map_or(0, |tokens| tokens.output));
+        self.autoscaler.demand.profiles.leave(&job.spec, usage.tokens().map_or(0, |tokens| tokens.output));
         let usage = usage.with_prompt(job.spec.prompt_tokens);
         let known = usage.tokens().or_else(|| waits.then(TokenCounts::default));
-        self.settle_limits(&mut job, known);
+        self.limits.settle(&mut job, known, self.now);
         let (Some(charged), Some(tokens)) = (job.charged, known) else { return };
         let Some(account) = self.lane_accounts(LaneKey::of(&job.spec)) else { return };
         self.recharge(account, LaneKey::of(&job.spec), charged, cost(tokens.input, tokens.output));
@@ -253,7 +254,7 @@ impl Scheduler {
         let class = self.groups[account.group].class_mut(account.class);
         class.counters.adjust(lane.tenant, weight, charged, cost);
         self.refresh_counter(account, lane);
-        self.changed_groups.insert(account.group);
+        self.groups.mark_changed(Some(account.group));
     }
 
     /// The tenant's weight, boosted or not; 1 for one that is no longer in the

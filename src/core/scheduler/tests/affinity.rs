@@ -229,7 +229,7 @@ fn sessions_that_are_off_cost_nothing_and_change_nothing() {
         );
         world.done(id);
     }
-    assert!(world.scheduler.sessions.is_empty());
+    assert!(world.scheduler.affinity.sessions.is_empty());
 }
 
 proptest! {

@@ -8,6 +8,7 @@ use crate::core::model::job::JobSpec;
 use crate::core::model::overrides::{Closed, Override, OverrideChange, OverrideTarget};
 use crate::core::model::reason::PreemptReason;
 use crate::core::model::time::Tick;
+use crate::core::scheduler::job::Job;
 use crate::core::scheduler::tests::{
     World, ejected, handed_over, policy, recalled, rejected, reload, sent, spec, without,
 };
@@ -93,7 +94,8 @@ fn a_stream_is_asked_for_once_and_only_where_others_are() {
 fn what_an_ejected_replica_streams_is_watched_too() {
     let mut world = three_at_one(4);
     world.arrive(JobSpec { prompt_tokens: 100_000, ..spec(4) });
-    let there = |job: u64| world.scheduler.jobs[&JobId::new(job)].attempt().map(|run| run.replica);
+    let job = |id: u64| world.scheduler.jobs.get(&JobId::new(id));
+    let there = |id: u64| job(id).and_then(Job::attempt).map(|run| run.replica);
     assert_eq!((there(3), there(4)), (Some(GOING), Some(ReplicaId::new(1))));
     assert_eq!(ejected(&world.fail(3, EngineFault::Refused)), [0]);
     let mut asked = Vec::new();

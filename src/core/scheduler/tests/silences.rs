@@ -83,7 +83,7 @@ fn one_slow_request_convicts_nobody_and_stays_at_its_third_place() {
     token(&mut world, 3);
     world.done(3);
     let now = world.now;
-    assert!(!world.scheduler.suspects.contains(7, now));
+    assert!(!world.scheduler.jobs.was_suspect(7, now));
 }
 
 #[test]

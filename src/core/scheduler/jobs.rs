@@ -1,0 +1,162 @@
+//! Job table: all jobs, the order in which running ones are preempted, and requests that were
+//! suspects.
+
+use std::collections::btree_map::Entry;
+use std::collections::hash_map;
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::core::model::ids::{JobId, PoolId, ReplicaId};
+use crate::core::model::number_map::NumberMap;
+use crate::core::model::time::Tick;
+use crate::core::replica::health::suspects::SuspectJobs;
+
+use super::job::{Job, JobPhase, PreemptibleJob, RunningAttempt};
+
+/// All jobs that have not ended.
+#[derive(Debug, Default)]
+pub(in crate::core::scheduler) struct JobTable {
+    jobs: NumberMap<JobId, Job>,
+    preemptible: BTreeMap<PoolId, BTreeSet<PreemptibleJob>>,
+    suspects: SuspectJobs,
+    /// Sequence number of the last arrival.
+    arrivals: u64,
+}
+
+impl JobTable {
+    pub(in crate::core::scheduler) fn len(&self) -> usize {
+        self.jobs.len()
+    }
+
+    pub(in crate::core::scheduler) fn contains_key(&self, id: &JobId) -> bool {
+        self.jobs.contains_key(id)
+    }
+
+    pub(in crate::core::scheduler) fn get(&self, id: &JobId) -> Option<&Job> {
+        self.jobs.get(id)
+    }
+
+    pub(in crate::core::scheduler) fn get_mut(&mut self, id: &JobId) -> Option<&mut Job> {
+        self.jobs.get_mut(id)
+    }
+
+    pub(in crate::core::scheduler) fn insert(&mut self, id: JobId, job: Job) -> Option<Job> {
+        self.jobs.insert(id, job)
+    }
+
+    pub(in crate::core::scheduler) fn remove(&mut self, id: &JobId) -> Option<Job> {
+        self.jobs.remove(id)
+    }
+
+    pub(in crate::core::scheduler) fn keys(&self) -> hash_map::Keys<'_, JobId, Job> {
+        self.jobs.keys()
+    }
+
+    pub(in crate::core::scheduler) fn values(&self) -> hash_map::Values<'_, JobId, Job> {
+        self.jobs.values()
+    }
+
+    pub(in crate::core::scheduler) fn values_mut(&mut self) -> hash_map::ValuesMut<'_, JobId, Job> {
+        self.jobs.values_mut()
+    }
+
+    pub(in crate::core::scheduler) fn iter(&self) -> hash_map::Iter<'_, JobId, Job> {
+        self.jobs.iter()
+    }
+
+    /// The sequence number of a new arrival.
+    pub(in crate::core::scheduler) const fn next_seq(&mut self) -> u64 {
+        self.arrivals += 1;
+        self.arrivals
+    }
+
+    /// Whether the job is in a lane.
+    pub(in crate::core::scheduler) fn is_waiting(&self, id: JobId) -> bool {
+        self.jobs.get(&id).is_some_and(|job| job.part().is_some())
+    }
+
+    pub(in crate::core::scheduler) fn waiting(&self) -> impl Iterator<Item = (&JobId, &Job)> {
+        self.jobs.iter().filter(|(_, job)| job.part().is_some())
+    }
+
+    /// The current attempt of a job that runs.
+    pub(in crate::core::scheduler) fn attempt_mut(&mut self, id: JobId) -> Option<&mut RunningAttempt> {
+        match self.jobs.get_mut(&id).map(|job| &mut job.phase) {
+            Some(JobPhase::Running(run)) => Some(run),
+            Some(JobPhase::Waiting { .. }) | None => None,
+        }
+    }
+
+    /// Jobs that run at a replica and match `wanted`; the oldest first.
+    pub(in crate::core::scheduler) fn running_at(
+        &self,
+        replica: ReplicaId,
+        wanted: impl Fn(&Job, &RunningAttempt) -> bool,
+    ) -> Vec<JobId> {
+        let here = |job: &&Job| job.attempt().is_some_and(|run| run.replica == replica && wanted(job, &run));
+        let mut jobs: Vec<_> =
+            self.jobs.values().filter(here).map(|job| (job.place.seq, job.spec.id)).collect();
+        jobs.sort_unstable();
+        jobs.into_iter().map(|(_, id)| id).collect()
+    }
+
+    /// Whether the same request, sent before, was a suspect.
+    pub(in crate::core::scheduler) fn was_suspect(&mut self, fingerprint: u64, now: Tick) -> bool {
+        self.suspects.contains(fingerprint, now)
+    }
+
+    /// A replica was silent about the job, which has left it.
+    pub(in crate::core::scheduler) fn note_stall(&mut self, id: JobId, now: Tick) {
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        job.stalls = job.stalls.saturating_add(1);
+        if let Some(fingerprint) = job.spec.fingerprint.filter(|_| job.is_suspect()) {
+            self.suspects.note(fingerprint, now);
+        }
+    }
+
+    /// The job's request, which was a suspect, was served without delay.
+    pub(in crate::core::scheduler) fn clear_suspect(&mut self, id: JobId) {
+        if let Some(fingerprint) = self.jobs.get(&id).and_then(|job| job.spec.fingerprint) {
+            self.suspects.forget(fingerprint);
+        }
+    }
+
+    /// Whether any job may be preempted.
+    pub(in crate::core::scheduler) fn has_preemptible(&self) -> bool {
+        !self.preemptible.is_empty()
+    }
+
+    /// Running jobs of the pool that may be preempted, in their order.
+    pub(in crate::core::scheduler) fn preemptible_in(
+        &self,
+        pool: PoolId,
+    ) -> impl Iterator<Item = &PreemptibleJob> {
+        self.preemptible.get(&pool).into_iter().flatten()
+    }
+
+    /// Records a job that may be preempted while it runs in the pool.
+    pub(in crate::core::scheduler) fn note_preemptible(&mut self, pool: PoolId, movable: PreemptibleJob) {
+        let (_, _, id) = movable;
+        self.preemptible.entry(pool).or_default().insert(movable);
+        if let Some(job) = self.jobs.get_mut(&id) {
+            job.preemptible = Some((pool, movable));
+        }
+    }
+
+    /// Removes a job from the preemptible jobs of its pool.
+    pub(in crate::core::scheduler) fn forget_preemptible(&mut self, id: JobId) {
+        if let Some((pool, movable)) = self.jobs.get_mut(&id).and_then(|job| job.preemptible.take())
+            && let Entry::Occupied(mut here) = self.preemptible.entry(pool)
+        {
+            here.get_mut().remove(&movable);
+            if here.get().is_empty() {
+                here.remove();
+            }
+        }
+    }
+
+    /// Removes all jobs from the preemptible ones.
+    pub(in crate::core::scheduler) fn clear_preemptible(&mut self) {
+        self.preemptible.clear();
+        self.jobs.values_mut().for_each(|job| job.preemptible = None);
+    }
+}
