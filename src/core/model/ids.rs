@@ -66,6 +66,18 @@ id!(
     ReplicaId(u32)
 );
 id!(
+    /// A pool group of the policy in force, by its index in the placement.
+    GroupIndex(u32)
+);
+id!(
+    /// A class of a pool group, by its index in the order of service.
+    ClassIndex(u32)
+);
+id!(
+    /// A pool set of a pool group, by its index in the group.
+    PoolSetIndex(u32)
+);
+id!(
     /// An API key, or another credential that limits can be set for.
     KeyId(u32)
 );

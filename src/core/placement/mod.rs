@@ -9,7 +9,7 @@ pub mod rules;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::core::model::ids::{ClassId, ModelId, PoolId};
+use crate::core::model::ids::{ClassId, GroupIndex, ModelId, PoolId, PoolSetIndex};
 use crate::core::model::policy::Policy;
 use crate::core::placement::rules::{LatePolicy, PlacementRules, PoolTier, context_window, eligible, tiers};
 use crate::core::queue::lane_key::LaneKey;
@@ -38,9 +38,8 @@ impl PoolSet {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaneRoute {
     /// The pool group of the lane's model.
-    pub group: usize,
-    /// Index of the pool set in the group.
-    pub pool_set: usize,
+    pub group: GroupIndex,
+    pub pool_set: PoolSetIndex,
 }
 
 /// Pools that share models, directly or through other pools. Groups do not affect each other.
@@ -54,15 +53,27 @@ pub struct GroupShape {
 }
 
 /// The pool group and pool sets of one model.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 struct ModelRoutes {
-    group: usize,
+    group: GroupIndex,
     /// The distinct context windows of the model's pools except the largest, ascending. A job that
     /// exceeds one window may fit the next.
     windows: Vec<u32>,
     /// The pool set for each set of rules and, within one set of rules, for each number of windows
     /// that a job exceeds.
-    pool_sets: Vec<Option<usize>>,
+    pool_sets: Vec<Option<PoolSetIndex>>,
+}
+
+impl GroupShape {
+    #[must_use]
+    pub fn pool_set(&self, pool_set: PoolSetIndex) -> &PoolSet {
+        &self.pool_sets[pool_set.index()]
+    }
+
+    /// Indexes of the pool sets.
+    pub fn pool_set_indexes(&self) -> impl Iterator<Item = PoolSetIndex> + use<> {
+        (0..self.pool_sets.len()).map(PoolSetIndex::from)
+    }
 }
 
 /// Map from lanes to pool sets, computed once per policy.
@@ -73,7 +84,7 @@ pub struct Placement {
     tenants: Vec<usize>,
     /// By class: the number of the class's rules combined with each tenant's rules.
     classes: Vec<Vec<usize>>,
-    pools: BTreeMap<PoolId, usize>,
+    pools: BTreeMap<PoolId, GroupIndex>,
     groups: Vec<GroupShape>,
 }
 
@@ -91,10 +102,10 @@ impl Placement {
             .collect();
         placement.groups = groups(sets.values());
         for (index, group) in placement.groups.iter().enumerate() {
-            placement.pools.extend(group.pools.iter().map(|pool| (*pool, index)));
+            placement.pools.extend(group.pools.iter().map(|pool| (*pool, GroupIndex::from(index))));
         }
         placement.models.resize(policy.models.capacity(), None);
-        let mut known: BTreeMap<(usize, PoolSet), usize> = BTreeMap::new();
+        let mut known: BTreeMap<(GroupIndex, PoolSet), PoolSetIndex> = BTreeMap::new();
         for (id, pools) in &sets {
             let group = placement.pools[&pools[0]];
             let ways = placement.routes_from(policy, *id, group, &rules, &mut known);
@@ -125,11 +136,13 @@ impl Placement {
         &mut self,
         policy: &Policy,
         model: ModelId,
-        group: usize,
+        group: GroupIndex,
         rules: &[PlacementRules],
-        known: &mut BTreeMap<(usize, PoolSet), usize>,
+        known: &mut BTreeMap<(GroupIndex, PoolSet), PoolSetIndex>,
     ) -> ModelRoutes {
-        let Some(model) = policy.models.get(model) else { return ModelRoutes::default() };
+        let Some(model) = policy.models.get(model) else {
+            return ModelRoutes { group, windows: Vec::new(), pool_sets: Vec::new() };
+        };
         let supplies = model.pools.iter().filter_map(|pool| Some(policy.pools.get(*pool)?.traits));
         let mut windows: Vec<u32> =
             supplies.map(|one| context_window(model, &one).unwrap_or(u32::MAX)).collect();
@@ -144,10 +157,10 @@ impl Placement {
             // With a single tier the job has no alternative.
             let otherwise = rules.late_policy.filter(|_| tiers.len() > 1).unwrap_or_default();
             let pool_set = (!tiers.is_empty()).then_some(PoolSet { pools, tiers, late_policy: otherwise })?;
-            let pool_sets = &mut self.groups[group].pool_sets;
+            let pool_sets = &mut self.groups[group.index()].pool_sets;
             Some(*known.entry((group, pool_set)).or_insert_with_key(|(_, pool_set)| {
                 pool_sets.push(pool_set.clone());
-                pool_sets.len() - 1
+                PoolSetIndex::from(pool_sets.len() - 1)
             }))
         });
         ModelRoutes { group, pool_sets: pool_sets.collect(), windows }
@@ -157,12 +170,12 @@ impl Placement {
         for (class, _, _) in policy.classes.iter() {
             let numbers: BTreeSet<usize> = self.classes[class.index()].iter().copied().collect();
             for ways in self.models.iter().flatten() {
-                let group = &mut self.groups[ways.group];
+                let group = &mut self.groups[ways.group.index()];
                 let reach = group.reach.entry(class).or_default();
                 let cases = ways.windows.len() + 1;
                 for number in &numbers {
                     let pool_sets = ways.pool_sets[number * cases..][..cases].iter().flatten();
-                    reach.extend(pool_sets.flat_map(|pool_set| &group.pool_sets[*pool_set].pools));
+                    reach.extend(pool_sets.flat_map(|pool_set| &group.pool_sets[pool_set.index()].pools));
                 }
             }
         }
@@ -186,7 +199,7 @@ impl Placement {
     /// The pools that may serve the jobs of a lane.
     #[must_use]
     pub fn pool_set(&self, lane: LaneKey) -> Option<&PoolSet> {
-        self.route(lane).map(|route| &self.groups[route.group].pool_sets[route.pool_set])
+        self.route(lane).map(|route| self.groups[route.group.index()].pool_set(route.pool_set))
     }
 
     /// The number of the model's context windows, except the largest, that a job of `context`
@@ -200,13 +213,13 @@ impl Placement {
 
     /// The pool group of a model.
     #[must_use]
-    pub fn group_of_model(&self, model: ModelId) -> Option<usize> {
+    pub fn group_of_model(&self, model: ModelId) -> Option<GroupIndex> {
         self.routes_of(model).map(|ways| ways.group)
     }
 
     /// The pool group that a pool belongs to; a pool without models has none.
     #[must_use]
-    pub fn group_of(&self, pool: PoolId) -> Option<usize> {
+    pub fn group_of(&self, pool: PoolId) -> Option<GroupIndex> {
         self.pools.get(&pool).copied()
     }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use proptest::collection::{btree_set, vec};
 use proptest::prelude::{Just, Strategy, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest};
 
-use crate::core::model::ids::{ClassId, ModelId, PoolId, TenantId};
+use crate::core::model::ids::{ClassId, GroupIndex, ModelId, PoolId, TenantId};
 use crate::core::model::policy::{Class, Model, Policy, Pool, Tenant};
 use crate::core::placement::Placement;
 use crate::core::placement::choose::{JobTerms, PlacementDecision, PlacementReason, TierOffer, choose};
@@ -90,8 +90,8 @@ fn groups_join_by_way_of_others_and_stay_apart_otherwise() {
     let placement = Placement::new(&plain(5, &[&[0, 1], &[2, 3], &[1, 2], &[4]]));
     let groups: Vec<_> = placement.groups().iter().map(|group| group.pools.len()).collect();
     assert_eq!(groups, [4, 1]);
-    assert_eq!(placement.group_of(PoolId::new(3)), Some(0));
-    assert_eq!(placement.group_of(PoolId::new(4)), Some(1));
+    assert_eq!(placement.group_of(PoolId::new(3)), Some(GroupIndex::new(0)));
+    assert_eq!(placement.group_of(PoolId::new(4)), Some(GroupIndex::new(1)));
 }
 
 #[test]
@@ -138,7 +138,11 @@ fn what_both_forbid_leaves_nothing() {
     let placement = Placement::new(&policy);
     assert!(placement.pool_set(lane(0, 0, 0, 0)).is_some());
     assert_eq!(placement.pool_set(lane(0, 1, 0, 0)), None);
-    assert_eq!(placement.group_of_model(ModelId::new(0)), Some(0), "its accounts stay where they are");
+    assert_eq!(
+        placement.group_of_model(ModelId::new(0)),
+        Some(GroupIndex::new(0)),
+        "its accounts stay where they are"
+    );
 }
 
 #[test]

@@ -1,6 +1,6 @@
-//! Lane key: which jobs share a lane.
+//! Lane key: which jobs share a lane, and where a lane stands in the order of service.
 
-use crate::core::model::ids::{ClassId, ModelId, TenantId};
+use crate::core::model::ids::{ClassId, ClassIndex, GroupIndex, ModelId, PoolSetIndex, TenantId};
 use crate::core::model::job::JobSpec;
 use crate::core::model::time::Tick;
 
@@ -19,6 +19,29 @@ impl LaneKey {
     #[must_use]
     pub fn of(spec: &JobSpec) -> Self {
         Self { class: spec.class, tenant: spec.tenant, model: spec.model, fit: spec.context_group }
+    }
+}
+
+/// Pool group and class in which the jobs of a lane are accounted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LaneAccounts {
+    pub group: GroupIndex,
+    pub class: ClassIndex,
+}
+
+/// Position of a lane in the order of service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LanePosition {
+    pub group: GroupIndex,
+    pub class: ClassIndex,
+    pub pool_set: PoolSetIndex,
+}
+
+impl LanePosition {
+    /// The accounts of the lane's jobs.
+    #[must_use]
+    pub const fn accounts(self) -> LaneAccounts {
+        LaneAccounts { group: self.group, class: self.class }
     }
 }
 

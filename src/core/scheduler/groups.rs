@@ -1,37 +1,22 @@
 //! Pool groups: the groups of the policy in force, and those that have to be looked at again.
 
 use std::collections::BTreeSet;
-use std::ops::{Index, IndexMut, Range};
+use std::ops::{Index, IndexMut};
 
-use crate::core::model::ids::PoolId;
+use crate::core::model::ids::{GroupIndex, PoolId};
 use crate::core::model::policy::Policy;
 use crate::core::model::time::Tick;
 use crate::core::placement::Placement;
-use crate::core::queue::lane_key::LaneKey;
+use crate::core::queue::lane_key::{LaneAccounts, LaneKey, LanePosition};
 use crate::core::queue::order::PoolGroup;
 use crate::core::replica::fleet::Fleet;
-
-/// Indexes of a lane's accounts: pool group, and class by its place in the order of service.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::core::scheduler) struct LaneAccounts {
-    pub(in crate::core::scheduler) group: usize,
-    pub(in crate::core::scheduler) class: usize,
-}
-
-/// Position of a lane in the order of service: pool group, class by its place, pool set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::core::scheduler) struct LanePosition {
-    pub(in crate::core::scheduler) group: usize,
-    pub(in crate::core::scheduler) class: usize,
-    pub(in crate::core::scheduler) pool_set: usize,
-}
 
 /// The pool groups, by their index in the placement.
 #[derive(Debug)]
 pub(in crate::core::scheduler) struct PoolGroups {
     groups: Vec<PoolGroup>,
     /// Groups in which something changed since their last dispatch.
-    changed: BTreeSet<usize>,
+    changed: BTreeSet<GroupIndex>,
 }
 
 impl PoolGroups {
@@ -50,8 +35,8 @@ impl PoolGroups {
         *self = Self::new(policy, placement, &self.groups);
     }
 
-    pub(in crate::core::scheduler) fn indexes(&self) -> Range<usize> {
-        0..self.groups.len()
+    pub(in crate::core::scheduler) fn indexes(&self) -> impl ExactSizeIterator<Item = GroupIndex> + use<> {
+        (0..self.groups.len()).map(GroupIndex::from)
     }
 
     pub(in crate::core::scheduler) fn iter(&self) -> impl Iterator<Item = &PoolGroup> {
@@ -63,26 +48,26 @@ impl PoolGroups {
     }
 
     /// The group of a model or pool that has one.
-    pub(in crate::core::scheduler) fn get(&self, group: Option<usize>) -> Option<&PoolGroup> {
-        self.groups.get(group?)
+    pub(in crate::core::scheduler) fn get(&self, group: Option<GroupIndex>) -> Option<&PoolGroup> {
+        group.map(|group| &self[group])
     }
 
     /// The next dispatch looks at the group, if there is one.
-    pub(in crate::core::scheduler) fn mark_changed(&mut self, group: Option<usize>) {
+    pub(in crate::core::scheduler) fn mark_changed(&mut self, group: Option<GroupIndex>) {
         self.changed.extend(group);
     }
 
     pub(in crate::core::scheduler) fn mark_all_changed(&mut self) {
-        self.changed.extend(0..self.groups.len());
+        self.changed.extend(self.indexes());
     }
 
     /// Takes the next group that changed.
-    pub(in crate::core::scheduler) fn pop_changed(&mut self) -> Option<usize> {
+    pub(in crate::core::scheduler) fn pop_changed(&mut self) -> Option<GroupIndex> {
         self.changed.pop_first()
     }
 
     /// The dispatch of the group has just seen all changes.
-    pub(in crate::core::scheduler) fn clear_changed(&mut self, group: usize) {
+    pub(in crate::core::scheduler) fn clear_changed(&mut self, group: GroupIndex) {
         self.changed.remove(&group);
     }
 
@@ -93,13 +78,13 @@ impl PoolGroups {
             group.urgent_until().into_iter().chain(group.session_wait_until).any(|until| until <= now)
         };
         let due = self.groups.iter().enumerate().filter(|(_, group)| due(group));
-        self.changed.extend(due.map(|(index, _)| index));
+        self.changed.extend(due.map(|(index, _)| GroupIndex::from(index)));
     }
 
     /// Marks groups in which a job waits for the replica of its session.
     pub(in crate::core::scheduler) fn mark_session_waits(&mut self) {
         let staying = self.groups.iter().enumerate().filter(|(_, group)| group.session_wait_until.is_some());
-        self.changed.extend(staying.map(|(index, _)| index));
+        self.changed.extend(staying.map(|(index, _)| GroupIndex::from(index)));
     }
 
     /// The next instant at which an idle urgent class makes room for waiting background jobs, or a
@@ -129,7 +114,7 @@ impl PoolGroups {
         lane: LaneKey,
     ) -> Option<LanePosition> {
         let route = placement.route(lane)?;
-        let class = self.groups[route.group].class(lane.class)?;
+        let class = self[route.group].class(lane.class)?;
         Some(LanePosition { group: route.group, class, pool_set: route.pool_set })
     }
 
@@ -140,20 +125,20 @@ impl PoolGroups {
         lane: LaneKey,
     ) -> Option<LaneAccounts> {
         let group = placement.group_of_model(lane.model)?;
-        Some(LaneAccounts { group, class: self.groups[group].class(lane.class)? })
+        Some(LaneAccounts { group, class: self[group].class(lane.class)? })
     }
 }
 
-impl Index<usize> for PoolGroups {
+impl Index<GroupIndex> for PoolGroups {
     type Output = PoolGroup;
 
-    fn index(&self, group: usize) -> &PoolGroup {
-        &self.groups[group]
+    fn index(&self, group: GroupIndex) -> &PoolGroup {
+        &self.groups[group.index()]
     }
 }
 
-impl IndexMut<usize> for PoolGroups {
-    fn index_mut(&mut self, group: usize) -> &mut PoolGroup {
-        &mut self.groups[group]
+impl IndexMut<GroupIndex> for PoolGroups {
+    fn index_mut(&mut self, group: GroupIndex) -> &mut PoolGroup {
+        &mut self.groups[group.index()]
     }
 }

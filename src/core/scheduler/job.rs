@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use crate::core::billing::meter::{self, MeteredStay};
 use crate::core::limits::LimitReservation;
-use crate::core::model::ids::{ClassId, JobId, PoolId, ReplicaId};
+use crate::core::model::ids::{ClassId, ClassIndex, JobId, PoolId, ReplicaId};
 use crate::core::model::job::{JobSpec, PromptPrefix};
 use crate::core::model::reason::PreemptReason;
 use crate::core::model::time::Tick;
@@ -292,4 +292,4 @@ impl Job {
 
 /// A running job of a pool that may be preempted for a more urgent one. Order: slowest class
 /// first, then latest dispatch.
-pub(in crate::core::scheduler) type PreemptibleJob = (Reverse<usize>, Reverse<Tick>, JobId);
+pub(in crate::core::scheduler) type PreemptibleJob = (Reverse<ClassIndex>, Reverse<Tick>, JobId);

@@ -15,10 +15,11 @@ pub mod work;
 
 use std::time::Duration;
 
-use crate::core::model::ids::{ClassId, PoolId};
+use crate::core::model::ids::{ClassId, ClassIndex, PoolId, PoolSetIndex};
 use crate::core::model::time::Tick;
 use crate::core::placement::{GroupShape, PoolSet};
 use crate::core::queue::estimate::RunningMean;
+use crate::core::queue::lane_key::{LaneAccounts, LanePosition};
 
 use self::flow::DemandFlow;
 use self::residency::ResidencySampler;
@@ -27,9 +28,6 @@ use crate::core::autoscale::demand::utilization::{PoolUse, ReplicasInUse};
 
 /// Longest stay at a replica that counts, in seconds; longer stays count as this.
 const MAX_STAY: f64 = 3600.0;
-
-/// Key of a flow: the indexes of pool group, class and pool set.
-pub type FlowKey = (usize, usize, usize);
 
 /// Demand of one pool group.
 #[derive(Debug, Clone, Default)]
@@ -43,8 +41,8 @@ struct GroupDemand {
 }
 
 impl GroupDemand {
-    fn index(&self, class: usize, pool_set: usize) -> usize {
-        pool_set * self.classes.len() + class
+    fn index(&self, class: ClassIndex, pool_set: PoolSetIndex) -> usize {
+        pool_set.index() * self.classes.len() + class.index()
     }
 }
 
@@ -72,7 +70,7 @@ impl Demand {
                 let old = old?;
                 let pool_set = old.pool_sets.iter().position(|other| other == pool_set)?;
                 let class = old.classes.iter().position(|other| *other == class)?;
-                Some(old.flows[old.index(class, pool_set)].clone())
+                Some(old.flows[old.index(class.into(), pool_set.into())].clone())
             };
             let stay = |class: &ClassId| {
                 let old = old?;
@@ -95,19 +93,19 @@ impl Demand {
     }
 
     /// Counts a job that arrived.
-    pub fn note_arrival(&mut self, at: FlowKey, work: f64, now: Tick) {
-        let (group, class, pool_set) = at;
-        let Some(part) = self.parts.get_mut(group) else { return };
-        let (index, stay) = (part.index(class, pool_set), part.stays.get(class).copied());
+    pub fn note_arrival(&mut self, at: LanePosition, work: f64, now: Tick) {
+        let Some(part) = self.parts.get_mut(at.group.index()) else { return };
+        let index = part.index(at.class, at.pool_set);
+        let stay = part.stays.get(at.class.index()).copied();
         if let Some(flow) = part.flows.get_mut(index) {
             flow.add(now, work, expected_duration(stay));
         }
     }
 
     /// Counts a job that was refused because too much work waited.
-    pub fn note_refusal(&mut self, (group, class, pool_set): FlowKey, now: Tick) {
-        let Some(part) = self.parts.get_mut(group) else { return };
-        let index = part.index(class, pool_set);
+    pub fn note_refusal(&mut self, at: LanePosition, now: Tick) {
+        let Some(part) = self.parts.get_mut(at.group.index()) else { return };
+        let index = part.index(at.class, at.pool_set);
         if let Some(flow) = part.flows.get_mut(index) {
             flow.note_refusal(now);
         }
@@ -115,19 +113,21 @@ impl Demand {
 
     /// Counts a job that was dispatched to the pool; `again` is true when an earlier attempt of the
     /// job was dispatched.
-    pub fn note_dispatch(&mut self, at: FlowKey, pool: PoolId, work: f64, again: bool, now: Tick) {
+    pub fn note_dispatch(&mut self, at: LanePosition, pool: PoolId, work: f64, again: bool, now: Tick) {
         if again {
             self.note_arrival(at, work, now);
         }
-        let stay = self.parts.get(at.0).and_then(|part| part.stays.get(at.1).copied());
+        let part = self.parts.get(at.group.index());
+        let stay = part.and_then(|part| part.stays.get(at.class.index()).copied());
         if let Some(own) = self.pools.get_mut(pool.index()) {
             own.sent.add(now, work, expected_duration(stay));
         }
     }
 
     /// Counts a stay of a job at a replica that ended.
-    pub fn note_stay(&mut self, group: usize, class: usize, stay: Duration) {
-        let mean = self.parts.get_mut(group).and_then(|part| part.stays.get_mut(class));
+    pub fn note_stay(&mut self, at: LaneAccounts, stay: Duration) {
+        let part = self.parts.get_mut(at.group.index());
+        let mean = part.and_then(|part| part.stays.get_mut(at.class.index()));
         if let Some(mean) = mean {
             mean.add(stay.as_secs_f64().min(MAX_STAY));
         }
@@ -156,9 +156,9 @@ impl Demand {
 
     /// Demand flow of a class in a pool set.
     #[must_use]
-    pub fn flow(&self, (group, class, pool_set): FlowKey) -> Option<&DemandFlow> {
-        let part = self.parts.get(group)?;
-        part.flows.get(part.index(class, pool_set))
+    pub fn flow(&self, at: LanePosition) -> Option<&DemandFlow> {
+        let part = self.parts.get(at.group.index())?;
+        part.flows.get(part.index(at.class, at.pool_set))
     }
 
     /// Use of the pool.

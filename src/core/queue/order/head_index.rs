@@ -6,44 +6,45 @@
 
 use smallvec::SmallVec;
 
-use crate::core::model::ids::TenantId;
+use crate::core::model::ids::{ClassIndex, TenantId};
 use crate::core::queue::lane_key::LanePart;
 
 use super::PoolGroup;
-use super::heads::{HeadEntry, HeadKey, HeadPosition, tree_index};
+use super::heads::{HeadEntry, HeadKey, HeadPosition, HeadSet, tree_index};
 
 impl PoolGroup {
     /// Adds, moves or removes a head; returns its new position.
     pub fn put_head(
         &mut self,
-        (class, pool_set, part): (usize, usize, LanePart),
+        at: HeadSet,
         seat: Option<HeadPosition>,
         bound: bool,
         entry: Option<HeadEntry>,
     ) -> Option<HeadPosition> {
         let here = seat.filter(|seat| seat.preferred_only == bound);
         if seat != here {
-            self.set((class, pool_set, part), !bound, seat, None);
+            self.set(at, !bound, seat, None);
         }
-        self.set((class, pool_set, part), bound, here, entry)
+        self.set(at, bound, here, entry)
     }
 
     fn set(
         &mut self,
-        (class, pool_set, part): (usize, usize, LanePart),
+        at: HeadSet,
         bound: bool,
         before: Option<HeadPosition>,
         entry: Option<HeadEntry>,
     ) -> Option<HeadPosition> {
-        let class = &mut self.classes[class];
+        let HeadSet { class, pool_set, part } = at;
+        let class = &mut self.classes[class.index()];
         let number = tree_index(part, bound);
-        let heads = &mut class.pool_sets[pool_set].trees[number];
+        let heads = &mut class.pool_sets[pool_set.index()].trees[number];
         let old = before.and_then(|seat| heads.get(seat.slot));
         let tenant = entry.as_ref().or(old)?.value.lane.tenant;
         let after = heads
             .put(before.map(|seat| seat.slot), entry)
             .map(|slot| HeadPosition { preferred_only: bound, slot });
-        class.pool_sets_with_heads[number].set(pool_set, !heads.is_empty());
+        class.pool_sets_with_heads[number].set(pool_set.index(), !heads.is_empty());
         if part == LanePart::Fresh && before != after {
             let chairs = class.head_positions.entry(tenant).or_default();
             chairs.retain(|chair| Some(*chair) != before.map(|seat| (pool_set, seat)));
@@ -56,28 +57,27 @@ impl PoolGroup {
     #[must_use]
     pub fn head_at(
         &self,
-        class: usize,
-        pool_set: usize,
-        part: LanePart,
+        HeadSet { class, pool_set, part }: HeadSet,
         seat: HeadPosition,
     ) -> Option<&HeadEntry> {
-        self.classes[class].pool_sets[pool_set].trees[tree_index(part, seat.preferred_only)].get(seat.slot)
+        let trees = &self.classes[class.index()].pool_sets[pool_set.index()].trees;
+        trees[tree_index(part, seat.preferred_only)].get(seat.slot)
     }
 
     /// Moves a tenant's fresh heads of a class to the position that its counter gives them.
-    pub fn follow_counter(&mut self, class: usize, tenant: TenantId) {
-        let class = &mut self.classes[class];
+    pub fn follow_counter(&mut self, class: ClassIndex, tenant: TenantId) {
+        let class = &mut self.classes[class.index()];
         let counter = class.counters.get(tenant);
         for (pool_set, seat) in class.head_positions.get(&tenant).into_iter().flatten() {
-            let heads =
-                &mut class.pool_sets[*pool_set].trees[tree_index(LanePart::Fresh, seat.preferred_only)];
+            let heads = &mut class.pool_sets[pool_set.index()].trees
+                [tree_index(LanePart::Fresh, seat.preferred_only)];
             heads.rekey(seat.slot, |key| HeadKey::new(key.quota_state, counter, key.place));
         }
     }
 
     /// The number of a tenant's fresh heads in a class that follow its counter.
     #[must_use]
-    pub fn indexed_heads(&self, class: usize, tenant: TenantId) -> usize {
-        self.classes[class].head_positions.get(&tenant).map_or(0, SmallVec::len)
+    pub fn indexed_heads(&self, class: ClassIndex, tenant: TenantId) -> usize {
+        self.classes[class.index()].head_positions.get(&tenant).map_or(0, SmallVec::len)
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use smallvec::SmallVec;
 
 use crate::core::model::bit_set::BitSet;
-use crate::core::model::ids::{JobId, PoolId, ReplicaId, TenantId};
+use crate::core::model::ids::{ClassIndex, JobId, PoolId, PoolSetIndex, ReplicaId, TenantId};
 use crate::core::model::number_map::NumberMap;
 use crate::core::queue::fit_tree::{FitEntry, FitRank, FitSize, FitTree};
 use crate::core::queue::lane_key::{LaneKey, LanePart, LanePlace};
@@ -81,12 +81,19 @@ pub struct HeldReplica {
     pub job: JobId,
 }
 
+/// The heads of one class, pool set and part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeadSet {
+    pub class: ClassIndex,
+    pub pool_set: PoolSetIndex,
+    pub part: LanePart,
+}
+
 /// The head that a search found to go next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Candidate {
-    /// Index of the job's class in the order of service.
-    pub class: usize,
-    pub pool_set: usize,
+    pub class: ClassIndex,
+    pub pool_set: PoolSetIndex,
     pub head: LaneHead,
     /// The job's place in its lane.
     pub place: LanePlace,
@@ -98,6 +105,14 @@ pub struct Candidate {
     pub background: bool,
     /// State of the tenant's quota.
     pub quota_state: QuotaState,
+}
+
+impl Candidate {
+    /// The heads among which the candidate was found.
+    #[must_use]
+    pub const fn head_set(&self) -> HeadSet {
+        HeadSet { class: self.class, pool_set: self.pool_set, part: self.head.part }
+    }
 }
 
 /// A pool with room, and the most that one job may need there in each respect.
@@ -127,9 +142,9 @@ pub struct OpenRoom<'a> {
     /// The pools with room, by whether the asking class is background.
     pub openings: &'a dyn Fn(bool) -> &'a PoolOpenings,
     /// The tier of a pool set that is wanted most just now.
-    pub preferred_tier: &'a dyn Fn(usize) -> Option<usize>,
-    /// Whether the search skips all heads of this class, pool set and part.
-    pub is_skipped: &'a dyn Fn((usize, usize, LanePart)) -> bool,
+    pub preferred_tier: &'a dyn Fn(PoolSetIndex) -> Option<usize>,
+    /// Whether the search skips all of these heads.
+    pub is_skipped: &'a dyn Fn(HeadSet) -> bool,
 }
 
 impl<'a> RoomIn<'a> {
@@ -184,7 +199,7 @@ pub(super) struct PoolSetQueue {
 }
 
 /// A pool set with the position of a head in it.
-pub(super) type IndexedHead = (usize, HeadPosition);
+pub(super) type IndexedHead = (PoolSetIndex, HeadPosition);
 
 /// Positions of each tenant's fresh heads.
 pub(super) type HeadIndex = NumberMap<TenantId, SmallVec<[IndexedHead; 2]>>;

@@ -13,7 +13,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::core::model::bit_set::BitSet;
-use crate::core::model::ids::{ClassId, PoolId, TenantId};
+use crate::core::model::ids::{ClassId, ClassIndex, PoolId, PoolSetIndex, TenantId};
 use crate::core::model::policy::Policy;
 use crate::core::model::time::Tick;
 use crate::core::placement::{self, GroupShape};
@@ -26,7 +26,7 @@ use crate::core::queue::quota::TenantQuotas;
 use crate::core::queue::retry_budget::RetryBudget;
 
 pub use self::heads::{
-    Candidate, HeadEntry, HeadKey, HeadPosition, HeldReplica, LaneHead, ObjectiveInputs, OpenRoom,
+    Candidate, HeadEntry, HeadKey, HeadPosition, HeadSet, HeldReplica, LaneHead, ObjectiveInputs, OpenRoom,
     PoolOpening, PoolOpenings, RoomIn,
 };
 
@@ -127,7 +127,7 @@ pub struct PoolGroup {
     pub held_replicas: Vec<HeldReplica>,
     /// Tenant quotas of the group.
     pub quotas: TenantQuotas,
-    urgent: Option<usize>,
+    urgent: Option<ClassIndex>,
     /// The earliest time at which a job that is first, but waits for the replica of its session,
     /// stops waiting for that replica.
     pub session_wait_until: Option<Tick>,
@@ -194,32 +194,37 @@ impl PoolGroup {
 
     /// Index of a class in the order of service.
     #[must_use]
-    pub fn class(&self, id: ClassId) -> Option<usize> {
-        self.classes.iter().position(|class| class.id == id)
+    pub fn class(&self, id: ClassId) -> Option<ClassIndex> {
+        self.classes.iter().position(|class| class.id == id).map(ClassIndex::from)
+    }
+
+    /// Indexes of the classes, in the order of service.
+    pub fn class_indexes(&self) -> impl Iterator<Item = ClassIndex> + use<> {
+        (0..self.classes.len()).map(ClassIndex::from)
     }
 
     /// A class by its index.
-    pub fn class_mut(&mut self, class: usize) -> &mut ClassOrder {
-        &mut self.classes[class]
+    pub fn class_mut(&mut self, class: ClassIndex) -> &mut ClassOrder {
+        &mut self.classes[class.index()]
     }
 
     /// A tenant's virtual counter in a class.
     #[must_use]
-    pub fn counter(&self, class: usize, tenant: TenantId) -> u128 {
-        self.classes[class].counters.get(tenant)
+    pub fn counter(&self, class: ClassIndex, tenant: TenantId) -> u128 {
+        self.classes[class.index()].counters.get(tenant)
     }
 
     /// Waiting jobs of a class by tenant, with their drain rates.
     #[must_use]
-    pub fn drain_rates(&self, class: usize) -> &DrainRates {
-        &self.classes[class].drain_rates
+    pub fn drain_rates(&self, class: ClassIndex) -> &DrainRates {
+        &self.classes[class.index()].drain_rates
     }
 
     /// Drain rate of a tenant's jobs in a class, in jobs per second while some wait; `None` before
     /// it is known.
     #[must_use]
-    pub fn drain_rate_of(&self, class: usize, tenant: TenantId, now: Tick) -> Option<f64> {
-        self.classes[class].drain_rates.per_second(tenant, now)
+    pub fn drain_rate_of(&self, class: ClassIndex, tenant: TenantId, now: Tick) -> Option<f64> {
+        self.classes[class.index()].drain_rates.per_second(tenant, now)
     }
 
     /// Forgets the drain rates of a tenant.
@@ -252,9 +257,9 @@ impl PoolGroup {
     }
 
     /// Waiting jobs of one class that may use the pool.
-    pub fn class_waiting_for(&self, class: usize, pool: PoolId) -> u64 {
+    pub fn class_waiting_for(&self, class: ClassIndex, pool: PoolId) -> u64 {
         let place = self.place_of(pool);
-        self.classes.get(class).map_or(0, |class| class.waiting_at(place))
+        self.classes.get(class.index()).map_or(0, |class| class.waiting_at(place))
     }
 
     /// Index of a pool among those of the group.
@@ -263,23 +268,23 @@ impl PoolGroup {
     }
 
     /// Counts a tenant's job that begins to wait in a pool set.
-    pub fn joined(&mut self, class: usize, pool_set: usize, tenant: TenantId, now: Tick) {
-        let class = &mut self.classes[class];
-        class.pool_sets[pool_set].waiting += 1;
+    pub fn joined(&mut self, class: ClassIndex, pool_set: PoolSetIndex, tenant: TenantId, now: Tick) {
+        let class = &mut self.classes[class.index()];
+        class.pool_sets[pool_set.index()].waiting += 1;
         class.waiting += 1;
-        self.pool_set_pools[pool_set].1.iter().for_each(|place| class.waiting_by_pool[*place] += 1);
+        self.pool_set_pools[pool_set.index()].1.iter().for_each(|place| class.waiting_by_pool[*place] += 1);
         class.drain_rates.joined(tenant, now);
     }
 
     /// Counts a tenant's job that leaves a pool set. Returns false when the pool set had no waiting
     /// job.
-    pub fn left(&mut self, class: usize, pool_set: usize, tenant: TenantId, now: Tick) -> bool {
-        let class = &mut self.classes[class];
+    pub fn left(&mut self, class: ClassIndex, pool_set: PoolSetIndex, tenant: TenantId, now: Tick) -> bool {
+        let class = &mut self.classes[class.index()];
         class.drain_rates.left(tenant, now);
-        let Some(rest) = class.pool_sets[pool_set].waiting.checked_sub(1) else { return false };
-        class.pool_sets[pool_set].waiting = rest;
+        let Some(rest) = class.pool_sets[pool_set.index()].waiting.checked_sub(1) else { return false };
+        class.pool_sets[pool_set.index()].waiting = rest;
         class.waiting -= 1;
-        self.pool_set_pools[pool_set].1.iter().for_each(|place| class.waiting_by_pool[*place] -= 1);
+        self.pool_set_pools[pool_set.index()].1.iter().for_each(|place| class.waiting_by_pool[*place] -= 1);
         if class.waiting == 0 {
             class.guaranteed_share.forget();
         }
@@ -312,15 +317,16 @@ impl PoolGroup {
     /// Lifts the counter of a tenant that begins to wait in a pool set. The floor is the least
     /// counter of those who wait for one of its pools, in this pool set or in another; when nobody
     /// does, the largest counter served at its pools. Returns whether the counter changed.
-    pub fn lift(&mut self, class: usize, pool_set: usize, tenant: TenantId) -> bool {
-        let class = &mut self.classes[class];
+    pub fn lift(&mut self, class: ClassIndex, pool_set: PoolSetIndex, tenant: TenantId) -> bool {
+        let class = &mut self.classes[class.index()];
         let rivals = [false, true].into_iter().flat_map(|bound| {
             let tree = tree_index(LanePart::Fresh, bound);
-            let busy = class.pool_sets_with_heads[tree].intersection(&self.overlaps[pool_set]);
+            let busy = class.pool_sets_with_heads[tree].intersection(&self.overlaps[pool_set.index()]);
             busy.map(move |other| (other, tree))
         });
         let waiting = rivals.filter_map(|(other, tree)| class.pool_sets[other].trees[tree].least_key());
-        let served = || self.pool_set_pools[pool_set].1.iter().map(|place| class.max_served[*place]).max();
+        let served =
+            || self.pool_set_pools[pool_set.index()].1.iter().map(|place| class.max_served[*place]).max();
         let floor = waiting.map(|key| key.least_counter).min().or_else(served).unwrap_or(0);
         class.counters.lift(tenant, floor)
     }
@@ -331,36 +337,36 @@ impl PoolGroup {
     }
 
     #[must_use]
-    pub fn class_id(&self, class: usize) -> ClassId {
-        self.classes[class].id
+    pub fn class_id(&self, class: ClassIndex) -> ClassId {
+        self.classes[class.index()].id
     }
 
     /// Counts a job of the class that went to a replica.
-    pub fn started(&mut self, class: usize) {
-        self.classes[class].running += 1;
+    pub fn started(&mut self, class: ClassIndex) {
+        self.classes[class.index()].running += 1;
     }
 
     /// Counts a job of the class that left its replica after `held`.
-    pub fn stopped(&mut self, class: usize, held: Duration, now: Tick) {
-        let class = &mut self.classes[class];
+    pub fn stopped(&mut self, class: ClassIndex, held: Duration, now: Tick) {
+        let class = &mut self.classes[class.index()];
         class.running = class.running.saturating_sub(1);
         class.last_active = Some(now);
         class.headroom.learn_hold(held);
     }
 
     /// Counts an arrival of a job with `seqs` sequences.
-    pub fn arrived(&mut self, class: usize, seqs: u32, now: Tick) {
-        self.classes[class].headroom.arrived(now, seqs);
+    pub fn arrived(&mut self, class: ClassIndex, seqs: u32, now: Tick) {
+        self.classes[class.index()].headroom.arrived(now, seqs);
     }
 
     /// The most urgent active class, by index. Refreshes the activity of all classes.
-    pub fn refresh_urgent(&mut self, now: Tick) -> Option<usize> {
+    pub fn refresh_urgent(&mut self, now: Tick) -> Option<ClassIndex> {
         for class in &mut self.classes {
             if class.running > 0 || class.waiting > 0 {
                 class.last_active = Some(now);
             }
         }
-        self.classes.iter().position(|class| class.is_active(now))
+        self.classes.iter().position(|class| class.is_active(now)).map(ClassIndex::from)
     }
 
     /// The active classes: those with jobs waiting or running, or with some within [`ACTIVE_FOR`].
@@ -374,11 +380,11 @@ impl PoolGroup {
     pub fn urgent_classes_by_pool(
         &self,
         now: Tick,
-    ) -> impl Iterator<Item = (PoolId, Option<usize>, Option<usize>)> {
+    ) -> impl Iterator<Item = (PoolId, Option<ClassIndex>, Option<ClassIndex>)> {
         let classes = move |place: usize| {
             let classes = self.classes.iter().enumerate();
             let here = classes.filter(move |(_, class)| class.is_active(now) && class.reach[place]);
-            let mut here = here.map(|(class, _)| class);
+            let mut here = here.map(|(class, _)| ClassIndex::from(class));
             (here.next(), here.next())
         };
         self.shape.pools.iter().enumerate().map(move |(place, pool)| {
@@ -389,45 +395,45 @@ impl PoolGroup {
 
     /// The tier of pools that the last job of a class in a pool set was dispatched to.
     #[must_use]
-    pub fn last_tier(&self, class: usize, pool_set: usize) -> Option<usize> {
-        self.classes[class].pool_sets[pool_set].last_tier
+    pub fn last_tier(&self, class: ClassIndex, pool_set: PoolSetIndex) -> Option<usize> {
+        self.classes[class.index()].pool_sets[pool_set.index()].last_tier
     }
 
     /// When the urgent class stops being active; `None` while it has jobs waiting or running.
     #[must_use]
     pub fn urgent_until(&self) -> Option<Tick> {
-        let class = &self.classes[self.urgent?];
+        let class = &self.classes[self.urgent?.index()];
         let idle = class.running == 0 && class.waiting == 0;
         class.last_active.filter(|_| idle).map(|seen| seen + ACTIVE_FOR)
     }
 
     /// Headroom of a class over all replicas, in sequences that background classes leave free.
     #[must_use]
-    pub fn headroom(&self, class: usize, now: Tick) -> u32 {
-        self.classes[class].headroom.seqs(now)
+    pub fn headroom(&self, class: ClassIndex, now: Tick) -> u32 {
+        self.classes[class.index()].headroom.seqs(now)
     }
 
     /// Whether a more urgent class uses the replicas, so that this class has to leave it headroom.
     #[must_use]
-    pub fn is_background(&self, class: usize) -> bool {
+    pub fn is_background(&self, class: ClassIndex) -> bool {
         self.urgent.is_some_and(|urgent| urgent < class)
     }
 
     /// The most urgent active class, by index.
     #[must_use]
-    pub const fn urgent(&self) -> Option<usize> {
+    pub const fn urgent(&self) -> Option<ClassIndex> {
         self.urgent
     }
 
-    pub const fn set_urgent(&mut self, urgent: Option<usize>) {
+    pub const fn set_urgent(&mut self, urgent: Option<ClassIndex>) {
         self.urgent = urgent;
     }
 
     /// Whether a more urgent class has jobs waiting for the pool.
     #[must_use]
-    pub fn has_more_urgent_waiting(&self, class: usize, pool: PoolId) -> bool {
+    pub fn has_more_urgent_waiting(&self, class: ClassIndex, pool: PoolId) -> bool {
         let place = self.place_of(pool);
-        self.classes[..class].iter().any(|before| before.waiting_at(place) > 0)
+        self.classes[..class.index()].iter().any(|before| before.waiting_at(place) > 0)
     }
 
     /// Books the work of a candidate that goes to the pool. To be called before the job leaves its
@@ -438,13 +444,14 @@ impl PoolGroup {
             if class.waiting_at(place) > 0 {
                 class.guaranteed_share.accrue(cost, class.min_share);
             }
-            if index == chosen.class {
+            if index == chosen.class.index() {
                 class.guaranteed_share.pay(cost, chosen.guaranteed);
             }
         }
-        let class = &mut self.classes[chosen.class];
-        let tiers = &self.shape.pool_sets[chosen.pool_set].tiers;
-        class.pool_sets[chosen.pool_set].last_tier = tiers.iter().position(|tier| tier.pools.contains(&pool));
+        let class = &mut self.classes[chosen.class.index()];
+        let tiers = &self.shape.pool_set(chosen.pool_set).tiers;
+        class.pool_sets[chosen.pool_set.index()].last_tier =
+            tiers.iter().position(|tier| tier.pools.contains(&pool));
         if chosen.head.part == LanePart::Fresh {
             let counter = class.counters.get(chosen.head.lane.tenant);
             let served = place.map(|place| &mut class.max_served[place]);
@@ -455,16 +462,19 @@ impl PoolGroup {
     /// Whether an arriving job of the class counts as background. A class that is owed its
     /// guaranteed share does not.
     #[must_use]
-    pub fn is_background_arrival(&self, class: usize) -> bool {
-        self.is_background(class) && !self.classes[class].guaranteed_share.is_owed()
+    pub fn is_background_arrival(&self, class: ClassIndex) -> bool {
+        self.is_background(class) && !self.classes[class.index()].guaranteed_share.is_owed()
     }
 
     /// Classes in the order of service, and whether each is owed its guaranteed share.
-    fn service_order(&self) -> SmallVec<[(usize, bool); 8]> {
+    fn service_order(&self) -> SmallVec<[(ClassIndex, bool); 8]> {
         let classes = self.classes.iter().enumerate();
-        let mut turns: SmallVec<_> =
-            classes.map(|(index, class)| (index, class.guaranteed_share.is_owed())).collect();
-        let owed = |(class, owed): &(usize, bool)| owed.then(|| self.classes[*class].guaranteed_share.owed());
+        let mut turns: SmallVec<_> = classes
+            .map(|(index, class)| (ClassIndex::from(index), class.guaranteed_share.is_owed()))
+            .collect();
+        let owed = |(class, owed): &(ClassIndex, bool)| {
+            owed.then(|| self.classes[class.index()].guaranteed_share.owed())
+        };
         turns.sort_by(|a, b| owed(b).partial_cmp(&owed(a)).unwrap_or(Ordering::Equal));
         turns
     }

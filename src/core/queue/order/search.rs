@@ -1,14 +1,14 @@
 //! Head search: the first job in the order of service that fits.
 
 use crate::core::model::bit_set::BitSet;
-use crate::core::model::ids::PoolId;
+use crate::core::model::ids::{ClassIndex, PoolId, PoolSetIndex};
 use crate::core::queue::fit_tree::{FitSize, FitTree};
 use crate::core::queue::lane_key::LanePart;
 use crate::core::queue::quota::QuotaState;
 
 use super::PoolGroup;
 use super::heads::{
-    Candidate, HeadEntry, HeadKey, LaneHead, OpenRoom, PoolOpening, PoolOpenings, RoomIn, tree_index,
+    Candidate, HeadEntry, HeadKey, HeadSet, LaneHead, OpenRoom, PoolOpening, PoolOpenings, RoomIn, tree_index,
 };
 
 impl PoolGroup {
@@ -53,22 +53,24 @@ impl PoolGroup {
     /// of its heads would precede the head already found.
     fn first_in(
         &self,
-        place: usize,
+        place: ClassIndex,
         part: LanePart,
         background: bool,
         room: RoomIn<'_>,
         skip: &dyn Fn(&LaneHead) -> bool,
-    ) -> Option<(HeadEntry, usize)> {
-        let class = &self.classes[place];
-        let mut best: Option<(HeadEntry, usize)> = None;
+    ) -> Option<(HeadEntry, PoolSetIndex)> {
+        let class = &self.classes[place.index()];
+        let mut best: Option<(HeadEntry, PoolSetIndex)> = None;
         for bound in [false, true] {
             let board = tree_index(part, bound);
             let busy = &class.pool_sets_with_heads[board];
             for pool_set in busy.intersection(room.pool_sets(background).unwrap_or(busy)) {
                 let heads = &class.pool_sets[pool_set].trees[board];
+                let pool_set = PoolSetIndex::from(pool_set);
+                let at = HeadSet { class: place, pool_set, part };
                 let goes_before = |key: &HeadKey| best.as_ref().is_none_or(|(found, _)| *key < found.key);
                 if heads.least_key().is_some_and(|key| goes_before(&key))
-                    && let Some(size) = self.room_of((place, pool_set, part), bound, background, room)
+                    && let Some(size) = self.room_of(at, bound, background, room)
                     && let Some(entry) =
                         self.first_allowed(heads, size, skip).filter(|one| goes_before(&one.key))
                 {
@@ -81,32 +83,25 @@ impl PoolGroup {
 
     /// The largest size that the pools of a pool set can take, for its bound heads or for the
     /// others.
-    fn room_of(
-        &self,
-        at: (usize, usize, LanePart),
-        bound: bool,
-        background: bool,
-        room: RoomIn<'_>,
-    ) -> Option<FitSize> {
-        let pool_set = at.1;
+    fn room_of(&self, at: HeadSet, bound: bool, background: bool, room: RoomIn<'_>) -> Option<FitSize> {
         match room {
             RoomIn::Anywhere => Some(FitSize::MAX),
-            RoomIn::Matching(has) => has(&self.shape.pool_sets[pool_set].pools).then_some(FitSize::MAX),
+            RoomIn::Matching(has) => has(&self.shape.pool_set(at.pool_set).pools).then_some(FitSize::MAX),
             RoomIn::Pools(rooms) if (rooms.is_skipped)(at) => None,
-            RoomIn::Pools(rooms) => self.room_in(&rooms, pool_set, bound, background),
+            RoomIn::Pools(rooms) => self.room_in(&rooms, at.pool_set, bound, background),
         }
     }
 
     fn room_in(
         &self,
         rooms: &OpenRoom<'_>,
-        pool_set: usize,
+        pool_set: PoolSetIndex,
         bound: bool,
         background: bool,
     ) -> Option<FitSize> {
-        let reach = &self.pool_set_pools[pool_set].0;
+        let reach = &self.pool_set_pools[pool_set.index()].0;
         let wanted = if bound { Some((rooms.preferred_tier)(pool_set)?) } else { None };
-        let tier = wanted.map(|wanted| &self.shape.pool_sets[pool_set].tiers[wanted].pools);
+        let tier = wanted.map(|wanted| &self.shape.pool_set(pool_set).tiers[wanted].pools);
         let here = (rooms.openings)(background).pools.iter().filter(|(pool, _)| reach.contains(pool.index()));
         let here = here.filter(|(pool, _)| tier.is_none_or(|tier| tier.contains(pool)));
         here.map(|(_, size)| *size).reduce(FitSize::max_each)
@@ -126,8 +121,8 @@ impl PoolGroup {
     }
 
     /// The least key of a class and part over some pool sets.
-    fn least_of(&self, class: usize, part: LanePart, pool_sets: &BitSet) -> Option<HeadKey> {
-        let class = &self.classes[class];
+    fn least_of(&self, class: ClassIndex, part: LanePart, pool_sets: &BitSet) -> Option<HeadKey> {
+        let class = &self.classes[class.index()];
         let heads = [false, true].into_iter().flat_map(|bound| {
             let board = tree_index(part, bound);
             let busy = class.pool_sets_with_heads[board].intersection(pool_sets);

@@ -16,18 +16,17 @@ use crate::core::autoscale::demand::work::work;
 use crate::core::limits::LimitGrant;
 use crate::core::limits::rule::LimitId;
 use crate::core::model::event::{Action, JobAction, RejectReason, Rejection};
-use crate::core::model::ids::{ClassId, JobId, TenantId};
+use crate::core::model::ids::{ClassId, GroupIndex, JobId, TenantId};
 use crate::core::model::invariant::InvariantId;
 use crate::core::model::job::{JobSpec, PromptPrefix};
 use crate::core::placement::choose;
 use crate::core::queue::admission;
 use crate::core::queue::fit_tree::FitEntry;
-use crate::core::queue::lane_key::{LaneKey, LanePart};
-use crate::core::queue::order::{HeadEntry, HeadKey, LaneHead};
+use crate::core::queue::lane_key::{LaneAccounts, LaneKey, LanePart, LanePosition};
+use crate::core::queue::order::{HeadEntry, HeadKey, HeadSet, LaneHead};
 use crate::core::queue::quota::QuotaState;
 
 use super::Scheduler;
-use super::groups::{LaneAccounts, LanePosition};
 use super::job::{self, Job};
 
 /// Delay of a job's turn in its lane, in multiples of its prefill time. Short prompts go first,
@@ -171,7 +170,7 @@ impl Scheduler {
         let spot = self.lane_position(key)?;
         let here = &self.groups[spot.group];
         let wait = here.drain_rates(spot.class).wait(key.tenant, before, self.now)?;
-        let pools = here.shape.pool_sets[spot.pool_set].pools.iter();
+        let pools = here.shape.pool_set(spot.pool_set).pools.iter();
         Some(wait.div_f64(self.autoscaler.growth(pools)))
     }
 
@@ -265,10 +264,7 @@ impl Scheduler {
         if !self.waits_in(spot, spec.class, spec.tenant) {
             let lifted = self.groups[spot.group].lift(spot.class, spot.pool_set, spec.tenant);
             if lifted {
-                self.refresh_counter(
-                    LaneAccounts { group: spot.group, class: spot.class },
-                    LaneKey::of(&spec),
-                );
+                self.refresh_counter(spot.accounts(), LaneKey::of(&spec));
             }
         }
         self.queue.push(&spec, part, place, self.weight(spec.tenant));
@@ -337,7 +333,7 @@ impl Scheduler {
     }
 
     /// Updates the head positions of a tenant's lanes of a class after its quota state changed.
-    pub(super) fn refresh_tenant(&mut self, group: usize, class: ClassId, tenant: TenantId) {
+    pub(super) fn refresh_tenant(&mut self, group: GroupIndex, class: ClassId, tenant: TenantId) {
         let here = |key: &LaneKey| self.placement.group_of_model(key.model) == Some(group);
         for key in self.queue.lane_keys_of(class, tenant).filter(here).collect::<SmallVec<[LaneKey; 8]>>() {
             self.refresh_lane(key);
@@ -351,7 +347,7 @@ impl Scheduler {
         let standing = self.quota_state(spot.group, key.tenant);
         let objective = self.policy.classes.get(key.class).map(|class| class.ttft_objective);
         let group = &mut self.groups[spot.group];
-        let waits = group.shape.pool_sets[spot.pool_set].can_wait();
+        let waits = group.shape.pool_set(spot.pool_set).can_wait();
         let Some(lane) = self.queue.lane_mut(key) else { return };
         let mut reseat_at = None;
         for part in LanePart::ALL {
@@ -373,8 +369,9 @@ impl Scheduler {
                 let key = HeadKey::new(standing, counter, job.position_in(part));
                 FitEntry { key, size: job.size(), value }
             });
+            let heads = HeadSet { class: spot.class, pool_set: spot.pool_set, part };
             let seat = &mut lane.head_positions[part as usize];
-            *seat = group.put_head((spot.class, spot.pool_set, part), *seat, bound, entry);
+            *seat = group.put_head(heads, *seat, bound, entry);
         }
         if lane.refresh_at != reseat_at {
             let before = std::mem::replace(&mut lane.refresh_at, reseat_at);

@@ -2,14 +2,14 @@
 //!
 //! A change re-ranks the lanes of a tenant only if its quota state changed.
 
-use crate::core::model::ids::{ClassId, TenantId};
+use crate::core::model::ids::{ClassId, GroupIndex, TenantId};
 use crate::core::queue::lane_key::LaneKey;
 
 use crate::core::scheduler::Scheduler;
 
 impl Scheduler {
     /// Resizes the quotas of a group to the capacity of its replicas.
-    pub(in crate::core::scheduler) fn resize_quotas(&mut self, group: usize) {
+    pub(in crate::core::scheduler) fn resize_quotas(&mut self, group: GroupIndex) {
         if self.groups[group].quotas.is_empty() {
             return;
         }
@@ -20,7 +20,7 @@ impl Scheduler {
     }
 
     /// Takes `seqs` sequences of the tenant's quota for a dispatched job.
-    pub(in crate::core::scheduler) fn take_quota(&mut self, group: usize, tenant: TenantId, seqs: u32) {
+    pub(in crate::core::scheduler) fn take_quota(&mut self, group: GroupIndex, tenant: TenantId, seqs: u32) {
         if self.groups[group].quotas.take(tenant, seqs) {
             self.refresh_quota_state(group, tenant);
         }
@@ -51,7 +51,7 @@ impl Scheduler {
     }
 
     /// Updates the head positions of a tenant's lanes in the group.
-    pub(in crate::core::scheduler) fn refresh_quota_state(&mut self, group: usize, tenant: TenantId) {
+    pub(in crate::core::scheduler) fn refresh_quota_state(&mut self, group: GroupIndex, tenant: TenantId) {
         let classes: Vec<ClassId> = self.groups[group].class_ids().collect();
         for class in classes {
             self.refresh_tenant(group, class, tenant);

@@ -5,23 +5,23 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::core::autoscale::class_demand::{ClassDemand, is_patient, total_need};
+use crate::core::autoscale::demand::Demand;
 use crate::core::autoscale::demand::state::DemandState;
-use crate::core::autoscale::demand::{Demand, FlowKey};
 use crate::core::autoscale::demand_report::{PeerDemand, PoolReport, PoolSetReport};
 use crate::core::autoscale::desired::DesiredReplicas;
 use crate::core::autoscale::pool_start::PoolStarts;
 use crate::core::autoscale::share::PoolSetDemand;
 use crate::core::autoscale::{ScalingPool, window};
 use crate::core::model::event::{DispatchReason, RejectReason};
-use crate::core::model::ids::{ClassId, PoolId};
+use crate::core::model::ids::{ClassId, ClassIndex, GroupIndex, PoolId, PoolSetIndex};
 use crate::core::model::job::JobSpec;
 use crate::core::model::policy::Policy;
 use crate::core::model::time::Tick;
 use crate::core::placement::{Placement, PoolSet};
-use crate::core::queue::lane_key::LaneKey;
 
 use super::inputs::{DemandInputs, WaitingDemand};
-use crate::core::scheduler::groups::{LaneAccounts, LanePosition, PoolGroups};
+use crate::core::queue::lane_key::{LaneAccounts, LaneKey, LanePosition};
+use crate::core::scheduler::groups::PoolGroups;
 
 /// How many replicas each pool needs, and what that follows from.
 #[derive(Debug, Default)]
@@ -57,14 +57,14 @@ impl Autoscaler {
         now: Tick,
     ) {
         self.demand.profiles.enter(spec);
-        self.demand.note_arrival((spot.group, spot.class, spot.pool_set), work, now);
+        self.demand.note_arrival(spot, work, now);
     }
 
     /// A job of so much work goes to a replica of the pool.
     pub(in crate::core::scheduler) fn note_dispatch(
         &mut self,
         (spec, work): (&JobSpec, f64),
-        at: FlowKey,
+        at: LanePosition,
         pool: PoolId,
         why: &DispatchReason,
         policy: &Policy,
@@ -99,7 +99,7 @@ impl Autoscaler {
         };
         let spot = inputs.groups.position(inputs.placement, LaneKey::of(spec));
         if let Some(spot) = spot.filter(|_| scarce) {
-            self.demand.note_refusal((spot.group, spot.class, spot.pool_set), inputs.now);
+            self.demand.note_refusal(spot, inputs.now);
         }
     }
 
@@ -111,7 +111,7 @@ impl Autoscaler {
         pool: Option<PoolId>,
         stay: Duration,
     ) {
-        self.demand.note_stay(account.group, account.class, stay);
+        self.demand.note_stay(account, stay);
         if let Some(pool) = pool {
             self.demand.profiles.stayed(spec, pool, stay);
         }
@@ -164,15 +164,15 @@ impl Autoscaler {
     pub(super) fn demand_of(
         &self,
         inputs: &DemandInputs<'_>,
-        group: usize,
+        group: GroupIndex,
         pools: &[ScalingPool],
         (waits, others): (&WaitingDemand, &PeerDemand),
         watched: Duration,
     ) -> Vec<PoolSetDemand> {
         let here = &inputs.groups[group];
         let view = |id: &PoolId| pools.iter().find(|pool| pool.pool == *id);
-        let pool_sets = here.shape.pool_sets.iter().enumerate().map(|(pool_set, row)| {
-            let order = pool_order(row);
+        let pool_sets = here.shape.pool_set_indexes().map(|pool_set| {
+            let order = pool_order(here.shape.pool_set(pool_set));
             let views = || order.iter().filter_map(view);
             let first = views().find(|pool| !pool.short).or_else(|| views().next());
             let start = first.map_or(Duration::ZERO, |pool| pool.start);
@@ -202,15 +202,15 @@ impl Autoscaler {
     pub(super) fn class_demands(
         &self,
         inputs: &DemandInputs<'_>,
-        (group, pool_set): (usize, usize),
+        (group, pool_set): (GroupIndex, PoolSetIndex),
         (start, ready): (Duration, u32),
         waits: &WaitingDemand,
         watched: Duration,
     ) -> Vec<(ClassId, ClassDemand)> {
         let here = &inputs.groups[group];
         let (window, now) = (window(start), inputs.now);
-        let want = |(class, id): (usize, ClassId)| {
-            let at = (group, class, pool_set);
+        let want = |class: ClassIndex| {
+            let (id, at) = (here.class_id(class), LanePosition { group, class, pool_set });
             let row = inputs.policy.classes.get(id).filter(|row| !row.scavenger)?;
             let flow = self.demand.flow(at)?;
             let parked = waits.parked.get(&at).copied().unwrap_or_default();
@@ -232,7 +232,7 @@ impl Autoscaler {
             };
             Some((id, want))
         };
-        here.class_ids().enumerate().filter_map(want).collect()
+        here.class_indexes().filter_map(want).collect()
     }
 }
 

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::core::autoscale::demand::FlowKey;
 use crate::core::autoscale::demand_report::{PeerDemand, PoolSetKey, PoolSetReport};
-use crate::core::model::ids::{ClassId, PoolId};
+use crate::core::model::ids::{ClassId, GroupIndex, PoolId, PoolSetIndex};
 use crate::core::model::overrides::Overrides;
 use crate::core::model::policy::Policy;
 use crate::core::model::time::Tick;
 use crate::core::placement::{Placement, PoolSet};
 use crate::core::queue::Queue;
+use crate::core::queue::lane_key::LanePosition;
 use crate::core::replica::fleet::Fleet;
 
 use crate::core::scheduler::groups::PoolGroups;
@@ -34,18 +34,18 @@ pub(super) struct WaitingDemand {
     /// Tokens, prompts and asked output, by pool that may serve them.
     pub(super) tokens: BTreeMap<PoolId, u64>,
     /// How long the oldest job of a class has waited in a pool set.
-    pub(super) oldest: BTreeMap<FlowKey, Duration>,
+    pub(super) oldest: BTreeMap<LanePosition, Duration>,
     /// The same for lanes whose tenants' quotas allow more sequences.
-    pub(super) oldest_allowed: BTreeMap<FlowKey, Duration>,
+    pub(super) oldest_allowed: BTreeMap<LanePosition, Duration>,
     /// Jobs of a class in a pool set whose tenants are paused: replicas are no help to
     /// them.
-    pub(super) parked: BTreeMap<FlowKey, u64>,
+    pub(super) parked: BTreeMap<LanePosition, u64>,
 }
 
 impl WaitingDemand {
     /// Jobs of paused tenants in a pool set.
-    pub(super) fn parked_in(&self, group: usize, pool_set: usize) -> u64 {
-        let here = self.parked.iter().filter(|((one, _, two), _)| (*one, *two) == (group, pool_set));
+    pub(super) fn parked_in(&self, group: GroupIndex, pool_set: PoolSetIndex) -> u64 {
+        let here = self.parked.iter().filter(|(at, _)| (at.group, at.pool_set) == (group, pool_set));
         here.map(|(_, jobs)| jobs).sum()
     }
 }
@@ -60,21 +60,20 @@ impl DemandInputs<'_> {
     pub(super) fn waiting_demand(&self, now: Tick) -> WaitingDemand {
         let mut waits = WaitingDemand::default();
         for (key, lane) in self.queue.lanes() {
-            let Some(spot) = self.groups.position(self.placement, key) else { continue };
-            let at = (spot.group, spot.class, spot.pool_set);
+            let Some(at) = self.groups.position(self.placement, key) else { continue };
             if self.overrides.paused_until(key.tenant).is_some() {
                 *waits.parked.entry(at).or_default() += lane.load().requests;
                 continue;
             }
             let load = u64::try_from(lane.load().tokens).unwrap_or(u64::MAX);
-            for pool in &self.groups[spot.group].shape.pool_sets[spot.pool_set].pools {
+            for pool in &self.groups[at.group].shape.pool_set(at.pool_set).pools {
                 let sum = waits.tokens.entry(*pool).or_default();
                 *sum = sum.saturating_add(load);
             }
             let age = lane.oldest().map_or(Duration::ZERO, |oldest| now.since(oldest));
             let oldest = waits.oldest.entry(at).or_default();
             *oldest = age.max(*oldest);
-            if self.groups[spot.group].quotas.allows(key.tenant, 1) {
+            if self.groups[at.group].quotas.allows(key.tenant, 1) {
                 let hindered = waits.oldest_allowed.entry(at).or_default();
                 *hindered = age.max(*hindered);
             }
@@ -103,7 +102,7 @@ impl DemandInputs<'_> {
     /// than their pools are one to others: the first of them counts.
     pub(super) fn peer_demand(
         &self,
-        (group, pool_set): (usize, usize),
+        (group, pool_set): (GroupIndex, PoolSetIndex),
         order: &[PoolId],
         others: &PeerDemand,
     ) -> Vec<(ClassId, PoolSetReport)> {
@@ -112,7 +111,7 @@ impl DemandInputs<'_> {
         }
         let here = &self.groups[group];
         let same = |row: &PoolSet| row.tiers.iter().flat_map(|tier| &tier.pools).eq(order.iter());
-        if here.shape.pool_sets.iter().position(same) != Some(pool_set) {
+        if here.shape.pool_sets.iter().position(same) != Some(pool_set.index()) {
             return Vec::new();
         }
         let part = |id: ClassId| Some((id, *others.sum.pool_sets.get(&self.key_of(id, order))?));

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use crate::core::autoscale::DEFAULT_START;
 use crate::core::autoscale::demand_report::{DemandReport, PoolReport, PoolSetKey, PoolSetReport};
-use crate::core::model::ids::PoolId;
+use crate::core::model::ids::{GroupIndex, PoolId};
 use crate::core::model::time::Tick;
+use crate::core::queue::lane_key::LanePosition;
 
 use super::autoscaler::{Autoscaler, pool_order};
 use super::inputs::{DemandInputs, WaitingDemand};
@@ -36,19 +37,20 @@ impl Autoscaler {
     fn add_pool_sets(
         &self,
         inputs: &DemandInputs<'_>,
-        group: usize,
+        group: GroupIndex,
         waits: &WaitingDemand,
         watched: Duration,
         pool_sets: &mut BTreeMap<PoolSetKey, PoolSetReport>,
     ) {
         let here = &inputs.groups[group];
-        for (pool_set, row) in here.shape.pool_sets.iter().enumerate() {
-            let order = pool_order(row);
+        for pool_set in here.shape.pool_set_indexes() {
+            let order = pool_order(here.shape.pool_set(pool_set));
             let start = order.first().map_or(DEFAULT_START, |id| self.start_of(inputs, *id));
             let wants = self.class_demands(inputs, (group, pool_set), (start, 0), waits, watched);
             for (id, want) in wants {
-                let class = here.class_ids().position(|other| other == id).unwrap_or_default();
-                let parked = waits.parked.get(&(group, class, pool_set)).copied().unwrap_or_default();
+                let Some(class) = here.class(id) else { continue };
+                let at = LanePosition { group, class, pool_set };
+                let parked = waits.parked.get(&at).copied().unwrap_or_default();
                 let part = PoolSetReport::of(&want, here.waiting_in(class, pool_set).saturating_sub(parked));
                 if part != PoolSetReport::default() {
                     let sum = pool_sets.entry(inputs.key_of(id, &order)).or_default();

@@ -12,9 +12,9 @@ use std::iter;
 
 use smallvec::SmallVec;
 
-use super::BlockedAdapters;
 use super::pick::DispatchPick;
-use crate::core::model::ids::{JobId, PoolId};
+use super::{BlockedAdapter, BlockedAdapters};
+use crate::core::model::ids::{GroupIndex, JobId, PoolId};
 use crate::core::placement::choose::PlacementReason;
 use crate::core::queue::fit_tree::FitSize;
 use crate::core::queue::lane_key::LaneKey;
@@ -28,7 +28,7 @@ pub(in crate::core::scheduler) const MAX_PASSED_OVER: u32 = 32;
 impl Scheduler {
     /// A job for which a held replica has room now. Ends holds whose job no longer waits for the
     /// replica.
-    pub(super) fn pick_held(&mut self, group: usize) -> Option<DispatchPick> {
+    pub(super) fn pick_held(&mut self, group: GroupIndex) -> Option<DispatchPick> {
         let mut index = 0;
         while let Some(hold) = self.groups[group].held_replicas.get(index).copied() {
             let wanted = self.job_of_hold(group, &hold);
@@ -55,12 +55,12 @@ impl Scheduler {
     }
 
     /// The job of a hold; `None` when the job no longer waits for that replica.
-    fn job_of_hold(&self, group: usize, hold: &HeldReplica) -> Option<Candidate> {
+    fn job_of_hold(&self, group: GroupIndex, hold: &HeldReplica) -> Option<Candidate> {
         let job = self.jobs.get(&hold.job)?;
         let part = job.part()?;
         let lane = LaneKey::of(&job.spec);
         let spot = self.lane_position(lane).filter(|spot| spot.group == group)?;
-        let pools = &self.groups[group].shape.pool_sets[spot.pool_set].pools;
+        let pools = &self.groups[group].shape.pool_set(spot.pool_set).pools;
         let usable = pools.contains(&hold.pool)
             && self.fleet.is_up(hold.replica)
             && !self.avoided_replicas(hold.job, pools).contains(&hold.replica);
@@ -89,7 +89,7 @@ impl Scheduler {
 
     /// The first job in the order among those that wait for the picked pool, whether it fits or
     /// not; `None` if the picked job is that job.
-    pub(super) fn passed_by(&self, group: usize, pick: &DispatchPick) -> Option<JobId> {
+    pub(super) fn passed_by(&self, group: GroupIndex, pick: &DispatchPick) -> Option<JobId> {
         let here = &self.groups[group];
         if here.is_first_for(&pick.chosen, pick.pool) {
             return None;
@@ -97,7 +97,7 @@ impl Scheduler {
         let openings = here.openings(iter::once((pick.pool, FitSize::MAX)));
         let rooms = OpenRoom {
             openings: &|_| &openings,
-            preferred_tier: &|pool_set| self.preferred_tier(&here.shape.pool_sets[pool_set]),
+            preferred_tier: &|pool_set| self.preferred_tier(here.shape.pool_set(pool_set)),
             is_skipped: &|_| false,
         };
         let first = here.first(RoomIn::Pools(rooms), &|_| false)?.head.job;
@@ -106,7 +106,7 @@ impl Scheduler {
 
     /// Counts that another job went before the first in the order. At [`MAX_PASSED_OVER`], holds a
     /// replica for the first.
-    pub(super) fn note_passed_over(&mut self, group: usize, pool: PoolId, first: JobId) {
+    pub(super) fn note_passed_over(&mut self, group: GroupIndex, pool: PoolId, first: JobId) {
         if !self.considers_pool(first, pool) {
             return;
         }
@@ -120,14 +120,14 @@ impl Scheduler {
     /// Holds a replica for each job that other adapters shut out and that has waited for half of
     /// its TTFT objective. The hold does not depend on the order: otherwise other adapters could
     /// keep all slots for ever.
-    pub(super) fn hold_for_shut_out(&mut self, group: usize, blocked: &BlockedAdapters) {
-        for (pool_set, model, id) in blocked {
+    pub(super) fn hold_for_shut_out(&mut self, group: GroupIndex, blocked: &BlockedAdapters) {
+        for BlockedAdapter { pool_set, model, job: id } in blocked {
             let Some(job) = self.jobs.get(id) else { continue };
             let objective = self.policy.classes.get(job.spec.class).map(|class| class.ttft_objective);
             if job.queued(self.now) < objective.unwrap_or_default() / 2 {
                 continue;
             }
-            let pools = self.groups[group].shape.pool_sets[*pool_set].pools.iter().copied();
+            let pools = self.groups[group].shape.pool_set(*pool_set).pools.iter().copied();
             let can: SmallVec<[PoolId; 4]> = pools
                 .filter(|pool| self.fleet.is_adapter(*pool, *model) && self.considers_pool(*id, *pool))
                 .collect();
@@ -136,7 +136,7 @@ impl Scheduler {
     }
 
     /// Holds a replica of the pool for the job, unless the pool or the job has a hold already.
-    fn hold_for(&mut self, group: usize, pool: PoolId, first: JobId) {
+    fn hold_for(&mut self, group: GroupIndex, pool: PoolId, first: JobId) {
         let Some(job) = self.jobs.get(&first) else { return };
         let holds = &self.groups[group].held_replicas;
         if holds.iter().any(|hold| hold.pool == pool || hold.job == first) {

@@ -16,11 +16,11 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::core::model::event::{Action, DispatchReason, JobAction, OrderReason};
-use crate::core::model::ids::{JobId, ModelId, PoolId, ReplicaId};
+use crate::core::model::ids::{GroupIndex, JobId, ModelId, PoolId, PoolSetIndex, ReplicaId};
 use crate::core::model::invariant::InvariantId;
 use crate::core::queue::fairness::cost;
-use crate::core::queue::lane_key::{LanePart, LanePlace};
-use crate::core::queue::order::{Candidate, LaneHead, OpenRoom, RoomIn};
+use crate::core::queue::lane_key::{LaneAccounts, LanePart, LanePlace, LanePosition};
+use crate::core::queue::order::{Candidate, HeadSet, LaneHead, OpenRoom, RoomIn};
 use crate::core::queue::quota::QuotaState;
 use crate::core::replica::affinity::adapter_slots::AdapterState;
 use crate::core::replica::ledger::Booking;
@@ -28,18 +28,26 @@ use crate::core::replica::ledger::Booking;
 use self::pick::{DeferredPick, DispatchPick};
 use super::Scheduler;
 use super::job::{JobPhase, RunningAttempt};
-use crate::core::scheduler::groups::LaneAccounts;
 
 /// Number of heads of one class, pool set and part that may fail to find a replica in one
 /// decision. The other heads are then left for the next decision.
 const MAX_FAILED_HEADS: usize = 32;
 
-/// Pool sets with an adapter that none of their replicas can load now, each with the first job
-/// that waits for that adapter.
-type BlockedAdapters = SmallVec<[(usize, ModelId, JobId); 4]>;
+/// An adapter that no replica of a pool set can load now, and the first job that waits for it.
+struct BlockedAdapter {
+    pool_set: PoolSetIndex,
+    model: ModelId,
+    job: JobId,
+}
 
-/// Number of heads that found no replica in one decision, by class, pool set and part.
-type FailedHeads = SmallVec<[((usize, usize, LanePart), usize); 4]>;
+/// The adapters that one decision found blocked.
+type BlockedAdapters = SmallVec<[BlockedAdapter; 4]>;
+
+/// Heads that found no replica in one decision, and their number.
+struct FailedHeads {
+    heads: HeadSet,
+    times: usize,
+}
 
 impl Scheduler {
     /// Dispatches every job that can start, in every pool group that changed.
@@ -87,13 +95,13 @@ impl Scheduler {
     }
 
     /// The first job in the order that has a replica now.
-    fn pick(&mut self, group: usize) -> Option<DispatchPick> {
+    fn pick(&mut self, group: GroupIndex) -> Option<DispatchPick> {
         if self.groups[group].waiting() == 0 {
             return None;
         }
         let mut passed: Vec<JobId> = Vec::new();
         let mut blocked: BlockedAdapters = SmallVec::new();
-        let mut tries: FailedHeads = SmallVec::new();
+        let mut tries: SmallVec<[FailedHeads; 4]> = SmallVec::new();
         let mut deferred: Option<DeferredPick> = None;
         let openings: [OnceCell<_>; 2] = Default::default();
         loop {
@@ -101,9 +109,9 @@ impl Scheduler {
             let find = |background| here.openings(self.fleet.free_pools(&here.pools, background));
             let rooms = OpenRoom {
                 openings: &|background| openings[usize::from(background)].get_or_init(|| find(background)),
-                preferred_tier: &|pool_set| self.preferred_tier(&here.shape.pool_sets[pool_set]),
+                preferred_tier: &|pool_set| self.preferred_tier(here.shape.pool_set(pool_set)),
                 is_skipped: &|at| {
-                    tries.iter().any(|(tried, times)| *tried == at && *times >= MAX_FAILED_HEADS)
+                    tries.iter().any(|tried| tried.heads == at && tried.times >= MAX_FAILED_HEADS)
                 },
             };
             let skip = |head: &LaneHead| passed.contains(&head.job) || self.is_blocked(head, &blocked);
@@ -133,10 +141,10 @@ impl Scheduler {
                     self.note_session(group, &chosen);
                     blocked.extend(self.blocked_by(group, &chosen));
                     passed.push(chosen.head.job);
-                    let at = (chosen.class, chosen.pool_set, chosen.head.part);
-                    match tries.iter_mut().find(|(tried, _)| *tried == at) {
-                        Some((_, times)) => *times += 1,
-                        None => tries.push((at, 1)),
+                    let at = chosen.head_set();
+                    match tries.iter_mut().find(|tried| tried.heads == at) {
+                        Some(tried) => tried.times += 1,
+                        None => tries.push(FailedHeads { heads: at, times: 1 }),
                     }
                 }
             }
@@ -145,18 +153,20 @@ impl Scheduler {
 
     /// The pool set and the adapter of a job, if no replica of the pool set can load the adapter
     /// now. Other jobs with the same adapter then need no try.
-    fn blocked_by(&self, group: usize, chosen: &Candidate) -> Option<(usize, ModelId, JobId)> {
+    fn blocked_by(&self, group: GroupIndex, chosen: &Candidate) -> Option<BlockedAdapter> {
         let (pools, model) =
-            (&self.groups[group].shape.pool_sets[chosen.pool_set].pools, chosen.head.lane.model);
-        self.fleet.is_adapter_blocked(pools, model).then_some((chosen.pool_set, model, chosen.head.job))
+            (&self.groups[group].shape.pool_set(chosen.pool_set).pools, chosen.head.lane.model);
+        let blocked = BlockedAdapter { pool_set: chosen.pool_set, model, job: chosen.head.job };
+        self.fleet.is_adapter_blocked(pools, model).then_some(blocked)
     }
 
     fn is_blocked(&self, head: &LaneHead, blocked: &BlockedAdapters) -> bool {
-        let pool_set = |(pool_set, model, _): &(usize, ModelId, JobId)| {
-            head.lane.model == *model
-                && self.placement.route(head.lane).is_some_and(|route| route.pool_set == *pool_set)
+        let is_for = |blocked: &BlockedAdapter| {
+            let route = || self.placement.route(head.lane);
+            head.lane.model == blocked.model
+                && route().is_some_and(|route| route.pool_set == blocked.pool_set)
         };
-        blocked.iter().any(pool_set)
+        blocked.iter().any(is_for)
     }
 
     /// Moves a head that has just become late to its later turn, so that others of its lane may
@@ -200,13 +210,13 @@ impl Scheduler {
     }
 
     /// The first job in the order of the group, whether it fits a replica or not.
-    pub(super) fn first_in_order(&self, group: usize) -> Option<Candidate> {
+    pub(super) fn first_in_order(&self, group: GroupIndex) -> Option<Candidate> {
         self.groups[group].first(RoomIn::Anywhere, &|_| false)
     }
 
     /// Books the job at the replica and emits `JobAction::Dispatch`. Returns `None` when the job
     /// or the replica is unknown.
-    fn dispatch_job(&mut self, group: usize, pick: &DispatchPick, out: &mut Vec<Action>) -> Option<()> {
+    fn dispatch_job(&mut self, group: GroupIndex, pick: &DispatchPick, out: &mut Vec<Action>) -> Option<()> {
         let now = self.now;
         let id = pick.chosen.head.job;
         let why = self.reasons(group, pick)?;
@@ -241,7 +251,7 @@ impl Scheduler {
         let stay = self.fleet.book(pick.replica, &booking, share, now);
         self.take_quota(group, spec.tenant, booking.seqs);
         self.groups[group].started(pick.chosen.class);
-        let at = (group, pick.chosen.class, pick.chosen.pool_set);
+        let at = LanePosition { group, class: pick.chosen.class, pool_set: pick.chosen.pool_set };
         self.autoscaler.note_dispatch((&spec, work), at, pick.pool, &why, &self.policy, now);
         self.note_dispatched(group, pick, &why);
         let replica = pick.replica;
@@ -267,7 +277,7 @@ impl Scheduler {
 
     /// Counts a dispatch in the drain rate and the retry budget of its group, and in the figures
     /// of its pool.
-    fn note_dispatched(&mut self, group: usize, pick: &DispatchPick, why: &DispatchReason) {
+    fn note_dispatched(&mut self, group: GroupIndex, pick: &DispatchPick, why: &DispatchReason) {
         let now = self.now;
         if !pick.chosen.background {
             let waiting = self.groups[group].class_waiting_for(pick.chosen.class, pick.pool);
@@ -299,12 +309,12 @@ impl Scheduler {
     }
 
     /// The reasons of a dispatch, for the log and the trail; computed before the booking.
-    fn reasons(&self, group: usize, pick: &DispatchPick) -> Option<DispatchReason> {
+    fn reasons(&self, group: GroupIndex, pick: &DispatchPick) -> Option<DispatchReason> {
         let chosen = &pick.chosen;
         let job = self.jobs.get(&chosen.head.job)?;
         let here = &self.groups[group];
         let standing = self.fleet.load(pick.replica, self.now)?;
-        let pools = &here.shape.pool_sets[chosen.pool_set].pools;
+        let pools = &here.shape.pool_set(chosen.pool_set).pools;
         let shunned = self.avoided_replicas(chosen.head.job, pools);
         let cached = [(pick.replica, pick.cached)];
         let required = job.requirements(&cached, chosen.background);
@@ -333,7 +343,7 @@ impl Scheduler {
             limit: standing.limit,
             order: turn,
             placement: pick.choice,
-            passed_over: self.passed_over(&here.shape.pool_sets[chosen.pool_set], pick.pool, &required),
+            passed_over: self.passed_over(here.shape.pool_set(chosen.pool_set), pick.pool, &required),
             adapter: self.fleet.adapter_fit(pick.replica, required.model),
             class: job.spec.class,
             demoted_from: job.demoted_from,

@@ -7,6 +7,7 @@
 
 use smallvec::SmallVec;
 
+use crate::core::model::ids::{ClassIndex, GroupIndex};
 use crate::core::queue::order::ObjectiveInputs;
 use crate::core::replica::fleet::{ActiveObjective, LatencyObjective};
 
@@ -15,7 +16,7 @@ use crate::core::scheduler::Scheduler;
 impl Scheduler {
     /// Finds the urgent class of the group, and updates the fleet's objectives if the class or its
     /// headroom changed.
-    pub(in crate::core::scheduler) fn update_objective(&mut self, group: usize) {
+    pub(in crate::core::scheduler) fn update_objective(&mut self, group: GroupIndex) {
         let now = self.now;
         let here = &mut self.groups[group];
         let urgent = here.refresh_urgent(now);
@@ -36,13 +37,13 @@ impl Scheduler {
         groups[group].shape.pools.iter().for_each(|pool| fleet.update_keepers(*pool, reserve, now));
     }
 
-    fn set_objectives(&mut self, group: usize, urgent: Option<usize>, reserve: u32, widest: u32) {
+    fn set_objectives(&mut self, group: GroupIndex, urgent: Option<ClassIndex>, reserve: u32, widest: u32) {
         let now = self.now;
         let pools: SmallVec<[_; 8]> = self.groups[group].urgent_classes_by_pool(now).collect();
         let hosted = pools.iter().filter(|(_, host, _)| *host == urgent).map(|(pool, ..)| *pool);
         let up = self.fleet.count_up(&hosted.collect::<SmallVec<[_; 8]>>()).max(1);
         let reserve = u32::try_from(u64::from(reserve).div_ceil(up)).unwrap_or(u32::MAX);
-        let latency = |class: usize| {
+        let latency = |class: ClassIndex| {
             let class = self.policy.classes.get(self.groups[group].class_id(class))?;
             Some(LatencyObjective { ttft: class.ttft_objective, itl: class.itl_objective })
         };

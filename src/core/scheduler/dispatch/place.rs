@@ -5,7 +5,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::core::model::event::PassedOverPool;
-use crate::core::model::ids::{JobId, PoolId, ReplicaId};
+use crate::core::model::ids::{GroupIndex, JobId, PoolId, ReplicaId};
 use crate::core::model::time::Tick;
 use crate::core::placement::PoolSet;
 use crate::core::placement::choose::{
@@ -37,13 +37,13 @@ impl Scheduler {
     /// even if one that is busy promises to be sooner.
     pub(in crate::core::scheduler) fn place_for(
         &self,
-        group: usize,
+        group: GroupIndex,
         chosen: &Candidate,
         others: usize,
     ) -> Option<(ReplicaId, PlacementReason)> {
         let job = self.jobs.get(&chosen.head.job)?;
         let here = &self.groups[group];
-        let pool_set = &here.shape.pool_sets[chosen.pool_set];
+        let pool_set = here.shape.pool_set(chosen.pool_set);
         let last = here.last_tier(chosen.class, chosen.pool_set);
         let shunned = self.avoided_replicas(chosen.head.job, &pool_set.pools);
         let cached = self.affinity.prefixes.matches(&job.prefix);
@@ -85,10 +85,10 @@ impl Scheduler {
     /// When the job, which stays, gives up the replica of its session at the
     /// latest, if nothing else changes: the longer it waits, the less that replica
     /// may be later than others.
-    fn session_until(&self, group: usize, chosen: &Candidate) -> Option<Tick> {
+    fn session_until(&self, group: GroupIndex, chosen: &Candidate) -> Option<Tick> {
         let job = self.jobs.get(&chosen.head.job)?;
         let session = self.session(job).filter(|(_, left)| *left > 0)?;
-        let pool_set = &self.groups[group].shape.pool_sets[chosen.pool_set];
+        let pool_set = self.groups[group].shape.pool_set(chosen.pool_set);
         let cached = self.affinity.prefixes.matches(&job.prefix);
         let required =
             ReplicaRequirements { session: Some(session), ..job.requirements(&cached, chosen.background) };
@@ -214,7 +214,7 @@ impl Scheduler {
 
     /// A job that is next stays: while its session has a replica, the group has to
     /// be looked at when the job gives that up.
-    pub(in crate::core::scheduler) fn note_session(&mut self, group: usize, chosen: &Candidate) {
+    pub(in crate::core::scheduler) fn note_session(&mut self, group: GroupIndex, chosen: &Candidate) {
         let until = self.session_until(group, chosen);
         let first = &mut self.groups[group].session_wait_until;
         *first = first.iter().copied().chain(until).min();

@@ -14,7 +14,7 @@ use std::cmp::Reverse;
 use std::time::Duration;
 
 use crate::core::model::event::{Action, JobAction};
-use crate::core::model::ids::{JobId, PoolId, ReplicaId};
+use crate::core::model::ids::{ClassIndex, GroupIndex, JobId, PoolId, ReplicaId};
 use crate::core::model::job::JobUsage;
 use crate::core::model::reason::PreemptReason;
 use crate::core::queue::lane_key::{LaneKey, LanePart};
@@ -89,12 +89,12 @@ impl Scheduler {
     /// Preempts a job of a slower class for the first job in the order. A scavenger is preempted
     /// at once, another job when the first has waited for half of its TTFT objective. Returns
     /// whether a job was preempted.
-    pub(in crate::core::scheduler) fn preempt(&mut self, group: usize, out: &mut Vec<Action>) -> bool {
+    pub(in crate::core::scheduler) fn preempt(&mut self, group: GroupIndex, out: &mut Vec<Action>) -> bool {
         if !self.jobs.has_preemptible() {
             return false;
         }
         let Some(first) = self.first_in_order(group) else { return false };
-        let pools = &self.groups[group].shape.pool_sets[first.pool_set].pools;
+        let pools = &self.groups[group].shape.pool_set(first.pool_set).pools;
         let next = pools.iter().filter_map(|pool| self.first_preemptible(*pool));
         let Some((class, _, job)) = next.filter(|(class, ..)| class.0 > first.class).min() else {
             return false;
@@ -110,7 +110,7 @@ impl Scheduler {
     /// Lets the first job in the order start at a replica that only background jobs keep over its
     /// ITL limit, when the job has waited for half of its TTFT objective: they take long to end.
     /// Returns the replica.
-    pub(in crate::core::scheduler) fn open_beyond_limit(&mut self, group: usize) -> Option<ReplicaId> {
+    pub(in crate::core::scheduler) fn open_beyond_limit(&mut self, group: GroupIndex) -> Option<ReplicaId> {
         let now = self.now;
         if now < self.groups[group].open_at || self.groups[group].waiting() == 0 {
             return None;
@@ -119,7 +119,7 @@ impl Scheduler {
         if first.background || !self.has_waited_too_long(&first) {
             return None;
         }
-        let pools = &self.groups[group].shape.pool_sets[first.pool_set].pools;
+        let pools = &self.groups[group].shape.pool_set(first.pool_set).pools;
         let avoided = self.avoided_replicas(first.head.job, pools);
         let job = self.jobs.get(&first.head.job)?;
         let required = job.requirements(&[], false);
@@ -198,7 +198,7 @@ impl Scheduler {
         else {
             return;
         };
-        if account.class > 0 {
+        if account.class > ClassIndex::new(0) {
             self.jobs.note_preemptible(pool, (Reverse(account.class), Reverse(run.since), id));
         }
     }

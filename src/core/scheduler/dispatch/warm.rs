@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use crate::core::model::ids::JobId;
+use crate::core::model::ids::{GroupIndex, JobId};
 use crate::core::queue::fairness::scaled;
 use crate::core::queue::lane_key::LanePart;
 use crate::core::queue::order::{Candidate, LaneHead};
@@ -34,7 +34,7 @@ impl Scheduler {
     /// Whether the job may go before the deferred one if it is warm.
     pub(super) fn may_precede(
         &self,
-        group: usize,
+        group: GroupIndex,
         next: &Candidate,
         deferred: Option<&DeferredPick>,
     ) -> bool {
@@ -51,7 +51,7 @@ impl Scheduler {
     /// its lane, the pick is deferred.
     pub(super) fn pick_warm(
         &mut self,
-        group: usize,
+        group: GroupIndex,
         chosen: &Candidate,
         pick: Option<&DispatchPick>,
         deferred: &mut Option<DeferredPick>,
@@ -92,7 +92,7 @@ impl Scheduler {
         }
     }
 
-    fn find_in_lane(&self, group: usize, chosen: &Candidate) -> Option<DispatchPick> {
+    fn find_in_lane(&self, group: GroupIndex, chosen: &Candidate) -> Option<DispatchPick> {
         let lane = self.queue.lane(chosen.head.lane)?;
         let mut others = lane.fresh_in_order().filter(|id| *id != chosen.head.job).take(MAX_LOOKED_AT);
         others.find_map(|id| {

@@ -12,7 +12,7 @@
 use std::time::Duration;
 
 use crate::core::model::event::{Action, EngineFault, ReplicaAction, ReplicaReport};
-use crate::core::model::ids::ReplicaId;
+use crate::core::model::ids::{GroupIndex, ReplicaId};
 use crate::core::model::reason::PreemptReason;
 use crate::core::queue::order::RoomIn;
 use crate::core::replica::health::sleep::{SleepChange, SleepDue, SleepResult};
@@ -79,14 +79,14 @@ impl Scheduler {
     }
 
     /// Wakes what the group's jobs need that those awake do not take.
-    pub(in crate::core::scheduler) fn wake_for(&mut self, group: usize, out: &mut Vec<Action>) {
+    pub(in crate::core::scheduler) fn wake_for(&mut self, group: GroupIndex, out: &mut Vec<Action>) {
         if !self.fleet.has_sleepers() || self.groups[group].waiting() == 0 {
             return;
         }
         let room = RoomIn::Matching(&|pools| self.fleet.can_wake(pools));
         let Some(first) = self.groups[group].first(room, &|_| false) else { return };
         let Some(job) = self.jobs.get(&first.head.job) else { return };
-        let pools = self.groups[group].shape.pool_sets[first.pool_set].pools.clone();
+        let pools = self.groups[group].shape.pool_set(first.pool_set).pools.clone();
         let soon = self.fleet.count_up(&pools) > 0 && job.queued(self.now) < WAKE_DELAY;
         if soon || !self.allows(group, job.spec.tenant, job.spec.sequences) {
             return;

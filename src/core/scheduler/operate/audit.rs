@@ -6,12 +6,13 @@ use crate::core::model::ids::{ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::model::invariant::InvariantId;
 use crate::core::queue::QueuedLoad;
 use crate::core::queue::lane_key::{LaneKey, LanePart};
+use crate::core::queue::order::HeadSet;
 use crate::core::queue::quota::QuotaState;
 use crate::core::replica::fleet::{ReplicaMatch, ReplicaRequirements};
 use crate::core::replica::ledger::Ledger;
 
+use crate::core::queue::lane_key::LaneAccounts;
 use crate::core::scheduler::Scheduler;
-use crate::core::scheduler::groups::LaneAccounts;
 use crate::core::scheduler::job::{Job, RunningAttempt};
 
 impl Scheduler {
@@ -85,7 +86,8 @@ impl Scheduler {
         let mut tallies = vec![BTreeMap::new(); self.groups.indexes().len()];
         for (key, lane) in self.queue.lanes() {
             let Some(spot) = self.lane_position(key) else { return false };
-            *tallies[spot.group].entry((key.class, spot.pool_set)).or_insert(0) += lane.load().requests;
+            *tallies[spot.group.index()].entry((key.class, spot.pool_set)).or_insert(0) +=
+                lane.load().requests;
         }
         let fallbacks = self.jobs.waiting().filter(|(_, job)| job.spec.has_fallback).count() as u64;
         found == lanes
@@ -101,7 +103,8 @@ impl Scheduler {
                     return false;
                 };
                 let group = &self.groups[spot.group];
-                let found = seat.and_then(|seat| group.head_at(spot.class, spot.pool_set, part, seat));
+                let heads = HeadSet { class: spot.class, pool_set: spot.pool_set, part };
+                let found = seat.and_then(|seat| group.head_at(heads, seat));
                 let standing = self.quota_state(spot.group, key.tenant);
                 if standing == QuotaState::Parked {
                     return seat.is_none();
@@ -109,7 +112,7 @@ impl Scheduler {
                 let head = lane.head(part).and_then(|id| self.jobs.get(&id));
                 let paid = part == LanePart::Returned;
                 let counter = if paid { 0 } else { group.counter(spot.class, key.tenant) };
-                let pool_set = &group.shape.pool_sets[spot.pool_set];
+                let pool_set = group.shape.pool_set(spot.pool_set);
                 if head.is_some_and(|job| {
                     seat.map(|seat| seat.preferred_only) != Some(self.is_bound_to_preferred(job, pool_set))
                 }) {
@@ -160,7 +163,7 @@ impl Scheduler {
         let mut waiting = heads.filter_map(|(key, id)| Some((self.lane_position(key)?, self.jobs.get(&id)?)));
         waiting.any(|(spot, job)| {
             let group = &self.groups[spot.group];
-            let pool_set = &group.shape.pool_sets[spot.pool_set];
+            let pool_set = group.shape.pool_set(spot.pool_set);
             let last = group.last_tier(spot.class, spot.pool_set);
             let shunned = self.avoided_replicas(job.spec.id, &pool_set.pools);
             let cached = self.affinity.prefixes.matches(&job.prefix);
@@ -195,7 +198,7 @@ impl Scheduler {
         let mut held = vec![BTreeMap::new(); self.groups.indexes().len()];
         for job in self.jobs.values() {
             if let (Some(run), Some(group)) = (job.attempt(), self.placement.group_of_model(job.spec.model)) {
-                *held[group].entry(job.spec.tenant).or_insert(0) += u64::from(run.booking.seqs);
+                *held[group.index()].entry(job.spec.tenant).or_insert(0) += u64::from(run.booking.seqs);
             }
         }
         self.groups.iter().zip(&held).all(|(group, held)| group.quotas.is_balanced(held))

@@ -9,8 +9,8 @@ use crate::core::model::time::Tick;
 use crate::core::queue::lane_key::{LaneKey, LanePart};
 use crate::core::replica::fleet::ReplicaRequirements;
 
+use crate::core::queue::lane_key::LanePosition;
 use crate::core::scheduler::Scheduler;
-use crate::core::scheduler::groups::LanePosition;
 use crate::core::scheduler::job::Job;
 
 /// Replicas that are listed at most.
@@ -62,7 +62,7 @@ impl Scheduler {
         let here = &self.groups[spot.group];
         let lane = self.queue.lane(key).filter(|_| part == LanePart::Fresh);
         let ahead = lane.map_or(0, |lane| lane.jobs_before(job.place, id));
-        let pools = &here.shape.pool_sets[spot.pool_set].pools;
+        let pools = &here.shape.pool_set(spot.pool_set).pools;
         let background = here.is_background(spot.class);
         let mut replicas = self.replica_options(job, pools, background, now);
         replicas.sort_by_key(|choice| (Reverse(choice.fits), choice.expected, choice.replica));
@@ -97,7 +97,7 @@ impl Scheduler {
     /// What keeps a job from replicas that have room for it.
     fn obstacle_at_free(&self, job: &Job, spot: LanePosition) -> Obstacle {
         let here = &self.groups[spot.group];
-        let pool_set = &here.shape.pool_sets[spot.pool_set];
+        let pool_set = here.shape.pool_set(spot.pool_set);
         let shunned = self.avoided_replicas(job.spec.id, &pool_set.pools);
         let cached = self.affinity.prefixes.matches(&job.prefix);
         let required = ReplicaRequirements {

@@ -7,7 +7,7 @@
 //! refused when they come. A pause earns no priority.
 
 use crate::core::model::event::{Action, Event, JobAction, RejectReason, ReplicaAction};
-use crate::core::model::ids::{ReplicaId, TenantId};
+use crate::core::model::ids::{GroupIndex, ReplicaId, TenantId};
 use crate::core::model::overrides::{Closed, Override, OverrideTarget};
 use crate::core::model::reason::PreemptReason;
 use crate::core::model::snapshot::OverrideResult;
@@ -76,7 +76,7 @@ impl Scheduler {
     }
 
     /// Where a tenant stands in a group: a paused one is parked.
-    pub(in crate::core::scheduler) fn quota_state(&self, group: usize, tenant: TenantId) -> QuotaState {
+    pub(in crate::core::scheduler) fn quota_state(&self, group: GroupIndex, tenant: TenantId) -> QuotaState {
         match self.overrides.paused_until(tenant) {
             Some(_) => QuotaState::Parked,
             None => self.groups[group].quotas.state(tenant),
@@ -84,7 +84,7 @@ impl Scheduler {
     }
 
     /// Whether the quotas allow a job of the tenant with `seqs` sequences.
-    pub(in crate::core::scheduler) fn allows(&self, group: usize, tenant: TenantId, seqs: u32) -> bool {
+    pub(in crate::core::scheduler) fn allows(&self, group: GroupIndex, tenant: TenantId, seqs: u32) -> bool {
         self.overrides.paused_until(tenant).is_none() && self.groups[group].quotas.allows(tenant, seqs)
     }
 

@@ -30,7 +30,7 @@ use crate::core::queue::lane_key::{LaneKey, LanePart};
 
 use super::Scheduler;
 use super::job::{Job, JobPhase, RunningAttempt};
-use crate::core::scheduler::groups::LaneAccounts;
+use crate::core::queue::lane_key::LaneAccounts;
 
 impl Scheduler {
     /// Ends a job whose client left or that was refused; frees everything it holds at once.
