@@ -7,8 +7,9 @@
 
 use std::time::Duration;
 
-use crate::core::billing::bill::IdleTime;
-use crate::core::model::ids::PoolId;
+use crate::core::billing::bill::{IdleTime, StayBill};
+use crate::core::model::ids::{PoolId, ReplicaId};
+use crate::core::model::policy::Policy;
 use crate::core::model::time::Tick;
 use crate::core::placement::rules::Price;
 
@@ -116,6 +117,58 @@ impl PoolAccount {
 
 fn times(passed: Duration, count: u32) -> Duration {
     passed.saturating_mul(count)
+}
+
+/// Accounts of all pools, including pools that are no longer in the policy.
+#[derive(Debug, Clone, Default)]
+pub struct PoolAccounts(Vec<PoolAccount>);
+
+impl PoolAccounts {
+    /// Takes over the prices of a policy.
+    pub fn apply(&mut self, policy: &Policy, now: Tick) {
+        let count = self.0.len().max(policy.pools.capacity());
+        self.0.resize(count, PoolAccount::default());
+        for (id, _, row) in policy.pools.iter() {
+            self.0[id.index()].set_price(now, row.traits.price);
+        }
+    }
+
+    /// Changes how a replica counts in its pool's account. Returns false when the pool is unknown.
+    pub fn change_presence(
+        &mut self,
+        pool: PoolId,
+        now: Tick,
+        before: ReplicaPresence,
+        after: ReplicaPresence,
+    ) -> bool {
+        let account = self.0.get_mut(pool.index());
+        account.map(|account| account.change_presence(now, before, after)).is_some()
+    }
+
+    /// Bill of a stay that took this part of a replica's time.
+    pub fn charge(&mut self, pool: PoolId, replica: ReplicaId, time: Duration) -> StayBill {
+        let account = self.0.get_mut(pool.index());
+        let (price, money) = account.map_or((None, 0), |account| (account.price(), account.charge(time)));
+        StayBill { pool, replica, time, price, money, waste: None }
+    }
+
+    /// Takes the idle time of each pool since the last call.
+    pub fn take_idle(&mut self, now: Tick) -> impl Iterator<Item = IdleTime> {
+        let accounts = self.0.iter_mut().enumerate();
+        let idle = accounts.map(move |(index, account)| account.take_idle(now, PoolId::from(index)));
+        idle.filter(|idle| !idle.time.is_zero())
+    }
+
+    /// Time for which the pool's replicas were present and worked, since the start of the gateway.
+    #[must_use]
+    pub fn times(&self, pool: PoolId, now: Tick) -> PoolTimes {
+        self.0.get(pool.index()).map_or_else(PoolTimes::default, |account| account.replica_time(now))
+    }
+
+    /// Replicas of each pool that are present, and the number of them that have work.
+    pub fn counts(&self) -> impl Iterator<Item = (PoolId, (u32, u32))> {
+        self.0.iter().enumerate().map(|(pool, account)| (PoolId::from(pool), account.counts()))
+    }
 }
 
 #[cfg(test)]

@@ -31,13 +31,10 @@ pub(super) struct Job {
     /// Start of the prompt, to find the replicas that have it in their prefix cache.
     pub(super) prefix: PromptPrefix,
     pub(super) cached: CachedPrompt,
-    /// Reason of the migration that the edge was asked for in this attempt.
-    pub(super) migration_asked: Option<PreemptReason>,
     /// Last instant at which the job can start and still keep its class's TTFT objective.
     pub(super) late_after: Tick,
     pub(super) phase: JobPhase,
-    /// Time that the job has waited, without the wait under way.
-    pub(super) waited: Duration,
+    pub(super) wait: JobWait,
     /// Expected output in tokens, as of the last time the job was priced as head of its
     /// lane.
     pub(super) output: u64,
@@ -46,35 +43,102 @@ pub(super) struct Job {
     /// Output tokens that the client has from engines that broke off. The next engine reads
     /// them as part of the prompt.
     pub(super) continued_output: u64,
-    /// Cost charged to the tenant in the fair share: once, however many attempts there are.
-    pub(super) charged: Option<u64>,
-    pub(super) reservation: LimitReservation,
-    /// Sum of the stays at replicas so far: time in nanoseconds, and its cost in 1e-9 of the
-    /// currency.
-    pub(super) spent: (u64, u64),
+    pub(super) charges: JobCharges,
     /// Number of dispatches.
     pub(super) attempts: u32,
+    pub(super) faults: JobFaults,
+    pub(super) preemption: JobPreemption,
+    /// Class of the arrival, if the job was demoted since.
+    pub(super) demoted_from: Option<ClassId>,
+}
+
+/// The waits of a job.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct JobWait {
+    /// Time that the job has waited, without the wait under way.
+    pub(super) before: Duration,
+    /// Number of jobs dispatched before this one while it was first in the order.
+    pub(super) passed_over: u32,
+    /// End of the hold for a pool start, if the job was held.
+    pub(super) held_until: Option<Tick>,
+}
+
+/// What a job was charged, has reserved and has spent.
+#[derive(Debug, Clone, Default)]
+pub(super) struct JobCharges {
+    /// Cost charged to the tenant in the fair share: once, however many attempts there are.
+    pub(super) fair_share: Option<u64>,
+    pub(super) reservation: LimitReservation,
+    /// Time of the stays at replicas so far, in nanoseconds.
+    pub(super) replica_time: u64,
+    /// Cost of these stays, in 1e-9 of the currency.
+    pub(super) money: u64,
+}
+
+impl JobCharges {
+    /// Adds a stay at a replica.
+    pub(super) fn add_stay(&mut self, time: Duration, money: u64) {
+        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.replica_time = self.replica_time.saturating_add(nanos);
+        self.money = self.money.saturating_add(money);
+    }
+}
+
+/// Faults and stalls that a job met at replicas.
+#[derive(Debug, Clone, Default)]
+pub(super) struct JobFaults {
     /// Number of attempts whose failure counts against `retry.max_attempts`.
     pub(super) failures: u32,
     /// Whether an attempt failed in a way that the job itself may have caused.
     pub(super) suspect: bool,
     /// Replicas at which such an attempt failed or stalled, with their epochs then.
     pub(super) failed_at: SmallVec<[(ReplicaId, u32); 2]>,
-    /// Number of stalls that the job met at replicas.
+    /// Number of stalls.
     pub(super) stalls: u8,
     /// Whether the same request was a suspect before; see
     /// [`crate::core::replica::health::suspects`].
     pub(super) known_suspect: bool,
+}
+
+/// Replicas that were silent about a job until it is a suspect.
+const SUSPECT_AFTER: u8 = 2;
+
+impl JobFaults {
+    /// Counts an attempt that failed in a way that the job itself may have caused.
+    pub(super) fn note_failure(&mut self, run: &RunningAttempt) {
+        self.suspect = true;
+        self.failures = self.failures.saturating_add(1);
+        self.note_failed_at(run);
+    }
+
+    /// Records the replica at which the attempt failed, once per epoch.
+    pub(super) fn note_failed_at(&mut self, run: &RunningAttempt) {
+        let tried = (run.replica, run.epoch);
+        if !self.failed_at.contains(&tried) {
+            self.failed_at.push(tried);
+        }
+    }
+
+    /// Whether replicas were silent about the job so often that it is the suspect.
+    pub(super) const fn has_stalled_often(&self) -> bool {
+        self.stalls >= SUSPECT_AFTER
+    }
+
+    /// Whether the job's silence says something of its replica.
+    pub(super) const fn is_watched(&self) -> bool {
+        !self.known_suspect && !self.has_stalled_often()
+    }
+}
+
+/// Preemption and migration of a job.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct JobPreemption {
     /// Number of times that the job was preempted for a more urgent job.
-    pub(super) preemptions: u32,
+    pub(super) count: u32,
     /// Pool in which the job may be preempted, and its entry in that pool's order.
-    pub(super) preemptible: Option<(PoolId, PreemptibleJob)>,
-    /// Number of jobs dispatched before this one while it was first in the order.
-    pub(super) passed_over: u32,
-    /// End of the hold for a pool start, if the job was held.
-    pub(super) held_until: Option<Tick>,
-    /// Class of the arrival, if the job was demoted since.
-    pub(super) demoted_from: Option<ClassId>,
+    pub(super) entry: Option<(PoolId, PreemptibleJob)>,
+    /// Reason of the migration that the edge was asked for in this attempt.
+    pub(super) migration_asked: Option<PreemptReason>,
 }
 
 /// What the prefix caches of the replicas mean to a job that waits.
@@ -151,26 +215,16 @@ impl Job {
             place: LanePlace { seq, ..LanePlace::default() },
             prefix,
             cached: CachedPrompt::default(),
-            migration_asked: None,
             late_after: Tick::NEVER,
-            held_until: None,
             phase: JobPhase::Waiting { part: LanePart::Fresh, since: spec.arrived },
-            waited: Duration::ZERO,
+            wait: JobWait::default(),
             output: 0,
             work: 0.0,
             continued_output: 0,
-            charged: None,
-            reservation: LimitReservation::default(),
-            spent: (0, 0),
+            charges: JobCharges::default(),
             attempts: 0,
-            failures: 0,
-            suspect: false,
-            failed_at: SmallVec::new(),
-            stalls: 0,
-            known_suspect: false,
-            preemptions: 0,
-            preemptible: None,
-            passed_over: 0,
+            faults: JobFaults::default(),
+            preemption: JobPreemption::default(),
             demoted_from: None,
         }
     }
@@ -187,10 +241,10 @@ impl Job {
             read: false,
             due: false,
             settled: false,
-            suspect: self.suspect,
+            suspect: self.faults.suspect,
             background,
             streams: self.spec.streams,
-            watched: self.is_watched(),
+            watched: self.faults.is_watched(),
             adapter: None,
         }
     }
@@ -257,19 +311,11 @@ impl Job {
         self.spec.has_fallback = false;
     }
 
-    /// Records the replica at which the attempt failed, once per epoch.
-    pub(super) fn note_failed_at(&mut self, run: &RunningAttempt) {
-        let tried = (run.replica, run.epoch);
-        if !self.failed_at.contains(&tried) {
-            self.failed_at.push(tried);
-        }
-    }
-
     /// Time that the job has waited, over all its attempts.
     pub(super) fn queued(&self, now: Tick) -> Duration {
         match self.phase {
-            JobPhase::Waiting { since, .. } => self.waited.saturating_add(now.since(since)),
-            JobPhase::Running(_) => self.waited,
+            JobPhase::Waiting { since, .. } => self.wait.before.saturating_add(now.since(since)),
+            JobPhase::Running(_) => self.wait.before,
         }
     }
 

@@ -107,8 +107,8 @@ impl JobTable {
     /// A replica was silent about the job, which has left it.
     pub(in crate::core::scheduler) fn note_stall(&mut self, id: JobId, now: Tick) {
         let Some(job) = self.jobs.get_mut(&id) else { return };
-        job.stalls = job.stalls.saturating_add(1);
-        if let Some(fingerprint) = job.spec.fingerprint.filter(|_| job.is_suspect()) {
+        job.faults.stalls = job.faults.stalls.saturating_add(1);
+        if let Some(fingerprint) = job.spec.fingerprint.filter(|_| job.faults.has_stalled_often()) {
             self.suspects.note(fingerprint, now);
         }
     }
@@ -138,13 +138,13 @@ impl JobTable {
         let (_, _, id) = movable;
         self.preemptible.entry(pool).or_default().insert(movable);
         if let Some(job) = self.jobs.get_mut(&id) {
-            job.preemptible = Some((pool, movable));
+            job.preemption.entry = Some((pool, movable));
         }
     }
 
     /// Removes a job from the preemptible jobs of its pool.
     pub(in crate::core::scheduler) fn forget_preemptible(&mut self, id: JobId) {
-        if let Some((pool, movable)) = self.jobs.get_mut(&id).and_then(|job| job.preemptible.take())
+        if let Some((pool, movable)) = self.jobs.get_mut(&id).and_then(|job| job.preemption.entry.take())
             && let Entry::Occupied(mut here) = self.preemptible.entry(pool)
         {
             here.get_mut().remove(&movable);
@@ -157,6 +157,6 @@ impl JobTable {
     /// Removes all jobs from the preemptible ones.
     pub(in crate::core::scheduler) fn clear_preemptible(&mut self) {
         self.preemptible.clear();
-        self.jobs.values_mut().for_each(|job| job.preemptible = None);
+        self.jobs.values_mut().for_each(|job| job.preemption.entry = None);
     }
 }

@@ -179,7 +179,7 @@ impl Scheduler {
     /// Idle time of the replicas since the last call, by pool.
     pub fn take_idle(&mut self, now: Tick) -> Vec<IdleTime> {
         self.now = self.now.max(now);
-        self.fleet.take_idle(self.now).collect()
+        self.fleet.accounts.take_idle(self.now).collect()
     }
 
     /// Does everything that was due before `now`. Returns the time of the step: never

@@ -75,7 +75,8 @@ impl Fleet {
             least.is_some_and(|(_, entry)| entry.key.can_load(ask))
         };
         let holders = self.holders(pools, model);
-        let has_room = |id: &ReplicaId| self.node(*id).is_some_and(|node| node.free_capacity.soon.is_some());
+        let has_room =
+            |id: &ReplicaId| self.node(*id).is_some_and(|node| node.indexed.free_capacity.soon.is_some());
         self.pools(pools).any(|pool| pool.adapters.contains(&model))
             && !self.pools(pools).any(takes_in)
             && !holders.iter().any(has_room)
@@ -118,7 +119,7 @@ impl Fleet {
     pub fn learn_adapter_load(&mut self, id: ReplicaId, observed: Duration, raw: u64) {
         let Some(node) = self.replicas.get(id.index()).and_then(Option::as_ref) else { return };
         let Some(pool) = self.pools.get_mut(node.pool.index()) else { return };
-        let due = (raw as f64 * node.factor) as u64;
+        let due = (raw as f64 * node.speed.factor) as u64;
         let observed = u64::try_from(observed.as_nanos()).unwrap_or(u64::MAX);
         pool.load.learn(observed.saturating_sub(due));
     }

@@ -1,22 +1,29 @@
-//! Bottleneck of each replica; see [`ReplicaState::find_free_capacity`] for the rules.
+//! How full a replica is, in each of the ways in which it can be full, and its bottleneck; see
+//! [`ReplicaState::find_free_capacity`] for the rules.
 
+use crate::core::autoscale::demand::utilization::ReplicasInUse;
 use crate::core::model::policy::HealthPolicy;
 use crate::core::model::time::Tick;
 use crate::core::replica::bottleneck::{Bottleneck, SlotCounts};
+use crate::core::replica::seq_limit::max_request_seqs;
 
 use crate::core::replica::fleet::pool_state::PoolState;
 use crate::core::replica::fleet::replica_state::ReplicaState;
+
+/// Largest best ITL, as a part of the target. Above this part, the position of the ITL between the
+/// best and the target says nothing.
+const MOST_BARE: f64 = 0.7;
 
 impl ReplicaState {
     /// Bottleneck of the replica for a job of the urgent class. `None` where nothing keeps the job
     /// away, and where the replica is not in service.
     pub(super) fn bottleneck(&self, pool: &PoolState, now: Tick, rules: &HealthPolicy) -> Option<Bottleneck> {
-        if !self.is_up(now, rules) || self.free_capacity.urgent.is_some() {
+        if !self.is_up(now, rules) || self.indexed.free_capacity.urgent.is_some() {
             return None;
         }
         let limit = self.limit(pool, now, rules);
         Some(match () {
-            () if self.held => Bottleneck::Held,
+            () if self.admission.held => Bottleneck::Held,
             () if self.health.is_on_trial() => Bottleneck::Trial,
             () if self.ledger.seqs < limit && self.is_released(pool) => Bottleneck::Released,
             () if self.ledger.seqs >= limit => self.limit_by(pool, now, rules),
@@ -35,14 +42,14 @@ impl ReplicaState {
         if !self.is_up(now, rules) || self.ledger.jobs == 0 {
             return self.bottleneck(pool, now, rules);
         }
-        if self.free_capacity.released.is_some() {
+        if self.indexed.free_capacity.released.is_some() {
             return None;
         }
-        if self.free_capacity.background.is_some() {
+        if self.indexed.free_capacity.background.is_some() {
             return (!pool.takes_background()).then_some(Bottleneck::BackgroundPrefill);
         }
         let limit = self.limit(pool, now, rules);
-        let full = self.held || self.health.is_on_trial() || self.ledger.seqs >= limit;
+        let full = self.admission.held || self.health.is_on_trial() || self.ledger.seqs >= limit;
         Some(match () {
             () if full => self.bottleneck(pool, now, rules).unwrap_or(Bottleneck::Slots),
             () if self.is_released(pool) && self.free_kv(1.0) == 0 => Bottleneck::Kv,
@@ -56,7 +63,7 @@ impl ReplicaState {
 
     /// Bottleneck that sets the replica's limit.
     fn limit_by(&self, pool: &PoolState, now: Tick, rules: &HealthPolicy) -> Bottleneck {
-        let ours = self.full(pool).saturating_sub(self.foreign_seqs).max(1);
+        let ours = self.full(pool).saturating_sub(self.reported.foreign_seqs).max(1);
         if self.health.eighths(now, rules) < 8 {
             Bottleneck::SlowStart
         } else if self.itl_seqs(pool).max(pool.objective.widest) < ours {
@@ -84,6 +91,45 @@ impl ReplicaState {
             above_limit: (above > 0).then(|| (self.limit_by(pool, now, rules), above)),
             withheld: kept.map(|why| (why, open)),
             out_of_service: 0,
+        }
+    }
+
+    /// Most sequences that one request may ask for here.
+    pub(super) fn most(&self, pool: &PoolState) -> u32 {
+        max_request_seqs(self.config.seqs, self.reported.slots(), pool.buffer)
+    }
+
+    /// Used part of the replica: of its sequences, of its KV cache, of the prompts that it can read
+    /// at once, and of the ITL between the best one of the pool and the target.
+    pub(super) fn used(&self, pool: &PoolState, shared: bool) -> ReplicasInUse {
+        let ours =
+            self.full(pool).saturating_sub(self.reported.foreign_seqs).max(1).min(self.itl_seqs(pool).max(1));
+        let (seqs, paced) = if shared {
+            (ours.saturating_add(self.reported.foreign_seqs), self.own_share())
+        } else {
+            (ours, 1.0)
+        };
+        let part = |of: u64, whole: u64| of as f64 / whole.max(1) as f64;
+        [
+            part(u64::from(self.ledger.seqs), u64::from(seqs)),
+            part(self.kv_held(), self.kv()),
+            part(self.ledger.prefill, self.prefill_at_once(pool)),
+            self.used_of_itl(pool) * paced,
+        ]
+    }
+
+    /// This gateway's part of the sequences that run there.
+    pub(super) fn own_share(&self) -> f64 {
+        let ours = f64::from(self.ledger.seqs);
+        ours / (ours + f64::from(self.reported.foreign_seqs)).max(1.0)
+    }
+
+    fn used_of_itl(&self, pool: &PoolState) -> f64 {
+        let aim = self.limits.itl.target(self.objective(pool).itl);
+        let best = pool.bests.best().gap.map_or(f64::INFINITY, |gap| gap.as_nanos() as f64);
+        match self.limits.itl.mean().filter(|_| self.ledger.streams > 0 && best < aim * MOST_BARE) {
+            Some(mean) => ((mean - best) / (aim - best)).max(0.0),
+            None => 0.0,
         }
     }
 }

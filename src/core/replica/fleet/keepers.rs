@@ -41,7 +41,7 @@ impl Fleet {
         if pool.objective.class != Some(booking.class) {
             return;
         }
-        let beyond = !node.keeper && pool.objective.released.is_some();
+        let beyond = !node.admission.keeper && pool.objective.released.is_some();
         let delayed = beyond || queued > pool.objective.latency.ttft.mul_f64(WAIT);
         pool.keepers.entry(booking.class).or_default().note_job(booking.weight, delayed, now);
     }
@@ -70,7 +70,7 @@ impl Fleet {
             members.filter(|(pool, id)| !avoid(*id) && self.fits_beyond_limit(pool, *id, required, now));
         let found = open.filter_map(|(_, id)| Some((self.cost(id, required)?, id)));
         let (_, id) = found.min()?;
-        self.change(id, now, |node| node.beyond_limit = true);
+        self.change(id, now, |node| node.admission.beyond_limit = true);
         Some(id)
     }
 
@@ -84,24 +84,25 @@ impl Fleet {
     ) -> bool {
         let Some(node) = self.node(id) else { return false };
         let urgent = node.urgent_seqs(pool);
-        if urgent >= node.itl_limit.seqs() || urgent >= node.ledger.seqs {
+        if urgent >= node.limits.itl.seqs() || urgent >= node.ledger.seqs {
             return false;
         }
-        let node = ReplicaState { beyond_limit: true, ..node.clone() };
-        let room = node.find_free_capacity(pool, now, &self.rules).urgent;
+        let mut opened = node.clone();
+        opened.admission.beyond_limit = true;
+        let room = opened.find_free_capacity(pool, now, &self.rules).urgent;
         room.is_some_and(|room| required.need_at(id).fits_in(room))
     }
 
     /// Ends the permission of [`Self::open_beyond_limit`].
     pub fn close_beyond_limit(&mut self, id: ReplicaId, now: Tick) {
-        self.change(id, now, |node| node.beyond_limit = false);
+        self.change(id, now, |node| node.admission.beyond_limit = false);
     }
 
     fn keeper_demand(&self, pool: &PoolState, headroom: u32) -> KeeperDemand {
         let nodes = || pool.members.iter().filter_map(|id| self.node(*id)).filter(|node| node.counts_as_up());
         let seqs = nodes().map(|node| node.urgent_seqs(pool)).sum();
-        let each = nodes().map(|node| match node.itl_limit.mean() {
-            Some(_) => node.itl_limit.seqs().min(node.full(pool)),
+        let each = nodes().map(|node| match node.limits.itl.mean() {
+            Some(_) => node.limits.itl.seqs().min(node.full(pool)),
             None => UNSEEN_SEQS.min(node.full(pool)),
         });
         let up = pool.counts.up;
@@ -117,19 +118,19 @@ impl Fleet {
         let Some(pool) = self.pools.get(id.index()) else { return };
         let nodes = pool.members.iter().filter_map(|id| Some((*id, self.node(*id)?)));
         let up = |node: &ReplicaState| node.counts_as_up();
-        let keepers = nodes.clone().filter(|(_, node)| up(node) && node.keeper).count();
+        let keepers = nodes.clone().filter(|(_, node)| up(node) && node.admission.keeper).count();
         if keepers == count as usize {
             return;
         }
         let mut ranked: Vec<_> = nodes
             .filter(|(_, node)| up(node))
-            .map(|(id, node)| (!node.keeper, Reverse(node.urgent_seqs(pool)), node.ledger.seqs, id))
+            .map(|(id, node)| (!node.admission.keeper, Reverse(node.urgent_seqs(pool)), node.ledger.seqs, id))
             .collect();
         ranked.sort_unstable();
         for (index, (_, _, _, id)) in ranked.into_iter().enumerate() {
             let keeper = index < count as usize;
-            if self.node(id).is_some_and(|node| node.keeper != keeper) {
-                self.change(id, now, |node| node.keeper = keeper);
+            if self.node(id).is_some_and(|node| node.admission.keeper != keeper) {
+                self.change(id, now, |node| node.admission.keeper = keeper);
             }
         }
     }

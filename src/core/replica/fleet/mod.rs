@@ -3,11 +3,11 @@
 mod adapters;
 mod bottleneck;
 mod contribution;
-mod cost;
 mod keepers;
 mod outage;
 mod pool_state;
 mod prefill;
+mod replica_parts;
 mod replica_state;
 mod search;
 mod sleep;
@@ -17,9 +17,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::core::billing::meter::{MeteredStay, decode_weight};
-use crate::core::billing::pool_account::{PoolAccount, ReplicaPresence};
+use crate::core::billing::pool_account::{PoolAccounts, ReplicaPresence};
 use crate::core::model::bit_set::BitSet;
-use crate::core::model::event::{ItlSample, ReplicaReport};
+use crate::core::model::event::ReplicaReport;
 use crate::core::model::ids::{ModelId, PoolId, ReplicaId};
 use crate::core::model::number_map::NumberMap;
 use crate::core::model::overrides::Closed;
@@ -73,8 +73,7 @@ pub struct Fleet {
     open: BitSet,
     /// Number of times that a replica came into service or left it.
     service_changes: u64,
-    /// By pool, including pools that are no longer in the policy.
-    accounts: Vec<PoolAccount>,
+    pub accounts: PoolAccounts,
     timers: BTreeSet<(Tick, ReplicaId)>,
     chosen: u64,
     /// Replicas that have each adapter loaded.
@@ -110,7 +109,7 @@ impl Fleet {
         self.rules = policy.health;
         self.renew_pools(policy);
         self.open = BitSet::default();
-        self.renew_accounts(policy, now);
+        self.accounts.apply(policy, now);
         self.can_wake = 0;
         if self.replicas.len() < policy.replicas.capacity() {
             self.replicas.resize(policy.replicas.capacity(), None);
@@ -119,32 +118,33 @@ impl Fleet {
             let id = ReplicaId::from(index);
             let row = policy.replicas.get(id).filter(|row| policy.pools.get(row.pool).is_some());
             if let Some(node) = &mut self.replicas[index] {
-                node.slots = [None; 4];
-                (node.held, node.bin, node.contribution) = (false, None, PoolCounts::default());
-                if row.is_none() && node.present {
+                node.indexed.slots = [None; 4];
+                (node.admission.held, node.speed.bin, node.indexed.contribution) =
+                    (false, None, PoolCounts::default());
+                if row.is_none() && node.config.present {
                     departures.left.push(id);
                 }
-                node.present &= row.is_some();
+                node.config.present &= row.is_some();
             }
             if let Some(row) = row {
                 let node = self.replicas[index].get_or_insert_with(|| ReplicaState::new(row.pool));
-                if !node.present && !first {
+                if !node.config.present && !first {
                     node.join(now);
                 }
                 let leaving = policy.draining.contains(&id);
-                if leaving && !node.leaving {
+                if leaving && !node.config.leaving {
                     departures.draining.push(id);
                 }
                 if node.pool != row.pool {
-                    let before = std::mem::take(&mut node.accounted);
-                    self.accounts[node.pool.index()].change_presence(now, before, ReplicaPresence::default());
+                    let before = std::mem::take(&mut node.indexed.accounted);
+                    self.accounts.change_presence(node.pool, now, before, ReplicaPresence::default());
                 }
-                (node.present, node.leaving, node.pool) = (true, leaving, row.pool);
-                (node.configured_seqs, node.configured_kv) = (row.max_seqs, row.kv_tokens);
+                (node.config.present, node.config.leaving, node.pool) = (true, leaving, row.pool);
+                (node.config.seqs, node.config.kv_tokens) = (row.max_seqs, row.kv_tokens);
                 let pool = &mut self.pools[row.pool.index()];
-                node.idle_after = pool.sleep.map(|sleep| sleep.after_idle);
+                node.config.idle_after = pool.sleep.map(|rules| rules.after_idle);
                 pool.members.push(id);
-                node.rank_speed(&mut pool.speeds);
+                node.speed.rank(&mut pool.speeds);
                 self.configure_adapters(id, policy);
             }
             self.refresh(id, now);
@@ -181,23 +181,23 @@ impl Fleet {
 
     /// Holds a replica for one job, or releases it.
     pub fn set_held(&mut self, id: ReplicaId, held: bool, now: Tick) {
-        self.change(id, now, |node| node.held = held);
+        self.change(id, now, |node| node.admission.held = held);
     }
 
     /// Closes a replica to new jobs, or opens it again with a slow start.
     pub fn set_closed(&mut self, id: ReplicaId, closed: Option<Closed>, now: Tick) {
         self.change(id, now, |node| {
-            if node.closed.is_some() && closed.is_none() {
+            if node.admission.closed.is_some() && closed.is_none() {
                 node.health.slow_start(now);
             }
-            node.closed = closed;
+            node.admission.closed = closed;
         });
     }
 
     /// Operator's override that closes the replica, if any.
     #[must_use]
     pub fn closed(&self, id: ReplicaId) -> Option<Closed> {
-        self.node(id)?.closed
+        self.node(id)?.admission.closed
     }
 
     /// Books a job that is dispatched to the replica. `weight` is the job's weight in the replica's
@@ -211,9 +211,7 @@ impl Fleet {
             node.ledger.add(booking);
             node.count_class(booking, true);
             node.health.sent(now);
-            node.sent += u64::from(booking.seqs);
-            node.weights = node.weights.wrapping_add(booking.weight);
-            node.last_chosen = chosen;
+            node.sent.add(booking, chosen);
             node.meter.enter(now, weight)
         });
         stay.unwrap_or_default()
@@ -227,7 +225,7 @@ impl Fleet {
                 node.meter.reweigh(now, stay, decode_weight(booking.seqs));
             }
             let whole = node.ledger.remove(booking);
-            node.stall_detector.note_sign(now);
+            node.stall.detector.note_sign(now);
             node.health.answered(now);
             node.health.note_proof();
             (booking.started, booking.read, booking.due) = (true, true, true);
@@ -243,7 +241,7 @@ impl Fleet {
     /// replica is updated when the job is released.
     pub fn note_proof(&mut self, id: ReplicaId, now: Tick) {
         let node = self.replicas.get_mut(id.index()).and_then(Option::as_mut);
-        if let Some(node) = node.filter(|node| node.present) {
+        if let Some(node) = node.filter(|node| node.config.present) {
             node.health.answered(now);
             node.health.note_proof();
         }
@@ -274,7 +272,7 @@ impl Fleet {
         now: Tick,
         act: impl FnOnce(&mut ReplicaHealth, &HealthPolicy) -> T,
     ) -> Option<T> {
-        self.node(id).filter(|node| node.present)?;
+        self.node(id).filter(|node| node.config.present)?;
         let rules = self.rules;
         self.change(id, now, |node| act(&mut node.health, &rules))
     }
@@ -283,31 +281,17 @@ impl Fleet {
     pub fn report(&mut self, id: ReplicaId, report: ReplicaReport, now: Tick) -> Option<ReportResult> {
         let buffer = self.node(id).and_then(|node| self.pools.get(node.pool.index())).map_or(0, |p| p.buffer);
         self.change(id, now, |node| {
-            node.learned_seqs.learn(&report, (node.ledger.seqs, node.ledger.unread), buffer);
-            node.shared_kv.learn(&report, node.kv(), node.ledger.kv_prompts);
-            if node.gauges.update(&report) {
-                node.stall_detector.note_sign(now);
+            node.limits.seqs.learn(&report, (node.ledger.seqs, node.ledger.unread), buffer);
+            node.limits.shared_kv.learn(&report, node.kv(), node.ledger.kv_prompts);
+            if node.stall.gauges.update(&report) {
+                node.stall.detector.note_sign(now);
             }
-            node.report = Some((now, report));
-            node.sleep.note_progress(node.ledger.jobs, node.sent, report.progress);
+            node.reported.latest = Some((now, report));
+            node.sleep.note_progress(node.ledger.jobs, node.sent.seqs, report.progress);
             let fell_asleep = report.asleep.is_some_and(|asleep| node.sleep.report(now, asleep));
-            let own = LedgerView { seqs: node.ledger.seqs, sent: node.sent };
-            ReportResult { finding: node.reconciler.report(now, &report, own), fell_asleep }
+            let own = LedgerView { seqs: node.ledger.seqs, sent: node.sent.seqs };
+            ReportResult { finding: node.reported.reconciler.report(now, &report, own), fell_asleep }
         })
-    }
-
-    /// Learns from the ITL of the replica's streams.
-    pub fn sample_itl(&mut self, id: ReplicaId, pace: &ItlSample, now: Tick) {
-        let Some(node) = self.replicas.get_mut(id.index()).and_then(Option::as_mut) else { return };
-        let Some(pool) = self.pools.get(node.pool.index()) else { return };
-        node.stall_detector.note_sign(now);
-        node.prefill_load.note(node.weights, now);
-        node.itl_limit.learn(pace, &node.itl_conditions(pool));
-        let (stretch, pool) = (node.stretch.add(pace), node.pool);
-        if let (Some(stretch), Some(pool)) = (stretch, self.pools.get_mut(pool.index())) {
-            pool.bests.stretch(&stretch, now);
-        }
-        self.refresh(id, now);
     }
 
     /// Nanoseconds per token of a prompt's weight, at a replica of median speed in the fastest of
@@ -368,9 +352,9 @@ impl Fleet {
                 limit: node.limit(pool, now, &self.rules),
                 prefill_tokens: node.ledger.prefill.saturating_add(node.ledger.ahead),
                 kv_tokens: node.ledger.kv,
-                speed_factor: node.factor,
+                speed_factor: node.speed.factor,
                 expected: Duration::from_nanos(node.ttft_model().ttft(sample)),
-                report_age: node.report.map(|(at, _)| now.since(at)),
+                report_age: node.reported.latest.map(|(at, _)| now.since(at)),
                 bottleneck: node.bottleneck(pool, now, &self.rules),
                 background_bottleneck: node.background_bottleneck(pool, now, &self.rules),
                 slots: node.slot_counts(pool, now, &self.rules),
@@ -390,11 +374,32 @@ impl Fleet {
         let nodes = self.replicas.iter().enumerate();
         let wanted: BTreeSet<(Tick, ReplicaId)> = nodes
             .filter_map(|(index, node)| {
-                let node = node.as_ref().filter(|node| node.present)?;
+                let node = node.as_ref().filter(|node| node.config.present)?;
                 Some((node.next_wake(now, &self.rules)?, ReplicaId::from(index)))
             })
             .collect();
         wanted == self.timers
+    }
+
+    /// Whether each replica's meter has the weight of its running jobs, and each pool's account has
+    /// the pool's replicas. For tests of invariants.
+    #[must_use]
+    pub fn meters_are_consistent(&self, weight: impl Fn(ReplicaId) -> u64) -> bool {
+        let nodes = || self.replicas.iter().enumerate().filter_map(|(id, node)| Some((id, node.as_ref()?)));
+        let counts = |pool: PoolId| {
+            let here = nodes().filter(|(_, node)| node.pool == pool);
+            here.map(|(_, node)| node.indexed.accounted).fold((0, 0), |(present, busy), next| {
+                (present + u32::from(next.present), busy + u32::from(next.busy))
+            })
+        };
+        let agrees = |id: usize, node: &ReplicaState| {
+            let busy = node.ledger.jobs > 0;
+            node.meter.weight() == weight(ReplicaId::from(id))
+                && node.indexed.accounted.busy == busy
+                && node.indexed.accounted.present >= busy
+        };
+        nodes().all(|(id, node)| agrees(id, node))
+            && self.accounts.counts().all(|(pool, counted)| counted == counts(pool))
     }
 
     /// Nodes of the search trees that were visited.
@@ -440,13 +445,14 @@ impl Fleet {
     fn refresh(&mut self, id: ReplicaId, now: Tick) {
         let rules = self.rules;
         let Some(node) = self.replicas.get_mut(id.index()).and_then(Option::as_mut) else { return };
-        node.foreign_seqs = node.reconciler.foreign_seqs(now);
+        node.reported.foreign_seqs = node.reported.reconciler.foreign_seqs(now);
         if let Some(pool) = self.pools.get_mut(node.pool.index()) {
-            let (before, was_absent) = (node.contribution, pool.is_dormant() || pool.is_scaled_to_zero());
+            let (before, was_absent) =
+                (node.indexed.contribution, pool.is_dormant() || pool.is_scaled_to_zero());
             node.rank_in(pool, id, now, &rules);
-            node.contribution = node.contribute(pool, now, &rules);
-            pool.counts.replace(before, node.contribution);
-            let after = node.contribution;
+            node.indexed.contribution = node.contribute(pool, now, &rules);
+            pool.counts.replace(before, node.indexed.contribution);
+            let after = node.indexed.contribution;
             self.open.set(
                 node.pool.index(),
                 !(pool.free.is_empty() && pool.background.is_empty() && pool.released.is_empty()),
@@ -460,20 +466,19 @@ impl Fleet {
             node.arm(now);
         }
         let presence = node.presence(now, &rules);
-        if let Some(account) = self.accounts.get_mut(node.pool.index()).filter(|_| node.accounted != presence)
-        {
-            account.change_presence(now, node.accounted, presence);
-            node.accounted = presence;
+        let before = node.indexed.accounted;
+        if before != presence && self.accounts.change_presence(node.pool, now, before, presence) {
+            node.indexed.accounted = presence;
         }
         let wake = node.next_wake(now, &rules);
-        if node.next_timer != wake {
-            if let Some(before) = node.next_timer {
+        if node.indexed.next_timer != wake {
+            if let Some(before) = node.indexed.next_timer {
                 self.timers.remove(&(before, id));
             }
             self.timers.extend(wake.map(|at| (at, id)));
-            node.next_timer = wake;
+            node.indexed.next_timer = wake;
         }
-        if !node.present && node.ledger.jobs == 0 {
+        if !node.config.present && node.ledger.jobs == 0 {
             self.drop_adapters(id);
             self.replicas[id.index()] = None;
         }

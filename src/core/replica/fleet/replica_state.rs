@@ -7,7 +7,6 @@ use smallvec::SmallVec;
 
 use crate::core::billing::meter::ReplicaMeter;
 use crate::core::billing::pool_account::ReplicaPresence;
-use crate::core::model::event::ReplicaReport;
 use crate::core::model::ids::{ModelId, PoolId, ReplicaId};
 use crate::core::model::overrides::Closed;
 use crate::core::model::policy::HealthPolicy;
@@ -17,22 +16,24 @@ use crate::core::queue::fit_tree::{FitEntry, FitSize};
 use crate::core::replica::affinity::adapter_slots::{AdapterSlots, AdapterState};
 use crate::core::replica::health::ReplicaHealth;
 use crate::core::replica::health::sleep::SleepState;
-use crate::core::replica::health::stall_detector::{StallDetector, WatchedGauges};
-use crate::core::replica::itl_limit::ItlLimit;
+use crate::core::replica::health::stall_detector::WatchedGauges;
 use crate::core::replica::ledger::{Booking, Ledger, ReplicaRank};
 use crate::core::replica::reconcile::Reconciler;
-use crate::core::replica::seq_limit::{LearnedSeqLimit, full_seqs, ramped};
-use crate::core::replica::shared_kv::SharedKv;
-use crate::core::replica::speed::pool_best::GapStretch;
-use crate::core::replica::speed::prefill_rate::ReplicaReads;
+use crate::core::replica::seq_limit::{full_seqs, ramped};
+use crate::core::replica::speed::SpeedFactor;
 use crate::core::replica::speed::step_time;
 use crate::core::replica::speed::ttft_model::TtftModel;
-use crate::core::replica::speed::{PoolSpeeds, SpeedBin, SpeedFactor};
 
 use crate::core::replica::fleet::contribution::PoolCounts;
 use crate::core::replica::fleet::pool_state::{LatencyObjective, PoolState};
-use crate::core::replica::fleet::prefill::load::PrefillLoad;
+use crate::core::replica::fleet::replica_parts::{
+    FreeCapacity, IndexedReplica, LearnedLimits, ReplicaAdmission, ReplicaConfig, ReplicaSpeed,
+    ReportedState, SentWork, StallWatch,
+};
 
+/// Additional patience for an answer that is not a stream, because only the engine's gauges show
+/// its progress.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 /// Part of a replica's sequence limit that background jobs may fill.
 const BACKGROUND_SEQS: f64 = 0.8;
 /// Part of the KV cache up to which background jobs may be added.
@@ -42,141 +43,55 @@ const BACKGROUND_STEP: f64 = 0.5;
 /// Part of the TTFT objective by which a released replica counts as late for an urgent job.
 const RELEASED_TTFT: f64 = 0.5;
 
-/// Free capacity of a replica; `None` where the replica can take nothing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct FreeCapacity {
-    /// Free capacity for the urgent class.
-    pub(super) urgent: Option<FitSize>,
-    /// Free capacity of a keeper for classes less urgent than the one whose objective the pool has.
-    pub(super) background: Option<FitSize>,
-    /// Free capacity of a released replica for the same classes.
-    pub(super) released: Option<FitSize>,
-    /// Free capacity for the urgent class as soon as the replica has read its prompts.
-    pub(super) soon: Option<FitSize>,
-}
-
-impl FreeCapacity {
-    /// Free capacity now, for background jobs or for the urgent class.
-    pub(super) fn now(&self, pool: &PoolState, background: bool) -> Option<FitSize> {
-        if !pool.is_background(background) {
-            return self.urgent;
-        }
-        self.released.or_else(|| self.background.filter(|_| pool.takes_background()))
-    }
-}
-
 /// State of one replica.
 #[derive(Debug, Clone)]
 pub(super) struct ReplicaState {
     pub(super) pool: PoolId,
-    pub(super) present: bool,
-    /// Whether the policy says that the replica is about to leave.
-    pub(super) leaving: bool,
-    pub(super) configured_seqs: Option<u32>,
-    pub(super) configured_kv: Option<u64>,
+    pub(super) config: ReplicaConfig,
+    pub(super) admission: ReplicaAdmission,
     pub(super) ledger: Ledger,
     /// Sequences that run there, by class.
     pub(super) class_seqs: SmallVec<[u32; 4]>,
-    /// Whether it keeps the urgent class's objective; see [`crate::core::replica::keepers`].
-    pub(super) keeper: bool,
-    /// Whether the next urgent job may start there beyond the ITL limit.
-    pub(super) beyond_limit: bool,
     pub(super) meter: ReplicaMeter,
-    /// Weight of all prompts ever sent there.
-    pub(super) weights: u64,
-    /// Rate of prompt weight, from which the prefill share of its time follows.
-    pub(super) prefill_load: PrefillLoad,
-    /// Presence with which its pool's account counts it.
-    pub(super) accounted: ReplicaPresence,
+    pub(super) sent: SentWork,
     pub(super) adapters: AdapterSlots,
     pub(super) health: ReplicaHealth,
-    /// Operator's override that closes it to new jobs.
-    pub(super) closed: Option<Closed>,
-    pub(super) stall_detector: StallDetector,
-    /// Streams there that wait for their clients.
-    pub(super) paused: u32,
-    pub(super) gauges: WatchedGauges,
+    pub(super) stall: StallWatch,
     pub(super) sleep: SleepState,
-    /// Idle time after which it sleeps, if it ever does.
-    pub(super) idle_after: Option<Duration>,
-    pub(super) reconciler: Reconciler,
-    /// Sequences of other clients that run there, as of the last update.
-    pub(super) foreign_seqs: u32,
-    /// Sequences ever booked there.
-    pub(super) sent: u64,
-    pub(super) learned_seqs: LearnedSeqLimit,
-    pub(super) shared_kv: SharedKv,
-    pub(super) itl_limit: ItlLimit,
-    pub(super) stretch: GapStretch,
-    pub(super) reads: ReplicaReads,
-    pub(super) speed: SpeedFactor,
-    /// Factor on its predicted times, as of the last update.
-    pub(super) factor: f64,
-    /// Bin of its speed factor among those of its pool.
-    pub(super) bin: Option<SpeedBin>,
-    pub(super) report: Option<(Tick, ReplicaReport)>,
-    pub(super) held: bool,
-    pub(super) last_chosen: u64,
-    pub(super) free_capacity: FreeCapacity,
-    /// Its entries in the search trees of its pool.
-    pub(super) slots: [Option<usize>; 4],
-    pub(super) next_timer: Option<Tick>,
-    /// Its contribution to its pool's counts.
-    pub(super) contribution: PoolCounts,
+    pub(super) reported: ReportedState,
+    pub(super) limits: LearnedLimits,
+    pub(super) speed: ReplicaSpeed,
+    pub(super) indexed: IndexedReplica,
 }
 
 impl ReplicaState {
     pub(super) fn new(pool: PoolId) -> Self {
         Self {
             pool,
-            present: false,
-            leaving: false,
-            configured_seqs: None,
-            configured_kv: None,
+            config: ReplicaConfig::default(),
+            admission: ReplicaAdmission::default(),
             ledger: Ledger::default(),
             class_seqs: SmallVec::new(),
-            keeper: true,
-            beyond_limit: false,
             meter: ReplicaMeter::default(),
-            weights: 0,
-            prefill_load: PrefillLoad::default(),
-            accounted: ReplicaPresence::default(),
+            sent: SentWork::default(),
             adapters: AdapterSlots::default(),
             health: ReplicaHealth::default(),
-            closed: None,
-            stall_detector: StallDetector::default(),
-            paused: 0,
-            gauges: WatchedGauges::default(),
+            stall: StallWatch::default(),
             sleep: SleepState::default(),
-            idle_after: None,
-            reconciler: Reconciler::default(),
-            foreign_seqs: 0,
-            sent: 0,
-            learned_seqs: LearnedSeqLimit::default(),
-            shared_kv: SharedKv::default(),
-            itl_limit: ItlLimit::default(),
-            stretch: GapStretch::default(),
-            reads: ReplicaReads::default(),
-            speed: SpeedFactor::default(),
-            factor: 1.0,
-            bin: None,
-            report: None,
-            held: false,
-            last_chosen: 0,
-            free_capacity: FreeCapacity::default(),
-            slots: [None; 4],
-            next_timer: None,
-            contribution: PoolCounts::default(),
+            reported: ReportedState::default(),
+            limits: LearnedLimits::default(),
+            speed: ReplicaSpeed::default(),
+            indexed: IndexedReplica::default(),
         }
     }
 
     pub(super) fn state(&self, now: Tick, rules: &HealthPolicy) -> ReplicaStatus {
         let state = self.health.state(now, rules);
-        match self.closed {
-            _ if !self.present => ReplicaStatus::Removed,
+        match self.admission.closed {
+            _ if !self.config.present => ReplicaStatus::Removed,
             _ if matches!(state, ReplicaStatus::Ejected | ReplicaStatus::Gone) => state,
             Some(Closed::Drained | Closed::SpotNotice) => ReplicaStatus::Draining,
-            _ if self.leaving => ReplicaStatus::Draining,
+            _ if self.config.leaving => ReplicaStatus::Draining,
             Some(Closed::Cordoned) => ReplicaStatus::Cordoned,
             None => self.sleep.state().unwrap_or(state),
         }
@@ -192,7 +107,7 @@ impl ReplicaState {
             up: u32::from(up),
             busy: u32::from(state == ReplicaStatus::Busy),
             out: u32::from(self.health.is_ejected()),
-            away: u32::from(self.leaving || self.health.is_silent()),
+            away: u32::from(self.config.leaving || self.health.is_silent()),
             sleepers: u32::from(is_dormant),
             can_wake: u32::from(wakes),
             released: u32::from(up && self.is_released(pool)),
@@ -204,12 +119,12 @@ impl ReplicaState {
 
     /// Whether its pool counts it as in service.
     pub(super) const fn counts_as_up(&self) -> bool {
-        self.contribution.up > 0
+        self.indexed.contribution.up > 0
     }
 
     /// Whether its pool counts it as asleep and able to wake.
     pub(super) const fn counts_as_wakeable(&self) -> bool {
-        self.contribution.can_wake > 0
+        self.indexed.contribution.can_wake > 0
     }
 
     /// Presence with which its pool's account counts it now.
@@ -228,23 +143,31 @@ impl ReplicaState {
 
     /// Sets the timers of its stall detector and of its sleep.
     pub(super) fn arm(&mut self, now: Tick) {
-        let (owes, patience) = (self.owes(), self.patience(now));
-        self.stall_detector.arm(now, owes, patience);
+        let (owes, patience) = (self.stall.owes(&self.ledger), self.patience(now));
+        self.stall.detector.arm(now, owes, patience);
         let is_idle = self.counts_as_up() && self.ledger.jobs == 0;
-        self.sleep.arm(now, is_idle, self.idle_after);
+        self.sleep.arm(now, is_idle, self.config.idle_after);
+    }
+
+    /// Patience: how long the engine may be silent now.
+    pub(super) fn patience(&self, now: Tick) -> Duration {
+        let gap = self.limits.itl.mean().map_or(0, |mean| mean as u64);
+        let gap = self.speed.learned.is_known().then_some(gap);
+        let patience = self.stall.detector.patience(self.ttft_model().wait, gap, now);
+        let owes_streams = self.stall.owes_streams(&self.ledger);
+        if owes_streams { patience } else { patience.saturating_add(ANSWER_PATIENCE) }
     }
 
     /// Time of its next timer.
     pub(super) fn next_wake(&self, now: Tick, rules: &HealthPolicy) -> Option<Tick> {
         let wake = self.health.next_wake(now, rules);
-        let others = [self.stall_detector.check_at(), self.sleep.next_wake()];
-        wake.into_iter().chain(others.into_iter().flatten()).min().filter(|_| self.present)
+        let others = [self.stall.detector.check_at(), self.sleep.next_wake()];
+        wake.into_iter().chain(others.into_iter().flatten()).min().filter(|_| self.config.present)
     }
 
     /// Sequences that it runs at full size, whatever its ITL.
     pub(super) fn full(&self, pool: &PoolState) -> u32 {
-        let reported = self.report.and_then(|(_, report)| report.slots);
-        full_seqs(self.configured_seqs, reported, self.learned_seqs, pool.buffer)
+        full_seqs(self.config.seqs, self.reported.slots(), self.limits.seqs, pool.buffer)
     }
 
     /// Sequences that it may run now.
@@ -254,11 +177,11 @@ impl ReplicaState {
 
     /// Sequences that it may run within its ITL objective.
     pub(super) fn itl_seqs(&self, pool: &PoolState) -> u32 {
-        if self.is_released(pool) { self.itl_limit.released_seqs() } else { self.itl_limit.seqs() }
+        if self.is_released(pool) { self.limits.itl.released_seqs() } else { self.limits.itl.seqs() }
     }
 
     fn limit_within(&self, itl: u32, pool: &PoolState, now: Tick, rules: &HealthPolicy) -> u32 {
-        let ours = self.full(pool).saturating_sub(self.foreign_seqs).max(1);
+        let ours = self.full(pool).saturating_sub(self.reported.foreign_seqs).max(1);
         let full = ours.min(itl.max(pool.objective.widest));
         ramped(full, self.health.eighths(now, rules))
     }
@@ -272,7 +195,7 @@ impl ReplicaState {
     /// Whether background classes may fill it: it is no keeper, and runs nothing of the urgent
     /// class.
     pub(super) fn is_released(&self, pool: &PoolState) -> bool {
-        !self.keeper && pool.objective.released.is_some() && self.urgent_seqs(pool) == 0
+        !self.admission.keeper && pool.objective.released.is_some() && self.urgent_seqs(pool) == 0
     }
 
     /// Latency objective that it keeps now.
@@ -293,8 +216,7 @@ impl ReplicaState {
 
     /// KV cache in tokens; `u64::MAX` where the size is not known.
     pub(super) fn kv(&self) -> u64 {
-        let reported = self.report.and_then(|(_, report)| report.kv_tokens);
-        self.configured_kv.or(reported).unwrap_or(u64::MAX)
+        self.config.kv_tokens.or_else(|| self.reported.kv_tokens()).unwrap_or(u64::MAX)
     }
 
     /// Its limits, whatever runs there.
@@ -310,7 +232,7 @@ impl ReplicaState {
         now: Tick,
         rules: &HealthPolicy,
     ) -> FreeCapacity {
-        if self.held || self.health.is_on_trial() || !self.is_up(now, rules) {
+        if self.admission.held || self.health.is_on_trial() || !self.is_up(now, rules) {
             return FreeCapacity::default();
         }
         if self.ledger.jobs == 0 {
@@ -328,7 +250,7 @@ impl ReplicaState {
         };
         let prefill = self.prefill_left(pool);
         let read = |size: FitSize| (prefill > 0).then_some(FitSize { prefill, ..size });
-        let itl = if self.beyond_limit { u32::MAX } else { self.itl_limit.seqs() };
+        let itl = if self.admission.beyond_limit { u32::MAX } else { self.limits.itl.seqs() };
         let limit = self.limit_within(itl, pool, now, rules);
         let soon = room(limit);
         let urgent = soon.and_then(read);
@@ -360,7 +282,7 @@ impl ReplicaState {
     /// Whether its steps are too long for background jobs.
     pub(super) fn is_slow_for_background(&self, pool: &PoolState) -> bool {
         let aim = pool.objective.latency.itl.as_nanos() as f64 * BACKGROUND_STEP;
-        self.decode_step() > aim || self.itl_limit.mean().is_some_and(|mean| mean > aim)
+        self.decode_step() > aim || self.limits.itl.mean().is_some_and(|mean| mean > aim)
     }
 
     pub(super) fn free_kv(&self, part: f64) -> u64 {
@@ -372,32 +294,32 @@ impl ReplicaState {
 
     /// KV tokens that its jobs hold or will hold. The parts that prompts share count once.
     pub(super) fn kv_held(&self) -> u64 {
-        self.ledger.kv.saturating_sub(self.shared_kv.saved(self.ledger.kv_prompts))
+        self.ledger.kv.saturating_sub(self.limits.shared_kv.saved(self.ledger.kv_prompts))
     }
 
     /// Nanoseconds of a step in which each of its sequences gets a token.
     pub(super) fn decode_step(&self) -> f64 {
-        step_time::decode_step(&self.ledger) as f64 * self.factor
+        step_time::decode_step(&self.ledger) as f64 * self.speed.factor
     }
 
     pub(super) fn ttft_model(&self) -> TtftModel {
-        step_time::ttft_model(&self.ledger).slowed(self.factor)
+        step_time::ttft_model(&self.ledger).slowed(self.speed.factor)
     }
 
     /// Gives the replica its place among those of the pool that can take something.
     pub(super) fn rank_in(&mut self, pool: &mut PoolState, id: ReplicaId, now: Tick, rules: &HealthPolicy) {
-        self.factor = pool.speeds.applied(&self.speed, now);
+        self.speed.factor = pool.speeds.applied(&self.speed.learned, now);
         let key = self.key(pool, id, self.ttft_model());
         let urgent = self.key(pool, id, self.urgent_model(pool));
-        self.free_capacity = self.find_free_capacity(pool, now, rules);
-        let free = self.free_capacity;
+        self.indexed.free_capacity = self.find_free_capacity(pool, now, rules);
+        let free = self.indexed.free_capacity;
         let trees = [
             (&mut pool.free, free.urgent, urgent),
             (&mut pool.background, free.background, key),
             (&mut pool.released, free.released, key),
             (&mut pool.soon, free.soon, urgent),
         ];
-        for ((tree, free, key), slot) in trees.into_iter().zip(&mut self.slots) {
+        for ((tree, free, key), slot) in trees.into_iter().zip(&mut self.indexed.slots) {
             let entry = free.map(|free| FitEntry { key, size: free.complement(), value: id });
             *slot = tree.put(*slot, entry);
         }
@@ -408,7 +330,7 @@ impl ReplicaState {
     /// keepers are worse.
     pub(super) fn urgent_model(&self, pool: &PoolState) -> TtftModel {
         let model = self.ttft_model();
-        if self.keeper || pool.objective.released.is_none() {
+        if self.admission.keeper || pool.objective.released.is_none() {
             return model;
         }
         let LatencyObjective { ttft, itl } = pool.objective.latency;
@@ -423,7 +345,7 @@ impl ReplicaState {
     fn key(&self, pool: &PoolState, replica: ReplicaId, ttft_model: TtftModel) -> ReplicaRank {
         let none = pool.adapters.is_empty();
         let miss = if none { 0 } else { pool.load.cost(self.adapters.state_of_unloaded()) };
-        ReplicaRank { ttft_model, adapter_cost: miss, last_chosen: self.last_chosen, replica }
+        ReplicaRank { ttft_model, adapter_cost: miss, last_chosen: self.sent.last_chosen, replica }
     }
 
     /// State of the model here, if the model is an adapter in its pool.
@@ -431,23 +353,12 @@ impl ReplicaState {
         pool.adapters.contains(&model).then(|| self.adapters.state(model))
     }
 
-    /// Moves its speed factor to the right bin of its pool.
-    pub(super) fn rank_speed(&mut self, speeds: &mut PoolSpeeds) {
-        let bin = self.speed.is_known().then(|| PoolSpeeds::bin(self.speed.factor()));
-        if bin != self.bin {
-            speeds.move_replica(self.bin, bin);
-            self.bin = bin;
-        }
-    }
-
     /// Resets what was learned, because it is new in the policy, or was removed from it and put
     /// back.
     pub(super) fn join(&mut self, now: Tick) {
         self.health.join(now);
-        (self.speed, self.itl_limit, self.learned_seqs) =
-            (SpeedFactor::default(), ItlLimit::default(), LearnedSeqLimit::default());
-        self.shared_kv = SharedKv::default();
-        (self.reconciler, self.sleep, self.gauges) =
+        (self.speed.learned, self.limits) = (SpeedFactor::default(), LearnedLimits::default());
+        (self.reported.reconciler, self.sleep, self.stall.gauges) =
             (Reconciler::default(), SleepState::default(), WatchedGauges::default());
     }
 }

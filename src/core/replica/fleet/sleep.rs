@@ -82,21 +82,21 @@ impl Fleet {
     pub fn may_sleep(&self, id: ReplicaId, rules: &SleepPolicy, now: Tick) -> bool {
         let Some(node) = self.node(id) else { return false };
         let Some(pool) = self.pools.get(node.pool.index()) else { return false };
-        let quiet = node.report.is_some_and(|(at, report)| {
+        let quiet = node.reported.latest.is_some_and(|(at, report)| {
             let known = now.since(at) <= rules.after_idle.max(REPORT_AGE);
             known && report.running.unwrap_or(0) == 0 && report.waiting.unwrap_or(0) == 0
         });
         quiet
             && node.counts_as_up()
             && node.ledger.jobs == 0
-            && node.foreign_seqs == 0
+            && node.reported.foreign_seqs == 0
             && pool.counts.up > rules.keep_awake
     }
 
     /// Keeps the replica awake and looks again later.
     pub fn stay_awake(&mut self, id: ReplicaId, now: Tick) {
         self.change(id, now, |node| {
-            let pause = node.idle_after.map_or(LOOK_AGAIN, |after| (after / 4).max(LOOK_AGAIN));
+            let pause = node.config.idle_after.map_or(LOOK_AGAIN, |after| (after / 4).max(LOOK_AGAIN));
             node.sleep.postpone(now + pause);
         });
     }

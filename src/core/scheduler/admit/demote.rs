@@ -66,15 +66,13 @@ impl Scheduler {
         let before = job.spec;
         let mut job = Job {
             spec: JobSpec { class, deadline, ..before },
-            charged: None,
-            held_until: None,
             demoted_from: job.demoted_from.or(Some(before.class)),
             ..job.clone()
         };
-        job.place.late = false;
+        (job.place.late, job.wait.held_until, job.charges.fair_share) = (false, None, None);
         self.set_place(&mut job);
         self.autoscaler.demand.profiles.moved(before.class, class);
-        let paid = self.jobs.insert(id, job).and_then(|job| job.charged);
+        let paid = self.jobs.insert(id, job).and_then(|job| job.charges.fair_share);
         if let (Some(paid), Some(account)) = (paid, self.lane_accounts(LaneKey::of(&before))) {
             self.recharge(account, LaneKey::of(&before), paid, 0);
         }

@@ -16,7 +16,7 @@ use crate::core::replica::fleet::Fleet;
 use crate::core::replica::ledger::Ledger;
 use crate::core::replica::speed::{step_time, ttft_model};
 
-use crate::core::scheduler::job::Job;
+use crate::core::scheduler::job::{Job, JobCharges};
 
 const fn limit_subject(spec: &JobSpec) -> LimitSubject {
     LimitSubject { tenant: spec.tenant, key: spec.key, model: spec.model }
@@ -75,7 +75,7 @@ impl JobLimits {
             && let JobUsage::Exact(tokens) = usage
         {
             self.expected_use.learn(&job.spec, tokens.output);
-            let (gpu, money) = job.spent;
+            let JobCharges { replica_time: gpu, money, .. } = job.charges;
             let [times, prices] = [LimitUnit::GpuTime, LimitUnit::Money].map(|unit| self.limits.counts(unit));
             let learned = ((times || prices).then_some(gpu), prices.then_some(money));
             self.expected_use.learn_replica_use(&job.spec, learned);
@@ -86,7 +86,7 @@ impl JobLimits {
     /// money by its bills. Bills of failed attempts count too. A job that was never dispatched
     /// gives its whole reservation back.
     pub(in crate::core::scheduler) fn settle(&mut self, job: &mut Job, used: Option<TokenCounts>, now: Tick) {
-        let hold = std::mem::take(&mut job.reservation);
+        let hold = std::mem::take(&mut job.charges.reservation);
         if hold.is_empty() {
             return;
         }
@@ -94,7 +94,7 @@ impl JobLimits {
             return self.limits.give_back(hold, now);
         }
         let TokenCounts { input, output, .. } = used.unwrap_or_default();
-        let amounts = UnitAmounts { input, output, gpu: job.spent.0, money: job.spent.1 };
+        let amounts = UnitAmounts { input, output, gpu: job.charges.replica_time, money: job.charges.money };
         self.limits.settle(hold, &UsedAmounts { amounts, tokens_known: used.is_some() }, now);
     }
 

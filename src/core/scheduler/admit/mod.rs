@@ -80,9 +80,9 @@ impl Scheduler {
             };
         let spec = JobSpec { context_group: self.placement.context_group(spec.model, spec.context), ..spec };
         let mut job = Job::new(spec, prefix, self.jobs.next_seq());
-        job.reservation = hold;
+        job.charges.reservation = hold;
         let now = self.now;
-        job.known_suspect = spec.fingerprint.is_some_and(|known| self.jobs.was_suspect(known, now));
+        job.faults.known_suspect = spec.fingerprint.is_some_and(|known| self.jobs.was_suspect(known, now));
         self.set_place(&mut job);
         let work = work(spec.prompt_tokens, self.lengths.expected(&spec));
         job.work = work;

@@ -28,7 +28,7 @@ impl Scheduler {
     /// of a starting pool fails the job, the job's earlier hold goes on.
     pub(in crate::core::scheduler) fn hold_for_pool_start(&mut self, id: JobId) {
         let Some(job) = self.jobs.get(&id) else { return };
-        let (spec, held) = (job.spec, job.held_until);
+        let (spec, held) = (job.spec, job.wait.held_until);
         if self.is_scavenger(spec.class) {
             return;
         }
@@ -54,7 +54,7 @@ impl Scheduler {
         let fresh = tolerance.map_or(Tick::NEVER, |tolerance| self.now + tolerance);
         let until = goes_on.unwrap_or(fresh).min(spec.deadline);
         if let Some(job) = self.jobs.get_mut(&id) {
-            job.held_until = Some(until);
+            job.wait.held_until = Some(until);
         }
         if until < spec.deadline {
             self.timers.holds.add(until, id);
@@ -71,7 +71,7 @@ impl Scheduler {
     /// Ends the job's hold. When no other job waits for a pool, its pool start is given up.
     pub(in crate::core::scheduler) fn end_hold(&mut self, id: JobId) {
         let Some(job) = self.jobs.get(&id) else { return };
-        let Some(until) = job.held_until else { return };
+        let Some(until) = job.wait.held_until else { return };
         let key = LaneKey::of(&job.spec);
         self.timers.holds.cancel(until, id);
         let group = self.placement.group_of_model(key.model);
@@ -103,7 +103,7 @@ impl Scheduler {
     pub(in crate::core::scheduler) fn starts_too_late(&self, id: JobId) -> Option<bool> {
         let job = self.jobs.get(&id)?;
         let left = self.start_left(LaneKey::of(&job.spec))?;
-        let until = job.held_until.unwrap_or(job.spec.deadline);
+        let until = job.wait.held_until.unwrap_or(job.spec.deadline);
         Some(left.is_some_and(|left| left > until.since(self.now)))
     }
 
@@ -162,7 +162,7 @@ impl Scheduler {
         self.timers.holds.clear();
         let waiting: Vec<JobId> = self.timers.deadlines.iter().map(|(_, id)| id).collect();
         for id in waiting {
-            let before = self.jobs.get(&id).and_then(|job| job.held_until);
+            let before = self.jobs.get(&id).and_then(|job| job.wait.held_until);
             self.hold_for_pool_start(id);
             let newly = before.is_none() && self.starts_too_late(id) == Some(true);
             if newly && !self.demote(id) {
@@ -210,7 +210,7 @@ impl Scheduler {
             cold_start: self.autoscaler.starts.measured(pool),
             wake: self.autoscaler.starts.wake(pool),
             best: self.fleet.best(pool),
-            times: self.fleet.times(pool, now),
+            times: self.fleet.accounts.times(pool, now),
         };
         self.policy.pools.iter().map(|(pool, ..)| view(pool)).collect()
     }
@@ -236,13 +236,13 @@ impl Scheduler {
     /// timer.
     pub(in crate::core::scheduler) fn holds_are_consistent(&self) -> bool {
         let waits = |id: &JobId| self.jobs.get(id).filter(|job| job.part().is_some());
-        let timed = |(at, id): (Tick, JobId)| waits(&id).is_some_and(|job| job.held_until == Some(at));
+        let timed = |(at, id): (Tick, JobId)| waits(&id).is_some_and(|job| job.wait.held_until == Some(at));
         let mut waiting = self.timers.deadlines.iter().filter_map(|(_, id)| Some((id, waits(&id)?)));
         let watched = waiting.all(|(id, job)| {
-            let until = job.held_until.unwrap_or(Tick::NEVER);
+            let until = job.wait.held_until.unwrap_or(Tick::NEVER);
             self.is_scavenger(job.spec.class)
                 || self.cold_pools(LaneKey::of(&job.spec)).is_none()
-                || (job.held_until.is_some()
+                || (job.wait.held_until.is_some()
                     && (until >= job.spec.deadline || self.timers.holds.contains(until, id)))
         });
         watched && self.timers.holds.iter().all(timed)

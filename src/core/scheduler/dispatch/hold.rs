@@ -111,8 +111,8 @@ impl Scheduler {
             return;
         }
         let Some(job) = self.jobs.get_mut(&first) else { return };
-        job.passed_over = job.passed_over.saturating_add(1);
-        if job.passed_over >= MAX_PASSED_OVER {
+        job.wait.passed_over = job.wait.passed_over.saturating_add(1);
+        if job.wait.passed_over >= MAX_PASSED_OVER {
             self.hold_for(group, pool, first);
         }
     }

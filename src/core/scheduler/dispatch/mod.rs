@@ -190,7 +190,7 @@ impl Scheduler {
     /// another replica is in service. A replica readmitted since then has a new epoch and is not
     /// avoided.
     pub(super) fn avoided_replicas(&self, job: JobId, pools: &[PoolId]) -> SmallVec<[ReplicaId; 2]> {
-        let Some(job) = self.jobs.get(&job).filter(|job| !job.failed_at.is_empty()) else {
+        let Some(job) = self.jobs.get(&job).filter(|job| !job.faults.failed_at.is_empty()) else {
             return SmallVec::new();
         };
         let here = |&(id, epoch): &(ReplicaId, u32)| {
@@ -198,7 +198,7 @@ impl Scheduler {
             let ours = same && self.fleet.pool_of(id).is_some_and(|pool| pools.contains(&pool));
             ours.then_some(id)
         };
-        let tried: SmallVec<[ReplicaId; 2]> = job.failed_at.iter().filter_map(here).collect();
+        let tried: SmallVec<[ReplicaId; 2]> = job.faults.failed_at.iter().filter_map(here).collect();
         if self.fleet.count_up(pools) > tried.len() as u64 { tried } else { SmallVec::new() }
     }
 
@@ -226,7 +226,7 @@ impl Scheduler {
         let booking = Booking { adapter, ..job.booking(pick.cached, pick.chosen.background) };
         let uncached = booking.prompt.saturating_sub(pick.cached);
         let (spec, work, unpaid, share) =
-            (job.spec, job.work, job.charged.is_none(), job.time_weight(uncached));
+            (job.spec, job.work, job.charges.fair_share.is_none(), job.time_weight(uncached));
         let price = cost(spec.prompt_tokens, job.output);
 
         let cached = [(pick.replica, pick.cached)];
@@ -293,10 +293,10 @@ impl Scheduler {
     /// and its session.
     fn set_running(&mut self, id: JobId, run: RunningAttempt, why: &DispatchReason, price: u64) {
         let Some(job) = self.jobs.get_mut(&id) else { return };
-        job.waited = why.queued;
+        job.wait.before = why.queued;
         job.attempts = why.attempt;
-        job.passed_over = 0;
-        job.charged.get_or_insert(price);
+        job.wait.passed_over = 0;
+        job.charges.fair_share.get_or_insert(price);
         self.affinity.prefixes.note(run.replica, &job.prefix);
         if let (Some(rule), Some(session)) = (&self.policy.sessions, job.spec.session)
             && self.affinity.sessions.note(session, run.replica, rule.max_sessions)

@@ -60,7 +60,7 @@ impl Scheduler {
             self.choose(job, pool_set, last, &find)
         };
         let apart = || choose(&|id| shunned.contains(&id) || self.fleet.has_suspect(id));
-        let apart = job.suspect.then(apart).flatten();
+        let apart = job.faults.suspect.then(apart).flatten();
         let (replica, choice) = apart.or_else(|| choose(&|id| shunned.contains(&id)))?;
         let choice = match choice {
             PlacementReason::Only if required.session.is_some_and(|(own, _)| own == replica) => {

@@ -46,13 +46,13 @@ impl Scheduler {
             let wanted = job.spec.resumable || why == PreemptReason::Stalled;
             streams
                 && wanted
-                && !job.is_suspect()
-                && job.migration_asked.is_none()
+                && !job.faults.has_stalled_often()
+                && job.preemption.migration_asked.is_none()
                 && self.has_replica_up(job)
         };
         for id in self.jobs.running_at(replica, movable) {
             if let Some(job) = self.jobs.get_mut(&id) {
-                job.migration_asked = Some(why);
+                job.preemption.migration_asked = Some(why);
                 out.push(Action::Job(JobAction::Migrate { job: id, replica, why }));
             }
         }
@@ -167,8 +167,8 @@ impl Scheduler {
         job.spec.deadline = job.spec.deadline.max((self.now + max_wait).min(job.spec.patience));
         job.phase = JobPhase::Waiting { part: LanePart::Returned, since: self.now };
         match why {
-            PreemptReason::Stalled => job.note_failed_at(&run),
-            PreemptReason::Preempted { .. } => job.preemptions += 1,
+            PreemptReason::Stalled => job.faults.note_failed_at(&run),
+            PreemptReason::Preempted { .. } => job.preemption.count += 1,
             PreemptReason::Drained | PreemptReason::SpotNotice | PreemptReason::Asleep => {}
         }
         let lane = LaneKey::of(&job.spec);
@@ -191,7 +191,7 @@ impl Scheduler {
     /// Records a running job that may be preempted. A job whose client has seen part of its answer
     /// is never recorded.
     pub(in crate::core::scheduler) fn note_preemptible(&mut self, id: JobId, run: &RunningAttempt) {
-        let gives_way = |job: &&Job| job.preemptions < MAX_PREEMPTIONS && job.continued_output == 0;
+        let gives_way = |job: &&Job| job.preemption.count < MAX_PREEMPTIONS && job.continued_output == 0;
         let Some(job) = self.jobs.get(&id).filter(gives_way) else { return };
         let (Some(pool), Some(account)) =
             (self.fleet.pool_of(run.replica), self.lane_accounts(LaneKey::of(&job.spec)))

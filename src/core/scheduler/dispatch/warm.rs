@@ -123,5 +123,5 @@ impl Scheduler {
 
 /// Whether nothing but its prompt decides where the job goes.
 fn is_ordinary(job: &Job, seqs: u32) -> bool {
-    job.spec.sequences <= seqs && job.failed_at.is_empty() && job.spec.session.is_none()
+    job.spec.sequences <= seqs && job.faults.failed_at.is_empty() && job.spec.session.is_none()
 }

@@ -36,8 +36,6 @@ use crate::core::scheduler::job::{Job, RunningAttempt};
 const LONE_STREAM: Duration = Duration::from_secs(4);
 /// The same at an engine of which no gauge shows progress.
 const LONE_STREAM_NO_GAUGE: Duration = Duration::from_secs(10);
-/// Replicas that were silent about a job until it is a suspect.
-const SUSPECT_AFTER: u8 = 2;
 
 /// What speaks against a silent replica.
 #[derive(Debug, Clone, Copy, Default)]
@@ -48,18 +46,6 @@ struct StallEvidence {
     overdue: usize,
     /// Of these, those that were sent after another missed its own here.
     repeated: usize,
-}
-
-impl Job {
-    /// Whether replicas were silent about it so often that it is the suspect.
-    pub(in crate::core::scheduler) const fn is_suspect(&self) -> bool {
-        self.stalls >= SUSPECT_AFTER
-    }
-
-    /// Whether its silence says something of its replica.
-    pub(in crate::core::scheduler) const fn is_watched(&self) -> bool {
-        !self.known_suspect && !self.is_suspect()
-    }
 }
 
 impl Scheduler {
@@ -99,11 +85,11 @@ impl Scheduler {
         let (missed, sign) = (self.fleet.missed_at(replica), self.fleet.last_sign(replica));
         let patience = self.fleet.patience(replica, self.now);
         let mut evidence = StallEvidence::default();
-        let here = |job: &Job| job.attempt().filter(|run| run.replica == replica && job.is_watched());
+        let here = |job: &Job| job.attempt().filter(|run| run.replica == replica && job.faults.is_watched());
         for (job, run) in self.jobs.values().filter_map(|job| Some((job, here(job)?))) {
             if is_under_way(job, &run, sign) {
                 evidence.stopped += 1;
-            } else if job.stalls == 0 && self.is_overdue(&run, patience) {
+            } else if job.faults.stalls == 0 && self.is_overdue(&run, patience) {
                 evidence.overdue += 1;
                 evidence.repeated += usize::from(missed.is_some_and(|missed| run.since >= missed));
             }
@@ -130,7 +116,7 @@ impl Scheduler {
         let patience = self.fleet.patience(replica, self.now);
         let sign = self.fleet.last_sign(replica);
         let overdue = |job: &Job, run: &RunningAttempt| {
-            let waits = job.is_watched() && !is_under_way(job, run, sign);
+            let waits = job.faults.is_watched() && !is_under_way(job, run, sign);
             waits && self.is_overdue(run, patience) && self.fits_elsewhere(job, replica)
         };
         for id in self.jobs.running_at(replica, overdue) {
@@ -154,8 +140,9 @@ impl Scheduler {
 
     /// Takes back what the clients of a convicted replica have seen nothing of.
     fn preempt_unseen(&mut self, replica: ReplicaId, out: &mut Vec<Action>) {
-        let wanted =
-            |job: &Job, _: &RunningAttempt| job.is_unseen() && !job.is_suspect() && self.has_replica_up(job);
+        let wanted = |job: &Job, _: &RunningAttempt| {
+            job.is_unseen() && !job.faults.has_stalled_often() && self.has_replica_up(job)
+        };
         for id in self.jobs.running_at(replica, wanted) {
             self.preempt_stalled(id, out);
         }
@@ -176,7 +163,7 @@ impl Scheduler {
     /// The first token of a job has come. A request that was a suspect and is
     /// served without delay is none.
     pub(in crate::core::scheduler) fn clear_suspect(&mut self, id: JobId, run: &RunningAttempt) {
-        if !self.jobs.get(&id).is_some_and(|job| job.known_suspect) {
+        if !self.jobs.get(&id).is_some_and(|job| job.faults.known_suspect) {
             return;
         }
         if self.now.since(run.since) < self.fleet.patience(run.replica, self.now) {

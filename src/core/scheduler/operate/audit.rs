@@ -34,7 +34,7 @@ impl Scheduler {
             (InvariantId::TimeShared, self.shares_are_consistent()),
             (
                 InvariantId::LimitsBalanced,
-                self.limits.is_balanced(self.jobs.values().map(|job| &job.reservation)),
+                self.limits.is_balanced(self.jobs.values().map(|job| &job.charges.reservation)),
             ),
             (InvariantId::HoldJustified, self.holds_are_justified()),
             (InvariantId::NoVainWait, !self.jobs.keys().any(|id| self.waits_in_vain(*id))),

@@ -20,10 +20,9 @@ impl Scheduler {
         wasted: Option<(WasteCause, JobUsage)>,
         out: &mut Vec<Action>,
     ) {
-        let bill = self.fleet.charge(pool, run.replica, time);
+        let bill = self.fleet.accounts.charge(pool, run.replica, time);
         if let Some(job) = self.jobs.get_mut(&id) {
-            let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-            job.spent = (job.spent.0.saturating_add(nanos), job.spent.1.saturating_add(bill.money));
+            job.charges.add_stay(time, bill.money);
         }
         let waste = wasted.map(|(why, usage)| Waste { tokens: tokens(run, why, usage), why });
         out.push(Action::Job(JobAction::Billed { job: id, bill: StayBill { waste, ..bill } }));
@@ -32,7 +31,7 @@ impl Scheduler {
     /// Time for which the pool's replicas were present and worked, since the start of the gateway.
     #[cfg(test)]
     pub(crate) fn times(&self, pool: PoolId) -> crate::core::billing::pool_account::PoolTimes {
-        self.fleet.times(pool, self.now)
+        self.fleet.accounts.times(pool, self.now)
     }
 
     /// Whether what replicas share out is what their jobs have a part in.

@@ -108,7 +108,7 @@ impl Scheduler {
         begun: Option<u64>,
         out: &mut Vec<Action>,
     ) {
-        let asked = self.jobs.get(&id).and_then(|job| job.migration_asked);
+        let asked = self.jobs.get(&id).and_then(|job| job.preemption.migration_asked);
         let why = match begun {
             Some(_) => WasteCause::Interrupted,
             None if run.booking.started => WasteCause::Broken,
@@ -117,21 +117,19 @@ impl Scheduler {
         let wasted = (run.booking.started || fault.counts_as_attempt()).then_some((why, usage));
         self.release(id, &run, wasted, out);
         let Some(job) = self.jobs.get_mut(&id) else { return };
-        let suspect = job.suspect;
+        let suspect = job.faults.suspect;
         let made_way = begun.is_some() && fault == EngineFault::Draining && asked.is_some();
         let counts = !made_way && (fault.counts_as_attempt() || run.booking.started);
         if counts {
-            job.suspect = true;
-            job.failures = job.failures.saturating_add(1);
-            job.note_failed_at(&run);
+            job.faults.note_failure(&run);
         }
         if let Some(output) = begun {
             let class = self.policy.classes.get(job.spec.class);
             job.interrupted(output, self.now + class.map_or(Duration::ZERO, |class| class.max_wait));
         }
-        let (failures, lane) = (job.failures, LaneKey::of(&job.spec));
-        let hopeless =
-            fault == EngineFault::AnswerTimeout || (fault == EngineFault::Silent && job.is_suspect());
+        let (failures, lane) = (job.faults.failures, LaneKey::of(&job.spec));
+        let hopeless = fault == EngineFault::AnswerTimeout
+            || (fault == EngineFault::Silent && job.faults.has_stalled_often());
         let exhausted = counts && (hopeless || failures >= self.policy.retry.max_attempts.max(1));
         if fault == EngineFault::Silent && begun.is_some() {
             self.jobs.note_stall(id, self.now);
@@ -214,7 +212,7 @@ impl Scheduler {
         self.forget_prefill(id);
         self.mark_replica(run.replica);
         let spec = self.jobs.get_mut(&id).map(|job| {
-            job.migration_asked = None;
+            job.preemption.migration_asked = None;
             job.spec
         });
         let pool = self.fleet.pool_of(run.replica);
@@ -243,7 +241,7 @@ impl Scheduler {
         let usage = usage.with_prompt(job.spec.prompt_tokens);
         let known = usage.tokens().or_else(|| waits.then(TokenCounts::default));
         self.limits.settle(&mut job, known, self.now);
-        let (Some(charged), Some(tokens)) = (job.charged, known) else { return };
+        let (Some(charged), Some(tokens)) = (job.charges.fair_share, known) else { return };
         let Some(account) = self.lane_accounts(LaneKey::of(&job.spec)) else { return };
         self.recharge(account, LaneKey::of(&job.spec), charged, cost(tokens.input, tokens.output));
     }

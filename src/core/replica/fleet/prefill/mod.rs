@@ -4,6 +4,7 @@ pub(super) mod load;
 
 use std::time::Duration;
 
+use crate::core::model::event::ItlSample;
 use crate::core::model::ids::{PoolId, ReplicaId};
 use crate::core::model::job::TokenCounts;
 use crate::core::model::time::Tick;
@@ -38,7 +39,7 @@ impl Fleet {
     #[must_use]
     pub fn prefill_mark(&self, id: ReplicaId) -> PrefillMark {
         let mark = |node: &ReplicaState| PrefillMark {
-            weights: node.weights,
+            weights: node.sent.weights,
             step: step_time::decode_step(&node.ledger),
         };
         self.node(id).map(mark).unwrap_or_default()
@@ -106,13 +107,15 @@ impl Fleet {
         now: Tick,
     ) {
         let Some(node) = self.replicas.get_mut(id.index()).and_then(Option::as_mut) else { return };
-        let Some(pool) = self.pools.get_mut(node.pool.index()).filter(|_| node.present) else { return };
+        let Some(pool) = self.pools.get_mut(node.pool.index()).filter(|_| node.config.present) else {
+            return;
+        };
         let cached = ttft_model::weight(booking.prompt, 0).saturating_sub(booking.weight);
         let cold = raw.saturating_add(ttft_model::prefill_time(cached));
-        node.speed.learn(u64::try_from(observed.as_nanos()).unwrap_or(u64::MAX), (raw, cold), now);
-        node.rank_speed(&mut pool.speeds);
+        node.speed.learned.learn(u64::try_from(observed.as_nanos()).unwrap_or(u64::MAX), (raw, cold), now);
+        node.speed.rank(&mut pool.speeds);
         pool.bests.first_token(observed, booking.weight, now);
-        let stretch = node.reads.first_token(observed, booking.weight, now);
+        let stretch = node.speed.reads.first_token(observed, booking.weight, now);
         stretch.into_iter().for_each(|stretch| pool.bests.read(stretch));
         self.refresh(id, now);
     }
@@ -130,14 +133,30 @@ impl Fleet {
         now: Tick,
     ) {
         let Some(node) = self.replicas.get_mut(id.index()).and_then(Option::as_mut) else { return };
-        let Some(pool) = self.pools.get_mut(node.pool.index()).filter(|_| node.present) else { return };
+        let Some(pool) = self.pools.get_mut(node.pool.index()).filter(|_| node.config.present) else {
+            return;
+        };
         let steps = (tokens.output / u64::from(seqs.max(1))).saturating_sub(1);
         let step = mark.step.midpoint(step_time::decode_step(&node.ledger));
-        let prompts = ttft_model::prefill_time(node.weights.wrapping_sub(mark.weights));
+        let prompts = ttft_model::prefill_time(node.sent.weights.wrapping_sub(mark.weights));
         let predicted = raw.saturating_add(steps.saturating_mul(step)).saturating_add(prompts);
         let ratio = took.as_nanos() as f64 / predicted.max(1) as f64;
-        node.speed.learn_whole(ratio, raw, now);
-        node.rank_speed(&mut pool.speeds);
+        node.speed.learned.learn_whole(ratio, raw, now);
+        node.speed.rank(&mut pool.speeds);
+        self.refresh(id, now);
+    }
+
+    /// Learns from the ITL of the replica's streams.
+    pub fn sample_itl(&mut self, id: ReplicaId, pace: &ItlSample, now: Tick) {
+        let Some(node) = self.replicas.get_mut(id.index()).and_then(Option::as_mut) else { return };
+        let Some(pool) = self.pools.get(node.pool.index()) else { return };
+        node.stall.detector.note_sign(now);
+        node.speed.prefill_load.note(node.sent.weights, now);
+        node.limits.itl.learn(pace, &node.itl_conditions(pool));
+        let (stretch, pool) = (node.speed.stretch.add(pace), node.pool);
+        if let (Some(stretch), Some(pool)) = (stretch, self.pools.get_mut(pool.index())) {
+            pool.bests.stretch(&stretch, now);
+        }
         self.refresh(id, now);
     }
 
@@ -153,13 +172,13 @@ impl ReplicaState {
     /// Ratio of the engine's step times to the predicted ones. Where first tokens take longer than
     /// the steps explain, the remainder is delay.
     pub(super) fn slowness(&self) -> f64 {
-        self.itl_limit.slowness().map_or(self.factor, |slowness| slowness.min(self.factor))
+        self.limits.itl.slowness().map_or(self.speed.factor, |slowness| slowness.min(self.speed.factor))
     }
 
     /// Nanoseconds of a TTFT that are not computation: the network, the engine's frontend, its
     /// tokenizer.
     pub(super) fn delay(&self) -> f64 {
-        (self.factor - self.slowness()) * self.speed.mean_raw()
+        (self.speed.factor - self.slowness()) * self.speed.learned.mean_raw()
     }
 
     /// Weight of prompts that may be sent in addition to those being read. More than a step's
@@ -205,8 +224,8 @@ impl ReplicaState {
         ItlConditions {
             running: self.ledger.seqs,
             step: step_time::decode_step(&self.ledger) as f64,
-            slope: step_time::step_per_seq(&self.ledger) * self.factor,
-            prefilling: (self.prefill_load.rate * ttft_model::prefill_time(1) as f64 * self.slowness())
+            slope: step_time::step_per_seq(&self.ledger) * self.speed.factor,
+            prefilling: (self.speed.prefill_load.rate * ttft_model::prefill_time(1) as f64 * self.slowness())
                 .min(MAX_PREFILL_SHARE),
             best: pool.bests.best().gap,
             aim: aim(pool.objective.latency, self.ledger.seqs.saturating_add(share).min(full)),

@@ -12,7 +12,8 @@ use crate::core::replica::speed::ttft_model::{self, TtftModel};
 
 use super::Fleet;
 use crate::core::replica::fleet::pool_state::PoolState;
-use crate::core::replica::fleet::replica_state::{FreeCapacity, ReplicaState};
+use crate::core::replica::fleet::replica_parts::FreeCapacity;
+use crate::core::replica::fleet::replica_state::ReplicaState;
 pub(super) use crate::core::replica::fleet::search::requirements::{ReplicaMatch, ReplicaRequirements};
 
 /// A job waits for a replica that is only reading prompts when its cost there is below this part of
@@ -115,10 +116,10 @@ impl Fleet {
     ) -> Option<<ReplicaRank as FitRank>::Cost> {
         let node = self.node(id).filter(|node| pools.contains(&node.pool))?;
         let pool = self.pools.get(node.pool.index())?;
-        let fits = room(&node.free_capacity, pool, required.background)
+        let fits = room(&node.indexed.free_capacity, pool, required.background)
             .is_some_and(|room| required.need_at(id).fits_in(room));
         let cost = self.cost(id, required).filter(|_| fits)?;
-        Some((cost, node.last_chosen, id))
+        Some((cost, node.sent.last_chosen, id))
     }
 
     /// Cost of the job at the replica, in nanoseconds, for comparison; `None` where its adapter
@@ -190,9 +191,13 @@ impl Fleet {
     ) -> bool {
         let Some(node) = self.node(id) else { return false };
         let Some(pool) = self.pools.get(node.pool.index()) else { return false };
-        let rooms = match node.held && even_held {
-            true => ReplicaState { held: false, ..node.clone() }.find_free_capacity(pool, now, &self.rules),
-            false => node.free_capacity,
+        let rooms = match node.admission.held && even_held {
+            true => {
+                let mut unheld = node.clone();
+                unheld.admission.held = false;
+                unheld.find_free_capacity(pool, now, &self.rules)
+            }
+            false => node.indexed.free_capacity,
         };
         let room = rooms.now(pool, required.background);
         let comes_in = node.adapter_fit(pool, required.model) != Some(AdapterState::Full);
@@ -211,7 +216,7 @@ impl Fleet {
         let promised = |id: ReplicaId| self.cost(id, required).unwrap_or(u64::MAX);
         let others = self.pools(pools).flat_map(|pool| &pool.members);
         let soon = others.filter(|other| {
-            let room = self.node(**other).and_then(|node| node.free_capacity.soon);
+            let room = self.node(**other).and_then(|node| node.indexed.free_capacity.soon);
             room.is_some_and(|room| FitSize { prefill: 0, ..required.size }.fits_in(room))
         });
         !required.background
@@ -237,7 +242,7 @@ impl Fleet {
         let pool = self.pools.get(pool.index())?;
         let members = pool.members.iter().copied().filter(|id| !avoid(*id));
         let ranked = members.filter_map(|id| {
-            let node = self.node(id).filter(|node| node.counts_as_up() && !node.held)?;
+            let node = self.node(id).filter(|node| node.counts_as_up() && !node.admission.held)?;
             let whole = node.full_size(pool, now, &self.rules);
             Some((!need.fits_in(whole), node.ledger.work(), id))
         });

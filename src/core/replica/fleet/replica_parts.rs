@@ -1,0 +1,201 @@
+//! Parts of a replica's state, each with what belongs to it alone.
+
+use std::time::Duration;
+
+use crate::core::billing::pool_account::ReplicaPresence;
+use crate::core::model::event::ReplicaReport;
+use crate::core::model::overrides::Closed;
+use crate::core::model::time::Tick;
+use crate::core::queue::fit_tree::FitSize;
+use crate::core::replica::health::stall_detector::{StallDetector, WatchedGauges};
+use crate::core::replica::itl_limit::ItlLimit;
+use crate::core::replica::ledger::{Booking, Ledger};
+use crate::core::replica::reconcile::Reconciler;
+use crate::core::replica::seq_limit::LearnedSeqLimit;
+use crate::core::replica::shared_kv::SharedKv;
+use crate::core::replica::speed::pool_best::GapStretch;
+use crate::core::replica::speed::prefill_rate::ReplicaReads;
+use crate::core::replica::speed::{PoolSpeeds, SpeedBin, SpeedFactor};
+
+use crate::core::replica::fleet::contribution::PoolCounts;
+use crate::core::replica::fleet::pool_state::PoolState;
+use crate::core::replica::fleet::prefill::load::PrefillLoad;
+
+/// What the policy says of a replica.
+#[derive(Debug, Clone, Default)]
+pub(super) struct ReplicaConfig {
+    /// Whether the policy has the replica.
+    pub(super) present: bool,
+    /// Whether the policy says that the replica is about to leave.
+    pub(super) leaving: bool,
+    /// Configured sequences.
+    pub(super) seqs: Option<u32>,
+    /// Configured size of the KV cache, in tokens.
+    pub(super) kv_tokens: Option<u64>,
+    /// Idle time after which it sleeps, if it ever does.
+    pub(super) idle_after: Option<Duration>,
+}
+
+/// Which jobs may start at a replica, whatever room it has.
+#[derive(Debug, Clone)]
+pub(super) struct ReplicaAdmission {
+    /// Whether it keeps the urgent class's objective; see [`crate::core::replica::keepers`].
+    pub(super) keeper: bool,
+    /// Whether the next urgent job may start there beyond the ITL limit.
+    pub(super) beyond_limit: bool,
+    /// Whether it is held for one job.
+    pub(super) held: bool,
+    /// Operator's override that closes it to new jobs.
+    pub(super) closed: Option<Closed>,
+}
+
+impl Default for ReplicaAdmission {
+    fn default() -> Self {
+        Self { keeper: true, beyond_limit: false, held: false, closed: None }
+    }
+}
+
+/// Work that was ever sent to a replica.
+#[derive(Debug, Clone, Default)]
+pub(super) struct SentWork {
+    /// Sequences.
+    pub(super) seqs: u64,
+    /// Weight of all prompts.
+    pub(super) weights: u64,
+    /// Number of the dispatch that chose the replica last.
+    pub(super) last_chosen: u64,
+}
+
+impl SentWork {
+    /// Counts a job; `chosen` is the number of its dispatch.
+    pub(super) fn add(&mut self, booking: &Booking, chosen: u64) {
+        self.seqs += u64::from(booking.seqs);
+        self.weights = self.weights.wrapping_add(booking.weight);
+        self.last_chosen = chosen;
+    }
+}
+
+/// Signs of life of a replica's engine.
+#[derive(Debug, Clone, Default)]
+pub(super) struct StallWatch {
+    pub(super) detector: StallDetector,
+    /// Streams that wait for their clients.
+    pub(super) paused: u32,
+    pub(super) gauges: WatchedGauges,
+}
+
+impl StallWatch {
+    /// Whether the engine should send something, or a gauge of it should move. Streams that their
+    /// clients do not read are not owed. Nothing arrives of an answer that is not a stream, so such
+    /// answers are watched only where gauges show progress.
+    pub(super) fn owes(&self, ledger: &Ledger) -> bool {
+        self.owes_streams(ledger) || (ledger.watched_answers > 0 && self.gauges.show_progress())
+    }
+
+    pub(super) const fn owes_streams(&self, ledger: &Ledger) -> bool {
+        ledger.watched_streams > self.paused
+    }
+}
+
+/// What a replica's engine reports of itself.
+#[derive(Debug, Clone, Default)]
+pub(super) struct ReportedState {
+    pub(super) latest: Option<(Tick, ReplicaReport)>,
+    pub(super) reconciler: Reconciler,
+    /// Sequences of other clients that run there, as of the last update.
+    pub(super) foreign_seqs: u32,
+}
+
+impl ReportedState {
+    /// Sequences that the engine says it runs at once.
+    pub(super) fn slots(&self) -> Option<u32> {
+        self.latest.and_then(|(_, report)| report.slots)
+    }
+
+    /// Size of the KV cache that the engine reports, in tokens.
+    pub(super) fn kv_tokens(&self) -> Option<u64> {
+        self.latest.and_then(|(_, report)| report.kv_tokens)
+    }
+}
+
+/// What a replica can take, as learned from its jobs and reports.
+#[derive(Debug, Clone, Default)]
+pub(super) struct LearnedLimits {
+    pub(super) seqs: LearnedSeqLimit,
+    pub(super) itl: ItlLimit,
+    pub(super) shared_kv: SharedKv,
+}
+
+/// How fast a replica is.
+#[derive(Debug, Clone)]
+pub(super) struct ReplicaSpeed {
+    pub(super) learned: SpeedFactor,
+    /// Factor on its predicted times, as of the last update.
+    pub(super) factor: f64,
+    /// Bin of its speed factor among those of its pool.
+    pub(super) bin: Option<SpeedBin>,
+    pub(super) stretch: GapStretch,
+    pub(super) reads: ReplicaReads,
+    /// Rate of prompt weight, from which the prefill share of its time follows.
+    pub(super) prefill_load: PrefillLoad,
+}
+
+impl Default for ReplicaSpeed {
+    fn default() -> Self {
+        Self {
+            learned: SpeedFactor::default(),
+            factor: 1.0,
+            bin: None,
+            stretch: GapStretch::default(),
+            reads: ReplicaReads::default(),
+            prefill_load: PrefillLoad::default(),
+        }
+    }
+}
+
+impl ReplicaSpeed {
+    /// Moves the speed factor to the right bin of the pool.
+    pub(super) fn rank(&mut self, speeds: &mut PoolSpeeds) {
+        let bin = self.learned.is_known().then(|| PoolSpeeds::bin(self.learned.factor()));
+        if bin != self.bin {
+            speeds.move_replica(self.bin, bin);
+            self.bin = bin;
+        }
+    }
+}
+
+/// Free capacity of a replica; `None` where the replica can take nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct FreeCapacity {
+    /// Free capacity for the urgent class.
+    pub(super) urgent: Option<FitSize>,
+    /// Free capacity of a keeper for classes less urgent than the one whose objective the pool has.
+    pub(super) background: Option<FitSize>,
+    /// Free capacity of a released replica for the same classes.
+    pub(super) released: Option<FitSize>,
+    /// Free capacity for the urgent class as soon as the replica has read its prompts.
+    pub(super) soon: Option<FitSize>,
+}
+
+impl FreeCapacity {
+    /// Free capacity now, for background jobs or for the urgent class.
+    pub(super) fn now(&self, pool: &PoolState, background: bool) -> Option<FitSize> {
+        if !pool.is_background(background) {
+            return self.urgent;
+        }
+        self.released.or_else(|| self.background.filter(|_| pool.takes_background()))
+    }
+}
+
+/// What the indexes of the fleet and of the pool hold of a replica, as of its last update.
+#[derive(Debug, Clone, Default)]
+pub(super) struct IndexedReplica {
+    pub(super) free_capacity: FreeCapacity,
+    /// Entries in the search trees of the pool.
+    pub(super) slots: [Option<usize>; 4],
+    pub(super) next_timer: Option<Tick>,
+    /// Contribution to the pool's counts.
+    pub(super) contribution: PoolCounts,
+    /// Presence with which the pool's account counts it.
+    pub(super) accounted: ReplicaPresence,
+}
