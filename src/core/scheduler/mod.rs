@@ -10,7 +10,8 @@
 //! * `settle`: the ends of attempts and jobs, retries, bills;
 //! * `health`: faults, stalls, probes and sleep of replicas;
 //! * `demand`: how many replicas are needed ([`crate::core::autoscale`]);
-//! * `operate`: overrides of operators, explanations, snapshots, the audit.
+//! * `operate`: overrides of operators, explanations, snapshots, the audit;
+//! * `jobs`, `groups`, `timers`: the tables that all of these use.
 //!
 //! A decision costs O(classes × pool sets of the group) look-ups at roots plus O(log) searches. The cost
 //! does not grow with tenants, replicas or waiting jobs. Only a change of the policy looks at

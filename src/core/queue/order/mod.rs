@@ -1,6 +1,6 @@
 //! Dispatch order of a pool group: its classes, and the heads of all their lanes.
 
-mod count;
+mod class_order;
 mod head_index;
 mod heads;
 mod search;
@@ -19,8 +19,6 @@ use crate::core::model::time::Tick;
 use crate::core::placement::{self, GroupShape};
 use crate::core::queue::drain_rate::DrainRates;
 use crate::core::queue::estimate::DrainRate;
-use crate::core::queue::fairness::{FairCounters, GuaranteedShare};
-use crate::core::queue::headroom::Headroom;
 use crate::core::queue::lane_key::LanePart;
 use crate::core::queue::quota::TenantQuotas;
 use crate::core::queue::retry_budget::RetryBudget;
@@ -30,80 +28,8 @@ pub use self::heads::{
     PoolOpening, PoolOpenings, RoomIn,
 };
 
-use self::heads::{PoolSetQueue, tree_index};
-use crate::core::queue::order::heads::HeadIndex;
-
-/// How long a class stays active after its last job has left or has stopped waiting. In a shorter
-/// time, slower classes fill the replicas between the requests of a trickle, and each request waits
-/// until they have drained.
-const ACTIVE_FOR: Duration = Duration::from_secs(60);
-
-/// One class within a pool group.
-#[derive(Debug, Clone)]
-pub struct ClassOrder {
-    pub id: ClassId,
-    min_share: f64,
-    /// Virtual counter of each tenant in this class.
-    pub counters: FairCounters,
-    /// Drain rate of each tenant's jobs.
-    pub drain_rates: DrainRates,
-    guaranteed_share: GuaranteedShare,
-    /// Jobs of the class at replicas.
-    running: u64,
-    /// When the class last had a job waiting or running.
-    last_active: Option<Tick>,
-    headroom: Headroom,
-    /// Whether the class may use each of the group's pools, by index of the pool in the group.
-    reach: Vec<bool>,
-    pool_sets: Vec<PoolSetQueue>,
-    /// The largest counter of a tenant at a dispatch to each of the group's pools, by index of the
-    /// pool in the group.
-    max_served: Vec<u128>,
-    /// Pool sets with heads, by number of the search tree.
-    pool_sets_with_heads: [BitSet; 4],
-    /// Fresh heads of each tenant, which a charge moves.
-    head_positions: HeadIndex,
-    /// Waiting jobs of the class.
-    waiting: u64,
-    /// Waiting jobs of the class that may use each of the group's pools.
-    waiting_by_pool: Vec<u64>,
-}
-
-impl ClassOrder {
-    /// A class that takes over the accounts of `old`, if there is one.
-    fn new(id: ClassId, min_share: f64, old: Option<&Self>, policy: &Policy, shape: &GroupShape) -> Self {
-        let is_known = |tenant: TenantId| policy.tenants.get(tenant).is_some();
-        let mut counters = old.map(|old| old.counters.clone()).unwrap_or_default();
-        counters.retain(is_known);
-        let max_served = old.and_then(|old| old.max_served.iter().copied().max()).unwrap_or(0);
-        let own = shape.reach.get(&id);
-        Self {
-            id,
-            min_share,
-            counters,
-            drain_rates: old.map(|old| old.drain_rates.without_waiting(is_known)).unwrap_or_default(),
-            guaranteed_share: old.map(|old| old.guaranteed_share).unwrap_or_default(),
-            running: old.map_or(0, |old| old.running),
-            last_active: old.and_then(|old| old.last_active),
-            headroom: old.map(|old| old.headroom).unwrap_or_default(),
-            reach: shape.pools.iter().map(|pool| own.is_some_and(|own| own.contains(pool))).collect(),
-            pool_sets: vec![PoolSetQueue::default(); shape.pool_sets.len()],
-            max_served: vec![max_served; shape.pools.len()],
-            pool_sets_with_heads: Default::default(),
-            head_positions: HeadIndex::default(),
-            waiting: 0,
-            waiting_by_pool: vec![0; shape.pools.len()],
-        }
-    }
-
-    fn waiting_at(&self, place: Option<usize>) -> u64 {
-        place.map_or(0, |place| self.waiting_by_pool[place])
-    }
-
-    fn is_active(&self, now: Tick) -> bool {
-        self.last_active.is_some_and(|seen| now.since(seen) < ACTIVE_FOR)
-    }
-}
+use self::class_order::{ACTIVE_FOR, ClassOrder};
+use self::heads::tree_index;
 
 /// One pool group: its classes in the order of service, and the replicas held for wide jobs.
 #[derive(Debug, Clone, Default)]
@@ -464,6 +390,40 @@ impl PoolGroup {
     #[must_use]
     pub fn is_background_arrival(&self, class: ClassIndex) -> bool {
         self.is_background(class) && !self.classes[class.index()].guaranteed_share.is_owed()
+    }
+
+    /// Waiting jobs by class and pool set, to compare with the queue.
+    pub fn waiting_by_pool_set(&self) -> BTreeMap<(ClassId, PoolSetIndex), u64> {
+        let classes = self.classes.iter();
+        let pool_sets = classes.flat_map(|class| {
+            class.pool_sets.iter().enumerate().map(|(i, pool_set)| (class.id, i, pool_set))
+        });
+        pool_sets
+            .filter(|(_, _, pool_set)| pool_set.waiting > 0)
+            .map(|(id, i, pool_set)| ((id, PoolSetIndex::from(i)), pool_set.waiting))
+            .collect()
+    }
+
+    /// Jobs of a class that wait in a pool set.
+    #[must_use]
+    pub fn waiting_in(&self, class: ClassIndex, pool_set: PoolSetIndex) -> u64 {
+        self.classes
+            .get(class.index())
+            .and_then(|class| class.pool_sets.get(pool_set.index()))
+            .map_or(0, |pool_set| pool_set.waiting)
+    }
+
+    /// Jobs of all classes that wait in a pool set.
+    #[must_use]
+    pub fn waiting_in_pool_set(&self, pool_set: PoolSetIndex) -> u64 {
+        self.class_indexes().map(|class| self.waiting_in(class, pool_set)).sum()
+    }
+
+    /// Nodes of the search trees that were visited.
+    #[cfg(test)]
+    pub(crate) fn visits(&self) -> u64 {
+        let pool_sets = self.classes.iter().flat_map(|class| &class.pool_sets);
+        pool_sets.flat_map(|pool_set| &pool_set.trees).map(|board| board.visits.get()).sum()
     }
 
     /// Classes in the order of service, and whether each is owed its guaranteed share.

@@ -5,42 +5,49 @@
 //! tenant, so the two can never displace each other in turn.
 
 use crate::core::model::ids::{JobId, TenantId};
-use crate::core::queue::QueuedLoad;
+use crate::core::model::job::JobSpec;
+use crate::core::model::policy::Policy;
 use crate::core::queue::admission;
+use crate::core::queue::{Queue, QueuedLoad};
 
-use crate::core::scheduler::Scheduler;
+use crate::core::scheduler::jobs::JobTable;
 
 /// Number of tenants with most waiting that the search looks at. One is enough, except for
 /// tenants of light weight and jobs that cannot be displaced.
 const MAX_TENANTS: usize = 8;
 
-impl Scheduler {
-    /// The job that makes room for the tenant's newest job. The newest job already counts as
-    /// waiting.
-    pub(in crate::core::scheduler) fn displaceable(&self, newcomer: TenantId) -> Option<JobId> {
-        let own = self.queue.share(newcomer, 0);
-        let heaviest = self.queue.tenants_by_share().take(MAX_TENANTS).map(|(tenant, _)| tenant);
-        let heavier = heaviest.filter(|tenant| *tenant != newcomer && self.queue.share(*tenant, 1) >= own);
-        heavier.filter_map(|tenant| self.last_job_of(tenant)).find(|job| self.frees_enough(*job))
-    }
+/// The job that makes room for the tenant's newest job. The newest job already counts as
+/// waiting.
+pub(super) fn displaceable(
+    queue: &Queue,
+    jobs: &JobTable,
+    policy: &Policy,
+    newcomer: TenantId,
+) -> Option<JobId> {
+    let own = queue.share(newcomer, 0);
+    let heaviest = queue.tenants_by_share().take(MAX_TENANTS).map(|(tenant, _)| tenant);
+    let mut heavier = heaviest.filter(|tenant| *tenant != newcomer && queue.share(*tenant, 1) >= own);
+    heavier.find_map(|tenant| {
+        let job = last_job_of(queue, policy, tenant)?;
+        let spec = &jobs.get(&job)?.spec;
+        has_space_without(queue, policy, spec).then_some(job)
+    })
+}
 
-    /// The tenant's job that would be served last: the last fresh job of its least urgent
-    /// class. A job that came back from a replica has waited its turn and is not displaced.
-    fn last_job_of(&self, tenant: TenantId) -> Option<JobId> {
-        let mut classes: Vec<_> = self.policy.classes.iter().map(|(id, _, row)| (row.rank, id)).collect();
-        classes.sort_unstable();
-        classes.into_iter().rev().find_map(|(_, class)| {
-            let lanes = self.queue.lanes_of(class, tenant);
-            lanes.filter_map(|(_, lane)| lane.last_fresh()).max().map(|(_, job)| job)
-        })
-    }
+/// The tenant's job that would be served last: the last fresh job of its least urgent
+/// class. A job that came back from a replica has waited its turn and is not displaced.
+fn last_job_of(queue: &Queue, policy: &Policy, tenant: TenantId) -> Option<JobId> {
+    let mut classes: Vec<_> = policy.classes.iter().map(|(id, _, row)| (row.rank, id)).collect();
+    classes.sort_unstable();
+    classes.into_iter().rev().find_map(|(_, class)| {
+        let lanes = queue.lanes_of(class, tenant);
+        lanes.filter_map(|(_, lane)| lane.last_fresh()).max().map(|(_, job)| job)
+    })
+}
 
-    /// Whether the queue keeps its bounds without the job.
-    fn frees_enough(&self, job: JobId) -> bool {
-        self.jobs.get(&job).is_some_and(|job| {
-            let mut rest = self.queue.total();
-            rest -= QueuedLoad::of(&job.spec);
-            admission::exceeded_bound(&rest, &self.policy.bounds).is_none()
-        })
-    }
+/// Whether the queue keeps its bounds without the job.
+fn has_space_without(queue: &Queue, policy: &Policy, spec: &JobSpec) -> bool {
+    let mut rest = queue.total();
+    rest -= QueuedLoad::of(spec);
+    admission::exceeded_bound(&rest, &policy.bounds).is_none()
 }

@@ -122,7 +122,9 @@ impl Scheduler {
             .filter(|_| self.jobs.is_waiting(id));
         let Some(reason) = refusal else { return };
         let other = match reason {
-            RejectReason::QueueFull(_) => self.displaceable(tenant),
+            RejectReason::QueueFull(_) => {
+                displace::displaceable(&self.queue, &self.jobs, &self.policy, tenant)
+            }
             _ => None,
         };
         match other {

@@ -53,7 +53,7 @@ impl Scheduler {
     /// Dispatches every job that can start, in every pool group that changed.
     pub(super) fn dispatch(&mut self, out: &mut Vec<Action>) {
         while let Some(group) = self.groups.pop_changed() {
-            self.update_objective(group);
+            self.groups.update_objective(group, &mut self.fleet, &self.policy, self.now);
             self.resize_quotas(group);
             self.groups[group].session_wait_until = None;
             let mut made_room = false;

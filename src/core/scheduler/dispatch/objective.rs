@@ -8,17 +8,24 @@
 use smallvec::SmallVec;
 
 use crate::core::model::ids::{ClassIndex, GroupIndex};
-use crate::core::queue::order::ObjectiveInputs;
-use crate::core::replica::fleet::{ActiveObjective, LatencyObjective};
+use crate::core::model::policy::Policy;
+use crate::core::model::time::Tick;
+use crate::core::queue::order::{ObjectiveInputs, PoolGroup};
+use crate::core::replica::fleet::{ActiveObjective, Fleet, LatencyObjective};
 
-use crate::core::scheduler::Scheduler;
+use crate::core::scheduler::groups::PoolGroups;
 
-impl Scheduler {
+impl PoolGroups {
     /// Finds the urgent class of the group, and updates the fleet's objectives if the class or its
     /// headroom changed.
-    pub(in crate::core::scheduler) fn update_objective(&mut self, group: GroupIndex) {
-        let now = self.now;
-        let here = &mut self.groups[group];
+    pub(in crate::core::scheduler) fn update_objective(
+        &mut self,
+        group: GroupIndex,
+        fleet: &mut Fleet,
+        policy: &Policy,
+        now: Tick,
+    ) {
+        let here = &mut self[group];
         let urgent = here.refresh_urgent(now);
         let reserve = urgent.map_or(0, |class| here.headroom(class, now));
         here.set_urgent(urgent);
@@ -27,40 +34,44 @@ impl Scheduler {
             active: here.active_classes(now),
             headroom: reserve,
             widest,
-            turns: self.fleet.service_changes(),
+            turns: fleet.service_changes(),
         };
         if here.objective_inputs.as_ref() != Some(&promised) {
             here.objective_inputs = Some(promised);
-            self.set_objectives(group, urgent, reserve, widest);
+            set_objectives(here, (urgent, reserve, widest), fleet, policy, now);
         }
-        let Self { fleet, groups, .. } = self;
-        groups[group].shape.pools.iter().for_each(|pool| fleet.update_keepers(*pool, reserve, now));
+        here.shape.pools.iter().for_each(|pool| fleet.update_keepers(*pool, reserve, now));
     }
+}
 
-    fn set_objectives(&mut self, group: GroupIndex, urgent: Option<ClassIndex>, reserve: u32, widest: u32) {
-        let now = self.now;
-        let pools: SmallVec<[_; 8]> = self.groups[group].urgent_classes_by_pool(now).collect();
-        let hosted = pools.iter().filter(|(_, host, _)| *host == urgent).map(|(pool, ..)| *pool);
-        let up = self.fleet.count_up(&hosted.collect::<SmallVec<[_; 8]>>()).max(1);
-        let reserve = u32::try_from(u64::from(reserve).div_ceil(up)).unwrap_or(u32::MAX);
-        let latency = |class: ClassIndex| {
-            let class = self.policy.classes.get(self.groups[group].class_id(class))?;
-            Some(LatencyObjective { ttft: class.ttft_objective, itl: class.itl_objective })
-        };
-        let objectives = pools.into_iter().map(|(pool, host, next)| {
-            let class = host.and_then(|host| Some((self.groups[group].class_id(host), latency(host)?)));
-            let objective =
-                class.map_or_else(ActiveObjective::default, |(class, promised)| ActiveObjective {
-                    class: Some(class),
-                    latency: promised,
-                    released: next.filter(|_| host == urgent).and_then(latency),
-                    headroom: reserve,
-                    widest,
-                    background: host == urgent,
-                });
-            (pool, objective)
+/// Gives each pool of the group the objective of the most urgent class that uses the pool.
+fn set_objectives(
+    group: &PoolGroup,
+    (urgent, reserve, widest): (Option<ClassIndex>, u32, u32),
+    fleet: &mut Fleet,
+    policy: &Policy,
+    now: Tick,
+) {
+    let pools: SmallVec<[_; 8]> = group.urgent_classes_by_pool(now).collect();
+    let hosted = pools.iter().filter(|(_, host, _)| *host == urgent).map(|(pool, ..)| *pool);
+    let up = fleet.count_up(&hosted.collect::<SmallVec<[_; 8]>>()).max(1);
+    let reserve = u32::try_from(u64::from(reserve).div_ceil(up)).unwrap_or(u32::MAX);
+    let latency = |class: ClassIndex| {
+        let class = policy.classes.get(group.class_id(class))?;
+        Some(LatencyObjective { ttft: class.ttft_objective, itl: class.itl_objective })
+    };
+    let objectives = pools.into_iter().map(|(pool, host, next)| {
+        let class = host.and_then(|host| Some((group.class_id(host), latency(host)?)));
+        let objective = class.map_or_else(ActiveObjective::default, |(class, promised)| ActiveObjective {
+            class: Some(class),
+            latency: promised,
+            released: next.filter(|_| host == urgent).and_then(latency),
+            headroom: reserve,
+            widest,
+            background: host == urgent,
         });
-        let objectives: SmallVec<[_; 8]> = objectives.collect();
-        objectives.into_iter().for_each(|(pool, objective)| self.fleet.set_objective(pool, objective, now));
-    }
+        (pool, objective)
+    });
+    let objectives: SmallVec<[_; 8]> = objectives.collect();
+    objectives.into_iter().for_each(|(pool, objective)| fleet.set_objective(pool, objective, now));
 }

@@ -1,0 +1,92 @@
+//! Class order: one class of a pool group, with its accounts and the heads of its lanes.
+
+use std::time::Duration;
+
+use crate::core::model::bit_set::BitSet;
+use crate::core::model::ids::{ClassId, TenantId};
+use crate::core::model::policy::Policy;
+use crate::core::model::time::Tick;
+use crate::core::placement::GroupShape;
+use crate::core::queue::drain_rate::DrainRates;
+use crate::core::queue::fairness::{FairCounters, GuaranteedShare};
+use crate::core::queue::headroom::Headroom;
+
+use super::heads::{HeadIndex, PoolSetQueue};
+
+/// How long a class stays active after its last job has left or has stopped waiting. In a shorter
+/// time, slower classes fill the replicas between the requests of a trickle, and each request waits
+/// until they have drained.
+pub(super) const ACTIVE_FOR: Duration = Duration::from_secs(60);
+
+/// One class within a pool group.
+#[derive(Debug, Clone)]
+pub struct ClassOrder {
+    pub id: ClassId,
+    pub(super) min_share: f64,
+    /// Virtual counter of each tenant in this class.
+    pub counters: FairCounters,
+    /// Drain rate of each tenant's jobs.
+    pub drain_rates: DrainRates,
+    pub(super) guaranteed_share: GuaranteedShare,
+    /// Jobs of the class at replicas.
+    pub(super) running: u64,
+    /// When the class last had a job waiting or running.
+    pub(super) last_active: Option<Tick>,
+    pub(super) headroom: Headroom,
+    /// Whether the class may use each of the group's pools, by index of the pool in the group.
+    pub(super) reach: Vec<bool>,
+    pub(super) pool_sets: Vec<PoolSetQueue>,
+    /// The largest counter of a tenant at a dispatch to each of the group's pools, by index of the
+    /// pool in the group.
+    pub(super) max_served: Vec<u128>,
+    /// Pool sets with heads, by number of the search tree.
+    pub(super) pool_sets_with_heads: [BitSet; 4],
+    /// Fresh heads of each tenant, which a charge moves.
+    pub(super) head_positions: HeadIndex,
+    /// Waiting jobs of the class.
+    pub(super) waiting: u64,
+    /// Waiting jobs of the class that may use each of the group's pools.
+    pub(super) waiting_by_pool: Vec<u64>,
+}
+
+impl ClassOrder {
+    /// A class that takes over the accounts of `old`, if there is one.
+    pub(super) fn new(
+        id: ClassId,
+        min_share: f64,
+        old: Option<&Self>,
+        policy: &Policy,
+        shape: &GroupShape,
+    ) -> Self {
+        let is_known = |tenant: TenantId| policy.tenants.get(tenant).is_some();
+        let mut counters = old.map(|old| old.counters.clone()).unwrap_or_default();
+        counters.retain(is_known);
+        let max_served = old.and_then(|old| old.max_served.iter().copied().max()).unwrap_or(0);
+        let own = shape.reach.get(&id);
+        Self {
+            id,
+            min_share,
+            counters,
+            drain_rates: old.map(|old| old.drain_rates.without_waiting(is_known)).unwrap_or_default(),
+            guaranteed_share: old.map(|old| old.guaranteed_share).unwrap_or_default(),
+            running: old.map_or(0, |old| old.running),
+            last_active: old.and_then(|old| old.last_active),
+            headroom: old.map(|old| old.headroom).unwrap_or_default(),
+            reach: shape.pools.iter().map(|pool| own.is_some_and(|own| own.contains(pool))).collect(),
+            pool_sets: vec![PoolSetQueue::default(); shape.pool_sets.len()],
+            max_served: vec![max_served; shape.pools.len()],
+            pool_sets_with_heads: Default::default(),
+            head_positions: HeadIndex::default(),
+            waiting: 0,
+            waiting_by_pool: vec![0; shape.pools.len()],
+        }
+    }
+
+    pub(super) fn waiting_at(&self, place: Option<usize>) -> u64 {
+        place.map_or(0, |place| self.waiting_by_pool[place])
+    }
+
+    pub(super) fn is_active(&self, now: Tick) -> bool {
+        self.last_active.is_some_and(|seen| now.since(seen) < ACTIVE_FOR)
+    }
+}
