@@ -23,9 +23,8 @@ pub struct Row {
     pub failed: u64,
     /// Those of them that were refused (503).
     pub refused: u64,
-    /// Straight at the engines an answer takes longer than its class waits, so that
-    /// refusals are what the class asks for.
-    pub outwaits: bool,
+    /// See `MatrixCell::asks_for_refusals`.
+    pub may_refuse: bool,
     /// Median time to the first token of streams through the gateway and straight, ms.
     pub ttft_ms: [Option<f64>; 2],
     /// Share of all cores that was busy; near 1 the machine was too small.
@@ -51,7 +50,7 @@ impl Row {
             mark: cell.min_ratio(),
             failed: pairs.iter().map(|pair| pair.through.failed()).sum(),
             refused: pairs.iter().map(refused).sum(),
-            outwaits: cell.exceeds_max_wait(mean),
+            may_refuse: cell.asks_for_refusals(mean),
             ttft_ms: [
                 last.and_then(|pair| pair.through.ttft).map(|ttft| ttft.p50_ms),
                 last.and_then(|pair| pair.straight.ttft).map(|ttft| ttft.p50_ms),
@@ -68,7 +67,7 @@ impl Row {
     /// wait for.
     #[must_use]
     pub fn passed(&self) -> bool {
-        let allowed = if self.outwaits { self.refused } else { 0 };
+        let allowed = if self.may_refuse { self.refused } else { 0 };
         self.ratio >= self.mark && self.failed <= allowed
     }
 
@@ -141,8 +140,8 @@ mod tests {
     fn a_cell_passes_at_its_mark_when_nothing_failed() {
         assert!(row(0.80, 0).passed() && !row(0.79, 0).passed() && !row(0.99, 1).passed());
         let line = row(0.5, 2).line();
-        let refused = Row { refused: 1, outwaits: true, ..row(0.99, 1) };
-        assert!(refused.passed() && !Row { outwaits: false, ..refused.clone() }.passed());
+        let refused = Row { refused: 1, may_refuse: true, ..row(0.99, 1) };
+        assert!(refused.passed() && !Row { may_refuse: false, ..refused.clone() }.passed());
         assert!(!Row { failed: 2, ..refused }.passed(), "one of them was not refused");
         assert!(line.contains("LOW") && line.contains("2 failed") && line.contains("itl 50 ms"), "{line}");
     }

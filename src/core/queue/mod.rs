@@ -8,6 +8,7 @@ pub mod fairness;
 pub mod fit_tree;
 pub mod headroom;
 pub mod lane_key;
+mod late_turns;
 pub mod oldest;
 pub mod order;
 pub mod quota;
@@ -27,6 +28,7 @@ use crate::core::model::job::JobSpec;
 use crate::core::model::number_map::NumberMap;
 use crate::core::model::time::Tick;
 use crate::core::queue::fit_tree::{FitRank, FitSize, FitTree};
+use crate::core::queue::late_turns::LateTurns;
 use crate::core::queue::oldest::OldestWaiting;
 use crate::core::queue::order::HeadPosition;
 
@@ -69,13 +71,14 @@ impl SubAssign for QueuedLoad {
 }
 
 /// One lane: two parts, each in the order of places. Late jobs are kept apart, and take their turn
-/// among the others by due time. Only the head of each part competes for replicas. A returned job
+/// among the others by due time, as far as [`LateTurns`] allows. Only the head of each part competes for replicas. A returned job
 /// that waits for a certain replica therefore does not block the fresh ones.
 #[derive(Debug, Clone, Default)]
 pub struct Lane {
     parts: [BTreeSet<(LanePlace, JobId)>; 2],
     /// Fresh jobs that are late.
     late: BTreeSet<(LanePlace, JobId)>,
+    late_turns: LateTurns,
     /// Fresh jobs by age.
     oldest_jobs: OldestWaiting,
     load: QueuedLoad,
@@ -89,9 +92,27 @@ impl Lane {
     /// The next job of this part.
     #[must_use]
     pub fn head(&self, part: LanePart) -> Option<JobId> {
+        let first = self.parts[part as usize].first();
         let late = self.late.first().filter(|_| part == LanePart::Fresh);
-        let heads = self.parts[part as usize].first().into_iter().chain(late);
-        heads.min_by_key(|(place, _)| (place.due, place.seq)).map(|(_, job)| *job)
+        let turn = |(place, _): &(LanePlace, JobId)| (place.due, place.seq);
+        let is_late_turn = match (first, late) {
+            (Some(first), Some(late)) => self.late_turns.is_next() && turn(late) < turn(first),
+            (first, _) => first.is_none(),
+        };
+        (if is_late_turn { late } else { first }).map(|(_, job)| *job)
+    }
+
+    /// Number of late jobs.
+    #[must_use]
+    pub fn late_jobs(&self) -> u64 {
+        self.late.len() as u64
+    }
+
+    /// The part of the lane's turns that late jobs can expect, when they get at most `share` of
+    /// them while others wait.
+    #[must_use]
+    pub fn late_part(&self, share: f64) -> f64 {
+        self.late_turns.expected(share)
     }
 
     /// All jobs of the lane: returned, fresh, then late ones, each in their order.
@@ -236,6 +257,15 @@ impl Queue {
         self.with_fallback = self.with_fallback.saturating_sub(u64::from(spec.has_fallback));
         self.change_backlog(spec.tenant, |own| own.load -= load);
         true
+    }
+
+    /// Counts the turn of a fresh job that is about to leave its lane for a replica. `late_share` is
+    /// the largest part of the turns for late jobs.
+    pub fn note_turn(&mut self, key: LaneKey, place: LanePlace, late_share: f64) {
+        if let Some(lane) = self.lanes.get_mut(&key) {
+            let rivals = if place.late { &lane.parts[LanePart::Fresh as usize] } else { &lane.late };
+            lane.late_turns.note(place.late, !rivals.is_empty(), late_share);
+        }
     }
 
     /// Marks a fresh job as late and moves it to its later place; returns whether the job was there

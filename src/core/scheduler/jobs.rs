@@ -18,11 +18,23 @@ pub(in crate::core::scheduler) struct JobTable {
     jobs: NumberMap<JobId, Job>,
     preemptible: BTreeMap<PoolId, BTreeSet<PreemptibleJob>>,
     suspects: SuspectJobs,
+    /// Jobs that have become late in this step.
+    newly_late: Vec<JobId>,
     /// Sequence number of the last arrival.
     arrivals: u64,
 }
 
 impl JobTable {
+    /// Notes a job that has just become late.
+    pub(in crate::core::scheduler) fn note_late(&mut self, id: JobId) {
+        self.newly_late.push(id);
+    }
+
+    /// The last job that has become late in this step and was not yet taken.
+    pub(in crate::core::scheduler) fn pop_late(&mut self) -> Option<JobId> {
+        self.newly_late.pop()
+    }
+
     pub(in crate::core::scheduler) fn len(&self) -> usize {
         self.jobs.len()
     }

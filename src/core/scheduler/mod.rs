@@ -202,7 +202,7 @@ impl Scheduler {
     fn end_step(&mut self, out: &mut Vec<Action>) {
         self.follow_pools(out);
         self.dispatch_and_refuse(out);
-        while self.expire(true, out) {
+        while self.expire(true, out) || self.refuse_newly_late(out) {
             self.dispatch_and_refuse(out);
         }
     }

@@ -71,6 +71,8 @@ pub struct CellRequests {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CellClass {
     pub name: &'static str,
+    /// TTFT objective in seconds.
+    pub ttft_s: f64,
     /// ITL objective in milliseconds.
     pub itl_ms: f64,
     /// Seconds that the class's requests may wait.
@@ -131,9 +133,9 @@ pub const KINDS: [RequestKind; 7] = [
 ];
 
 pub const CLASSES: [CellClass; 3] = [
-    CellClass { name: "interactive", itl_ms: 50.0, max_wait_s: 30.0 },
-    CellClass { name: "standard", itl_ms: 100.0, max_wait_s: 120.0 },
-    CellClass { name: "batch", itl_ms: 500.0, max_wait_s: 3600.0 },
+    CellClass { name: "interactive", ttft_s: 1.0, itl_ms: 50.0, max_wait_s: 30.0 },
+    CellClass { name: "standard", ttft_s: 5.0, itl_ms: 100.0, max_wait_s: 120.0 },
+    CellClass { name: "batch", ttft_s: 60.0, itl_ms: 500.0, max_wait_s: 3600.0 },
 ];
 
 /// All cells, fleet by fleet.
@@ -188,6 +190,11 @@ impl CellClass {
     pub fn named(name: &str) -> Option<&'static Self> {
         CLASSES.iter().find(|class| class.name == name)
     }
+
+    /// Whether the class would rather have requests refused than served long after its objective.
+    fn is_urgent(&self) -> bool {
+        self.name == "interactive"
+    }
 }
 
 impl MatrixCell {
@@ -214,14 +221,18 @@ impl MatrixCell {
         }
     }
 
-    /// Whether an answer takes longer than its class may wait, by Little's law,
-    /// at engines that generate `tokens_per_second` in all. Then the class
-    /// itself asks for refusals.
+    /// Whether the class itself asks for refusals at engines that generate `tokens_per_second` in
+    /// all, by Little's law: an answer takes longer than the class may wait, or clients of an urgent
+    /// class ask for more than the engines can do within its objectives.
     #[must_use]
-    pub fn exceeds_max_wait(&self, tokens_per_second: f64) -> bool {
+    pub fn asks_for_refusals(&self, tokens_per_second: f64) -> bool {
         let requests = self.requests();
         let open = f64::from(requests.clients * requests.n * requests.output);
-        open / tokens_per_second.max(1e-9) > self.class.max_wait_s
+        let answer_s = open / tokens_per_second.max(1e-9);
+        let first_token_s = if requests.output == 1 { answer_s } else { 0.0 };
+        let is_overloaded =
+            first_token_s > self.class.ttft_s || self.objective_fit() == ObjectiveFit::LightLoad;
+        answer_s > self.class.max_wait_s || (self.class.is_urgent() && is_overloaded)
     }
 
     /// Whether the cell's engines, each with an equal part of the load, meet
@@ -252,9 +263,9 @@ impl MatrixCell {
     /// defaults, over straight at the engines.
     #[must_use]
     pub fn min_ratio(&self) -> f64 {
-        match (self.class.name, self.objective_fit()) {
-            ("interactive", ObjectiveFit::LightLoad) => 0.80,
-            ("interactive", ObjectiveFit::Never) => 0.95,
+        match (self.class.is_urgent(), self.objective_fit()) {
+            (true, ObjectiveFit::LightLoad) => 0.80,
+            (true, ObjectiveFit::Never) => 0.95,
             _ => 0.97,
         }
     }

@@ -74,9 +74,8 @@ pub struct CellRow {
     pub through: f64,
     /// Requests that the scheduler refused.
     pub refused: usize,
-    /// Whether an answer straight at the engines takes longer than the class
-    /// may wait. Then the class itself asks for refusals.
-    pub exceeds_max_wait: bool,
+    /// See [`MatrixCell::asks_for_refusals`].
+    pub may_refuse: bool,
 }
 
 impl CellRow {
@@ -87,10 +86,10 @@ impl CellRow {
     }
 
     /// Whether the ratio reaches the cell's mark. Refusals fail the cell,
-    /// except when the class cannot wait for the answer.
+    /// except when the class itself asks for them.
     #[must_use]
     pub fn passed(&self) -> bool {
-        self.ratio() >= self.cell.min_ratio() && (self.refused == 0 || self.exceeds_max_wait)
+        self.ratio() >= self.cell.min_ratio() && (self.refused == 0 || self.may_refuse)
     }
 }
 
@@ -133,13 +132,13 @@ pub fn measure(
         direct: in_turn.tokens_per_second.max(to_least.tokens_per_second),
         through: 0.0,
         refused: 0,
-        exceeds_max_wait: false,
+        may_refuse: false,
     });
     for row in &mut rows {
         let class = policy.classes.id(row.cell.class.name).ok_or("no such class")?;
         let mut setup = setup.clone();
         setup.arrivals.iter_mut().for_each(|arrival| arrival.class = class.index() as u32);
-        row.exceeds_max_wait = row.cell.exceeds_max_wait(row.direct);
+        row.may_refuse = row.cell.asks_for_refusals(row.direct);
         let side = side(&setup, Box::new(SimGateway::new(policy.clone())))?;
         (row.through, row.refused) = (side.tokens_per_second, side.refused);
     }

@@ -9,10 +9,7 @@ use crate::sim::no_harm::{CellConditions, CellRow, measure};
 
 /// Cells below their marks: fleet, kind, class (empty = all classes), and the
 /// least ratio that they must reach. Remove a cell when it reaches its mark.
-const SHORT: [(&str, RequestKind, &str, f64); 5] = [
-    // Answers of the first seconds come slowly, so that a few of the first
-    // requests are refused.
-    ("70b", RequestKind::OneToken, "interactive", 0.97),
+const SHORT: [(&str, RequestKind, &str, f64); 4] = [
     // The last chunk of a prompt and the first of the next do not always share a step.
     ("70b", RequestKind::Long, "", 0.91),
     // While the fast engines prefill, long prompts go to the slow engines.
@@ -56,8 +53,9 @@ fn classes_of_the_matrix_are_those_that_are_built_in() {
     let policy = super::policy(MatrixFleet::named("l4").expect("a fleet")).expect("a policy");
     for class in &CLASSES {
         let built_in = policy.classes.id(class.name).and_then(|id| policy.classes.get(id)).expect(class.name);
-        let [itl, wait] = [built_in.itl_objective, built_in.max_wait].map(|time| time.as_secs_f64());
-        assert_eq!([itl * 1e3, wait], [class.itl_ms, class.max_wait_s], "{}", class.name);
+        let times = [built_in.ttft_objective, built_in.itl_objective, built_in.max_wait];
+        let [ttft, itl, wait] = times.map(|time| time.as_secs_f64());
+        assert_eq!([ttft, itl * 1e3, wait], [class.ttft_s, class.itl_ms, class.max_wait_s], "{}", class.name);
     }
 }
 

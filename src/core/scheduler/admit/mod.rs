@@ -35,13 +35,20 @@ const PREFILL_DELAY_FACTOR: f64 = 10.0;
 
 /// Delay of the turn of a late job, in TTFT objectives of its class, but at least
 /// [`MIN_LATE_PENALTY`]. During the delay, jobs that can still be in time go first. After the delay
-/// the late job goes before all later arrivals. A class whose `max_wait` is shorter serves late
-/// jobs only when no job in time waits.
+/// the late job goes before all later arrivals, as far as [`PATIENT_MAX_WAIT`] allows. A class
+/// whose `max_wait` is shorter serves late jobs only when no job in time waits.
 const LATE_PENALTY_OBJECTIVES: u32 = 10;
 /// Shortest delay of the turn of a late job. A shorter one makes everybody late while more arrives
 /// than the replicas can do; a longer one lets jobs with the default `max_wait` of 30 s run out of
 /// time.
 const MIN_LATE_PENALTY: Duration = Duration::from_secs(22);
+
+/// `max_wait` of a class from which late jobs may take every turn. With a shorter one they take a part
+/// in proportion: who waits for half a minute at most has little use for a late answer, and each turn
+/// of a late job makes another one late.
+const PATIENT_MAX_WAIT: Duration = Duration::from_secs(240);
+/// The least share of the turns for late jobs.
+const MIN_LATE_SHARE: f64 = 1.0 / 16.0;
 
 /// TTFT objectives until the deadline from which all jobs of the lane count in the check of the
 /// wait, and not only those that go first.
@@ -199,10 +206,50 @@ impl Scheduler {
         }
     }
 
+    /// Demotes or refuses the jobs that have become late in this step and will not start in time,
+    /// since late jobs get only a part of the turns. Returns whether there were such jobs.
+    pub(super) fn refuse_newly_late(&mut self, out: &mut Vec<Action>) -> bool {
+        let mut any = false;
+        while let Some(id) = self.jobs.pop_late() {
+            if self.is_too_late(id) {
+                any = true;
+                if !self.demote(id) {
+                    self.reject(id, self.wait_reason(id, RejectReason::Unmeetable), out);
+                }
+            }
+        }
+        any
+    }
+
+    /// Whether a late job will not start before its deadline. False where late jobs may take every
+    /// turn, while more replicas are expected, and when the rate is not known.
+    fn is_too_late(&self, id: JobId) -> bool {
+        let Some(job) = self.jobs.get(&id).filter(|job| job.part() == Some(LanePart::Fresh)) else {
+            return false;
+        };
+        let key = LaneKey::of(&job.spec);
+        let (Some(lane), Some(pool_set)) = (self.queue.lane(key), self.placement.pool_set(key)) else {
+            return false;
+        };
+        let share = self.late_share(key.class);
+        if share >= 1.0 || self.autoscaler.growth(pool_set.pools.iter()) > 1.0 {
+            return false;
+        }
+        let left = job.spec.deadline.since(self.now);
+        let wait = self.expected_wait(key, lane.late_jobs().saturating_sub(1));
+        wait.is_some_and(|wait| admission::starts_too_late(wait.div_f64(lane.late_part(share)), left))
+    }
+
     /// Delay of the turn of a late job of the class.
     pub(super) fn late_penalty(&self, class: ClassId) -> Duration {
         let objective = self.policy.classes.get(class).map(|row| row.ttft_objective).unwrap_or_default();
         (objective * LATE_PENALTY_OBJECTIVES).max(MIN_LATE_PENALTY)
+    }
+
+    /// The largest part of a lane's turns for late jobs while jobs in time wait.
+    pub(super) fn late_share(&self, class: ClassId) -> f64 {
+        let max_wait = self.policy.classes.get(class).map(|row| row.max_wait).unwrap_or_default();
+        (max_wait.as_secs_f64() / PATIENT_MAX_WAIT.as_secs_f64()).clamp(MIN_LATE_SHARE, 1.0)
     }
 
     /// Drain rate of the lane's tenant in its class, in jobs per second; `None` if unknown.

@@ -183,7 +183,16 @@ impl Scheduler {
         job.place = place;
         self.invariants.check(InvariantId::QueueConsistent, whole);
         self.refresh_lane(head.lane);
+        self.jobs.note_late(head.job);
         true
+    }
+
+    /// Counts the turn of a head that goes to a replica.
+    fn note_turn(&mut self, head: &LaneHead) {
+        let share = self.late_share(head.lane.class);
+        if let Some(job) = self.jobs.get(&head.job).filter(|_| head.part == LanePart::Fresh) {
+            self.queue.note_turn(head.lane, job.place, share);
+        }
     }
 
     /// Replicas that the job must not go to: those in service that failed the job, as long as
@@ -238,6 +247,7 @@ impl Scheduler {
         self.invariants.check(InvariantId::CreditKept, fits);
         self.groups[group].book_dispatch(&pick.chosen, pick.pool, price);
         self.groups[group].class_mut(pick.chosen.class).drain_rates.note_dispatch(spec.tenant, now);
+        self.note_turn(&pick.chosen.head);
         let lane = self.take_from_lane(id)?;
         if unpaid {
             let weight = self.weight(spec.tenant);
