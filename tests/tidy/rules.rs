@@ -47,11 +47,10 @@ pub(crate) const MAX_LINES: usize = 400;
 pub(crate) const MAX_CHILDREN: usize = 12;
 
 /// Modules that may hold more: the file, how many, why.
-pub(crate) const MANY_CHILDREN: [(&str, usize, &str); 5] = [
+pub(crate) const MANY_CHILDREN: [(&str, usize, &str); 4] = [
     ("core/scheduler/tests/mod.rs", 31, "one file of tests for each rule of the scheduler"),
     ("lib.rs", 17, "the layers themselves"),
     ("proxy/mod.rs", 13, "to be grouped"),
-    ("sim/server/vllm/mod.rs", 13, "to be grouped"),
     ("telemetry/event/mod.rs", 14, "to be grouped"),
 ];
 
@@ -93,42 +92,4 @@ pub(crate) const MANY_IMPLS: [(&str, usize, &str); 6] = [
 ];
 
 /// Files that import each other in a circle and are still to be taken apart.
-pub(crate) const TANGLED: &[&[&str]] = &[
-    &[
-        "sim/server/control.rs",
-        "sim/server/http/body.rs",
-        "sim/server/http/conn.rs",
-        "sim/server/http/reply.rs",
-        "sim/server/http/route.rs",
-        "sim/server/job.rs",
-        "sim/server/tgi/generate.rs",
-        "sim/server/tgi/meta.rs",
-        "sim/server/tgi/mod.rs",
-        "sim/server/tgi/openai.rs",
-        "sim/server/vllm/admin.rs",
-        "sim/server/vllm/audio.rs",
-        "sim/server/vllm/chat.rs",
-        "sim/server/vllm/completion.rs",
-        "sim/server/vllm/error.rs",
-        "sim/server/vllm/fields.rs",
-        "sim/server/vllm/messages.rs",
-        "sim/server/vllm/meta.rs",
-        "sim/server/vllm/metrics.rs",
-        "sim/server/vllm/mod.rs",
-        "sim/server/vllm/params.rs",
-        "sim/server/vllm/pooling.rs",
-        "sim/server/vllm/responses.rs",
-        "sim/server/vllm/session.rs",
-    ],
-    &[
-        "proxy/listener/accept.rs",
-        "proxy/listener/answer.rs",
-        "proxy/listener/connection.rs",
-        "proxy/listener/http1/mod.rs",
-        "proxy/listener/http2/mod.rs",
-        "proxy/listener/mod.rs",
-    ],
-    &["core/replica/fleet/mod.rs", "core/replica/fleet/sleep.rs"],
-    &["sim/world/autoscale/elastic.rs", "sim/world/run.rs"],
-    &["usage/store/mod.rs", "usage/store/postgres.rs", "usage/store/secure.rs"],
-];
+pub(crate) const TANGLED: &[&[&str]] = &[&["core/replica/fleet/mod.rs", "core/replica/fleet/sleep.rs"]];

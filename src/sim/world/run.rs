@@ -12,7 +12,7 @@ use crate::core::model::time::Tick;
 use crate::sim::engine::EngineEvent;
 use crate::sim::world::arrival::Arrival;
 use crate::sim::world::autoscale::ScalingOutcome;
-use crate::sim::world::autoscale::elastic::{Elastic, ScaleTimer};
+use crate::sim::world::autoscale::state::{Elastic, ScaleTimer};
 use crate::sim::world::message::ExchangeStep;
 use crate::sim::world::record::WorldRecord;
 use crate::sim::world::replica::WorldReplica;

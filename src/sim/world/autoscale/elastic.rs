@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::core::model::time::Tick;
 use crate::sim::world::autoscale::policy::ScalePolicy;
 use crate::sim::world::autoscale::scaler::VisibleWorld;
-pub(in crate::sim::world) use crate::sim::world::autoscale::state::{Elastic, ScaleTimer};
+use crate::sim::world::autoscale::state::{Elastic, ScaleTimer};
 use crate::sim::world::autoscale::{hpa, kpa};
 use crate::sim::world::router::{Input, MemberState, ReplicaIndex};
 use crate::sim::world::run::{World, WorldEvent};

@@ -6,21 +6,20 @@ use std::fmt::Write;
 use bytes::Bytes;
 use serde_json::Value;
 
-use super::error::{self, VllmError};
-use super::fields::{self, JsonFields};
-use super::params::{self, ForcedTool, Params};
-use super::session::{self, FINGERPRINT, GenerationSession, SequencePlan};
 use crate::sim::server::feed::{FeedEnd, Progress};
 use crate::sim::server::http::body::{Render, SimBody};
+use crate::sim::server::http::call::ServerCall;
 use crate::sim::server::http::json::{Json, ordered};
 use crate::sim::server::http::reply::{self, HandlerAnswer};
-use crate::sim::server::http::route::ServerCall;
-use crate::sim::server::text::SimPrompt;
+use crate::sim::server::vllm::error::{self, VllmError};
+use crate::sim::server::vllm::fields;
+use crate::sim::server::vllm::generate::params::{self, ForcedTool, Params};
+use crate::sim::server::vllm::generate::prompt;
+use crate::sim::server::vllm::generate::session::{
+    self, DONE, FINGERPRINT, GenerationSession, SSE, SequencePlan,
+};
 
-pub(super) const SSE: &str = "text/event-stream; charset=utf-8";
-pub(super) const DONE: &[u8] = b"data: [DONE]\n\n";
-
-pub(super) async fn answer(mut call: ServerCall) -> HandlerAnswer {
+pub(in crate::sim::server::vllm) async fn answer(mut call: ServerCall) -> HandlerAnswer {
     let (session, mut job, tool) = match start(&mut call) {
         Ok(started) => started,
         Err(error) => return Ok(error.respond(&call.path)),
@@ -36,82 +35,21 @@ pub(super) async fn answer(mut call: ServerCall) -> HandlerAnswer {
     }
     let body = whole(&session, tool.as_ref(), &progress).to_string();
     let mut response = reply::json(200, "");
-    super::meta::add_load_header(&call, &mut response);
+    crate::sim::server::vllm::meta::add_load_header(&call, &mut response);
     Ok(reply::deliver(job, act, response, body.into()))
 }
 
 fn start(
     call: &mut ServerCall,
-) -> Result<(GenerationSession, crate::sim::server::job::ClientJob, Option<ForcedTool>), VllmError> {
+) -> Result<(GenerationSession, crate::sim::server::http::job::ClientJob, Option<ForcedTool>), VllmError> {
     let fields = fields::parse(call)?;
     let messages = fields.list("messages")?;
     let params = Params::read(&fields, &call.sim.options, &["max_completion_tokens", "max_tokens"])?;
     let tool = params::tool(&fields, &call.sim.options.vllm)?;
-    let prompt = prompt(messages, &fields, &params.model, call.sim.options.vllm.multimodal)?;
+    let prompt = prompt::of_messages(messages, &fields, &params.model, call.sim.options.vllm.multimodal)?;
     let id = session::answer_id(call, "chatcmpl-", fields.string("request_id")?);
     let (session, job) = session::start(call, id, params, vec![prompt])?;
     Ok((session, job, tool))
-}
-
-/// Tokens that an image or a sound counts.
-const MEDIA_TOKENS: u32 = 256;
-
-/// The prompt of a list of messages, with the tools.
-pub(super) fn prompt(
-    messages: &[Value],
-    fields: &JsonFields,
-    model: &str,
-    multimodal: bool,
-) -> Result<SimPrompt, VllmError> {
-    if messages.is_empty() {
-        let message = "Cannot apply chat template to an empty conversation. Provide at least one message.";
-        return Err(VllmError::bad(message));
-    }
-    let goes_on = fields.bool("continue_final_message")?;
-    if goes_on && fields.get("add_generation_prompt") != Some(&Value::Bool(false)) {
-        let message = "Cannot set both `continue_final_message` and `add_generation_prompt` to True.";
-        return Err(VllmError::bad(message));
-    }
-    let mut prompt = SimPrompt::counted(1);
-    if let Some(tools) = fields.get("tools").filter(|tools| tools.is_array()) {
-        prompt.push(&tools.to_string(), 0);
-    }
-    for (index, message) in messages.iter().enumerate() {
-        if !message.get("role").is_some_and(Value::is_string) {
-            let loc = format!("body.messages.{index}.role");
-            return Err(VllmError::field("string_type", &loc, "Input should be a valid string", "5"));
-        }
-        if goes_on && index + 1 == messages.len() {
-            prompt.push_open(message.get("content").and_then(Value::as_str).unwrap_or_default());
-            break;
-        }
-        prompt.push("", 3);
-        match message.get("content") {
-            Some(Value::String(text)) => prompt.push(text, 0),
-            Some(Value::Array(parts)) => push_parts(&mut prompt, parts, model, multimodal)?,
-            _ => {}
-        }
-        if let Some(calls) = message.get("tool_calls") {
-            prompt.push(&calls.to_string(), 0);
-        }
-    }
-    Ok(prompt)
-}
-
-fn push_parts(
-    prompt: &mut SimPrompt,
-    parts: &[Value],
-    model: &str,
-    multimodal: bool,
-) -> Result<(), VllmError> {
-    for part in parts {
-        match (part.get("text").and_then(Value::as_str), part.as_str()) {
-            (Some(text), _) | (None, Some(text)) => prompt.push(text, 0),
-            (None, None) if multimodal => prompt.push("", MEDIA_TOKENS),
-            (None, None) => return Err(VllmError::bad(format!("{model} is not a multimodal model"))),
-        }
-    }
-    Ok(())
 }
 
 fn finish_reason(plan: &SequencePlan, tool: Option<&ForcedTool>) -> &'static str {

@@ -5,20 +5,20 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 use serde_json::Value;
 
-use super::chat::{self, SSE};
-use super::error::VllmError;
-use super::fields::{self, JsonFields};
-use super::params::{self, Params};
-use super::session::{self, GenerationSession};
 use crate::sim::server::feed::{FeedEnd, Progress};
 use crate::sim::server::http::body::{Render, SimBody};
+use crate::sim::server::http::call::ServerCall;
+use crate::sim::server::http::job::ClientJob;
 use crate::sim::server::http::json::{Json, ordered};
 use crate::sim::server::http::reply::{self, HandlerAnswer};
-use crate::sim::server::http::route::ServerCall;
-use crate::sim::server::job::ClientJob;
 use crate::sim::server::text::SimPrompt;
+use crate::sim::server::vllm::error::VllmError;
+use crate::sim::server::vllm::fields::{self, JsonFields};
+use crate::sim::server::vllm::generate::params::{self, Params};
+use crate::sim::server::vllm::generate::prompt;
+use crate::sim::server::vllm::generate::session::{self, GenerationSession, SSE};
 
-pub(super) async fn answer(mut call: ServerCall) -> HandlerAnswer {
+pub(in crate::sim::server::vllm) async fn answer(mut call: ServerCall) -> HandlerAnswer {
     let (session, mut job) = match start(&mut call) {
         Ok(started) => started,
         Err(error) => return Ok(error.respond(&call.path)),
@@ -41,7 +41,7 @@ pub(super) async fn answer(mut call: ServerCall) -> HandlerAnswer {
 }
 
 /// Answers with the number of prompt tokens, without running the prompt.
-pub(super) fn count(call: &ServerCall) -> HandlerAnswer {
+pub(in crate::sim::server::vllm) fn count(call: &ServerCall) -> HandlerAnswer {
     let counted = fields::parse(call).and_then(|fields| {
         let model = params::model(&fields, &call.sim.options)?;
         prompt(&fields, &model, call)
@@ -60,7 +60,7 @@ pub(super) fn count(call: &ServerCall) -> HandlerAnswer {
 
 fn prompt(fields: &JsonFields, model: &str, call: &ServerCall) -> Result<SimPrompt, VllmError> {
     let messages = fields.list("messages")?;
-    let mut prompt = chat::prompt(messages, fields, model, call.sim.options.vllm.multimodal)?;
+    let mut prompt = prompt::of_messages(messages, fields, model, call.sim.options.vllm.multimodal)?;
     match fields.get("system") {
         Some(Value::String(text)) => prompt.push(text, 3),
         Some(Value::Array(blocks)) => {

@@ -4,8 +4,7 @@
 use std::future::pending;
 use std::sync::Arc;
 
-use bytes::Bytes;
-use http::{HeaderMap, Method, Request, Response};
+use http::{Method, Request, Response};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use serde_json::json;
@@ -14,9 +13,10 @@ use crate::sim::faults::{FaultKind, ResetPoint};
 use crate::sim::server::control;
 use crate::sim::server::core::ServerCore;
 use crate::sim::server::http::body::{BrokenBody, SimBody};
+use crate::sim::server::http::call::ServerCall;
 use crate::sim::server::http::conn::SimConn;
+use crate::sim::server::http::job::LateFault;
 use crate::sim::server::http::reply::{self, HandlerAnswer};
-use crate::sim::server::job::LateFault;
 use crate::sim::server::options::ServerDialect;
 use crate::sim::server::{tgi, vllm};
 
@@ -24,43 +24,8 @@ use crate::sim::server::{tgi, vllm};
 /// memory.
 const MAX_BODY: usize = 64 << 20;
 
-/// A request with the context that a handler needs.
-#[derive(Debug)]
-pub(crate) struct ServerCall {
-    pub(crate) sim: Arc<ServerCore>,
-    pub(crate) conn: Arc<SimConn>,
-    pub(crate) method: Method,
-    pub(crate) path: String,
-    pub(crate) query: String,
-    pub(crate) headers: HeaderMap,
-    pub(crate) body: Bytes,
-    pub(crate) late: Option<LateFault>,
-}
-
-impl ServerCall {
-    pub(crate) fn header(&self, name: &str) -> Option<&str> {
-        self.headers.get(name)?.to_str().ok()
-    }
-
-    /// The value of a query parameter, as written.
-    pub(crate) fn query(&self, name: &str) -> Option<&str> {
-        self.query
-            .split('&')
-            .filter_map(|pair| pair.split_once('='))
-            .find_map(|(key, value)| (key == name).then_some(value))
-    }
-
-    /// Whether the request carries this bearer token.
-    pub(crate) fn has_bearer_token(&self, key: &str) -> bool {
-        let value = self.header("authorization").unwrap_or_default();
-        value
-            .split_once(' ')
-            .is_some_and(|(scheme, token)| scheme.eq_ignore_ascii_case("bearer") && token == key)
-    }
-}
-
 /// Answers one request of a connection.
-pub(in crate::sim::server) async fn answer(
+pub(super) async fn answer(
     sim: Arc<ServerCore>,
     conn: Arc<SimConn>,
     control_only: bool,

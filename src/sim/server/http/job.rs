@@ -5,9 +5,9 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use super::feed::{Failure, FeedEnd, Progress};
 use crate::sim::faults::{FaultKind, ResetPoint};
 use crate::sim::server::core::SimTicket;
+use crate::sim::server::feed::{Failure, FeedEnd, Progress};
 use crate::sim::server::http::conn::SimConn;
 
 /// Failure that the transport shows.

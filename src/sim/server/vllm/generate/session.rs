@@ -3,22 +3,26 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
-use super::error::{CHARS_PER_TOKEN, VllmError};
-use super::params::Params;
 use crate::core::model::time::Tick;
 use crate::sim::engine::EngineRequest;
 use crate::sim::faults::mix;
 use crate::sim::server::core::PlannedSequence;
 use crate::sim::server::feed::Progress;
+use crate::sim::server::http::call::ServerCall;
+use crate::sim::server::http::job::ClientJob;
 use crate::sim::server::http::json::{Json, ordered};
-use crate::sim::server::http::route::ServerCall;
-use crate::sim::server::job::ClientJob;
 use crate::sim::server::options::SimOptions;
 use crate::sim::server::text::{self, AnswerTokens, SimPrompt};
+use crate::sim::server::vllm::error::{CHARS_PER_TOKEN, VllmError};
+use crate::sim::server::vllm::generate::params::Params;
 
 /// Most sequences of one body; bounds the simulator's memory.
 const MAX_SEQUENCES: i64 = 65_536;
 
+/// Content type of an event stream.
+pub(super) const SSE: &str = "text/event-stream; charset=utf-8";
+/// Last event of a stream.
+pub(super) const DONE: &[u8] = b"data: [DONE]\n\n";
 pub(super) const FINGERPRINT: &str = "vllm-0.32.0-simulated";
 
 /// Plan of one sequence.
@@ -72,7 +76,11 @@ pub(super) struct GenerationSession {
 }
 
 /// The id of the answer: from `x-request-id`, the body's `request_id`, or new.
-pub(super) fn answer_id(call: &ServerCall, prefix: &str, in_body: Option<&str>) -> Arc<str> {
+pub(in crate::sim::server::vllm) fn answer_id(
+    call: &ServerCall,
+    prefix: &str,
+    in_body: Option<&str>,
+) -> Arc<str> {
     match call.header("x-request-id").or(in_body) {
         Some(id) => format!("{prefix}{id}").into(),
         None => {
@@ -149,7 +157,7 @@ fn check_rank(call: &ServerCall) -> Result<(), VllmError> {
 }
 
 /// Checks that the prompt fits the window.
-pub(super) fn check_length(prompt: &SimPrompt, window: u32) -> Result<(), VllmError> {
+pub(in crate::sim::server::vllm) fn check_length(prompt: &SimPrompt, window: u32) -> Result<(), VllmError> {
     if prompt.chars as u64 > u64::from(window) * CHARS_PER_TOKEN {
         return Err(VllmError::too_long_text(window, prompt.chars));
     }

@@ -8,18 +8,17 @@ use std::convert::Infallible;
 use bytes::Bytes;
 use serde_json::Value;
 
-use super::chat::{DONE, SSE};
-use super::error::{self, VllmError};
-use super::fields::JsonFields;
-use super::params::Params;
-use super::session::{self, GenerationSession};
 use crate::sim::server::feed::{FeedEnd, Progress};
 use crate::sim::server::http::body::{Render, SimBody};
+use crate::sim::server::http::call::ServerCall;
+use crate::sim::server::http::job::ClientJob;
 use crate::sim::server::http::json::ordered;
 use crate::sim::server::http::reply::{self, HandlerAnswer};
-use crate::sim::server::http::route::ServerCall;
-use crate::sim::server::job::ClientJob;
 use crate::sim::server::text::SimPrompt;
+use crate::sim::server::vllm::error::{self, VllmError};
+use crate::sim::server::vllm::fields::JsonFields;
+use crate::sim::server::vllm::generate::params::{self, Params};
+use crate::sim::server::vllm::generate::session::{self, DONE, GenerationSession, SSE};
 
 /// Bytes per second of 16-bit samples at 16 kHz.
 const BYTES_PER_SECOND: usize = 32_000;
@@ -28,7 +27,7 @@ const TOKENS_PER_SECOND: u32 = 50;
 /// Words per second of sound.
 const WORDS_PER_SECOND: u32 = 3;
 
-pub(super) async fn answer(mut call: ServerCall) -> HandlerAnswer {
+pub(in crate::sim::server::vllm) async fn answer(mut call: ServerCall) -> HandlerAnswer {
     let form = match read(&call).await {
         Ok(form) => form,
         Err(error) => return Ok(error.respond(&call.path)),
@@ -99,7 +98,7 @@ fn start(
 ) -> Result<(GenerationSession, ClientJob), VllmError> {
     let seconds = u32::try_from(seconds).unwrap_or(u32::MAX);
     let mut params = Params { stream: form.fields.bool("stream")?, n: 1, ..Params::default() };
-    params.model = super::params::model(&form.fields, &call.sim.options)?;
+    params.model = params::model(&form.fields, &call.sim.options)?;
     let params = params.with_exact_output(i64::from(seconds.saturating_mul(WORDS_PER_SECOND)));
     let mut prompt = SimPrompt::counted(seconds.saturating_mul(TOKENS_PER_SECOND));
     prompt.push(form.fields.string("prompt")?.unwrap_or_default(), 4);

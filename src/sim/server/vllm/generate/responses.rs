@@ -5,21 +5,21 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 use serde_json::Value;
 
-use super::chat::{self, SSE};
-use super::error::VllmError;
-use super::fields::{self, JsonFields};
-use super::messages::named_event;
-use super::params::Params;
-use super::session::{self, GenerationSession};
 use crate::sim::server::feed::{FeedEnd, Progress};
 use crate::sim::server::http::body::{Render, SimBody};
+use crate::sim::server::http::call::ServerCall;
+use crate::sim::server::http::job::ClientJob;
 use crate::sim::server::http::json::{Json, ordered};
 use crate::sim::server::http::reply::{self, HandlerAnswer};
-use crate::sim::server::http::route::ServerCall;
-use crate::sim::server::job::ClientJob;
 use crate::sim::server::text::{SimPrompt, hash};
+use crate::sim::server::vllm::error::VllmError;
+use crate::sim::server::vllm::fields::{self, JsonFields};
+use crate::sim::server::vllm::generate::messages::named_event;
+use crate::sim::server::vllm::generate::params::Params;
+use crate::sim::server::vllm::generate::prompt;
+use crate::sim::server::vllm::generate::session::{self, GenerationSession, SSE};
 
-pub(super) async fn answer(mut call: ServerCall) -> HandlerAnswer {
+pub(in crate::sim::server::vllm) async fn answer(mut call: ServerCall) -> HandlerAnswer {
     let (session, mut job) = match start(&mut call) {
         Ok(started) => started,
         Err(error) => return Ok(error.respond(&call.path)),
@@ -37,7 +37,7 @@ pub(super) async fn answer(mut call: ServerCall) -> HandlerAnswer {
 }
 
 /// Answers 404: no response is stored.
-pub(super) fn stored(call: &ServerCall) -> HandlerAnswer {
+pub(in crate::sim::server::vllm) fn stored(call: &ServerCall) -> HandlerAnswer {
     let id = call.path.trim_start_matches("/v1/responses/");
     Ok(VllmError::not_found(format!("Response with id '{id}' not found."), "response_id").respond(&call.path))
 }
@@ -58,7 +58,7 @@ fn prompt(fields: &JsonFields, model: &str, call: &ServerCall) -> Result<SimProm
             prompt.push(text, 3);
             prompt
         }
-        Value::Array(items) => chat::prompt(items, fields, model, call.sim.options.vllm.multimodal)?,
+        Value::Array(items) => prompt::of_messages(items, fields, model, call.sim.options.vllm.multimodal)?,
         other => return Err(VllmError::either("body.input", &other.to_string())),
     };
     if let Some(text) = fields.string("instructions")? {

@@ -1,6 +1,9 @@
 //! Listening port: accepts connections, refuses them, and keeps the port number
 //! while refusing.
 
+mod connection;
+mod route;
+
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,7 +16,6 @@ use tokio::time::sleep;
 
 use crate::sim::faults::{FaultKind, ResetPoint};
 use crate::sim::server::core::ServerCore;
-use crate::sim::server::http::conn;
 
 const BACKLOG: u32 = 4096;
 
@@ -95,7 +97,7 @@ async fn accept_from(sim: &Arc<ServerCore>, listener: &TcpListener, slots: &Arc<
             let _slot = slot;
             let _ = stream.set_nodelay(true);
             sim.connections.fetch_add(1, Ordering::Relaxed);
-            conn::serve(Arc::clone(&sim), stream, false).await;
+            connection::serve(Arc::clone(&sim), stream, false).await;
             sim.connections.fetch_sub(1, Ordering::Relaxed);
         });
     }
@@ -121,7 +123,7 @@ pub(in crate::sim::server) async fn accept_control(sim: Arc<ServerCore>, listene
                 let sim = Arc::clone(&sim);
                 tokio::spawn(async move {
                     let _slot = slot;
-                    conn::serve(sim, stream, true).await;
+                    connection::serve(sim, stream, true).await;
                 });
             }
         }

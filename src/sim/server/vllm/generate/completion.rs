@@ -5,20 +5,21 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 use serde_json::Value;
 
-use super::chat::{DONE, SSE};
-use super::error::{self, VllmError};
-use super::fields::{self, JsonFields};
-use super::params::Params;
-use super::session::{self, FINGERPRINT, GenerationSession, SequencePlan};
 use crate::sim::server::feed::{FeedEnd, Progress};
 use crate::sim::server::http::body::{Render, SimBody};
+use crate::sim::server::http::call::ServerCall;
+use crate::sim::server::http::job::ClientJob;
 use crate::sim::server::http::json::{Json, ordered};
 use crate::sim::server::http::reply::{self, HandlerAnswer};
-use crate::sim::server::http::route::ServerCall;
-use crate::sim::server::job::ClientJob;
 use crate::sim::server::text::{SimPrompt, VOCABULARY, word};
+use crate::sim::server::vllm::error::{self, VllmError};
+use crate::sim::server::vllm::fields::{self, JsonFields};
+use crate::sim::server::vllm::generate::params::Params;
+use crate::sim::server::vllm::generate::session::{
+    self, DONE, FINGERPRINT, GenerationSession, SSE, SequencePlan,
+};
 
-pub(super) async fn answer(mut call: ServerCall) -> HandlerAnswer {
+pub(in crate::sim::server::vllm) async fn answer(mut call: ServerCall) -> HandlerAnswer {
     let (session, mut job, echoes) = match start(&mut call) {
         Ok(started) => started,
         Err(error) => return Ok(error.respond(&call.path)),
@@ -34,7 +35,7 @@ pub(super) async fn answer(mut call: ServerCall) -> HandlerAnswer {
     }
     let body = whole(&session, &echoes, &progress).to_string();
     let mut response = reply::json(200, "");
-    super::meta::add_load_header(&call, &mut response);
+    crate::sim::server::vllm::meta::add_load_header(&call, &mut response);
     Ok(reply::deliver(job, act, response, body.into()))
 }
 
@@ -57,7 +58,10 @@ fn start(call: &mut ServerCall) -> Result<(GenerationSession, ClientJob, Vec<Str
 
 /// The prompts with their texts. The field is a text, a list of texts, a list
 /// of ids or a list of lists of ids.
-pub(super) fn prompts(fields: &JsonFields, name: &str) -> Result<Vec<(SimPrompt, String)>, VllmError> {
+pub(in crate::sim::server::vllm) fn prompts(
+    fields: &JsonFields,
+    name: &str,
+) -> Result<Vec<(SimPrompt, String)>, VllmError> {
     match fields.required(name)? {
         Value::String(text) => Ok(vec![(SimPrompt::text(text), text.clone())]),
         Value::Array(items) if items.first().is_some_and(Value::is_number) => Ok(vec![token_ids(items)?]),
