@@ -27,7 +27,7 @@ use std::sync::Arc;
 use tokio::task::JoinSet;
 
 pub use self::control::{SimControl, SimState, Terminate};
-pub use self::options::{ServerDialect, SimOptions, Tasks, VllmFlags};
+pub use self::options::{ServerDialect, SimConnections, SimOptions, Tasks, VllmFlags};
 
 use crate::sim::server::core::ServerCore;
 
@@ -42,7 +42,7 @@ impl SimServer {
     /// When an address cannot be bound.
     pub async fn start(options: SimOptions) -> io::Result<SimHandle> {
         let port = listener::HeldPort::bind(options.listen)?;
-        let control = match options.control_listen {
+        let control = match options.connections.control {
             Some(addr) => Some(tokio::net::TcpListener::bind(addr).await?),
             None => None,
         };

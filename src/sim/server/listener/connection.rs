@@ -26,7 +26,7 @@ use crate::sim::server::listener::route;
 /// serves only `/sim/*` and survives the engine's faults.
 pub(super) async fn serve(sim: Arc<ServerCore>, stream: TcpStream, control: bool) {
     let life = if control { sim.stopped.clone() } else { sim.connections_token() };
-    let keep_alive = sim.options.keep_alive;
+    let keep_alive = sim.options.connections.keep_alive;
     let conn = Arc::new(SimConn::default());
     let io = SimIo { stream, conn: Arc::clone(&conn), sim: (!control).then(|| Arc::clone(&sim)) };
     let service = service_fn({

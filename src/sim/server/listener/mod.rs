@@ -54,7 +54,7 @@ impl HeldPort {
 /// refuses them.
 pub(in crate::sim::server) async fn accept(sim: Arc<ServerCore>, port: HeldPort, first: TcpListener) {
     let mut listening = sim.listening.subscribe();
-    let slots = Arc::new(Semaphore::new(sim.options.max_connections.max(1)));
+    let slots = Arc::new(Semaphore::new(sim.options.connections.max_open.max(1)));
     let mut listener = Some(first);
     let stopped = sim.stopped.clone();
     let accepting = async {

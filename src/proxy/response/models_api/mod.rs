@@ -1,6 +1,6 @@
 //! Models API: answers about models that need no engine.
 
-pub(super) mod list;
+pub(in crate::proxy) mod list;
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderValue};
@@ -14,7 +14,7 @@ use crate::proxy::data_plane::Proxy;
 
 impl Proxy {
     /// GET /v1/models.
-    pub(super) async fn list_models(
+    pub(in crate::proxy) async fn list_models(
         &self,
         headers: &HeaderMap,
         peer: &ConnectedClient,
@@ -25,7 +25,7 @@ impl Proxy {
     }
 
     /// GET /v1/models/{name}.
-    pub(super) async fn one_model(
+    pub(in crate::proxy) async fn one_model(
         &self,
         headers: &HeaderMap,
         peer: &ConnectedClient,
@@ -39,7 +39,7 @@ impl Proxy {
     }
 
     /// GET /health: whether a request sent now could wait or run.
-    pub(super) fn health(&self) -> Result<Response<Bytes>, ApiError> {
+    pub(in crate::proxy) fn health(&self) -> Result<Response<Bytes>, ApiError> {
         if self.dispatcher.shutdown().is_draining() {
             return Err(ApiError::new(ErrorKind::Draining, "The gateway is shutting down."));
         }
