@@ -31,6 +31,19 @@ names: --columns time=created,input=size,output=made.";
 /// `penstock plan`
 #[derive(Debug, Args)]
 pub struct PlanArgs {
+    #[command(flatten)]
+    pub source: PlanSource,
+    #[command(flatten)]
+    pub basis: PlanBasis,
+    #[command(flatten)]
+    pub what_if: WhatIfArgs,
+    #[command(flatten)]
+    pub report: PlanReportArgs,
+}
+
+/// Where the demand is read from.
+#[derive(Debug, Args)]
+pub struct PlanSource {
     /// A trace, or any table with times and tokens: .csv or .jsonl, also with .gz.
     #[arg(value_name = "FILE")]
     pub source: Option<PathBuf>,
@@ -73,6 +86,11 @@ pub struct PlanArgs {
     /// Of a usage log or of what a gateway has seen, only this model's requests.
     #[arg(long, value_name = "NAME", conflicts_with = "source")]
     pub model: Option<String>,
+}
+
+/// What replicas can do and cost, and what classes ask for.
+#[derive(Debug, Args)]
+pub struct PlanBasis {
     /// Classes, pools, prices and start times come from this configuration; without another
     /// source, the usage log that it names is read.
     #[arg(short, long, value_name = "FILE")]
@@ -114,6 +132,11 @@ pub struct PlanArgs {
     /// The objective for the time between two tokens, of the same class.
     #[arg(long, value_name = "TIME")]
     pub itl: Option<Span>,
+}
+
+/// Changes whose effect is reported beside the plan.
+#[derive(Debug, Args)]
+pub struct WhatIfArgs {
     /// What if there were one replica more, in this pool or the chosen one?
     #[arg(long, value_name = "POOL", num_args = 0..=1, default_missing_value = "")]
     pub add_replica: Vec<String>,
@@ -123,6 +146,11 @@ pub struct PlanArgs {
     /// What if there were so many times the traffic? Like x1.5.
     #[arg(long, value_name = "TIMES")]
     pub traffic: Vec<Factor>,
+}
+
+/// How the plan is computed and shown.
+#[derive(Debug, Args)]
+pub struct PlanReportArgs {
     /// Simulations at once; absent = one for each core.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,

@@ -9,7 +9,7 @@ use http::Uri;
 
 use crate::core::model::policy::Replica;
 
-pub use crate::config::file::discover::{DnsRecords, EndpointPort, EndpointScheme};
+pub use crate::config::sections::pools::discover::{DnsRecords, EndpointPort, EndpointScheme};
 
 /// Replicas that a pool may have at most.
 pub const MAX_REPLICAS: usize = 10_000;

@@ -3,6 +3,9 @@
 //! text → `yaml` (a tree that knows its lines) → `decode` (the file as
 //! written) → `validate` (settings that hold) → `merge` (with the replicas
 //! that were found) → `watch` (swap on change).
+//!
+//! Each section of the file is a folder of `sections`: its keys as written, and
+//! their check. `file` is all sections together, `settings` what they become.
 
 pub mod discover;
 pub mod file;
@@ -11,6 +14,7 @@ pub mod load;
 pub mod report;
 pub mod schema;
 pub mod secret;
+pub mod sections;
 pub mod settings;
 pub mod syntax;
 mod validate;

@@ -9,7 +9,6 @@ pub mod shadow;
 pub mod upstream;
 
 mod attempt;
-mod models_api;
 pub mod relay;
 mod request;
 mod response;

@@ -13,7 +13,10 @@ use crate::core::placement::choose::PlacementReason;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::ConfigReloaded;
 use crate::telemetry::metrics::Scrape;
-use crate::telemetry::summary::{RequestOutcome, RequestSummary, Timings};
+use crate::telemetry::summary::{
+    AttemptCounts, CallFacts, CallerFacts, LastDispatch, ModelFacts, RequestOutcome, RequestSummary, Timings,
+    TokenFacts,
+};
 
 /// Tenants `team-0`, `team-1`, ... with one class, model, pool and replica.
 pub(crate) fn policy(tenants: usize) -> Policy {
@@ -64,23 +67,52 @@ pub(crate) fn load(telemetry: &Telemetry, policy: Policy, digest: &str) {
     ConfigReloaded { policy: &Arc::new(policy), digest, restart_needed: &[] }.emit(telemetry);
 }
 
+fn dispatch_reason() -> DispatchReason {
+    DispatchReason {
+        queued: Duration::from_millis(20),
+        attempt: 1,
+        behind: 3,
+        candidates: 2,
+        outstanding_tokens: 512,
+        cached_tokens: 0,
+        adapter: None,
+        expected: Duration::from_millis(130),
+        running: 4,
+        limit: 16,
+        order: OrderReason::Fair,
+        placement: PlacementReason::Only,
+        passed_over: None,
+        class: ClassId::new(0),
+        demoted_from: None,
+    }
+}
+
 pub(crate) fn success() -> RequestSummary<'static> {
     RequestSummary {
         request_id: "req-1",
-        key_id: Some("pk_1"),
-        tenant: Some(TenantId::new(0)),
-        class: Some(ClassId::new(0)),
-        model: Some(ModelId::new(0)),
-        requested_model: Some("llama-alias"),
-        pool: Some(0.into()),
-        replica: Some(ReplicaId::new(0)),
-        engine: Some("vllm"),
-        api: "openai",
-        operation: "chat",
-        stream: true,
+        caller: CallerFacts {
+            key_id: Some("pk_1"),
+            tenant: Some(TenantId::new(0)),
+            class: Some(ClassId::new(0)),
+        },
+        models: ModelFacts {
+            served: Some(ModelId::new(0)),
+            requested: Some("llama-alias"),
+            ..ModelFacts::default()
+        },
+        dispatch: LastDispatch {
+            pool: Some(0.into()),
+            replica: Some(ReplicaId::new(0)),
+            engine: Some("vllm"),
+            why: Some(dispatch_reason()),
+        },
+        call: CallFacts { api: "openai", operation: "chat", stream: true },
         status: 200,
         outcome: RequestOutcome::Success,
-        usage: Some(JobUsage::Exact(TokenCounts { input: 100, cached: 60, output: 11 })),
+        tokens: TokenFacts {
+            usage: Some(JobUsage::Exact(TokenCounts { input: 100, cached: 60, output: 11 })),
+            ..TokenFacts::default()
+        },
         timings: Timings {
             queue: Some(Duration::from_millis(20)),
             connect: Some(Duration::from_micros(250)),
@@ -89,24 +121,7 @@ pub(crate) fn success() -> RequestSummary<'static> {
             gap_mean: Some(Duration::from_millis(38)),
             gap_max: Some(Duration::from_millis(90)),
         },
-        attempts: 1,
-        placed: Some(DispatchReason {
-            queued: Duration::from_millis(20),
-            attempt: 1,
-            behind: 3,
-            candidates: 2,
-            outstanding_tokens: 512,
-            cached_tokens: 0,
-            adapter: None,
-            expected: Duration::from_millis(130),
-            running: 4,
-            limit: 16,
-            order: OrderReason::Fair,
-            placement: PlacementReason::Only,
-            passed_over: None,
-            class: ClassId::new(0),
-            demoted_from: None,
-        }),
+        attempts: AttemptCounts { made: 1, ..AttemptCounts::default() },
         finish_reason: Some("stop"),
         ..RequestSummary::default()
     }

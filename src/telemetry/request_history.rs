@@ -199,7 +199,7 @@ mod tests {
     }
 
     fn attempt(replica: u32) -> AttemptTrail {
-        let why = fixtures::success().placed.unwrap();
+        let why = fixtures::success().dispatch.why.unwrap();
         let replica = ReplicaId::new(replica);
         AttemptTrail { at: Duration::ZERO, pool: None, replica, why, first_token: None, back: None }
     }

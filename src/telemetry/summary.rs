@@ -17,37 +17,76 @@ pub struct RequestSummary<'a> {
     pub request_id: &'a str,
     /// Trace id; absent when the trace is not recorded.
     pub trace_id: Option<&'a str>,
+    pub caller: CallerFacts<'a>,
+    pub models: ModelFacts<'a>,
+    pub dispatch: LastDispatch,
+    pub call: CallFacts,
+    /// HTTP status that the client got; 499 when the client left before one was sent.
+    pub status: u16,
+    pub outcome: RequestOutcome,
+    /// Code of the error or refusal; absent for a success.
+    pub reason: Option<&'static str>,
+    pub tokens: TokenFacts,
+    /// Bills of the request's stays at replicas, in order.
+    pub bills: &'a [StayBill],
+    pub timings: Timings,
+    /// Durations since the dispatch to the engine that answered; absent = not dispatched.
+    pub at_engine: Option<EngineTimings>,
+    pub attempts: AttemptCounts,
+    pub retry: RetryIds<'a>,
+    /// Finish reason that the engine reported.
+    pub finish_reason: Option<&'a str>,
+}
+
+/// Caller of a request.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CallerFacts<'a> {
     /// Public part of the API key.
     pub key_id: Option<&'a str>,
     /// Tenant; absent = no known tenant.
     pub tenant: Option<TenantId>,
-    /// Latency class that the request asked for. The class after a demotion is in `placed`.
+    /// Latency class that the request asked for. The class after a demotion is in
+    /// [`LastDispatch::why`].
     pub class: Option<ClassId>,
-    /// Model; absent when it is not configured.
-    pub model: Option<ModelId>,
+}
+
+/// Models of a request.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ModelFacts<'a> {
+    /// Model that served the request; absent when it is not configured.
+    pub served: Option<ModelId>,
     /// Model as the client wrote it. For the log and traces only, never a label.
-    pub requested_model: Option<&'a str>,
-    /// Model that the client asked for, when a fallback model served the request.
-    pub fallback_from: Option<ModelId>,
-    /// Reason for the fallback.
-    pub fallback_reason: Option<&'static str>,
-    /// Pool of the last attempt.
+    pub requested: Option<&'a str>,
+    /// Model that the client asked for and the reason for the fallback, when another model served
+    /// the request.
+    pub fallback: Option<(ModelId, &'static str)>,
+}
+
+/// Last dispatch of a request to an engine.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LastDispatch {
     pub pool: Option<PoolId>,
-    /// Replica of the last attempt.
     pub replica: Option<ReplicaId>,
-    /// Engine of the last attempt (`vllm`, ...): `gen_ai.provider.name`.
+    /// Kind of engine (`vllm`, ...): `gen_ai.provider.name`.
     pub engine: Option<&'static str>,
+    /// Reason of the dispatch, with the state of the ledger at that moment.
+    pub why: Option<DispatchReason>,
+}
+
+/// Call that the client made.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CallFacts {
     /// API of the call, as its path at the engine, such as `/v1/chat/completions`.
     pub api: &'static str,
     /// `gen_ai.operation.name`: `chat`, `text_completion`, `embeddings`, ...
     pub operation: &'static str,
     /// Whether the client asked for a stream.
     pub stream: bool,
-    /// HTTP status that the client got; 499 when the client left before one was sent.
-    pub status: u16,
-    pub outcome: RequestOutcome,
-    /// Code of the error or refusal; absent for a success.
-    pub reason: Option<&'static str>,
+}
+
+/// Tokens of a request.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct TokenFacts {
     /// Prompt tokens before any engine counted them, and the source of the number; absent = the
     /// request ended before its prompt was counted.
     pub prompt: Option<(u64, CountSource)>,
@@ -55,27 +94,27 @@ pub struct RequestSummary<'a> {
     pub usage: Option<JobUsage>,
     /// Whether an engine got the request. If not, its usage is exactly zero.
     pub reached_engine: bool,
-    /// Bills of the request's stays at replicas, in order.
-    pub bills: &'a [StayBill],
-    pub timings: Timings,
-    /// Durations since the dispatch to the engine that answered; absent = not dispatched.
-    pub at_engine: Option<EngineTimings>,
-    /// Number of attempts.
-    pub attempts: u32,
+}
+
+/// Attempts of a request at engines.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct AttemptCounts {
+    pub made: u32,
     /// Number of continuations at another replica.
     pub continued: u32,
     /// Number of preemptions: the job was taken back before its first token.
     pub recalls: u32,
     /// Reason of the last preemption.
     pub recall_reason: Option<&'static str>,
+}
+
+/// Requests that a client sent as retries of one another.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct RetryIds<'a> {
     /// Id of the earlier request that this request retries and whose arrival time it took over.
     pub replaces: Option<&'a str>,
     /// Id of the retry that took over this request's arrival time.
     pub replaced_by: Option<&'a str>,
-    /// Reason of the last dispatch, with the state of the ledger at that moment.
-    pub placed: Option<DispatchReason>,
-    /// Finish reason that the engine reported.
-    pub finish_reason: Option<&'a str>,
 }
 
 /// Outcome of a request.

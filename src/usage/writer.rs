@@ -51,6 +51,25 @@ impl Current {
     }
 }
 
+/// Bounds of the journal's files.
+struct JournalBounds {
+    /// Longest segment, in bytes.
+    segment_bytes: u64,
+    /// Longest time from a segment's first row to its last, in milliseconds.
+    segment_ms: i64,
+    /// Most bytes of all segments.
+    keep_bytes: u64,
+}
+
+/// Lines that are not written yet.
+#[derive(Default)]
+struct PendingLines {
+    text: Vec<u8>,
+    rows: u64,
+    /// Time of the last row, in milliseconds since 1970.
+    last_ms: i64,
+}
+
 /// State of the thread that writes the journal.
 pub(super) struct JournalWriter {
     folder: JournalFolder,
@@ -58,9 +77,7 @@ pub(super) struct JournalWriter {
     id: String,
     /// Lock on the folder, held while the process writes there.
     _lock: File,
-    segment_bytes: u64,
-    segment_ms: i64,
-    keep_bytes: u64,
+    bounds: JournalBounds,
     pub(super) shared: Arc<JournalQueue>,
     ends: Arc<JournalEnds>,
     meters: UsageMeters,
@@ -68,10 +85,7 @@ pub(super) struct JournalWriter {
     current: Option<Current>,
     /// Number of the next segment.
     next: u64,
-    /// Lines that are not written yet; then their number, and the time of the last one.
-    pending: Vec<u8>,
-    pending_rows: u64,
-    pending_ms: i64,
+    pending: PendingLines,
     /// Time of the last sync, by the time of the rows, in milliseconds since 1970.
     synced_ms: i64,
     dirty: bool,
@@ -99,18 +113,18 @@ impl JournalWriter {
             folder,
             id,
             _lock: lock,
-            segment_bytes: settings.segment_bytes,
-            segment_ms: i64::try_from(settings.segment_age.as_millis()).unwrap_or(i64::MAX),
-            keep_bytes: settings.keep_bytes,
+            bounds: JournalBounds {
+                segment_bytes: settings.segment_bytes,
+                segment_ms: i64::try_from(settings.segment_age.as_millis()).unwrap_or(i64::MAX),
+                keep_bytes: settings.keep_bytes,
+            },
             shared: Arc::default(),
             ends,
             meters: telemetry.usage_meters(),
             telemetry: telemetry.clone(),
             current: None,
             next,
-            pending: Vec::new(),
-            pending_rows: 0,
-            pending_ms: 0,
+            pending: PendingLines::default(),
             synced_ms: 0,
             dirty: false,
             failing: false,
@@ -151,15 +165,15 @@ impl JournalWriter {
     }
 
     fn take(&mut self, row: &UsageRow) {
-        let start = self.pending.len();
-        if serde_json::to_writer(&mut self.pending, row).is_err() {
+        let start = self.pending.text.len();
+        if serde_json::to_writer(&mut self.pending.text, row).is_err() {
             // Cannot happen: a row has no maps and no numbers that JSON lacks.
-            self.pending.truncate(start);
+            self.pending.text.truncate(start);
             return;
         }
-        self.pending.push(b'\n');
-        self.pending_rows += 1;
-        self.pending_ms = row.time_ms;
+        self.pending.text.push(b'\n');
+        self.pending.rows += 1;
+        self.pending.last_ms = row.time_ms;
     }
 
     /// Retries until the pending lines are written. Returns false when the journal closes first.
@@ -185,22 +199,22 @@ impl JournalWriter {
     fn give_up(&self, notes: &Receiver<WriterNote>) {
         let queued = notes.try_iter().filter(|note| matches!(note, WriterNote::Row(_))).count();
         let dropped = self.shared.dropped.swap(0, Ordering::Relaxed);
-        self.meters.dropped_queue.increment(self.pending_rows + queued as u64);
-        let rows = self.pending_rows + queued as u64 + dropped;
+        self.meters.dropped_queue.increment(self.pending.rows + queued as u64);
+        let rows = self.pending.rows + queued as u64 + dropped;
         if rows > 0 {
             UsageRowsDropped { rows, reason: "shutdown" }.emit(&self.telemetry);
         }
     }
 
     fn write(&mut self) -> io::Result<()> {
-        if self.pending.is_empty() {
+        if self.pending.text.is_empty() {
             return Ok(());
         }
         let mut current = match self.current.take() {
             Some(current) if self.may_go_on(&current) => current,
             before => self.begin(before)?,
         };
-        if let Err(error) = current.file.write_all(&self.pending) {
+        if let Err(error) = current.file.write_all(&self.pending.text) {
             // A partial line would break the next line. If the partial line cannot be cut off, the
             // next write begins a new segment.
             if current.file.set_len(current.len).is_ok() {
@@ -208,22 +222,22 @@ impl JournalWriter {
             }
             return Err(error);
         }
-        current.len += self.pending.len() as u64;
+        current.len += self.pending.text.len() as u64;
         *self.ends.written.lock() = Cursor { segment: current.number, offset: current.len };
         self.current = Some(current);
         self.dirty = true;
-        self.meters.written.increment(self.pending_rows);
-        self.pending.clear();
-        self.pending_rows = 0;
-        if self.pending_ms - self.synced_ms >= SYNC_AFTER.as_millis() as i64 {
+        self.meters.written.increment(self.pending.rows);
+        self.pending.text.clear();
+        self.pending.rows = 0;
+        if self.pending.last_ms - self.synced_ms >= SYNC_AFTER.as_millis() as i64 {
             self.sync();
         }
         Ok(())
     }
 
     fn may_go_on(&self, current: &Current) -> bool {
-        let fits = current.len + self.pending.len() as u64 <= self.segment_bytes;
-        let young = self.pending_ms - current.began_ms < self.segment_ms;
+        let fits = current.len + self.pending.text.len() as u64 <= self.bounds.segment_bytes;
+        let young = self.pending.last_ms - current.began_ms < self.bounds.segment_ms;
         (fits || current.len == 0) && young && !current.is_gone()
     }
 
@@ -240,7 +254,7 @@ impl JournalWriter {
         let path = self.folder.file(number);
         let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(path)?;
         self.next += 1;
-        Ok(Current { file, number, len: 0, began_ms: self.pending_ms })
+        Ok(Current { file, number, len: 0, began_ms: self.pending.last_ms })
     }
 
     /// Deletes the oldest segments until a new one fits within `keep_bytes`.
@@ -248,7 +262,7 @@ impl JournalWriter {
         let segments = self.folder.segments()?;
         let mut total: u64 = segments.iter().map(|segment| segment.len).sum();
         for segment in segments {
-            if total + self.segment_bytes <= self.keep_bytes {
+            if total + self.bounds.segment_bytes <= self.bounds.keep_bytes {
                 break;
             }
             let unread = (*self.ends.read.lock()).map(|read| self.folder.lines_after(segment.number, read));
@@ -265,7 +279,7 @@ impl JournalWriter {
     /// Syncs the written lines to the disk. An error is ignored: a failing disk shows again at the
     /// next write.
     fn sync(&mut self) {
-        self.synced_ms = self.pending_ms;
+        self.synced_ms = self.pending.last_ms;
         if std::mem::take(&mut self.dirty)
             && let Some(current) = &self.current
         {

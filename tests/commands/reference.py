@@ -579,7 +579,7 @@ REQUEST_FIELDS = {
 def log_lines():
     """Every line of the events: message -> (levels, fields, when)."""
     found = {}
-    for path in sorted((ROOT / "src/telemetry/event").glob("*.rs")):
+    for path in sorted((ROOT / "src/telemetry/event").rglob("*.rs")):
         text = path.read_text().partition("#[cfg(test)]")[0]
         docs = {m.group(1): doc(text, m.start()) for m in re.finditer(r"^pub struct (\w+)", text, re.M)}
         for impl in re.finditer(r"^impl (\w+)(?:<'_>)? \{\n(.*?)^\}", text, re.S | re.M):

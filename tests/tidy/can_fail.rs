@@ -150,6 +150,8 @@ fn on_a_name_used_twice() {
 fn on_files_in_a_circle() {
     let line = [("a/mod.rs", "mod b;\nuse b::B;"), ("a/b.rs", "struct B;"), ("c.rs", "use crate::a::A;")];
     assert!(circles(&parsed(&line)).is_empty());
+    let visible = [("a/mod.rs", "mod b;\nuse b::B;"), ("a/b.rs", "pin! { pub(super) struct B {} }")];
+    assert!(circles(&parsed(&visible)).is_empty());
     let back = [("a/mod.rs", "mod b;\nfn f() { b::g() }"), ("a/b.rs", "use super::A;")];
     assert_eq!(circles(&parsed(&back)), [["a/b.rs", "a/mod.rs"]]);
     let far = [

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use proc_macro2::{TokenStream, TokenTree};
+use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 use syn::{Attribute, File, ItemImpl, ItemMod, ItemUse, Type, UseTree};
 
@@ -146,11 +146,13 @@ impl<'ast> Visit<'ast> for Source {
 }
 
 impl Source {
-    /// Collects the paths that a macro is called with.
+    /// Collects the paths that a macro is called with. The group of `pub(super)`
+    /// is no path.
     fn visit_tokens(&mut self, tokens: TokenStream) {
         let mut path: Vec<String> = Vec::new();
         let mut colons = 0;
         for token in tokens {
+            let is_visibility = path.len() == 1 && path[0] == "pub" && colons == 0;
             match token {
                 TokenTree::Ident(ident) => {
                     if colons != 2 {
@@ -160,6 +162,7 @@ impl Source {
                     colons = 0;
                 }
                 TokenTree::Punct(punct) if punct.as_char() == ':' => colons += 1,
+                TokenTree::Group(group) if is_visibility && group.delimiter() == Delimiter::Parenthesis => {}
                 TokenTree::Group(group) => {
                     self.visit_tokens(group.stream());
                     colons = 0;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::config::discover::{Endpoint, MAX_REPLICAS};
 use crate::config::settings::{ReplicaSettings, Settings};
-use crate::config::validate::canonical;
+use crate::config::validate::url::canonical;
 use crate::core::model::id_table::IdTable;
 use crate::core::model::ids::{PoolId, ReplicaId};
 use crate::core::model::policy::{Policy, Replica};

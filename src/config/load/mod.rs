@@ -13,7 +13,8 @@ use crate::config::secret::{MachineSecrets, SecretReader, SecretSource, read_bou
 use crate::config::settings::Settings;
 use crate::config::syntax::decode::{Decoded, decode};
 use crate::config::syntax::yaml;
-use crate::config::validate::{Findings, validate};
+use crate::config::validate::findings::Findings;
+use crate::config::validate::validate;
 
 /// Bytes of the largest file: room for some ten thousand tenants.
 const MAX_FILE_BYTES: u64 = 16 << 20;

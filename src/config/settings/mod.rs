@@ -14,8 +14,8 @@ use std::time::Duration;
 use http::Uri;
 
 use crate::config::discover::Discovery;
-pub use crate::config::file::routing::SessionField;
 use crate::config::secret::Secret;
+pub use crate::config::sections::routing::SessionField;
 use crate::config::settings::identity::{AuditFile, Auth, Listeners};
 use crate::config::settings::names::ModelNames;
 use crate::config::settings::scale::ScaleSettings;

@@ -25,29 +25,44 @@ impl<'a> Findings<'a> {
     }
 
     /// The file cannot be used; `hint` says what to do.
-    pub(super) fn error(&mut self, field: &FieldPath, message: impl Into<String>, hint: impl Into<String>) {
+    pub(in crate::config) fn error(
+        &mut self,
+        field: &FieldPath,
+        message: impl Into<String>,
+        hint: impl Into<String>,
+    ) {
         self.push(Severity::Error, field, message.into(), hint.into());
     }
 
     /// The file hardly does what was meant.
-    pub(super) fn warn(&mut self, field: &FieldPath, message: impl Into<String>, hint: impl Into<String>) {
+    pub(in crate::config) fn warn(
+        &mut self,
+        field: &FieldPath,
+        message: impl Into<String>,
+        hint: impl Into<String>,
+    ) {
         self.push(Severity::Warning, field, message.into(), hint.into());
     }
 
     /// Worth knowing.
-    pub(super) fn info(&mut self, field: &FieldPath, message: impl Into<String>, hint: impl Into<String>) {
+    pub(in crate::config) fn info(
+        &mut self,
+        field: &FieldPath,
+        message: impl Into<String>,
+        hint: impl Into<String>,
+    ) {
         self.push(Severity::Info, field, message.into(), hint.into());
     }
 
     /// Whether everything in the top-level section `name` could be read. If
     /// not, a name that seems to be missing from it may well be there.
-    pub(super) fn whole(&self, name: &str) -> bool {
+    pub(in crate::config) fn whole(&self, name: &str) -> bool {
         let section = FieldPath::top(name);
         !self.dropped.iter().any(|dropped| dropped.is_within(&section) || section.is_within(dropped))
     }
 
     /// Whether anything was wrong, here or when the file was read.
-    pub(super) fn any_error(&self) -> bool {
+    pub(in crate::config) fn any_error(&self) -> bool {
         !self.dropped.is_empty() || self.problems.iter().any(ConfigProblem::is_error)
     }
 

@@ -1,35 +1,33 @@
 //! The file as written to settings that hold, with every fault reported.
 //!
-//! Each part turns one section into its validated form and reports what is
-//! wrong; where something is wrong it goes on with a harmless value, so that
-//! one run finds everything. The result counts only if no error was found.
+//! The check of each section (`sections`) turns it into its validated form and
+//! reports what is wrong. Where something is wrong, the check goes on with a
+//! harmless value, so that one run finds everything. The result counts only if
+//! no error was found. The modules here are the parts that all checks share.
 
-mod findings;
-mod models;
-mod names;
-mod numbers;
-mod pools;
-mod scale;
-mod server;
-mod tenants;
-mod url;
-mod usage;
+pub(super) mod files;
+pub(super) mod findings;
+pub(super) mod names;
+pub(super) mod numbers;
+pub(super) mod url;
+mod warnings;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::config::file::ConfigFile;
 use crate::config::secret::SecretReader;
+use crate::config::sections::identity::credentials::CredentialSet;
+use crate::config::sections::{
+    identity, models, placement, pools, request_path, routing, scale, server, tenants,
+};
 use crate::config::settings::identity::Listeners;
 use crate::config::settings::names::ModelNames;
 use crate::config::settings::{EdgeSettings, Settings};
-use crate::config::validate::tenants::credentials::CredentialSet;
+use crate::config::validate::findings::Findings;
 use crate::core::model::id_table::IdTable;
 use crate::core::model::ids::ClassId;
 use crate::core::model::policy::{Class, Policy};
-
-pub(super) use findings::Findings;
-pub(super) use url::canonical;
 
 /// Checks the file against itself and the world. Ids are those of
 /// `previous` for every name that it had.
@@ -41,16 +39,16 @@ pub(super) fn validate(
     findings: &mut Findings<'_>,
 ) -> Settings {
     numbers::version(file.version, findings);
-    let startup = server::validate(file, secrets, findings);
-    let scale = scale::validate(file, secrets, findings);
+    let startup = server::check::validate(file, secrets, findings);
+    let scale = scale::check::validate(file, secrets, findings);
     let mut ring = CredentialSet::default();
     let listeners = listeners(file, &mut ring, secrets, findings);
     let mut classes =
         tenants::classes::validate(&file.classes, previous.map(|old| &old.policy.classes), findings);
-    let served = pools::validate(file, previous, secrets, findings);
-    pools::placement::classes(file, &served.pools, &mut classes, findings);
-    let models = models::validate(file, &served, previous, findings);
-    let entry = tenants::TenantContext {
+    let served = pools::check::validate(file, previous, secrets, findings);
+    placement::check::classes(file, &served.pools, &mut classes, findings);
+    let models = models::check::validate(file, &served, previous, findings);
+    let entry = tenants::context::TenantContext {
         file,
         previous,
         listen: startup.listen,
@@ -59,8 +57,8 @@ pub(super) fn validate(
         pools: &served.pools,
     };
     let counting = models::counting::validate(file, &models, previous, secrets, findings);
-    let mut admitted = tenants::validate(&entry, ring, secrets, findings);
-    let (session, sessions) = models::routing::validate(&file.routing, findings);
+    let mut admitted = tenants::check::validate(&entry, ring, secrets, findings);
+    let (session, sessions) = routing::check::validate(&file.routing, findings);
     let shadows = models::shadows::validate(file, &models, &mut classes, &mut admitted.tenants, findings);
     let edge = EdgeSettings {
         auth: admitted.auth,
@@ -68,8 +66,8 @@ pub(super) fn validate(
         models: counting,
         pools: served.edges,
         replicas: served.replica_edges,
-        requests: server::request_path::requests(&file.requests, &file.queue, findings),
-        upstream: server::request_path::upstream(&file.upstream, findings),
+        requests: request_path::check::requests(&file.requests, &file.queue, findings),
+        upstream: request_path::check::upstream(&file.upstream, findings),
         continue_streams: file.retry.continue_streams,
         session,
         early_heads: classes_with_early_head(file, &classes),
@@ -86,12 +84,12 @@ pub(super) fn validate(
         replicas: served.replicas,
         draining: BTreeSet::new(),
         spot_notices: BTreeSet::new(),
-        bounds: server::request_path::queue(&file.queue, findings),
-        retry: server::request_path::retry(&file.retry, findings),
-        health: server::request_path::health(&file.health, findings),
+        bounds: request_path::check::queue(&file.queue, findings),
+        retry: request_path::check::retry(&file.retry, findings),
+        health: request_path::check::health(&file.health, findings),
         sessions,
     };
-    usage::validate(file, &policy, findings);
+    warnings::validate(file, &policy, findings);
     Settings { digest, startup, listeners, scale, edge: Arc::new(edge), policy: Arc::new(policy) }
 }
 
@@ -103,23 +101,23 @@ fn listeners(
 ) -> Listeners {
     let has_ca = file.admin.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
     Listeners {
-        clients: server::tls::validate(
+        clients: identity::tls::validate(
             file.server.tls.as_ref(),
-            server::tls::CLIENTS,
+            identity::tls::CLIENTS,
             "server",
             secrets,
             findings,
         ),
-        admin: server::tls::validate(
+        admin: identity::tls::validate(
             file.admin.tls.as_ref(),
-            server::tls::OPERATORS,
+            identity::tls::OPERATORS,
             "admin",
             secrets,
             findings,
         ),
-        scale: server::tls::validate(
+        scale: identity::tls::validate(
             file.scale.tls.as_ref(),
-            server::tls::SCALER,
+            identity::tls::SCALER,
             "scale",
             secrets,
             findings,

@@ -11,7 +11,7 @@ const MAX_LABEL: usize = 64;
 const MAX_MODEL: usize = 256;
 
 /// Checks the name of a tenant, class or pool.
-pub(super) fn label(name: &str, field: &FieldPath, findings: &mut Findings<'_>) {
+pub(in crate::config) fn label(name: &str, field: &FieldPath, findings: &mut Findings<'_>) {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
     if name.is_empty() || name.len() > MAX_LABEL || !name.bytes().all(fits) {
         let hint = format!("use 1 to {MAX_LABEL} of the letters a-z, A-Z, 0-9, `.`, `_` and `-`");
@@ -20,7 +20,7 @@ pub(super) fn label(name: &str, field: &FieldPath, findings: &mut Findings<'_>) 
 }
 
 /// Checks the name of a model, which may hold slashes and colons.
-pub(super) fn model(name: &str, field: &FieldPath, findings: &mut Findings<'_>) {
+pub(in crate::config) fn model(name: &str, field: &FieldPath, findings: &mut Findings<'_>) {
     let odd = |c: char| c.is_whitespace() || c.is_control();
     if name.is_empty() || name.len() > MAX_MODEL || name.contains(odd) {
         let hint = format!("use 1 to {MAX_MODEL} bytes without white space");
@@ -29,7 +29,7 @@ pub(super) fn model(name: &str, field: &FieldPath, findings: &mut Findings<'_>) 
 }
 
 /// Reports a name that stands for nothing.
-pub(super) fn unknown<'a>(
+pub(in crate::config) fn unknown<'a>(
     what: &str,
     name: &str,
     known: impl IntoIterator<Item = &'a str>,

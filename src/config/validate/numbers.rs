@@ -24,7 +24,7 @@ const TAKEN_HEADERS: [&str; 9] = [
     "x-api-key",
 ];
 
-pub(super) fn version(version: Option<u32>, findings: &mut Findings<'_>) {
+pub(in crate::config) fn version(version: Option<u32>, findings: &mut Findings<'_>) {
     let field = FieldPath::top("version");
     match version {
         Some(VERSION) => {}
@@ -36,7 +36,7 @@ pub(super) fn version(version: Option<u32>, findings: &mut Findings<'_>) {
 }
 
 /// A time limit that must not be zero.
-pub(super) fn positive(span: Span, field: &FieldPath, findings: &mut Findings<'_>) -> Duration {
+pub(in crate::config) fn positive(span: Span, field: &FieldPath, findings: &mut Findings<'_>) -> Duration {
     if span.0.is_zero() {
         findings.error(field, "must not be zero", "write a time such as 30s");
     }
@@ -44,7 +44,7 @@ pub(super) fn positive(span: Span, field: &FieldPath, findings: &mut Findings<'_
 }
 
 /// A share from 0 to 1; not-a-number is none.
-pub(super) fn share(share: f64, field: &FieldPath, findings: &mut Findings<'_>) -> f64 {
+pub(in crate::config) fn share(share: f64, field: &FieldPath, findings: &mut Findings<'_>) -> f64 {
     if (0.0..=1.0).contains(&share) {
         return share;
     }
@@ -53,7 +53,7 @@ pub(super) fn share(share: f64, field: &FieldPath, findings: &mut Findings<'_>) 
 }
 
 /// A number that must not be zero.
-pub(super) fn at_least_one(number: u64, field: &FieldPath, findings: &mut Findings<'_>) -> u64 {
+pub(in crate::config) fn at_least_one(number: u64, field: &FieldPath, findings: &mut Findings<'_>) -> u64 {
     if number == 0 {
         findings.error(field, "must not be zero", "write 1 or more, or leave the key out");
     }
@@ -61,7 +61,7 @@ pub(super) fn at_least_one(number: u64, field: &FieldPath, findings: &mut Findin
 }
 
 /// A size that must not be zero.
-pub(super) fn some_bytes(size: ByteSize, field: &FieldPath, findings: &mut Findings<'_>) -> u64 {
+pub(in crate::config) fn some_bytes(size: ByteSize, field: &FieldPath, findings: &mut Findings<'_>) -> u64 {
     if size.0 == 0 {
         findings.error(field, "must not be zero", "write a size such as 32MiB");
     }
@@ -69,7 +69,7 @@ pub(super) fn some_bytes(size: ByteSize, field: &FieldPath, findings: &mut Findi
 }
 
 /// The name of a header that means nothing else, in lower case.
-pub(super) fn header(name: &str, field: &FieldPath, findings: &mut Findings<'_>) -> String {
+pub(in crate::config) fn header(name: &str, field: &FieldPath, findings: &mut Findings<'_>) -> String {
     let lower = name.to_ascii_lowercase();
     if HeaderName::from_bytes(name.as_bytes()).is_err() {
         findings.error(field, format!("{name:?} is not a header name"), "write one such as x-penstock-class");

@@ -3,10 +3,10 @@
 use http::Uri;
 
 /// What is wrong with a URL, and what to do.
-pub(super) type UrlFault = (String, &'static str);
+pub(in crate::config) type UrlFault = (String, &'static str);
 
 /// Reads an engine's base URL: `http://host:port`, perhaps with a path prefix.
-pub(super) fn base(text: &str) -> Result<Uri, UrlFault> {
+pub(in crate::config) fn base(text: &str) -> Result<Uri, UrlFault> {
     let uri = any(text)?;
     if text.ends_with('/') {
         return Err((format!("{text:?} ends with a slash"), "take the slash away"));
@@ -18,7 +18,7 @@ pub(super) fn base(text: &str) -> Result<Uri, UrlFault> {
 }
 
 /// Reads a URL with any path.
-pub(super) fn any(text: &str) -> Result<Uri, UrlFault> {
+pub(in crate::config) fn any(text: &str) -> Result<Uri, UrlFault> {
     const FORM: &str = "write it like http://10.0.0.5:8000";
     let shown = || format!("{:?}", without_userinfo(text));
     let uri: Uri = text.parse().map_err(|_| (format!("{} is not a URL", shown()), FORM))?;

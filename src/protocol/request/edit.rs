@@ -158,7 +158,8 @@ fn json_changes(parsed: &ParsedRequest, edits: &RequestEdits<'_>) -> BodyEdits {
     if let Some(priority) = edits.priority {
         json.set(spans.priority.as_ref(), "priority", priority.to_string());
     }
-    if edits.include_usage && parsed.stream && parsed.api.has_stream_options() && !parsed.include_usage {
+    if edits.include_usage && parsed.stream && parsed.api.has_stream_options() && !parsed.stream_usage.at_end
+    {
         match (&spans.include_usage, spans.options_insert_at) {
             (Some(span), _) => json.changes.push((span.clone(), "true".to_owned())),
             (None, Some(at)) => {

@@ -190,8 +190,8 @@ impl<'a> FieldReader<'a> {
             Some(raw) => serde_json::from_str::<Option<bool>>(raw.get()).map_err(|_| wrong()),
             None => Ok(None),
         };
-        parsed.include_usage = flag(options.include_usage)?.unwrap_or(false);
-        parsed.continuous_usage = flag(options.continuous_usage_stats)?.unwrap_or(false);
+        parsed.stream_usage.at_end = flag(options.include_usage)?.unwrap_or(false);
+        parsed.stream_usage.in_each_event = flag(options.continuous_usage_stats)?.unwrap_or(false);
         let start = parsed.spans.stream_options.as_ref().map(|span| span.start);
         parsed.spans.options_insert_at = start.map(|start| start + 1);
         parsed.spans.options_empty = raw.get()[1..].trim_ascii_start().starts_with('}');
@@ -237,6 +237,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::protocol::request::parsed::StreamUsage;
 
     fn json(api: Api, body: &str) -> Result<ParsedRequest, ApiError> {
         let mut headers = HeaderMap::new();
@@ -256,7 +257,7 @@ mod tests {
             "tools":[{}],"priority":null,"best_of":null } "#;
         let parsed = chat(body);
         assert_eq!(parsed.model.as_deref(), Some("a/b"));
-        assert!(parsed.stream && !parsed.include_usage && !parsed.continuous_usage);
+        assert!(parsed.stream && parsed.stream_usage == StreamUsage::default());
         assert_eq!((parsed.max_output_tokens, parsed.n, parsed.best_of, parsed.prompts), (Some(9), 2, 2, 1));
         assert_eq!((parsed.sequences(), parsed.choices()), (2, 2));
         let texts = [&parsed.service_tier, &parsed.user, &parsed.prompt_cache_key]

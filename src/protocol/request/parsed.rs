@@ -8,6 +8,15 @@ use crate::protocol::api::{Api, Dialect};
 use crate::protocol::error::ApiError;
 use crate::protocol::error::catalogue::ErrorKind;
 
+/// Where in a stream the client asked for usage.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StreamUsage {
+    /// In an event of its own at the end (`include_usage`).
+    pub at_end: bool,
+    /// In every event (`continuous_usage_stats`).
+    pub in_each_event: bool,
+}
+
 /// A parsed request body. All ranges are byte ranges of that body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParsedRequest {
@@ -33,10 +42,7 @@ pub struct ParsedRequest {
     pub prompts: u32,
     /// `service_tier`, as the client sent it.
     pub service_tier: Option<String>,
-    /// Whether the client asked for the usage event of a stream.
-    pub include_usage: bool,
-    /// Whether the client asked for usage in every event.
-    pub continuous_usage: bool,
+    pub stream_usage: StreamUsage,
     /// `user`, the client's own name for its end user.
     pub user: Option<String>,
     /// `prompt_cache_key`, which names requests that share a prefix.
@@ -184,8 +190,7 @@ impl ParsedRequest {
             best_of: 1,
             prompts: 1,
             service_tier: None,
-            include_usage: false,
-            continuous_usage: false,
+            stream_usage: StreamUsage::default(),
             user: None,
             prompt_cache_key: None,
             prompt: SmallVec::new(),

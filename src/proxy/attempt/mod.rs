@@ -28,7 +28,8 @@ use crate::proxy::relay::engine_stream::{EngineStream, StreamStep};
 use crate::proxy::relay::itl::{ItlCounters, ReplicaCounters};
 use crate::proxy::relay::memory::{AnswerMemory, AnswerShare};
 use crate::proxy::request::InferenceRequest;
-use crate::proxy::summary::{DispatchedTo, RequestRecord};
+use crate::proxy::summary::RequestRecord;
+use crate::proxy::summary::parts::DispatchedTo;
 pub(super) use crate::proxy::upstream::whole_body::CutReason;
 pub(super) use crate::proxy::upstream::whole_body::bearer;
 use crate::proxy::upstream::{
@@ -97,7 +98,7 @@ impl AttemptContext<'_> {
         sends: u32,
         record: &mut RequestRecord,
     ) -> AttemptResult {
-        record.sends = 0;
+        record.at_engine.sends = 0;
         if sends == 0 {
             return AttemptResult::failed(EngineFault::Reset);
         }
@@ -124,7 +125,7 @@ impl AttemptContext<'_> {
                 1 => replica.send_once(&call, &edge.upstream).await,
                 _ => replica.send(&call, &edge.upstream).await,
             };
-            record.sends = sent.as_ref().map_or_else(UpstreamError::sends, |_| 1);
+            record.at_engine.sends = sent.as_ref().map_or_else(UpstreamError::sends, |_| 1);
             let sent = match sent {
                 Ok(sent) => sent,
                 Err(error) => {
@@ -229,7 +230,7 @@ impl AttemptContext<'_> {
     ) -> StreamClassifier {
         let parsed = &self.order.parsed;
         let choices = if engine.can(Ability::ManyChoices) { parsed.choices() } else { 1 };
-        let usage_shown = match (parsed.include_usage, parsed.continuous_usage) {
+        let usage_shown = match (parsed.stream_usage.at_end, parsed.stream_usage.in_each_event) {
             _ if !self.order.api.has_stream_options() => UsageVisibility::Always,
             (true, true) => UsageVisibility::Always,
             (true, false) => UsageVisibility::AtEnd,
@@ -272,7 +273,7 @@ impl AttemptContext<'_> {
         let name = pool.model_names.get(&spec.model).map(String::as_str);
         let edits = RequestEdits {
             model: name.filter(|name| parsed.model.as_deref().is_some_and(|asked| asked != *name)),
-            include_usage: api.has_stream_options() && parsed.stream && !parsed.include_usage,
+            include_usage: api.has_stream_options() && parsed.stream && !parsed.stream_usage.at_end,
             priority,
             partial_text: begun
                 .map(|so_far| PartialText { text: so_far.prompt_text(), tokens: so_far.tokens() }),
@@ -318,10 +319,10 @@ async fn first_token(
 
 fn note_connect(sent: &AnswerHead, record: &mut RequestRecord) {
     let Some((from, to)) = sent.connect else {
-        record.connect = None;
+        record.at_engine.connect = None;
         return;
     };
-    record.connect = Some(to - from);
+    record.at_engine.connect = Some(to - from);
     if let Some(trace) = &record.trace {
         trace.phase(RequestPhase::Connect, record.clock.tick(from), record.clock.tick(to));
     }

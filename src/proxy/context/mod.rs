@@ -73,7 +73,7 @@ impl Proxy {
         spec.prompt_tokens = measured.all;
         record.counted(measured.all, measured.source);
         if measured.source == CountSource::Estimate || measured.source == CountSource::Bound {
-            record.learn_from = Some((
+            record.prompt.learn_from = Some((
                 Arc::clone(&self.token_counters.ratios),
                 PromptCounter::ratio_key(order),
                 order.estimated,
@@ -88,7 +88,7 @@ impl Proxy {
             None => None,
         };
         order.parsed.lowered = lowered;
-        record.lowered = lowered;
+        record.prompt.lowered = lowered;
         let asked = order.parsed.max_output_tokens.map_or(0, |asked| asked.min(lowered.unwrap_or(u64::MAX)));
         order.spec.context = measured.longest.saturating_add(asked);
         if let Some(lowered) = lowered {

@@ -61,7 +61,7 @@ impl Proxy {
         let (upstreams, paces, answers) = (&self.upstreams, &*self.itl_samplers, &self.answers);
         let tries = AttemptContext { upstreams, paces, answers, order, headers, so_far };
         let mut resets = EngineResets::default();
-        let before = record.usage;
+        let before = record.end.usage;
         loop {
             let waiting_since = record.clock.now();
             let placement = ticket.dispatched().await.map_err(ServeError::Rejected)?;
@@ -71,20 +71,20 @@ impl Proxy {
             let settings = self.settings.load_full();
             let place = place(&settings, placement);
             record.sent(place);
-            record.usage = Some(before.unwrap_or_default());
+            record.end.usage = Some(before.unwrap_or_default());
             let sent = record.clock.now();
             // A preemption drops the attempt's future and with it the connection.
             let attempt = tokio::select! {
                 biased;
                 why = ticket.preempted() => Err(why),
-                () = self.patience_of(order, so_far, record.early_head.clone()) => {
+                () = self.patience_of(order, so_far, record.end.early_head.clone()) => {
                     ticket.give_up(JobUsage::Unknown);
                     return Err(ServeError::Refused(ApiError::client_deadline()));
                 }
                 attempt = tries.run(&settings, place, resets.left(place.replica), record) => Ok(attempt),
             };
             if let Ok(AttemptResult::Failed(EngineFault::Reset, _)) = attempt {
-                resets.note(place.replica, record.sends);
+                resets.note(place.replica, record.at_engine.sends);
             }
             match attempt {
                 Err(why) => record.preempted(place.replica, why),
@@ -95,15 +95,15 @@ impl Proxy {
                 Ok(AttemptResult::Answer { status, head, body, usage, finish_reason })
                     if ticket.finish(AttemptOutcome::Done(usage)) =>
                 {
-                    record.finish_reason = finish_reason;
-                    record.engine = Some(record.clock.now().since(sent));
+                    record.at_engine.finish_reason = finish_reason;
+                    record.at_engine.whole_answer = Some(record.clock.now().since(sent));
                     record.succeeded(usage);
                     return Ok(ClientAnswer::Whole { status, head, body });
                 }
                 Ok(AttemptResult::Refused(error, usage))
                     if ticket.finish(AttemptOutcome::Done(before.unwrap_or(usage))) =>
                 {
-                    record.usage = Some(before.unwrap_or(usage));
+                    record.end.usage = Some(before.unwrap_or(usage));
                     return Err(ServeError::Refused(error));
                 }
                 Ok(AttemptResult::Failed(fault, usage))

@@ -186,19 +186,19 @@ impl Proxy {
             arrived: spec.arrived,
             request_id: &record.request_id,
         });
-        record.live_guard = Some(seat);
+        record.retry.live_guard = Some(seat);
         if let Some(SupersededRequest { job, arrived, request_id }) = original {
             self.dispatcher.event(Event::ClientLeft { job, usage: JobUsage::Unknown });
             spec.arrived = arrived;
-            record.replaces = Some(request_id);
+            record.retry.replaces = Some(request_id);
         }
     }
 
     fn note_order(&self, order: &InferenceRequest, client: &HeaderMap, record: &mut RequestRecord) {
-        record.class = Some(order.spec.class);
-        record.model = Some(order.spec.model);
-        record.requested_model.clone_from(&order.parsed.model);
-        record.stream = order.parsed.stream;
+        record.work.class = Some(order.spec.class);
+        record.work.model = Some(order.spec.model);
+        record.work.requested_model.clone_from(&order.parsed.model);
+        record.work.stream = order.parsed.stream;
         record.trail = Some(self.telemetry.history().begin(RequestTrail {
             request_id: record.request_id.clone(),
             job: order.spec.id,
@@ -277,8 +277,8 @@ fn not_read(unread: BodyError, record: &mut RequestRecord) -> ApiError {
 /// The error for a rejection. A wait that ran out is an error of its class's deadline, unless the
 /// client stated the deadline itself.
 fn reject(rejection: Rejection, spec: &JobSpec, record: &mut RequestRecord) -> ApiError {
-    if record.attempts > 0 {
-        record.usage.get_or_insert(JobUsage::Unknown);
+    if record.at_engine.attempts > 0 {
+        record.end.usage.get_or_insert(JobUsage::Unknown);
     }
     if let RejectReason::Limited(why) = rejection.reason {
         record.met(why.rule);

@@ -164,8 +164,11 @@ async fn a_silent_engine_is_left_and_another_answers() {
     called(&second).await.write_all(PLAIN.as_bytes()).await.unwrap();
     let (answered, request) = timeout(PATIENCE, running).await.unwrap().unwrap();
     assert!(matches!(answered, Ok(ClientAnswer::Whole { .. })));
-    assert_eq!((request.record.attempts, request.record.preemptions), (2, (1, Some(PreemptReason::Stalled))));
-    assert_eq!(request.record.place.unwrap().replica, ReplicaId::new(1));
+    assert_eq!(
+        (request.record.at_engine.attempts, request.record.at_engine.preemptions),
+        (2, (1, Some(PreemptReason::Stalled)))
+    );
+    assert_eq!(request.record.at_engine.place.unwrap().replica, ReplicaId::new(1));
     assert_eq!(proxy.dispatcher.snapshot().jobs, 0);
 }
 
@@ -183,8 +186,8 @@ async fn a_stream_without_a_token_is_left_too() {
     other.write_all((HEAD.to_owned() + &event(ROLE) + &event(TOKEN)).as_bytes()).await.unwrap();
     let (answered, request) = timeout(PATIENCE, running).await.unwrap().unwrap();
     let Ok(ClientAnswer::Stream { stream, .. }) = answered else { panic!("no stream") };
-    assert!(stream.has_output() && request.record.first_token.is_some());
-    assert_eq!((request.record.attempts, request.record.preemptions.0), (2, 1));
+    assert!(stream.has_output() && request.record.at_engine.first_token.is_some());
+    assert_eq!((request.record.at_engine.attempts, request.record.at_engine.preemptions.0), (2, 1));
     drop((stream, request));
     hung_up(other).await;
     assert_eq!(proxy.dispatcher.snapshot().jobs, 0);
@@ -200,7 +203,7 @@ async fn an_engine_that_does_not_finish_the_handshake_is_left() {
     hung_up(connecting).await;
     called(&second).await.write_all(PLAIN.as_bytes()).await.unwrap();
     let (answered, request) = timeout(PATIENCE, running).await.unwrap().unwrap();
-    assert!(answered.is_ok() && request.record.preemptions.0 == 1);
+    assert!(answered.is_ok() && request.record.at_engine.preemptions.0 == 1);
 }
 
 #[tokio::test]
@@ -249,8 +252,8 @@ async fn whenever_a_recall_comes_there_is_one_answer_and_nothing_stays() {
         move_over(&proxy, &order);
         let (answered, request) = timeout(PATIENCE, running).await.unwrap().unwrap();
         assert!(matches!(answered, Ok(ClientAnswer::Whole { .. })), "{round}");
-        assert_eq!(request.record.attempts, request.record.preemptions.0 + 1);
-        recalled += request.record.preemptions.0;
+        assert_eq!(request.record.at_engine.attempts, request.record.at_engine.preemptions.0 + 1);
+        recalled += request.record.at_engine.preemptions.0;
         drop(request);
         let snapshot = proxy.dispatcher.snapshot();
         assert_eq!((snapshot.jobs, snapshot.replicas[0].running), (0, 0), "{round}");

@@ -117,7 +117,7 @@ impl Pump {
     fn begins(&mut self, whole: Option<JobUsage>) {
         self.phase = PumpPhase::Open;
         (self.last, self.stalled_deadline) = (Instant::now(), None);
-        let place = self.live.request.record.place.filter(|_| whole.is_none());
+        let place = self.live.request.record.at_engine.place.filter(|_| whole.is_none());
         let meter = place.map(|place| self.paces.meter(place.replica));
         self.observer = meter.clone().map(StreamObserver::new);
         let meter = meter.filter(|_| self.live.stream.is_single());
@@ -216,7 +216,7 @@ impl Pump {
         self.hears();
         (self.last, self.stalled_deadline) = (Instant::now(), None);
         let record = &mut self.live.request.record;
-        record.gaps.piece(record.clock.tick(self.last));
+        record.at_engine.gaps.piece(record.clock.tick(self.last));
         if let Some(pacer) = &mut self.itl_sampler {
             pacer.read(self.live.stream.outputs(), self.last);
         }
@@ -269,7 +269,7 @@ impl Pump {
         let PumpPhase::Interrupted(fault, so_far) = std::mem::replace(&mut self.phase, broken) else {
             return;
         };
-        let from = self.live.request.record.place.map(|place| place.replica);
+        let from = self.live.request.record.at_engine.place.map(|place| place.replica);
         let onward = self.live.find_replica(&so_far).await;
         if let Some(from) = from {
             self.live.request.record.broke_off(from, fault, matches!(onward, ContinuationSearch::Found(_)));

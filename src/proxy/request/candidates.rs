@@ -8,7 +8,7 @@ use crate::config::settings::names::NamedModel;
 use crate::core::model::ids::{JobId, ModelId};
 use crate::protocol::error::ApiError;
 use crate::protocol::request::parse::ParsedRequest;
-use crate::proxy::models_api::list;
+use crate::proxy::response::models_api::list;
 
 /// The models that may serve a request.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -69,7 +69,7 @@ impl Proxy {
             return None;
         }
         let sent = Arc::<AtomicBool>::default();
-        record.early_head = Some(Arc::clone(&sent));
+        record.end.early_head = Some(Arc::clone(&sent));
         let mut engine = HeaderMap::new();
         engine.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
         let mut headers = answer_headers(&engine, record);
@@ -136,7 +136,7 @@ impl HeldStream {
         drop(serving);
         let ServedRequest { answered, mut request } = served;
         let record = &mut request.record;
-        record.status = StatusCode::OK.as_u16();
+        record.end.status = StatusCode::OK.as_u16();
         let error = match answered {
             Ok((ClientAnswer::Stream { stream, whole, .. }, continuation)) => {
                 record.streams();
@@ -151,7 +151,7 @@ impl HeldStream {
             Err(error) => error,
         };
         note_error(&error, record);
-        writer.push([error.sse_event(record.api.dialect())].into_iter());
+        writer.push([error.sse_event(record.work.api.dialect())].into_iter());
         writer.end(BufferEnd::Broken);
     }
 }

@@ -3,6 +3,7 @@
 pub(super) mod body;
 pub(crate) mod client_answer;
 pub(super) mod early_head;
+pub(super) mod models_api;
 pub(crate) mod served;
 
 use bytes::Bytes;
@@ -82,7 +83,7 @@ pub(super) fn stream_response(headers: HeaderMap, body: AnswerBody) -> Response<
 /// Headers of the answer: the engine's headers that a client gets, and the gateway's own.
 pub(super) fn answer_headers(engine: &HeaderMap, record: &RequestRecord) -> HeaderMap {
     let mut headers = headers::client_headers(engine, &record.request_id);
-    if record.api.dialect() == Dialect::Anthropic {
+    if record.work.api.dialect() == Dialect::Anthropic {
         headers.insert(ANTHROPIC_REQUEST_ID, record.request_id.clone());
     }
     if let Some(timing) = record.server_timing() {
@@ -104,7 +105,7 @@ fn whole_response(
     body: EditedBody,
     record: &mut RequestRecord,
 ) -> Response<AnswerBody> {
-    record.status = status.as_u16();
+    record.end.status = status.as_u16();
     let mut response = Response::new(AnswerBody::Whole(body));
     *response.status_mut() = status;
     *response.headers_mut() = answer_headers(head, record);
@@ -113,10 +114,10 @@ fn whole_response(
 }
 
 pub(super) fn error_response(error: ApiError, record: &mut RequestRecord) -> Response<AnswerBody> {
-    let dialect = record.api.dialect();
+    let dialect = record.work.api.dialect();
     note_error(&error, record);
     let mut response = error.into_response(dialect, &record.request_id);
-    record.status = response.status().as_u16();
+    record.end.status = response.status().as_u16();
     if let Some(timing) = record.server_timing() {
         response.headers_mut().insert(SERVER_TIMING, timing);
     }
@@ -126,14 +127,14 @@ pub(super) fn error_response(error: ApiError, record: &mut RequestRecord) -> Res
 
 /// Records the request's end by its error, unless an end was recorded before.
 pub(super) fn note_error(error: &ApiError, record: &mut RequestRecord) {
-    if record.reason.is_some() {
+    if record.end.reason.is_some() {
         return;
     }
     let outcome = match error.kind() {
         ErrorKind::QueueFull | ErrorKind::Draining | ErrorKind::DeadlineUnmeetable => {
             RequestOutcome::Rejected
         }
-        _ if error.kind().status(record.api.dialect()).is_client_error() => RequestOutcome::ClientError,
+        _ if error.kind().status(record.work.api.dialect()).is_client_error() => RequestOutcome::ClientError,
         _ => RequestOutcome::Failed,
     };
     record.ended(outcome, error.kind().code());

@@ -80,10 +80,10 @@ fn record(
     record.journal.clone_from(&proxy.journal);
     record.identity =
         Some(Identity { tenant: order.spec.tenant, key_id: None, grant: Grant::whole(order.spec.tenant) });
-    record.class = Some(order.spec.class);
-    record.model = Some(order.spec.model);
-    record.requested_model.clone_from(&order.parsed.model);
-    record.stream = order.parsed.stream;
+    record.work.class = Some(order.spec.class);
+    record.work.model = Some(order.spec.model);
+    record.work.requested_model.clone_from(&order.parsed.model);
+    record.work.stream = order.parsed.stream;
     record.shadow_half = Some(half);
     record
 }
@@ -108,13 +108,14 @@ async fn answer(
     };
     match attempt {
         AttemptResult::Stream { stream, whole, .. } if ticket.report_first_token() => {
-            record.status = StatusCode::OK.as_u16();
+            record.end.status = StatusCode::OK.as_u16();
             record.token_came();
             return rest(proxy, stream, whole, ticket, record).await;
         }
         AttemptResult::Answer { status, usage, .. } if ticket.finish(AttemptOutcome::Done(usage)) => {
-            record.status = status.as_u16();
-            record.engine = Some(record.clock.now().since(record.sent_at.unwrap_or(record.started)));
+            record.end.status = status.as_u16();
+            record.at_engine.whole_answer =
+                Some(record.clock.now().since(record.at_engine.sent_at.unwrap_or(record.started)));
             record.succeeded(usage);
         }
         AttemptResult::Refused(error, usage) if ticket.finish(AttemptOutcome::Done(usage)) => {
@@ -147,7 +148,7 @@ async fn rest(
         while stream.next_out().is_some() {}
         let usage = stream.usage_so_far();
         ticket.note_usage(usage);
-        record.usage = Some(usage);
+        record.end.usage = Some(usage);
         let step = tokio::select! {
             biased;
             why = ticket.preempted() => return Some(why.name()),
@@ -155,7 +156,7 @@ async fn rest(
         };
         let silent = StreamStep::Failed(EngineError::Fault(EngineFault::Silent), usage);
         match step.unwrap_or(silent) {
-            StreamStep::More => record.gaps.piece(record.clock.now()),
+            StreamStep::More => record.at_engine.gaps.piece(record.clock.now()),
             StreamStep::KeepAlive => {}
             StreamStep::Complete(usage) => {
                 ticket.finish(AttemptOutcome::Done(usage));
@@ -177,13 +178,13 @@ async fn rest(
 }
 
 fn failed(fault: EngineFault, usage: JobUsage, record: &mut RequestRecord) {
-    record.usage = Some(usage);
-    record.status = StatusCode::BAD_GATEWAY.as_u16();
+    record.end.usage = Some(usage);
+    record.end.status = StatusCode::BAD_GATEWAY.as_u16();
     record.ended(RequestOutcome::Failed, fault.name());
 }
 
 fn refused(error: &ApiError, usage: JobUsage, record: &mut RequestRecord) {
-    record.usage = Some(usage);
-    record.status = error.kind().status(record.api.dialect()).as_u16();
+    record.end.usage = Some(usage);
+    record.end.status = error.kind().status(record.work.api.dialect()).as_u16();
     record.ended(RequestOutcome::ClientError, error.kind().code());
 }

@@ -69,7 +69,7 @@ impl ActiveRequest {
 
     /// Sets the usage so far, in case the request ends now.
     pub(in crate::proxy) fn note_usage(&mut self, usage: JobUsage) {
-        self.record.usage = Some(usage);
+        self.record.end.usage = Some(usage);
         self.ticket.iter_mut().for_each(|ticket| ticket.note_usage(usage));
     }
 

@@ -20,7 +20,7 @@ pub(super) fn of(summary: &RequestSummary<'_>, policy: &Policy) -> impl Iterator
         Some(bill) => charged(common, &bill, policy),
         None => common,
     };
-    let seen = summary.usage.filter(|_| summary.reached_engine);
+    let seen = summary.tokens.usage.filter(|_| summary.tokens.reached_engine);
     let tokens = seen.and_then(JobUsage::tokens).unwrap_or_default();
     let end = UsageRow {
         kind: RowKind::Request,
@@ -36,7 +36,7 @@ pub(super) fn of(summary: &RequestSummary<'_>, policy: &Policy) -> impl Iterator
         cached_tokens: tokens.cached,
         output_tokens: tokens.output,
         queue_us: u64::try_from(summary.timings.queue.unwrap_or_default().as_micros()).unwrap_or(u64::MAX),
-        attempts: summary.attempts,
+        attempts: summary.attempts.made,
         ..end
     };
     tries.into_iter().chain([end])
@@ -45,19 +45,19 @@ pub(super) fn of(summary: &RequestSummary<'_>, policy: &Policy) -> impl Iterator
 /// The fields that all rows of a request share.
 fn common(summary: &RequestSummary<'_>, policy: &Policy) -> UsageRow {
     let name = |name: Option<&str>| -> Arc<str> { name.unwrap_or_default().into() };
-    let class = summary.placed.map(|why| why.class).or(summary.class);
+    let class = summary.dispatch.why.map(|why| why.class).or(summary.caller.class);
     let since = wall::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
     UsageRow {
         time_ms: i64::try_from(since.as_millis()).unwrap_or(i64::MAX),
         kind: RowKind::Try,
         request_id: summary.request_id.to_owned(),
-        tenant: name(summary.tenant.map(|id| policy.tenants.name(id))),
-        key: name(summary.key_id),
+        tenant: name(summary.caller.tenant.map(|id| policy.tenants.name(id))),
+        key: name(summary.caller.key_id),
         class: name(class.map(|id| policy.classes.name(id))),
-        model: name(summary.model.map(|id| policy.models.name(id))),
+        model: name(summary.models.served.map(|id| policy.models.name(id))),
         pool: name(None),
         replica: name(None),
-        api: summary.operation,
+        api: summary.call.operation,
         status: 0,
         outcome: "",
         usage: "none",

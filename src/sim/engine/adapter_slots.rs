@@ -10,4 +10,6 @@ pub(super) struct Adapters {
     /// Time that the adapter loads of the planned step take.
     pub(super) loading: Duration,
     pub(super) loads: u64,
+    /// Whether any request so far named an adapter.
+    pub(super) in_use: bool,
 }

@@ -57,7 +57,7 @@ impl SimEngine {
     }
 
     fn adapters_among<'a>(&self, keys: impl Iterator<Item = &'a PriorityKey>) -> Vec<u32> {
-        if !self.uses_adapters {
+        if !self.adapters.in_use {
             return Vec::new();
         }
         let mut found: Vec<u32> = keys.filter_map(|key| self.adapter_of(*key)).collect();

@@ -60,8 +60,6 @@ pub struct SimEngine {
     pending: Vec<EngineEvent>,
     counters: SimCounters,
     adapters: Adapters,
-    /// Whether any request so far named an adapter.
-    uses_adapters: bool,
 }
 
 impl SimEngine {
@@ -86,7 +84,6 @@ impl SimEngine {
             pending: Vec::new(),
             counters: SimCounters::default(),
             adapters: Adapters::default(),
-            uses_adapters: false,
         }
     }
 
@@ -120,7 +117,7 @@ impl SimEngine {
             false => Arc::default(),
         };
         let priority = if self.options.priority_scheduling { request.priority } else { 0 };
-        self.uses_adapters |= request.adapter.is_some();
+        self.adapters.in_use |= request.adapter.is_some();
         let mut slots = SmallVec::new();
         for choice in 0..request.n.max(1) {
             self.arrivals += 1;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
-use crate::config::file::placement::{CapacityName, LatePolicyName};
+use crate::config::sections::placement::{CapacityName, LatePolicyName};
 use crate::config::syntax::named::NamedEntries;
 use crate::config::syntax::units::Span;
 pub use crate::sim::scenario::scale_row::{BehaviorRow, DirectionRow, ScaleRow};

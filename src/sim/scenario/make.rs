@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::config::file::placement as written;
+use crate::config::sections::placement as written;
 use crate::config::syntax::units::Span;
 use crate::core::model::ids::ClassId;
 use crate::core::model::policy::{Class, Policy, QueueBounds, Quota, Tenant};

@@ -19,8 +19,8 @@ use super::feed::{Failure, FeedEnd};
 use crate::sim::faults::{ActiveFault, Fault, FaultError, FaultId, FaultKind, read_tagged};
 use crate::sim::server::core::{ServerCore, ServerPhase};
 use crate::sim::server::http::body::SimBody;
+use crate::sim::server::http::call::ServerCall;
 use crate::sim::server::http::reply;
-use crate::sim::server::http::route::ServerCall;
 
 /// Path at which a cloud announces a spot reclaim to its machines; 404 before
 /// the notice.

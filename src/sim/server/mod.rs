@@ -9,7 +9,7 @@ mod control;
 mod core;
 mod feed;
 pub mod http;
-mod job;
+mod listener;
 mod options;
 mod stats;
 mod stepper;
@@ -27,7 +27,7 @@ use std::sync::Arc;
 use tokio::task::JoinSet;
 
 pub use self::control::{SimControl, SimState, Terminate};
-pub use self::options::{ServerDialect, SimOptions, Tasks, VllmFlags};
+pub use self::options::{ServerDialect, SimConnections, SimOptions, Tasks, VllmFlags};
 
 use crate::sim::server::core::ServerCore;
 
@@ -41,8 +41,8 @@ impl SimServer {
     /// # Errors
     /// When an address cannot be bound.
     pub async fn start(options: SimOptions) -> io::Result<SimHandle> {
-        let port = crate::sim::server::http::listen::HeldPort::bind(options.listen)?;
-        let control = match options.control_listen {
+        let port = listener::HeldPort::bind(options.listen)?;
+        let control = match options.connections.control {
             Some(addr) => Some(tokio::net::TcpListener::bind(addr).await?),
             None => None,
         };
@@ -51,9 +51,9 @@ impl SimServer {
         let sim = Arc::new(ServerCore::new(options, port.addr));
         let mut tasks = JoinSet::new();
         tasks.spawn(stepper::run(Arc::clone(&sim)));
-        tasks.spawn(crate::sim::server::http::listen::accept(Arc::clone(&sim), port, listener));
+        tasks.spawn(listener::accept(Arc::clone(&sim), port, listener));
         if let Some(control) = control {
-            tasks.spawn(crate::sim::server::http::listen::accept_control(Arc::clone(&sim), control));
+            tasks.spawn(listener::accept_control(Arc::clone(&sim), control));
         }
         Ok(SimHandle { addr: sim.addr, control_addr, sim, tasks })
     }

@@ -78,8 +78,7 @@ impl Default for VllmFlags {
 pub struct SimOptions {
     /// Address to listen on; port 0 takes a free port.
     pub listen: SocketAddr,
-    /// Second address that serves `/sim/*` only and survives every fault.
-    pub control_listen: Option<SocketAddr>,
+    pub connections: SimConnections,
     pub dialect: ServerDialect,
     /// Served model names; answers carry the first.
     pub models: Vec<String>,
@@ -103,19 +102,32 @@ pub struct SimOptions {
     pub vllm: VllmFlags,
     /// TGI: most requests inside; further ones are answered 429.
     pub max_concurrent_requests: u32,
+    /// Unix time of the start, for the `created` fields.
+    pub epoch: u64,
+}
+
+/// Connections of a simulated engine.
+#[derive(Debug, Clone)]
+pub struct SimConnections {
+    /// Second address that serves `/sim/*` only and survives every fault.
+    pub control: Option<SocketAddr>,
     /// Time for which an unused connection stays open.
     pub keep_alive: Duration,
     /// Most open connections; further ones wait to be accepted.
-    pub max_connections: usize,
-    /// Unix time of the start, for the `created` fields.
-    pub epoch: u64,
+    pub max_open: usize,
+}
+
+impl Default for SimConnections {
+    fn default() -> Self {
+        Self { control: None, keep_alive: Duration::from_secs(5), max_open: 16_384 }
+    }
 }
 
 impl Default for SimOptions {
     fn default() -> Self {
         Self {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-            control_listen: None,
+            connections: SimConnections::default(),
             dialect: ServerDialect::Vllm,
             models: vec!["sim".to_owned()],
             loras: Vec::new(),
@@ -129,8 +141,6 @@ impl Default for SimOptions {
             tasks: Tasks::All,
             vllm: VllmFlags::default(),
             max_concurrent_requests: 128,
-            keep_alive: Duration::from_secs(5),
-            max_connections: 16_384,
             epoch: 1_767_225_600,
         }
     }

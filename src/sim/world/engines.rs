@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use crate::sim::engine::{EngineEvent, EngineEventKind};
-use crate::sim::world::message::EngineReply;
+use crate::sim::world::event::{EngineReply, WorldEvent};
 use crate::sim::world::replica::WorldFaultKind;
 use crate::sim::world::router::{Input, JobIndex, ReplicaIndex};
-use crate::sim::world::run::{ITL_PERIOD, World, WorldEvent};
+use crate::sim::world::run::{ITL_PERIOD, World};
 
 impl World<'_> {
     pub(super) fn start(&mut self, replica: ReplicaIndex) {

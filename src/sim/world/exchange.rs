@@ -10,9 +10,9 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::sim::engine::{EngineRequest, RequestId};
-pub(super) use crate::sim::world::message::{EngineReply, ExchangeStep};
+pub(super) use crate::sim::world::event::{EngineReply, ExchangeStep, WorldEvent};
 use crate::sim::world::router::{Input, JobIndex, ReplicaIndex};
-use crate::sim::world::run::{World, WorldEvent, WorldJob};
+use crate::sim::world::run::{World, WorldJob};
 
 /// The job of an attempt, and the attempt's number.
 const fn job_of(request: RequestId) -> (JobIndex, u32) {

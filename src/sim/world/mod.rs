@@ -7,9 +7,9 @@ pub mod arrival;
 pub mod autoscale;
 pub mod baseline;
 mod engines;
+mod event;
 mod exchange;
 pub mod gateway;
-mod message;
 pub mod record;
 #[cfg(test)]
 mod replay;

@@ -9,7 +9,7 @@ use crate::core::model::event::ReplicaReport;
 use crate::core::model::time::Tick;
 use crate::sim::engine::profile::StepProfile;
 use crate::sim::engine::{BLOCK_TOKENS, EngineEvent, EngineOptions, SimEngine};
-use crate::sim::world::message::EngineReply;
+use crate::sim::world::event::EngineReply;
 use crate::sim::world::router::PolledLoad;
 
 /// Latest latency samples that an engine keeps for polls.

@@ -1,8 +1,6 @@
 //! World loop: takes the next event in time order and lets routers and engines
 //! act on it.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -12,11 +10,11 @@ use crate::core::model::time::Tick;
 use crate::sim::engine::EngineEvent;
 use crate::sim::world::arrival::Arrival;
 use crate::sim::world::autoscale::ScalingOutcome;
-use crate::sim::world::autoscale::elastic::{Elastic, ScaleTimer};
-use crate::sim::world::message::ExchangeStep;
+use crate::sim::world::autoscale::state::Elastic;
+use crate::sim::world::event::{EventQueue, ExchangeStep, WorldEvent};
 use crate::sim::world::record::WorldRecord;
 use crate::sim::world::replica::WorldReplica;
-use crate::sim::world::router::{Input, JobIndex, ReplicaIndex, Router, RouterCommand};
+use crate::sim::world::router::{Input, ReplicaIndex, Router, RouterCommand};
 use crate::sim::world::setup::Setup;
 
 /// Period at which routers are told the ITL of streams.
@@ -44,19 +42,6 @@ pub struct RunOutcome {
     /// Output tokens that came from engines from [`Setup::counted_from`] on,
     /// without those of attempts that came to nothing.
     pub tokens: u64,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum WorldEvent {
-    Arrival(JobIndex),
-    Exchange(ExchangeStep),
-    StepEnd(ReplicaIndex),
-    FaultBegins(ReplicaIndex),
-    FaultEnds(ReplicaIndex),
-    Scrape(ReplicaIndex),
-    ItlDue,
-    Beat(ScaleTimer),
-    Wake(usize),
 }
 
 /// State of a job in the world.
@@ -94,8 +79,7 @@ pub(super) struct World<'a> {
     pub(super) records: Vec<WorldRecord>,
     /// ITL samples per router and replica.
     pub(super) itl_samples: Vec<ItlSample>,
-    pub(super) heap: BinaryHeap<Reverse<(Tick, u64, WorldEvent)>>,
-    sequence: u64,
+    pub(super) queue: EventQueue,
     /// The wake that each router has in the heap.
     wakes: Vec<Option<Tick>>,
     commands: Vec<RouterCommand>,
@@ -118,7 +102,7 @@ pub fn run(setup: &Setup, routers: &mut [Box<dyn Router>]) -> RunOutcome {
     let mut world = World::new(setup, routers);
     let horizon = setup.horizon.map_or(Tick::NEVER, |horizon| Tick::ZERO + horizon);
     while world.open > 0
-        && let Some(Reverse((at, _, happening))) = world.heap.pop()
+        && let Some((at, happening)) = world.queue.pop()
         && at <= horizon
     {
         world.now = at;
@@ -161,8 +145,7 @@ impl<'a> World<'a> {
             jobs: (0..setup.arrivals.len()).map(job).collect(),
             records: setup.arrivals.iter().map(record).collect(),
             itl_samples: vec![ItlSample::default(); gateways * engines],
-            heap: BinaryHeap::new(),
-            sequence: 0,
+            queue: EventQueue::default(),
             wakes: vec![None; gateways],
             commands: Vec::new(),
             events: Vec::new(),
@@ -190,8 +173,7 @@ impl<'a> World<'a> {
     }
 
     pub(super) fn schedule(&mut self, at: Tick, happening: WorldEvent) {
-        self.sequence += 1;
-        self.heap.push(Reverse((at, self.sequence, happening)));
+        self.queue.push(at, happening);
     }
 
     fn handle_event(&mut self, happening: WorldEvent) {

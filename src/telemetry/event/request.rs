@@ -20,7 +20,7 @@ impl RequestSummary<'_> {
     /// Writes the log line of the request and feeds its metrics.
     pub fn emit(&self, telemetry: &Telemetry) {
         let policy = telemetry.policy();
-        match self.tenant {
+        match self.caller.tenant {
             Some(_) => telemetry.log(|| self.log(&policy)),
             None => telemetry.log_stranger(|| self.log(&policy)),
         }
@@ -49,10 +49,10 @@ impl RequestSummary<'_> {
         let EngineTimings { first_token, total } = self.at_engine?;
         Some(ShadowSide {
             outcome: self.outcome,
-            pool: self.pool,
+            pool: self.dispatch.pool,
             first_token,
             total,
-            output_tokens: self.usage.and_then(JobUsage::tokens).map(|tokens| tokens.output),
+            output_tokens: self.tokens.usage.and_then(JobUsage::tokens).map(|tokens| tokens.output),
         })
     }
 
@@ -78,7 +78,7 @@ impl RequestSummary<'_> {
 
     #[expect(clippy::too_many_lines, reason = "a line for each field")]
     fn log(&self, policy: &Policy) {
-        let tokens = self.usage.and_then(JobUsage::tokens);
+        let tokens = self.tokens.usage.and_then(JobUsage::tokens);
         let times = &self.timings;
         macro_rules! line {
             ($level:expr) => {
@@ -87,24 +87,24 @@ impl RequestSummary<'_> {
                     $level,
                     request_id = shorten(self.request_id),
                     trace_id = self.trace_id,
-                    key_id = self.key_id.map(shorten),
-                    tenant = self.tenant.and_then(|id| known(policy.tenants.name(id))),
-                    class = self.class.and_then(|id| known(policy.classes.name(id))),
-                    model = self.model.and_then(|id| known(policy.models.name(id))),
-                    requested_model = self.requested_model.map(shorten),
-                    fallback_from = self.fallback_from.and_then(|id| known(policy.models.name(id))),
-                    fallback_reason = self.fallback_reason,
-                    pool = self.pool.and_then(|id| known(policy.pools.name(id))),
-                    replica = self.replica.and_then(|id| known(policy.replicas.name(id))),
-                    api = self.api,
-                    operation = self.operation,
-                    stream = self.stream,
+                    key_id = self.caller.key_id.map(shorten),
+                    tenant = self.caller.tenant.and_then(|id| known(policy.tenants.name(id))),
+                    class = self.caller.class.and_then(|id| known(policy.classes.name(id))),
+                    model = self.models.served.and_then(|id| known(policy.models.name(id))),
+                    requested_model = self.models.requested.map(shorten),
+                    fallback_from = self.models.fallback.and_then(|(id, _)| known(policy.models.name(id))),
+                    fallback_reason = self.models.fallback.map(|(_, reason)| reason),
+                    pool = self.dispatch.pool.and_then(|id| known(policy.pools.name(id))),
+                    replica = self.dispatch.replica.and_then(|id| known(policy.replicas.name(id))),
+                    api = self.call.api,
+                    operation = self.call.operation,
+                    stream = self.call.stream,
                     status = self.status,
                     outcome = self.outcome.name(),
                     reason = self.reason,
-                    prompt_tokens = self.prompt.map(|(tokens, _)| tokens),
-                    prompt_source = self.prompt.map(|(_, source)| source.name()),
-                    usage = usage_name(self.usage),
+                    prompt_tokens = self.tokens.prompt.map(|(tokens, _)| tokens),
+                    prompt_source = self.tokens.prompt.map(|(_, source)| source.name()),
+                    usage = usage_name(self.tokens.usage),
                     input_tokens = tokens.map(|tokens| tokens.input),
                     cached_tokens = tokens.map(|tokens| tokens.cached),
                     output_tokens = tokens.map(|tokens| tokens.output),
@@ -116,24 +116,24 @@ impl RequestSummary<'_> {
                     total_ms = millis(times.total),
                     gap_mean_ms = times.gap_mean.map(millis),
                     gap_max_ms = times.gap_max.map(millis),
-                    attempts = self.attempts,
-                    continued = (self.continued > 0).then_some(self.continued),
-                    recalls = (self.recalls > 0).then_some(self.recalls),
-                    recall_reason = self.recall_reason,
-                    replaces = self.replaces.map(shorten),
-                    replaced_by = self.replaced_by.map(shorten),
+                    attempts = self.attempts.made,
+                    continued = (self.attempts.continued > 0).then_some(self.attempts.continued),
+                    recalls = (self.attempts.recalls > 0).then_some(self.attempts.recalls),
+                    recall_reason = self.attempts.recall_reason,
+                    replaces = self.retry.replaces.map(shorten),
+                    replaced_by = self.retry.replaced_by.map(shorten),
                     finish_reason = self.finish_reason.map(shorten),
-                    turn = self.placed.map(|why| why.order.name()),
-                    choice = self.placed.map(|why| why.placement.name()),
-                    adapter = self.placed.and_then(|why| why.adapter).map(AdapterState::name),
-                    demoted_to = self.placed.and_then(|why| known(policy.classes.name(why.demoted_to()?))),
-                    behind = self.placed.map(|why| why.behind),
-                    candidates = self.placed.map(|why| why.candidates),
-                    outstanding_tokens = self.placed.map(|why| why.outstanding_tokens),
-                    expected_ms = self.placed.map(|why| millis(why.expected)),
-                    expected_cached_tokens = self.placed.map(|why| why.cached_tokens),
-                    replica_running = self.placed.map(|why| why.running),
-                    replica_limit = self.placed.map(|why| why.limit),
+                    turn = self.dispatch.why.map(|why| why.order.name()),
+                    choice = self.dispatch.why.map(|why| why.placement.name()),
+                    adapter = self.dispatch.why.and_then(|why| why.adapter).map(AdapterState::name),
+                    demoted_to = self.dispatch.why.and_then(|why| known(policy.classes.name(why.demoted_to()?))),
+                    behind = self.dispatch.why.map(|why| why.behind),
+                    candidates = self.dispatch.why.map(|why| why.candidates),
+                    outstanding_tokens = self.dispatch.why.map(|why| why.outstanding_tokens),
+                    expected_ms = self.dispatch.why.map(|why| millis(why.expected)),
+                    expected_cached_tokens = self.dispatch.why.map(|why| why.cached_tokens),
+                    replica_running = self.dispatch.why.map(|why| why.running),
+                    replica_limit = self.dispatch.why.map(|why| why.limit),
                     "request finished"
                 )
             };
@@ -323,6 +323,7 @@ impl AuthFailed<'_> {
 mod tests {
     use super::*;
     use crate::telemetry::fixtures::{success, telemetry};
+    use crate::telemetry::summary::{AttemptCounts, RetryIds};
 
     const KEYS: &str = "api attempts behind cached_tokens candidates choice class connect_ms expected_cached_tokens \
         expected_ms finish_reason gap_max_ms gap_mean_ms input_tokens key_id level message model operation outcome output_tokens \
@@ -351,13 +352,14 @@ mod tests {
         let line: serde_json::Value = serde_json::from_str(log.lines().last().unwrap()).unwrap();
         assert_eq!((&line["level"], &line["reason"]), (&"WARN".into(), &"upstream_failed".into()));
 
-        let (replaces, replaced_by) = (Some("try-0"), Some("try-2"));
-        RequestSummary { replaces, replaced_by, ..success() }.emit(&telemetry);
+        let retry = RetryIds { replaces: Some("try-0"), replaced_by: Some("try-2") };
+        RequestSummary { retry, ..success() }.emit(&telemetry);
         let log = telemetry.captured_log();
         let line: serde_json::Value = serde_json::from_str(log.lines().last().unwrap()).unwrap();
         assert_eq!((&line["replaces"], &line["replaced_by"]), (&"try-0".into(), &"try-2".into()));
 
-        RequestSummary { recalls: 2, recall_reason: Some("stalled"), ..success() }.emit(&telemetry);
+        let attempts = AttemptCounts { recalls: 2, recall_reason: Some("stalled"), ..success().attempts };
+        RequestSummary { attempts, ..success() }.emit(&telemetry);
         let log = telemetry.captured_log();
         let line: serde_json::Value = serde_json::from_str(log.lines().last().unwrap()).unwrap();
         assert_eq!((&line["recalls"], &line["recall_reason"]), (&2.into(), &"stalled".into()));

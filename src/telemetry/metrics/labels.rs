@@ -24,10 +24,10 @@ pub(super) struct SeriesOwner {
 impl SeriesOwner {
     pub(super) fn of(policy: &Policy, event: &RequestSummary<'_>) -> Self {
         Self {
-            tenant: event.tenant.filter(|id| known(policy.tenants.name(*id)).is_some()),
-            class: event.class.filter(|id| known(policy.classes.name(*id)).is_some()),
-            model: event.model.filter(|id| known(policy.models.name(*id)).is_some()),
-            pool: event.pool.filter(|id| known(policy.pools.name(*id)).is_some()),
+            tenant: event.caller.tenant.filter(|id| known(policy.tenants.name(*id)).is_some()),
+            class: event.caller.class.filter(|id| known(policy.classes.name(*id)).is_some()),
+            model: event.models.served.filter(|id| known(policy.models.name(*id)).is_some()),
+            pool: event.dispatch.pool.filter(|id| known(policy.pools.name(*id)).is_some()),
         }
     }
 

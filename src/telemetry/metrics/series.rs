@@ -100,8 +100,8 @@ impl RequestSeries {
 
     fn record(&self, recorder: &PrometheusRecorder, event: &RequestSummary<'_>) {
         self.count_end(recorder, event);
-        self.count_usage(recorder, event.usage);
-        self.count_source(recorder, event.prompt.map(|(_, source)| source));
+        self.count_usage(recorder, event.tokens.usage);
+        self.count_source(recorder, event.tokens.prompt.map(|(_, source)| source));
         let times = &event.timings;
         for (handle, metric, sample) in [
             (&self.queue_wait, &catalogue::QUEUE_WAIT, times.queue),
@@ -224,8 +224,8 @@ struct GenAiSeries {
 impl GenAiCache {
     pub(super) fn record(&self, recorder: &PrometheusRecorder, policy: &Policy, event: &RequestSummary<'_>) {
         let key = GenAiKey {
-            operation: event.operation,
-            provider: event.engine.unwrap_or("penstock"),
+            operation: event.call.operation,
+            provider: event.dispatch.engine.unwrap_or("penstock"),
             model: SeriesOwner::of(policy, event).model,
             error: event.error_type(),
         };
@@ -266,7 +266,7 @@ impl GenAiKey {
 /// Time per output token: the time after the first token, divided by the tokens after the first.
 /// Absent unless the engine counted at least two tokens.
 fn per_token(event: &RequestSummary<'_>) -> Option<Duration> {
-    let Some(JobUsage::Exact(tokens)) = event.usage else { return None };
+    let Some(JobUsage::Exact(tokens)) = event.tokens.usage else { return None };
     let after_first = u32::try_from(tokens.output.checked_sub(1)?).ok()?;
     event.timings.total.checked_sub(event.timings.first_token?)?.checked_div(after_first)
 }

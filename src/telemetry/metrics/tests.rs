@@ -12,9 +12,19 @@ use crate::telemetry::event::{
 };
 use crate::telemetry::fixtures::{load, policy, render, samples, success, telemetry};
 use crate::telemetry::metrics::series::MAX_OWNERS;
-use crate::telemetry::summary::{RequestOutcome, RequestSummary};
+use crate::telemetry::summary::{
+    CallerFacts, LastDispatch, ModelFacts, RequestOutcome, RequestSummary, TokenFacts,
+};
 
 const OWNER: &str = r#"tenant="team-0",class="interactive",model="llama",pool="a100""#;
+
+fn of_tenant(tenant: TenantId) -> RequestSummary<'static> {
+    RequestSummary { caller: CallerFacts { tenant: Some(tenant), ..success().caller }, ..success() }
+}
+
+fn used(usage: JobUsage) -> TokenFacts {
+    TokenFacts { usage: Some(usage), ..success().tokens }
+}
 
 #[test]
 fn a_finished_request_feeds_every_series_with_config_labels() {
@@ -55,7 +65,7 @@ fn a_finished_request_feeds_every_series_with_config_labels() {
 fn each_family_has_one_help_and_one_type_and_no_sample_twice() {
     let telemetry = telemetry(2);
     success().emit(&telemetry);
-    RequestSummary { tenant: Some(TenantId::new(1)), ..success() }.emit(&telemetry);
+    of_tenant(TenantId::new(1)).emit(&telemetry);
     let text = render(&telemetry);
 
     let mut families = BTreeSet::new();
@@ -85,12 +95,9 @@ fn unknown_models_add_no_series_and_show_in_the_log_only() {
     let telemetry = telemetry(1);
     let unknown = |model: &str| {
         RequestSummary {
-            model: None,
-            pool: None,
-            replica: None,
-            placed: None,
-            usage: None,
-            requested_model: Some(model),
+            models: ModelFacts { requested: Some(model), ..ModelFacts::default() },
+            dispatch: LastDispatch { engine: success().dispatch.engine, ..LastDispatch::default() },
+            tokens: TokenFacts::default(),
             status: 404,
             outcome: RequestOutcome::ClientError,
             reason: Some("model_not_found"),
@@ -114,7 +121,7 @@ fn unknown_models_add_no_series_and_show_in_the_log_only() {
 fn tenants_beyond_the_bound_share_their_series() {
     let telemetry = telemetry(MAX_OWNERS + 50);
     for number in 0..MAX_OWNERS + 50 {
-        RequestSummary { tenant: Some(number.into()), ..success() }.emit(&telemetry);
+        of_tenant(number.into()).emit(&telemetry);
     }
     let text = render(&telemetry);
     let requests = samples(&text);
@@ -128,7 +135,7 @@ fn tenants_beyond_the_bound_share_their_series() {
 #[test]
 fn an_id_that_gets_its_name_later_is_not_stuck_with_other() {
     let telemetry = telemetry(1);
-    let late = RequestSummary { tenant: Some(TenantId::new(1)), ..success() };
+    let late = of_tenant(TenantId::new(1));
     late.emit(&telemetry);
     load(&telemetry, policy(2), "d2");
     late.emit(&telemetry);
@@ -144,14 +151,14 @@ fn an_id_that_gets_its_name_later_is_not_stuck_with_other() {
 #[test]
 fn unknown_usage_is_not_zero_and_partial_usage_is_told_apart() {
     let telemetry = telemetry(1);
-    RequestSummary { usage: Some(JobUsage::Unknown), ..success() }.emit(&telemetry);
+    RequestSummary { tokens: used(JobUsage::Unknown), ..success() }.emit(&telemetry);
     let text = render(&telemetry);
     assert_eq!(samples(&text)[r#"penstock_usage_unknown_total{tenant="team-0",model="llama"}"#], 1.0);
     assert!(!text.contains("penstock_tokens_total{"));
 
     let tokens = TokenCounts { input: 5, cached: 0, output: 2 };
     RequestSummary {
-        usage: Some(JobUsage::Partial(tokens)),
+        tokens: used(JobUsage::Partial(tokens)),
         outcome: RequestOutcome::ClientGone,
         ..success()
     }

@@ -10,22 +10,22 @@ use crate::telemetry::text::{known, shorten};
 /// Attributes of the request's span. An unknown fact has no attribute.
 pub(super) fn of(event: &RequestSummary<'_>, policy: &Policy) -> Vec<KeyValue> {
     let mut list = vec![
-        KeyValue::new("gen_ai.operation.name", event.operation),
-        KeyValue::new("gen_ai.provider.name", event.engine.unwrap_or("penstock")),
-        KeyValue::new("gen_ai.request.stream", event.stream),
+        KeyValue::new("gen_ai.operation.name", event.call.operation),
+        KeyValue::new("gen_ai.provider.name", event.dispatch.engine.unwrap_or("penstock")),
+        KeyValue::new("gen_ai.request.stream", event.call.stream),
         KeyValue::new("http.response.status_code", i64::from(event.status)),
         KeyValue::new("penstock.request_id", shorten(event.request_id).to_owned()),
         KeyValue::new("penstock.outcome", event.outcome.name()),
-        KeyValue::new("penstock.attempts", i64::from(event.attempts)),
+        KeyValue::new("penstock.attempts", i64::from(event.attempts.made)),
     ];
     let mut add = |key: &'static str, value: Option<Value>| {
         list.extend(value.map(|value| KeyValue::new(key, value)));
     };
-    let model = event.model.and_then(|id| known(policy.models.name(id)));
-    add("gen_ai.request.model", text(model.or(event.requested_model)));
+    let model = event.models.served.and_then(|id| known(policy.models.name(id)));
+    add("gen_ai.request.model", text(model.or(event.models.requested)));
     add("error.type", event.error_type().map(Value::from));
     add("gen_ai.response.finish_reasons", event.finish_reason.map(one_string));
-    if let Some(tokens) = event.usage.and_then(crate::core::model::job::JobUsage::tokens) {
+    if let Some(tokens) = event.tokens.usage.and_then(crate::core::model::job::JobUsage::tokens) {
         add("gen_ai.usage.input_tokens", Some(count(tokens.input)));
         add("gen_ai.usage.output_tokens", Some(count(tokens.output)));
         add("gen_ai.usage.cache_read.input_tokens", Some(count(tokens.cached)));
@@ -33,11 +33,11 @@ pub(super) fn of(event: &RequestSummary<'_>, policy: &Policy) -> Vec<KeyValue> {
     let seconds = |duration: std::time::Duration| Value::from(duration.as_secs_f64());
     add("gen_ai.response.time_to_first_chunk", event.timings.first_token.map(seconds));
     add("penstock.queue_seconds", event.timings.queue.map(seconds));
-    add("penstock.tenant", text(event.tenant.and_then(|id| known(policy.tenants.name(id)))));
-    add("penstock.class", text(event.class.and_then(|id| known(policy.classes.name(id)))));
-    add("penstock.pool", text(event.pool.and_then(|id| known(policy.pools.name(id)))));
-    add("penstock.replica", text(event.replica.and_then(|id| known(policy.replicas.name(id)))));
-    if let Some(why) = event.placed {
+    add("penstock.tenant", text(event.caller.tenant.and_then(|id| known(policy.tenants.name(id)))));
+    add("penstock.class", text(event.caller.class.and_then(|id| known(policy.classes.name(id)))));
+    add("penstock.pool", text(event.dispatch.pool.and_then(|id| known(policy.pools.name(id)))));
+    add("penstock.replica", text(event.dispatch.replica.and_then(|id| known(policy.replicas.name(id)))));
+    if let Some(why) = event.dispatch.why {
         add("penstock.placed.turn", Some(why.order.name().into()));
         let demoted_to = why.demoted_to().and_then(|class| known(policy.classes.name(class)));
         add("penstock.placed.demoted_to", text(demoted_to));

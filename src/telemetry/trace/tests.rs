@@ -21,7 +21,7 @@ use crate::config::settings::{LogFormat, TelemetrySettings};
 use crate::core::model::job::{JobUsage, TokenCounts};
 use crate::core::model::time::Tick;
 use crate::telemetry::Telemetry;
-use crate::telemetry::summary::{RequestOutcome, RequestSummary};
+use crate::telemetry::summary::{CallFacts, LastDispatch, RequestOutcome, RequestSummary, TokenFacts};
 use crate::telemetry::trace::{RequestPhase, TraceStart, Tracer};
 
 const PARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
@@ -72,10 +72,10 @@ fn a_request_becomes_a_span_under_the_clients_with_a_child_for_each_phase() {
     trace.phase(RequestPhase::FirstToken, Tick::from_millis(1_104), Tick::from_millis(1_254));
     let usage = Some(JobUsage::Exact(TokenCounts { input: 9, cached: 4, output: 2 }));
     let event = RequestSummary {
-        operation: "chat",
-        engine: Some("vllm"),
+        call: CallFacts { operation: "chat", ..CallFacts::default() },
+        dispatch: LastDispatch { engine: Some("vllm"), ..LastDispatch::default() },
         status: 502,
-        usage,
+        tokens: TokenFacts { usage, ..TokenFacts::default() },
         reason: Some("upstream_failed"),
         finish_reason: Some("stop"),
         ..RequestSummary::default()

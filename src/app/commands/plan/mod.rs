@@ -24,33 +24,33 @@ const QUIET_STEP: usize = 25;
 
 /// Runs the command and returns the text for standard output.
 pub(in crate::app) fn run(args: &PlanArgs) -> anyhow::Result<String> {
-    if !(0.5..=1.0).contains(&args.keep) {
+    if !(0.5..=1.0).contains(&args.basis.keep) {
         bail!("--keep: must be from 0.5 to 1, such as 0.99");
     }
-    let settings = args.config.as_deref().map(setting::load).transpose()?;
+    let settings = args.basis.config.as_deref().map(setting::load).transpose()?;
     let seen = seen::read_measured(args)?;
     let setting = setting::build(args, settings.as_ref(), seen.as_ref())?;
     let source = source::read(args, settings.as_ref(), &setting, seen.as_ref())?;
     let cores = thread::available_parallelism().map_or(1, usize::from);
-    let progress = progress(args.quiet);
+    let progress = progress(args.report.quiet);
     let lab = FleetTrials {
         setting: &setting,
-        threads: args.threads.map_or(cores, usize::from),
+        threads: args.report.threads.map_or(cores, usize::from),
         progress: &progress,
     };
     let asked = PlanRequest { name: source.name, what_if: what_if(args), notes: source.notes };
     // Checked before the work, so that a wrong path does not cost the work.
-    if let Some(path) = &args.html {
+    if let Some(path) = &args.report.html {
         write(path, "")?;
     }
     let report = plan(source.trace, &lab, asked).map_err(anyhow::Error::msg)?;
-    if !args.quiet && io::stderr().is_terminal() {
+    if !args.report.quiet && io::stderr().is_terminal() {
         eprint!("\r\x1b[K");
     }
-    if let Some(path) = &args.html {
+    if let Some(path) = &args.report.html {
         write(path, &page::html(&report))?;
     }
-    if args.json {
+    if args.report.json {
         let json = serde_json::to_string_pretty(&report).context("the report as JSON")?;
         return Ok(format!("{json}\n"));
     }
@@ -64,9 +64,9 @@ fn write(path: &Path, text: &str) -> anyhow::Result<()> {
 /// All requested changes, in the order of the help text.
 fn what_if(args: &PlanArgs) -> Vec<WhatIf> {
     let named = |pool: &String| WhatIf::AddReplica((!pool.is_empty()).then(|| pool.clone()));
-    let more = args.add_replica.iter().map(named);
-    let classes = args.class.iter().cloned().map(WhatIf::Class);
-    more.chain(classes).chain(args.traffic.iter().copied().map(WhatIf::Traffic)).collect()
+    let more = args.what_if.add_replica.iter().map(named);
+    let classes = args.what_if.class.iter().cloned().map(WhatIf::Class);
+    more.chain(classes).chain(args.what_if.traffic.iter().copied().map(WhatIf::Traffic)).collect()
 }
 
 /// Progress of the simulations: one line that a terminal overwrites, else a line now and then.

@@ -25,7 +25,7 @@ pub(super) struct MeasuredDemand {
 
 /// Reads the demand that `--live` or `--state` names; `None` without either.
 pub(super) fn read_measured(args: &PlanArgs) -> anyhow::Result<Option<MeasuredDemand>> {
-    let seen = match (&args.live, &args.state) {
+    let seen = match (&args.source.live, &args.source.state) {
         (Some(address), _) => live(address, args)?,
         (None, Some(path)) => file(path)?,
         (None, None) => return Ok(None),
@@ -39,7 +39,7 @@ pub(super) fn read_measured(args: &PlanArgs) -> anyhow::Result<Option<MeasuredDe
 
 fn live(address: &str, args: &PlanArgs) -> anyhow::Result<MeasuredDemand> {
     let admin = Some(address.to_owned()).filter(|address| !address.is_empty());
-    let admin = AdminArgs { admin, access: args.access.clone(), json: false };
+    let admin = AdminArgs { admin, access: args.source.access.clone(), json: false };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let answer = runtime.block_on(operate::demand(&admin))?;
     let state = serde_json::from_value(answer).context("the gateway's answer is not what it has seen")?;

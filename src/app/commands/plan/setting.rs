@@ -53,31 +53,31 @@ pub(super) fn build(
     let mut classes: Vec<(String, Class)> =
         classes.into_iter().map(|(_, name, row)| (name.to_owned(), class(row))).collect();
     objectives(args, &mut classes)?;
-    let measured = seen.filter(|_| args.rates.is_none() && args.profile.is_empty());
+    let measured = seen.filter(|_| args.basis.rates.is_none() && args.basis.profile.is_empty());
     let measured = measured.map(|seen| pools_of_measured(args, seen)).transpose()?.unwrap_or_default();
     let own_limits = settings.is_some() || !measured.is_empty();
     let mut pools = match settings {
         Some(_) => of_config(args, &policy, &measured)?,
         None if measured.is_empty() => of_profiles(args)?,
-        None if args.replicas.is_some() && measured.len() > 1 => {
+        None if args.basis.replicas.is_some() && measured.len() > 1 => {
             bail!("--replicas: of which pool? Choose one with --config and --pool")
         }
         None => measured,
     };
-    if let Some(seen) = seen.filter(|_| args.rates.is_none()) {
+    if let Some(seen) = seen.filter(|_| args.basis.rates.is_none()) {
         pools.iter_mut().for_each(|pool| limit(pool, seen, args, own_limits));
     }
     let known = policy.pools.iter().filter_map(|(_, _, pool)| pool.cold_start).max();
-    let measured = seen.and_then(|seen| seen.start(&args.pool));
-    let start = args.start.map(|span| span.0).or(measured).or(known).unwrap_or(DEFAULT_COLD_START);
-    Ok(Setting { classes, pools, start, objective_share: args.keep })
+    let measured = seen.and_then(|seen| seen.start(&args.basis.pool));
+    let start = args.basis.start.map(|span| span.0).or(measured).or(known).unwrap_or(DEFAULT_COLD_START);
+    Ok(Setting { classes, pools, start, objective_share: args.basis.keep })
 }
 
 /// Gives a pool the measured limits of replicas, unless the pool has limits. With `own` the limits
 /// are those of the pool's name, else those of the pools on the command line.
 fn limit(pool: &mut PoolSpec, seen: &MeasuredDemand, args: &PlanArgs, own: bool) {
     let name = [pool.name.clone()];
-    let (max_seqs, kv_tokens) = seen.limits(if own { &name } else { &args.pool });
+    let (max_seqs, kv_tokens) = seen.limits(if own { &name } else { &args.basis.pool });
     pool.max_seqs = pool.max_seqs.or(max_seqs);
     pool.kv_tokens = pool.kv_tokens.or(kv_tokens);
 }
@@ -91,9 +91,10 @@ pub(super) fn default_class(classes: &[(String, Class)]) -> usize {
 fn objectives(args: &PlanArgs, classes: &mut [(String, Class)]) -> anyhow::Result<()> {
     let place = default_class(classes);
     let Some((_, class)) = classes.get_mut(place) else { bail!("the configuration has no class") };
-    for (flag, asked, objective) in
-        [("--ttft", args.ttft, &mut class.ttft_objective), ("--itl", args.itl, &mut class.itl_objective)]
-    {
+    for (flag, asked, objective) in [
+        ("--ttft", args.basis.ttft, &mut class.ttft_objective),
+        ("--itl", args.basis.itl, &mut class.itl_objective),
+    ] {
         match asked {
             Some(span) if span.0.is_zero() => bail!("{flag}: must be longer than 0"),
             Some(span) => *objective = span.0,
@@ -118,7 +119,7 @@ fn profile(name: &str) -> anyhow::Result<StepProfile> {
 }
 
 fn price(args: &PlanArgs, usual: f64) -> anyhow::Result<f64> {
-    let price = args.price.unwrap_or(usual);
+    let price = args.basis.price.unwrap_or(usual);
     let known = Price::new(price);
     known.with_context(|| format!("--price: must be from 0 to {}", Price::MAX))?;
     Ok(price)
@@ -126,7 +127,7 @@ fn price(args: &PlanArgs, usual: f64) -> anyhow::Result<f64> {
 
 /// Speed given with `--rates`, if any.
 fn rates(args: &PlanArgs) -> anyhow::Result<Option<StepProfile>> {
-    let rates = args.rates.as_deref().map(measured).transpose();
+    let rates = args.basis.rates.as_deref().map(measured).transpose();
     rates.map_err(|what| anyhow::anyhow!("--rates: {what}"))
 }
 
@@ -145,7 +146,7 @@ fn pool(args: &PlanArgs, name: &str, speed: &str, profile: StepProfile) -> anyho
 
 /// Pools whose speed a gateway has measured.
 fn pools_of_measured(args: &PlanArgs, seen: &MeasuredDemand) -> anyhow::Result<Vec<PoolSpec>> {
-    let today = args.replicas.map(|count| count.get() as usize);
+    let today = args.basis.replicas.map(|count| count.get() as usize);
     let pool = |(name, ready, profile)| {
         let today = today.or(Some(ready)).filter(|count| *count > 0);
         Ok(PoolSpec { today, ..pool(args, name, MEASURED[0], profile)? })
@@ -155,16 +156,16 @@ fn pools_of_measured(args: &PlanArgs, seen: &MeasuredDemand) -> anyhow::Result<V
 
 /// One pool for each profile.
 fn of_profiles(args: &PlanArgs) -> anyhow::Result<Vec<PoolSpec>> {
-    let today = args.replicas.map(|count| count.get() as usize);
+    let today = args.basis.replicas.map(|count| count.get() as usize);
     if let Some(profile) = rates(args)? {
         return Ok(vec![PoolSpec { today, ..pool(args, MEASURED[1], MEASURED[0], profile)? }]);
     }
-    if today.is_some() && args.profile.len() > 1 {
+    if today.is_some() && args.basis.profile.len() > 1 {
         bail!("--replicas: of which profile? Give one --profile with it");
     }
     let mut pools: Vec<PoolSpec> = Vec::new();
     let usual = [DEFAULT_PROFILE.to_owned()];
-    for name in if args.profile.is_empty() { &usual[..] } else { &args.profile } {
+    for name in if args.basis.profile.is_empty() { &usual[..] } else { &args.basis.profile } {
         if pools.iter().all(|known| known.name != *name) {
             pools.push(PoolSpec { today, ..pool(args, name, name, profile(name)?)? });
         }
@@ -175,8 +176,8 @@ fn of_profiles(args: &PlanArgs) -> anyhow::Result<Vec<PoolSpec>> {
 /// Pools of the configuration, each with its speed.
 fn of_config(args: &PlanArgs, policy: &Policy, measured: &[PoolSpec]) -> anyhow::Result<Vec<PoolSpec>> {
     let names = || policy.pools.iter().map(|(_, name, _)| name).collect::<Vec<_>>().join(", ");
-    let named = args.profile.iter().filter_map(|text| text.split_once('=')).map(|(pool, _)| pool);
-    for name in args.pool.iter().map(String::as_str).chain(named) {
+    let named = args.basis.profile.iter().filter_map(|text| text.split_once('=')).map(|(pool, _)| pool);
+    for name in args.basis.pool.iter().map(String::as_str).chain(named) {
         if policy.pools.id(name).is_none() {
             bail!("there is no pool `{name}` in the configuration; there are: {}", names());
         }
@@ -185,9 +186,9 @@ fn of_config(args: &PlanArgs, policy: &Policy, measured: &[PoolSpec]) -> anyhow:
         .pools
         .iter()
         .map(|(id, name, _)| (id, name))
-        .filter(|(_, name)| args.pool.is_empty() || args.pool.iter().any(|pool| pool == name))
+        .filter(|(_, name)| args.basis.pool.is_empty() || args.basis.pool.iter().any(|pool| pool == name))
         .collect();
-    if args.replicas.is_some() && wanted.len() > 1 {
+    if args.basis.replicas.is_some() && wanted.len() > 1 {
         bail!("--replicas: of which pool? Choose one with --pool; there are: {}", names());
     }
     wanted.into_iter().map(|(id, name)| of_pool(args, policy, (id, name), measured)).collect()
@@ -199,8 +200,8 @@ fn of_pool(
     (id, name): (PoolId, &str),
     measured: &[PoolSpec],
 ) -> anyhow::Result<PoolSpec> {
-    let own = args.profile.iter().rev().find_map(|text| text.strip_prefix(name)?.strip_prefix('='));
-    let all = args.profile.iter().rev().find(|text| !text.contains('=')).map(String::as_str);
+    let own = args.basis.profile.iter().rev().find_map(|text| text.strip_prefix(name)?.strip_prefix('='));
+    let all = args.basis.profile.iter().rev().find(|text| !text.contains('=')).map(String::as_str);
     let speed = own.or(all).unwrap_or(DEFAULT_PROFILE);
     let shown = measured.iter().find(|pool| pool.name == name);
     let spec = match (rates(args)?, shown) {
@@ -212,12 +213,12 @@ fn of_pool(
     let first = row.replicas.first().and_then(|replica| policy.replicas.get(*replica));
     let here = Some(row.replicas.len()).filter(|count| *count > 0);
     Ok(PoolSpec {
-        price: match args.price {
+        price: match args.basis.price {
             Some(_) => spec.price,
             None => row.traits.price.map_or(spec.price, Price::units),
         },
         capacity: row.traits.capacity,
-        today: args.replicas.map(|count| count.get() as usize).or(here),
+        today: args.basis.replicas.map(|count| count.get() as usize).or(here),
         max_seqs: first.and_then(|replica| replica.max_seqs),
         kv_tokens: first.and_then(|replica| replica.kv_tokens),
         ..spec

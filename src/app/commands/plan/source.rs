@@ -36,16 +36,16 @@ pub(super) fn read(
     setting: &Setting,
     seen: Option<&MeasuredDemand>,
 ) -> anyhow::Result<DemandTrace> {
-    let mut read = match (&args.source, seen) {
+    let mut read = match (&args.source.source, seen) {
         (Some(path), _) => {
-            let names = args.columns.clone().unwrap_or_default();
+            let names = args.source.columns.clone().unwrap_or_default();
             let trace = TrafficTrace::read_with(path, &names)?;
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             DemandTrace { trace, name, notes: Vec::new() }
         }
         (None, Some(seen)) => {
-            let (trace, mut notes) = seen.trace(args.model.as_deref())?;
-            if let (None, None, [first, _, ..]) = (settings, args.price, &setting.pools[..]) {
+            let (trace, mut notes) = seen.trace(args.source.model.as_deref())?;
+            if let (None, None, [first, _, ..]) = (settings, args.basis.price, &setting.pools[..]) {
                 notes.push(format!(
                     "A gateway does not tell what its pools cost: each counts {:.2} an hour here. Name its configuration with --config, or one price with --price.",
                     first.price
@@ -61,16 +61,16 @@ pub(super) fn read(
 
 /// Usage log that the arguments name.
 fn log(args: &PlanArgs, settings: Option<&Settings>) -> anyhow::Result<RowSource> {
-    if let Some(folder) = &args.journal {
+    if let Some(folder) = &args.source.journal {
         if !folder.is_dir() {
             bail!("--journal: {} is not a folder; it is the `usage.folder` of a gateway", folder.display());
         }
         return Ok(RowSource::Journal(folder.clone()));
     }
-    if let Some(file) = &args.sqlite {
+    if let Some(file) = &args.source.sqlite {
         return Ok(RowSource::Database(UsageDatabase::Sqlite(file.clone())));
     }
-    if let Some(name) = &args.postgres {
+    if let Some(name) = &args.source.postgres {
         let url = MachineSecrets.env(name).with_context(|| {
             format!("the environment variable {name} is not set: --postgres takes its name, not the address")
         })?;
@@ -97,13 +97,14 @@ fn of_log(args: &PlanArgs, source: &RowSource, setting: &Setting) -> anyhow::Res
         let moment = text.as_deref().map(|text| moment(text, now)).transpose();
         moment.map_err(|message| anyhow::anyhow!("{flag}: {message}"))
     };
-    let since = at(&args.since, "--since")?.unwrap_or(0);
-    let until = at(&args.until, "--until")?.unwrap_or(i64::MAX);
+    let since = at(&args.source.since, "--since")?.unwrap_or(0);
+    let until = at(&args.source.until, "--until")?.unwrap_or(i64::MAX);
     let mut log = TraceRows { setting, trace: TrafficTrace::default() };
-    each_request(source, (since, until), args.model.as_deref(), MAX_CALLS, |past| log.take(&past))?;
+    each_request(source, (since, until), args.source.model.as_deref(), MAX_CALLS, |past| log.take(&past))?;
     let mut trace = log.trace;
     if trace.calls.is_empty() {
-        let which = args.model.as_ref().map_or(String::new(), |model| format!(" of the model `{model}`"));
+        let which =
+            args.source.model.as_ref().map_or(String::new(), |model| format!(" of the model `{model}`"));
         bail!("the usage log has no request{which} in that time; --since and --until choose it");
     }
     trace.sort_and_rebase();
@@ -166,7 +167,7 @@ fn classes(read: &mut DemandTrace, args: &PlanArgs, setting: &Setting) -> anyhow
     let names = || setting.classes.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
     let find = |name: &str| setting.classes.iter().position(|(known, _)| known == name);
     let first = default_class(&setting.classes);
-    if let Some(mix) = &args.mix {
+    if let Some(mix) = &args.basis.mix {
         if !read.trace.classes.is_empty() {
             bail!("--mix: the source tells the classes itself: {}", read.trace.classes.join(", "));
         }

@@ -13,7 +13,7 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use crate::sim::server::feed::{FeedEnd, Progress};
 use crate::sim::server::http::conn::BusyGuard;
-use crate::sim::server::job::{ClientJob, ConnectionFailure};
+use crate::sim::server::http::job::{ClientJob, ConnectionFailure};
 
 /// Turns progress into events. Called once for each change, and never again
 /// after a progress with an end.

@@ -1,39 +1,22 @@
-//! Connections: hyper's HTTP/1.1 over a socket wrapper that can show faults
-//! which no HTTP library would send.
+//! Connection flags, shared by the handler of a request and the socket.
 
-use std::convert::Infallible;
-use std::future::pending;
-use std::io::{self, IoSlice};
-use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::sync::Notify;
-use tokio::time::sleep;
-
-use crate::sim::faults::FaultKind;
-use crate::sim::server::core::ServerCore;
-use crate::sim::server::http::route;
 
 /// Flags shared by the request handler and the socket.
 #[derive(Debug, Default)]
 pub(crate) struct SimConn {
     /// Whether the socket is reset instead of closed.
-    reset: AtomicBool,
+    pub(in crate::sim::server) reset: AtomicBool,
     /// Whether the next write is replaced by bytes that are no HTTP.
-    corrupt: AtomicBool,
+    pub(in crate::sim::server) corrupt: AtomicBool,
     /// Whether a request is being answered.
     active: AtomicBool,
     /// Whether at least one request was answered.
     served: AtomicBool,
-    changed: Notify,
+    pub(in crate::sim::server) changed: Notify,
 }
 
 impl SimConn {
@@ -45,7 +28,8 @@ impl SimConn {
         self.corrupt.store(true, Ordering::Relaxed);
     }
 
-    fn idle(&self) -> bool {
+    /// Whether the connection waits for its next request.
+    pub(in crate::sim::server) fn is_idle(&self) -> bool {
         self.served.load(Ordering::Relaxed) && !self.active.load(Ordering::Relaxed)
     }
 
@@ -66,130 +50,5 @@ impl Drop for BusyGuard {
     fn drop(&mut self) {
         self.0.active.store(false, Ordering::Relaxed);
         self.0.changed.notify_one();
-    }
-}
-
-/// Answers the requests of one connection until it ends. A `control` connection
-/// serves only `/sim/*` and survives the engine's faults.
-pub(in crate::sim::server) async fn serve(sim: Arc<ServerCore>, stream: TcpStream, control: bool) {
-    let life = if control { sim.stopped.clone() } else { sim.connections_token() };
-    let keep_alive = sim.options.keep_alive;
-    let conn = Arc::new(SimConn::default());
-    let io = SimIo { stream, conn: Arc::clone(&conn), sim: (!control).then(|| Arc::clone(&sim)) };
-    let service = service_fn({
-        let conn = Arc::clone(&conn);
-        move |request| route::answer(Arc::clone(&sim), Arc::clone(&conn), control, request)
-    });
-    let mut connection = pin!(http1::Builder::new().serve_connection(TokioIo::new(io), service));
-    loop {
-        tokio::select! {
-            _ = connection.as_mut() => return,
-            () = life.cancelled() => return,
-            () = conn.changed.notified() => {}
-            _ = idle_timeout(&conn, keep_alive) => {
-                connection.as_mut().graceful_shutdown();
-                let _ = connection.await;
-                return;
-            }
-        }
-    }
-}
-
-/// Returns when the connection has been idle for `keep_alive`.
-async fn idle_timeout(conn: &SimConn, keep_alive: Duration) {
-    if conn.idle() {
-        sleep(keep_alive).await;
-    } else {
-        pending::<Infallible>().await;
-    }
-}
-
-struct SimIo {
-    stream: TcpStream,
-    conn: Arc<SimConn>,
-    /// Absent on the control port, where no fault applies.
-    sim: Option<Arc<ServerCore>>,
-}
-
-const GARBAGE: &[u8] = b"zz\r\nno chunk\r\n";
-
-impl SimIo {
-    fn closes_now(&self) -> bool {
-        let Some(sim) = self.sim.as_ref().filter(|_| self.conn.idle()) else { return false };
-        let kind = |kind: &FaultKind| matches!(kind, FaultKind::CloseIdle { .. });
-        match sim.faults.for_connection(sim.now(), kind) {
-            Some(FaultKind::CloseIdle { reset }) => {
-                if reset {
-                    self.conn.reset();
-                }
-                true
-            }
-            _ => false,
-        }
-    }
-
-    fn write_garbage(&mut self, cx: &mut Context<'_>, claimed: usize) -> Poll<io::Result<usize>> {
-        ready!(Pin::new(&mut self.stream).poll_write(cx, GARBAGE))?;
-        self.conn.corrupt.store(false, Ordering::Relaxed);
-        Poll::Ready(Ok(claimed))
-    }
-}
-
-impl AsyncRead for SimIo {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buf.filled().len();
-        ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
-        if buf.filled().len() > before && self.closes_now() {
-            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
-        }
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncWrite for SimIo {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        if self.conn.corrupt.load(Ordering::Relaxed) {
-            return self.write_garbage(cx, buf.len());
-        }
-        Pin::new(&mut self.stream).poll_write(cx, buf)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        if self.conn.corrupt.load(Ordering::Relaxed) {
-            let claimed = bufs.iter().map(|buf| buf.len()).sum();
-            return self.write_garbage(cx, claimed);
-        }
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        true
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.conn.reset.load(Ordering::Relaxed) {
-            return Poll::Ready(Ok(()));
-        }
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
-}
-
-impl Drop for SimIo {
-    fn drop(&mut self) {
-        if self.conn.reset.load(Ordering::Relaxed) {
-            let _ = self.stream.set_zero_linger();
-        }
     }
 }

@@ -6,8 +6,8 @@ use http::{Response, StatusCode};
 use serde::Serialize;
 
 use crate::sim::server::http::body::{BrokenBody, SimBody};
+use crate::sim::server::http::job::{ClientJob, ConnectionFailure};
 use crate::sim::server::http::json::Json;
-use crate::sim::server::job::{ClientJob, ConnectionFailure};
 
 /// Result of a handler: a response, or the end of the connection.
 pub(crate) type HandlerAnswer = Result<Response<SimBody>, BrokenBody>;

@@ -12,7 +12,7 @@ use super::client::{
     start,
 };
 use crate::sim::faults::{Fault, FaultKind, ResetPoint};
-use crate::sim::server::{SimHandle, SimOptions, SimState};
+use crate::sim::server::{SimConnections, SimHandle, SimOptions, SimState};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -318,7 +318,8 @@ async fn metrics_lie_freeze_and_vanish() {
 
 #[tokio::test]
 async fn faults_are_steered_over_http() {
-    let options = SimOptions { control_listen: Some(([127, 0, 0, 1], 0).into()), ..options() };
+    let connections = SimConnections { control: Some(([127, 0, 0, 1], 0).into()), ..Default::default() };
+    let options = SimOptions { connections, ..options() };
     let engine = start(options).await;
     let side = engine.control_addr.unwrap();
     let fault = json!({"kind": "abort", "after_tokens": 1, "times": 1});

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::client::{End, Open, chat, fixture, get, open, options, post, reach, request, start};
-use crate::sim::server::{SimOptions, VllmFlags, start_fleet};
+use crate::sim::server::{SimConnections, SimOptions, VllmFlags, start_fleet};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -57,7 +57,8 @@ async fn a_client_that_leaves_is_forgotten_in_any_phase() {
 
 #[tokio::test]
 async fn an_idle_connection_is_closed_after_its_time() {
-    let engine = start(SimOptions { keep_alive: Duration::from_millis(60), ..options() }).await;
+    let connections = SimConnections { keep_alive: Duration::from_millis(60), ..Default::default() };
+    let engine = start(SimOptions { connections, ..options() }).await;
     let body = chat(2, false).to_string();
     let keep = request("POST", CHAT, "Content-Type: application/json\r\n", body.as_bytes());
     let mut open = Open::send(engine.addr, &keep).await.unwrap();

@@ -6,17 +6,17 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::Value;
 
-use super::TgiError;
+use super::error::{TgiError, with_headers};
 use crate::core::model::time::Tick;
 use crate::sim::engine::EngineRequest;
 use crate::sim::faults::mix;
 use crate::sim::server::core::PlannedSequence;
 use crate::sim::server::feed::{FeedEnd, Progress};
 use crate::sim::server::http::body::{Render, SimBody};
+use crate::sim::server::http::call::ServerCall;
+use crate::sim::server::http::job::ClientJob;
 use crate::sim::server::http::json::{Json, ordered};
 use crate::sim::server::http::reply::{self, HandlerAnswer};
-use crate::sim::server::http::route::ServerCall;
-use crate::sim::server::job::ClientJob;
 use crate::sim::server::text::{AnswerTokens, SimPrompt, word};
 
 /// A request inside the engine.
@@ -124,7 +124,7 @@ pub(super) async fn answer(mut call: ServerCall) -> HandlerAnswer {
     if stream {
         let render = Box::new(GenerateStream { generation, sent: 0 });
         let response = reply::events("text/event-stream", SimBody::stream(job, render, None));
-        return Ok(super::with_headers(response, &headers));
+        return Ok(with_headers(response, &headers));
     }
     let (progress, act) = job.complete().await;
     if let Some(error) = failed(&progress, false) {
@@ -136,7 +136,7 @@ pub(super) async fn answer(mut call: ServerCall) -> HandlerAnswer {
         body = Json::of(&[body]);
     }
     let headers = timing_headers(&generation, &progress, call.sim.now());
-    let response = super::with_headers(reply::json(200, ""), &headers);
+    let response = with_headers(reply::json(200, ""), &headers);
     Ok(reply::deliver(job, act, response, body.to_string().into()))
 }
 

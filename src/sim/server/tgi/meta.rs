@@ -10,11 +10,12 @@ use serde_json::Value;
 use crate::sim::faults::FaultKind;
 use crate::sim::server::core::ServerPhase;
 use crate::sim::server::http::body::SimBody;
+use crate::sim::server::http::call::ServerCall;
 use crate::sim::server::http::json::{Json, ordered};
 use crate::sim::server::http::reply;
-use crate::sim::server::http::route::ServerCall;
 use crate::sim::server::stats::Histogram;
 use crate::sim::server::text::BYTES_PER_TOKEN;
+use crate::sim::server::tgi::error::TgiError;
 use crate::sim::server::vllm;
 
 const PATHS: &[&str] = &["/", "/info", "/health", "/ping", "/metrics", "/v1/models"];
@@ -65,7 +66,7 @@ fn health(call: &ServerCall) -> Response<SimBody> {
 pub(super) fn tokenize(call: &ServerCall) -> Response<SimBody> {
     let body: Value = serde_json::from_slice(&call.body).unwrap_or(Value::Null);
     let Some(text) = body.get("inputs").and_then(Value::as_str) else {
-        return super::TgiError::validation("missing field `inputs`").respond();
+        return TgiError::validation("missing field `inputs`").respond();
     };
     let tokens: Vec<Json> = text
         .as_bytes()

@@ -6,14 +6,14 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 use serde_json::Value;
 
-use super::TgiError;
+use super::error::{TgiError, with_headers};
 use super::generate::{self, Generation, event};
 use crate::sim::server::feed::Progress;
 use crate::sim::server::http::body::{Render, SimBody};
+use crate::sim::server::http::call::ServerCall;
+use crate::sim::server::http::job::ClientJob;
 use crate::sim::server::http::json::{Json, ordered};
 use crate::sim::server::http::reply::{self, HandlerAnswer};
-use crate::sim::server::http::route::ServerCall;
-use crate::sim::server::job::ClientJob;
 use crate::sim::server::text::SimPrompt;
 
 const FINGERPRINT: &str = "3.3.7-simulated";
@@ -36,14 +36,14 @@ pub(super) async fn answer(mut call: ServerCall) -> HandlerAnswer {
         let headers = generate::stream_headers(&openai.generation);
         let render = Box::new(OpenaiStream { openai, sent: 0 });
         let response = reply::events("text/event-stream", SimBody::stream(job, render, None));
-        return Ok(super::with_headers(response, &headers));
+        return Ok(with_headers(response, &headers));
     }
     let (progress, act) = job.complete().await;
     if let Some(error) = generate::failed(&progress, false) {
         return Ok(error.respond());
     }
     let headers = generate::timing_headers(&openai.generation, &progress, call.sim.now());
-    let response = super::with_headers(reply::json(200, ""), &headers);
+    let response = with_headers(reply::json(200, ""), &headers);
     Ok(reply::deliver(job, act, response, openai.whole(&progress).to_string().into()))
 }
 

@@ -4,15 +4,14 @@ use http::header::HeaderValue;
 use http::{HeaderName, Response};
 use serde_json::Value;
 
-use super::chat;
 use super::error::VllmError;
 use super::fields;
-use super::params;
+use super::generate::{params, prompt};
 use crate::sim::faults::mix;
 use crate::sim::server::http::body::SimBody;
+use crate::sim::server::http::call::ServerCall;
 use crate::sim::server::http::json::{Json, ordered};
 use crate::sim::server::http::reply;
-use crate::sim::server::http::route::ServerCall;
 use crate::sim::server::text::{self, BYTES_PER_TOKEN, VOCABULARY};
 
 pub(super) fn models(call: &ServerCall) -> Response<SimBody> {
@@ -61,7 +60,7 @@ fn try_tokenize(call: &ServerCall) -> Result<Json, VllmError> {
     let window = options.window();
     if fields.get("messages").is_some() {
         let messages = fields.list("messages")?;
-        let count = chat::prompt(messages, &fields, &model, options.vllm.multimodal)?.tokens;
+        let count = prompt::of_messages(messages, &fields, &model, options.vllm.multimodal)?.tokens;
         let seed = text::hash(&model);
         let id = |place: u32| (mix(seed ^ u64::from(place)) % u64::from(VOCABULARY)) as u32;
         let tokens: Vec<_> = (0..count).map(id).collect();

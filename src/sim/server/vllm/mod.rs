@@ -5,29 +5,24 @@
 //! vocabulary, and tokens are counted by the rule of [`super::text`].
 
 mod admin;
-mod audio;
-mod chat;
-mod completion;
 mod error;
 mod fields;
-mod messages;
+mod generate;
 mod meta;
 mod metrics;
-mod params;
 mod pooling;
-mod responses;
-mod session;
 
 use http::header::{ALLOW, HeaderName, HeaderValue, LOCATION, SERVER, VARY};
 use http::{Method, Response};
 
 use self::error::VllmError;
+use self::generate::{audio, chat, completion, messages, responses};
 use self::pooling::PoolingRoute;
 use super::options::Tasks;
 use crate::sim::server::http::body::SimBody;
+use crate::sim::server::http::call::ServerCall;
 use crate::sim::server::http::json::ordered;
 use crate::sim::server::http::reply::{self, HandlerAnswer};
-use crate::sim::server::http::route::ServerCall;
 
 pub(super) use self::metrics::without_missing;
 

@@ -5,19 +5,17 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::completion;
 use super::error::VllmError;
 use super::fields::{self, JsonFields};
-use super::params;
-use super::session;
+use super::generate::{completion, params, session};
 use crate::sim::engine::EngineRequest;
 use crate::sim::faults::mix;
 use crate::sim::server::core::PlannedSequence;
 use crate::sim::server::feed::{FeedEnd, Progress};
+use crate::sim::server::http::call::ServerCall;
+use crate::sim::server::http::job::ClientJob;
 use crate::sim::server::http::json::{Json, ordered};
 use crate::sim::server::http::reply::{self, HandlerAnswer};
-use crate::sim::server::http::route::ServerCall;
-use crate::sim::server::job::ClientJob;
 use crate::sim::server::text::{self, SimPrompt};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,16 +1,16 @@
 //! Elastic world: runs the autoscaler's timers and applies its orders to
 //! engines and routers.
 
-use std::cmp::Reverse;
 use std::time::Duration;
 
 use crate::core::model::time::Tick;
 use crate::sim::world::autoscale::policy::ScalePolicy;
 use crate::sim::world::autoscale::scaler::VisibleWorld;
-pub(in crate::sim::world) use crate::sim::world::autoscale::state::{Elastic, ScaleTimer};
+use crate::sim::world::autoscale::state::Elastic;
 use crate::sim::world::autoscale::{hpa, kpa};
+use crate::sim::world::event::{ScaleTimer, WorldEvent};
 use crate::sim::world::router::{Input, MemberState, ReplicaIndex};
-use crate::sim::world::run::{World, WorldEvent};
+use crate::sim::world::run::World;
 
 /// Time between two computations of the gateway's own replica number.
 const RECOMPUTE_PERIOD: Duration = Duration::from_millis(250);
@@ -113,16 +113,14 @@ impl World<'_> {
                 self.replicas[replica].replace_engine();
                 joined = true;
             }
-            next = match self.heap.peek() {
-                Some(Reverse((at, _, WorldEvent::Beat(ScaleTimer::Ready(replica, order)))))
-                    if *at == self.now =>
-                {
-                    Some((*replica, *order))
+            next = match self.queue.peek() {
+                Some((at, WorldEvent::Beat(ScaleTimer::Ready(replica, order)))) if at == self.now => {
+                    Some((replica, order))
                 }
                 _ => None,
             };
             if next.is_some() {
-                self.heap.pop();
+                self.queue.pop();
             }
         }
         if joined {

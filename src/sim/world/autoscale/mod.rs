@@ -2,14 +2,14 @@
 //! replicas by the figures that they can see. An ordered replica serves after
 //! its start time. A replica that is to leave goes when its streams have ended.
 
-pub(super) mod elastic;
+mod elastic;
 pub mod hpa;
 pub mod keda;
 pub mod kpa;
 pub mod policy;
 pub(super) mod scaler;
 pub(super) mod slots;
-mod state;
+pub(super) mod state;
 #[cfg(test)]
 mod tests;
 

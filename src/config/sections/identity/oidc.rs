@@ -1,0 +1,167 @@
+//! Check of `auth.oidc`: identity providers.
+
+use std::sync::Arc;
+
+use crate::config::file::ConfigFile;
+use crate::config::secret::SecretReader;
+use crate::config::sections::identity::tls;
+use crate::config::sections::identity::{Algorithm, OidcSection};
+use crate::config::sections::tenants::context::TenantContext;
+use crate::config::settings::identity::{ClaimRule, Issuer, KeySource};
+use crate::config::syntax::field::FieldPath;
+use crate::config::validate::findings::Findings;
+use crate::config::validate::{names, url};
+use crate::core::model::id_table::IdTable;
+use crate::core::model::ids::TenantId;
+use crate::core::model::policy::Tenant;
+
+/// Bytes of a token: less than a head may have, and no more than it takes to
+/// be looked at cheaply.
+const TOKEN_BYTES: std::ops::RangeInclusive<u64> = 256..=64 << 10;
+/// Providers' clocks are better than this.
+const MAX_LEEWAY_SECS: u64 = 300;
+const MAX_ISSUERS: usize = 16;
+
+/// Checks the providers.
+pub(in crate::config) fn validate(
+    context: &TenantContext<'_>,
+    tenants: &IdTable<TenantId, Tenant>,
+    secrets: &mut SecretReader<'_>,
+    findings: &mut Findings<'_>,
+) -> Vec<Arc<Issuer>> {
+    let section = FieldPath::top("auth").key("oidc");
+    let written = &context.file.auth.oidc;
+    if written.len() > MAX_ISSUERS {
+        let message = format!("{} are too many", written.len());
+        findings.error(&section, message, format!("name at most {MAX_ISSUERS}"));
+    }
+    let mut issuers: Vec<Arc<Issuer>> = Vec::new();
+    for (at, provider) in written.iter().enumerate() {
+        let field = section.index(at);
+        if issuers.iter().any(|other| other.source.issuer == provider.issuer) {
+            findings.error(&field.key("issuer"), "is in the list already", "name each provider once");
+        }
+        let issuer = issuer(context, provider, tenants, &field, secrets, findings);
+        issuers.push(Arc::new(issuer));
+    }
+    issuers
+}
+
+fn issuer(
+    context: &TenantContext<'_>,
+    written: &OidcSection,
+    tenants: &IdTable<TenantId, Tenant>,
+    field: &FieldPath,
+    secrets: &mut SecretReader<'_>,
+    findings: &mut Findings<'_>,
+) -> Issuer {
+    address(Some(&written.issuer), &field.key("issuer"), findings);
+    address(written.jwks_url.as_deref(), &field.key("jwks_url"), findings);
+    if written.audience.is_empty() || written.audience.iter().any(String::is_empty) {
+        let hint =
+            "write the name under which the provider knows this gateway; tokens for others are refused";
+        findings.error(&field.key("audience"), "is missing", hint);
+    }
+    if written.algorithms.is_empty() {
+        findings.error(&field.key("algorithms"), "allows none", "write such as [RS256, ES256]");
+    }
+    if written.leeway.0.as_secs() > MAX_LEEWAY_SECS {
+        findings.error(&field.key("leeway"), format!("{} is too long", written.leeway), "write 5m or less");
+    }
+    if !TOKEN_BYTES.contains(&written.max_token.0) {
+        let message = format!("{} is out of range", written.max_token);
+        findings.error(&field.key("max_token"), message, "write 256B to 64KiB");
+    }
+    let ca = written.ca_file.as_deref().and_then(|path| {
+        let read = secrets.bytes(path).and_then(|pem| tls::authorities(&pem, path).map(|_| pem));
+        read.map_err(|why| findings.error(&field.key("ca_file"), why, "paths start at this file's folder"))
+            .ok()
+    });
+    let classes = context.classes.iter().map(|(id, name, _)| (name.to_owned(), id)).collect();
+    let mut models: Vec<_> =
+        context.models.names.models.iter().map(|(name, id)| (name.clone(), *id)).collect();
+    models.sort_unstable();
+    Issuer {
+        source: KeySource {
+            issuer: written.issuer.clone(),
+            jwks_url: written.jwks_url.clone(),
+            ca: ca.map(Into::into),
+        },
+        audience: written.audience.clone(),
+        tenants: ClaimRule {
+            claim: claim(&written.tenant_claim, &field.key("tenant_claim"), findings),
+            values: tenant_values(context.file, written, tenants, field, findings),
+        },
+        classes: written.class_claim.as_ref().map(|name| ClaimRule {
+            claim: claim(name, &field.key("class_claim"), findings),
+            values: classes,
+        }),
+        models: written.model_claim.as_ref().map(|name| ClaimRule {
+            claim: claim(name, &field.key("model_claim"), findings),
+            values: models,
+        }),
+        algorithms: written.algorithms.iter().copied().map(name).collect(),
+        leeway: written.leeway.0,
+        max_token: usize::try_from(written.max_token.0).unwrap_or(usize::MAX),
+    }
+}
+
+/// Keys that come in the clear could be anybody's, except from this machine.
+fn address(text: Option<&str>, field: &FieldPath, findings: &mut Findings<'_>) {
+    let Some(text) = text else { return };
+    match url::any(text) {
+        Err(_) if text.is_empty() => findings.error(field, "is missing", "copy the claim `iss` of a token"),
+        Err((message, hint)) => findings.error(field, message, hint),
+        Ok(uri) => {
+            let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
+            let here = host == "localhost"
+                || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
+            if uri.scheme_str() == Some("http") && !here {
+                let hint = "use https: whoever is on the way could send keys of his own";
+                findings.error(field, "would bring the provider's keys in the clear", hint);
+            }
+        }
+    }
+}
+
+fn claim(name: &str, field: &FieldPath, findings: &mut Findings<'_>) -> String {
+    if name.is_empty() || name.split('.').any(str::is_empty) {
+        findings.error(field, format!("{name:?} is no claim"), "write such as team or penstock.team");
+    }
+    name.to_owned()
+}
+
+fn tenant_values(
+    file: &ConfigFile,
+    written: &OidcSection,
+    tenants: &IdTable<TenantId, Tenant>,
+    field: &FieldPath,
+    findings: &mut Findings<'_>,
+) -> Vec<(String, TenantId)> {
+    if written.tenants.is_empty() {
+        return file.tenants.names().filter_map(|name| Some((name.to_owned(), tenants.id(name)?))).collect();
+    }
+    let field = field.key("tenants");
+    let entries = written.tenants.iter().filter_map(|(value, name)| {
+        let id = tenants.id(name);
+        if id.is_none() && findings.whole("tenants") {
+            names::unknown("tenant", name, file.tenants.names(), &field.key(value), findings);
+        }
+        Some((value.to_owned(), id?))
+    });
+    entries.collect()
+}
+
+const fn name(algorithm: Algorithm) -> &'static str {
+    match algorithm {
+        Algorithm::Rs256 => "RS256",
+        Algorithm::Rs384 => "RS384",
+        Algorithm::Rs512 => "RS512",
+        Algorithm::Ps256 => "PS256",
+        Algorithm::Ps384 => "PS384",
+        Algorithm::Ps512 => "PS512",
+        Algorithm::Es256 => "ES256",
+        Algorithm::Es384 => "ES384",
+        Algorithm::EdDsa => "EdDSA",
+    }
+}

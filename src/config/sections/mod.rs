@@ -1,0 +1,18 @@
+//! Sections of the file, one module each: the keys as written with their defaults, and the check
+//! that turns them into [`settings`](crate::config::settings).
+//!
+//! The keys stand in the section's `mod.rs`, the check in `check.rs`. A small section is one file
+//! with both. The doc comments of the keys are what an editor shows for them; they go into
+//! `config/schema.json`.
+
+pub mod identity;
+pub mod models;
+pub mod placement;
+pub mod pools;
+pub mod request_path;
+pub mod routing;
+pub mod scale;
+pub mod secret_ref;
+pub mod server;
+pub mod tenants;
+pub mod usage;

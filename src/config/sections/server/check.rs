@@ -1,0 +1,111 @@
+//! Check of `server` and `telemetry`.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tracing_subscriber::EnvFilter;
+
+use crate::config::file::ConfigFile;
+use crate::config::secret::SecretReader;
+use crate::config::sections::identity::{AdminAuthSection, audit};
+use crate::config::sections::server::{LogFormatName, ServerSection, TelemetrySection};
+use crate::config::sections::usage;
+use crate::config::settings::{ListenerLimits, LogFormat, Startup, TelemetrySettings};
+use crate::config::syntax::field::FieldPath;
+use crate::config::syntax::units::Span;
+use crate::config::validate::findings::Findings;
+use crate::config::validate::numbers;
+use crate::config::validate::url;
+
+/// hyper reads no head into less than this.
+const MIN_HEAD_BYTES: u64 = 8 << 10;
+const MAX_HEAD_BYTES: u64 = 1 << 20;
+
+pub(in crate::config) fn validate(
+    file: &ConfigFile,
+    secrets: &mut SecretReader<'_>,
+    findings: &mut Findings<'_>,
+) -> Startup {
+    let server = &file.server;
+    let section = FieldPath::top("server");
+    let mut timeout =
+        |key: &str, span: Span| -> Duration { numbers::positive(span, &section.key(key), findings) };
+    let door = ListenerLimits {
+        max_connections: usize::try_from(server.max_connections).unwrap_or(usize::MAX),
+        head_timeout: timeout("head_timeout", server.head_timeout),
+        body_timeout: timeout("body_timeout", server.body_timeout),
+        send_timeout: timeout("send_timeout", server.send_timeout),
+        min_send_rate: server.min_send_rate.0,
+        idle_timeout: timeout("idle_timeout", server.idle_timeout),
+        max_head_bytes: usize::try_from(server.max_head_bytes.0).unwrap_or(usize::MAX),
+        handshake_timeout: timeout("handshake_timeout", server.handshake_timeout),
+        max_handshakes: usize::try_from(server.max_handshakes).unwrap_or(usize::MAX),
+    };
+    numbers::at_least_one(server.max_handshakes.into(), &section.key("max_handshakes"), findings);
+    if server.max_connections == 0 {
+        findings.error(&section.key("max_connections"), "must not be zero", "write 1 or more");
+    }
+    if !(MIN_HEAD_BYTES..=MAX_HEAD_BYTES).contains(&server.max_head_bytes.0) {
+        let message = format!("{} is out of range", server.max_head_bytes);
+        findings.error(&section.key("max_head_bytes"), message, "write 8KiB to 1MiB");
+    }
+    listeners(server, &file.admin.auth, &section, findings);
+    Startup {
+        listen: server.listen.0,
+        admin: server.admin.0,
+        door,
+        drain_grace: server.drain_grace.0,
+        audit: audit::validate(&file.audit, secrets, findings),
+        usage: usage::check::validate(&file.usage, secrets, findings),
+        telemetry: telemetry_settings(&file.telemetry, findings),
+    }
+}
+
+fn listeners(
+    server: &ServerSection,
+    auth: &AdminAuthSection,
+    section: &FieldPath,
+    findings: &mut Findings<'_>,
+) {
+    let (listen, admin) = (server.listen.0, server.admin.0);
+    if collide(listen, admin) {
+        let message = format!("{admin} is where clients connect already");
+        findings.error(&section.key("admin"), message, "give it a port of its own");
+    }
+    if !admin.ip().is_loopback() && auth.tokens.is_empty() && auth.client_certs.is_empty() {
+        let message =
+            format!("the admin port can be reached from outside ({admin}) and asks for no password");
+        let hint = "put a token of `penstock keys new` into `admin.auth.tokens`, or see that only operators and \
+                    Prometheus can connect";
+        findings.warn(&section.key("admin"), message, hint);
+    }
+}
+
+/// Whether both cannot be bound; port 0 is any free port.
+pub(in crate::config) fn collide(a: SocketAddr, b: SocketAddr) -> bool {
+    let same_host = a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified();
+    a.port() != 0 && a.port() == b.port() && same_host
+}
+
+fn telemetry_settings(telemetry: &TelemetrySection, findings: &mut Findings<'_>) -> TelemetrySettings {
+    let section = FieldPath::top("telemetry");
+    let level = &telemetry.log.level;
+    if level.trim().is_empty() || EnvFilter::builder().parse(level).is_err() {
+        let hint = "write error, warn, info, debug, trace or a filter such as info,penstock::proxy=debug";
+        findings.error(&section.key("log").key("level"), format!("{level:?} is not a log level"), hint);
+    }
+    let otlp = section.key("otlp");
+    if let Some((message, hint)) = telemetry.otlp.endpoint.as_deref().and_then(|text| url::any(text).err()) {
+        findings.error(&otlp.key("endpoint"), message, hint);
+    }
+    numbers::share(telemetry.otlp.sample, &otlp.key("sample"), findings);
+    TelemetrySettings {
+        log_format: match telemetry.log.format {
+            LogFormatName::Json => LogFormat::Json,
+            LogFormatName::Text => LogFormat::Text,
+        },
+        log_level: level.clone(),
+        otlp_endpoint: telemetry.otlp.endpoint.clone(),
+        trace_sample: telemetry.otlp.sample,
+    }
+}

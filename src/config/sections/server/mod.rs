@@ -1,0 +1,178 @@
+//! Sections that take effect only at a start: `server` and `telemetry`.
+
+pub(in crate::config) mod check;
+
+use std::borrow::Cow;
+use std::fmt;
+use std::net::{Ipv4Addr, SocketAddr};
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::{Deserializer, Error};
+use serde::{Deserialize, Serialize};
+
+use crate::config::sections::identity::tls::TlsSection;
+use crate::config::syntax::units::{ByteSize, Span};
+
+/// Listeners and their limits.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+#[schemars(transform = crate::config::schema::restart)]
+pub struct ServerSection {
+    /// Where clients connect: an IP address and a port. `0.0.0.0:8080` for
+    /// all interfaces.
+    pub listen: ListenAddress,
+    /// Where operators and Prometheus connect. This port asks for no
+    /// password unless `admin.auth` has some: keep it inside the cluster.
+    pub admin: ListenAddress,
+    /// TLS of `listen`; absent = none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls: Option<TlsSection>,
+    /// Time for a TLS handshake, at each listener.
+    pub handshake_timeout: Span,
+    /// TLS handshakes at once; more wait, within their time.
+    #[schemars(range(min = 1))]
+    pub max_handshakes: u32,
+    /// Open client connections; more are accepted only as others close.
+    #[schemars(range(min = 1))]
+    pub max_connections: u32,
+    /// Time for a request head, from its first byte.
+    pub head_timeout: Span,
+    /// Longest time without a byte of a request body.
+    pub body_timeout: Span,
+    /// How far a client may fall behind with its answer: the longest time in
+    /// which it takes nothing of the bytes that wait for it. Each byte that it
+    /// takes gives back `1 / min_send_rate` seconds.
+    pub send_timeout: Span,
+    /// Bytes a second that a client must take on average while bytes wait for
+    /// it; below that it is cut off once it has fallen behind by
+    /// `send_timeout`. 0 = any progress will do.
+    pub min_send_rate: ByteSize,
+    /// How long a connection may stay open without a request. Keep it above
+    /// the idle timeout of the load balancer in front.
+    pub idle_timeout: Span,
+    /// Bytes of a request head, at least 8KiB.
+    pub max_head_bytes: ByteSize,
+    /// How long running and queued requests may go on after SIGTERM. Keep it
+    /// below Kubernetes' `terminationGracePeriodSeconds`.
+    pub drain_grace: Span,
+}
+
+impl Default for ServerSection {
+    fn default() -> Self {
+        Self {
+            listen: ListenAddress::loopback(8080),
+            admin: ListenAddress::loopback(8081),
+            tls: None,
+            handshake_timeout: Span::secs(10),
+            max_handshakes: 256,
+            max_connections: 10_000,
+            head_timeout: Span::secs(10),
+            body_timeout: Span::secs(30),
+            send_timeout: Span::secs(60),
+            min_send_rate: ByteSize(1 << 10),
+            idle_timeout: Span::secs(75),
+            max_head_bytes: ByteSize(64 << 10),
+            drain_grace: Span::secs(60),
+        }
+    }
+}
+
+/// Logs and traces.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+#[schemars(transform = crate::config::schema::restart)]
+pub struct TelemetrySection {
+    /// Log lines, to standard error.
+    pub log: LogSection,
+    /// Traces.
+    pub otlp: OtlpSection,
+}
+
+/// Log lines.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+#[schemars(transform = crate::config::schema::restart)]
+pub struct LogSection {
+    /// `json` for machines, `text` for people.
+    pub format: LogFormatName,
+    /// A level (`error`, `warn`, `info`, `debug`, `trace`) or a filter such
+    /// as `info,penstock::proxy=debug`.
+    pub level: String,
+}
+
+impl Default for LogSection {
+    fn default() -> Self {
+        Self { format: LogFormatName::Json, level: "info".to_owned() }
+    }
+}
+
+/// How log lines are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormatName {
+    /// One JSON object a line.
+    Json,
+    /// For people.
+    Text,
+}
+
+/// Traces over OTLP (gRPC).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+#[schemars(transform = crate::config::schema::restart)]
+pub struct OtlpSection {
+    /// Where traces go, such as `http://otel-collector:4317`; absent = none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub endpoint: Option<String>,
+    /// Share of the requests that start a trace of their own, from 0 to 1.
+    /// Requests that bring a sampled `traceparent` are always traced.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub sample: f64,
+}
+
+impl Default for OtlpSection {
+    fn default() -> Self {
+        Self { endpoint: None, sample: 0.1 }
+    }
+}
+
+/// An IP address and a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct ListenAddress(pub SocketAddr);
+
+impl ListenAddress {
+    fn loopback(port: u16) -> Self {
+        Self((Ipv4Addr::LOCALHOST, port).into())
+    }
+}
+
+impl fmt::Display for ListenAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl<'de> Deserialize<'de> for ListenAddress {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map(Self).map_err(|_| {
+            let hint = "write an IP address and a port, such as 127.0.0.1:8080 or 0.0.0.0:8080";
+            D::Error::custom(format!("{text:?} is not an address to listen on\n{hint}"))
+        })
+    }
+}
+
+impl JsonSchema for ListenAddress {
+    fn schema_name() -> Cow<'static, str> {
+        "Address".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "type": "string",
+            "description": "An IP address and a port.",
+            "pattern": "^(\\d+\\.\\d+\\.\\d+\\.\\d+|\\[[0-9a-fA-F:.%]+\\]):\\d+$",
+            "examples": ["127.0.0.1:8080", "0.0.0.0:8080", "[::]:8080"],
+        })
+    }
+}

@@ -1,0 +1,177 @@
+//! Parts of a request record: what was asked for, the counts of its prompt, what happened at
+//! engines, and how it ended.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use http::HeaderValue;
+
+use crate::core::model::event::{DispatchReason, PreemptReason, RejectReason};
+use crate::core::model::ids::{ClassId, ModelId, PoolId, ReplicaId};
+use crate::core::model::job::JobUsage;
+use crate::core::model::time::Tick;
+use crate::protocol::api::Api;
+use crate::proxy::request::superseding::LiveRequestGuard;
+use crate::telemetry::event::RequestOutcome;
+use crate::telemetry::summary::{AttemptCounts, LastDispatch};
+use crate::tokens::CountSource;
+use crate::tokens::ratio::TokenRatios;
+
+/// Work that the client asked for, and the model that serves it.
+#[derive(Debug)]
+pub(in crate::proxy) struct RequestedWork {
+    pub(in crate::proxy) api: Api,
+    pub(in crate::proxy) class: Option<ClassId>,
+    /// Model that serves the request, or is to serve it.
+    pub(in crate::proxy) model: Option<ModelId>,
+    /// Model before the first fallback, and the reason for that fallback.
+    pub(in crate::proxy) fallback: Option<(ModelId, RejectReason)>,
+    /// Model name that the client sent.
+    pub(in crate::proxy) requested_model: Option<String>,
+    /// Whether the client asked for a stream.
+    pub(in crate::proxy) stream: bool,
+}
+
+/// Counts of the prompt before dispatch.
+#[derive(Debug, Default)]
+pub(in crate::proxy) struct PromptCounts {
+    /// Prompt tokens as counted before dispatch, and the source of the count.
+    pub(in crate::proxy) counted: Option<(u64, CountSource)>,
+    /// Lowered output limit in tokens, if the requested one did not fit the window.
+    pub(in crate::proxy) lowered: Option<u64>,
+    /// Inputs for learning token ratios from the engine's count: the ratios, their key, and the
+    /// estimate in tokens.
+    pub(in crate::proxy) learn_from: Option<(Arc<TokenRatios>, (u32, u32), u64)>,
+}
+
+/// Attempts of the request, and what the engines answered.
+#[derive(Debug, Default)]
+pub(in crate::proxy) struct AtEngine {
+    /// Replica of the last attempt.
+    pub(in crate::proxy) place: Option<DispatchedTo>,
+    /// Number of attempts.
+    pub(in crate::proxy) attempts: u32,
+    /// Number of times that the engine may have got the request in the last attempt.
+    pub(in crate::proxy) sends: u32,
+    /// Number of continuations at another replica.
+    pub(in crate::proxy) continued: u32,
+    /// Number of preemptions, and the reason of the last one.
+    pub(in crate::proxy) preemptions: (u32, Option<PreemptReason>),
+    /// Set-up time of the last connection.
+    pub(in crate::proxy) connect: Option<Duration>,
+    /// Arrival of a stream's first token.
+    pub(in crate::proxy) first_token: Option<Tick>,
+    /// Dispatch to the engine that sent the first token, else the last dispatch.
+    pub(in crate::proxy) sent_at: Option<Tick>,
+    /// Time that the engine took for a whole answer, in the last attempt.
+    pub(in crate::proxy) whole_answer: Option<Duration>,
+    /// Finish reason that the engine gave.
+    pub(in crate::proxy) finish_reason: Option<&'static str>,
+    /// Gaps between the pieces of a stream.
+    pub(in crate::proxy) gaps: ChunkGaps,
+}
+
+impl AtEngine {
+    /// The last dispatch, for the summary.
+    pub(super) fn last_dispatch(&self) -> LastDispatch {
+        let place = self.place;
+        LastDispatch {
+            pool: place.and_then(|place| place.pool),
+            replica: place.map(|place| place.replica),
+            engine: place.and_then(|place| place.engine),
+            why: place.map(|place| place.why),
+        }
+    }
+
+    /// The numbers of attempts, for the summary.
+    pub(super) fn counts(&self) -> AttemptCounts {
+        AttemptCounts {
+            made: self.attempts,
+            continued: self.continued,
+            recalls: self.preemptions.0,
+            recall_reason: self.preemptions.1.map(PreemptReason::name),
+        }
+    }
+}
+
+/// End of the request as its client saw it.
+#[derive(Debug)]
+pub(in crate::proxy) struct RecordEnd {
+    /// HTTP status that the client got. 499 if the client left before.
+    pub(in crate::proxy) status: u16,
+    pub(in crate::proxy) outcome: RequestOutcome,
+    /// Reason why the request did not succeed, as a stable code.
+    pub(in crate::proxy) reason: Option<&'static str>,
+    /// Usage of the request. `None` until an engine got the request, which counts as no tokens.
+    pub(in crate::proxy) usage: Option<JobUsage>,
+    /// Whether an early head was sent. `None` if the request may not have one.
+    pub(in crate::proxy) early_head: Option<Arc<AtomicBool>>,
+}
+
+/// Link between a request and a retry of it.
+#[derive(Debug, Default)]
+pub(in crate::proxy) struct RetryLink {
+    /// Entry among the live requests that a retry may supersede. `None` if the client sends no
+    /// retry count.
+    pub(in crate::proxy) live_guard: Option<LiveRequestGuard>,
+    /// Request id of the request that this retry superseded.
+    pub(in crate::proxy) replaces: Option<HeaderValue>,
+}
+
+/// Replica that a request was dispatched to, and the reason.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::proxy) struct DispatchedTo {
+    /// `None` if a reload has just removed the replica.
+    pub(in crate::proxy) pool: Option<PoolId>,
+    pub(in crate::proxy) replica: ReplicaId,
+    /// Name of the pool's engine.
+    pub(in crate::proxy) engine: Option<&'static str>,
+    pub(in crate::proxy) why: DispatchReason,
+}
+
+/// Gaps between the pieces of a stream.
+#[derive(Debug, Clone, Copy, Default)]
+pub(in crate::proxy) struct ChunkGaps {
+    last: Option<Tick>,
+    first: Option<Tick>,
+    count: u32,
+    longest: Duration,
+}
+
+impl ChunkGaps {
+    /// Notes the arrival of a piece.
+    pub(in crate::proxy) fn piece(&mut self, now: Tick) {
+        let Some(last) = self.last.replace(now) else {
+            self.first = Some(now);
+            return;
+        };
+        self.count += 1;
+        self.longest = self.longest.max(now.since(last));
+    }
+
+    /// Longest gap. `None` until the first piece.
+    pub(super) fn longest(&self) -> Option<Duration> {
+        self.last.map(|_| self.longest)
+    }
+
+    /// Mean gap. The mean is over generated tokens if their number is known, because engines put
+    /// several tokens into one piece. Otherwise the mean is over pieces.
+    pub(super) fn mean(&self, output_tokens: Option<u64>) -> Option<Duration> {
+        let span = self.last?.since(self.first?);
+        let tokens = output_tokens.and_then(|tokens| u32::try_from(tokens).ok());
+        let gaps = tokens.map_or(self.count, |tokens| tokens.saturating_sub(1));
+        (gaps > 0).then(|| span / gaps)
+    }
+}
+
+/// Displays a duration in milliseconds with two decimals, truncated.
+pub(super) struct Millis(pub(super) Duration);
+
+impl fmt::Display for Millis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let hundredths = self.0.as_micros() / 10;
+        write!(f, "{}.{:02}", hundredths / 100, hundredths % 100)
+    }
+}
