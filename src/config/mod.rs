@@ -4,8 +4,8 @@
 //! written) → `validate` (settings that hold) → `merge` (with the replicas
 //! that were found) → `watch` (swap on change).
 //!
-//! Each section of the file is a folder of `sections`: its keys as written, and
-//! their check. `file` is all sections together, `settings` what they become.
+//! The folders of `sections` each hold one or more sections of the file: their keys as
+//! written, and their checks. `file` says where each section is, `settings` what they become.
 
 pub mod discover;
 pub mod file;

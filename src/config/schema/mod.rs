@@ -60,7 +60,8 @@ pub(super) fn oidc(schema: &mut Schema) {
 
 pub(super) fn pool(schema: &mut Schema) {
     require(schema, &["engine", "models"]);
-    schema.insert("anyOf".to_owned(), json!([{"required": ["replicas"]}, {"required": ["discover"]}]));
+    let enough = ["replicas", "discover", "cold_start"].map(|key| json!({"required": [key]}));
+    schema.insert("anyOf".to_owned(), json!(enough));
 }
 
 pub(super) fn replica(schema: &mut Schema) {

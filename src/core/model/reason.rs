@@ -164,7 +164,7 @@ pub struct Rejection {
 /// Reason for a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RejectReason {
-    /// The job would exceed a limit of its tenant or key.
+    /// The job would exceed a limit of its tenant, key or model.
     Limited(LimitExceeded),
     /// The job exceeds this bound of the tenant's own queue.
     TenantQueueFull(QueueBound),
@@ -250,7 +250,7 @@ pub enum EngineFault {
     Refused,
     /// The connection broke before the answer was complete.
     Reset,
-    /// A 5xx status that means neither "busy" nor "draining".
+    /// A 5xx status that means neither "busy" nor "draining", or 401, 403, 408 or 424.
     ServerError,
     /// The engine is shutting down.
     Draining,
@@ -266,7 +266,7 @@ pub enum EngineFault {
     /// A plain answer was not complete within the time allowed. The fault says nothing about the
     /// replica, and the job ends with it.
     AnswerTimeout,
-    /// 429 or 503: the engine is healthy, but can take no more requests just now.
+    /// 429, 503 or 529: the engine is healthy, but can take no more requests just now.
     Busy {
         /// The engine's own Retry-After.
         retry_after: Option<Duration>,

@@ -71,8 +71,9 @@ impl SubAssign for QueuedLoad {
 }
 
 /// One lane: two parts, each in the order of places. Late jobs are kept apart, and take their turn
-/// among the others by due time, as far as [`LateTurns`] allows. Only the head of each part competes for replicas. A returned job
-/// that waits for a certain replica therefore does not block the fresh ones.
+/// among the others by due time, as far as their part of the turns allows. Only the head of each
+/// part competes for replicas. A returned job that waits for a certain replica therefore does not
+/// block the fresh ones.
 #[derive(Debug, Clone, Default)]
 pub struct Lane {
     parts: [BTreeSet<(LanePlace, JobId)>; 2],

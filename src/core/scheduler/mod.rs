@@ -125,7 +125,7 @@ impl Scheduler {
     /// of a phase that is over.
     ///
     /// A job ends exactly once: with `Action::Reject`, or with the event
-    /// `Left`, `Finished(Done)`, or `Finished(Failed)` after its first token.
+    /// `ClientLeft`, `Finished(Done)`, or `Finished(Failed)` after its first token.
     /// `Finished(Failed)` before the first token, and `Finished(Interrupted)`,
     /// are always answered by `Requeue` or `Reject`.
     pub fn handle(&mut self, now: Tick, event: Event, out: &mut Vec<Action>) {

@@ -12,7 +12,7 @@ const fn metric(name: &'static str, help: &'static str) -> Metric {
     Metric { name, help }
 }
 
-// Counters.
+// Counters. Those that a scrape writes have no row in `COUNTERS`.
 pub(super) const REQUESTS: Metric = metric(
     "penstock_requests_total",
     "Finished requests by outcome and reason; reason is `none` for a success.",

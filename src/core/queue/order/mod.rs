@@ -295,7 +295,7 @@ impl PoolGroup {
         self.classes.iter().position(|class| class.is_active(now)).map(ClassIndex::from)
     }
 
-    /// The active classes: those with jobs waiting or running, or with some within [`ACTIVE_FOR`].
+    /// The active classes: those with jobs waiting or running, or with some within the last minute.
     #[must_use]
     pub fn active_classes(&self, now: Tick) -> BitSet {
         let classes = self.classes.iter().enumerate();

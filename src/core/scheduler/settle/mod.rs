@@ -11,8 +11,8 @@
 //!
 //! Retries take from the retry budget ([`crate::core::queue::retry_budget`]), except after faults that
 //! cost the engine nothing (refused, draining, busy; see [`EngineFault::counts_as_attempt`]) and after
-//! the outage of a replica that worked. When the retry budget is spent, the job is refused: nothing suggests that waiting would help, and its client
-//! may know another endpoint.
+//! the outage of a replica that worked. When the retry budget is spent, the job is refused: nothing
+//! suggests that waiting would help, and its client may know another endpoint.
 //!
 //! A stream that migrated because its replica drains has not failed, and neither has the replica.
 
