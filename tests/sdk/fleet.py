@@ -26,6 +26,9 @@ def until(check, what, seconds=20):
 
 #: Ports that `free_port` has given out; the system may offer one again before it is used.
 GIVEN = set()
+#: Processes that run tests side by side, and the number of this one: each takes ports of its own.
+PROCESSES = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+PROCESS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 
 
 def free_port():
@@ -33,7 +36,7 @@ def free_port():
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
-        if port not in GIVEN:
+        if port not in GIVEN and port % PROCESSES == PROCESS:
             GIVEN.add(port)
             return port
 

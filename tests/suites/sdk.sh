@@ -20,7 +20,7 @@ node_is_new_enough() { node -e 'process.exit(parseInt(process.versions.node) < 1
 node_is_new_enough || fail "needs Node 18 or newer; this system's package is older"
 
 # Made anew when a version below changes.
-python_packages="pytest==8.4.2 httpx==0.28.1 openai==3.52.0 anthropic==2.11.0 ruff==0.17.6"
+python_packages="pytest==8.4.2 pytest-xdist==3.8.0 httpx==0.28.1 openai==3.52.0 anthropic==2.11.0 ruff==0.17.6"
 node_packages="openai@6.49.0 @anthropic-ai/sdk@1.11.0"
 venv=$PENSTOCK_CACHE/sdk-venv
 if [ "$(cat "$venv/packages" 2>/dev/null)" != "$python_packages" ]; then
@@ -48,7 +48,8 @@ cargo build --release --quiet || fail "the gateway does not build"
 PENSTOCK_BIN=$PWD/target/release/penstock
 export PENSTOCK_BIN
 out=$(mktemp)
-"$venv/bin/pytest" -q -p no:cacheprovider tests/sdk 2>&1 | tee "$out"
+# Most of the time is waiting: each file has a gateway and engines of its own, three at a time.
+"$venv/bin/pytest" -q -p no:cacheprovider -n 3 --dist loadfile tests/sdk 2>&1 | tee "$out"
 status=${PIPESTATUS[0]}
 count() { grep -oE "[0-9]+ $1" "$out" | tail -1 | grep -oE '[0-9]+' || echo 0; }
 echo "counts: $(count passed) passed, $(( $(count failed) + $(count error) )) failed, $(count skipped) skipped"

@@ -50,7 +50,6 @@ impl FitRank for HeadKey {
 /// The head of a part of a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaneHead {
-    /// The job that the replica is kept free for.
     pub job: JobId,
     pub lane: LaneKey,
     pub part: LanePart,
