@@ -121,7 +121,8 @@ impl Lane {
         self.parts.iter().flatten().chain(&self.late).map(|(_, job)| *job)
     }
 
-    /// The fresh jobs in the order of their turns.
+    /// The fresh jobs by due time, whatever part of the turns late jobs get: for a look at the jobs behind
+    /// the head.
     pub fn fresh_in_order(&self) -> impl Iterator<Item = JobId> {
         let mut parts =
             [&self.parts[LanePart::Fresh as usize], &self.late].map(|part| part.iter().peekable());
