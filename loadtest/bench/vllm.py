@@ -109,9 +109,10 @@ class Counters:
 class Sampler(threading.Thread):
     """Looks now and then how much waits in the gateway and in the engines."""
 
-    def __init__(self, engines, admin):
+    def __init__(self, engines, admin, samples):
         super().__init__(daemon=True)
         self.engines, self.admin, self.stopped = engines, admin, threading.Event()
+        self.samples = samples
         self.gateway, self.inside, self.running, self.ledger = [], [], [], []
         self.start()
 
@@ -125,7 +126,17 @@ class Sampler(threading.Thread):
             if self.admin:
                 text = get(f"{self.admin}/metrics")
                 self.gateway.append(sum(numbers(text, "penstock_queue_depth").values()))
-                self.ledger += json.loads(get(f"{self.admin}/admin/v1/replicas"))["replicas"]
+                rows = json.loads(get(f"{self.admin}/admin/v1/replicas"))["replicas"]
+                self.ledger += rows
+                if self.samples:
+                    self.write(texts, rows)
+
+    def write(self, texts, rows):
+        gauges = ["vllm:num_requests_waiting", "vllm:num_requests_running", "vllm:iteration_tokens_total_count"]
+        sample = {name: [sum(numbers(text, name).values()) for text in texts] for name in gauges}
+        sample |= {"at": time.time(), "queued": self.gateway[-1], "replicas": rows}
+        with open(self.samples, "a") as file:
+            file.write(json.dumps(sample) + "\n")
 
     def end(self):
         self.stopped.set()
@@ -168,11 +179,12 @@ class Stage(contextlib.ExitStack):
     def engine(self, arguments):
         port = free_port()
         home = CACHE / "tiny-vllm"
-        # By default all servers compute on the same core.
+        # A server has a core of its own. Where servers share cores, the one that
+        # polls its worker takes the time of the others.
         core = self.engines % os.cpu_count()
         self.engines += 1
         env = dict(os.environ, TINY_HOME=str(home), MAX_SEQS=str(PLACES), CORE=str(core))
-        subprocess.run(["bash", str(SERVE), str(port), *arguments], env=env, check=True, timeout=1500)
+        subprocess.run(["taskset", "-c", str(core), "bash", str(SERVE), str(port), *arguments], env=env, check=True, timeout=1500)
         pid = int((home / f"{port}.pid").read_text())
         self.callback(lambda: os.killpg(pid, signal.SIGTERM))
         return f"http://127.0.0.1:{port}"
@@ -227,7 +239,7 @@ def bytes_per_token(args, url):
 
 def measure(args, engines, side, answers, seed, scale):
     url, admin, key = side
-    before, sampler = Counters(engines), Sampler(engines, admin)
+    before, sampler = Counters(engines), Sampler(engines, admin, args.samples)
     served = load(args, url, key, answers, args.clients * len(engines), seed, scale)
     return served, {**Counters(engines).since(before), **sampler.end()}
 
@@ -273,6 +285,7 @@ def main():
     parser.add_argument("--warmup", type=float, default=4.0)
     parser.add_argument("--duration", type=float, default=10.0)
     parser.add_argument("--mark", type=float, default=0.95)
+    parser.add_argument("--samples", help="a file that gets what engines and ledger said, each second, as JSON lines")
     parser.add_argument("--config", help="a file that is appended to the gateway's configuration")
     parser.add_argument("--engine", nargs=argparse.REMAINDER, default=[], help="arguments for vllm serve; last")
     args = parser.parse_args()

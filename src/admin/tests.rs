@@ -20,9 +20,8 @@ use crate::admin::{AdminTls, report, router, spawn};
 use crate::config::report::problem::ConfigProblem;
 use crate::config::watch::{ReloadOutcome, ReloadReport, ReloadRequests, channel};
 use crate::core::model::event::ReplicaReport;
-use crate::core::model::ids::{ClassId, ModelId, ReplicaId};
+use crate::core::model::ids::ReplicaId;
 use crate::core::model::job::{JobSpec, PromptPrefix};
-use crate::core::model::time::Tick;
 use crate::dispatcher::Dispatcher;
 use crate::dispatcher::ticket::Ticket;
 use crate::telemetry::Telemetry;
@@ -70,23 +69,8 @@ impl World {
         let spec = JobSpec {
             id: self.dispatcher.next_job_id(),
             tenant: policy.tenants.id("team-1").unwrap(),
-            key: None,
-            class: ClassId::new(0),
-            model: ModelId::new(0),
-            prompt_tokens: 10,
-            max_output_tokens: 10,
-            sequences: 1,
-            bytes: 100,
-            streams: true,
-            arrived: Tick::NEVER,
             deadline: self.dispatcher.clock().now() + Duration::from_secs(60),
-            patience: Tick::NEVER,
-            has_fallback: false,
-            resumable: false,
-            context: 0,
-            context_group: 0,
-            fingerprint: None,
-            session: None,
+            ..JobSpec::example(0)
         };
         self.dispatcher.admit(spec, PromptPrefix::default(), &policy)
     }

@@ -416,23 +416,10 @@ pools:
         let spec = JobSpec {
             id: dispatcher.next_job_id(),
             tenant: policy.tenants.iter().map(|(id, _, _)| id).next().unwrap_or(TenantId::new(0)),
-            key: None,
             class: policy.classes.id("interactive").unwrap_or(ClassId::new(0)),
             model: policy.models.id("m").unwrap_or(ModelId::new(0)),
-            prompt_tokens: 10,
-            max_output_tokens: 10,
-            sequences: 1,
-            bytes: 100,
-            streams: true,
-            arrived: Tick::NEVER,
             deadline: dispatcher.clock().now() + wait,
-            patience: Tick::NEVER,
-            has_fallback: false,
-            resumable: false,
-            context: 0,
-            context_group: 0,
-            fingerprint: None,
-            session: None,
+            ..JobSpec::example(0)
         };
         dispatcher.admit(spec, PromptPrefix::default(), policy)
     }
@@ -547,23 +534,10 @@ pools:
         let spec = JobSpec {
             id: dispatcher.next_job_id(),
             tenant: new.policy.tenants.iter().map(|(id, _, _)| id).next().unwrap(),
-            key: None,
             class: new.policy.classes.id("interactive").unwrap(),
             model: new.policy.models.id("new").unwrap(),
-            prompt_tokens: 1,
-            max_output_tokens: 1,
-            sequences: 1,
-            bytes: 1,
-            streams: true,
-            arrived: Tick::NEVER,
             deadline: dispatcher.clock().now() + Duration::from_secs(1),
-            patience: Tick::NEVER,
-            has_fallback: false,
-            resumable: false,
-            context: 0,
-            context_group: 0,
-            fingerprint: None,
-            session: None,
+            ..JobSpec::example(0)
         };
         dispatcher.admit(spec, PromptPrefix::default(), &new.policy).dispatched().await.unwrap();
         // An older policy does not come back.

@@ -56,6 +56,35 @@ pub struct JobSpec {
     pub session: Option<u64>,
 }
 
+#[cfg(test)]
+impl JobSpec {
+    /// A stream of 10 prompt tokens and at most 10 output tokens, of the first tenant, in the first
+    /// class, for the first model; the base of every test's jobs.
+    pub(crate) fn example(id: u64) -> Self {
+        Self {
+            id: JobId::new(id),
+            tenant: TenantId::new(0),
+            key: None,
+            class: ClassId::new(0),
+            model: ModelId::new(0),
+            prompt_tokens: 10,
+            max_output_tokens: 10,
+            sequences: 1,
+            bytes: 100,
+            streams: true,
+            arrived: Tick::NEVER,
+            deadline: Tick::NEVER,
+            patience: Tick::NEVER,
+            has_fallback: false,
+            resumable: false,
+            context: 0,
+            context_group: 0,
+            fingerprint: None,
+            session: None,
+        }
+    }
+}
+
 /// Start of a prompt in blocks of equal size, for finding the replica that has computed the prompt
 /// before. Empty when nothing is known about the prompt's text.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

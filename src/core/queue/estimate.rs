@@ -226,31 +226,10 @@ fn decay(seconds: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::model::ids::JobId;
     use crate::core::model::job::TokenCounts;
 
     fn spec(tenant: u32, max_output_tokens: u64, sequences: u32) -> JobSpec {
-        JobSpec {
-            id: JobId::new(1),
-            tenant: TenantId::new(tenant),
-            key: None,
-            class: ClassId::new(0),
-            model: ModelId::new(0),
-            prompt_tokens: 10,
-            max_output_tokens,
-            sequences,
-            bytes: 10,
-            streams: true,
-            arrived: Tick::NEVER,
-            deadline: Tick::NEVER,
-            patience: Tick::NEVER,
-            has_fallback: false,
-            resumable: false,
-            context: 0,
-            context_group: 0,
-            fingerprint: None,
-            session: None,
-        }
+        JobSpec { tenant: TenantId::new(tenant), max_output_tokens, sequences, ..JobSpec::example(1) }
     }
 
     fn exact(output: u64) -> JobUsage {

@@ -402,25 +402,11 @@ mod tests {
 
     fn spec(id: u64, tenant: u32, model: u32) -> JobSpec {
         JobSpec {
-            id: JobId::new(id),
             tenant: TenantId::new(tenant),
-            key: None,
-            class: ClassId::new(0),
             model: ModelId::new(model),
-            prompt_tokens: 10,
             max_output_tokens: 5,
-            sequences: 1,
-            bytes: 100,
-            streams: true,
             arrived: Tick::from_millis(id),
-            deadline: Tick::NEVER,
-            patience: Tick::NEVER,
-            has_fallback: false,
-            resumable: false,
-            context: 0,
-            context_group: 0,
-            fingerprint: None,
-            session: None,
+            ..JobSpec::example(id)
         }
     }
 

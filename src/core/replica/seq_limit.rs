@@ -16,30 +16,49 @@ const DEFAULT_REQUEST_SEQS: u32 = 1024;
 /// Learned sequence limit, used where neither the operator nor the engine gives the number of
 /// sequences.
 ///
-/// The limit falls to the number of running sequences when three conditions hold. The engine holds
-/// requests back beyond its buffer. It runs as many sequences in two reports in a row. And what
-/// this gateway sent explains all of its load. One such report is not enough, since a burst of
-/// prompts waits for a moment in every engine.
+/// # When it falls
 ///
-/// Requests whose prompts wait for a step that can read them do not count as held back. But when an
-/// engine runs exactly its largest number of sequences, report after report, while others wait, all
-/// of its slots are taken.
+/// The engine shows its number of slots when it runs as many sequences in two reports while it
+/// holds requests back beyond its buffer, and what this gateway sent explains all of its load. One
+/// such report is not enough, since a burst of prompts waits for a moment in every engine.
+/// Requests whose prompts wait for a step that can read them do not count as held back. But an
+/// engine that runs exactly its largest number of sequences in three reports, while others wait,
+/// shows it, too. The limit falls to the number shown.
 ///
-/// Each report without held-back requests raises the limit while the limit is used up: by a quarter
-/// until the engine has held requests back for the first time, then by a sixteenth, at least by
-/// one.
+/// # When it rises
+///
+/// A report without held-back requests raises the limit while the limit is used up. Until the
+/// engine shows its slots, the limit doubles below 256 and rises by a quarter from there. After
+/// that it rises by one, as a probe: one that the engine answers with a queue was in vain, and the
+/// next one waits twice as long, up to eight reports. An engine that runs more than it has shown
+/// has more slots.
+///
+/// # Replicas of one pool
+///
+/// A replica that has not shown its slots yet begins with what another replica of its pool has
+/// shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LearnedSeqLimit {
     limit: u32,
     held_back: Option<u32>,
-    /// True when the engine has shown its limit before.
-    limit_shown: bool,
+    /// The slots that the engine has shown.
+    shown: Option<u32>,
+    /// True once it has shown them, or had those of its pool.
+    started: bool,
     top: BusyPeak,
+    probe: ProbeInterval,
 }
 
 impl Default for LearnedSeqLimit {
     fn default() -> Self {
-        Self { limit: DEFAULT_SEQS, held_back: None, limit_shown: false, top: BusyPeak::default() }
+        Self {
+            limit: DEFAULT_SEQS,
+            held_back: None,
+            shown: None,
+            started: false,
+            top: BusyPeak::default(),
+            probe: ProbeInterval::default(),
+        }
     }
 }
 
@@ -76,11 +95,65 @@ impl BusyPeak {
     }
 }
 
+/// Most reports between two probes of a limit that the engine has shown.
+const MAX_PROBE_INTERVAL: u8 = 8;
+
+/// When a limit that the engine has shown is tried again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct ProbeInterval {
+    /// Reports between two probes.
+    interval: u8,
+    /// Reports since the last probe in which the limit was used up.
+    since: u8,
+    /// True from a probe until the engine shows its slots again.
+    probing: bool,
+}
+
+impl Default for ProbeInterval {
+    fn default() -> Self {
+        Self { interval: 1, since: 0, probing: false }
+    }
+}
+
+impl ProbeInterval {
+    /// Counts a report in which the limit was used up. Returns whether to probe now.
+    fn is_due(&mut self) -> bool {
+        self.since += 1;
+        if self.since < self.interval {
+            return false;
+        }
+        (self.since, self.probing) = (0, true);
+        true
+    }
+
+    /// Notes that the engine showed its slots. A probe was in vain then.
+    fn fail(&mut self) {
+        if std::mem::take(&mut self.probing) {
+            self.interval = (self.interval * 2).min(MAX_PROBE_INTERVAL);
+        }
+        self.since = 0;
+    }
+}
+
 impl LearnedSeqLimit {
     /// The limit as learned so far.
     #[must_use]
     pub const fn limit(&self) -> u32 {
         self.limit
+    }
+
+    /// The slots that the engine has shown, where nothing disproved them since.
+    #[must_use]
+    pub const fn shown(&self) -> Option<u32> {
+        self.shown
+    }
+
+    /// Begins with the slots that another replica of the pool has shown, unless this one runs more.
+    pub fn start_with(&mut self, slots: u32, report: &ReplicaReport) {
+        let fits = report.running.is_some_and(|running| running <= u64::from(slots));
+        if !self.started && fits && slots < self.limit {
+            (self.limit, self.shown, self.started) = (slots, Some(slots), true);
+        }
     }
 
     /// Learns from a report. `ours` are the sequences booked there, `unread` the jobs whose prompts
@@ -90,27 +163,40 @@ impl LearnedSeqLimit {
         let holds_back = waiting > u64::from(buffer.saturating_add(unread));
         let own = running.saturating_add(waiting) <= u64::from(ours);
         let seen = u32::try_from(running).unwrap_or(u32::MAX);
+        if self.shown.is_some_and(|shown| seen > shown) {
+            (self.shown, self.held_back, self.probe) = (None, None, ProbeInterval::default());
+        }
         if own && waiting > u64::from(buffer) && self.top.update(seen) {
-            (self.limit, self.limit_shown) = (self.limit.min(seen), true);
-            return;
-        }
-        if !holds_back {
-            self.held_back = None;
+            self.lower(seen);
+        } else if !holds_back {
+            self.held_back = self.held_back.filter(|before| seen <= *before);
             if ours >= self.limit.saturating_add(buffer) {
-                let part = if self.limit_shown { 16 } else { 4 };
-                self.limit = self.limit.saturating_add((self.limit / part).max(1)).min(MOST_SEQS);
+                self.raise();
             }
-            return;
-        }
-        if !own {
+        } else if !own {
             self.held_back = None;
-            return;
+        } else if seen > 0 {
+            let alike = |before: &u32| before.abs_diff(seen) <= (seen / 16).max(1);
+            if let Some(before) = self.held_back.replace(seen).filter(alike) {
+                self.lower(before.max(seen));
+            }
         }
-        let alike = |before: &u32| before.abs_diff(seen) <= (seen / 16).max(1);
-        if let Some(before) = self.held_back.replace(seen).filter(alike) {
-            self.limit = self.limit.min(before.max(seen).max(1));
-            self.limit_shown = true;
-        }
+    }
+
+    fn lower(&mut self, slots: u32) {
+        self.limit = self.limit.min(slots);
+        (self.shown, self.started) = (Some(self.limit), true);
+        self.probe.fail();
+    }
+
+    fn raise(&mut self) {
+        let step = match self.shown {
+            Some(_) if !self.probe.is_due() => return,
+            Some(_) => 1,
+            None if self.limit < DEFAULT_SEQS => self.limit,
+            None => self.limit / 4,
+        };
+        self.limit = self.limit.saturating_add(step).min(MOST_SEQS);
     }
 }
 
@@ -167,9 +253,83 @@ mod tests {
             learned.learn(&report(32, 68), (100, 0), 0);
         }
         assert_eq!(learned.limit(), 32);
-        learned.learn(&report(0, 5), (5, 0), 0);
-        learned.learn(&report(0, 5), (5, 0), 0);
+        for _ in 0..2 {
+            learned.learn(&report(1, 5), (6, 0), 0);
+            learned.learn(&report(0, 5), (5, 0), 0);
+        }
         assert_eq!(learned.limit(), 1);
+    }
+
+    #[test]
+    fn an_engine_that_runs_nothing_shows_no_limit() {
+        let mut learned = LearnedSeqLimit::default();
+        for _ in 0..5 {
+            learned.learn(&report(0, 5), (5, 0), 0);
+        }
+        assert_eq!(learned.limit(), 256);
+    }
+
+    #[test]
+    fn reports_of_held_back_requests_need_not_follow_each_other() {
+        let mut learned = LearnedSeqLimit::default();
+        learned.learn(&report(32, 1), (33, 0), 0);
+        for running in [31, 32, 29] {
+            learned.learn(&report(running, 0), (32, 0), 0);
+        }
+        learned.learn(&report(32, 2), (34, 0), 0);
+        assert_eq!(learned.limit(), 32);
+    }
+
+    #[test]
+    fn more_running_sequences_than_before_begin_the_count_again() {
+        let mut learned = LearnedSeqLimit::default();
+        learned.learn(&report(32, 1), (33, 0), 0);
+        learned.learn(&report(40, 0), (40, 0), 0);
+        learned.learn(&report(32, 1), (33, 0), 0);
+        assert_eq!(learned.limit(), 256);
+    }
+
+    /// Reports of an engine with `slots` whose limit is always used up. Returns how many of them
+    /// showed a queue inside.
+    fn drive(learned: &mut LearnedSeqLimit, slots: u32, reports: u32) -> u32 {
+        let mut queues = 0;
+        for _ in 0..reports {
+            let ours = learned.limit();
+            let running = ours.min(slots);
+            queues += u32::from(ours > running);
+            learned.learn(&report(u64::from(running), u64::from(ours - running)), (ours, 0), 0);
+        }
+        queues
+    }
+
+    #[test]
+    fn a_shown_limit_is_probed_ever_more_seldom() {
+        let mut learned = LearnedSeqLimit::default();
+        drive(&mut learned, 32, 20);
+        let queues = drive(&mut learned, 32, 90);
+        assert!((8..=11).contains(&queues), "{queues}");
+        assert!((32..=33).contains(&learned.limit()), "{}", learned.limit());
+    }
+
+    #[test]
+    fn a_replica_starts_with_what_its_pool_has_shown_once() {
+        let mut learned = LearnedSeqLimit::default();
+        learned.start_with(32, &report(33, 0));
+        assert_eq!(learned.limit(), 256, "it runs more");
+        learned.start_with(32, &report(10, 0));
+        assert_eq!((learned.limit(), learned.shown()), (32, Some(32)));
+        drive(&mut learned, 256, 20);
+        assert!(learned.limit() >= 256, "{}", learned.limit());
+        learned.start_with(32, &report(10, 0));
+        assert!(learned.limit() >= 256, "{}", learned.limit());
+    }
+
+    #[test]
+    fn a_limit_that_is_disproved_doubles() {
+        let mut learned = LearnedSeqLimit::default();
+        drive(&mut learned, 16, 40);
+        drive(&mut learned, 200, 2 * u32::from(MAX_PROBE_INTERVAL));
+        assert!((190..=210).contains(&learned.limit()), "{}", learned.limit());
     }
 
     #[test]
@@ -210,15 +370,11 @@ mod tests {
 
     #[test]
     fn it_recovers_only_when_used_up() {
-        let mut learned = LearnedSeqLimit { limit: 4, limit_shown: true, ..LearnedSeqLimit::default() };
+        let mut learned = LearnedSeqLimit { limit: 4, shown: Some(4), ..LearnedSeqLimit::default() };
         learned.learn(&report(3, 0), (3, 0), 0);
         assert_eq!(learned.limit(), 4);
         learned.learn(&report(4, 0), (4, 0), 0);
         assert_eq!(learned.limit(), 5);
-        for _ in 0..200 {
-            learned.learn(&report(4, 0), (300, 0), 0);
-        }
-        assert!((301..330).contains(&learned.limit()), "{}", learned.limit());
     }
 
     #[test]

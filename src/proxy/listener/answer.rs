@@ -223,6 +223,6 @@ impl Drop for AnswerEnd {
 
 impl<S> fmt::Debug for GuardedService<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Guarded").field("state", &self.state).finish_non_exhaustive()
+        f.debug_struct("GuardedService").field("state", &self.state).finish_non_exhaustive()
     }
 }

@@ -104,6 +104,6 @@ impl Drop for ClientStream {
 
 impl fmt::Debug for ClientStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StreamBody").field("flushed", &self.flushed).finish_non_exhaustive()
+        f.debug_struct("ClientStream").field("flushed", &self.flushed).finish_non_exhaustive()
     }
 }

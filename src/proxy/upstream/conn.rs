@@ -34,7 +34,7 @@ struct ConnIo {
 
 impl fmt::Debug for UpstreamConn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Conn").field("open", &self.link.open).finish_non_exhaustive()
+        f.debug_struct("UpstreamConn").field("open", &self.link.open).finish_non_exhaustive()
     }
 }
 

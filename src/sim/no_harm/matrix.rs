@@ -133,7 +133,7 @@ pub const KINDS: [RequestKind; 7] = [
 ];
 
 pub const CLASSES: [CellClass; 3] = [
-    CellClass { name: "interactive", ttft_s: 1.0, itl_ms: 50.0, max_wait_s: 30.0 },
+    CellClass { name: "interactive", ttft_s: 1.0, itl_ms: 50.0, max_wait_s: 15.0 },
     CellClass { name: "standard", ttft_s: 5.0, itl_ms: 100.0, max_wait_s: 120.0 },
     CellClass { name: "batch", ttft_s: 60.0, itl_ms: 500.0, max_wait_s: 3600.0 },
 ];

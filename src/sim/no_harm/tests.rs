@@ -9,7 +9,9 @@ use crate::sim::no_harm::{CellConditions, CellRow, measure};
 
 /// Cells below their marks: fleet, kind, class (empty = all classes), and the
 /// least ratio that they must reach. Remove a cell when it reaches its mark.
-const SHORT: [(&str, RequestKind, &str, f64); 4] = [
+const SHORT: [(&str, RequestKind, &str, f64); 5] = [
+    // Clients that overload the engine with 8,000-token prompts are refused after `max_wait`.
+    ("70b", RequestKind::Long, "interactive", 0.79),
     // The last chunk of a prompt and the first of the next do not always share a step.
     ("70b", RequestKind::Long, "", 0.91),
     // While the fast engines prefill, long prompts go to the slow engines.

@@ -134,7 +134,7 @@ fn classes_tenants_and_keys_are_what_the_file_says() {
     let settings = full();
     let policy = &settings.policy;
     let interactive = policy.classes.get(ClassId::new(0)).unwrap();
-    assert_eq!((interactive.rank, interactive.min_share, interactive.max_wait.as_secs()), (0, 0.2, 30));
+    assert_eq!((interactive.rank, interactive.min_share, interactive.max_wait.as_secs()), (0, 0.2, 15));
     let night = policy.classes.get(ClassId::new(1)).unwrap();
     assert_eq!((night.rank, night.max_wait.as_secs(), night.ttft_objective.as_secs()), (9, 7200, 5));
     let red = policy.tenants.get(TenantId::new(0)).unwrap();

@@ -85,7 +85,7 @@ pub fn builtin_classes() -> NamedEntries<ClassSection> {
         ..PlacementSection::default()
     };
     [
-        class("interactive", 0, 0.0, 30, 1_000, 50, whole),
+        class("interactive", 0, 0.0, 15, 1_000, 50, whole),
         class("standard", 1, 0.1, 120, 5_000, 100, PlacementSection::default()),
         class("batch", 2, 0.05, 3_600, 60_000, 500, cheap),
     ]

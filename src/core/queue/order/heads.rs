@@ -161,15 +161,15 @@ impl fmt::Debug for RoomIn<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
             Self::Anywhere => "Anywhere",
-            Self::Matching(_) => "Where",
-            Self::Pools(_) => "In",
+            Self::Matching(_) => "Matching",
+            Self::Pools(_) => "Pools",
         })
     }
 }
 
 impl fmt::Debug for OpenRoom<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("Rooms")
+        out.write_str("OpenRoom")
     }
 }
 

@@ -279,8 +279,10 @@ impl Fleet {
 
     /// Takes over an engine's own report.
     pub fn report(&mut self, id: ReplicaId, report: ReplicaReport, now: Tick) -> Option<ReportResult> {
-        let buffer = self.node(id).and_then(|node| self.pools.get(node.pool.index())).map_or(0, |p| p.buffer);
-        self.change(id, now, |node| {
+        let index = self.node(id)?.pool.index();
+        let (buffer, shown) = self.pools.get(index).map_or((0, None), |pool| (pool.buffer, pool.shown_seqs));
+        let result = self.change(id, now, |node| {
+            shown.into_iter().for_each(|slots| node.limits.seqs.start_with(slots, &report));
             node.limits.seqs.learn(&report, (node.ledger.seqs, node.ledger.unread), buffer);
             node.limits.shared_kv.learn(&report, node.kv(), node.ledger.kv_prompts);
             if node.stall.gauges.update(&report) {
@@ -291,7 +293,12 @@ impl Fleet {
             let fell_asleep = report.asleep.is_some_and(|asleep| node.sleep.report(now, asleep));
             let own = LedgerView { seqs: node.ledger.seqs, sent: node.sent.seqs };
             ReportResult { finding: node.reported.reconciler.report(now, &report, own), fell_asleep }
-        })
+        });
+        let shown = self.node(id).and_then(|node| node.limits.seqs.shown());
+        if let Some(pool) = self.pools.get_mut(index) {
+            pool.shown_seqs = shown.or(pool.shown_seqs);
+        }
+        result
     }
 
     /// Nanoseconds per token of a prompt's weight, at a replica of median speed in the fastest of

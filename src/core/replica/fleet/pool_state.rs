@@ -54,6 +54,8 @@ impl Default for ActiveObjective {
 #[derive(Debug, Clone, Default)]
 pub(super) struct PoolState {
     pub(super) buffer: u32,
+    /// Slots that a replica has shown, with which those without a learned limit begin.
+    pub(super) shown_seqs: Option<u32>,
     pub(super) objective: ActiveObjective,
     pub(super) members: Vec<ReplicaId>,
     /// Replicas with free capacity for the urgent class.

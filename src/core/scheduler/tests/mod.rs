@@ -41,7 +41,7 @@ use crate::core::model::event::{
     Action, AttemptOutcome, DispatchReason, EngineFault, Event, JobAction, Rejection, ReplicaAction,
 };
 use crate::core::model::id_table::IdTable;
-use crate::core::model::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId, TenantId};
+use crate::core::model::ids::{ClassId, JobId, PoolId, ReplicaId, TenantId};
 use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix, TokenCounts};
 use crate::core::model::policy::{Class, Model, Policy, Pool, QueueBounds, Quota, Replica, Tenant};
 use crate::core::model::reason::PreemptReason;
@@ -103,30 +103,9 @@ fn policy(pools: &[&[u32]], models: &[&[u32]]) -> Policy {
     policy
 }
 
-/// A job of 10 prompt tokens and at most 10 output tokens, of tenant a, in the
-/// first class, for the first model.
+/// A job that may wait for a minute.
 fn spec(id: u64) -> JobSpec {
-    JobSpec {
-        id: JobId::new(id),
-        tenant: TenantId::new(0),
-        key: None,
-        class: ClassId::new(0),
-        model: ModelId::new(0),
-        prompt_tokens: 10,
-        max_output_tokens: 10,
-        sequences: 1,
-        bytes: 100,
-        streams: true,
-        arrived: Tick::NEVER,
-        deadline: Tick::from_millis(60_000),
-        patience: Tick::NEVER,
-        has_fallback: false,
-        resumable: false,
-        context: 0,
-        context_group: 0,
-        fingerprint: None,
-        session: None,
-    }
+    JobSpec { deadline: Tick::from_millis(60_000), ..JobSpec::example(id) }
 }
 
 fn of_tenant(id: u64, tenant: u32) -> JobSpec {

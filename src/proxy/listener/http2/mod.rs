@@ -136,7 +136,7 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for StreamExecutor {
 
 impl fmt::Debug for StreamExecutor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Crew").field("fresh", &self.fresh.lock().len()).finish_non_exhaustive()
+        f.debug_struct("StreamExecutor").field("fresh", &self.fresh.lock().len()).finish_non_exhaustive()
     }
 }
 

@@ -221,7 +221,6 @@ impl Edge {
                 let spec = JobSpec {
                     id,
                     tenant: TenantId::new(tenant),
-                    key: None,
                     class: ClassId::new(class),
                     model: ModelId::new(model),
                     prompt_tokens: prompt,
@@ -229,7 +228,6 @@ impl Edge {
                     sequences,
                     bytes: 4 * prompt,
                     streams,
-                    arrived: Tick::NEVER,
                     deadline: self.now + Duration::from_millis(patience),
                     patience: match patience % 3 {
                         0 => Tick::NEVER,
@@ -238,9 +236,8 @@ impl Edge {
                     has_fallback: prompt % 2 == 0,
                     resumable: prompt % 3 > 0,
                     context: prompt + output,
-                    context_group: 0,
-                    fingerprint: None,
                     session: (output % 2 == 0).then_some(prompt % 7),
+                    ..JobSpec::example(0)
                 };
                 self.arrive(spec, family.map(|family| prefix(&spec, family)).unwrap_or_default());
             }
