@@ -23,7 +23,7 @@ impl Fleet {
         self.pools = vec![PoolState::default(); policy.pools.capacity()];
         for (id, _, row) in policy.pools.iter() {
             let pool = &mut self.pools[id.index()];
-            (pool.buffer, pool.sleep) = (row.engine_buffer, row.sleep);
+            (pool.slots.buffer, pool.sleep) = (row.engine_buffer, row.sleep);
             pool.may_scale_to_zero = row.scales_to_zero;
             pool.adapters.clone_from(&row.adapters);
             pool.load = before.get(id.index()).map(|pool| pool.load).unwrap_or_default();

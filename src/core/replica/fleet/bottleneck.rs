@@ -96,7 +96,7 @@ impl ReplicaState {
 
     /// Most sequences that one request may ask for here.
     pub(super) fn most(&self, pool: &PoolState) -> u32 {
-        max_request_seqs(self.config.seqs, self.reported.slots(), pool.buffer)
+        max_request_seqs(self.config.seqs, self.reported.slots(), pool.slots.buffer)
     }
 
     /// Used part of the replica: of its sequences, of its KV cache, of the prompts that it can read

@@ -280,10 +280,10 @@ impl Fleet {
     /// Takes over an engine's own report.
     pub fn report(&mut self, id: ReplicaId, report: ReplicaReport, now: Tick) -> Option<ReportResult> {
         let index = self.node(id)?.pool.index();
-        let (buffer, shown) = self.pools.get(index).map_or((0, None), |pool| (pool.buffer, pool.shown_seqs));
+        let slots = self.pools.get(index).map(|pool| pool.slots).unwrap_or_default();
         let result = self.change(id, now, |node| {
-            shown.into_iter().for_each(|slots| node.limits.seqs.start_with(slots, &report));
-            node.limits.seqs.learn(&report, (node.ledger.seqs, node.ledger.unread), buffer);
+            slots.shown.into_iter().for_each(|shown| node.limits.seqs.start_with(shown, &report));
+            node.limits.seqs.learn(&report, (node.ledger.seqs, node.ledger.unread), slots.buffer);
             node.limits.shared_kv.learn(&report, node.kv(), node.ledger.kv_prompts);
             if node.stall.gauges.update(&report) {
                 node.stall.detector.note_sign(now);
@@ -296,7 +296,7 @@ impl Fleet {
         });
         let shown = self.node(id).and_then(|node| node.limits.seqs.shown());
         if let Some(pool) = self.pools.get_mut(index) {
-            pool.shown_seqs = shown.or(pool.shown_seqs);
+            pool.slots.shown = shown.or(pool.slots.shown);
         }
         result
     }

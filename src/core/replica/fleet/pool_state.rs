@@ -50,12 +50,19 @@ impl Default for ActiveObjective {
     }
 }
 
+/// Sequences of a pool's replicas, where the replicas are alike.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct PoolSlots {
+    /// Sequences that may wait inside each engine.
+    pub(super) buffer: u32,
+    /// Slots that a replica has shown, with which those without a learned limit begin.
+    pub(super) shown: Option<u32>,
+}
+
 /// State of one pool.
 #[derive(Debug, Clone, Default)]
 pub(super) struct PoolState {
-    pub(super) buffer: u32,
-    /// Slots that a replica has shown, with which those without a learned limit begin.
-    pub(super) shown_seqs: Option<u32>,
+    pub(super) slots: PoolSlots,
     pub(super) objective: ActiveObjective,
     pub(super) members: Vec<ReplicaId>,
     /// Replicas with free capacity for the urgent class.

@@ -167,7 +167,7 @@ impl ReplicaState {
 
     /// Sequences that it runs at full size, whatever its ITL.
     pub(super) fn full(&self, pool: &PoolState) -> u32 {
-        full_seqs(self.config.seqs, self.reported.slots(), self.limits.seqs, pool.buffer)
+        full_seqs(self.config.seqs, self.reported.slots(), self.limits.seqs, pool.slots.buffer)
     }
 
     /// Sequences that it may run now.

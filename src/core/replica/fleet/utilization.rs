@@ -71,7 +71,7 @@ impl Fleet {
 
     fn most_of<'a>(&'a self, pools: &'a [PoolId]) -> impl Iterator<Item = u32> + 'a {
         self.pools(pools).flat_map(|pool| {
-            let none = pool.members.is_empty().then(|| max_request_seqs(None, None, pool.buffer));
+            let none = pool.members.is_empty().then(|| max_request_seqs(None, None, pool.slots.buffer));
             let members = pool.members.iter().filter_map(|id| self.node(*id));
             members.map(|node| node.most(pool)).chain(none)
         })
