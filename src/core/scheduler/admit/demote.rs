@@ -53,7 +53,8 @@ impl Scheduler {
         let allowed = self.policy.tenants.get(spec.tenant)?.classes.contains(&next);
         let here = self.lane_position(LaneKey::of(spec))?;
         let there = self.lane_position(LaneKey { class: next, ..LaneKey::of(spec) })?;
-        let deadline = (spec.arrived + self.policy.classes.get(next)?.max_wait).min(spec.patience);
+        let deadline = spec.arrived + self.policy.classes.get(next)?.max_wait;
+        let deadline = self.latest_start(&JobSpec { class: next, deadline, ..*spec });
         let wins = deadline > spec.deadline && deadline > self.now;
         (allowed && wins && there.class > here.class).then_some((next, deadline))
     }
