@@ -230,10 +230,11 @@ impl World {
 
     /// Time of the locked part and of the whole of an evaluation of the demand.
     fn demand(&mut self) -> (f64, f64) {
+        let now = self.now();
         self.scheduler.hand_over_demand(&mut self.observer);
         self.observer.observe();
         let begun = Instant::now();
-        let inputs = self.scheduler.demand_inputs(&mut self.observer, self.now(), false);
+        let inputs = self.scheduler.demand_inputs(&mut self.observer, now, false);
         let locked = begun.elapsed();
         let demands = self.observer.replica_demand(&inputs, &PeerDemand::default());
         let whole = begun.elapsed();

@@ -16,7 +16,7 @@ use crate::dispatcher::Dispatcher;
 
 /// The demand observer of the process.
 #[derive(Debug, Default)]
-pub(super) struct SharedObserver(Mutex<DemandObserver>);
+pub(super) struct SharedObserver(pub(super) Mutex<DemandObserver>);
 
 impl Dispatcher {
     /// Replica demand of every pool at this moment.

@@ -368,6 +368,8 @@ mod tests {
     use crate::config::load::load_str_with;
     use crate::config::secret::MachineSecrets;
     use crate::config::settings::Settings;
+    use crate::core::autoscale::demand::state::ProfileKind;
+    use crate::core::autoscale::facts::MAX_FACTS;
     use crate::core::model::event::{AttemptOutcome, EngineFault, JobAction, PreemptReason, RejectReason};
     use crate::core::model::ids::{ClassId, ModelId, TenantId};
     use crate::dispatcher::ticket::Ticket;
@@ -560,6 +562,33 @@ pools:
         ticket.dispatched().await.unwrap();
         assert!(ticket.report_first_token() && ticket.finish(AttemptOutcome::Done(JobUsage::Unknown)));
         assert_eq!(dispatcher.snapshot().jobs, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn facts_of_demand_that_nobody_reads_are_observed_in_time() {
+        let settings = settings(ONE_SLOT, None);
+        let (dispatcher, _wished) = dispatcher(&settings);
+        let is_due = || dispatcher.state.lock().scheduler.must_hand_over_demand();
+        // Each job makes four facts: it arrives, goes to a replica, stays there and leaves.
+        let serve = async |jobs: usize| {
+            for _ in 0..jobs {
+                let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));
+                ticket.dispatched().await.unwrap();
+                assert!(ticket.finish(AttemptOutcome::Done(JobUsage::Unknown)));
+            }
+        };
+        serve(MAX_FACTS / 2).await;
+        assert!(!is_due(), "a step has handed them over");
+        let reader = dispatcher.demand.0.lock();
+        serve(MAX_FACTS / 4 + 1).await;
+        assert!(is_due(), "no step waits for the reader");
+        drop(reader);
+        serve(1).await;
+        assert!(!is_due());
+        let state = dispatcher.demand_state();
+        let arrived = MAX_FACTS / 2 + MAX_FACTS / 4 + 2;
+        let pool = state.rows.iter().find(|row| row.kind == ProfileKind::Pool).unwrap();
+        assert_eq!(pool.seen.kept as usize, arrived, "none is lost");
     }
 
     #[tokio::test(start_paused = true)]

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use crate::core::model::event::ItlSample;
 use crate::core::autoscale::replica_demand::ReplicaDemand;
+use crate::core::model::event::ItlSample;
 use crate::core::model::time::Tick;
 use crate::sim::engine::EngineEvent;
 use crate::sim::world::arrival::Arrival;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::core::model::ids::{ClassId, ModelId, PoolId, TenantId};
 use crate::core::autoscale::facts::ObservedJob;
+use crate::core::model::ids::{ClassId, ModelId, PoolId, TenantId};
 use crate::core::model::time::Tick;
 
 use super::profile::DemandProfile;

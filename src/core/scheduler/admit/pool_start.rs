@@ -185,8 +185,7 @@ impl Scheduler {
         for step in self.demand.starts.take_steps() {
             out.push(match step {
                 StartStep::Wanted(pool) => {
-                    let expected =
-                        self.demand.starts.start_left(pool, self.configured_start(pool), self.now);
+                    let expected = self.demand.starts.start_left(pool, self.configured_start(pool), self.now);
                     Action::Replica(ReplicaAction::PoolWanted { pool, expected })
                 }
                 StartStep::Started(pool, took) => Action::Replica(ReplicaAction::PoolStarted { pool, took }),

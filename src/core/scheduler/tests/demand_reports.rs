@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::core::autoscale::demand_report::{DecidedNumber, DemandReport, PeerDemand};
-use crate::core::autoscale::peers::{GatewayId, PeerGroup, PeerReport};
 use crate::core::autoscale::observer::DemandObserver;
+use crate::core::autoscale::peers::{GatewayId, PeerGroup, PeerReport};
 use crate::core::autoscale::replica_demand::ReplicaDemand;
 use crate::core::model::event::{Action, AttemptOutcome, Event, JobAction};
 use crate::core::model::ids::JobId;

@@ -18,8 +18,8 @@ use crate::core::model::reason::PreemptReason;
 use crate::core::model::time::Tick;
 use crate::core::replica::health::sleep::SleepResult;
 use crate::core::scheduler::Scheduler;
-use crate::core::scheduler::tests::{replica_demand, used};
 use crate::core::scheduler::tests::worlds::{Op, Rules, build, models_of, prefix};
+use crate::core::scheduler::tests::{replica_demand, used};
 
 /// What the edge knows of a job.
 #[derive(Debug, Clone, Default)]
