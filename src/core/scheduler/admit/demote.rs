@@ -72,7 +72,7 @@ impl Scheduler {
         };
         (job.place.late, job.wait.held_until, job.charges.fair_share) = (false, None, None);
         self.set_place(&mut job);
-        self.autoscaler.demand.profiles.moved(before.class, class);
+        self.demand.note_moved(before.class, class, self.now);
         let paid = self.jobs.insert(id, job).and_then(|job| job.charges.fair_share);
         if let (Some(paid), Some(account)) = (paid, self.lane_accounts(LaneKey::of(&before))) {
             self.recharge(account, LaneKey::of(&before), paid, 0);

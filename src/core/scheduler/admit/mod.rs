@@ -99,7 +99,7 @@ impl Scheduler {
         self.jobs.insert(id, job);
         if let Some(spot) = self.lane_position(LaneKey::of(&spec)) {
             self.groups[spot.group].arrived(spot.class, spec.sequences, self.now);
-            self.autoscaler.note_arrival(&spec, spot, work, self.now);
+            self.demand.note_arrival(&spec, spot, work, self.now);
         }
         self.enqueue(id);
         self.start_or_queue(id, out);
@@ -183,7 +183,7 @@ impl Scheduler {
         let here = &self.groups[spot.group];
         let wait = here.drain_rates(spot.class).wait(key.tenant, before, self.now)?;
         let pools = here.shape.pool_set(spot.pool_set).pools.iter();
-        Some(wait.div_f64(self.autoscaler.growth(pools)))
+        Some(wait.div_f64(self.demand.growth(pools)))
     }
 
     /// Schedules a later check of a job that was admitted before the drain rate was known.
@@ -235,7 +235,7 @@ impl Scheduler {
             return false;
         };
         let share = self.late_share(key.class);
-        if share >= 1.0 || self.autoscaler.growth(pool_set.pools.iter()) > 1.0 {
+        if share >= 1.0 || self.demand.growth(pool_set.pools.iter()) > 1.0 {
             return false;
         }
         let left = job.spec.deadline.since(self.now);
