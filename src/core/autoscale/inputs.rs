@@ -32,11 +32,11 @@ pub struct DemandInputs {
 /// Load of one pool.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PoolLoad {
-    /// Replicas in use, see [`crate::core::replica::fleet::Fleet::used`].
+    /// Replicas in use now, in each of the ways in which a replica can be full.
     pub used: ReplicasInUse,
     /// Replicas in service.
     pub ready: u32,
-    /// Replicas with a job.
+    /// Replicas with a job of this gateway.
     pub active: u32,
     /// Jobs that run there.
     pub running: u64,

@@ -96,8 +96,8 @@ impl Scheduler {
         fleet.apply(&policy, Tick::ZERO);
         let mut limits = JobLimits::default();
         limits.apply(&policy);
-        let mut demand = DemandRecord::default();
-        demand.apply(&policy, &placement, &groups, Tick::ZERO);
+        let mut record = DemandRecord::default();
+        record.apply(&policy, &placement, &groups, Tick::ZERO);
         Self {
             policy,
             placement,
@@ -109,7 +109,7 @@ impl Scheduler {
             limits,
             affinity: Affinity::default(),
             timers: Timers::default(),
-            demand,
+            demand: record,
             overrides: Overrides::default(),
             invariants: Invariants::default(),
             vain_waits_possible: false,

@@ -2,8 +2,9 @@
 //! replicas that it told for each pool.
 //!
 //! The observer stands beside the scheduler. It takes [`DemandFact`]s in their order, and evaluates
-//! the demand on a copy of what waits and runs ([`DemandInputs`]). What the scheduler's decisions
-//! need of the result goes back as an event ([`DemandObserver::take_growth`]).
+//! the demand on a copy of what waits and runs ([`crate::core::autoscale::inputs`]). What the
+//! scheduler's decisions need of the result goes back as an event
+//! ([`DemandObserver::take_growth`]).
 
 mod evaluate;
 mod report;

@@ -50,20 +50,9 @@ impl Scheduler {
     }
 
     fn pool_loads(&self, shared: bool) -> BTreeMap<PoolId, PoolLoad> {
-        let load = |pool| PoolLoad {
-            used: self.fleet.used(pool, self.waiting_for(pool) > 0, shared),
-            ready: u32::try_from(self.fleet.count_up(&[pool])).unwrap_or(u32::MAX),
-            active: self.fleet.active(pool),
-            running: 0,
-            start: self.demand.starts.measured(pool),
-        };
-        let mut loads: BTreeMap<PoolId, PoolLoad> =
-            self.policy.pools.iter().map(|(id, ..)| (id, load(id))).collect();
-        // Replicas that have left their pool may still run jobs.
-        for (replica, ledger) in self.fleet.ledgers().filter(|(_, ledger)| ledger.jobs > 0) {
-            let pool = self.fleet.pool_of(replica).and_then(|pool| loads.get_mut(&pool));
-            pool.into_iter().for_each(|load| load.running += u64::from(ledger.jobs));
-        }
+        let pools = self.policy.pools.iter().map(|(id, ..)| id);
+        let mut loads = self.fleet.pool_loads(pools, |pool| self.waiting_for(pool) > 0, shared);
+        loads.iter_mut().for_each(|(pool, load)| load.start = self.demand.starts.measured(*pool));
         loads
     }
 

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::core::autoscale::demand_report::{DecidedNumber, DemandReport, PeerDemand};
-use crate::core::autoscale::observer::DemandObserver;
 use crate::core::autoscale::peers::{GatewayId, PeerGroup, PeerReport};
 use crate::core::autoscale::replica_demand::ReplicaDemand;
 use crate::core::model::event::{Action, AttemptOutcome, Event, JobAction};
@@ -13,8 +12,7 @@ use crate::core::model::ids::JobId;
 use crate::core::model::job::{JobSpec, PromptPrefix};
 use crate::core::model::policy::{Class, Policy};
 use crate::core::model::time::Tick;
-use crate::core::scheduler::Scheduler;
-use crate::core::scheduler::tests::{policy, replica_demand, spec, used};
+use crate::core::scheduler::tests::{ObservedScheduler, policy, spec, used};
 
 /// Eight replicas, each for two jobs at once.
 fn rules(replicas: usize) -> Policy {
@@ -28,8 +26,7 @@ fn rules(replicas: usize) -> Policy {
 
 /// One gateway, whose jobs run for a second.
 struct Gateway {
-    scheduler: Scheduler,
-    observer: DemandObserver,
+    scheduler: ObservedScheduler,
     now: Tick,
     running: VecDeque<(Tick, JobId)>,
     arrived: u64,
@@ -37,11 +34,8 @@ struct Gateway {
 
 impl Gateway {
     fn new(policy: Policy) -> Self {
-        let mut scheduler = Scheduler::new(Arc::new(policy));
-        scheduler.record_demand();
         Self {
-            scheduler,
-            observer: DemandObserver::default(),
+            scheduler: ObservedScheduler::new(Arc::new(policy)),
             now: Tick::ZERO,
             running: VecDeque::new(),
             arrived: 0,
@@ -80,16 +74,17 @@ impl Gateway {
     }
 
     fn need(&mut self, others: &PeerDemand) -> ReplicaDemand {
-        let need = replica_demand((&mut self.scheduler, &mut self.observer), self.now, others)[0];
-        if let Some(growth) = self.observer.take_growth() {
+        let need = self.scheduler.replica_demand(self.now, others)[0];
+        if let Some(growth) = self.scheduler.observer.take_growth() {
             self.event(growth);
         }
         need
     }
 
     fn report(&mut self) -> DemandReport {
-        let inputs = self.scheduler.demand_inputs(&mut self.observer, self.now, true);
-        self.observer.demand_report(&inputs)
+        let ObservedScheduler { scheduler, observer } = &mut self.scheduler;
+        let inputs = scheduler.demand_inputs(observer, self.now, true);
+        observer.demand_report(&inputs)
     }
 }
 

@@ -33,6 +33,7 @@ mod unmet;
 mod worlds;
 
 use std::collections::BTreeSet;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -119,23 +120,48 @@ fn used(input: u64, output: u64) -> JobUsage {
     JobUsage::Exact(TokenCounts { input, cached: 0, output })
 }
 
-/// What `observer` says of the scheduler's demand, asked twice.
-fn replica_demand(
-    (scheduler, observer): (&mut Scheduler, &mut DemandObserver),
-    now: Tick,
-    others: &PeerDemand,
-) -> Vec<ReplicaDemand> {
-    let mut ask = || {
-        let inputs = scheduler.demand_inputs(observer, now, others.expected);
-        observer.replica_demand(&inputs, others)
-    };
-    let demands = ask();
-    assert_eq!(demands, ask(), "asked twice");
-    demands
+/// A scheduler, and the observer of its demand.
+#[derive(Debug)]
+struct ObservedScheduler {
+    scheduler: Scheduler,
+    observer: DemandObserver,
+}
+
+impl ObservedScheduler {
+    fn new(policy: Arc<Policy>) -> Self {
+        let mut scheduler = Scheduler::new(policy);
+        scheduler.record_demand();
+        Self { scheduler, observer: DemandObserver::default() }
+    }
+
+    /// What the observer says, asked twice.
+    fn replica_demand(&mut self, now: Tick, others: &PeerDemand) -> Vec<ReplicaDemand> {
+        let mut ask = || {
+            let inputs = self.scheduler.demand_inputs(&mut self.observer, now, others.expected);
+            self.observer.replica_demand(&inputs, others)
+        };
+        let demands = ask();
+        assert_eq!(demands, ask(), "asked twice");
+        demands
+    }
+}
+
+impl Deref for ObservedScheduler {
+    type Target = Scheduler;
+
+    fn deref(&self) -> &Scheduler {
+        &self.scheduler
+    }
+}
+
+impl DerefMut for ObservedScheduler {
+    fn deref_mut(&mut self) -> &mut Scheduler {
+        &mut self.scheduler
+    }
 }
 
 struct World {
-    scheduler: Scheduler,
+    scheduler: ObservedScheduler,
     now: Tick,
     /// What stays came to, with their jobs.
     bills: Vec<(u64, StayBill)>,
@@ -143,7 +169,7 @@ struct World {
 
 impl World {
     fn new(policy: Policy) -> Self {
-        Self { scheduler: Scheduler::new(Arc::new(policy)), now: Tick::ZERO, bills: Vec::new() }
+        Self { scheduler: ObservedScheduler::new(Arc::new(policy)), now: Tick::ZERO, bills: Vec::new() }
     }
 
     /// Hands in an event; the state must be sound afterwards. Bills are put
