@@ -12,7 +12,7 @@ use http::{HeaderMap, Method, StatusCode};
 use tokio::time::{Instant, timeout_at};
 
 use crate::config::settings::{PoolSettings, RequestLimits, Settings, UpstreamLimits};
-use crate::core::model::event::EngineFault;
+use crate::core::model::event::{DispatchGrant, EngineFault};
 use crate::core::model::job::{JobUsage, TokenCounts};
 use crate::engines::{Ability, EngineKind};
 use crate::protocol::error::ApiError;
@@ -29,7 +29,6 @@ use crate::proxy::relay::itl::{ItlCounters, ReplicaCounters};
 use crate::proxy::relay::memory::{AnswerMemory, AnswerShare};
 use crate::proxy::request::InferenceRequest;
 use crate::proxy::summary::RequestRecord;
-use crate::proxy::summary::parts::DispatchedTo;
 pub(super) use crate::proxy::upstream::whole_body::CutReason;
 pub(super) use crate::proxy::upstream::whole_body::bearer;
 use crate::proxy::upstream::{
@@ -89,12 +88,12 @@ pub(super) struct AttemptContext<'a> {
 }
 
 impl AttemptContext<'_> {
-    /// Sends the request to `place`, at most `sends` times. Waits for the first token of a stream,
-    /// or for the whole answer of another request.
+    /// Sends the request to the replica of `grant`, at most `sends` times. Waits for the first token
+    /// of a stream, or for the whole answer of another request.
     pub(super) async fn run(
         &self,
         settings: &Settings,
-        place: DispatchedTo,
+        grant: DispatchGrant,
         sends: u32,
         record: &mut RequestRecord,
     ) -> AttemptResult {
@@ -103,15 +102,16 @@ impl AttemptContext<'_> {
             return AttemptResult::failed(EngineFault::Reset);
         }
         let edge = &settings.edge;
-        let pool = place.pool.and_then(|pool| edge.pools.get(pool));
-        let (Some(pool), Some(replica)) = (pool, edge.replicas.get(place.replica)) else {
+        // A reload may have removed the replica since the dispatch.
+        let (Some(pool), Some(replica)) = (edge.pools.get(grant.pool), edge.replicas.get(grant.replica))
+        else {
             return AttemptResult::failed(EngineFault::Refused);
         };
         let begun = Instant::now();
         let headers = self.headers_for(pool, record);
         let shown_model = self.shown_model(settings, pool);
-        let replica = self.upstreams.replica(place.replica, replica);
-        let meter = self.paces.meter(place.replica);
+        let replica = self.upstreams.replica(grant.replica, replica);
+        let meter = self.paces.meter(grant.replica);
         let trying = async {
             let so_far = self.counted(settings, pool, &replica, &headers).await;
             let begun = so_far.as_ref().filter(|so_far| so_far.is_resumed());
@@ -119,7 +119,7 @@ impl AttemptContext<'_> {
                 method: Method::POST,
                 path: self.order.api.upstream_path(),
                 headers: &headers,
-                body: self.body_for(pool, self.priority(settings, place), begun),
+                body: self.body_for(pool, self.priority(settings, grant), begun),
             };
             let sent = match sends {
                 1 => replica.send_once(&call, &edge.upstream).await,
@@ -129,7 +129,7 @@ impl AttemptContext<'_> {
             let sent = match sent {
                 Ok(sent) => sent,
                 Err(error) => {
-                    let name = settings.policy.replicas.name(place.replica);
+                    let name = settings.policy.replicas.name(grant.replica);
                     tracing::debug!(replica = name, %error, "engine did not answer");
                     return AttemptResult::failed(error.fault());
                 }
@@ -257,9 +257,9 @@ impl AttemptContext<'_> {
 
     /// The priority that is sent to the engine: the rank of the class. A lower value runs sooner,
     /// for ranks and for vLLM's priorities.
-    fn priority(&self, settings: &Settings, place: DispatchedTo) -> Option<i64> {
-        let pool = settings.policy.pools.get(place.pool?)?;
-        let class = settings.policy.classes.get(place.why.class)?;
+    fn priority(&self, settings: &Settings, grant: DispatchGrant) -> Option<i64> {
+        let pool = settings.policy.pools.get(grant.pool)?;
+        let class = settings.policy.classes.get(grant.why.class)?;
         (pool.engine_priority && self.order.api.runs_model()).then_some(i64::from(class.rank))
     }
 

@@ -25,7 +25,6 @@ use crate::telemetry::trace::RequestPhase;
 use super::ServeError;
 use crate::proxy::data_plane::Proxy;
 use crate::proxy::response::client_answer::ClientAnswer;
-use crate::proxy::summary::place;
 
 impl Proxy {
     /// Dispatches the request to one replica after another, until a replica answers or the
@@ -64,14 +63,12 @@ impl Proxy {
         let before = record.end.usage;
         loop {
             let waiting_since = record.clock.now();
-            let placement = ticket.dispatched().await.map_err(ServeError::Rejected)?;
+            let grant = ticket.dispatched().await.map_err(ServeError::Rejected)?;
             if let Some(trace) = &record.trace {
                 trace.phase(RequestPhase::Queue, waiting_since, record.clock.now());
             }
             let settings = self.settings.load_full();
-            let place = place(&settings, placement);
-            record.sent(place);
-            record.end.usage = Some(before.unwrap_or_default());
+            record.sent(grant, &settings);
             let sent = record.clock.now();
             // A preemption drops the attempt's future and with it the connection.
             let attempt = tokio::select! {
@@ -81,13 +78,13 @@ impl Proxy {
                     ticket.give_up(JobUsage::Unknown);
                     return Err(ServeError::Refused(ApiError::client_deadline()));
                 }
-                attempt = tries.run(&settings, place, resets.left(place.replica), record) => Ok(attempt),
+                attempt = tries.run(&settings, grant, resets.left(grant.replica), record) => Ok(attempt),
             };
             if let Ok(AttemptResult::Failed(EngineFault::Reset, _)) = attempt {
-                resets.note(place.replica, record.at_engine.sends);
+                resets.note(grant.replica, record.at_engine.sends);
             }
             match attempt {
-                Err(why) => record.preempted(place.replica, why),
+                Err(why) => record.preempted(grant.replica, why),
                 Ok(AttemptResult::Stream { stream, head, whole }) if ticket.report_first_token() => {
                     record.token_came();
                     return Ok(ClientAnswer::Stream { stream, head, whole });
@@ -97,7 +94,8 @@ impl Proxy {
                 {
                     record.at_engine.finish_reason = finish_reason;
                     record.at_engine.whole_answer = Some(record.clock.now().since(sent));
-                    record.succeeded(usage);
+                    record.end.usage = Some(usage);
+                    record.succeeded();
                     return Ok(ClientAnswer::Whole { status, head, body });
                 }
                 Ok(AttemptResult::Refused(error, usage))
@@ -110,10 +108,10 @@ impl Proxy {
                     if ticket
                         .requeue(fault, before.filter(|_| usage == JobUsage::Unknown).unwrap_or(usage)) =>
                 {
-                    record.requeued(place.replica, fault);
+                    record.requeued(grant.replica, fault);
                 }
                 // The result came too late: the job was preempted before the result arrived.
-                Ok(_) => record.preempted(place.replica, ticket.preempted().await),
+                Ok(_) => record.preempted(grant.replica, ticket.preempted().await),
             }
         }
     }

@@ -20,8 +20,8 @@ use crate::auth::{Authenticator, Identity};
 use crate::config::load::load_str_with;
 use crate::config::secret::MachineSecrets;
 use crate::config::settings::identity::Grant;
-use crate::core::model::event::{Action, DispatchReason, JobAction, PreemptReason};
-use crate::core::model::ids::{JobId, ReplicaId};
+use crate::core::model::event::{Action, DispatchGrant, DispatchReason, JobAction, PreemptReason};
+use crate::core::model::ids::{JobId, PoolId, ReplicaId};
 use crate::core::model::job::PromptPrefix;
 use crate::dispatcher::Dispatcher;
 use crate::dispatcher::clock::GatewayClock;
@@ -147,10 +147,9 @@ fn move_over(proxy: &Proxy, order: &InferenceRequest) {
     let job = order.spec.id;
     let recall =
         Action::Job(JobAction::Preempt { job, replica: ReplicaId::new(0), why: PreemptReason::Stalled });
-    proxy.dispatcher.apply_for_test([
-        recall,
-        Action::Job(JobAction::Dispatch { job, replica: ReplicaId::new(1), why: DispatchReason::ALONE }),
-    ]);
+    let why = DispatchReason { attempt: 2, ..DispatchReason::ALONE };
+    let grant = DispatchGrant { job, pool: PoolId::new(0), replica: ReplicaId::new(1), why };
+    proxy.dispatcher.apply_for_test([recall, Action::Job(JobAction::Dispatch(grant))]);
 }
 
 #[tokio::test]
@@ -168,7 +167,7 @@ async fn a_silent_engine_is_left_and_another_answers() {
         (request.record.at_engine.attempts, request.record.at_engine.preemptions),
         (2, (1, Some(PreemptReason::Stalled)))
     );
-    assert_eq!(request.record.at_engine.place.unwrap().replica, ReplicaId::new(1));
+    assert_eq!(request.record.at_engine.grant.unwrap().replica, ReplicaId::new(1));
     assert_eq!(proxy.dispatcher.snapshot().jobs, 0);
 }
 

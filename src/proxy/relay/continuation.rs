@@ -83,9 +83,9 @@ pub(in crate::proxy) fn is_possible(
 impl LiveStream {
     /// Ends the request with success: the answer is complete.
     pub(in crate::proxy) fn completed(&mut self, usage: JobUsage) {
-        self.request.record.succeeded(usage);
+        self.request.record.succeeded();
         self.request.record.at_engine.finish_reason = self.stream.finish_reason();
-        self.request.finish(AttemptOutcome::Done(usage));
+        self.request.end(AttemptOutcome::Done(usage));
     }
 
     /// Ends the request after its stream broke for good.
@@ -97,10 +97,10 @@ impl LiveStream {
         let reason = fault.map_or(error.kind().code(), |fault| fault.name());
         let outcome = if fault.is_some() { RequestOutcome::Failed } else { RequestOutcome::ClientError };
         self.request.record.ended(outcome, reason);
-        if let (Some(fault), Some(place)) = (fault, self.request.record.at_engine.place) {
+        if let (Some(fault), Some(grant)) = (fault, self.request.record.at_engine.grant) {
             let request_id = self.request.record.request_id.to_str().unwrap_or_default();
             let output_tokens = usage.tokens().map_or(0, |tokens| tokens.output);
-            StreamBroken { request_id, replica: place.replica, fault, output_tokens }
+            StreamBroken { request_id, replica: grant.replica, fault, output_tokens }
                 .emit(&self.request.record.telemetry);
         }
         self.close(&error, fault, usage);
@@ -108,12 +108,10 @@ impl LiveStream {
 
     /// Ends the request and the stream with an error event.
     pub(in crate::proxy) fn close(&mut self, error: &ApiError, fault: Option<EngineFault>, usage: JobUsage) {
-        self.request.record.end.usage = Some(usage);
-        self.request.finish(match fault {
+        self.request.end(match fault {
             Some(fault) => AttemptOutcome::Failed { fault, usage },
             None => AttemptOutcome::Done(usage),
         });
-        self.request.give_up(usage);
         self.stream.break_off(error.sse_event(self.request.record.work.api.dialect()));
     }
 

@@ -117,8 +117,8 @@ impl Pump {
     fn begins(&mut self, whole: Option<JobUsage>) {
         self.phase = PumpPhase::Open;
         (self.last, self.stalled_deadline) = (Instant::now(), None);
-        let place = self.live.request.record.at_engine.place.filter(|_| whole.is_none());
-        let meter = place.map(|place| self.paces.meter(place.replica));
+        let grant = self.live.request.record.at_engine.grant.filter(|_| whole.is_none());
+        let meter = grant.map(|grant| self.paces.meter(grant.replica));
         self.observer = meter.clone().map(StreamObserver::new);
         let meter = meter.filter(|_| self.live.stream.is_single());
         self.itl_sampler = meter.map(|meter| ItlSampler::new(meter, self.live.stream.outputs(), self.last));
@@ -269,7 +269,7 @@ impl Pump {
         let PumpPhase::Interrupted(fault, so_far) = std::mem::replace(&mut self.phase, broken) else {
             return;
         };
-        let from = self.live.request.record.at_engine.place.map(|place| place.replica);
+        let from = self.live.request.record.at_engine.grant.map(|grant| grant.replica);
         let onward = self.live.find_replica(&so_far).await;
         if let Some(from) = from {
             self.live.request.record.broke_off(from, fault, matches!(onward, ContinuationSearch::Found(_)));
@@ -313,8 +313,7 @@ fn poll_ended(live: &mut LiveStream, grace: &mut ShutdownWatch, cx: &mut Context
 impl Drop for Pump {
     fn drop(&mut self) {
         if matches!(self.phase, PumpPhase::Open) {
-            let usage = self.live.stream.usage_so_far();
-            self.live.request.note_usage(usage);
+            self.live.request.record.end.usage = Some(self.live.stream.usage_so_far());
         }
     }
 }

@@ -8,9 +8,8 @@ use tokio::time::timeout;
 
 use crate::auth::Identity;
 use crate::config::settings::identity::Grant;
-use crate::core::model::event::{AttemptOutcome, EngineFault, RejectReason};
+use crate::core::model::event::{AttemptOutcome, DispatchGrant, EngineFault, RejectReason};
 use crate::core::model::job::JobUsage;
-use crate::dispatcher::DispatchGrant;
 use crate::dispatcher::ticket::Ticket;
 use crate::protocol::error::ApiError;
 use crate::protocol::response::engine_error::EngineError;
@@ -22,7 +21,6 @@ use crate::proxy::request::InferenceRequest;
 use crate::proxy::shadow::pair::ShadowHalf;
 use crate::proxy::summary::RequestRecord;
 use crate::proxy::summary::active::ActiveRequest;
-use crate::proxy::summary::place;
 use crate::telemetry::event::{RequestOutcome, ShadowSkipped};
 
 /// A copy that is ready to be sent.
@@ -48,8 +46,8 @@ impl ShadowCopy {
         let prefix =
             proxy.prefixes.prefix(order.spec.model, &order.parsed, &order.body, order.spec.prompt_tokens);
         let mut ticket = proxy.dispatcher.admit(order.spec, prefix, &settings.policy);
-        let placement = match ticket.dispatched().await {
-            Ok(placement) => placement,
+        let grant = match ticket.dispatched().await {
+            Ok(grant) => grant,
             Err(rejection) => {
                 let reason = rejection.reason.name();
                 return ShadowSkipped { reason, ..skipped }.emit(&proxy.telemetry);
@@ -60,7 +58,7 @@ impl ShadowCopy {
         let dropped = tokio::select! {
             biased;
             () = proxy.dispatcher.shutdown().drain_started() => Some(RejectReason::Draining.name()),
-            dropped = answer(&proxy, &order, &headers, (ticket, placement), record) => dropped,
+            dropped = answer(&proxy, &order, &headers, (ticket, grant), record) => dropped,
         };
         if let Some(reason) = dropped {
             record.shadow_half = None;
@@ -93,18 +91,17 @@ async fn answer(
     proxy: &Proxy,
     order: &InferenceRequest,
     headers: &HeaderMap,
-    (ticket, placement): (&mut Ticket, DispatchGrant),
+    (ticket, grant): (&mut Ticket, DispatchGrant),
     record: &mut RequestRecord,
 ) -> Option<DropReason> {
     let settings = proxy.settings.load_full();
-    let place = place(&settings, placement);
-    record.sent(place);
+    record.sent(grant, &settings);
     let (upstreams, paces, answers) = (&proxy.upstreams, &*proxy.itl_samplers, &proxy.answers);
     let tries = AttemptContext { upstreams, paces, answers, order, headers, so_far: None };
     let attempt = tokio::select! {
         biased;
         why = ticket.preempted() => return Some(why.name()),
-        attempt = tries.run(&settings, place, MOST_SENDS, record) => attempt,
+        attempt = tries.run(&settings, grant, MOST_SENDS, record) => attempt,
     };
     match attempt {
         AttemptResult::Stream { stream, whole, .. } if ticket.report_first_token() => {
@@ -116,12 +113,14 @@ async fn answer(
             record.end.status = status.as_u16();
             record.at_engine.whole_answer =
                 Some(record.clock.now().since(record.at_engine.sent_at.unwrap_or(record.started)));
-            record.succeeded(usage);
+            succeeded(usage, record);
         }
         AttemptResult::Refused(error, usage) if ticket.finish(AttemptOutcome::Done(usage)) => {
             refused(&error, usage, record);
         }
         AttemptResult::Failed(fault, usage) if ticket.requeue(fault, usage) => {
+            // Another attempt would not be a comparison.
+            ticket.give_up(JobUsage::Unknown);
             failed(fault, usage, record);
         }
         // The result came too late: the copy had been preempted.
@@ -140,14 +139,13 @@ async fn rest(
 ) -> Option<DropReason> {
     if let Some(usage) = whole {
         ticket.finish(AttemptOutcome::Done(usage));
-        record.succeeded(usage);
+        succeeded(usage, record);
         return None;
     }
     let patience = proxy.settings.load().edge.upstream.stream_idle_timeout;
     loop {
         while stream.next_out().is_some() {}
         let usage = stream.usage_so_far();
-        ticket.note_usage(usage);
         record.end.usage = Some(usage);
         let step = tokio::select! {
             biased;
@@ -160,7 +158,7 @@ async fn rest(
             StreamStep::KeepAlive => {}
             StreamStep::Complete(usage) => {
                 ticket.finish(AttemptOutcome::Done(usage));
-                record.succeeded(usage);
+                succeeded(usage, record);
                 return None;
             }
             StreamStep::Failed(EngineError::Fault(fault), usage) => {
@@ -175,6 +173,11 @@ async fn rest(
             }
         }
     }
+}
+
+fn succeeded(usage: JobUsage, record: &mut RequestRecord) {
+    record.end.usage = Some(usage);
+    record.succeeded();
 }
 
 fn failed(fault: EngineFault, usage: JobUsage, record: &mut RequestRecord) {

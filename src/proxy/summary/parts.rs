@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use http::HeaderValue;
 
-use crate::core::model::event::{DispatchReason, PreemptReason, RejectReason};
-use crate::core::model::ids::{ClassId, ModelId, PoolId, ReplicaId};
+use crate::core::model::event::{DispatchGrant, PreemptReason, RejectReason};
+use crate::core::model::ids::{ClassId, ModelId};
 use crate::core::model::job::JobUsage;
 use crate::core::model::time::Tick;
 use crate::protocol::api::Api;
@@ -49,8 +49,10 @@ pub(in crate::proxy) struct PromptCounts {
 /// Attempts of the request, and what the engines answered.
 #[derive(Debug, Default)]
 pub(in crate::proxy) struct AtEngine {
-    /// Replica of the last attempt.
-    pub(in crate::proxy) place: Option<DispatchedTo>,
+    /// Grant of the last attempt.
+    pub(in crate::proxy) grant: Option<DispatchGrant>,
+    /// Name of the engine of the last attempt. `None` if a reload has just removed its pool.
+    pub(in crate::proxy) engine: Option<&'static str>,
     /// Number of attempts.
     pub(in crate::proxy) attempts: u32,
     /// Number of times that the engine may have got the request in the last attempt.
@@ -76,12 +78,12 @@ pub(in crate::proxy) struct AtEngine {
 impl AtEngine {
     /// The last dispatch, for the summary.
     pub(super) fn last_dispatch(&self) -> LastDispatch {
-        let place = self.place;
+        let grant = self.grant;
         LastDispatch {
-            pool: place.and_then(|place| place.pool),
-            replica: place.map(|place| place.replica),
-            engine: place.and_then(|place| place.engine),
-            why: place.map(|place| place.why),
+            pool: grant.map(|grant| grant.pool),
+            replica: grant.map(|grant| grant.replica),
+            engine: self.engine,
+            why: grant.map(|grant| grant.why),
         }
     }
 
@@ -118,17 +120,6 @@ pub(in crate::proxy) struct RetryLink {
     pub(in crate::proxy) live_guard: Option<LiveRequestGuard>,
     /// Request id of the request that this retry superseded.
     pub(in crate::proxy) replaces: Option<HeaderValue>,
-}
-
-/// Replica that a request was dispatched to, and the reason.
-#[derive(Debug, Clone, Copy)]
-pub(in crate::proxy) struct DispatchedTo {
-    /// `None` if a reload has just removed the replica.
-    pub(in crate::proxy) pool: Option<PoolId>,
-    pub(in crate::proxy) replica: ReplicaId,
-    /// Name of the pool's engine.
-    pub(in crate::proxy) engine: Option<&'static str>,
-    pub(in crate::proxy) why: DispatchReason,
 }
 
 /// Gaps between the pieces of a stream.
