@@ -2,7 +2,6 @@
 //! scheduler, and carries out the scheduler's actions after the lock is released.
 
 pub mod clock;
-pub mod limits_at_entry;
 pub mod shutdown;
 pub mod ticket;
 mod waiters;
@@ -20,7 +19,7 @@ use crate::core::autoscale::demand::state::DemandState;
 use crate::core::autoscale::demand_report::{DemandReport, PeerDemand};
 use crate::core::autoscale::replica_demand::ReplicaDemand;
 use crate::core::billing::bill::IdleTime;
-use crate::core::limits::LimitStatus;
+use crate::core::limits::{LimitStatus, LimitsAtEntry};
 use crate::core::model::event::{Action, Event, Rejection, ReplicaAction};
 use crate::core::model::ids::JobId;
 use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
@@ -29,7 +28,6 @@ use crate::core::model::snapshot::{OverrideResult, Snapshot, WaitExplanation};
 use crate::core::model::time::Tick;
 use crate::core::scheduler::Scheduler;
 use crate::dispatcher::clock::GatewayClock;
-use crate::dispatcher::limits_at_entry::LimitsAtEntry;
 use crate::dispatcher::shutdown::ShutdownGrace;
 use crate::dispatcher::waiters::{Notification, Notifications, WaitEnd, Waiters};
 

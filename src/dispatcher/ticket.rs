@@ -8,6 +8,7 @@ use std::task::{Context, Poll};
 
 use tokio::sync::oneshot;
 
+use crate::core::limits::LimitsAtEntry;
 use crate::core::model::event::{
     AttemptOutcome, DispatchGrant, EngineFault, Event, PreemptReason, Rejection,
 };
@@ -15,7 +16,6 @@ use crate::core::model::ids::JobId;
 use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
 use crate::core::model::policy::Policy;
 use crate::dispatcher::Dispatcher;
-use crate::dispatcher::limits_at_entry::LimitsAtEntry;
 use crate::dispatcher::waiters::{Signal, StayBills, WaitEnd};
 
 /// A request's handle on its job: the job's position in the queue, then its attempt at a replica.

@@ -3,13 +3,9 @@
 
 pub mod prompt_counter;
 pub(super) mod tokenize;
-pub(super) mod tokenize_requests;
-pub(super) mod window;
 
 use std::sync::Arc;
 use std::time::Duration;
-
-use http::HeaderMap;
 
 use self::prompt_counter::PoolWindows;
 pub use self::prompt_counter::PromptCounter;
@@ -21,6 +17,7 @@ use crate::protocol::api::Api;
 use crate::protocol::error::ApiError;
 use crate::proxy::data_plane::Proxy;
 use crate::proxy::request::InferenceRequest;
+use crate::proxy::request::candidates::counts_output;
 use crate::proxy::summary::RequestRecord;
 use crate::telemetry::wall;
 use crate::tokens::CountSource;
@@ -56,44 +53,40 @@ impl Proxy {
     pub(super) async fn check_context(
         &self,
         settings: &Settings,
-        order: &mut InferenceRequest,
-        client: &HeaderMap,
+        request: &mut InferenceRequest,
         record: &mut RequestRecord,
     ) -> Result<(), ApiError> {
-        let model = order.spec.model;
+        let model = request.model();
         let usual = ModelSettings::default();
         let edge = settings.edge.models.get(&model).unwrap_or(&usual);
-        if order.parsed.truncate.is_some() && !edge.truncates && order.api.generates() {
+        if request.parsed.truncate.is_some() && !edge.truncates && request.parsed.api.generates() {
             let fix = "is not allowed for this model: shorten the prompt yourself.";
             return Err(ApiError::invalid_field("truncate_prompt_tokens", fix));
         }
-        let window = self.window(settings, order);
-        let measured = self.count_prompt(settings, order, edge, window, client).await;
-        let spec = &mut order.spec;
-        spec.prompt_tokens = measured.all;
+        let window = self.window(settings, request);
+        let measured = self.count_prompt(settings, request, edge, window).await;
+        request.tokens.prompt = measured.all;
         record.counted(measured.all, measured.source);
         if measured.source == CountSource::Estimate || measured.source == CountSource::Bound {
-            record.prompt.learn_from = Some((
-                Arc::clone(&self.token_counters.ratios),
-                PromptCounter::ratio_key(order),
-                order.estimated,
-            ));
+            record.prompt.learn_from =
+                Some((Arc::clone(&self.token_counters.ratios), ratio_key(request), request.tokens.estimated));
         }
-        order.parsed.lowered = None;
+        request.parsed.lowered = None;
         let lowered = match window.filter(|_| measured.source.is_reliable()) {
             Some(window) => {
-                let alone = window::counts_output(settings, model);
-                fit(order, edge.rejects, alone, (window, measured))?
+                let alone = counts_output(settings, model);
+                fit(request, edge.rejects, alone, (window, measured))?
             }
             None => None,
         };
-        order.parsed.lowered = lowered;
+        request.parsed.lowered = lowered;
         record.prompt.lowered = lowered;
-        let asked = order.parsed.max_output_tokens.map_or(0, |asked| asked.min(lowered.unwrap_or(u64::MAX)));
-        order.spec.context = measured.longest.saturating_add(asked);
+        let asked =
+            request.parsed.max_output_tokens.map_or(0, |asked| asked.min(lowered.unwrap_or(u64::MAX)));
+        request.tokens.context = measured.longest.saturating_add(asked);
         if let Some(lowered) = lowered {
-            let most = lowered.saturating_mul(u64::from(order.parsed.sequences()));
-            order.spec.max_output_tokens = order.spec.max_output_tokens.min(most);
+            let most = lowered.saturating_mul(u64::from(request.parsed.sequences()));
+            request.tokens.max_output = request.tokens.max_output.min(most);
         }
         Ok(())
     }
@@ -103,14 +96,13 @@ impl Proxy {
     pub(super) async fn try_fallback(
         &self,
         settings: &Settings,
-        order: &mut InferenceRequest,
+        request: &mut InferenceRequest,
         why: RejectReason,
-        client: &HeaderMap,
         record: &mut RequestRecord,
     ) -> bool {
-        while order.try_fallback(why, record.clock.now()) {
-            if self.check_context(settings, order, client, record).await.is_ok() {
-                record.fell_back(order.spec.model, why);
+        while request.try_fallback(why, record.clock.now()) {
+            if self.check_context(settings, request, record).await.is_ok() {
+                record.fell_back(request.model(), why);
                 return true;
             }
         }
@@ -120,19 +112,19 @@ impl Proxy {
     async fn count_prompt(
         &self,
         settings: &Settings,
-        order: &mut InferenceRequest,
+        request: &mut InferenceRequest,
         edge: &ModelSettings,
         window: Option<u32>,
-        client: &HeaderMap,
     ) -> PromptTokens {
-        let InferenceRequest { api, body, parsed, .. } = &*order;
+        let InferenceRequest { body, parsed, .. } = &*request;
+        let body = &body.bytes;
         if let Some(ids) = token_id_count(parsed.prompt_pieces(body)) {
             return PromptTokens { longest: ids, all: ids, source: CountSource::Ids };
         }
-        let all = self.token_counters.ratios.apply(PromptCounter::ratio_key(order), order.estimated);
+        let all = self.token_counters.ratios.apply(ratio_key(request), request.tokens.estimated);
         let longest = all / u64::from(parsed.prompts.max(1));
         let estimated = |source| PromptTokens { longest, all, source };
-        let form = match api {
+        let form = match parsed.api {
             Api::Chat => PromptForm::Chat,
             Api::Completions => PromptForm::Text,
             _ => return estimated(CountSource::Estimate),
@@ -167,8 +159,7 @@ impl Proxy {
             .saturating_add(asked)
             .saturating_add(MAX_TEMPLATE_TOKENS);
         let is_near = doubted > window;
-        let counted =
-            if is_near { self.count_at_engine(settings, order, window, client).await } else { None };
+        let counted = if is_near { self.count_at_engine(settings, request, window).await } else { None };
         counted.map_or(estimated(CountSource::Estimate), |count| PromptTokens {
             longest: count,
             all: count,
@@ -178,12 +169,11 @@ impl Proxy {
 
     /// The largest window among the pools that the request could use. `None` if one of the windows
     /// is unknown.
-    fn window(&self, settings: &Settings, order: &InferenceRequest) -> Option<u32> {
+    fn window(&self, settings: &Settings, request: &InferenceRequest) -> Option<u32> {
         let policy = &settings.policy;
-        let spec = &order.spec;
-        let model = policy.models.get(spec.model)?;
-        let (class, tenant) = (policy.classes.get(spec.class)?, policy.tenants.get(spec.tenant)?);
-        let reported = self.reported(settings, spec.model);
+        let model = policy.models.get(request.model())?;
+        let (class, tenant) = (policy.classes.get(request.class)?, policy.tenants.get(request.tenant)?);
+        let reported = self.reported(settings, request.model());
         let said = |pool| reported.iter().find(|(id, _)| *id == pool).and_then(|(_, window)| *window);
         let pools = model.pools.iter().filter_map(|id| Some((*id, policy.pools.get(*id)?.traits)));
         let mut allowed = pools.filter(|(id, supply)| {
@@ -213,16 +203,23 @@ impl Proxy {
     }
 }
 
+/// Key of the token ratios of the request's model and tenant.
+fn ratio_key(request: &InferenceRequest) -> (u32, u32) {
+    let number = |index: usize| u32::try_from(index).unwrap_or(u32::MAX);
+    (number(request.model().index()), number(request.tenant.index()))
+}
+
 /// The output tokens that the window has left after an exact count, if the request asks for more.
 /// With `rejects`, such a request is refused. With `alone`, a request whose output limit alone
 /// exceeds the window is refused.
 fn fit(
-    order: &InferenceRequest,
+    request: &InferenceRequest,
     rejects: bool,
     alone: bool,
     (window, measured): (u32, PromptTokens),
 ) -> Result<Option<u64>, ApiError> {
-    let InferenceRequest { api, parsed, body, .. } = order;
+    let InferenceRequest { parsed, body, .. } = request;
+    let api = parsed.api;
     if !matches!(api, Api::Chat | Api::Completions) {
         return Ok(None);
     }
@@ -240,7 +237,7 @@ fn fit(
     let left = all - prompt;
     match parsed.max_output_tokens.filter(|asked| *asked > left) {
         Some(asked) if rejects || (alone && asked > all) => {
-            Err(ApiError::context_too_long(window, prompt, Some(asked), parsed.output_field(body)))
+            Err(ApiError::context_too_long(window, prompt, Some(asked), parsed.output_field(&body.bytes)))
         }
         over => Ok(over.map(|_| left)),
     }

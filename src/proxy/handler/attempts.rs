@@ -5,7 +5,6 @@ use std::future::pending;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use http::HeaderMap;
 use tokio::time::sleep_until;
 
 use crate::core::model::event::{AttemptOutcome, EngineFault};
@@ -16,32 +15,30 @@ use crate::protocol::error::ApiError;
 use crate::protocol::error::catalogue::ErrorKind;
 use crate::protocol::response::partial_answer::PartialAnswer;
 use crate::proxy::attempt::resets::EngineResets;
-use crate::proxy::attempt::{AttemptContext, AttemptResult};
+use crate::proxy::attempt::{AttemptContext, AttemptError, EngineAnswer};
+use crate::proxy::data_plane::Proxy;
 use crate::proxy::request::InferenceRequest;
 use crate::proxy::summary::RequestRecord;
 use crate::proxy::summary::active::ActiveRequest;
 use crate::telemetry::trace::RequestPhase;
 
 use super::ServeError;
-use crate::proxy::data_plane::Proxy;
-use crate::proxy::response::client_answer::ClientAnswer;
 
 impl Proxy {
     /// Dispatches the request to one replica after another, until a replica answers or the
-    /// scheduler rejects the job. `headers` are the client's headers that go upstream. `so_far` is
-    /// the part of the answer that the client has, if another engine can continue from it.
+    /// scheduler rejects the job. `so_far` is the part of the answer that the client has, if another
+    /// engine can continue from it.
     ///
     /// # Errors
     /// The reason why there is no answer. The job is then over.
     pub(in crate::proxy) async fn attempt_until_answered(
         &self,
-        order: &InferenceRequest,
-        headers: &HeaderMap,
+        request: &InferenceRequest,
         so_far: Option<&PartialAnswer>,
-        request: &mut ActiveRequest,
-    ) -> Result<ClientAnswer, ServeError> {
-        match request.parts() {
-            Some((ticket, record)) => self.attempt_loop(order, headers, so_far, ticket, record).await,
+        active: &mut ActiveRequest,
+    ) -> Result<EngineAnswer, ServeError> {
+        match active.parts() {
+            Some((ticket, record)) => self.attempt_loop(request, so_far, ticket, record).await,
             None => {
                 let error = ApiError::new(ErrorKind::Internal, "the request was not admitted");
                 Err(ServeError::Refused(error))
@@ -51,14 +48,12 @@ impl Proxy {
 
     async fn attempt_loop(
         &self,
-        order: &InferenceRequest,
-        headers: &HeaderMap,
+        request: &InferenceRequest,
         so_far: Option<&PartialAnswer>,
         ticket: &mut Ticket,
         record: &mut RequestRecord,
-    ) -> Result<ClientAnswer, ServeError> {
-        let (upstreams, paces, answers) = (&self.upstreams, &*self.itl_samplers, &self.answers);
-        let tries = AttemptContext { upstreams, paces, answers, order, headers, so_far };
+    ) -> Result<EngineAnswer, ServeError> {
+        let attempts = AttemptContext { proxy: self, request, so_far };
         let mut resets = EngineResets::default();
         let before = record.end.usage;
         loop {
@@ -74,41 +69,41 @@ impl Proxy {
             let attempt = tokio::select! {
                 biased;
                 why = ticket.preempted() => Err(why),
-                () = self.patience_of(order, so_far, record.end.early_head.clone()) => {
+                () = self.patience_of(request, so_far, record.end.early_head.clone()) => {
                     ticket.give_up(JobUsage::Unknown);
                     return Err(ServeError::Refused(ApiError::client_deadline()));
                 }
-                attempt = tries.run(&settings, grant, resets.left(grant.replica), record) => Ok(attempt),
+                attempt = attempts.run(&settings, grant, resets.left(grant.replica), record) => Ok(attempt),
             };
-            if let Ok(AttemptResult::Failed(EngineFault::Reset, _)) = attempt {
-                resets.note(grant.replica, record.at_engine.sends);
-            }
             match attempt {
                 Err(why) => record.preempted(grant.replica, why),
-                Ok(AttemptResult::Stream { stream, head, whole }) if ticket.report_first_token() => {
-                    record.token_came();
-                    return Ok(ClientAnswer::Stream { stream, head, whole });
+                Ok(Ok(answer)) if answer.report(ticket) => {
+                    match &answer {
+                        EngineAnswer::Stream { .. } => record.token_came(),
+                        EngineAnswer::Whole { usage, finish_reason, .. } => {
+                            record.at_engine.finish_reason = *finish_reason;
+                            record.at_engine.whole_answer = Some(record.clock.now().since(sent));
+                            record.succeeded(*usage);
+                        }
+                    }
+                    return Ok(answer);
                 }
-                Ok(AttemptResult::Answer { status, head, body, usage, finish_reason })
-                    if ticket.finish(AttemptOutcome::Done(usage)) =>
-                {
-                    record.at_engine.finish_reason = finish_reason;
-                    record.at_engine.whole_answer = Some(record.clock.now().since(sent));
-                    record.end.usage = Some(usage);
-                    record.succeeded();
-                    return Ok(ClientAnswer::Whole { status, head, body });
-                }
-                Ok(AttemptResult::Refused(error, usage))
+                Ok(Err(AttemptError::Refused(error, usage)))
                     if ticket.finish(AttemptOutcome::Done(before.unwrap_or(usage))) =>
                 {
                     record.end.usage = Some(before.unwrap_or(usage));
                     return Err(ServeError::Refused(error));
                 }
-                Ok(AttemptResult::Failed(fault, usage))
-                    if ticket
-                        .requeue(fault, before.filter(|_| usage == JobUsage::Unknown).unwrap_or(usage)) =>
-                {
-                    record.requeued(grant.replica, fault);
+                Ok(Err(AttemptError::Failed(fault, usage))) => {
+                    if fault == EngineFault::Reset {
+                        resets.note(grant.replica, record.at_engine.sends);
+                    }
+                    let usage = before.filter(|_| usage == JobUsage::Unknown).unwrap_or(usage);
+                    if ticket.requeue(fault, usage) {
+                        record.requeued(grant.replica, fault);
+                    } else {
+                        record.preempted(grant.replica, ticket.preempted().await);
+                    }
                 }
                 // The result came too late: the job was preempted before the result arrived.
                 Ok(_) => record.preempted(grant.replica, ticket.preempted().await),
@@ -120,14 +115,14 @@ impl Proxy {
     /// client has got the start of its answer.
     async fn patience_of(
         &self,
-        order: &InferenceRequest,
+        request: &InferenceRequest,
         so_far: Option<&PartialAnswer>,
         early: Option<Arc<AtomicBool>>,
     ) {
-        if so_far.is_some_and(PartialAnswer::is_resumed) || order.spec.patience == Tick::NEVER {
+        if so_far.is_some_and(PartialAnswer::is_resumed) || request.patience == Tick::NEVER {
             return pending().await;
         }
-        sleep_until(self.dispatcher.clock().instant(order.spec.patience)).await;
+        sleep_until(self.dispatcher.clock().instant(request.patience)).await;
         if early.is_some_and(|sent| sent.load(Ordering::Relaxed)) {
             pending::<()>().await;
         }

@@ -8,8 +8,8 @@ use std::task::Context;
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 
+use crate::proxy::listener::clock::Delivery;
 use crate::proxy::listener::metrics::ListenerMetrics;
-use crate::proxy::listener::progress::Delivery;
 use crate::proxy::listener::rejected::RequestRejected;
 
 /// State shared by a connection's socket side, its service side and the accept loop. Socket side

@@ -4,5 +4,6 @@ pub(super) mod buffer;
 pub(super) mod continuation;
 pub(super) mod engine_stream;
 pub mod itl;
+pub(super) mod live_stream;
 pub mod memory;
 pub(super) mod pump;

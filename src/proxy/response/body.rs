@@ -1,22 +1,14 @@
 //! Response body: the body of the gateway's answer, as clients read it.
 
 use std::convert::Infallible;
-use std::fmt;
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
-use tokio::task::AbortHandle;
 
 use crate::protocol::request::edit::EditedBody;
-use crate::proxy::relay::buffer::{BufferEnd, BufferReader};
-
-/// Error of a stream that broke after its client had seen part of it. After an error event, the
-/// connection is closed without a proper end.
-#[derive(Debug, thiserror::Error)]
-#[error("the engine's stream broke")]
-pub struct RelayBroken;
+use crate::proxy::relay::buffer::{ClientStream, RelayBroken};
 
 /// Body of an answer.
 #[derive(Debug)]
@@ -62,48 +54,5 @@ impl Body for AnswerBody {
             Self::Whole(pieces) => pieces.size_hint(),
             Self::Stream(_) => SizeHint::default(),
         }
-    }
-}
-
-/// The client's side of a stream, which reads the relay buffer. An early drop means that the client
-/// left, and aborts the task that fills the buffer.
-pub struct ClientStream {
-    buffer: BufferReader,
-    filling: Option<AbortHandle>,
-    /// Whether the last event of a broken stream was passed on and the transport had a turn to
-    /// flush it.
-    flushed: bool,
-}
-
-impl ClientStream {
-    pub(in crate::proxy) const fn new(buffer: BufferReader, filling: Option<AbortHandle>) -> Self {
-        Self { buffer, filling, flushed: false }
-    }
-
-    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, RelayBroken>>> {
-        match ready!(self.buffer.poll_next(cx)) {
-            Ok(piece) => Poll::Ready(Some(Ok(Frame::data(piece)))),
-            Err(BufferEnd::Whole) => Poll::Ready(None),
-            Err(BufferEnd::Broken) if self.flushed => Poll::Ready(Some(Err(RelayBroken))),
-            Err(BufferEnd::Broken) => {
-                self.flushed = true;
-                cx.waker().wake_by_ref();
-                Poll::Pending
-            }
-        }
-    }
-}
-
-impl Drop for ClientStream {
-    fn drop(&mut self) {
-        if let Some(filling) = &self.filling {
-            filling.abort();
-        }
-    }
-}
-
-impl fmt::Debug for ClientStream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ClientStream").field("flushed", &self.flushed).finish_non_exhaustive()
     }
 }

@@ -14,13 +14,13 @@ use http::HeaderValue;
 use crate::auth::Identity;
 use crate::config::settings::Settings;
 use crate::core::billing::bill::StayBill;
+use crate::core::limits::LimitsAtEntry;
 use crate::core::limits::rule::LimitId;
 use crate::core::model::event::{DispatchGrant, EngineFault, PreemptReason, RejectReason};
 use crate::core::model::ids::{ModelId, ReplicaId};
 use crate::core::model::job::{JobUsage, TokenCounts};
 use crate::core::model::time::Tick;
 use crate::dispatcher::clock::GatewayClock;
-use crate::dispatcher::limits_at_entry::LimitsAtEntry;
 use crate::protocol::api::Api;
 use crate::protocol::error::ApiError;
 use crate::protocol::error::catalogue::ErrorKind;
@@ -135,8 +135,9 @@ impl RequestRecord {
     }
 
     /// Records success: the engine answered in full.
-    pub(super) fn succeeded(&mut self) {
+    pub(super) fn succeeded(&mut self, usage: JobUsage) {
         self.end.outcome = RequestOutcome::Success;
+        self.end.usage = Some(usage);
     }
 
     /// Records another outcome and its reason.

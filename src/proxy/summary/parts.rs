@@ -118,6 +118,8 @@ pub(in crate::proxy) struct RetryLink {
     /// Entry among the live requests that a retry may supersede. `None` if the client sends no
     /// retry count.
     pub(in crate::proxy) live_guard: Option<LiveRequestGuard>,
+    /// Whether the client says that it sends the request again.
+    pub(in crate::proxy) is_retry: bool,
     /// Request id of the request that this retry superseded.
     pub(in crate::proxy) replaces: Option<HeaderValue>,
 }

@@ -1,10 +1,13 @@
 //! Upstream connection: HTTP/1.1 to an engine, driven by the task that uses it. The connection has
-//! no task of its own, so a relayed chunk wakes one task instead of two.
+//! no task of its own, so a relayed chunk wakes one task instead of two. The idle connections to one
+//! engine are a pool.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response};
@@ -12,10 +15,15 @@ use http_body::{Body, Frame};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, Connection, SendRequest};
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use crate::protocol::request::edit::EditedBody;
 use crate::proxy::upstream::io::UpstreamStream;
 use crate::proxy::upstream::waker::OwnWaker;
+
+/// Most idle connections that are kept. Further connections are closed after use.
+const MAX_IDLE: usize = 1024;
 
 type Driver = Pin<Box<Connection<TokioIo<UpstreamStream>, EditedBody>>>;
 
@@ -89,5 +97,50 @@ impl ConnIo {
     fn drive_idle(&mut self) {
         let _pending = self.poll(&Context::from_waker(Waker::noop()), |_| Poll::<()>::Pending);
         self.waker.forget();
+    }
+}
+
+/// Idle connections, the longest unused first.
+#[derive(Debug, Default)]
+pub(super) struct IdlePool(Mutex<VecDeque<IdleConn>>);
+
+#[derive(Debug)]
+struct IdleConn {
+    conn: UpstreamConn,
+    since: Instant,
+}
+
+impl IdlePool {
+    /// Takes the connection that was used last. `None` if all connections have been unused for
+    /// `keep_alive` or were closed by the engine.
+    pub(super) fn take(&self, keep_alive: Duration) -> Option<UpstreamConn> {
+        let mut idle = self.0.lock();
+        while let Some(IdleConn { mut conn, since }) = idle.pop_back() {
+            if since.elapsed() >= keep_alive {
+                // The other connections have been unused for even longer.
+                idle.clear();
+                return None;
+            }
+            if conn.is_reusable() {
+                return Some(conn);
+            }
+        }
+        None
+    }
+
+    /// Keeps a connection that can be used again.
+    pub(super) fn put(&self, conn: UpstreamConn) {
+        let mut idle = self.0.lock();
+        if idle.len() < MAX_IDLE {
+            idle.push_back(IdleConn { conn, since: Instant::now() });
+        }
+    }
+
+    /// Closes connections that were not used for `keep_alive`.
+    pub(super) fn close_idle(&self, keep_alive: Duration) {
+        let mut idle = self.0.lock();
+        while idle.front().is_some_and(|idle| idle.since.elapsed() >= keep_alive) {
+            idle.pop_front();
+        }
     }
 }
