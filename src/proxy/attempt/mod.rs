@@ -1,6 +1,6 @@
 //! Attempt: one dispatch of a request to one replica, up to the first token or the whole answer.
 
-pub(super) mod resets;
+mod partial_tokens;
 
 use std::future::poll_fn;
 use std::time::Duration;
@@ -22,9 +22,9 @@ use crate::protocol::response::answer::{AnswerVerdict, classify_answer};
 use crate::protocol::response::engine_error::EngineError;
 use crate::protocol::response::partial_answer::PartialAnswer;
 use crate::protocol::response::stream::{StreamClassifier, UsageVisibility};
+use crate::proxy::attempt::partial_tokens::counted;
 use crate::proxy::body::GatheredBody;
 use crate::proxy::data_plane::Proxy;
-use crate::proxy::relay::continuation::counted;
 use crate::proxy::relay::engine_stream::{EngineStream, StreamStep};
 use crate::proxy::relay::itl::ReplicaCounters;
 use crate::proxy::relay::memory::AnswerShare;
@@ -35,6 +35,9 @@ use crate::proxy::upstream::{
 };
 use crate::telemetry::trace::RequestPhase;
 
+/// Most sends of a request to a replica that resets its connection. The request may be the cause of
+/// the resets.
+pub(super) const MOST_SENDS: u32 = 2;
 /// Most bytes of a stream that are held back before the first token. A stream that sends more
 /// bytes without a token is relayed.
 const MAX_HELD_BYTES: usize = 1024 * 1024;

@@ -16,8 +16,8 @@ use crate::core::placement::rules;
 use crate::protocol::api::Api;
 use crate::protocol::error::ApiError;
 use crate::proxy::data_plane::Proxy;
-use crate::proxy::request::InferenceRequest;
 use crate::proxy::request::candidates::counts_output;
+use crate::proxy::request::{InferenceRequest, RequestTokens};
 use crate::proxy::summary::RequestRecord;
 use crate::telemetry::wall;
 use crate::tokens::CountSource;
@@ -32,16 +32,6 @@ const WINDOWS_AGE: Duration = Duration::from_secs(1);
 const ESTIMATE_SAFETY_FACTOR: f64 = 1.5;
 /// Tokens that an unknown chat template may add to a prompt.
 const MAX_TEMPLATE_TOKENS: u64 = 512;
-
-/// Tokens of a request's prompts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct PromptTokens {
-    /// Tokens of the longest prompt.
-    longest: u64,
-    /// Tokens of all prompts together.
-    all: u64,
-    source: CountSource,
-}
 
 impl Proxy {
     /// Counts the prompt as exactly as the context window requires. Lowers the requested output to
@@ -64,29 +54,23 @@ impl Proxy {
             return Err(ApiError::invalid_field("truncate_prompt_tokens", fix));
         }
         let window = self.window(settings, request);
-        let measured = self.count_prompt(settings, request, edge, window).await;
-        request.tokens.prompt = measured.all;
-        record.counted(measured.all, measured.source);
-        if measured.source == CountSource::Estimate || measured.source == CountSource::Bound {
+        request.tokens = self.count_prompt(settings, request, edge, window).await;
+        let tokens = request.tokens;
+        record.counted(tokens.prompt, tokens.source);
+        if tokens.source == CountSource::Estimate || tokens.source == CountSource::Bound {
             record.prompt.learn_from =
-                Some((Arc::clone(&self.token_counters.ratios), ratio_key(request), request.tokens.estimated));
+                Some((Arc::clone(&self.token_counters.ratios), ratio_key(request), tokens.estimated));
         }
         request.parsed.lowered = None;
-        let lowered = match window.filter(|_| measured.source.is_reliable()) {
-            Some(window) => {
-                let alone = counts_output(settings, model);
-                fit(request, edge.rejects, alone, (window, measured))?
-            }
+        let lowered = match window.filter(|_| tokens.source.is_reliable()) {
+            Some(window) => fit(request, edge.rejects, counts_output(settings, model), window)?,
             None => None,
         };
         request.parsed.lowered = lowered;
         record.prompt.lowered = lowered;
-        let asked =
-            request.parsed.max_output_tokens.map_or(0, |asked| asked.min(lowered.unwrap_or(u64::MAX)));
-        request.tokens.context = measured.longest.saturating_add(asked);
         if let Some(lowered) = lowered {
             let most = lowered.saturating_mul(u64::from(request.parsed.sequences()));
-            request.tokens.max_output = request.tokens.max_output.min(most);
+            request.tokens.max_output = tokens.max_output.min(most);
         }
         Ok(())
     }
@@ -115,15 +99,15 @@ impl Proxy {
         request: &mut InferenceRequest,
         edge: &ModelSettings,
         window: Option<u32>,
-    ) -> PromptTokens {
+    ) -> RequestTokens {
         let InferenceRequest { body, parsed, .. } = &*request;
-        let body = &body.bytes;
+        let (body, tokens) = (&body.bytes, request.tokens);
         if let Some(ids) = token_id_count(parsed.prompt_pieces(body)) {
-            return PromptTokens { longest: ids, all: ids, source: CountSource::Ids };
+            return RequestTokens { longest: ids, prompt: ids, source: CountSource::Ids, ..tokens };
         }
-        let all = self.token_counters.ratios.apply(ratio_key(request), request.tokens.estimated);
+        let all = self.token_counters.ratios.apply(ratio_key(request), tokens.estimated);
         let longest = all / u64::from(parsed.prompts.max(1));
-        let estimated = |source| PromptTokens { longest, all, source };
+        let estimated = |source| RequestTokens { longest, prompt: all, source, ..tokens };
         let form = match parsed.api {
             Api::Chat => PromptForm::Chat,
             Api::Completions => PromptForm::Text,
@@ -149,7 +133,7 @@ impl Proxy {
             };
             match self.token_counters.threads.count(task).await {
                 Ok(CountedTokens { longest, total: all }) => {
-                    return PromptTokens { longest, all, source: CountSource::Exact };
+                    return RequestTokens { longest, prompt: all, source: CountSource::Exact, ..tokens };
                 }
                 Err(CountError::Unsure(why)) => tracing::debug!(%why, "prompt not counted here"),
                 Err(CountError::Stopped) => {}
@@ -160,10 +144,11 @@ impl Proxy {
             .saturating_add(MAX_TEMPLATE_TOKENS);
         let is_near = doubted > window;
         let counted = if is_near { self.count_at_engine(settings, request, window).await } else { None };
-        counted.map_or(estimated(CountSource::Estimate), |count| PromptTokens {
+        counted.map_or(estimated(CountSource::Estimate), |count| RequestTokens {
             longest: count,
-            all: count,
+            prompt: count,
             source: CountSource::Engine,
+            ..tokens
         })
     }
 
@@ -212,12 +197,7 @@ fn ratio_key(request: &InferenceRequest) -> (u32, u32) {
 /// The output tokens that the window has left after an exact count, if the request asks for more.
 /// With `rejects`, such a request is refused. With `alone`, a request whose output limit alone
 /// exceeds the window is refused.
-fn fit(
-    request: &InferenceRequest,
-    rejects: bool,
-    alone: bool,
-    (window, measured): (u32, PromptTokens),
-) -> Result<Option<u64>, ApiError> {
+fn fit(request: &InferenceRequest, rejects: bool, alone: bool, window: u32) -> Result<Option<u64>, ApiError> {
     let InferenceRequest { parsed, body, .. } = request;
     let api = parsed.api;
     if !matches!(api, Api::Chat | Api::Completions) {
@@ -225,10 +205,10 @@ fn fit(
     }
     let all = u64::from(window);
     let prompt = match parsed.truncate {
-        None => measured.longest,
+        None => request.tokens.longest,
         Some(cut) => {
             let asked = parsed.max_output_tokens.unwrap_or(1).max(1);
-            measured.longest.min(u64::try_from(cut).unwrap_or_else(|_| all.saturating_sub(asked)))
+            request.tokens.longest.min(u64::try_from(cut).unwrap_or_else(|_| all.saturating_sub(asked)))
         }
     };
     if prompt >= all {

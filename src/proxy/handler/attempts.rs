@@ -5,17 +5,18 @@ use std::future::pending;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use smallvec::SmallVec;
 use tokio::time::sleep_until;
 
 use crate::core::model::event::{AttemptOutcome, EngineFault};
+use crate::core::model::ids::ReplicaId;
 use crate::core::model::job::JobUsage;
 use crate::core::model::time::Tick;
 use crate::dispatcher::ticket::Ticket;
 use crate::protocol::error::ApiError;
 use crate::protocol::error::catalogue::ErrorKind;
 use crate::protocol::response::partial_answer::PartialAnswer;
-use crate::proxy::attempt::resets::EngineResets;
-use crate::proxy::attempt::{AttemptContext, AttemptError, EngineAnswer};
+use crate::proxy::attempt::{AttemptContext, AttemptError, EngineAnswer, MOST_SENDS};
 use crate::proxy::data_plane::Proxy;
 use crate::proxy::request::InferenceRequest;
 use crate::proxy::summary::RequestRecord;
@@ -126,5 +127,41 @@ impl Proxy {
         if early.is_some_and(|sent| sent.load(Ordering::Relaxed)) {
             pending::<()>().await;
         }
+    }
+}
+
+/// Number of sends of a request to each replica that reset its connection.
+#[derive(Debug, Default)]
+struct EngineResets(SmallVec<[(ReplicaId, u32); 4]>);
+
+impl EngineResets {
+    /// Adds `times` sends of the request to a replica that reset its connection.
+    fn note(&mut self, replica: ReplicaId, times: u32) {
+        match self.0.iter_mut().find(|(known, _)| *known == replica) {
+            Some((_, count)) => *count += times,
+            None => self.0.push((replica, times)),
+        }
+    }
+
+    /// Number of sends that the replica may still get.
+    fn left(&self, replica: ReplicaId) -> u32 {
+        let count = self.0.iter().find(|(known, _)| *known == replica).map_or(0, |(_, count)| *count);
+        MOST_SENDS.saturating_sub(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_engine_gets_a_request_twice() {
+        let (mut resets, [a, b]) = (EngineResets::default(), [ReplicaId::new(0), ReplicaId::new(1)]);
+        assert_eq!(resets.left(a), 2);
+        resets.note(a, 1);
+        assert_eq!((resets.left(a), resets.left(b)), (1, 2));
+        resets.note(a, 2);
+        resets.note(b, 2);
+        assert_eq!((resets.left(a), resets.left(b)), (0, 0));
     }
 }

@@ -34,7 +34,7 @@ use crate::proxy::data_plane::Proxy;
 use crate::proxy::handler::ServeError;
 use crate::proxy::relay::live_stream::LiveStream;
 use crate::proxy::request::{self, InferenceRequest};
-use crate::proxy::response::body::AnswerBody;
+use crate::proxy::response::AnswerBody;
 use crate::proxy::summary::RequestRecord;
 use crate::proxy::summary::active::ActiveRequest;
 use crate::proxy::upstream::Upstreams;

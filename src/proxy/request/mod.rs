@@ -26,6 +26,7 @@ use crate::protocol::request::prefix::PrefixHasher;
 use crate::proxy::body::RequestBody;
 use crate::proxy::context::prompt_counter::TokenizeGuard;
 use crate::proxy::request::candidates::ModelCandidates;
+use crate::tokens::CountSource;
 use crate::tokens::estimate::estimate;
 
 /// Output tokens counted against the queue's bounds for a request without an output limit.
@@ -79,16 +80,25 @@ pub(super) struct RequestTokens {
     pub(super) estimated: u64,
     /// Tokens of all prompts, counted as exactly as the context window requires.
     pub(super) prompt: u64,
+    /// Tokens of the longest prompt, counted alike.
+    pub(super) longest: u64,
+    /// Source of the two counts.
+    pub(super) source: CountSource,
     /// Output tokens that the request allows, over all its sequences.
     pub(super) max_output: u64,
-    /// Context that one sequence needs: its prompt, and the output limit if there is one.
-    pub(super) context: u64,
 }
 
 impl InferenceRequest {
     /// The model that the request goes to now.
     pub(super) const fn model(&self) -> ModelId {
         self.candidates.current
+    }
+
+    /// Tokens of context that one sequence needs: its prompt, and its output limit if there is one.
+    pub(super) fn context(&self) -> u64 {
+        let lowered = self.parsed.lowered.unwrap_or(u64::MAX);
+        let output = self.parsed.max_output_tokens.map_or(0, |asked| asked.min(lowered));
+        self.tokens.longest.saturating_add(output)
     }
 
     /// The request's job, as the scheduler sees it. `resumable` tells whether another replica could
@@ -110,7 +120,7 @@ impl InferenceRequest {
             patience: self.patience,
             has_fallback: !self.candidates.others.is_empty(),
             resumable,
-            context: self.tokens.context,
+            context: self.context(),
             context_group: 0,
             fingerprint: self.fingerprint,
             session: self.session,
@@ -180,8 +190,9 @@ pub(super) fn read(
     let tokens = RequestTokens {
         estimated,
         prompt: estimated,
+        longest: estimated / u64::from(parsed.prompts.max(1)),
+        source: CountSource::Estimate,
         max_output: max_output_tokens(&parsed),
-        context: needed_context(&parsed, estimated),
     };
     Ok(InferenceRequest {
         id,
@@ -219,14 +230,6 @@ fn session_key<'a>(
         text.map(str::as_bytes)
     };
     header.map(HeaderValue::as_bytes).or_else(fields).filter(|key| !key.is_empty())
-}
-
-/// Tokens of context that a request needs: the mean of its estimated prompts, plus its output limit
-/// if it sets one.
-fn needed_context(parsed: &ParsedRequest, estimated: u64) -> u64 {
-    let prompts = u64::from(parsed.prompts.max(1));
-    let output = if parsed.api.generates() { parsed.max_output_tokens.unwrap_or(0) } else { 0 };
-    (estimated / prompts).saturating_add(output)
 }
 
 fn max_output_tokens(parsed: &ParsedRequest) -> u64 {

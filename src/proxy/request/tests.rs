@@ -113,7 +113,7 @@ fn only_what_surely_fits_no_window_is_refused() {
     let ids = |count| format!("[{}]", vec!["1"; count].join(","));
     let asks = |file: &str, prompt: &str, limit: u32, more: &str| {
         let body = format!(r#"{{"model":"m","prompt":{prompt},"max_tokens":{limit}{more}}}"#);
-        completion(file, body).map(|request| request.tokens.context)
+        completion(file, body).map(|request| request.context())
     };
     let text = format!(r#""{}""#, "word ".repeat(100));
     assert_eq!(asks(&small, &ids(8), 8, ""), Ok(16), "vLLM lowers the limit");

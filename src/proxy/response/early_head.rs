@@ -27,8 +27,9 @@ use crate::proxy::relay::buffer::{BufferEnd, BufferWriter};
 use crate::proxy::relay::live_stream::LiveStream;
 use crate::proxy::relay::pump::Pump;
 use crate::proxy::request::InferenceRequest;
-use crate::proxy::response::body::AnswerBody;
-use crate::proxy::response::{SERVING_MODEL, ServedRequest, answer_headers, note_error, stream_response};
+use crate::proxy::response::{
+    AnswerBody, SERVING_MODEL, ServedRequest, answer_headers, note_error, stream_response,
+};
 use crate::proxy::summary::RequestRecord;
 use crate::telemetry::event::RequestOutcome;
 

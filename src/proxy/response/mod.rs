@@ -1,14 +1,17 @@
 //! Response: the answer of an ended or streaming request.
 
-pub(super) mod body;
 pub(super) mod early_head;
 pub(super) mod models_api;
 
+use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{HeaderMap, Response, StatusCode};
+use http_body::{Body, Frame, SizeHint};
 
 use crate::core::model::ids::TenantId;
 use crate::protocol::api::Dialect;
@@ -19,11 +22,10 @@ use crate::protocol::headers;
 use crate::protocol::request::edit::EditedBody;
 use crate::proxy::attempt::EngineAnswer;
 use crate::proxy::data_plane::Proxy;
-use crate::proxy::relay::buffer::{BufferWriter, ClientStream, stream_buffer};
+use crate::proxy::relay::buffer::{BufferWriter, ClientStream, RelayBroken, stream_buffer};
 use crate::proxy::relay::live_stream::LiveStream;
 use crate::proxy::relay::pump::Pump;
 use crate::proxy::request::InferenceRequest;
-use crate::proxy::response::body::AnswerBody;
 use crate::proxy::summary::RequestRecord;
 use crate::proxy::summary::active::ActiveRequest;
 use crate::telemetry::event::RequestOutcome;
@@ -149,4 +151,51 @@ pub(super) fn note_error(error: &ApiError, record: &mut RequestRecord) {
         _ => RequestOutcome::Failed,
     };
     record.ended(outcome, error.kind().code());
+}
+
+/// Body of an answer.
+#[derive(Debug)]
+pub enum AnswerBody {
+    /// A complete answer.
+    Whole(EditedBody),
+    /// A stream from an engine.
+    Stream(ClientStream),
+}
+
+impl From<Bytes> for AnswerBody {
+    fn from(bytes: Bytes) -> Self {
+        Self::Whole(EditedBody::from(bytes))
+    }
+}
+
+impl Body for AnswerBody {
+    type Data = Bytes;
+    type Error = RelayBroken;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, RelayBroken>>> {
+        match self.get_mut() {
+            Self::Whole(pieces) => {
+                let never = |error: Infallible| match error {};
+                Pin::new(pieces).poll_frame(cx).map_err(never)
+            }
+            Self::Stream(stream) => stream.poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Whole(pieces) => pieces.is_end_stream(),
+            Self::Stream(_) => false,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Whole(pieces) => pieces.size_hint(),
+            Self::Stream(_) => SizeHint::default(),
+        }
+    }
 }

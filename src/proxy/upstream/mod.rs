@@ -3,7 +3,6 @@
 
 mod conn;
 mod exchange;
-mod io;
 #[cfg(test)]
 mod tests;
 mod waker;
@@ -20,7 +19,7 @@ use tokio::time::{Instant, timeout};
 pub use self::exchange::UpstreamExchange;
 pub(super) use self::exchange::{CutReason, whole_body};
 
-use self::conn::{IdlePool, UpstreamConn};
+use self::conn::{IdlePool, UpstreamConn, connect};
 use crate::config::settings::{EdgeSettings, PoolSettings, ReplicaSettings, UpstreamLimits};
 use crate::core::model::event::EngineFault;
 use crate::core::model::ids::ReplicaId;
@@ -211,7 +210,7 @@ impl UpstreamReplica {
 
     async fn open(&self, limit: Duration) -> Result<UpstreamConn, UpstreamError> {
         let opening = async {
-            let stream = io::connect(&self.address, self.tls_name.as_deref()).await;
+            let stream = connect(&self.address, self.tls_name.as_deref()).await;
             let stream = stream.map_err(UpstreamError::Connect)?;
             Ok(UpstreamConn::handshake(stream).await?)
         };

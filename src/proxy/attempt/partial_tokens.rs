@@ -1,4 +1,4 @@
-//! Continuation: the tokens of a partial answer, as the engine that continues the answer counts them.
+//! Partial tokens: the tokens of a partial answer, as the engine that continues the answer counts them.
 
 use bytes::Bytes;
 use http::{HeaderMap, Method};
@@ -14,7 +14,7 @@ const MAX_COUNT_BYTES: u64 = 4 * 1024 * 1024;
 
 /// A copy of `so_far` whose tokens the next engine has counted. The number of events would be too
 /// low, because engines put several tokens into one event.
-pub(in crate::proxy) async fn counted(
+pub(super) async fn counted(
     so_far: &PartialAnswer,
     (name, headers): (&str, &HeaderMap),
     replica: &UpstreamReplica,
