@@ -276,12 +276,13 @@ impl Dispatcher {
         self.with_lock(|inner, now| inner.report(now, job, attempt, event).then(|| inner.waiters.close(job)))
     }
 
-    /// Ends the job, whether it waits or runs, and removes its waiter. Returns the job's bills.
+    /// Ends the job, unless it has ended, and removes its waiter. Returns the job's bills.
     fn leave(&self, job: JobId, usage: JobUsage) -> StayBills {
         self.with_lock(|inner, now| {
-            inner.waiters.set_left(job);
-            inner.handle(now, Event::ClientLeft { job, usage });
-            inner.apply();
+            if inner.waiters.set_left(job) {
+                inner.handle(now, Event::ClientLeft { job, usage });
+                inner.apply();
+            }
             inner.waiters.close(job)
         })
     }
@@ -395,7 +396,7 @@ mod tests {
     use crate::core::model::event::{
         AttemptOutcome, DispatchGrant, DispatchReason, EngineFault, JobAction, PreemptReason, RejectReason,
     };
-    use crate::core::model::ids::{ClassId, ModelId, TenantId};
+    use crate::core::model::ids::{ClassId, ModelId, ReplicaId, TenantId};
     use crate::dispatcher::ticket::Ticket;
 
     const ONE_SLOT: &str = "
@@ -480,6 +481,18 @@ pools:
             retry_after: None,
         });
         assert!(ticket.dispatched().await.is_err());
+        assert_eq!(end(ticket), [10]);
+        // The same, but the request ends before it has read the rejection.
+        let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));
+        dispatcher.event(Event::ProbeSucceeded { replica: ReplicaId::new(0) });
+        ticket.dispatched().await.unwrap();
+        pass().await;
+        assert!(ticket.requeue(EngineFault::Refused, JobUsage::Unknown));
+        dispatcher.refuse_waiting(Rejection {
+            reason: RejectReason::Draining,
+            queued: Duration::ZERO,
+            retry_after: None,
+        });
         assert_eq!(end(ticket), [10]);
         assert!(dispatcher.state.lock().waiters.is_empty(), "no desk outlives its job");
     }

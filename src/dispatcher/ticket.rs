@@ -85,8 +85,8 @@ impl Ticket {
                 self.state = TicketState::Running { attempt: grant.why.attempt, signal: Some(signal) };
                 Ok(grant)
             }
-            Ok(WaitEnd::Rejected { why, bills }) => {
-                self.state = TicketState::Over(bills);
+            Ok(WaitEnd::Rejected(why)) => {
+                self.state = TicketState::Over(self.dispatcher.leave(self.job, JobUsage::Unknown));
                 Err(why)
             }
             // Another owner ended the job, and also drops this future.

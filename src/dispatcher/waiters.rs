@@ -24,7 +24,7 @@ pub(super) enum WaitEnd {
     /// An attempt begins. `signal` receives the scheduler's one signal to it.
     Granted { grant: DispatchGrant, signal: oneshot::Receiver<Signal> },
     /// The job is over.
-    Rejected { why: Rejection, bills: StayBills },
+    Rejected(Rejection),
 }
 
 /// Signal of the scheduler to a running attempt. An attempt gets at most one.
@@ -58,8 +58,7 @@ impl Notification {
     }
 }
 
-/// The entry of one job. It lives as long as the job's ticket, unless the job is over before: then
-/// the ticket has the bills already.
+/// The entry of one job, which lives as long as the job's ticket.
 #[derive(Debug)]
 struct Waiter {
     state: WaiterState,
@@ -98,11 +97,9 @@ impl Waiters {
         self.waiters.is_empty()
     }
 
-    /// Stops all notifications to the job, which is about to end.
-    pub(super) fn set_left(&mut self, job: JobId) {
-        if let Some(waiter) = self.waiters.get_mut(&job) {
-            waiter.state = WaiterState::Left;
-        }
+    /// Stops all notifications to the job, which is about to end. False if the job has ended already.
+    pub(super) fn set_left(&mut self, job: JobId) -> bool {
+        self.take_state(job).is_some_and(|state| !matches!(state, WaiterState::Left))
     }
 
     fn put(&mut self, job: JobId, state: WaiterState) {
@@ -112,7 +109,7 @@ impl Waiters {
         }
     }
 
-    /// Removes the job's entry, and returns the job's bills. The job is over.
+    /// Removes the job's entry at the end of the ticket, and returns the job's bills.
     pub(super) fn close(&mut self, job: JobId) -> StayBills {
         self.waiters.remove(&job).map(|waiter| waiter.bills).unwrap_or_default()
     }
@@ -123,19 +120,13 @@ impl Waiters {
         matches!(state, Some(WaiterState::Running { attempt: present, .. }) if *present == attempt)
     }
 
-    /// Removes the entries of all jobs that wait. Returns the jobs with the rejections for their
-    /// tickets.
+    /// Rejects all jobs that wait. Returns the jobs with the notifications for their tickets.
     pub(super) fn reject_waiting(&mut self, why: Rejection) -> Vec<(JobId, Notification)> {
-        let waits = |_: &JobId, waiter: &mut Waiter| matches!(waiter.state, WaiterState::Waiting(_));
-        let taken = self.waiters.extract_if(waits);
-        taken
-            .filter_map(|(job, Waiter { state, bills })| match state {
-                WaiterState::Waiting(sender) => {
-                    Some((job, Notification::Answer(sender, WaitEnd::Rejected { why, bills })))
-                }
-                WaiterState::Running { .. } | WaiterState::Left => None,
-            })
-            .collect()
+        let waits = |waiter: &Waiter| matches!(waiter.state, WaiterState::Waiting(_));
+        let waiting = self.waiters.iter().filter(|(_, waiter)| waits(waiter)).map(|(job, _)| *job);
+        let waiting: Vec<JobId> = waiting.collect();
+        let reject = |job| Some((job, Notification::Answer(self.take_waiter(job)?, WaitEnd::Rejected(why))));
+        waiting.into_iter().filter_map(reject).collect()
     }
 
     /// Applies an action of the scheduler to its job. An action that does not fit the job's state
@@ -152,8 +143,7 @@ impl Waiters {
             }
             JobAction::Reject { job, why } => {
                 if let Some(waiter) = self.take_waiter(job) {
-                    let bills = self.close(job);
-                    notifications.push(Notification::Answer(waiter, WaitEnd::Rejected { why, bills }));
+                    notifications.push(Notification::Answer(waiter, WaitEnd::Rejected(why)));
                 }
             }
             JobAction::Preempt { job, why, .. } => {
@@ -181,6 +171,7 @@ impl Waiters {
         }
     }
 
+    /// Takes the channel of a job that waits, and leaves `Left` in its place.
     fn take_waiter(&mut self, job: JobId) -> Option<oneshot::Sender<WaitEnd>> {
         match self.take_state(job)? {
             WaiterState::Waiting(sender) => Some(sender),
@@ -287,9 +278,11 @@ mod tests {
         let mut again = taken_away(signal);
         assert!(again.try_recv().is_err() && !waiters.is_current(JOB, 1));
         step(&mut waiters, [reject()]);
-        let Ok(WaitEnd::Rejected { why, bills }) = again.try_recv() else { panic!("it is refused") };
-        assert_eq!((why.reason, bills.len()), (RejectReason::Draining, 0));
-        assert!(waiters.waiters.is_empty());
+        let Ok(WaitEnd::Rejected(why)) = again.try_recv() else { panic!("it is refused") };
+        assert_eq!(why.reason, RejectReason::Draining);
+        assert!(!waiters.set_left(JOB), "the entry only keeps the bills");
+        waiters.close(JOB);
+        assert!(waiters.is_empty());
     }
 
     #[test]
@@ -361,7 +354,7 @@ mod tests {
         let taken = waiters.reject_waiting(why);
         assert_eq!(taken.iter().map(|(job, _)| *job).collect::<Vec<_>>(), [JobId::new(8)]);
         taken.into_iter().for_each(|(_, rejection)| rejection.deliver());
-        assert!(matches!(waits.try_recv(), Ok(WaitEnd::Rejected { .. })));
+        assert!(matches!(waits.try_recv(), Ok(WaitEnd::Rejected(_))));
         assert!(waiters.is_current(JOB, 1));
     }
 }

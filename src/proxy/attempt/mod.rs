@@ -44,6 +44,7 @@ const MAX_HELD_BYTES: usize = 1024 * 1024;
 
 /// Answer of an engine to an attempt.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "one value for each request, moved a few times")]
 pub(super) enum EngineAnswer {
     /// A stream whose first token has arrived, or that is complete.
     Stream { stream: Box<EngineStream>, head: HeaderMap },
@@ -91,24 +92,17 @@ impl AttemptError {
     }
 }
 
-/// Data that all attempts of a request share.
-#[derive(Debug)]
-pub(super) struct AttemptContext<'a> {
-    pub(super) proxy: &'a Proxy,
-    pub(super) request: &'a InferenceRequest,
-    /// The part of the answer that the client has. `None` if no other engine can continue the
-    /// answer.
-    pub(super) so_far: Option<&'a PartialAnswer>,
-}
-
-impl AttemptContext<'_> {
+impl InferenceRequest {
     /// Sends the request to the replica of `grant`, at most `sends` times. Waits for the first token
-    /// of a stream, or for the whole answer of another request.
-    pub(super) async fn run(
+    /// of a stream, or for the whole answer of another request. `so_far` is the part of the answer
+    /// that the client has; `None` if no other engine can continue the answer.
+    pub(super) async fn attempt(
         &self,
+        proxy: &Proxy,
         settings: &Settings,
         grant: DispatchGrant,
         sends: u32,
+        so_far: Option<&PartialAnswer>,
         record: &mut RequestRecord,
     ) -> Result<EngineAnswer, AttemptError> {
         record.at_engine.sends = 0;
@@ -124,14 +118,17 @@ impl AttemptContext<'_> {
         let begun = Instant::now();
         let headers = self.headers_for(pool, record);
         let shown_model = self.shown_model(settings, pool);
-        let replica = self.proxy.upstreams.replica(grant.replica, replica);
-        let meter = self.proxy.itl_samplers.meter(grant.replica);
+        let replica = proxy.upstreams.replica(grant.replica, replica);
+        let meter = proxy.itl_samplers.meter(grant.replica);
         let trying = async {
-            let so_far = self.counted(settings, pool, &replica, &headers).await;
+            let so_far = match so_far {
+                Some(so_far) => Some(self.counted(so_far, pool, &replica, &headers, &edge.upstream).await),
+                None => None,
+            };
             let begun = so_far.as_ref().filter(|so_far| so_far.is_resumed());
             let call = UpstreamCall {
                 method: Method::POST,
-                path: self.request.parsed.api.upstream_path(),
+                path: self.parsed.api.upstream_path(),
                 headers: &headers,
                 body: self.body_for(pool, self.priority(settings, grant), begun),
             };
@@ -147,15 +144,14 @@ impl AttemptContext<'_> {
             })?;
             note_connect(&exchange, record);
             let judge = self.classifier(pool.engine, shown_model.clone(), so_far);
-            self.read((exchange, judge), shown_model, &edge.requests, &meter).await
+            self.read(proxy, (exchange, judge), shown_model, &edge.requests, &meter).await
         };
         let (limit, too_late) = self.limit(&edge.upstream);
         let deadline = begun + limit;
         let attempt = timeout_at(deadline, Box::pin(trying)).await;
         let clock = record.clock;
         if let Some(trace) = &record.trace {
-            let phase =
-                if self.request.parsed.stream { RequestPhase::FirstToken } else { RequestPhase::Engine };
+            let phase = if self.parsed.stream { RequestPhase::FirstToken } else { RequestPhase::Engine };
             trace.phase(phase, clock.tick(begun), clock.now());
         }
         attempt.unwrap_or(Err(AttemptError::failed(too_late))).map_err(|error| match error {
@@ -168,7 +164,7 @@ impl AttemptContext<'_> {
 
     /// Time limit of the attempt, and the fault of an engine that exceeds the limit.
     fn limit(&self, limits: &UpstreamLimits) -> (Duration, EngineFault) {
-        match self.request.parsed.stream {
+        match self.parsed.stream {
             true => (limits.first_token_timeout, EngineFault::Silent),
             false => (limits.answer_timeout, EngineFault::AnswerTimeout),
         }
@@ -177,19 +173,20 @@ impl AttemptContext<'_> {
     /// The part of the answer that the client has, with the engine's own token count.
     async fn counted(
         &self,
-        settings: &Settings,
+        so_far: &PartialAnswer,
         pool: &PoolSettings,
         replica: &UpstreamReplica,
         headers: &HeaderMap,
-    ) -> Option<PartialAnswer> {
-        let name = pool.model_names.get(&self.request.model()).map_or("", String::as_str);
-        let mut so_far = counted(self.so_far?, (name, headers), replica, &settings.edge.upstream).await;
-        so_far.cap_tokens(self.request.parsed.max_partial_tokens());
-        Some(so_far)
+        limits: &UpstreamLimits,
+    ) -> PartialAnswer {
+        let name = pool.model_names.get(&self.model()).map_or("", String::as_str);
+        let mut so_far = counted(so_far, name, headers, replica, limits).await;
+        so_far.cap_tokens(self.parsed.max_partial_tokens());
+        so_far
     }
 
     fn with_public_model_name(&self, settings: &Settings, pool: &PoolSettings, error: ApiError) -> ApiError {
-        match (pool.model_names.get(&self.request.model()), self.shown_model(settings, pool)) {
+        match (pool.model_names.get(&self.model()), self.shown_model(settings, pool)) {
             (Some(engine_name), Some(shown)) => error.with_word_replaced(engine_name, &shown),
             _ => error,
         }
@@ -197,15 +194,16 @@ impl AttemptContext<'_> {
 
     async fn read(
         &self,
+        proxy: &Proxy,
         (exchange, judge): (UpstreamExchange, StreamClassifier),
         shown_model: Option<String>,
         limits: &RequestLimits,
         meter: &ReplicaCounters,
     ) -> Result<EngineAnswer, AttemptError> {
-        if self.request.parsed.stream && is_event_stream(&exchange) {
+        if self.parsed.stream && is_event_stream(&exchange) {
             return first_token(exchange, judge, meter).await;
         }
-        let (api, status) = (self.request.parsed.api, exchange.head.status);
+        let (api, status) = (self.parsed.api, exchange.head.status);
         let head = exchange.head.headers.clone();
         // A refusal comes from the HTTP server and is no sign of life from the engine behind it.
         let heard = || {
@@ -213,7 +211,7 @@ impl AttemptContext<'_> {
                 meter.record_bytes();
             }
         };
-        let share = self.proxy.answers.share(self.request.tenant, limits);
+        let share = proxy.answers.share(self.tenant, limits);
         let body = held_body(exchange, limits.max_answer_bytes, share, heard).await;
         let body = body.map_err(|cut| match cut {
             CutReason::BrokenOff => AttemptError::failed(EngineFault::Reset),
@@ -239,7 +237,7 @@ impl AttemptContext<'_> {
         shown_model: Option<String>,
         so_far: Option<PartialAnswer>,
     ) -> StreamClassifier {
-        let parsed = &self.request.parsed;
+        let parsed = &self.parsed;
         let choices = if engine.can(Ability::ManyChoices) { parsed.choices() } else { 1 };
         let usage_shown = match (parsed.stream_usage.at_end, parsed.stream_usage.in_each_event) {
             _ if !parsed.api.has_stream_options() => UsageVisibility::Always,
@@ -255,7 +253,7 @@ impl AttemptContext<'_> {
     }
 
     fn headers_for(&self, pool: &PoolSettings, record: &RequestRecord) -> HeaderMap {
-        let mut headers = self.request.headers.clone();
+        let mut headers = self.headers.clone();
         headers.insert(X_REQUEST_ID, record.request_id.clone());
         if let Some(bearer) = bearer(pool) {
             headers.insert(AUTHORIZATION, bearer);
@@ -271,7 +269,7 @@ impl AttemptContext<'_> {
     fn priority(&self, settings: &Settings, grant: DispatchGrant) -> Option<i64> {
         let pool = settings.policy.pools.get(grant.pool)?;
         let class = settings.policy.classes.get(grant.why.class)?;
-        (pool.engine_priority && self.request.parsed.api.runs_model()).then_some(i64::from(class.rank))
+        (pool.engine_priority && self.parsed.api.runs_model()).then_some(i64::from(class.rank))
     }
 
     fn body_for(
@@ -280,8 +278,8 @@ impl AttemptContext<'_> {
         priority: Option<i64>,
         begun: Option<&PartialAnswer>,
     ) -> EditedBody {
-        let InferenceRequest { body, parsed, .. } = self.request;
-        let name = pool.model_names.get(&self.request.model()).map(String::as_str);
+        let Self { body, parsed, .. } = self;
+        let name = pool.model_names.get(&self.model()).map(String::as_str);
         let edits = RequestEdits {
             model: name.filter(|name| parsed.model.as_deref().is_some_and(|asked| asked != *name)),
             include_usage: parsed.api.has_stream_options() && parsed.stream && !parsed.stream_usage.at_end,
@@ -295,9 +293,9 @@ impl AttemptContext<'_> {
     /// The model name that replaces the engine's own name in answers: the name that the client
     /// sent, else the public name. `None` if the engine's name is the same.
     fn shown_model(&self, settings: &Settings, pool: &PoolSettings) -> Option<String> {
-        let engine_name = pool.model_names.get(&self.request.model()).map(String::as_str);
-        let public = settings.policy.models.name(self.request.candidates.asked);
-        let shown = self.request.parsed.model.as_deref().unwrap_or(public);
+        let engine_name = pool.model_names.get(&self.model()).map(String::as_str);
+        let public = settings.policy.models.name(self.candidates.asked);
+        let shown = self.parsed.model.as_deref().unwrap_or(public);
         (engine_name != Some(shown)).then(|| shown.to_owned())
     }
 }

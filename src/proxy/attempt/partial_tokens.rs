@@ -12,11 +12,12 @@ use crate::proxy::upstream::{UpstreamCall, UpstreamReplica, whole_body};
 /// Longest tokenize answer that is read, in bytes.
 const MAX_COUNT_BYTES: u64 = 4 * 1024 * 1024;
 
-/// A copy of `so_far` whose tokens the next engine has counted. The number of events would be too
+/// A copy of `so_far` whose tokens the next engine has counted. `name` is the model's name there. The number of events would be too
 /// low, because engines put several tokens into one event.
 pub(super) async fn counted(
     so_far: &PartialAnswer,
-    (name, headers): (&str, &HeaderMap),
+    name: &str,
+    headers: &HeaderMap,
     replica: &UpstreamReplica,
     limits: &UpstreamLimits,
 ) -> PartialAnswer {
@@ -24,7 +25,7 @@ pub(super) async fn counted(
     if so_far.is_resumed() && !so_far.is_counted() {
         let count = match so_far.prompt_text() {
             "" => Some(0),
-            text => count(text, (name, headers), replica, limits).await,
+            text => count(text, name, headers, replica, limits).await,
         };
         count.into_iter().for_each(|count| so_far.set_tokens(count));
     }
@@ -33,7 +34,8 @@ pub(super) async fn counted(
 
 async fn count(
     text: &str,
-    (name, headers): (&str, &HeaderMap),
+    name: &str,
+    headers: &HeaderMap,
     replica: &UpstreamReplica,
     limits: &UpstreamLimits,
 ) -> Option<u64> {

@@ -16,7 +16,7 @@ use crate::dispatcher::ticket::Ticket;
 use crate::protocol::error::ApiError;
 use crate::protocol::error::catalogue::ErrorKind;
 use crate::protocol::response::partial_answer::PartialAnswer;
-use crate::proxy::attempt::{AttemptContext, AttemptError, EngineAnswer, MOST_SENDS};
+use crate::proxy::attempt::{AttemptError, EngineAnswer, MOST_SENDS};
 use crate::proxy::data_plane::Proxy;
 use crate::proxy::request::InferenceRequest;
 use crate::proxy::summary::RequestRecord;
@@ -54,7 +54,6 @@ impl Proxy {
         ticket: &mut Ticket,
         record: &mut RequestRecord,
     ) -> Result<EngineAnswer, ServeError> {
-        let attempts = AttemptContext { proxy: self, request, so_far };
         let mut resets = EngineResets::default();
         let before = record.end.usage;
         loop {
@@ -65,7 +64,7 @@ impl Proxy {
             }
             let settings = self.settings.load_full();
             record.sent(grant, &settings);
-            let sent = record.clock.now();
+            let (sent, sends) = (record.clock.now(), resets.left(grant.replica));
             // A preemption drops the attempt's future and with it the connection.
             let attempt = tokio::select! {
                 biased;
@@ -74,7 +73,7 @@ impl Proxy {
                     ticket.give_up(JobUsage::Unknown);
                     return Err(ServeError::Refused(ApiError::client_deadline()));
                 }
-                attempt = attempts.run(&settings, grant, resets.left(grant.replica), record) => Ok(attempt),
+                attempt = request.attempt(self, &settings, grant, sends, so_far, record) => Ok(attempt),
             };
             match attempt {
                 Err(why) => record.preempted(grant.replica, why),

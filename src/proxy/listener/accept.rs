@@ -22,9 +22,8 @@ use tokio_util::sync::CancellationToken;
 use crate::auth::client::ConnectedClient;
 use crate::config::settings::ListenerLimits;
 use crate::proxy::listener::answer::BoxError;
-use crate::proxy::listener::conn_state::ConnState;
+use crate::proxy::listener::conn_state::{ConnState, ListenerMetrics};
 use crate::proxy::listener::connection;
-use crate::proxy::listener::metrics::ListenerMetrics;
 use crate::telemetry::Telemetry;
 use crate::tls::{CertificateSource, Handshakes};
 

@@ -13,7 +13,6 @@ mod conn_state;
 mod connection;
 mod http1;
 mod http2;
-mod metrics;
 mod rejected;
 mod socket;
 

@@ -13,7 +13,7 @@ use crate::core::model::job::{JobSpec, JobUsage};
 use crate::dispatcher::ticket::Ticket;
 use crate::protocol::error::ApiError;
 use crate::protocol::response::engine_error::EngineError;
-use crate::proxy::attempt::{AttemptContext, AttemptError, EngineAnswer, MOST_SENDS};
+use crate::proxy::attempt::{AttemptError, EngineAnswer, MOST_SENDS};
 use crate::proxy::data_plane::Proxy;
 use crate::proxy::relay::engine_stream::{EngineStream, StreamStep};
 use crate::proxy::request::InferenceRequest;
@@ -96,11 +96,10 @@ async fn answer(
 ) -> Option<DropReason> {
     let settings = proxy.settings.load_full();
     record.sent(grant, &settings);
-    let attempts = AttemptContext { proxy, request, so_far: None };
     let attempt = tokio::select! {
         biased;
         why = ticket.preempted() => return Some(why.name()),
-        attempt = attempts.run(&settings, grant, MOST_SENDS, record) => attempt,
+        attempt = request.attempt(proxy, &settings, grant, MOST_SENDS, None, record) => attempt,
     };
     match attempt {
         Ok(answer) if answer.report(ticket) => match answer {
