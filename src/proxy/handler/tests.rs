@@ -170,7 +170,7 @@ async fn a_silent_engine_is_left_and_another_answers() {
         (active.record.at_engine.attempts, active.record.at_engine.preemptions),
         (2, (1, Some(PreemptReason::Stalled)))
     );
-    assert_eq!(active.record.at_engine.grant.unwrap().replica, ReplicaId::new(1));
+    assert_eq!(active.record.at_engine.dispatch.replica(), Some(ReplicaId::new(1)));
     assert_eq!(proxy.dispatcher.snapshot().jobs, 0);
 }
 

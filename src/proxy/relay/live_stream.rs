@@ -57,11 +57,10 @@ impl LiveStream {
         let reason = fault.map_or(error.kind().code(), |fault| fault.name());
         let outcome = if fault.is_some() { RequestOutcome::Failed } else { RequestOutcome::ClientError };
         self.active.record.ended(outcome, reason);
-        if let (Some(fault), Some(grant)) = (fault, self.active.record.at_engine.grant) {
+        if let (Some(fault), Some(replica)) = (fault, self.active.record.at_engine.dispatch.replica()) {
             let request_id = self.active.record.request_id.to_str().unwrap_or_default();
             let output_tokens = usage.tokens().map_or(0, |tokens| tokens.output);
-            StreamBroken { request_id, replica: grant.replica, fault, output_tokens }
-                .emit(&self.active.record.telemetry);
+            StreamBroken { request_id, replica, fault, output_tokens }.emit(&self.active.record.telemetry);
         }
         self.close(&error, fault, usage);
     }

@@ -113,8 +113,8 @@ impl Pump {
         let whole = self.live.stream.complete();
         self.phase = PumpPhase::Open;
         (self.last, self.stalled_deadline) = (Instant::now(), None);
-        let grant = self.live.active.record.at_engine.grant.filter(|_| whole.is_none());
-        let meter = grant.map(|grant| self.proxy.itl_samplers.meter(grant.replica));
+        let replica = self.live.active.record.at_engine.dispatch.replica().filter(|_| whole.is_none());
+        let meter = replica.map(|replica| self.proxy.itl_samplers.meter(replica));
         self.observer = meter.clone().map(StreamObserver::new);
         let meter = meter.filter(|_| self.live.stream.is_single());
         self.itl_sampler = meter.map(|meter| ItlSampler::new(meter, self.live.stream.outputs(), self.last));
@@ -265,7 +265,7 @@ impl Pump {
         let PumpPhase::Interrupted(fault, so_far) = std::mem::replace(&mut self.phase, broken) else {
             return;
         };
-        let from = self.live.active.record.at_engine.grant.map(|grant| grant.replica);
+        let from = self.live.active.record.at_engine.dispatch.replica();
         let search = self.live.find_replica(&self.proxy, &so_far).await;
         if let Some(from) = from {
             self.live.active.record.broke_off(from, fault, matches!(search, ContinuationSearch::Found));

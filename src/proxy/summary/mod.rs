@@ -33,7 +33,7 @@ use crate::telemetry::event::{
     RequestSummary, StayBilled, StreamContinuation, Timings,
 };
 use crate::telemetry::request_history::{AttemptEnd, AttemptTrail, TrailRecorder};
-use crate::telemetry::summary::{CallFacts, CallerFacts, ModelFacts, RetryIds, TokenFacts};
+use crate::telemetry::summary::{CallFacts, CallerFacts, LastDispatch, ModelFacts, RetryIds, TokenFacts};
 use crate::telemetry::trace::RequestTrace;
 use crate::tokens::CountSource;
 use crate::usage::Journal;
@@ -156,18 +156,15 @@ impl RequestRecord {
 
     /// Records the dispatch to a replica.
     pub(super) fn sent(&mut self, grant: DispatchGrant, settings: &Settings) {
-        self.at_engine.grant = Some(grant);
-        self.at_engine.engine = settings.edge.pools.get(grant.pool).map(|pool| pool.engine.name());
+        let engine = settings.edge.pools.get(grant.pool).map(|pool| pool.engine.name());
+        self.at_engine.dispatch = LastDispatch { grant: Some(grant), engine };
         self.at_engine.attempts += 1;
         if self.at_engine.first_token.is_none() {
             self.at_engine.sent_at = Some(self.clock.now());
         }
         self.end.usage.get_or_insert(JobUsage::Unknown);
-        let DispatchGrant { pool, replica, why, .. } = grant;
-        let (at, pool) = (self.age(), Some(pool));
-        self.with_trail(|trail| {
-            trail.sent(AttemptTrail { at, pool, replica, why, first_token: None, back: None });
-        });
+        let at = self.age();
+        self.with_trail(|trail| trail.sent(AttemptTrail { at, grant, first_token: None, back: None }));
     }
 
     /// Records the first token of a stream.
@@ -195,7 +192,7 @@ impl RequestRecord {
     /// Records the result of a continuation after the stream broke at `from`. With `goes_on`, the
     /// stream continues at the record's current replica.
     pub(super) fn broke_off(&mut self, from: ReplicaId, fault: EngineFault, goes_on: bool) {
-        let to = self.at_engine.grant.map(|grant| grant.replica).filter(|_| goes_on);
+        let to = self.at_engine.dispatch.replica().filter(|_| goes_on);
         self.at_engine.continued += u32::from(goes_on);
         let request_id = self.request_id.to_str().unwrap_or_default();
         StreamContinuation { request_id, from, to, fault }.emit(&self.telemetry);
@@ -256,7 +253,7 @@ impl RequestRecord {
     fn timings(&self, now: Tick) -> Timings {
         let output = self.end.usage.and_then(JobUsage::tokens).map(|tokens| tokens.output);
         Timings {
-            queue: self.at_engine.grant.map(|grant| grant.why.queued),
+            queue: self.at_engine.dispatch.why().map(|why| why.queued),
             connect: self.at_engine.connect,
             first_token: self.at_engine.first_token.map(|at| at.since(self.started)),
             total: now.since(self.started),
@@ -308,7 +305,7 @@ impl RequestRecord {
     /// engine's time for a whole answer.
     #[must_use]
     pub(super) fn server_timing(&self) -> Option<HeaderValue> {
-        let queue = Millis(self.at_engine.grant?.why.queued);
+        let queue = Millis(self.at_engine.dispatch.why()?.queued);
         let connect = Millis(self.at_engine.connect.unwrap_or_default());
         let (last, time) = match (self.at_engine.first_token, self.at_engine.whole_answer) {
             (Some(at), _) => ("ttft", Millis(at.since(self.started))),
@@ -344,7 +341,7 @@ impl RequestRecord {
                 requested: self.work.requested_model.as_deref(),
                 fallback: self.work.fallback.map(|(from, why)| (from, why.name())),
             },
-            dispatch: self.at_engine.last_dispatch(),
+            dispatch: self.at_engine.dispatch,
             call: CallFacts {
                 api: self.work.api.upstream_path(),
                 operation: self.work.api.operation_name(),

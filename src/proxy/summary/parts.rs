@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use http::HeaderValue;
 
-use crate::core::model::event::{DispatchGrant, PreemptReason, RejectReason};
+use crate::core::model::event::{PreemptReason, RejectReason};
 use crate::core::model::ids::{ClassId, ModelId};
 use crate::core::model::job::JobUsage;
 use crate::core::model::time::Tick;
@@ -49,10 +49,8 @@ pub(in crate::proxy) struct PromptCounts {
 /// Attempts of the request, and what the engines answered.
 #[derive(Debug, Default)]
 pub(in crate::proxy) struct AtEngine {
-    /// Grant of the last attempt.
-    pub(in crate::proxy) grant: Option<DispatchGrant>,
-    /// Name of the engine of the last attempt. `None` if a reload has just removed its pool.
-    pub(in crate::proxy) engine: Option<&'static str>,
+    /// Dispatch of the last attempt.
+    pub(in crate::proxy) dispatch: LastDispatch,
     /// Number of attempts.
     pub(in crate::proxy) attempts: u32,
     /// Number of times that the engine may have got the request in the last attempt.
@@ -76,17 +74,6 @@ pub(in crate::proxy) struct AtEngine {
 }
 
 impl AtEngine {
-    /// The last dispatch, for the summary.
-    pub(super) fn last_dispatch(&self) -> LastDispatch {
-        let grant = self.grant;
-        LastDispatch {
-            pool: grant.map(|grant| grant.pool),
-            replica: grant.map(|grant| grant.replica),
-            engine: self.engine,
-            why: grant.map(|grant| grant.why),
-        }
-    }
-
     /// The numbers of attempts, for the summary.
     pub(super) fn counts(&self) -> AttemptCounts {
         AttemptCounts {
