@@ -2,6 +2,7 @@
 //! scheduler, and carries out the scheduler's actions after the lock is released.
 
 pub mod clock;
+mod demand;
 pub mod shutdown;
 pub mod ticket;
 mod waiters;
@@ -15,9 +16,6 @@ use tokio::sync::{Notify, mpsc, oneshot};
 
 pub use crate::dispatcher::waiters::StayBills;
 
-use crate::core::autoscale::demand::state::DemandState;
-use crate::core::autoscale::demand_report::{DemandReport, PeerDemand};
-use crate::core::autoscale::replica_demand::ReplicaDemand;
 use crate::core::billing::bill::IdleTime;
 use crate::core::limits::{LimitStatus, LimitsAtEntry};
 use crate::core::model::event::{Action, Event, Rejection, ReplicaAction};
@@ -28,6 +26,7 @@ use crate::core::model::snapshot::{OverrideResult, Snapshot, WaitExplanation};
 use crate::core::model::time::Tick;
 use crate::core::scheduler::Scheduler;
 use crate::dispatcher::clock::GatewayClock;
+use crate::dispatcher::demand::SharedObserver;
 use crate::dispatcher::shutdown::ShutdownGrace;
 use crate::dispatcher::waiters::{Notification, Notifications, WaitEnd, Waiters};
 
@@ -39,6 +38,7 @@ pub type EventLog = Arc<Mutex<Vec<(Tick, Event)>>>;
 #[derive(Debug)]
 pub struct Dispatcher {
     state: Mutex<DispatcherState>,
+    demand: SharedObserver,
     clock: GatewayClock,
     shutdown: ShutdownGrace,
     next_job: AtomicU64,
@@ -67,6 +67,8 @@ struct StepEffects {
     notifications: Notifications,
     replica_actions: SmallVec<[ReplicaAction; 2]>,
     timer_moved_up: bool,
+    /// Whether so many demand facts are recorded that they have to be observed.
+    demand_due: bool,
 }
 
 impl Dispatcher {
@@ -79,16 +81,20 @@ impl Dispatcher {
         clock: GatewayClock,
         replica_actions: mpsc::Sender<ReplicaAction>,
     ) -> Arc<Self> {
+        let generation = policy.generation;
+        let mut scheduler = Scheduler::new(policy);
+        scheduler.record_demand();
         Arc::new(Self {
             state: Mutex::new(DispatcherState {
-                generation: policy.generation,
-                scheduler: Scheduler::new(policy),
+                generation,
+                scheduler,
                 waiters: Waiters::default(),
                 actions: Vec::new(),
                 effects: StepEffects::default(),
                 timer: None,
                 event_log: None,
             }),
+            demand: SharedObserver::default(),
             clock,
             shutdown: ShutdownGrace::default(),
             next_job: AtomicU64::new(1),
@@ -174,38 +180,6 @@ impl Dispatcher {
     pub fn snapshot(&self) -> Snapshot {
         let now = self.clock.now();
         self.state.lock().scheduler.snapshot(now)
-    }
-
-    /// Replica demand of every pool at this moment.
-    #[must_use]
-    pub fn replica_demand(&self) -> Vec<ReplicaDemand> {
-        let now = self.clock.now();
-        self.state.lock().scheduler.replica_demand(now)
-    }
-
-    /// Replica demand of every pool at this moment, with the demand that peers report included.
-    #[must_use]
-    pub fn replica_demand_with(&self, others: &PeerDemand) -> Vec<ReplicaDemand> {
-        let now = self.clock.now();
-        self.state.lock().scheduler.replica_demand_with(now, others)
-    }
-
-    /// This gateway's part of the demand.
-    #[must_use]
-    pub fn demand_report(&self) -> DemandReport {
-        let now = self.clock.now();
-        self.state.lock().scheduler.demand_report(now)
-    }
-
-    /// The demand measured so far, to be kept over a restart.
-    #[must_use]
-    pub fn demand_state(&self) -> DemandState {
-        self.state.lock().scheduler.demand_state()
-    }
-
-    /// Restores the demand measured before a restart. False if `state` has another version.
-    pub fn restore_demand(&self, state: &DemandState) -> bool {
-        self.state.lock().scheduler.restore_demand(state)
     }
 
     /// State of all limits, in a fixed order.
@@ -314,6 +288,9 @@ impl Dispatcher {
         for action in leftover.replica_actions {
             let _full = self.replica_actions.try_send(action);
         }
+        if leftover.demand_due {
+            self.observe_demand();
+        }
         value
     }
 
@@ -380,6 +357,7 @@ impl DispatcherState {
         let timer = self.scheduler.next_deadline();
         leftover.timer_moved_up = timer.is_some_and(|new| self.timer.is_none_or(|old| new < old));
         self.timer = timer;
+        leftover.demand_due = self.scheduler.must_hand_over_demand();
         leftover
     }
 }
@@ -393,6 +371,8 @@ mod tests {
     use crate::config::load::load_str_with;
     use crate::config::secret::MachineSecrets;
     use crate::config::settings::Settings;
+    use crate::core::autoscale::demand::state::ProfileKind;
+    use crate::core::autoscale::facts::MAX_FACTS;
     use crate::core::model::event::{
         AttemptOutcome, DispatchGrant, DispatchReason, EngineFault, JobAction, PreemptReason, RejectReason,
     };
@@ -600,6 +580,33 @@ pools:
         ticket.dispatched().await.unwrap();
         assert!(ticket.report_first_token() && ticket.finish(AttemptOutcome::Done(JobUsage::Unknown)));
         assert_eq!(dispatcher.snapshot().jobs, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn facts_of_demand_that_nobody_reads_are_observed_in_time() {
+        let settings = settings(ONE_SLOT, None);
+        let (dispatcher, _wished) = dispatcher(&settings);
+        let is_due = || dispatcher.state.lock().scheduler.must_hand_over_demand();
+        // Each job makes four facts: it arrives, goes to a replica, stays there and leaves.
+        let serve = async |jobs: usize| {
+            for _ in 0..jobs {
+                let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));
+                ticket.dispatched().await.unwrap();
+                assert!(ticket.finish(AttemptOutcome::Done(JobUsage::Unknown)));
+            }
+        };
+        serve(MAX_FACTS / 2).await;
+        assert!(!is_due(), "a step has handed them over");
+        let reader = dispatcher.demand.0.lock();
+        serve(MAX_FACTS / 4 + 1).await;
+        assert!(is_due(), "no step waits for the reader");
+        drop(reader);
+        serve(1).await;
+        assert!(!is_due());
+        let state = dispatcher.demand_state();
+        let arrived = MAX_FACTS / 2 + MAX_FACTS / 4 + 2;
+        let pool = state.rows.iter().find(|row| row.kind == ProfileKind::Pool).unwrap();
+        assert_eq!(pool.seen.kept as usize, arrived, "none is lost");
     }
 
     #[tokio::test(start_paused = true)]

@@ -29,8 +29,7 @@ pub fn estimate<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> u64 {
 pub fn token_id_count<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Option<u64> {
     let mut pieces = pieces.into_iter();
     let only = pieces.next().filter(|_| pieces.next().is_none())?;
-    let nested = only.iter().filter(|byte| **byte == b'[').count() > 1;
-    token_ids(only).filter(|_| !nested)
+    token_ids(only).filter(|_| only.iter().filter(|byte| **byte == b'[').count() == 1)
 }
 
 fn estimate_piece(piece: &[u8]) -> u64 {

@@ -102,11 +102,23 @@ pub enum Event {
     },
     /// A new policy is in force.
     PolicyChanged(Arc<Policy>),
+    /// The demand observer expects other numbers of replicas. Pools that are not named keep their
+    /// growth.
+    GrowthExpected(Vec<PoolGrowth>),
     /// The gateway takes no new work; waiting and running jobs may end. Sent once, at the start of
     /// a drain.
     Draining,
     /// `Scheduler::next_deadline` was reached.
     Timer,
+}
+
+/// Growth of a pool that the demand observer expects.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PoolGrowth {
+    pub pool: PoolId,
+    /// Desired replicas over replicas in service, where the missing ones may be expected to come;
+    /// at least 1.
+    pub factor: f64,
 }
 
 /// Outcome of one attempt at a replica.

@@ -262,7 +262,7 @@ impl Scheduler {
         self.take_quota(group, spec.tenant, booking.seqs);
         self.groups[group].started(pick.chosen.class);
         let at = LanePosition { group, class: pick.chosen.class, pool_set: pick.chosen.pool_set };
-        self.autoscaler.note_dispatch((&spec, work), at, pick.pool, &why, &self.policy, now);
+        self.demand.note_dispatch((&spec, work), (at, pick.pool), &why, now);
         self.note_dispatched(group, pick, &why);
         let replica = pick.replica;
         let run = RunningAttempt {

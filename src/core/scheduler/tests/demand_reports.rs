@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::core::autoscale::demand_report::{DecidedNumber, DemandReport, PeerDemand};
+use crate::core::autoscale::observer::DemandObserver;
 use crate::core::autoscale::peers::{GatewayId, PeerGroup, PeerReport};
 use crate::core::autoscale::replica_demand::ReplicaDemand;
 use crate::core::model::event::{Action, AttemptOutcome, DispatchGrant, Event, JobAction};
@@ -13,7 +14,7 @@ use crate::core::model::job::{JobSpec, PromptPrefix};
 use crate::core::model::policy::{Class, Policy};
 use crate::core::model::time::Tick;
 use crate::core::scheduler::Scheduler;
-use crate::core::scheduler::tests::{policy, spec, used};
+use crate::core::scheduler::tests::{policy, replica_demand, spec, used};
 
 /// Eight replicas, each for two jobs at once.
 fn rules(replicas: usize) -> Policy {
@@ -28,6 +29,7 @@ fn rules(replicas: usize) -> Policy {
 /// One gateway, whose jobs run for a second.
 struct Gateway {
     scheduler: Scheduler,
+    observer: DemandObserver,
     now: Tick,
     running: VecDeque<(Tick, JobId)>,
     arrived: u64,
@@ -35,8 +37,11 @@ struct Gateway {
 
 impl Gateway {
     fn new(policy: Policy) -> Self {
+        let mut scheduler = Scheduler::new(Arc::new(policy));
+        scheduler.record_demand();
         Self {
-            scheduler: Scheduler::new(Arc::new(policy)),
+            scheduler,
+            observer: DemandObserver::default(),
             now: Tick::ZERO,
             running: VecDeque::new(),
             arrived: 0,
@@ -75,13 +80,16 @@ impl Gateway {
     }
 
     fn need(&mut self, others: &PeerDemand) -> ReplicaDemand {
-        let need = self.scheduler.replica_demand_with(self.now, others)[0];
-        assert_eq!(need, self.scheduler.replica_demand_with(self.now, others)[0], "asked twice");
+        let need = replica_demand((&mut self.scheduler, &mut self.observer), self.now, others)[0];
+        if let Some(growth) = self.observer.take_growth() {
+            self.event(growth);
+        }
         need
     }
 
     fn report(&mut self) -> DemandReport {
-        self.scheduler.demand_report(self.now)
+        let inputs = self.scheduler.demand_inputs(&mut self.observer, self.now, true);
+        self.observer.demand_report(&inputs)
     }
 }
 

@@ -36,6 +36,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::core::autoscale::demand_report::PeerDemand;
+use crate::core::autoscale::observer::DemandObserver;
+use crate::core::autoscale::replica_demand::ReplicaDemand;
 use crate::core::billing::bill::StayBill;
 use crate::core::model::event::{
     Action, AttemptOutcome, DispatchReason, EngineFault, Event, JobAction, Rejection, ReplicaAction,
@@ -114,6 +117,21 @@ fn of_tenant(id: u64, tenant: u32) -> JobSpec {
 
 fn used(input: u64, output: u64) -> JobUsage {
     JobUsage::Exact(TokenCounts { input, cached: 0, output })
+}
+
+/// What `observer` says of the scheduler's demand, asked twice.
+fn replica_demand(
+    (scheduler, observer): (&mut Scheduler, &mut DemandObserver),
+    now: Tick,
+    others: &PeerDemand,
+) -> Vec<ReplicaDemand> {
+    let mut ask = || {
+        let inputs = scheduler.demand_inputs(observer, now, others.expected);
+        observer.replica_demand(&inputs, others)
+    };
+    let demands = ask();
+    assert_eq!(demands, ask(), "asked twice");
+    demands
 }
 
 struct World {

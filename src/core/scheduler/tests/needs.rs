@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use crate::core::autoscale::demand::state::{DemandState, ProfileKind};
 use crate::core::autoscale::demand::work::work;
+use crate::core::autoscale::demand_report::PeerDemand;
+use crate::core::autoscale::observer::DemandObserver;
 use crate::core::autoscale::replica_demand::ReplicaDemand;
 use crate::core::model::event::{Action, AttemptOutcome, Event, JobAction};
 use crate::core::model::id_table::IdTable;
@@ -17,7 +19,7 @@ use crate::core::model::overrides::{Override, OverrideChange};
 use crate::core::model::policy::{Class, Policy, Pool, Replica};
 use crate::core::model::time::Tick;
 use crate::core::scheduler::Scheduler;
-use crate::core::scheduler::tests::{policy, spec, used};
+use crate::core::scheduler::tests::{policy, replica_demand, spec, used};
 
 const SECOND: u64 = 1_000_000_000;
 /// Jobs that a replica serves in a second.
@@ -34,6 +36,7 @@ enum Next {
 /// A pool whose replicas start and stop as it says it needs them.
 struct Farm {
     scheduler: Scheduler,
+    observer: DemandObserver,
     now: Tick,
     heap: BinaryHeap<Reverse<(Tick, Next)>>,
     /// Replicas that there are and that are starting.
@@ -72,8 +75,11 @@ fn farm(replicas: usize, start: u64, max_wait: u64, rate: fn(f64) -> f64) -> Far
         rules.classes.insert(&name, Class { max_wait: Duration::from_secs(max_wait), ..row });
     }
     let heap = [(Tick::ZERO, Next::Looks), (Tick::ZERO, Next::Arrives)].map(Reverse);
+    let mut scheduler = Scheduler::new(Arc::new(rules));
+    scheduler.record_demand();
     Farm {
-        scheduler: Scheduler::new(Arc::new(rules)),
+        scheduler,
+        observer: DemandObserver::default(),
         now: Tick::ZERO,
         heap: heap.into_iter().collect(),
         ready: replicas as u32,
@@ -94,9 +100,11 @@ fn farm(replicas: usize, start: u64, max_wait: u64, rate: fn(f64) -> f64) -> Far
 
 impl Farm {
     fn need(&mut self) -> ReplicaDemand {
-        let one = self.scheduler.replica_demand(self.now);
-        assert_eq!(one, self.scheduler.replica_demand(self.now), "asked twice");
-        let need = one[0];
+        let both = (&mut self.scheduler, &mut self.observer);
+        let need = replica_demand(both, self.now, &PeerDemand::default())[0];
+        if let Some(growth) = self.observer.take_growth() {
+            self.event(growth);
+        }
         assert!(!need.is_busy() || need.desired >= Some(1), "{need:?}");
         need
     }
@@ -391,7 +399,13 @@ fn bounds_of_the_file_hold() {
 fn what_was_seen_survives_a_restart() {
     let mut farm = farm(2, 60, 30, |_| 3.0);
     farm.run(600);
-    let state = farm.scheduler.demand_state();
+    let save = |scheduler: &mut Scheduler, observer: &mut DemandObserver| {
+        scheduler.hand_over_demand(observer);
+        let mut state = observer.save();
+        scheduler.complete_demand_state(&mut state);
+        state
+    };
+    let state = save(&mut farm.scheduler, &mut farm.observer);
     let text = serde_json::to_string(&state).unwrap();
     let back: DemandState = serde_json::from_str(&text).unwrap();
     assert_eq!(back, state);
@@ -404,11 +418,15 @@ fn what_was_seen_survives_a_restart() {
     assert!((class.seen.level_quantile(0.5) - 3.0).abs() < 0.5, "{:?}", class.seen.minutes);
 
     let mut next = Scheduler::new(Arc::clone(farm.scheduler.policy()));
-    assert!(!next.restore_demand(&DemandState { version: 0, ..DemandState::default() }));
-    assert!(next.restore_demand(&back));
+    next.record_demand();
+    let mut observer = DemandObserver::default();
+    next.hand_over_demand(&mut observer);
+    assert!(!observer.restore(&DemandState { version: 0, ..DemandState::default() }));
+    assert!(observer.restore(&back));
+    next.restore_starts(&back);
     let mut again = state;
     assert!(again.pools[0].read_per_second.take().is_some(), "what replicas have shown is of this process");
-    assert_eq!(next.demand_state(), again);
+    assert_eq!(save(&mut next, &mut observer), again);
 }
 
 #[test]

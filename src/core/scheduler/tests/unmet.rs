@@ -3,12 +3,14 @@
 
 use std::time::Duration;
 
+use crate::core::autoscale::demand_report::PeerDemand;
+use crate::core::autoscale::observer::DemandObserver;
 use crate::core::model::event::{Action, Event, Rejection};
 use crate::core::model::ids::ClassId;
 use crate::core::model::job::JobSpec;
 use crate::core::model::policy::Class;
 use crate::core::model::time::Tick;
-use crate::core::scheduler::tests::{World, class, policy, rejected, sent, spec};
+use crate::core::scheduler::tests::{World, class, policy, rejected, replica_demand, sent, spec};
 
 /// Seconds that an engine takes for each job.
 const EACH: u64 = 2;
@@ -16,6 +18,7 @@ const EACH: u64 = 2;
 /// A closed loop of clients of the second class.
 struct Loop {
     world: World,
+    observer: DemandObserver,
     max_wait: Duration,
     next: u64,
     refused: u64,
@@ -35,12 +38,14 @@ impl Loop {
         let row = Class { max_wait, ..class(1, 0.0) };
         rules.classes.insert("second", row);
         let mut world = World::new(rules);
+        world.scheduler.record_demand();
         if chat {
             assert_eq!(sent(&world.arrive(spec(0))).len(), 1);
             world.event(Event::FirstToken { job: spec(0).id });
         }
         Self {
             world,
+            observer: DemandObserver::default(),
             max_wait,
             next: 1,
             refused: 0,
@@ -69,7 +74,13 @@ impl Loop {
             let actions = self.world.arrive(job);
             self.note(second, &actions);
         }
-        let need = self.world.scheduler.replica_demand(Tick::from_millis(second * 1_000))[0];
+        let now = Tick::from_millis(second * 1_000);
+        let both = (&mut self.world.scheduler, &mut self.observer);
+        let need = replica_demand(both, now, &PeerDemand::default())[0];
+        if let Some(growth) = self.observer.take_growth() {
+            let actions = self.world.event(growth);
+            self.note(second, &actions);
+        }
         (need.desired, need.reason, need.ready)
     }
 
