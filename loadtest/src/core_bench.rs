@@ -271,7 +271,7 @@ impl World {
     /// The jobs that were sent since the last call.
     fn sent(&mut self) -> Vec<JobId> {
         let sent = self.actions.drain(..).filter_map(|action| match action {
-            Action::Job(JobAction::Dispatch { job, .. }) => Some(job),
+            Action::Job(JobAction::Dispatch(grant)) => Some(grant.job),
             _ => None,
         });
         let sent: Vec<JobId> = sent.collect();

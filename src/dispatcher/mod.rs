@@ -3,7 +3,6 @@
 
 pub mod clock;
 mod demand;
-pub mod limits_at_entry;
 pub mod shutdown;
 pub mod ticket;
 mod waiters;
@@ -15,11 +14,11 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tokio::sync::{Notify, mpsc, oneshot};
 
-pub use crate::dispatcher::waiters::DispatchGrant;
+pub use crate::dispatcher::waiters::StayBills;
 
 use crate::core::autoscale::observer::DemandObserver;
 use crate::core::billing::bill::IdleTime;
-use crate::core::limits::LimitStatus;
+use crate::core::limits::{LimitStatus, LimitsAtEntry};
 use crate::core::model::event::{Action, Event, Rejection, ReplicaAction};
 use crate::core::model::ids::JobId;
 use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
@@ -28,9 +27,8 @@ use crate::core::model::snapshot::{OverrideResult, Snapshot, WaitExplanation};
 use crate::core::model::time::Tick;
 use crate::core::scheduler::Scheduler;
 use crate::dispatcher::clock::GatewayClock;
-use crate::dispatcher::limits_at_entry::LimitsAtEntry;
 use crate::dispatcher::shutdown::ShutdownGrace;
-use crate::dispatcher::waiters::{AttemptId, Notification, Notifications, WaitResult, Waiters};
+use crate::dispatcher::waiters::{Notification, Notifications, WaitEnd, Waiters};
 
 /// Log of the events that a scheduler got since [`Dispatcher::log_events`]. Memory grows with every
 /// event.
@@ -157,12 +155,11 @@ impl Dispatcher {
     /// Passes an event to the scheduler.
     pub fn event(&self, event: Event) {
         self.with_lock(|inner, now| {
-            let Event::ClientLeft { job, .. } = event else { return inner.handle(now, event) };
-            // The job gets no more notifications. Its bills are kept for the request's record.
-            inner.waiters.set_left(job);
+            if let Event::ClientLeft { job, .. } = event {
+                // The job gets no more notifications. Its bills are kept for its ticket.
+                inner.waiters.set_left(job);
+            }
             inner.handle(now, event);
-            inner.apply();
-            inner.waiters.close(job);
         });
     }
 
@@ -218,10 +215,10 @@ impl Dispatcher {
 
     /// Refuses all jobs that still wait, at the end of the shutdown grace.
     pub fn refuse_waiting(&self, why: Rejection) {
-        let waiting = self.state.lock().waiters.take_waiting();
-        for (job, waiter) in waiting {
+        let waiting = self.state.lock().waiters.reject_waiting(why);
+        for (job, rejection) in waiting {
             self.event(Event::ClientLeft { job, usage: JobUsage::Unknown });
-            Notification::Answer(waiter, Err(why)).deliver();
+            rejection.deliver();
         }
     }
 
@@ -244,26 +241,32 @@ impl Dispatcher {
 
     /// Passes an attempt's event to the scheduler if the attempt is still the job's current one.
     /// Returns whether the attempt is current after the event, too.
-    fn report(&self, job: JobId, dispatch: AttemptId, event: Event) -> bool {
-        self.with_lock(|inner, now| inner.report(now, job, dispatch, event))
+    fn report(&self, job: JobId, attempt: u32, event: Event) -> bool {
+        self.with_lock(|inner, now| inner.report(now, job, attempt, event))
     }
 
     /// Passes on the event that ends the job, as [`Self::report`] does, and removes its waiter.
-    fn finish(&self, job: JobId, dispatch: AttemptId, event: Event) -> bool {
+    /// Returns the job's bills; `None` if the attempt is not the job's current one.
+    fn finish(&self, job: JobId, attempt: u32, event: Event) -> Option<StayBills> {
+        self.with_lock(|inner, now| inner.report(now, job, attempt, event).then(|| inner.waiters.close(job)))
+    }
+
+    /// Ends the job, unless it has ended, and removes its waiter. Returns the job's bills.
+    fn leave(&self, job: JobId, usage: JobUsage) -> StayBills {
         self.with_lock(|inner, now| {
-            let finished = inner.report(now, job, dispatch, event);
-            if finished {
-                inner.waiters.close(job);
+            if inner.waiters.set_left(job) {
+                inner.handle(now, Event::ClientLeft { job, usage });
+                inner.apply();
             }
-            finished
+            inner.waiters.close(job)
         })
     }
 
     /// Passes on an attempt's event after which the job waits again, and returns the receiver of
     /// that wait. `None` if the attempt is not the job's current one.
-    fn retry(&self, job: JobId, dispatch: AttemptId, event: Event) -> Option<oneshot::Receiver<WaitResult>> {
+    fn retry(&self, job: JobId, attempt: u32, event: Event) -> Option<oneshot::Receiver<WaitEnd>> {
         self.with_lock(|inner, now| {
-            if !inner.waiters.is_current(job, dispatch) {
+            if !inner.waiters.is_current(job, attempt) {
                 return None;
             }
             let again = inner.waiters.wait(job);
@@ -330,13 +333,13 @@ impl DispatcherState {
 
     /// Handles an attempt's event if the attempt is the job's current one. Returns whether the
     /// attempt is still current after the actions of the event.
-    fn report(&mut self, now: Tick, job: JobId, dispatch: AttemptId, event: Event) -> bool {
-        if !self.waiters.is_current(job, dispatch) {
+    fn report(&mut self, now: Tick, job: JobId, attempt: u32, event: Event) -> bool {
+        if !self.waiters.is_current(job, attempt) {
             return false;
         }
         self.handle(now, event);
         self.apply();
-        self.waiters.is_current(job, dispatch)
+        self.waiters.is_current(job, attempt)
     }
 
     /// Applies the scheduler's actions to waiters, and collects the actions about replicas.
@@ -371,8 +374,10 @@ mod tests {
     use crate::config::settings::Settings;
     use crate::core::autoscale::demand::state::ProfileKind;
     use crate::core::autoscale::facts::MAX_FACTS;
-    use crate::core::model::event::{AttemptOutcome, EngineFault, JobAction, PreemptReason, RejectReason};
-    use crate::core::model::ids::{ClassId, ModelId, TenantId};
+    use crate::core::model::event::{
+        AttemptOutcome, DispatchGrant, DispatchReason, EngineFault, JobAction, PreemptReason, RejectReason,
+    };
+    use crate::core::model::ids::{ClassId, ModelId, ReplicaId, TenantId};
     use crate::dispatcher::ticket::Ticket;
 
     const ONE_SLOT: &str = "
@@ -428,7 +433,7 @@ pools:
         let (dispatcher, _wished) = dispatcher(&settings);
         let pass = || tokio::time::advance(Duration::from_millis(10));
         let end = |ticket: Ticket| -> Vec<u128> {
-            ticket.end().into_iter().map(|bill| bill.time.as_millis()).collect()
+            ticket.end(JobUsage::Unknown).into_iter().map(|bill| bill.time.as_millis()).collect()
         };
         // The request ends while its job runs, with or without a first token.
         for begins in [false, true] {
@@ -457,6 +462,18 @@ pools:
             retry_after: None,
         });
         assert!(ticket.dispatched().await.is_err());
+        assert_eq!(end(ticket), [10]);
+        // The same, but the request ends before it has read the rejection.
+        let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));
+        dispatcher.event(Event::ProbeSucceeded { replica: ReplicaId::new(0) });
+        ticket.dispatched().await.unwrap();
+        pass().await;
+        assert!(ticket.requeue(EngineFault::Refused, JobUsage::Unknown));
+        dispatcher.refuse_waiting(Rejection {
+            reason: RejectReason::Draining,
+            queued: Duration::ZERO,
+            retry_after: None,
+        });
         assert_eq!(end(ticket), [10]);
         assert!(dispatcher.state.lock().waiters.is_empty(), "no desk outlives its job");
     }
@@ -546,11 +563,12 @@ pools:
         let settings = settings(ONE_SLOT, None);
         let (dispatcher, _wished) = dispatcher(&settings);
         let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));
-        let DispatchGrant { replica, why } = ticket.dispatched().await.unwrap();
-        let job = JobId::new(1);
+        let grant = ticket.dispatched().await.unwrap();
+        let DispatchGrant { job, replica, .. } = grant;
+        let why = DispatchReason { attempt: grant.why.attempt + 1, ..grant.why };
         dispatcher.apply_for_test([
             Action::Job(JobAction::Preempt { job, replica, why: PreemptReason::Stalled }),
-            Action::Job(JobAction::Dispatch { job, replica, why }),
+            Action::Job(JobAction::Dispatch(DispatchGrant { why, ..grant })),
         ]);
         // The request has not noticed the preemption yet.
         let before = dispatcher.snapshot();

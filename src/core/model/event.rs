@@ -144,6 +144,16 @@ pub enum AttemptOutcome {
     },
 }
 
+impl AttemptOutcome {
+    /// The tokens that the engine spent.
+    #[must_use]
+    pub const fn usage(self) -> JobUsage {
+        match self {
+            Self::Done(usage) | Self::Failed { usage, .. } | Self::Interrupted { usage, .. } => usage,
+        }
+    }
+}
+
 /// Gaps between the tokens of streams, as they reached the gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ItlSample {
@@ -183,17 +193,24 @@ pub enum Action {
     Replica(ReplicaAction),
 }
 
+/// Permission for a job to start at a replica. The grant passes unchanged from the scheduler to the
+/// request that owns the job.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DispatchGrant {
+    pub job: JobId,
+    /// Pool of the replica.
+    pub pool: PoolId,
+    /// The replica. The ledger already holds the job's booking there.
+    pub replica: ReplicaId,
+    /// Why there and why now. The number of the attempt identifies the grant among those of its job.
+    pub why: DispatchReason,
+}
+
 /// Action on a job.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum JobAction {
-    /// Send the job to the replica now; its credit is booked.
-    Dispatch {
-        job: JobId,
-        /// Where to.
-        replica: ReplicaId,
-        /// Why there and why now.
-        why: DispatchReason,
-    },
+    /// Send the job to the replica of the grant now.
+    Dispatch(DispatchGrant),
     /// Refuse the job; it is over.
     Reject {
         job: JobId,

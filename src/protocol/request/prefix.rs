@@ -16,7 +16,7 @@ use std::hash::{BuildHasher, Hash, Hasher};
 use ahash::RandomState;
 
 use crate::core::model::ids::{ModelId, TenantId};
-use crate::core::model::job::{JobSpec, PromptPrefix};
+use crate::core::model::job::PromptPrefix;
 use crate::protocol::api::Api;
 use crate::protocol::request::parsed::ParsedRequest;
 
@@ -74,12 +74,12 @@ impl PrefixHasher {
     /// call, length, and the two ends of its body. Forms have no fingerprint, as each retry has
     /// another boundary.
     #[must_use]
-    pub fn fingerprint(&self, spec: &JobSpec, api: Api, body: &[u8]) -> Option<u64> {
+    pub fn fingerprint(&self, tenant: TenantId, model: ModelId, api: Api, body: &[u8]) -> Option<u64> {
         if api.is_multipart() {
             return None;
         }
         let mut hasher = self.keys.build_hasher();
-        (spec.tenant, spec.model, api, body.len()).hash(&mut hasher);
+        (tenant, model, api, body.len()).hash(&mut hasher);
         let end = body.len().min(END_BYTES);
         hasher.write(&body[..end]);
         hasher.write(&body[body.len().saturating_sub(END_BYTES).max(end)..]);

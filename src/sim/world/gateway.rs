@@ -8,7 +8,9 @@ use parking_lot::Mutex;
 use crate::core::autoscale::demand_report::PeerDemand;
 use crate::core::autoscale::observer::DemandObserver;
 use crate::core::autoscale::replica_demand::ReplicaDemand;
-use crate::core::model::event::{Action, AttemptOutcome, EngineFault, Event, JobAction, ReplicaAction};
+use crate::core::model::event::{
+    Action, AttemptOutcome, DispatchGrant, EngineFault, Event, JobAction, ReplicaAction,
+};
 use crate::core::model::id_table::IdTable;
 use crate::core::model::ids::{ClassId, JobId, ModelId, ReplicaId, TenantId};
 use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix, TokenCounts};
@@ -191,7 +193,7 @@ impl SimGateway {
         }
         for action in self.actions.drain(..) {
             out.extend(match action {
-                Action::Job(JobAction::Dispatch { job, replica, .. }) => {
+                Action::Job(JobAction::Dispatch(DispatchGrant { job, replica, .. })) => {
                     Some(RouterCommand::Send { job: job.index(), replica: replica.index(), priority: 0 })
                 }
                 Action::Job(JobAction::Reject { job, why }) => {

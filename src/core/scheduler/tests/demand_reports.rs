@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::core::autoscale::demand_report::{DecidedNumber, DemandReport, PeerDemand};
 use crate::core::autoscale::peers::{GatewayId, PeerGroup, PeerReport};
 use crate::core::autoscale::replica_demand::ReplicaDemand;
-use crate::core::model::event::{Action, AttemptOutcome, Event, JobAction};
+use crate::core::model::event::{Action, AttemptOutcome, DispatchGrant, Event, JobAction};
 use crate::core::model::ids::JobId;
 use crate::core::model::job::{JobSpec, PromptPrefix};
 use crate::core::model::policy::{Class, Policy};
@@ -46,7 +46,7 @@ impl Gateway {
         let mut out = Vec::new();
         self.scheduler.handle(self.now, event, &mut out);
         for action in out {
-            if let Action::Job(JobAction::Dispatch { job, .. }) = action {
+            if let Action::Job(JobAction::Dispatch(DispatchGrant { job, .. })) = action {
                 self.running.push_back((self.now + Duration::from_secs(1), job));
             }
         }

@@ -232,8 +232,8 @@ impl World {
 /// `(job, replica)` of the dispatches among the actions.
 fn sent(actions: &[Action]) -> Vec<(u64, u32)> {
     let pair = |action: &Action| match action {
-        Action::Job(JobAction::Dispatch { job, replica, .. }) => {
-            Some((job.index() as u64, replica.index() as u32))
+        Action::Job(JobAction::Dispatch(grant)) => {
+            Some((grant.job.index() as u64, grant.replica.index() as u32))
         }
         _ => None,
     };
@@ -242,7 +242,7 @@ fn sent(actions: &[Action]) -> Vec<(u64, u32)> {
 
 fn placed(actions: &[Action]) -> DispatchReason {
     let why = actions.iter().find_map(|action| match action {
-        Action::Job(JobAction::Dispatch { why, .. }) => Some(*why),
+        Action::Job(JobAction::Dispatch(grant)) => Some(grant.why),
         _ => None,
     });
     why.expect("a dispatch")

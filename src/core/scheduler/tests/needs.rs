@@ -107,10 +107,10 @@ impl Farm {
         self.scheduler.handle(self.now, event, &mut out);
         for action in out {
             match action {
-                Action::Job(JobAction::Dispatch { job, replica, why }) => {
-                    self.on.insert(job, replica);
-                    self.late += u64::from(why.queued > Duration::from_secs(5));
-                    self.plan(SECOND, Next::Ends(job));
+                Action::Job(JobAction::Dispatch(grant)) => {
+                    self.on.insert(grant.job, grant.replica);
+                    self.late += u64::from(grant.why.queued > Duration::from_secs(5));
+                    self.plan(SECOND, Next::Ends(grant.job));
                 }
                 Action::Job(JobAction::Reject { .. }) => self.refused += 1,
                 _ => {}
