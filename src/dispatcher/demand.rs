@@ -1,9 +1,9 @@
 //! Demand: the demand observer behind a lock of its own. It is evaluated off the dispatcher's lock.
 //!
-//! The scheduler records facts in each step. Whoever reads the demand takes them, with a copy of
-//! what waits and runs, in one short hold of the dispatcher's lock. When nobody reads, the step that
-//! fills the list hands the facts over after it has left the lock, and never waits for a reader.
-//! The observer's lock comes before the dispatcher's.
+//! The scheduler records demand facts in each step. A reader of the demand takes the facts, with a
+//! copy of what waits and runs, in one short hold of the dispatcher's lock. When nobody reads, the step
+//! that fills the list of facts hands them over after it has left the dispatcher's lock. That step
+//! never waits for a reader. Whoever needs both locks takes the observer's first.
 
 use crate::core::autoscale::demand::state::DemandState;
 use crate::core::autoscale::demand_report::{DemandReport, PeerDemand};

@@ -475,7 +475,7 @@ pools:
             retry_after: None,
         });
         assert_eq!(end(ticket), [10]);
-        assert!(dispatcher.state.lock().waiters.is_empty(), "no desk outlives its job");
+        assert!(dispatcher.state.lock().waiters.is_empty(), "no waiter outlives its job");
     }
 
     #[tokio::test(start_paused = true)]

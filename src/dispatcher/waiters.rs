@@ -6,14 +6,13 @@
 //! or runs at another replica. Each report therefore carries the number of its attempt, and reports
 //! that carry an older number are ignored.
 
-use std::collections::HashMap;
-
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use crate::core::billing::bill::StayBill;
 use crate::core::model::event::{DispatchGrant, JobAction, PreemptReason, Rejection};
 use crate::core::model::ids::JobId;
+use crate::core::model::number_map::NumberMap;
 
 /// Bills of a job's stays at replicas, in their order.
 pub type StayBills = SmallVec<[StayBill; 1]>;
@@ -81,7 +80,7 @@ enum WaiterState {
 /// The waiters of all live jobs.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
-    waiters: HashMap<JobId, Waiter>,
+    waiters: NumberMap<JobId, Waiter>,
 }
 
 impl Waiters {

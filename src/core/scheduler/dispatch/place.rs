@@ -1,4 +1,5 @@
-//! Placement of the job whose turn it is: the ledgers' predictions, put before [`choose_tier`].
+//! Placement of the job whose turn it is: finds the best replica of each tier of pools by the ledgers'
+//! predictions, then lets [`choose_tier`] choose the tier.
 
 use std::time::Duration;
 
