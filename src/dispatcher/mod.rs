@@ -451,16 +451,14 @@ pools:
         pass().await;
         dispatcher.event(Event::ClientLeft { job: ticket.job(), usage: JobUsage::Unknown });
         assert_eq!(end(ticket), [10]);
+        let draining =
+            Rejection { reason: RejectReason::Draining, queued: Duration::ZERO, retry_after: None };
         // The attempt fails, and the request ends while its job waits again.
         let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));
         ticket.dispatched().await.unwrap();
         pass().await;
         assert!(ticket.requeue(EngineFault::Refused, JobUsage::Unknown));
-        dispatcher.refuse_waiting(Rejection {
-            reason: RejectReason::Draining,
-            queued: Duration::ZERO,
-            retry_after: None,
-        });
+        dispatcher.refuse_waiting(draining);
         assert!(ticket.dispatched().await.is_err());
         assert_eq!(end(ticket), [10]);
         // The same, but the request ends before it has read the rejection.
@@ -469,11 +467,7 @@ pools:
         ticket.dispatched().await.unwrap();
         pass().await;
         assert!(ticket.requeue(EngineFault::Refused, JobUsage::Unknown));
-        dispatcher.refuse_waiting(Rejection {
-            reason: RejectReason::Draining,
-            queued: Duration::ZERO,
-            retry_after: None,
-        });
+        dispatcher.refuse_waiting(draining);
         assert_eq!(end(ticket), [10]);
         assert!(dispatcher.state.lock().waiters.is_empty(), "no waiter outlives its job");
     }

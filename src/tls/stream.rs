@@ -1,4 +1,4 @@
-//! Client stream: a client's byte stream, plain or TLS.
+//! Byte stream of a TCP connection, plain or TLS.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -8,11 +8,11 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 
-/// The byte stream of one client connection.
+/// The byte stream of one connection. `T` is the TLS stream: that of a server or of a client.
 #[derive(Debug)]
-pub enum MaybeTlsStream {
+pub enum MaybeTlsStream<T = TlsStream<TcpStream>> {
     Plain(TcpStream),
-    Tls(Box<TlsStream<TcpStream>>),
+    Tls(Box<T>),
 }
 
 impl MaybeTlsStream {
@@ -26,7 +26,7 @@ impl MaybeTlsStream {
     }
 }
 
-impl AsyncRead for MaybeTlsStream {
+impl<T: AsyncRead + Unpin> AsyncRead for MaybeTlsStream<T> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
@@ -35,7 +35,7 @@ impl AsyncRead for MaybeTlsStream {
     }
 }
 
-impl AsyncWrite for MaybeTlsStream {
+impl<T: AsyncWrite + Unpin> AsyncWrite for MaybeTlsStream<T> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_write(cx, buf),

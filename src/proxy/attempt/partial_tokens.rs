@@ -12,8 +12,8 @@ use crate::proxy::upstream::{UpstreamCall, UpstreamReplica, whole_body};
 /// Longest tokenize answer that is read, in bytes.
 const MAX_COUNT_BYTES: u64 = 4 * 1024 * 1024;
 
-/// A copy of `so_far` whose tokens the next engine has counted. `name` is the model's name there. The number of events would be too
-/// low, because engines put several tokens into one event.
+/// A copy of `so_far` whose tokens the next engine has counted. `name` is the model's name there. The
+/// number of events would be too low, because engines put several tokens into one event.
 pub(super) async fn counted(
     so_far: &PartialAnswer,
     name: &str,
