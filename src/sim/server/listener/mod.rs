@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::Semaphore;
 use tokio::time::sleep;
 
@@ -89,7 +89,8 @@ async fn accept_from(sim: &Arc<ServerCore>, listener: &TcpListener, slots: &Arc<
             sleep(Duration::from_millis(10)).await;
             continue;
         };
-        if reset_at_once(sim, &stream) {
+        if refused_meanwhile(sim) || reset_by_fault(sim) {
+            let _ = stream.set_zero_linger();
             continue;
         }
         let sim = Arc::clone(sim);
@@ -103,13 +104,15 @@ async fn accept_from(sim: &Arc<ServerCore>, listener: &TcpListener, slots: &Arc<
     }
 }
 
-fn reset_at_once(sim: &ServerCore, stream: &TcpStream) -> bool {
+/// Whether the port was closed after the kernel took a connection and before
+/// [`accept`] saw it. Nobody who connects after the fault gets an answer.
+fn refused_meanwhile(sim: &ServerCore) -> bool {
+    !*sim.listening.borrow()
+}
+
+fn reset_by_fault(sim: &ServerCore) -> bool {
     let kind = |kind: &FaultKind| matches!(kind, FaultKind::Reset { at: ResetPoint::Accept });
-    let hit = sim.faults.for_connection(sim.now(), kind).is_some();
-    if hit {
-        let _ = stream.set_zero_linger();
-    }
-    hit
+    sim.faults.for_connection(sim.now(), kind).is_some()
 }
 
 /// Serves `/sim/*` on a separate port until the engine is stopped.

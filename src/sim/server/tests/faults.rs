@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::client::{
@@ -48,6 +49,29 @@ async fn an_engine_that_refuses_from_its_start_accepts_nobody() {
         }
     };
     tokio::time::timeout(Duration::from_secs(10), refused).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_connection_in_the_backlog_gets_no_answer_once_the_port_is_closed() {
+    let engine = start(options()).await;
+    let control = engine.control();
+    for _ in 0..16 {
+        reach(&control, "open", |state| state.listening).await;
+        while TcpStream::connect(engine.addr).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+        // The accepting task has not run since: it finds the fault and the
+        // connection at once.
+        let waiting = std::net::TcpStream::connect(engine.addr).unwrap();
+        control.add(FaultKind::Refuse).unwrap();
+        waiting.set_nonblocking(true).unwrap();
+        let mut waiting = TcpStream::from_std(waiting).unwrap();
+        let _ = waiting.write_all(&request("GET", "/health", CLOSE, b"")).await;
+        let mut answer = Vec::new();
+        let _ = waiting.read_to_end(&mut answer).await;
+        assert_eq!(String::from_utf8_lossy(&answer), "");
+        control.clear();
+    }
 }
 
 #[tokio::test]
