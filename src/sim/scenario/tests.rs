@@ -300,7 +300,7 @@ fn talks(cached: bool, rate: u32) -> [Figures; 2] {
 
 #[test]
 fn engines_without_prefix_caches_are_found_out_by_their_answers() {
-    let [told, silent] = talks(false, 6);
+    let [told, silent] = talks(false, 7);
     assert!(of(&told, "within_500_ms") > of(&silent, "within_500_ms") + 0.1, "{told:?} {silent:?}");
 }
 

@@ -24,6 +24,8 @@ pub struct CacheRecord {
     believed: f64,
     /// Mean tokens of these that were.
     found: f64,
+    /// Whether any were found since nothing counted.
+    has_found: bool,
     counter: HitCounter,
 }
 
@@ -49,7 +51,7 @@ impl CacheRecord {
     /// Whether the replica tells that it finds prompts in its cache.
     #[must_use]
     pub fn is_proven(&self) -> bool {
-        self.believed > 0.0 && self.finds()
+        self.has_found && self.finds()
     }
 
     /// Notes that a prompt was sent of which so many tokens are believed to be cached.
@@ -89,6 +91,7 @@ impl CacheRecord {
         }
         self.believed += (believed - self.believed) * weight;
         self.found += (found - self.found) * weight;
+        self.has_found = self.finds() && (self.has_found || found > 0.0);
     }
 }
 
@@ -105,6 +108,7 @@ mod tests {
         assert!(record.finds() && !record.is_proven());
         let answers = (0..100).take_while(|_| {
             record.learn(2_048, 0);
+            assert!(!record.is_proven());
             record.finds()
         });
         assert_eq!(answers.count(), 32);
