@@ -15,6 +15,8 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::Args;
+use penstock::core::autoscale::demand_report::PeerDemand;
+use penstock::core::autoscale::observer::DemandObserver;
 use penstock::core::model::event::{Action, AttemptOutcome, Event, JobAction};
 use penstock::core::model::ids::{ClassId, JobId, ModelId, TenantId};
 use penstock::core::model::job::{JobSpec, JobUsage, PromptPrefix, TokenCounts};
@@ -67,6 +69,12 @@ pub struct Costs {
     pub finish_p99: f64,
     /// A picture of the whole state, for admin and metrics.
     pub snapshot: f64,
+    /// The part of an evaluation of the demand for which the dispatcher's lock is held.
+    pub demand_locked: f64,
+    /// The whole evaluation of the demand.
+    pub demand: f64,
+    /// The facts of one turn, observed outside the lock.
+    pub observe: f64,
 }
 
 /// Jobs that arrive at most to fill the world, in those that it holds.
@@ -87,13 +95,16 @@ pub fn command(args: &CoreBenchArgs) -> Result<()> {
     }
     let CoreBenchArgs { tenants, replicas, pools, waiting, .. } = args;
     println!("{tenants} tenants, {replicas} replicas in {pools} pools, {waiting} jobs wait; ns");
-    let columns: [Column; 6] = [
+    let columns: [Column; 9] = [
         ("arrive", |costs| costs.arrive),
         ("first token", |costs| costs.first_token),
         ("finish and send", |costs| costs.finish),
         ("  its p99", |costs| costs.finish_p99),
         ("a request", |costs| costs.arrive + costs.first_token + costs.finish),
         ("snapshot", |costs| costs.snapshot),
+        ("demand, locked", |costs| costs.demand_locked),
+        ("demand, whole", |costs| costs.demand),
+        ("facts of a turn", |costs| costs.observe),
     ];
     for (name, column) in columns {
         let mut costs: Vec<f64> = rounds.iter().map(column).collect();
@@ -108,6 +119,7 @@ pub fn command(args: &CoreBenchArgs) -> Result<()> {
 #[derive(Debug)]
 pub struct World {
     scheduler: Scheduler,
+    observer: DemandObserver,
     actions: Vec<Action>,
     running: VecDeque<JobId>,
     rng: Rng,
@@ -124,10 +136,14 @@ impl World {
     /// When they cannot be filled.
     pub fn new(args: &CoreBenchArgs) -> Result<Self> {
         let policy = fleets::policy(args);
+        let classes = policy.classes.capacity() as u64;
+        let mut scheduler = Scheduler::new(Arc::new(policy));
+        scheduler.record_demand();
         let mut world = Self {
             models: args.models,
-            classes: policy.classes.capacity() as u64,
-            scheduler: Scheduler::new(Arc::new(policy)),
+            classes,
+            scheduler,
+            observer: DemandObserver::default(),
             actions: Vec::new(),
             running: VecDeque::new(),
             rng: Rng::new(1),
@@ -140,6 +156,10 @@ impl World {
             world.arrive();
             for job in world.sent() {
                 world.handle(Event::FirstToken { job });
+            }
+            if world.scheduler.must_hand_over_demand() {
+                world.scheduler.hand_over_demand(&mut world.observer);
+                world.observer.observe();
             }
             if world.arrived > most {
                 bail!("only {} jobs wait", world.scheduler.waiting().requests);
@@ -159,7 +179,7 @@ impl World {
     pub fn round(&mut self, turns: u64) -> Result<Costs> {
         let mut spent = [Duration::ZERO; 3];
         let mut decisions = Vec::with_capacity(usize::try_from(turns).unwrap_or_default());
-        let mut idle = 0;
+        let (mut idle, mut observing) = (0, Duration::ZERO);
         for _ in 0..turns {
             let tokens = TokenCounts { input: 600, cached: None, output: 40 + self.rng.below(60) };
             let Some(job) = self.running.pop_front() else { bail!("nothing runs") };
@@ -182,6 +202,12 @@ impl World {
             spent[1] += told - sent;
             spent[2] += finished - begun;
             decisions.push((finished - begun).as_nanos() as f64);
+            if self.scheduler.must_hand_over_demand() {
+                let begun = Instant::now();
+                self.scheduler.hand_over_demand(&mut self.observer);
+                self.observer.observe();
+                observing += begun.elapsed();
+            }
         }
         if self.scheduler.broken_invariants() > 0 {
             bail!("{} invariants were broken", self.scheduler.broken_invariants());
@@ -195,9 +221,25 @@ impl World {
         drop(snapshot);
         let snapshot = pictured.as_nanos() as f64;
         let [arrive, first_token, finish] = spent.map(|spent| spent.as_nanos() as f64 / turns as f64);
+        let (demand_locked, demand) = self.demand();
+        let observe = observing.as_nanos() as f64 / turns as f64;
         decisions.sort_by(f64::total_cmp);
         let finish_p99 = decisions.get(decisions.len() * 99 / 100).copied().unwrap_or_default();
-        Ok(Costs { arrive, first_token, finish, finish_p99, snapshot })
+        Ok(Costs { arrive, first_token, finish, finish_p99, snapshot, demand_locked, demand, observe })
+    }
+
+    /// Time of the locked part and of the whole of an evaluation of the demand.
+    fn demand(&mut self) -> (f64, f64) {
+        let now = self.now();
+        self.scheduler.hand_over_demand(&mut self.observer);
+        self.observer.observe();
+        let begun = Instant::now();
+        let inputs = self.scheduler.demand_inputs(&mut self.observer, now, false);
+        let locked = begun.elapsed();
+        let demands = self.observer.replica_demand(&inputs, &PeerDemand::default());
+        let whole = begun.elapsed();
+        drop(demands);
+        (locked.as_nanos() as f64, whole.as_nanos() as f64)
     }
 
     fn arrive(&mut self) {
@@ -229,7 +271,7 @@ impl World {
     /// The jobs that were sent since the last call.
     fn sent(&mut self) -> Vec<JobId> {
         let sent = self.actions.drain(..).filter_map(|action| match action {
-            Action::Job(JobAction::Dispatch { job, .. }) => Some(job),
+            Action::Job(JobAction::Dispatch(grant)) => Some(grant.job),
             _ => None,
         });
         let sent: Vec<JobId> = sent.collect();

@@ -52,9 +52,9 @@ pub(super) fn request(trail: &RequestTrail, waiting: Option<&WaitExplanation>, p
 fn attempt_json(attempt: &AttemptTrail, policy: &Policy) -> Value {
     json!({
         "sent_after": secs(attempt.at),
-        "pool": attempt.pool.map(|pool| policy.pools.name(pool)),
-        "replica": policy.replicas.name(attempt.replica),
-        "why": decision(&attempt.why, policy),
+        "pool": policy.pools.name(attempt.grant.pool),
+        "replica": policy.replicas.name(attempt.grant.replica),
+        "why": decision(&attempt.grant.why, policy),
         "first_token_after": attempt.first_token.map(secs),
         "back": attempt.back.map(|(at, why)| json!({ "after": secs(at), "why": why.name() })),
     })

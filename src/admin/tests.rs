@@ -241,6 +241,9 @@ async fn the_config_is_shown_whole_without_its_secrets() {
     assert_eq!(config["queue"], json!({ "requests": 500, "bytes": null, "tokens": null }));
     let pool = &config["pools"]["a100"];
     assert_eq!((&pool["engine"], &pool["api_key"]), (&json!("vllm"), &json!("set")));
+    assert_eq!((&pool["min_replicas"], &pool["max_replicas"]), (&json!(0), &Value::Null));
+    assert_eq!(config["retry"]["continue_streams"], true);
+    assert_eq!(config["requests"]["keepalive"], 10.0);
     assert_eq!(pool["models"], json!({ "llama": "meta/llama" }));
     assert_eq!(pool["replicas"][0]["url"], "http://10.0.0.1:8000/");
     assert_eq!(config["startup"]["telemetry"]["otlp_endpoint"], "http://collector:4317");

@@ -2,7 +2,7 @@
 //! scheduler, and carries out the scheduler's actions after the lock is released.
 
 pub mod clock;
-pub mod limits_at_entry;
+mod demand;
 pub mod shutdown;
 pub mod ticket;
 mod waiters;
@@ -14,13 +14,11 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tokio::sync::{Notify, mpsc, oneshot};
 
-pub use crate::dispatcher::waiters::DispatchGrant;
+pub use crate::dispatcher::waiters::StayBills;
 
-use crate::core::autoscale::demand::state::DemandState;
-use crate::core::autoscale::demand_report::{DemandReport, PeerDemand};
-use crate::core::autoscale::replica_demand::ReplicaDemand;
+use crate::core::autoscale::observer::DemandObserver;
 use crate::core::billing::bill::IdleTime;
-use crate::core::limits::LimitStatus;
+use crate::core::limits::{LimitStatus, LimitsAtEntry};
 use crate::core::model::event::{Action, Event, Rejection, ReplicaAction};
 use crate::core::model::ids::JobId;
 use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
@@ -29,9 +27,8 @@ use crate::core::model::snapshot::{OverrideResult, Snapshot, WaitExplanation};
 use crate::core::model::time::Tick;
 use crate::core::scheduler::Scheduler;
 use crate::dispatcher::clock::GatewayClock;
-use crate::dispatcher::limits_at_entry::LimitsAtEntry;
 use crate::dispatcher::shutdown::ShutdownGrace;
-use crate::dispatcher::waiters::{AttemptId, Notification, Notifications, WaitResult, Waiters};
+use crate::dispatcher::waiters::{Notification, Notifications, WaitEnd, Waiters};
 
 /// Log of the events that a scheduler got since [`Dispatcher::log_events`]. Memory grows with every
 /// event.
@@ -41,6 +38,8 @@ pub type EventLog = Arc<Mutex<Vec<(Tick, Event)>>>;
 #[derive(Debug)]
 pub struct Dispatcher {
     state: Mutex<DispatcherState>,
+    /// Observer of the demand. Its lock comes before that of `state`.
+    observer: Mutex<DemandObserver>,
     clock: GatewayClock,
     shutdown: ShutdownGrace,
     next_job: AtomicU64,
@@ -69,6 +68,8 @@ struct StepEffects {
     notifications: Notifications,
     replica_actions: SmallVec<[ReplicaAction; 2]>,
     timer_moved_up: bool,
+    /// Whether so many demand facts are recorded that they have to be observed.
+    demand_due: bool,
 }
 
 impl Dispatcher {
@@ -81,16 +82,20 @@ impl Dispatcher {
         clock: GatewayClock,
         replica_actions: mpsc::Sender<ReplicaAction>,
     ) -> Arc<Self> {
+        let generation = policy.generation;
+        let mut scheduler = Scheduler::new(policy);
+        scheduler.record_demand();
         Arc::new(Self {
             state: Mutex::new(DispatcherState {
-                generation: policy.generation,
-                scheduler: Scheduler::new(policy),
+                generation,
+                scheduler,
                 waiters: Waiters::default(),
                 actions: Vec::new(),
                 effects: StepEffects::default(),
                 timer: None,
                 event_log: None,
             }),
+            observer: Mutex::default(),
             clock,
             shutdown: ShutdownGrace::default(),
             next_job: AtomicU64::new(1),
@@ -150,12 +155,11 @@ impl Dispatcher {
     /// Passes an event to the scheduler.
     pub fn event(&self, event: Event) {
         self.with_lock(|inner, now| {
-            let Event::ClientLeft { job, .. } = event else { return inner.handle(now, event) };
-            // The job gets no more notifications. Its bills are kept for the request's record.
-            inner.waiters.set_left(job);
+            if let Event::ClientLeft { job, .. } = event {
+                // The job gets no more notifications. Its bills are kept for its ticket.
+                inner.waiters.set_left(job);
+            }
             inner.handle(now, event);
-            inner.apply();
-            inner.waiters.close(job);
         });
     }
 
@@ -177,38 +181,6 @@ impl Dispatcher {
     pub fn snapshot(&self) -> Snapshot {
         let now = self.clock.now();
         self.state.lock().scheduler.snapshot(now)
-    }
-
-    /// Replica demand of every pool at this moment.
-    #[must_use]
-    pub fn replica_demand(&self) -> Vec<ReplicaDemand> {
-        let now = self.clock.now();
-        self.state.lock().scheduler.replica_demand(now)
-    }
-
-    /// Replica demand of every pool at this moment, with the demand that peers report included.
-    #[must_use]
-    pub fn replica_demand_with(&self, others: &PeerDemand) -> Vec<ReplicaDemand> {
-        let now = self.clock.now();
-        self.state.lock().scheduler.replica_demand_with(now, others)
-    }
-
-    /// This gateway's part of the demand.
-    #[must_use]
-    pub fn demand_report(&self) -> DemandReport {
-        let now = self.clock.now();
-        self.state.lock().scheduler.demand_report(now)
-    }
-
-    /// The demand measured so far, to be kept over a restart.
-    #[must_use]
-    pub fn demand_state(&self) -> DemandState {
-        self.state.lock().scheduler.demand_state()
-    }
-
-    /// Restores the demand measured before a restart. False if `state` has another version.
-    pub fn restore_demand(&self, state: &DemandState) -> bool {
-        self.state.lock().scheduler.restore_demand(state)
     }
 
     /// State of all limits, in a fixed order.
@@ -243,10 +215,10 @@ impl Dispatcher {
 
     /// Refuses all jobs that still wait, at the end of the shutdown grace.
     pub fn refuse_waiting(&self, why: Rejection) {
-        let waiting = self.state.lock().waiters.take_waiting();
-        for (job, waiter) in waiting {
+        let waiting = self.state.lock().waiters.reject_waiting(why);
+        for (job, rejection) in waiting {
             self.event(Event::ClientLeft { job, usage: JobUsage::Unknown });
-            Notification::Answer(waiter, Err(why)).deliver();
+            rejection.deliver();
         }
     }
 
@@ -269,26 +241,32 @@ impl Dispatcher {
 
     /// Passes an attempt's event to the scheduler if the attempt is still the job's current one.
     /// Returns whether the attempt is current after the event, too.
-    fn report(&self, job: JobId, dispatch: AttemptId, event: Event) -> bool {
-        self.with_lock(|inner, now| inner.report(now, job, dispatch, event))
+    fn report(&self, job: JobId, attempt: u32, event: Event) -> bool {
+        self.with_lock(|inner, now| inner.report(now, job, attempt, event))
     }
 
     /// Passes on the event that ends the job, as [`Self::report`] does, and removes its waiter.
-    fn finish(&self, job: JobId, dispatch: AttemptId, event: Event) -> bool {
+    /// Returns the job's bills; `None` if the attempt is not the job's current one.
+    fn finish(&self, job: JobId, attempt: u32, event: Event) -> Option<StayBills> {
+        self.with_lock(|inner, now| inner.report(now, job, attempt, event).then(|| inner.waiters.close(job)))
+    }
+
+    /// Ends the job, unless it has ended, and removes its waiter. Returns the job's bills.
+    fn leave(&self, job: JobId, usage: JobUsage) -> StayBills {
         self.with_lock(|inner, now| {
-            let finished = inner.report(now, job, dispatch, event);
-            if finished {
-                inner.waiters.close(job);
+            if inner.waiters.set_left(job) {
+                inner.handle(now, Event::ClientLeft { job, usage });
+                inner.apply();
             }
-            finished
+            inner.waiters.close(job)
         })
     }
 
     /// Passes on an attempt's event after which the job waits again, and returns the receiver of
     /// that wait. `None` if the attempt is not the job's current one.
-    fn retry(&self, job: JobId, dispatch: AttemptId, event: Event) -> Option<oneshot::Receiver<WaitResult>> {
+    fn retry(&self, job: JobId, attempt: u32, event: Event) -> Option<oneshot::Receiver<WaitEnd>> {
         self.with_lock(|inner, now| {
-            if !inner.waiters.is_current(job, dispatch) {
+            if !inner.waiters.is_current(job, attempt) {
                 return None;
             }
             let again = inner.waiters.wait(job);
@@ -310,6 +288,9 @@ impl Dispatcher {
         leftover.notifications.into_iter().for_each(Notification::deliver);
         for action in leftover.replica_actions {
             let _full = self.replica_actions.try_send(action);
+        }
+        if leftover.demand_due {
+            self.observe_demand();
         }
         value
     }
@@ -352,13 +333,13 @@ impl DispatcherState {
 
     /// Handles an attempt's event if the attempt is the job's current one. Returns whether the
     /// attempt is still current after the actions of the event.
-    fn report(&mut self, now: Tick, job: JobId, dispatch: AttemptId, event: Event) -> bool {
-        if !self.waiters.is_current(job, dispatch) {
+    fn report(&mut self, now: Tick, job: JobId, attempt: u32, event: Event) -> bool {
+        if !self.waiters.is_current(job, attempt) {
             return false;
         }
         self.handle(now, event);
         self.apply();
-        self.waiters.is_current(job, dispatch)
+        self.waiters.is_current(job, attempt)
     }
 
     /// Applies the scheduler's actions to waiters, and collects the actions about replicas.
@@ -377,6 +358,7 @@ impl DispatcherState {
         let timer = self.scheduler.next_deadline();
         leftover.timer_moved_up = timer.is_some_and(|new| self.timer.is_none_or(|old| new < old));
         self.timer = timer;
+        leftover.demand_due = self.scheduler.must_hand_over_demand();
         leftover
     }
 }
@@ -390,8 +372,12 @@ mod tests {
     use crate::config::load::load_str_with;
     use crate::config::secret::MachineSecrets;
     use crate::config::settings::Settings;
-    use crate::core::model::event::{AttemptOutcome, EngineFault, JobAction, PreemptReason, RejectReason};
-    use crate::core::model::ids::{ClassId, ModelId, TenantId};
+    use crate::core::autoscale::demand::state::ProfileKind;
+    use crate::core::autoscale::facts::MAX_FACTS;
+    use crate::core::model::event::{
+        AttemptOutcome, DispatchGrant, DispatchReason, EngineFault, JobAction, PreemptReason, RejectReason,
+    };
+    use crate::core::model::ids::{ClassId, ModelId, ReplicaId, TenantId};
     use crate::dispatcher::ticket::Ticket;
 
     const ONE_SLOT: &str = "
@@ -447,7 +433,7 @@ pools:
         let (dispatcher, _wished) = dispatcher(&settings);
         let pass = || tokio::time::advance(Duration::from_millis(10));
         let end = |ticket: Ticket| -> Vec<u128> {
-            ticket.end().into_iter().map(|bill| bill.time.as_millis()).collect()
+            ticket.end(JobUsage::Unknown).into_iter().map(|bill| bill.time.as_millis()).collect()
         };
         // The request ends while its job runs, with or without a first token.
         for begins in [false, true] {
@@ -477,7 +463,19 @@ pools:
         });
         assert!(ticket.dispatched().await.is_err());
         assert_eq!(end(ticket), [10]);
-        assert!(dispatcher.state.lock().waiters.is_empty(), "no desk outlives its job");
+        // The same, but the request ends before it has read the rejection.
+        let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));
+        dispatcher.event(Event::ProbeSucceeded { replica: ReplicaId::new(0) });
+        ticket.dispatched().await.unwrap();
+        pass().await;
+        assert!(ticket.requeue(EngineFault::Refused, JobUsage::Unknown));
+        dispatcher.refuse_waiting(Rejection {
+            reason: RejectReason::Draining,
+            queued: Duration::ZERO,
+            retry_after: None,
+        });
+        assert_eq!(end(ticket), [10]);
+        assert!(dispatcher.state.lock().waiters.is_empty(), "no waiter outlives its job");
     }
 
     #[tokio::test(start_paused = true)]
@@ -565,11 +563,12 @@ pools:
         let settings = settings(ONE_SLOT, None);
         let (dispatcher, _wished) = dispatcher(&settings);
         let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));
-        let DispatchGrant { replica, why } = ticket.dispatched().await.unwrap();
-        let job = JobId::new(1);
+        let grant = ticket.dispatched().await.unwrap();
+        let DispatchGrant { job, replica, .. } = grant;
+        let why = DispatchReason { attempt: grant.why.attempt + 1, ..grant.why };
         dispatcher.apply_for_test([
             Action::Job(JobAction::Preempt { job, replica, why: PreemptReason::Stalled }),
-            Action::Job(JobAction::Dispatch { job, replica, why }),
+            Action::Job(JobAction::Dispatch(DispatchGrant { why, ..grant })),
         ]);
         // The request has not noticed the preemption yet.
         let before = dispatcher.snapshot();
@@ -582,6 +581,29 @@ pools:
         ticket.dispatched().await.unwrap();
         assert!(ticket.report_first_token() && ticket.finish(AttemptOutcome::Done(JobUsage::Unknown)));
         assert_eq!(dispatcher.snapshot().jobs, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn facts_of_demand_that_nobody_reads_are_observed_in_time() {
+        let settings = settings(ONE_SLOT, None);
+        let (dispatcher, _wished) = dispatcher(&settings);
+        let is_due = || dispatcher.state.lock().scheduler.must_hand_over_demand();
+        // Each job makes four facts: it arrives, goes to a replica, stays there and leaves.
+        let serve = |jobs: usize| {
+            (0..jobs).for_each(|_| drop(admit(&dispatcher, &settings, Duration::from_secs(60))));
+        };
+        serve(MAX_FACTS / 2);
+        assert!(!is_due(), "a step has handed them over");
+        let reader = dispatcher.observer.lock();
+        serve(MAX_FACTS / 4 + 1);
+        assert!(is_due(), "no step waits for the reader");
+        drop(reader);
+        serve(1);
+        assert!(!is_due());
+        let state = dispatcher.demand_state();
+        let arrived = MAX_FACTS / 2 + MAX_FACTS / 4 + 2;
+        let pool = state.rows.iter().find(|row| row.kind == ProfileKind::Pool).unwrap();
+        assert_eq!(pool.seen.kept as usize, arrived, "none is lost");
     }
 
     #[tokio::test(start_paused = true)]

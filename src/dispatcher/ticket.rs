@@ -6,17 +6,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
-use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
-use crate::core::billing::bill::StayBill;
-use crate::core::model::event::{AttemptOutcome, EngineFault, Event, PreemptReason, Rejection};
+use crate::core::limits::LimitsAtEntry;
+use crate::core::model::event::{
+    AttemptOutcome, DispatchGrant, EngineFault, Event, PreemptReason, Rejection,
+};
 use crate::core::model::ids::JobId;
 use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
 use crate::core::model::policy::Policy;
 use crate::dispatcher::Dispatcher;
-use crate::dispatcher::limits_at_entry::LimitsAtEntry;
-use crate::dispatcher::waiters::{AttemptId, AttemptStart, DispatchGrant, Signal, StayBills, WaitResult};
+use crate::dispatcher::waiters::{Signal, StayBills, WaitEnd};
 
 /// A request's handle on its job: the job's position in the queue, then its attempt at a replica.
 /// The ticket reports the job's end exactly once, at the latest when dropped.
@@ -28,21 +28,19 @@ pub struct Ticket {
     dispatcher: Arc<Dispatcher>,
     job: JobId,
     state: TicketState,
-    usage: JobUsage,
     limits: LimitsAtEntry,
-    bills: Arc<StayBills>,
-    live: bool,
 }
 
 #[derive(Debug)]
 enum TicketState {
-    Waiting(oneshot::Receiver<WaitResult>),
+    Waiting(oneshot::Receiver<WaitEnd>),
     /// At a replica. `signal` is `None` after the scheduler has sent the attempt's one signal.
     Running {
-        dispatch: AttemptId,
+        attempt: u32,
         signal: Option<oneshot::Receiver<Signal>>,
     },
-    Over,
+    /// The job has ended, with these bills.
+    Over(StayBills),
 }
 
 impl Dispatcher {
@@ -50,38 +48,20 @@ impl Dispatcher {
     /// `policy`. If the scheduler does not know `policy` yet, `policy` comes into force first.
     #[must_use]
     pub fn admit(self: &Arc<Self>, spec: JobSpec, prefix: PromptPrefix, policy: &Arc<Policy>) -> Ticket {
-        let (answer, bills, limits) = self.with_lock(|inner, now| {
+        let (answer, limits) = self.with_lock(|inner, now| {
             let answer = inner.waiters.wait(spec.id);
-            let bills = inner.waiters.bills(spec.id);
             inner.apply_policy(policy, now);
-            (answer, bills, inner.arrive(now, spec, prefix))
+            (answer, inner.arrive(now, spec, prefix))
         });
         if self.arrival_awaited.load(Ordering::Relaxed) && self.arrival_awaited.swap(false, Ordering::Relaxed)
         {
             self.arrival.notify_one();
         }
-        Ticket::new(Arc::clone(self), spec.id, answer, (limits, bills))
+        Ticket { dispatcher: Arc::clone(self), job: spec.id, state: TicketState::Waiting(answer), limits }
     }
 }
 
 impl Ticket {
-    pub(super) fn new(
-        dispatcher: Arc<Dispatcher>,
-        job: JobId,
-        answer: oneshot::Receiver<WaitResult>,
-        (limits, bills): (LimitsAtEntry, Arc<StayBills>),
-    ) -> Self {
-        Self {
-            dispatcher,
-            job,
-            state: TicketState::Waiting(answer),
-            usage: JobUsage::Unknown,
-            limits,
-            bills,
-            live: true,
-        }
-    }
-
     /// Takes the state of the job's limits right after the job's arrival.
     pub fn take_limits(&mut self) -> LimitsAtEntry {
         std::mem::take(&mut self.limits)
@@ -101,14 +81,13 @@ impl Ticket {
             unreachable!("a ticket waits only after admit, after a failure and after a recall");
         };
         match receiver.await {
-            Ok(Ok(AttemptStart { grant: placement, attempt: dispatch, signal })) => {
-                self.state = TicketState::Running { dispatch, signal: Some(signal) };
-                Ok(placement)
+            Ok(WaitEnd::Granted { grant, signal }) => {
+                self.state = TicketState::Running { attempt: grant.why.attempt, signal: Some(signal) };
+                Ok(grant)
             }
-            Ok(Err(rejection)) => {
-                self.state = TicketState::Over;
-                self.live = false;
-                Err(rejection)
+            Ok(WaitEnd::Rejected(why)) => {
+                self.state = TicketState::Over(self.dispatcher.leave(self.job, JobUsage::Unknown));
+                Err(why)
             }
             // Another owner ended the job, and also drops this future.
             Err(_) => pending().await,
@@ -153,13 +132,8 @@ impl Ticket {
     /// true. False means that the job has been preempted.
     #[must_use]
     pub fn report_first_token(&self) -> bool {
-        let TicketState::Running { dispatch, .. } = self.state else { return false };
-        self.dispatcher.report(self.job, dispatch, Event::FirstToken { job: self.job })
-    }
-
-    /// Sets the job's usage so far. The ticket reports this usage if it is dropped.
-    pub fn note_usage(&mut self, usage: JobUsage) {
-        self.usage = usage;
+        let TicketState::Running { attempt, .. } = self.state else { return false };
+        self.dispatcher.report(self.job, attempt, Event::FirstToken { job: self.job })
     }
 
     /// Reports that the replica failed the job before the client saw any of its answer. After true,
@@ -178,8 +152,8 @@ impl Ticket {
     }
 
     fn retry(&mut self, outcome: AttemptOutcome) -> bool {
-        let TicketState::Running { dispatch, .. } = self.state else { return false };
-        let again = self.dispatcher.retry(self.job, dispatch, Event::Finished { job: self.job, outcome });
+        let TicketState::Running { attempt, .. } = self.state else { return false };
+        let again = self.dispatcher.retry(self.job, attempt, Event::Finished { job: self.job, outcome });
         match again {
             Some(answer) => self.state = TicketState::Waiting(answer),
             None => return false,
@@ -190,31 +164,34 @@ impl Ticket {
     /// Reports the end of the answer. The answer counts as the job's answer only if the result is
     /// true. False means that the job has been preempted or has ended in another way.
     pub fn finish(&mut self, outcome: AttemptOutcome) -> bool {
-        let TicketState::Running { dispatch, .. } = self.state else { return false };
-        let finished = self.dispatcher.finish(self.job, dispatch, Event::Finished { job: self.job, outcome });
-        self.live &= !finished;
-        finished
+        let TicketState::Running { attempt, .. } = self.state else { return false };
+        let finished = Event::Finished { job: self.job, outcome };
+        let Some(bills) = self.dispatcher.finish(self.job, attempt, finished) else { return false };
+        self.state = TicketState::Over(bills);
+        true
     }
 
-    /// Ends the job, whether it waits or runs.
+    /// Ends the job, whether it waits or runs. `usage` is what the job has used until now.
     pub fn give_up(&mut self, usage: JobUsage) {
-        if std::mem::take(&mut self.live) {
-            self.state = TicketState::Over;
-            self.dispatcher.event(Event::ClientLeft { job: self.job, usage });
+        if !matches!(self.state, TicketState::Over(_)) {
+            self.state = TicketState::Over(self.dispatcher.leave(self.job, usage));
         }
     }
 
-    /// Ends the job, whether it waits or runs. Returns the bills of its stays at replicas, in their
-    /// order.
+    /// Ends the job as [`Self::give_up`] does, unless it has ended. Returns the bills of its stays at
+    /// replicas.
     #[must_use]
-    pub fn end(mut self) -> SmallVec<[StayBill; 1]> {
-        self.give_up(self.usage);
-        self.bills.take()
+    pub fn end(mut self, usage: JobUsage) -> StayBills {
+        self.give_up(usage);
+        match std::mem::replace(&mut self.state, TicketState::Over(StayBills::new())) {
+            TicketState::Over(bills) => bills,
+            TicketState::Waiting(_) | TicketState::Running { .. } => StayBills::new(),
+        }
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        self.give_up(self.usage);
+        self.give_up(JobUsage::Unknown);
     }
 }

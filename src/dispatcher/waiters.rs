@@ -3,42 +3,27 @@
 //!
 //! The scheduler ends an attempt at once, but the attempt's ticket learns of the end later. In
 //! between, the ticket may report on an attempt that it no longer owns, while the job waits again
-//! or runs at another replica. Each dispatch therefore has a number, and reports that carry an
-//! older number are ignored.
+//! or runs at another replica. Each report therefore carries the number of its attempt, and reports
+//! that carry an older number are ignored.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-
-use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use crate::core::billing::bill::StayBill;
-use crate::core::model::event::{DispatchReason, JobAction, PreemptReason, Rejection};
-use crate::core::model::ids::{JobId, ReplicaId};
+use crate::core::model::event::{DispatchGrant, JobAction, PreemptReason, Rejection};
+use crate::core::model::ids::JobId;
+use crate::core::model::number_map::NumberMap;
 
-/// Permission for a job to start at a replica.
-#[derive(Debug, Clone, Copy)]
-pub struct DispatchGrant {
-    /// The replica. The ledger already holds the job's booking there.
-    pub replica: ReplicaId,
-    pub why: DispatchReason,
-}
+/// Bills of a job's stays at replicas, in their order.
+pub type StayBills = SmallVec<[StayBill; 1]>;
 
-/// Number of an attempt. Numbers are never reused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct AttemptId(u64);
-
-/// End of a job's wait: the start of an attempt, or a rejection.
-pub(super) type WaitResult = Result<AttemptStart, Rejection>;
-
-/// An attempt that begins.
+/// End of a job's wait.
 #[derive(Debug)]
-pub(super) struct AttemptStart {
-    pub(super) grant: DispatchGrant,
-    pub(super) attempt: AttemptId,
-    /// Receiver of the scheduler's one signal to the running attempt.
-    pub(super) signal: oneshot::Receiver<Signal>,
+pub(super) enum WaitEnd {
+    /// An attempt begins. `signal` receives the scheduler's one signal to it.
+    Granted { grant: DispatchGrant, signal: oneshot::Receiver<Signal> },
+    /// The job is over.
+    Rejected(Rejection),
 }
 
 /// Signal of the scheduler to a running attempt. An attempt gets at most one.
@@ -46,7 +31,7 @@ pub(super) struct AttemptStart {
 pub(super) enum Signal {
     /// The scheduler preempted the job. `again` receives the end of the job's next wait, and may
     /// already hold it.
-    Preempted { why: PreemptReason, again: oneshot::Receiver<WaitResult> },
+    Preempted { why: PreemptReason, again: oneshot::Receiver<WaitEnd> },
     /// The stream must migrate. The attempt owns the job until the stream has left the replica.
     Migrate(PreemptReason),
 }
@@ -54,7 +39,7 @@ pub(super) enum Signal {
 /// Message to a ticket, delivered after the lock is released.
 #[derive(Debug)]
 pub(super) enum Notification {
-    Answer(oneshot::Sender<WaitResult>, WaitResult),
+    Answer(oneshot::Sender<WaitEnd>, WaitEnd),
     Signal(oneshot::Sender<Signal>, Signal),
 }
 
@@ -72,48 +57,35 @@ impl Notification {
     }
 }
 
-/// Bills of a job's stays at replicas, in their order. Complete once the job is over.
-#[derive(Debug, Default)]
-pub(super) struct StayBills(Mutex<SmallVec<[StayBill; 1]>>);
-
-impl StayBills {
-    pub(super) fn take(&self) -> SmallVec<[StayBill; 1]> {
-        std::mem::take(&mut self.0.lock())
-    }
-
-    fn add(&self, bill: StayBill) {
-        self.0.lock().push(bill);
-    }
-}
-
+/// The entry of one job, which lives as long as the job's ticket.
 #[derive(Debug)]
 struct Waiter {
     state: WaiterState,
-    bills: Arc<StayBills>,
+    bills: StayBills,
 }
 
 #[derive(Debug)]
 enum WaiterState {
-    Waiting(oneshot::Sender<WaitResult>),
+    Waiting(oneshot::Sender<WaitEnd>),
     /// At a replica. `signal` is `None` after the attempt's one signal was sent.
     Running {
-        dispatch: AttemptId,
+        attempt: u32,
         signal: Option<oneshot::Sender<Signal>>,
     },
-    /// The ticket has ended the job. The entry stays only until the job's last bill has arrived.
+    /// The job has ended, and the ticket gets no more notifications. The entry keeps the bills until
+    /// the ticket ends.
     Left,
 }
 
 /// The waiters of all live jobs.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
-    waiters: HashMap<JobId, Waiter>,
-    attempts: u64,
+    waiters: NumberMap<JobId, Waiter>,
 }
 
 impl Waiters {
     /// Puts the job into the waiting state, for the first time or again.
-    pub(super) fn wait(&mut self, job: JobId) -> oneshot::Receiver<WaitResult> {
+    pub(super) fn wait(&mut self, job: JobId) -> oneshot::Receiver<WaitEnd> {
         let (sender, receiver) = oneshot::channel();
         self.put(job, WaiterState::Waiting(sender));
         receiver
@@ -124,62 +96,53 @@ impl Waiters {
         self.waiters.is_empty()
     }
 
-    /// The job's bills, shared with its ticket. A job without an entry gets an empty list.
-    pub(super) fn bills(&self, job: JobId) -> Arc<StayBills> {
-        self.waiters.get(&job).map(|waiter| Arc::clone(&waiter.bills)).unwrap_or_default()
-    }
-
-    /// Stops all notifications to the job, which is about to end.
-    pub(super) fn set_left(&mut self, job: JobId) {
-        if let Some(waiter) = self.waiters.get_mut(&job) {
-            waiter.state = WaiterState::Left;
-        }
+    /// Stops all notifications to the job, which is about to end. False if the job has ended already.
+    pub(super) fn set_left(&mut self, job: JobId) -> bool {
+        self.take_state(job).is_some_and(|state| !matches!(state, WaiterState::Left))
     }
 
     fn put(&mut self, job: JobId, state: WaiterState) {
         match self.waiters.get_mut(&job) {
             Some(waiter) => waiter.state = state,
-            None => drop(self.waiters.insert(job, Waiter { state, bills: Arc::default() })),
+            None => drop(self.waiters.insert(job, Waiter { state, bills: StayBills::new() })),
         }
     }
 
-    /// Removes the job's entry. The job is over.
-    pub(super) fn close(&mut self, job: JobId) {
-        self.waiters.remove(&job);
+    /// Removes the job's entry at the end of the ticket, and returns the job's bills.
+    pub(super) fn close(&mut self, job: JobId) -> StayBills {
+        self.waiters.remove(&job).map(|waiter| waiter.bills).unwrap_or_default()
     }
 
-    /// Whether `dispatch` is the job's current attempt.
-    pub(super) fn is_current(&self, job: JobId, dispatch: AttemptId) -> bool {
+    /// Whether `attempt` is the job's current attempt.
+    pub(super) fn is_current(&self, job: JobId, attempt: u32) -> bool {
         let state = self.waiters.get(&job).map(|waiter| &waiter.state);
-        matches!(state, Some(WaiterState::Running { dispatch: present, .. }) if *present == dispatch)
+        matches!(state, Some(WaiterState::Running { attempt: present, .. }) if *present == attempt)
     }
 
-    /// Removes and returns the entries of all jobs that wait.
-    pub(super) fn take_waiting(&mut self) -> Vec<(JobId, oneshot::Sender<WaitResult>)> {
-        let waits = |_: &JobId, waiter: &mut Waiter| matches!(waiter.state, WaiterState::Waiting(_));
-        let taken = self.waiters.extract_if(waits);
-        taken
-            .filter_map(|(job, waiter)| match waiter.state {
-                WaiterState::Waiting(sender) => Some((job, sender)),
-                WaiterState::Running { .. } | WaiterState::Left => None,
-            })
-            .collect()
+    /// Rejects all jobs that wait. Returns the jobs with the notifications for their tickets.
+    pub(super) fn reject_waiting(&mut self, why: Rejection) -> Vec<(JobId, Notification)> {
+        let waits = |waiter: &Waiter| matches!(waiter.state, WaiterState::Waiting(_));
+        let waiting = self.waiters.iter().filter(|(_, waiter)| waits(waiter)).map(|(job, _)| *job);
+        let waiting: Vec<JobId> = waiting.collect();
+        let reject = |job| Some((job, Notification::Answer(self.take_waiter(job)?, WaitEnd::Rejected(why))));
+        waiting.into_iter().filter_map(reject).collect()
     }
 
     /// Applies an action of the scheduler to its job. An action that does not fit the job's state
     /// belongs to a job that has just ended, and changes nothing.
     pub(super) fn apply(&mut self, action: JobAction, notifications: &mut Notifications) {
         match action {
-            JobAction::Dispatch { job, replica, why } => {
-                if let Some(waiter) = self.take_waiter(job) {
-                    let start = self.start(job, DispatchGrant { replica, why });
-                    notifications.push(Notification::Answer(waiter, Ok(start)));
+            JobAction::Dispatch(grant) => {
+                if let Some(waiter) = self.take_waiter(grant.job) {
+                    let (sender, signal) = oneshot::channel();
+                    let attempt = grant.why.attempt;
+                    self.put(grant.job, WaiterState::Running { attempt, signal: Some(sender) });
+                    notifications.push(Notification::Answer(waiter, WaitEnd::Granted { grant, signal }));
                 }
             }
             JobAction::Reject { job, why } => {
                 if let Some(waiter) = self.take_waiter(job) {
-                    self.close(job);
-                    notifications.push(Notification::Answer(waiter, Err(why)));
+                    notifications.push(Notification::Answer(waiter, WaitEnd::Rejected(why)));
                 }
             }
             JobAction::Preempt { job, why, .. } => {
@@ -198,8 +161,8 @@ impl Waiters {
                 }
             }
             JobAction::Billed { job, bill } => {
-                if let Some(waiter) = self.waiters.get(&job) {
-                    waiter.bills.add(bill);
+                if let Some(waiter) = self.waiters.get_mut(&job) {
+                    waiter.bills.push(bill);
                 }
             }
             // The ticket's owner reported the failure and needs no notification.
@@ -207,15 +170,8 @@ impl Waiters {
         }
     }
 
-    fn start(&mut self, job: JobId, placement: DispatchGrant) -> AttemptStart {
-        self.attempts += 1;
-        let dispatch = AttemptId(self.attempts);
-        let (sender, signal) = oneshot::channel();
-        self.put(job, WaiterState::Running { dispatch, signal: Some(sender) });
-        AttemptStart { grant: placement, attempt: dispatch, signal }
-    }
-
-    fn take_waiter(&mut self, job: JobId) -> Option<oneshot::Sender<WaitResult>> {
+    /// Takes the channel of a job that waits, and leaves `Left` in its place.
+    fn take_waiter(&mut self, job: JobId) -> Option<oneshot::Sender<WaitEnd>> {
         match self.take_state(job)? {
             WaiterState::Waiting(sender) => Some(sender),
             other => {
@@ -246,12 +202,20 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::core::model::event::{EngineFault, RejectReason};
+    use crate::core::model::event::{DispatchReason, EngineFault, RejectReason};
+    use crate::core::model::ids::{PoolId, ReplicaId};
 
     const JOB: JobId = JobId::new(7);
 
-    fn dispatch(replica: u32) -> JobAction {
-        JobAction::Dispatch { job: JOB, replica: ReplicaId::new(replica), why: DispatchReason::ALONE }
+    /// The dispatch of the job's next attempt.
+    fn dispatch(replica: u32, attempt: u32) -> JobAction {
+        let why = DispatchReason { attempt, ..DispatchReason::ALONE };
+        JobAction::Dispatch(DispatchGrant {
+            job: JOB,
+            pool: PoolId::new(0),
+            replica: ReplicaId::new(replica),
+            why,
+        })
     }
 
     fn preempt(replica: u32) -> JobAction {
@@ -272,13 +236,16 @@ mod tests {
         notifications.into_iter().for_each(Notification::deliver);
     }
 
-    fn started(mut answer: oneshot::Receiver<WaitResult>) -> AttemptStart {
-        answer.try_recv().unwrap().unwrap()
+    fn started(mut answer: oneshot::Receiver<WaitEnd>) -> (DispatchGrant, oneshot::Receiver<Signal>) {
+        match answer.try_recv() {
+            Ok(WaitEnd::Granted { grant, signal }) => (grant, signal),
+            other => panic!("{other:?}"),
+        }
     }
 
     /// The next wait of an attempt that was preempted because its engine stalled.
-    fn taken_away(mut start: AttemptStart) -> oneshot::Receiver<WaitResult> {
-        match start.signal.try_recv() {
+    fn taken_away(mut signal: oneshot::Receiver<Signal>) -> oneshot::Receiver<WaitEnd> {
+        match signal.try_recv() {
             Ok(Signal::Preempted { why: PreemptReason::Stalled, again }) => again,
             other => panic!("{other:?}"),
         }
@@ -288,43 +255,44 @@ mod tests {
     fn a_recalled_try_may_not_speak_even_when_the_job_runs_again_in_the_same_step() {
         let mut waiters = Waiters::default();
         let answer = waiters.wait(JOB);
-        step(&mut waiters, [dispatch(0)]);
-        let mut first = started(answer);
-        assert!(waiters.is_current(JOB, first.attempt));
-        assert!(first.signal.try_recv().is_err());
+        step(&mut waiters, [dispatch(0, 1)]);
+        let (_, mut signal) = started(answer);
+        assert!(waiters.is_current(JOB, 1));
+        assert!(signal.try_recv().is_err());
 
-        step(&mut waiters, [preempt(0), dispatch(1)]);
-        let before = first.attempt;
-        assert!(!waiters.is_current(JOB, before));
-        let second = started(taken_away(first));
-        assert_eq!(second.grant.replica, ReplicaId::new(1));
-        assert!(waiters.is_current(JOB, second.attempt) && second.attempt != before);
+        step(&mut waiters, [preempt(0), dispatch(1, 2)]);
+        assert!(!waiters.is_current(JOB, 1));
+        let (second, _) = started(taken_away(signal));
+        assert_eq!((second.replica, second.why.attempt), (ReplicaId::new(1), 2));
+        assert!(waiters.is_current(JOB, 2));
     }
 
     #[test]
     fn a_recalled_job_waits_until_it_is_placed_or_refused() {
         let mut waiters = Waiters::default();
         let answer = waiters.wait(JOB);
-        step(&mut waiters, [dispatch(0)]);
-        let first = started(answer);
-        let before = first.attempt;
+        step(&mut waiters, [dispatch(0, 1)]);
+        let (_, signal) = started(answer);
         step(&mut waiters, [preempt(0)]);
-        let mut again = taken_away(first);
-        assert!(again.try_recv().is_err() && !waiters.is_current(JOB, before));
+        let mut again = taken_away(signal);
+        assert!(again.try_recv().is_err() && !waiters.is_current(JOB, 1));
         step(&mut waiters, [reject()]);
-        assert_eq!(again.try_recv().unwrap().unwrap_err().reason, RejectReason::Draining);
-        assert!(waiters.waiters.is_empty());
+        let Ok(WaitEnd::Rejected(why)) = again.try_recv() else { panic!("it is refused") };
+        assert_eq!(why.reason, RejectReason::Draining);
+        assert!(!waiters.set_left(JOB), "the entry only keeps the bills");
+        waiters.close(JOB);
+        assert!(waiters.is_empty());
     }
 
     #[test]
     fn a_recall_before_the_placement_was_noticed_is_told_after_it() {
         let mut waiters = Waiters::default();
         let answer = waiters.wait(JOB);
-        step(&mut waiters, [dispatch(0), preempt(0), dispatch(0)]);
-        let first = started(answer);
-        let before = first.attempt;
-        let second = started(taken_away(first));
-        assert!(waiters.is_current(JOB, second.attempt) && !waiters.is_current(JOB, before));
+        step(&mut waiters, [dispatch(0, 1), preempt(0), dispatch(0, 2)]);
+        let (first, signal) = started(answer);
+        let (second, _) = started(taken_away(signal));
+        assert_eq!((first.why.attempt, second.why.attempt), (1, 2));
+        assert!(waiters.is_current(JOB, 2) && !waiters.is_current(JOB, 1));
     }
 
     #[test]
@@ -333,59 +301,59 @@ mod tests {
         let answer = waiters.wait(JOB);
         let replica = ReplicaId::new(0);
         let ask = |why| JobAction::Migrate { job: JOB, replica, why };
-        step(&mut waiters, [ask(PreemptReason::Stalled), dispatch(0)]);
-        let mut first = started(answer);
-        assert!(first.signal.try_recv().is_err());
+        step(&mut waiters, [ask(PreemptReason::Stalled), dispatch(0, 1)]);
+        let (_, mut signal) = started(answer);
+        assert!(signal.try_recv().is_err());
         step(&mut waiters, [ask(PreemptReason::Drained), ask(PreemptReason::Stalled)]);
-        assert!(matches!(first.signal.try_recv(), Ok(Signal::Migrate(PreemptReason::Drained))));
-        assert!(waiters.is_current(JOB, first.attempt));
+        assert!(matches!(signal.try_recv(), Ok(Signal::Migrate(PreemptReason::Drained))));
+        assert!(waiters.is_current(JOB, 1));
         let again = waiters.wait(JOB);
-        step(&mut waiters, [dispatch(1)]);
-        assert_eq!(started(again).grant.replica, ReplicaId::new(1));
+        step(&mut waiters, [dispatch(1, 2)]);
+        assert_eq!(started(again).0.replica, ReplicaId::new(1));
     }
 
     #[test]
     fn a_failed_try_waits_like_a_new_job() {
         let mut waiters = Waiters::default();
+        let _answer = waiters.wait(JOB);
+        step(&mut waiters, [dispatch(0, 1)]);
         let answer = waiters.wait(JOB);
-        step(&mut waiters, [dispatch(0)]);
-        let first = started(answer);
-        let answer = waiters.wait(JOB);
-        assert!(!waiters.is_current(JOB, first.attempt));
+        assert!(!waiters.is_current(JOB, 1));
+        let replica = ReplicaId::new(0);
         step(
             &mut waiters,
-            [
-                JobAction::Requeue { job: JOB, replica: ReplicaId::new(0), why: EngineFault::Reset },
-                dispatch(1),
-            ],
+            [JobAction::Requeue { job: JOB, replica, why: EngineFault::Reset }, dispatch(1, 2)],
         );
-        assert_eq!(started(answer).grant.replica, ReplicaId::new(1));
+        assert_eq!(started(answer).0.replica, ReplicaId::new(1));
     }
 
     #[test]
     fn what_does_not_fit_changes_nothing() {
         let mut waiters = Waiters::default();
-        step(&mut waiters, [dispatch(0), preempt(0), reject()]);
+        step(&mut waiters, [dispatch(0, 1), preempt(0), reject()]);
         assert!(waiters.waiters.is_empty());
         let mut answer = waiters.wait(JOB);
         step(&mut waiters, [preempt(0)]);
         assert!(answer.try_recv().is_err());
-        step(&mut waiters, [dispatch(0)]);
-        let start = started(answer);
-        step(&mut waiters, [dispatch(1), reject()]);
-        assert!(waiters.is_current(JOB, start.attempt));
+        step(&mut waiters, [dispatch(0, 1)]);
+        started(answer);
+        step(&mut waiters, [dispatch(1, 2), reject()]);
+        assert!(waiters.is_current(JOB, 1));
         waiters.close(JOB);
-        assert!(!waiters.is_current(JOB, start.attempt));
+        assert!(!waiters.is_current(JOB, 1));
     }
 
     #[test]
     fn only_those_who_wait_are_taken_out() {
         let mut waiters = Waiters::default();
-        let answer = waiters.wait(JOB);
-        step(&mut waiters, [dispatch(0)]);
-        let _waits = waiters.wait(JobId::new(8));
-        let taken: Vec<JobId> = waiters.take_waiting().into_iter().map(|(job, _)| job).collect();
-        assert_eq!(taken, [JobId::new(8)]);
-        assert!(waiters.is_current(JOB, started(answer).attempt));
+        let _answer = waiters.wait(JOB);
+        step(&mut waiters, [dispatch(0, 1)]);
+        let mut waits = waiters.wait(JobId::new(8));
+        let why = Rejection { reason: RejectReason::Draining, queued: Duration::ZERO, retry_after: None };
+        let taken = waiters.reject_waiting(why);
+        assert_eq!(taken.iter().map(|(job, _)| *job).collect::<Vec<_>>(), [JobId::new(8)]);
+        taken.into_iter().for_each(|(_, rejection)| rejection.deliver());
+        assert!(matches!(waits.try_recv(), Ok(WaitEnd::Rejected(_))));
+        assert!(waiters.is_current(JOB, 1));
     }
 }

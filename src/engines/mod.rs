@@ -1,7 +1,7 @@
 //! Engines: what one kind of engine does in its own way (paths, metrics, quirks, error wordings,
 //! sleep), one file each. The code is pure: text in, numbers out. `fleet` sends the requests.
 //!
-//! A new engine is one file and one row of [`EngineKind`].
+//! A new engine is one file, and four lines here: its module and its three places in [`EngineKind`].
 
 mod gauges;
 mod info;

@@ -8,6 +8,7 @@ pub mod error;
 pub mod headers;
 pub mod ids;
 mod json;
+mod json_scan;
 pub mod request;
 pub mod response;
 pub mod route;

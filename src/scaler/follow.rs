@@ -12,12 +12,12 @@ use crate::scaler::signal_cache::{SignalCache, SignalView};
 use crate::scaler::source::DemandSource;
 use crate::telemetry::event::DesiredChanged;
 
-/// Longest time between two refreshes.
+/// Time from the start of a refresh to the next one, while no pool without replicas waits for an arrival.
 const REFRESH_INTERVAL: Duration = Duration::from_millis(250);
 /// Shortest pause after a refresh, and its upper bound when refreshes are slow.
 const MIN_PAUSE: Duration = Duration::from_millis(20);
 const MAX_PAUSE: Duration = Duration::from_millis(40);
-/// A refresh is followed by a pause of 50 times its own duration, up to `LONG_GAP`. Refreshes thus
+/// A refresh is followed by a pause of 50 times its own duration, up to `MAX_PAUSE`. Refreshes thus
 /// take at most about 1 / 50 of the time, unless one takes longer than 0.8 ms.
 const PAUSE_FACTOR: u32 = 50;
 

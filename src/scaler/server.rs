@@ -61,7 +61,7 @@ pub struct ScalerListener {
 
 impl fmt::Debug for ScalerListener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ScaleListener").field("address", &self.address).finish_non_exhaustive()
+        f.debug_struct("ScalerListener").field("address", &self.address).finish_non_exhaustive()
     }
 }
 
@@ -78,7 +78,7 @@ pub struct ScalerHandle {
 
 impl fmt::Debug for ScalerHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ScaleHandle").field("address", &self.address).finish_non_exhaustive()
+        f.debug_struct("ScalerHandle").field("address", &self.address).finish_non_exhaustive()
     }
 }
 

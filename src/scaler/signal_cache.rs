@@ -1,4 +1,4 @@
-//! Signal cache: the scale signal of all pools at one moment, and the bounds of its readers.
+//! Signal cache: the scale signal of all pools at one moment, and limits on the streams that read it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

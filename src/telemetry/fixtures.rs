@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::model::event::{DispatchReason, OrderReason};
-use crate::core::model::ids::{ClassId, ModelId, ReplicaId, TenantId};
+use crate::core::model::event::{DispatchGrant, DispatchReason, OrderReason};
+use crate::core::model::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::model::job::{JobUsage, TokenCounts};
 use crate::core::model::policy::{Class, Model, Policy, Pool, QueueBounds, Quota, Replica, Tenant};
 use crate::core::model::snapshot::Snapshot;
@@ -101,10 +101,13 @@ pub(crate) fn success() -> RequestSummary<'static> {
             ..ModelFacts::default()
         },
         dispatch: LastDispatch {
-            pool: Some(0.into()),
-            replica: Some(ReplicaId::new(0)),
+            grant: Some(DispatchGrant {
+                job: JobId::new(1),
+                pool: PoolId::new(0),
+                replica: ReplicaId::new(0),
+                why: dispatch_reason(),
+            }),
             engine: Some("vllm"),
-            why: Some(dispatch_reason()),
         },
         call: CallFacts { api: "openai", operation: "chat", stream: true },
         status: 200,

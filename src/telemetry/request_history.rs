@@ -9,8 +9,8 @@ use http::HeaderValue;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use crate::core::model::event::{DispatchReason, EngineFault, PreemptReason, RejectReason};
-use crate::core::model::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId, TenantId};
+use crate::core::model::event::{DispatchGrant, EngineFault, PreemptReason, RejectReason};
+use crate::core::model::ids::{ClassId, JobId, ModelId, TenantId};
 use crate::telemetry::summary::RequestOutcome;
 use crate::tokens::CountSource;
 
@@ -55,11 +55,8 @@ pub struct RequestTrail {
 pub struct AttemptTrail {
     /// Dispatch of the attempt.
     pub at: Duration,
-    /// Pool of the replica; absent when a reload had just removed it.
-    pub pool: Option<PoolId>,
-    pub replica: ReplicaId,
-    /// Reason for this replica and this moment, with the state of the ledger at that moment.
-    pub why: DispatchReason,
+    /// The replica, and the reason for it with the state of the ledger at that moment.
+    pub grant: DispatchGrant,
     /// Arrival of the first token.
     pub first_token: Option<Duration>,
     /// Time and cause of the request's return to the queue; absent without a return.
@@ -177,6 +174,7 @@ impl RequestHistory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::model::ids::ReplicaId;
     use crate::telemetry::fixtures;
 
     fn trail(id: &str, job: u64) -> RequestTrail {
@@ -199,9 +197,9 @@ mod tests {
     }
 
     fn attempt(replica: u32) -> AttemptTrail {
-        let why = fixtures::success().dispatch.why.unwrap();
-        let replica = ReplicaId::new(replica);
-        AttemptTrail { at: Duration::ZERO, pool: None, replica, why, first_token: None, back: None }
+        let grant = fixtures::success().dispatch.grant.unwrap();
+        let grant = DispatchGrant { replica: ReplicaId::new(replica), ..grant };
+        AttemptTrail { at: Duration::ZERO, grant, first_token: None, back: None }
     }
 
     #[test]
@@ -237,7 +235,7 @@ mod tests {
         let trail = history.begin(trail("r", 1));
         (0..100).for_each(|replica| trail.sent(attempt(replica)));
         let found = history.find("r").unwrap();
-        let replicas: Vec<usize> = found.tries.iter().map(|attempt| attempt.replica.index()).collect();
+        let replicas: Vec<usize> = found.tries.iter().map(|attempt| attempt.grant.replica.index()).collect();
         assert_eq!(replicas, [0, 1, 2, 3, 96, 97, 98, 99]);
         assert_eq!(found.forgotten_tries, 92);
     }

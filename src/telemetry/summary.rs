@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::core::billing::bill::StayBill;
-use crate::core::model::event::DispatchReason;
+use crate::core::model::event::{DispatchGrant, DispatchReason};
 use crate::core::model::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::model::job::JobUsage;
 use crate::tokens::CountSource;
@@ -65,12 +65,28 @@ pub struct ModelFacts<'a> {
 /// Last dispatch of a request to an engine.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LastDispatch {
-    pub pool: Option<PoolId>,
-    pub replica: Option<ReplicaId>,
+    /// The scheduler's grant; absent when the request was never dispatched.
+    pub grant: Option<DispatchGrant>,
     /// Kind of engine (`vllm`, ...): `gen_ai.provider.name`.
     pub engine: Option<&'static str>,
+}
+
+impl LastDispatch {
+    #[must_use]
+    pub fn pool(&self) -> Option<PoolId> {
+        self.grant.map(|grant| grant.pool)
+    }
+
+    #[must_use]
+    pub fn replica(&self) -> Option<ReplicaId> {
+        self.grant.map(|grant| grant.replica)
+    }
+
     /// Reason of the dispatch, with the state of the ledger at that moment.
-    pub why: Option<DispatchReason>,
+    #[must_use]
+    pub fn why(&self) -> Option<DispatchReason> {
+        self.grant.map(|grant| grant.why)
+    }
 }
 
 /// Call that the client made.

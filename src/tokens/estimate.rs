@@ -7,8 +7,9 @@
 //! see linked media (an image's `https:` address): only the bytes of the address count.
 
 use std::ops::Range;
+use std::sync::LazyLock;
 
-use memchr::memmem;
+use aho_corasick::{AhoCorasick, MatchKind};
 
 /// The tokens of one embedded image or sound, whatever its size in bytes. Engines make about 250 to
 /// 1500 tokens of a common picture.
@@ -29,8 +30,7 @@ pub fn estimate<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> u64 {
 pub fn token_id_count<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Option<u64> {
     let mut pieces = pieces.into_iter();
     let only = pieces.next().filter(|_| pieces.next().is_none())?;
-    let nested = only.iter().filter(|byte| **byte == b'[').count() > 1;
-    token_ids(only).filter(|_| !nested)
+    token_ids(only).filter(|_| only.iter().filter(|byte| **byte == b'[').count() == 1)
 }
 
 fn estimate_piece(piece: &[u8]) -> u64 {
@@ -91,18 +91,15 @@ fn escapes(text: &[u8]) -> Escapes {
     found
 }
 
+/// Finder of the places after which images and sounds in base64 may begin.
+static MEDIA_MARKS: LazyLock<AhoCorasick> = LazyLock::new(|| {
+    let marks = AhoCorasick::builder().match_kind(MatchKind::LeftmostFirst).build([";base64,", "\"data\""]);
+    marks.expect("two short patterns")
+});
+
 /// The ranges of images and sounds in base64, in their order.
 fn media(text: &[u8]) -> impl Iterator<Item = Range<usize>> {
-    let mut urls = memmem::find_iter(text, b";base64,").map(|at| at + 8).peekable();
-    let mut fields = memmem::find_iter(text, b"\"data\"").map(|at| at + 6).peekable();
-    std::iter::from_fn(move || {
-        let url_first = match (urls.peek(), fields.peek()) {
-            (Some(url), Some(field)) => url < field,
-            (url, _) => url.is_some(),
-        };
-        if url_first { urls.next() } else { fields.next() }
-    })
-    .filter_map(|mark| {
+    MEDIA_MARKS.find_iter(text).map(|mark| mark.end()).filter_map(|mark| {
         let is_gap = |byte: &&u8| matches!(byte, b':' | b' ' | b'"' | b'\n' | b'\r' | b'\t');
         let start = mark + text[mark..].iter().take_while(is_gap).count();
         let length = text[start..].iter().take_while(|byte| is_base64(**byte)).count();

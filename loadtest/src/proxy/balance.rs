@@ -64,7 +64,7 @@ impl Balance {
     pub(super) async fn lease(self: &Arc<Self>) -> Lease {
         let wait = {
             let mut state = self.lock();
-            if let Some(server) = self.choose(&mut state) {
+            if let Some(server) = self.choose_server(&mut state) {
                 return Lease { balance: Arc::clone(self), server };
             }
             let (sender, wait) = oneshot::channel();
@@ -83,7 +83,7 @@ impl Balance {
     }
 
     /// Takes a place at the next server that has one.
-    fn choose(&self, state: &mut State) -> Option<usize> {
+    fn choose_server(&self, state: &mut State) -> Option<usize> {
         let open: Vec<usize> =
             (0..state.in_flight.len()).filter(|server| state.in_flight[*server] < self.maxconn).collect();
         if open.is_empty() {
@@ -125,7 +125,7 @@ impl Balance {
                 if state.waiting.is_empty() {
                     return;
                 }
-                let Some(server) = self.choose(&mut state) else { return };
+                let Some(server) = self.choose_server(&mut state) else { return };
                 let Some(waiter) = state.waiting.pop_front() else { return };
                 (waiter, Lease { balance: Arc::clone(self), server })
             };

@@ -52,6 +52,7 @@ pub(super) fn effective(settings: &Settings) -> Value {
             "max_attempts": policy.retry.max_attempts,
             "budget": f64::from(policy.retry.budget_permille) / 1000.0,
             "budget_floor": policy.retry.budget_floor,
+            "continue_streams": edge.continue_streams,
         },
         "health": {
             "probe_min": secs(policy.health.probe_min),
@@ -71,6 +72,7 @@ pub(super) fn effective(settings: &Settings) -> Value {
             "max_total_answer_bytes": edge.requests.max_total_answer_bytes,
             "stream_buffer_bytes": edge.requests.stream_buffer_bytes,
             "class_header": edge.requests.class_header,
+            "keepalive": secs(edge.requests.keepalive),
         },
         "upstream": {
             "connect_timeout": secs(edge.upstream.connect_timeout),
@@ -245,6 +247,9 @@ fn pool_view(id: PoolId, edge: &EdgeSettings, policy: &Policy) -> Value {
         "api_key": pool_edge.and_then(|pool| pool.api_key.as_ref()).map(|_| "set"),
         "scrape_interval": pool_edge.map(|pool| secs(pool.scrape_interval)),
         "engine_buffer": policy.pools.get(id).map(|pool| pool.engine_buffer),
+        "engine_priority": policy.pools.get(id).is_some_and(|pool| pool.engine_priority),
+        "min_replicas": policy.pools.get(id).map(|pool| pool.min_replicas),
+        "max_replicas": policy.pools.get(id).and_then(|pool| pool.max_replicas),
         "cold_start": policy.pools.get(id).and_then(|pool| pool.cold_start).map(secs),
         "scales_to_zero": policy.pools.get(id).is_some_and(|pool| pool.scales_to_zero),
         "sleep": policy.pools.get(id).and_then(|pool| pool.sleep).map(sleep_view),

@@ -1,5 +1,5 @@
-//! Sections of the file, one or more in a module: the keys as written with their defaults, and the
-//! check that turns them into [`settings`](crate::config::settings).
+//! Sections of the file: the keys of each section as written, with their defaults, and the check that
+//! turns them into [`settings`](crate::config::settings). A module holds one section or a few.
 //!
 //! The keys stand in the section's `mod.rs`, the check in `check.rs`. A small section is one file
 //! with both. The doc comments of the keys are what an editor shows for them; they go into

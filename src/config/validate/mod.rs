@@ -1,4 +1,4 @@
-//! The file as written to settings that hold, with every fault reported.
+//! Validation: turns the file as written into settings, and reports every fault.
 //!
 //! The check of each section (`sections`) turns it into its validated form and
 //! reports what is wrong. Where something is wrong, the check goes on with a
@@ -41,8 +41,8 @@ pub(super) fn validate(
     numbers::version(file.version, findings);
     let startup = server::check::validate(file, secrets, findings);
     let scale = scale::check::validate(file, secrets, findings);
-    let mut ring = CredentialSet::default();
-    let listeners = listeners(file, &mut ring, secrets, findings);
+    let mut credentials = CredentialSet::default();
+    let listeners = listeners(file, &mut credentials, secrets, findings);
     let mut classes =
         tenants::classes::validate(&file.classes, previous.map(|old| &old.policy.classes), findings);
     let served = pools::check::validate(file, previous, secrets, findings);
@@ -57,7 +57,7 @@ pub(super) fn validate(
         pools: &served.pools,
     };
     let counting = models::counting::validate(file, &models, previous, secrets, findings);
-    let mut admitted = tenants::check::validate(&entry, ring, secrets, findings);
+    let mut admitted = tenants::check::validate(&entry, credentials, secrets, findings);
     let (session, sessions) = routing::check::validate(&file.routing, findings);
     let shadows = models::shadows::validate(file, &models, &mut classes, &mut admitted.tenants, findings);
     let edge = EdgeSettings {
@@ -77,8 +77,8 @@ pub(super) fn validate(
         generation: previous.map_or(1, |old| old.policy.generation + 1),
         classes,
         tenants: admitted.tenants,
-        keys: admitted.budgets.keys,
-        limits: admitted.budgets.rules,
+        keys: admitted.limits.keys,
+        limits: admitted.limits.rules,
         models: models.table,
         pools: served.pools,
         replicas: served.replicas,
@@ -95,7 +95,7 @@ pub(super) fn validate(
 
 fn listeners(
     file: &ConfigFile,
-    ring: &mut CredentialSet,
+    credentials: &mut CredentialSet,
     secrets: &mut SecretReader<'_>,
     findings: &mut Findings<'_>,
 ) -> Listeners {
@@ -122,7 +122,7 @@ fn listeners(
             secrets,
             findings,
         ),
-        operators: Arc::new(ring.operators(&file.admin.auth, has_ca, findings)),
+        operators: Arc::new(credentials.operators(&file.admin.auth, has_ca, findings)),
     }
 }
 

@@ -5,7 +5,7 @@
 //! the files are watched, not the files, because editors and Kubernetes
 //! replace files; a slow poll catches what no event told.
 
-mod eyes;
+mod folder_watch;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::config::report::diff::{ConfigChange, diff, diff_files};
 use crate::config::report::problem::ConfigProblem;
 use crate::config::secret::{MachineSecrets, SecretSource};
 use crate::config::settings::Settings;
-use crate::config::watch::eyes::FolderWatch;
+use crate::config::watch::folder_watch::FolderWatch;
 
 /// How long the files must be quiet before they are read.
 const QUIET: Duration = Duration::from_millis(250);
@@ -185,13 +185,13 @@ impl Reloader {
     /// report to `on_report` before whoever asked gets it. Runs until every
     /// handle is gone; dropping the future ends it, too.
     pub async fn watch(self: Arc<Self>, mut asks: ReloadRequests, on_report: impl Fn(&ReloadReport)) {
-        let eyes = Arc::new(FolderWatch::open());
+        let folders = Arc::new(FolderWatch::open());
         let mut poll = interval_at(Instant::now() + POLL, POLL);
         poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut ask: Option<ReloadRequest> = None;
         let mut look = ReloadCause::Glance;
         loop {
-            let (me, watched) = (Arc::clone(&self), Arc::clone(&eyes));
+            let (me, watched) = (Arc::clone(&self), Arc::clone(&folders));
             let Ok((report, restless)) = spawn_blocking(move || me.look(&watched, look)).await else {
                 return;
             };
@@ -215,7 +215,7 @@ impl Reloader {
                     ask = Some(asked);
                     ReloadCause::Forced
                 }
-                () = eyes.changed(QUIET) => ReloadCause::Settled,
+                () = folders.changed(QUIET) => ReloadCause::Settled,
                 _ = poll.tick() => ReloadCause::Glance,
             };
         }
@@ -223,7 +223,7 @@ impl Reloader {
 
     /// One look at the files. Says whether they changed and were not read
     /// since; also while the folders were not watched and no event could tell.
-    fn look(&self, eyes: &FolderWatch, look: ReloadCause) -> (Option<ReloadReport>, bool) {
+    fn look(&self, folders: &FolderWatch, look: ReloadCause) -> (Option<ReloadReport>, bool) {
         let changed = || self.state.lock().seen.changed(&*self.source);
         let report = match look {
             ReloadCause::Forced => Some(self.reload()),
@@ -231,7 +231,7 @@ impl Reloader {
             ReloadCause::Glance => None,
         };
         let seen = self.state.lock().seen.clone();
-        eyes.follow(seen.paths());
+        folders.follow(seen.paths());
         (report, changed())
     }
 }

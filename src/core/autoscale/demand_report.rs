@@ -205,7 +205,8 @@ impl DemandReport {
     }
 }
 
-/// Demand of other gateways, for [`crate::core::scheduler::Scheduler::replica_demand_with`].
+/// Demand of other gateways, for
+/// [`crate::core::autoscale::observer::DemandObserver::replica_demand`].
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct PeerDemand {
     /// Sum of their demand reports.

@@ -2,15 +2,19 @@
 //! demand and from the work that one replica can do, so replicas that are starting are never
 //! counted twice.
 //!
-//! [`class_demand`] adds up what the classes of a pool set need. [`share`] spreads the sum over
-//! the pools of the pool set. [`desired`] keeps a pool's number from falling too soon.
-//! [`replica_demand`] holds the result as scalers read it. Of several gateways, one decides by
-//! the sum of their demand reports ([`demand_report`], [`peers`]).
+//! The [`observer`] measures demand from the scheduler's [`facts`] and evaluates it.
+//! [`class_demand`] adds up what the classes of a pool set need. [`share`] spreads the sum over the
+//! pools of the pool set. [`desired`] keeps a pool's number from falling too soon.
+//! [`replica_demand`] holds the result as scalers read it. Of several gateways, one decides by the
+//! sum of their demand reports ([`demand_report`], [`peers`]).
 
 pub mod class_demand;
 pub mod demand;
 pub mod demand_report;
 pub mod desired;
+pub mod facts;
+pub mod inputs;
+pub mod observer;
 pub mod peers;
 pub mod pool_start;
 pub mod replica_demand;

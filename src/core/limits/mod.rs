@@ -21,6 +21,15 @@ use crate::core::model::ids::{KeyId, ModelId, TenantId};
 use crate::core::model::number_map::NumberMap;
 use crate::core::model::time::Tick;
 
+/// State of a job's limits right after the job's arrival. Empty for a job without limits.
+#[derive(Debug, Clone, Default)]
+pub struct LimitsAtEntry {
+    /// State of each limit, after the job's reservation.
+    pub statuses: SmallVec<[LimitStatus; 4]>,
+    /// Limits in shadow mode that would have refused the job.
+    pub shadowed: SmallVec<[LimitId; 1]>,
+}
+
 /// Subject of limits: the tenant, key and model whose limits apply to a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LimitSubject {

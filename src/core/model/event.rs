@@ -102,11 +102,23 @@ pub enum Event {
     },
     /// A new policy is in force.
     PolicyChanged(Arc<Policy>),
+    /// The demand observer expects other numbers of replicas. Pools that are not named keep their
+    /// growth.
+    GrowthExpected(Vec<PoolGrowth>),
     /// The gateway takes no new work; waiting and running jobs may end. Sent once, at the start of
     /// a drain.
     Draining,
     /// `Scheduler::next_deadline` was reached.
     Timer,
+}
+
+/// Growth of a pool that the demand observer expects.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PoolGrowth {
+    pub pool: PoolId,
+    /// Desired replicas over replicas in service, where the missing ones may be expected to come;
+    /// at least 1.
+    pub factor: f64,
 }
 
 /// Outcome of one attempt at a replica.
@@ -130,6 +142,16 @@ pub enum AttemptOutcome {
         /// Output tokens that the client has. They are part of the prompt from now on.
         output: u64,
     },
+}
+
+impl AttemptOutcome {
+    /// The tokens that the engine spent.
+    #[must_use]
+    pub const fn usage(self) -> JobUsage {
+        match self {
+            Self::Done(usage) | Self::Failed { usage, .. } | Self::Interrupted { usage, .. } => usage,
+        }
+    }
 }
 
 /// Gaps between the tokens of streams, as they reached the gateway.
@@ -173,17 +195,24 @@ pub enum Action {
     Replica(ReplicaAction),
 }
 
+/// Permission for a job to start at a replica. The grant passes unchanged from the scheduler to the
+/// request that owns the job.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DispatchGrant {
+    pub job: JobId,
+    /// Pool of the replica.
+    pub pool: PoolId,
+    /// The replica. The ledger already holds the job's booking there.
+    pub replica: ReplicaId,
+    /// Why there and why now. The number of the attempt identifies the grant among those of its job.
+    pub why: DispatchReason,
+}
+
 /// Action on a job.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum JobAction {
-    /// Send the job to the replica now; its credit is booked.
-    Dispatch {
-        job: JobId,
-        /// Where to.
-        replica: ReplicaId,
-        /// Why there and why now.
-        why: DispatchReason,
-    },
+    /// Send the job to the replica of the grant now.
+    Dispatch(DispatchGrant),
     /// Refuse the job; it is over.
     Reject {
         job: JobId,

@@ -128,9 +128,9 @@ impl TierOffer {
     }
 }
 
-/// Chooses among the offers of a job's tiers. The result depends on the arguments only.
+/// Chooses the tier among the offers of a job's tiers. The result depends on the arguments only.
 #[must_use]
-pub fn choose(offers: &[TierOffer], terms: &JobTerms) -> PlacementDecision {
+pub fn choose_tier(offers: &[TierOffer], terms: &JobTerms) -> PlacementDecision {
     let left = terms.time_left as f64;
     let Some(wanted) = offers.iter().min_by(|one, two| one.cmp_preference(two)) else {
         return PlacementDecision::Wait;

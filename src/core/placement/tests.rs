@@ -8,7 +8,7 @@ use proptest::prelude::{Just, Strategy, any, prop, prop_assert, prop_assert_eq, 
 use crate::core::model::ids::{ClassId, GroupIndex, ModelId, PoolId, TenantId};
 use crate::core::model::policy::{Class, Model, Policy, Pool, Tenant};
 use crate::core::placement::Placement;
-use crate::core::placement::choose::{JobTerms, PlacementDecision, PlacementReason, TierOffer, choose};
+use crate::core::placement::choose::{JobTerms, PlacementDecision, PlacementReason, TierOffer, choose_tier};
 use crate::core::placement::rules::{
     Capacity, Isolation, LatePolicy, PlacementRules, PoolTraits, Price, eligible, tiers,
 };
@@ -194,7 +194,7 @@ fn terms(last: Option<usize>) -> JobTerms {
 
 #[test]
 fn the_cheapest_in_time_wins() {
-    let go = |cheap, dear, last| choose(&[offer(0, 1.0, cheap), offer(1, 2.0, dear)], &terms(last));
+    let go = |cheap, dear, last| choose_tier(&[offer(0, 1.0, cheap), offer(1, 2.0, dear)], &terms(last));
     assert_eq!(go(Some(90), Some(10), None), PlacementDecision::Start(0, PlacementReason::Preferred));
     assert_eq!(go(Some(101), Some(10), Some(0)), PlacementDecision::Start(1, PlacementReason::Spilled));
     assert_eq!(go(None, Some(10), Some(0)), PlacementDecision::Start(1, PlacementReason::Spilled));
@@ -202,7 +202,7 @@ fn the_cheapest_in_time_wins() {
     assert_eq!(go(Some(80), Some(10), Some(1)), PlacementDecision::Start(0, PlacementReason::Preferred));
     assert_eq!(go(Some(90), None, Some(1)), PlacementDecision::Start(0, PlacementReason::Preferred));
     assert_eq!(go(Some(150), Some(120), Some(0)), PlacementDecision::Soonest);
-    let near = choose(&[offer(0, 1.0, Some(10)), offer(1, 1.05, Some(10))], &terms(Some(1)));
+    let near = choose_tier(&[offer(0, 1.0, Some(10)), offer(1, 1.05, Some(10))], &terms(Some(1)));
     assert_eq!(near, PlacementDecision::Start(1, PlacementReason::Kept), "not clearly cheaper");
 }
 
@@ -210,13 +210,13 @@ fn the_cheapest_in_time_wins() {
 fn who_waits_pays_more_only_for_what_keeps_the_objective() {
     let go = |cheap, dear, patient| {
         let terms = JobTerms { can_wait: patient, late_policy: LatePolicy::Wait, ..terms(None) };
-        choose(&[offer(0, 1.0, cheap), offer(1, 2.0, dear)], &terms)
+        choose_tier(&[offer(0, 1.0, cheap), offer(1, 2.0, dear)], &terms)
     };
     assert_eq!(go(None, Some(10), true), PlacementDecision::Wait);
     assert_eq!(go(None, Some(10), false), PlacementDecision::Start(1, PlacementReason::Spilled));
     assert_eq!(go(None, Some(110), false), PlacementDecision::Wait);
     assert_eq!(go(Some(120), Some(110), false), PlacementDecision::Start(0, PlacementReason::Waited));
-    assert_eq!(choose(&[], &terms(None)), PlacementDecision::Wait);
+    assert_eq!(choose_tier(&[], &terms(None)), PlacementDecision::Wait);
 }
 
 /// Any rules over six pools.
@@ -290,7 +290,7 @@ proptest! {
         let late_policy = if waits { LatePolicy::Wait } else { LatePolicy::Fastest };
         let terms = JobTerms { time_left: left * MS, can_wait: patient && waits, late_policy, last };
         let in_time = |offer: &TierOffer| offer.ttft.is_some_and(|ttft| ttft <= terms.time_left);
-        match choose(&offers, &terms) {
+        match choose_tier(&offers, &terms) {
             PlacementDecision::Start(tier, choice) => {
                 prop_assert!(offers[tier].ttft.is_some());
                 prop_assert!(choice == PlacementReason::Waited || in_time(&offers[tier]));
@@ -301,7 +301,7 @@ proptest! {
             PlacementDecision::Soonest => prop_assert!(!waits && !offers.iter().any(in_time)),
             PlacementDecision::Wait => prop_assert!(offers.is_empty() || waits),
         }
-        prop_assert_eq!(choose(&offers, &terms), choose(&offers, &terms));
+        prop_assert_eq!(choose_tier(&offers, &terms), choose_tier(&offers, &terms));
     }
 
     /// Predictions that move within the margin change the pool at most once.
@@ -311,7 +311,7 @@ proptest! {
         let mut changes = 0;
         for (cheap, dear) in cheap.into_iter().zip(dear) {
             let offers = [offer(0, 1.0, Some(cheap)), offer(1, 2.0, Some(dear))];
-            let PlacementDecision::Start(tier, _) = choose(&offers, &terms(last)) else { panic!("the dear one is in time") };
+            let PlacementDecision::Start(tier, _) = choose_tier(&offers, &terms(last)) else { panic!("the dear one is in time") };
             changes += u32::from(last != Some(tier));
             last = Some(tier);
         }
@@ -323,7 +323,7 @@ proptest! {
     fn small_changes_of_cost_move_nothing(costs in vec((95u32..=100, 95u32..=100), 1..60), start in 0usize..2) {
         for (one, two) in costs {
             let offers = [offer(0, f64::from(one), Some(10)), offer(1, f64::from(two), Some(10))];
-            let PlacementDecision::Start(tier, _) = choose(&offers, &terms(Some(start))) else { panic!("both are in time") };
+            let PlacementDecision::Start(tier, _) = choose_tier(&offers, &terms(Some(start))) else { panic!("both are in time") };
             prop_assert_eq!(tier, start);
         }
     }

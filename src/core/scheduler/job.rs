@@ -287,11 +287,6 @@ impl Job {
         self.output.saturating_sub(self.continued_output).max(u64::from(self.continued_output > 0))
     }
 
-    /// Prefill weight of the prompt at a replica that has none of it cached.
-    pub(super) fn weight(&self) -> u64 {
-        ttft_model::weight(self.prompt(), 0)
-    }
-
     /// Position in the given part of the lane. Returned jobs are ordered by age alone.
     pub(super) fn position_in(&self, part: LanePart) -> LanePlace {
         match part {

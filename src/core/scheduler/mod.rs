@@ -9,7 +9,8 @@
 //!   replicas may be; preemption; scavengers;
 //! * `settle`: the ends of attempts and jobs, retries, bills;
 //! * `health`: faults, stalls, probes and sleep of replicas;
-//! * `demand`: how many replicas are needed ([`crate::core::autoscale`]);
+//! * `demand`: facts for the observer that finds how many replicas are needed
+//!   ([`crate::core::autoscale::observer`]);
 //! * `operate`: overrides of operators, explanations, snapshots, the audit;
 //! * `jobs`, `groups`, `timers`: the tables that all of these use.
 //!
@@ -53,7 +54,7 @@ use crate::core::replica::affinity::Affinity;
 use crate::core::replica::fleet::Fleet;
 
 use self::admit::limits::JobLimits;
-use self::demand::autoscaler::Autoscaler;
+use self::demand::record::DemandRecord;
 use self::groups::PoolGroups;
 use self::jobs::JobTable;
 use self::timers::Timers;
@@ -65,7 +66,7 @@ use self::timers::Timers;
 #[derive(Debug)]
 pub struct Scheduler {
     policy: Arc<Policy>,
-    placement: Placement,
+    placement: Arc<Placement>,
     groups: PoolGroups,
     fleet: Fleet,
     queue: Queue,
@@ -74,7 +75,7 @@ pub struct Scheduler {
     limits: JobLimits,
     affinity: Affinity,
     timers: Timers,
-    autoscaler: Autoscaler,
+    demand: DemandRecord,
     overrides: Overrides,
     invariants: Invariants,
     /// Whether a replica was lost, or a job entered another lane or returned to its lane,
@@ -89,14 +90,14 @@ impl Scheduler {
     /// shows otherwise.
     #[must_use]
     pub fn new(policy: Arc<Policy>) -> Self {
-        let placement = Placement::new(&policy);
+        let placement = Arc::new(Placement::new(&policy));
         let groups = PoolGroups::new(&policy, &placement, &[]);
         let mut fleet = Fleet::default();
         fleet.apply(&policy, Tick::ZERO);
         let mut limits = JobLimits::default();
         limits.apply(&policy);
-        let mut autoscaler = Autoscaler::default();
-        autoscaler.apply(&policy, &placement, &groups);
+        let mut record = DemandRecord::default();
+        record.apply(&policy, &placement, &groups, Tick::ZERO);
         Self {
             policy,
             placement,
@@ -108,7 +109,7 @@ impl Scheduler {
             limits,
             affinity: Affinity::default(),
             timers: Timers::default(),
-            autoscaler,
+            demand: record,
             overrides: Overrides::default(),
             invariants: Invariants::default(),
             vain_waits_possible: false,
@@ -156,6 +157,7 @@ impl Scheduler {
             Event::PeriodBegan { period, ends } => self.limits.start_period(period, ends),
             Event::UsageRestored { rule, amount } => self.limits.restore(rule, amount),
             Event::PolicyChanged(policy) => self.reload(policy, out),
+            Event::GrowthExpected(pools) => self.demand.set_growth(&pools, &self.policy),
             Event::Draining => self.draining = true,
             Event::Timer => {}
         }

@@ -8,7 +8,8 @@ use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor}
 use serde_json::value::RawValue;
 
 use crate::protocol::error::ApiError;
-use crate::protocol::json::{JsonText, drain_seq};
+use crate::protocol::json::drain_seq;
+use crate::protocol::json_scan::{InvalidJson, scan_object};
 use crate::protocol::request::resumable;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,42 +97,31 @@ impl RequestField {
 
 #[derive(Default)]
 pub(crate) struct RequestFields<'a> {
-    pub(crate) values: [Option<&'a RawValue>; RequestField::ALL.len()],
+    /// The JSON of each field's value.
+    pub(crate) values: [Option<&'a str>; RequestField::ALL.len()],
     pub(crate) twice: Option<RequestField>,
     pub(crate) is_empty: bool,
     /// Whether one of the fields that the parser does not read forbids a continuation.
     pub(crate) forbids_continuation: bool,
 }
 
-impl<'de: 'a, 'a> Deserialize<'de> for RequestFields<'a> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(RequestFieldsVisitor)
-    }
-}
-
-struct RequestFieldsVisitor;
-
-impl<'de> Visitor<'de> for RequestFieldsVisitor {
-    type Value = RequestFields<'de>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a JSON object")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let mut fields = RequestFields { is_empty: true, ..RequestFields::default() };
-        while let Some(JsonText(Some(name))) = map.next_key()? {
-            fields.is_empty = false;
-            let Some(field) = RequestField::named(&name) else {
-                let value: &RawValue = map.next_value()?;
-                fields.forbids_continuation |= !resumable::allows_continuation(&name, value.get());
-                continue;
-            };
-            if fields.values[field as usize].replace(map.next_value()?).is_some() {
-                fields.twice.get_or_insert(field);
-            }
-        }
+impl<'a> RequestFields<'a> {
+    /// The fields of a JSON object.
+    pub(crate) fn scan(text: &'a str) -> Result<Self, InvalidJson> {
+        let mut fields = Self { is_empty: true, ..Self::default() };
+        scan_object(text, |name, value| fields.note(&name, value))?;
         Ok(fields)
+    }
+
+    fn note(&mut self, name: &str, value: &'a str) {
+        self.is_empty = false;
+        let Some(field) = RequestField::named(name) else {
+            self.forbids_continuation |= !resumable::allows_continuation(name, value);
+            return;
+        };
+        if self.values[field as usize].replace(value).is_some() {
+            self.twice.get_or_insert(field);
+        }
     }
 }
 
@@ -180,8 +170,8 @@ impl<'de: 'a, 'a> Deserialize<'de> for StreamOptions<'a> {
 
 /// A count. A negative number means "no limit" to some engines and an error to others. The gateway
 /// takes it as absent and leaves it to the engine.
-pub(crate) fn count(raw: Option<&RawValue>, field: &'static str) -> Result<Option<u64>, ApiError> {
-    let Some(text) = raw.map(RawValue::get).filter(|text| *text != "null") else {
+pub(crate) fn count(json: Option<&str>, field: &'static str) -> Result<Option<u64>, ApiError> {
+    let Some(text) = json.filter(|text| *text != "null") else {
         return Ok(None);
     };
     if let Ok(number) = text.parse() {
@@ -201,8 +191,7 @@ pub(crate) fn at_least_one(count: Option<u64>) -> u32 {
 
 /// The number of prompts in a value: the entries of an array, unless they are the token ids of one
 /// prompt.
-pub(crate) fn batch_length(raw: &RawValue) -> u32 {
-    let text = raw.get();
+pub(crate) fn batch_length(text: &str) -> u32 {
     let is_tokens =
         |rest: &str| rest.trim_ascii_start().starts_with(|c: char| c == '-' || c.is_ascii_digit());
     if text.strip_prefix('[').is_none_or(is_tokens) {

@@ -1,10 +1,12 @@
 //! Parser of request bodies: one pass over the borrowed body, which finds the values that the
 //! gateway needs and their byte ranges. All other bytes pass unread and unchanged.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use http::HeaderMap;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 use smallvec::SmallVec;
 
@@ -12,6 +14,7 @@ use crate::protocol::api::{Api, Dialect};
 use crate::protocol::error::ApiError;
 use crate::protocol::error::catalogue::ErrorKind;
 use crate::protocol::json::span_in;
+use crate::protocol::json_scan::InvalidJson;
 use crate::protocol::request::fields::{
     Parameters, RequestField, RequestFields, StreamOptions, at_least_one, batch_length, count,
 };
@@ -55,18 +58,25 @@ fn peek_json(api: Api, body: &[u8]) -> Result<ParsedRequest, ApiError> {
     if body.is_empty() {
         return Err(bad("The body is empty. Send one JSON object.".to_owned()));
     }
-    let text = std::str::from_utf8(body).map_err(|error| {
+    let text = simdutf8::compat::from_utf8(body).map_err(|error| {
         bad(format!("The body is not UTF-8 (first wrong byte at {}). Send UTF-8 JSON.", error.valid_up_to()))
     })?;
     if !text.trim_ascii_start().starts_with('{') {
         return Err(bad("The body must be one JSON object, starting with `{`.".to_owned()));
     }
-    let fields: RequestFields<'_> =
-        serde_json::from_str(text).map_err(|error| bad(format!("The body is not valid JSON: {error}.")))?;
+    let fields = RequestFields::scan(text).map_err(|InvalidJson| bad(json_fault(text)))?;
     if let Some(twice) = fields.twice {
         return Err(ApiError::invalid_field(twice.name(), "is given twice. Send it once."));
     }
     FieldReader { body: text, fields }.read(api)
+}
+
+/// Says where the body is not valid JSON.
+fn json_fault(text: &str) -> String {
+    match serde_json::from_str::<BTreeMap<String, IgnoredAny>>(text) {
+        Err(error) => format!("The body is not valid JSON: {error}."),
+        Ok(_) => "The body is not valid JSON.".to_owned(),
+    }
 }
 
 /// Reader that turns raw fields into a [`ParsedRequest`].
@@ -79,7 +89,7 @@ impl<'a> FieldReader<'a> {
     fn read(&self, api: Api) -> Result<ParsedRequest, ApiError> {
         let mut parsed = ParsedRequest::empty(api);
         self.read_sizes(&mut parsed)?;
-        parsed.truncate = self.raw(RequestField::TruncatePromptTokens).and_then(|raw| raw.get().parse().ok());
+        parsed.truncate = self.raw(RequestField::TruncatePromptTokens).and_then(|raw| raw.parse().ok());
         parsed.model = self.text(RequestField::Model)?.filter(|name| !name.is_empty());
         parsed.stream =
             api.can_stream() && (self.flag(RequestField::Stream)? || api == Api::TgiGenerateStream);
@@ -120,11 +130,12 @@ impl<'a> FieldReader<'a> {
         if let Some(raw) = self.raw(RequestField::Parameters).filter(|_| parsed.api.dialect() == Dialect::Tgi)
         {
             let fix = "must be an object with the generation parameters.";
-            let parameters: Parameters<'_> = serde_json::from_str(raw.get())
+            let parameters: Parameters<'_> = serde_json::from_str(raw)
                 .map_err(|_| ApiError::invalid_field(RequestField::Parameters.name(), fix))?;
-            parsed.max_output_tokens =
-                parsed.max_output_tokens.max(count(parameters.max_new_tokens, "max_new_tokens")?);
-            best_of = count(parameters.best_of, "best_of")?;
+            parsed.max_output_tokens = parsed
+                .max_output_tokens
+                .max(count(parameters.max_new_tokens.map(RawValue::get), "max_new_tokens")?);
+            best_of = count(parameters.best_of.map(RawValue::get), "best_of")?;
         }
         parsed.n = at_least_one(self.count(RequestField::N)?);
         parsed.best_of = at_least_one(self.count(RequestField::BestOf)?.max(best_of)).max(parsed.n);
@@ -145,7 +156,7 @@ impl<'a> FieldReader<'a> {
     }
 
     fn is_resumable(&self, parsed: &ParsedRequest) -> bool {
-        let says = |field| self.raw(field).map(RawValue::get);
+        let says = |field| self.raw(field);
         let is_off = |field| says(field).is_none_or(resumable::is_off);
         let context = match parsed.api {
             Api::Chat => says(RequestField::Messages).is_some_and(|list| list.starts_with('[')),
@@ -185,7 +196,7 @@ impl<'a> FieldReader<'a> {
         };
         let fix = "must be an object such as {\"include_usage\": true}, with true or false for each option.";
         let wrong = || ApiError::invalid_field(field.name(), fix);
-        let options: StreamOptions<'_> = serde_json::from_str(raw.get()).map_err(|_| wrong())?;
+        let options: StreamOptions<'_> = serde_json::from_str(raw).map_err(|_| wrong())?;
         let flag = |raw: Option<&RawValue>| match raw {
             Some(raw) => serde_json::from_str::<Option<bool>>(raw.get()).map_err(|_| wrong()),
             None => Ok(None),
@@ -194,36 +205,34 @@ impl<'a> FieldReader<'a> {
         parsed.stream_usage.in_each_event = flag(options.continuous_usage_stats)?.unwrap_or(false);
         let start = parsed.spans.stream_options.as_ref().map(|span| span.start);
         parsed.spans.options_insert_at = start.map(|start| start + 1);
-        parsed.spans.options_empty = raw.get()[1..].trim_ascii_start().starts_with('}');
+        parsed.spans.options_empty = raw[1..].trim_ascii_start().starts_with('}');
         parsed.spans.include_usage =
             options.include_usage.and_then(|raw| span_in(self.body.as_bytes(), raw.get().as_bytes()));
         Ok(())
     }
 
     /// The field's value; absent when the field is absent or null.
-    fn raw(&self, field: RequestField) -> Option<&'a RawValue> {
-        self.fields.values[field as usize].filter(|raw| raw.get() != "null")
+    fn raw(&self, field: RequestField) -> Option<&'a str> {
+        self.fields.values[field as usize].filter(|raw| *raw != "null")
     }
 
     /// The byte range of the field's value, also of a null.
     fn span(&self, field: RequestField) -> Option<Range<usize>> {
-        span_in(self.body.as_bytes(), self.fields.values[field as usize]?.get().as_bytes())
+        span_in(self.body.as_bytes(), self.fields.values[field as usize]?.as_bytes())
     }
 
     fn text(&self, field: RequestField) -> Result<Option<String>, ApiError> {
         let Some(raw) = self.raw(field) else {
             return Ok(None);
         };
-        serde_json::from_str(raw.get())
-            .map_err(|_| ApiError::invalid_field(field.name(), "must be a string."))
+        serde_json::from_str(raw).map_err(|_| ApiError::invalid_field(field.name(), "must be a string."))
     }
 
     fn flag(&self, field: RequestField) -> Result<bool, ApiError> {
         let Some(raw) = self.raw(field) else {
             return Ok(false);
         };
-        serde_json::from_str(raw.get())
-            .map_err(|_| ApiError::invalid_field(field.name(), "must be true or false."))
+        serde_json::from_str(raw).map_err(|_| ApiError::invalid_field(field.name(), "must be true or false."))
     }
 
     fn count(&self, field: RequestField) -> Result<Option<u64>, ApiError> {

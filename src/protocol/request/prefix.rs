@@ -6,16 +6,17 @@
 //! conversation last, as one text. The last byte of the conversation, its closing bracket or quote,
 //! is left out: a conversation that grows keeps all its blocks.
 //!
-//! The hash is SipHash with keys drawn at the start of the process. A client that could make two
+//! The hash is `ahash` with keys drawn at the start of the process. A client that could make two
 //! prompts collide could have the prompts of others taken for cached ones. The gateway would send
 //! them to a replica that does not have them. The hash must therefore be one that nobody can aim at
-//! without the keys. SipHash reads about a gigabyte a second; the hasher reads at most `MAX_BLOCKS`
-//! blocks.
+//! without the keys. The hasher reads at most `MAX_BLOCKS` blocks.
 
-use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+use std::hash::{BuildHasher, Hash, Hasher};
+
+use ahash::RandomState;
 
 use crate::core::model::ids::{ModelId, TenantId};
-use crate::core::model::job::{JobSpec, PromptPrefix};
+use crate::core::model::job::PromptPrefix;
 use crate::protocol::api::Api;
 use crate::protocol::request::parsed::ParsedRequest;
 
@@ -73,15 +74,15 @@ impl PrefixHasher {
     /// call, length, and the two ends of its body. Forms have no fingerprint, as each retry has
     /// another boundary.
     #[must_use]
-    pub fn fingerprint(&self, spec: &JobSpec, api: Api, body: &[u8]) -> Option<u64> {
+    pub fn fingerprint(&self, tenant: TenantId, model: ModelId, api: Api, body: &[u8]) -> Option<u64> {
         if api.is_multipart() {
             return None;
         }
         let mut hasher = self.keys.build_hasher();
-        (spec.tenant, spec.model, api, body.len()).hash(&mut hasher);
+        (tenant, model, api, body.len()).hash(&mut hasher);
         let end = body.len().min(END_BYTES);
         hasher.write(&body[..end]);
-        hasher.write(&body[body.len() - end..]);
+        hasher.write(&body[body.len().saturating_sub(END_BYTES).max(end)..]);
         Some(hasher.finish())
     }
 

@@ -119,30 +119,30 @@ pub(crate) fn classify_status(
     retry_after: Option<Duration>,
     shown_model: Option<&str>,
 ) -> EngineError {
-    let complaint = EngineErrorBody::read(body);
-    match fault_of(status, &complaint, retry_after) {
+    let error = EngineErrorBody::read(body);
+    match fault_of(status, &error, retry_after) {
         Some(fault) => EngineError::Fault(fault),
-        None => EngineError::Client(client_error(api, status, complaint, shown_model)),
+        None => EngineError::Client(client_error(api, status, error, shown_model)),
     }
 }
 
 /// Classifies an error inside a stream (or inside an answer of status 200).
 pub(crate) fn classify_event(api: Api, data: &[u8], shown_model: Option<&str>) -> EngineError {
-    let complaint = EngineErrorBody::read(data);
-    let status = complaint.status();
-    match fault_of(status, &complaint, None) {
+    let error = EngineErrorBody::read(data);
+    let status = error.status();
+    match fault_of(status, &error, None) {
         Some(EngineFault::ServerError) => EngineError::Fault(EngineFault::ErrorEvent),
         Some(fault) => EngineError::Fault(fault),
-        None => EngineError::Client(client_error(api, status, complaint, shown_model)),
+        None => EngineError::Client(client_error(api, status, error, shown_model)),
     }
 }
 
 /// The engine's fault for a status; absent when the client is at fault.
-fn fault_of(status: u16, complaint: &EngineErrorBody, retry_after: Option<Duration>) -> Option<EngineFault> {
+fn fault_of(status: u16, error: &EngineErrorBody, retry_after: Option<Duration>) -> Option<EngineFault> {
     match status {
         // 501: llama.cpp refuses a call that its model cannot serve.
         501 => None,
-        500..=599 if complaint.is_drain() => Some(EngineFault::Draining),
+        500..=599 if error.is_drain() => Some(EngineFault::Draining),
         429 | 503 | 529 => Some(EngineFault::Busy { retry_after }),
         // 401 and 403: the operator's key for the engine is wrong. 408: the engine did not get a
         // body in time. 424: TGI's generation failed.
@@ -152,22 +152,22 @@ fn fault_of(status: u16, complaint: &EngineErrorBody, retry_after: Option<Durati
     }
 }
 
-fn client_error(api: Api, status: u16, complaint: EngineErrorBody, shown_model: Option<&str>) -> ApiError {
-    if complaint.is_too_long() {
-        let param = match complaint.param.as_deref() {
+fn client_error(api: Api, status: u16, reported: EngineErrorBody, shown_model: Option<&str>) -> ApiError {
+    if reported.is_too_long() {
+        let param = match reported.param.as_deref() {
             Some("max_tokens") => "max_tokens",
             _ => api.prompt_field(),
         };
-        return ApiError::new(ErrorKind::ContextLength, redacted(&complaint.message)).with_param(param);
+        return ApiError::new(ErrorKind::ContextLength, redacted(&reported.message)).with_param(param);
     }
-    if status == 404 && complaint.is_unknown_model() {
+    if status == 404 && reported.is_unknown_model() {
         return match shown_model {
             Some(model) => ApiError::model_not_found(model),
             None => ApiError::new(ErrorKind::ModelNotFound, "The engine does not serve the model.")
                 .with_param("model"),
         };
     }
-    let is_plain = complaint.message.is_empty() || complaint.message == "Not Found";
+    let is_plain = reported.message.is_empty() || reported.message == "Not Found";
     if matches!(status, 405 | 501) || status == 404 && is_plain {
         let message = format!("The model does not support `{}` requests.", api.operation_name());
         return ApiError::new(ErrorKind::Unsupported, message).with_param("model");
@@ -180,12 +180,12 @@ fn client_error(api: Api, status: u16, complaint: EngineErrorBody, shown_model: 
         _ => ErrorKind::InvalidRequest,
     };
     let message =
-        if is_plain { "The engine refused the request.".to_owned() } else { redacted(&complaint.message) };
+        if is_plain { "The engine refused the request.".to_owned() } else { redacted(&reported.message) };
     let mut error = ApiError::new(kind, message);
-    if let Some(field) = complaint.param.and_then(field_of) {
+    if let Some(field) = reported.param.and_then(field_of) {
         error = error.with_param(field);
     }
-    match complaint.code {
+    match reported.code {
         Some(code) if !code.is_empty() => error.with_code(code),
         _ => error,
     }

@@ -1,9 +1,8 @@
 //! Attempt: one dispatch of a request to one replica, up to the first token or the whole answer.
 
-pub(super) mod resets;
+mod partial_tokens;
 
 use std::future::poll_fn;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,8 +11,9 @@ use http::{HeaderMap, Method, StatusCode};
 use tokio::time::{Instant, timeout_at};
 
 use crate::config::settings::{PoolSettings, RequestLimits, Settings, UpstreamLimits};
-use crate::core::model::event::EngineFault;
+use crate::core::model::event::{AttemptOutcome, DispatchGrant, EngineFault};
 use crate::core::model::job::{JobUsage, TokenCounts};
+use crate::dispatcher::ticket::Ticket;
 use crate::engines::{Ability, EngineKind};
 use crate::protocol::error::ApiError;
 use crate::protocol::headers::X_REQUEST_ID;
@@ -22,142 +22,149 @@ use crate::protocol::response::answer::{AnswerVerdict, classify_answer};
 use crate::protocol::response::engine_error::EngineError;
 use crate::protocol::response::partial_answer::PartialAnswer;
 use crate::protocol::response::stream::{StreamClassifier, UsageVisibility};
-use crate::proxy::body::gather::GatheredBody;
-use crate::proxy::relay::continuation::counted;
+use crate::proxy::attempt::partial_tokens::counted;
+use crate::proxy::body::GatheredBody;
+use crate::proxy::data_plane::Proxy;
 use crate::proxy::relay::engine_stream::{EngineStream, StreamStep};
-use crate::proxy::relay::itl::{ItlCounters, ReplicaCounters};
-use crate::proxy::relay::memory::{AnswerMemory, AnswerShare};
+use crate::proxy::relay::itl::ReplicaCounters;
+use crate::proxy::relay::memory::AnswerShare;
 use crate::proxy::request::InferenceRequest;
 use crate::proxy::summary::RequestRecord;
-use crate::proxy::summary::parts::DispatchedTo;
-pub(super) use crate::proxy::upstream::whole_body::CutReason;
-pub(super) use crate::proxy::upstream::whole_body::bearer;
 use crate::proxy::upstream::{
-    AnswerHead, UpstreamCall, UpstreamError, UpstreamExchange, UpstreamReplica, Upstreams,
+    CutReason, UpstreamCall, UpstreamError, UpstreamExchange, UpstreamReplica, bearer,
 };
 use crate::telemetry::trace::RequestPhase;
 
+/// Most sends of a request to a replica that resets its connection. The request may be the cause of
+/// the resets.
+pub(super) const MOST_SENDS: u32 = 2;
 /// Most bytes of a stream that are held back before the first token. A stream that sends more
 /// bytes without a token is relayed.
 const MAX_HELD_BYTES: usize = 1024 * 1024;
 
-/// Result of an attempt.
+/// Answer of an engine to an attempt.
 #[derive(Debug)]
-pub(super) enum AttemptResult {
-    /// A stream whose first token has arrived. `whole` is the usage, if the stream is complete.
-    Stream { stream: Box<EngineStream>, head: HeaderMap, whole: Option<JobUsage> },
+#[expect(clippy::large_enum_variant, reason = "one value for each request, moved a few times")]
+pub(super) enum EngineAnswer {
+    /// A stream whose first token has arrived, or that is complete.
+    Stream { stream: Box<EngineStream>, head: HeaderMap },
     /// A complete answer that is not a stream.
-    Answer {
+    Whole {
         status: StatusCode,
         head: HeaderMap,
         body: EditedBody,
         usage: JobUsage,
         finish_reason: Option<&'static str>,
     },
-    /// The client's request is the reason why there is no answer. Either the engine refused the
-    /// request, which uses no tokens, or the answer exceeds the size limit or the free memory.
+}
+
+impl EngineAnswer {
+    /// Reports the first token or the whole answer to the scheduler. False if the job was preempted
+    /// before: the answer then reaches no client.
+    pub(super) fn report(&self, ticket: &mut Ticket) -> bool {
+        match self {
+            Self::Stream { .. } => ticket.report_first_token(),
+            Self::Whole { usage, .. } => ticket.finish(AttemptOutcome::Done(*usage)),
+        }
+    }
+}
+
+/// Reason why an attempt gave no answer. The client has seen nothing.
+#[derive(Debug)]
+pub(super) enum AttemptError {
+    /// The client's request is the reason. Either the engine refused the request, which uses no
+    /// tokens, or the answer exceeds the size limit or the free memory.
     Refused(ApiError, JobUsage),
-    /// The engine failed after it used these tokens. The client has seen nothing.
+    /// The engine failed after it used these tokens.
     Failed(EngineFault, JobUsage),
 }
 
-impl AttemptResult {
-    fn of_error(error: EngineError, usage: JobUsage) -> Self {
+impl AttemptError {
+    fn of(error: EngineError, usage: JobUsage) -> Self {
         match error {
             EngineError::Fault(fault) => Self::Failed(fault, usage),
             EngineError::Client(error) => Self::Refused(error, NOTHING),
         }
     }
 
-    pub(super) const fn failed(fault: EngineFault) -> Self {
+    const fn failed(fault: EngineFault) -> Self {
         Self::Failed(fault, JobUsage::Unknown)
     }
 }
 
-/// Data that all attempts of a request share.
-#[derive(Debug)]
-pub(super) struct AttemptContext<'a> {
-    pub(super) upstreams: &'a Upstreams,
-    pub(super) paces: &'a ItlCounters,
-    pub(super) answers: &'a Arc<AnswerMemory>,
-    pub(super) order: &'a InferenceRequest,
-    /// The client's headers that go upstream.
-    pub(super) headers: &'a HeaderMap,
-    /// The part of the answer that the client has. `None` if no other engine can continue the
-    /// answer.
-    pub(super) so_far: Option<&'a PartialAnswer>,
-}
-
-impl AttemptContext<'_> {
-    /// Sends the request to `place`, at most `sends` times. Waits for the first token of a stream,
-    /// or for the whole answer of another request.
-    pub(super) async fn run(
+impl InferenceRequest {
+    /// Sends the request to the replica of `grant`, at most `sends` times. Waits for the first token
+    /// of a stream, or for the whole answer of another request. `so_far` is the part of the answer
+    /// that the client has; `None` if no other engine can continue the answer.
+    pub(super) async fn attempt(
         &self,
+        proxy: &Proxy,
         settings: &Settings,
-        place: DispatchedTo,
+        grant: DispatchGrant,
         sends: u32,
+        so_far: Option<&PartialAnswer>,
         record: &mut RequestRecord,
-    ) -> AttemptResult {
+    ) -> Result<EngineAnswer, AttemptError> {
         record.at_engine.sends = 0;
         if sends == 0 {
-            return AttemptResult::failed(EngineFault::Reset);
+            return Err(AttemptError::failed(EngineFault::Reset));
         }
         let edge = &settings.edge;
-        let pool = place.pool.and_then(|pool| edge.pools.get(pool));
-        let (Some(pool), Some(replica)) = (pool, edge.replicas.get(place.replica)) else {
-            return AttemptResult::failed(EngineFault::Refused);
+        // A reload may have removed the replica since the dispatch.
+        let (Some(pool), Some(replica)) = (edge.pools.get(grant.pool), edge.replicas.get(grant.replica))
+        else {
+            return Err(AttemptError::failed(EngineFault::Refused));
         };
         let begun = Instant::now();
         let headers = self.headers_for(pool, record);
         let shown_model = self.shown_model(settings, pool);
-        let replica = self.upstreams.replica(place.replica, replica);
-        let meter = self.paces.meter(place.replica);
+        let replica = proxy.upstreams.replica(grant.replica, replica);
+        let meter = proxy.itl_samplers.meter(grant.replica);
         let trying = async {
-            let so_far = self.counted(settings, pool, &replica, &headers).await;
+            let so_far = match so_far {
+                Some(so_far) => Some(self.counted(so_far, pool, &replica, &headers, &edge.upstream).await),
+                None => None,
+            };
             let begun = so_far.as_ref().filter(|so_far| so_far.is_resumed());
             let call = UpstreamCall {
                 method: Method::POST,
-                path: self.order.api.upstream_path(),
+                path: self.parsed.api.upstream_path(),
                 headers: &headers,
-                body: self.body_for(pool, self.priority(settings, place), begun),
+                body: self.body_for(pool, self.priority(settings, grant), begun),
             };
             let sent = match sends {
                 1 => replica.send_once(&call, &edge.upstream).await,
                 _ => replica.send(&call, &edge.upstream).await,
             };
             record.at_engine.sends = sent.as_ref().map_or_else(UpstreamError::sends, |_| 1);
-            let sent = match sent {
-                Ok(sent) => sent,
-                Err(error) => {
-                    let name = settings.policy.replicas.name(place.replica);
-                    tracing::debug!(replica = name, %error, "engine did not answer");
-                    return AttemptResult::failed(error.fault());
-                }
-            };
-            note_connect(&sent, record);
+            let exchange = sent.map_err(|error| {
+                let name = settings.policy.replicas.name(grant.replica);
+                tracing::debug!(replica = name, %error, "engine did not answer");
+                AttemptError::failed(error.fault())
+            })?;
+            note_connect(&exchange, record);
             let judge = self.classifier(pool.engine, shown_model.clone(), so_far);
-            self.read((sent.exchange, judge), shown_model, &edge.requests, &meter).await
+            self.read(proxy, (exchange, judge), shown_model, &edge.requests, &meter).await
         };
         let (limit, too_late) = self.limit(&edge.upstream);
         let deadline = begun + limit;
         let attempt = timeout_at(deadline, Box::pin(trying)).await;
         let clock = record.clock;
         if let Some(trace) = &record.trace {
-            let phase =
-                if self.order.parsed.stream { RequestPhase::FirstToken } else { RequestPhase::Engine };
+            let phase = if self.parsed.stream { RequestPhase::FirstToken } else { RequestPhase::Engine };
             trace.phase(phase, clock.tick(begun), clock.now());
         }
-        match attempt.unwrap_or(AttemptResult::failed(too_late)) {
-            AttemptResult::Refused(error, usage) => {
-                AttemptResult::Refused(self.with_public_model_name(settings, pool, error), usage)
+        attempt.unwrap_or(Err(AttemptError::failed(too_late))).map_err(|error| match error {
+            AttemptError::Refused(error, usage) => {
+                AttemptError::Refused(self.with_public_model_name(settings, pool, error), usage)
             }
-            other => other,
-        }
+            failed @ AttemptError::Failed(..) => failed,
+        })
     }
 
     /// Time limit of the attempt, and the fault of an engine that exceeds the limit.
     fn limit(&self, limits: &UpstreamLimits) -> (Duration, EngineFault) {
-        match self.order.parsed.stream {
+        match self.parsed.stream {
             true => (limits.first_token_timeout, EngineFault::Silent),
             false => (limits.answer_timeout, EngineFault::AnswerTimeout),
         }
@@ -166,19 +173,20 @@ impl AttemptContext<'_> {
     /// The part of the answer that the client has, with the engine's own token count.
     async fn counted(
         &self,
-        settings: &Settings,
+        so_far: &PartialAnswer,
         pool: &PoolSettings,
         replica: &UpstreamReplica,
         headers: &HeaderMap,
-    ) -> Option<PartialAnswer> {
-        let name = pool.model_names.get(&self.order.spec.model).map_or("", String::as_str);
-        let mut so_far = counted(self.so_far?, (name, headers), replica, &settings.edge.upstream).await;
-        so_far.cap_tokens(self.order.parsed.max_partial_tokens());
-        Some(so_far)
+        limits: &UpstreamLimits,
+    ) -> PartialAnswer {
+        let name = pool.model_names.get(&self.model()).map_or("", String::as_str);
+        let mut so_far = counted(so_far, name, headers, replica, limits).await;
+        so_far.cap_tokens(self.parsed.max_partial_tokens());
+        so_far
     }
 
     fn with_public_model_name(&self, settings: &Settings, pool: &PoolSettings, error: ApiError) -> ApiError {
-        match (pool.model_names.get(&self.order.spec.model), self.shown_model(settings, pool)) {
+        match (pool.model_names.get(&self.model()), self.shown_model(settings, pool)) {
             (Some(engine_name), Some(shown)) => error.with_word_replaced(engine_name, &shown),
             _ => error,
         }
@@ -186,15 +194,16 @@ impl AttemptContext<'_> {
 
     async fn read(
         &self,
+        proxy: &Proxy,
         (exchange, judge): (UpstreamExchange, StreamClassifier),
         shown_model: Option<String>,
         limits: &RequestLimits,
         meter: &ReplicaCounters,
-    ) -> AttemptResult {
-        if self.order.parsed.stream && is_event_stream(&exchange) {
+    ) -> Result<EngineAnswer, AttemptError> {
+        if self.parsed.stream && is_event_stream(&exchange) {
             return first_token(exchange, judge, meter).await;
         }
-        let status = exchange.head.status;
+        let (api, status) = (self.parsed.api, exchange.head.status);
         let head = exchange.head.headers.clone();
         // A refusal comes from the HTTP server and is no sign of life from the engine behind it.
         let heard = || {
@@ -202,23 +211,23 @@ impl AttemptContext<'_> {
                 meter.record_bytes();
             }
         };
-        let share = self.answers.share(self.order.spec.tenant, limits);
-        let body = match held_body(exchange, limits.max_answer_bytes, share, heard).await {
-            Ok(body) => body,
-            Err(CutReason::BrokenOff) => return AttemptResult::failed(EngineFault::Reset),
+        let share = proxy.answers.share(self.tenant, limits);
+        let body = held_body(exchange, limits.max_answer_bytes, share, heard).await;
+        let body = body.map_err(|cut| match cut {
+            CutReason::BrokenOff => AttemptError::failed(EngineFault::Reset),
             // Every engine would produce as long an answer, after as much work.
-            Err(CutReason::TooLarge) => {
-                let error = ApiError::answer_too_large(self.order.api, limits.max_answer_bytes);
-                return AttemptResult::Refused(error, JobUsage::Unknown);
+            CutReason::TooLarge => {
+                let error = ApiError::answer_too_large(api, limits.max_answer_bytes);
+                AttemptError::Refused(error, JobUsage::Unknown)
             }
-            Err(CutReason::NoMemory(error)) => return AttemptResult::Refused(error, JobUsage::Unknown),
-        };
-        match classify_answer(self.order.api, status, &head, &body, shown_model.as_deref()) {
+            CutReason::NoMemory(error) => AttemptError::Refused(error, JobUsage::Unknown),
+        })?;
+        match classify_answer(api, status, &head, &body, shown_model.as_deref()) {
             AnswerVerdict::Success { body, usage, finish_reason } => {
-                AttemptResult::Answer { status, head, body, usage, finish_reason }
+                Ok(EngineAnswer::Whole { status, head, body, usage, finish_reason })
             }
-            AnswerVerdict::ClientError(error) => AttemptResult::Refused(error, NOTHING),
-            AnswerVerdict::Fault { fault, usage } => AttemptResult::Failed(fault, usage),
+            AnswerVerdict::ClientError(error) => Err(AttemptError::Refused(error, NOTHING)),
+            AnswerVerdict::Fault { fault, usage } => Err(AttemptError::Failed(fault, usage)),
         }
     }
 
@@ -228,15 +237,15 @@ impl AttemptContext<'_> {
         shown_model: Option<String>,
         so_far: Option<PartialAnswer>,
     ) -> StreamClassifier {
-        let parsed = &self.order.parsed;
+        let parsed = &self.parsed;
         let choices = if engine.can(Ability::ManyChoices) { parsed.choices() } else { 1 };
         let usage_shown = match (parsed.stream_usage.at_end, parsed.stream_usage.in_each_event) {
-            _ if !self.order.api.has_stream_options() => UsageVisibility::Always,
+            _ if !parsed.api.has_stream_options() => UsageVisibility::Always,
             (true, true) => UsageVisibility::Always,
             (true, false) => UsageVisibility::AtEnd,
             (false, _) => UsageVisibility::Never,
         };
-        let judge = StreamClassifier::new(self.order.api, choices, shown_model, usage_shown);
+        let judge = StreamClassifier::new(parsed.api, choices, shown_model, usage_shown);
         match so_far {
             Some(so_far) => judge.with_partial_answer(so_far),
             None => judge,
@@ -257,10 +266,10 @@ impl AttemptContext<'_> {
 
     /// The priority that is sent to the engine: the rank of the class. A lower value runs sooner,
     /// for ranks and for vLLM's priorities.
-    fn priority(&self, settings: &Settings, place: DispatchedTo) -> Option<i64> {
-        let pool = settings.policy.pools.get(place.pool?)?;
-        let class = settings.policy.classes.get(place.why.class)?;
-        (pool.engine_priority && self.order.api.runs_model()).then_some(i64::from(class.rank))
+    fn priority(&self, settings: &Settings, grant: DispatchGrant) -> Option<i64> {
+        let pool = settings.policy.pools.get(grant.pool)?;
+        let class = settings.policy.classes.get(grant.why.class)?;
+        (pool.engine_priority && self.parsed.api.runs_model()).then_some(i64::from(class.rank))
     }
 
     fn body_for(
@@ -269,24 +278,24 @@ impl AttemptContext<'_> {
         priority: Option<i64>,
         begun: Option<&PartialAnswer>,
     ) -> EditedBody {
-        let InferenceRequest { api, body, parsed, spec, .. } = self.order;
-        let name = pool.model_names.get(&spec.model).map(String::as_str);
+        let Self { body, parsed, .. } = self;
+        let name = pool.model_names.get(&self.model()).map(String::as_str);
         let edits = RequestEdits {
             model: name.filter(|name| parsed.model.as_deref().is_some_and(|asked| asked != *name)),
-            include_usage: api.has_stream_options() && parsed.stream && !parsed.stream_usage.at_end,
+            include_usage: parsed.api.has_stream_options() && parsed.stream && !parsed.stream_usage.at_end,
             priority,
             partial_text: begun
                 .map(|so_far| PartialText { text: so_far.prompt_text(), tokens: so_far.tokens() }),
         };
-        edit(body, parsed, &edits)
+        edit(&body.bytes, parsed, &edits)
     }
 
     /// The model name that replaces the engine's own name in answers: the name that the client
     /// sent, else the public name. `None` if the engine's name is the same.
     fn shown_model(&self, settings: &Settings, pool: &PoolSettings) -> Option<String> {
-        let engine_name = pool.model_names.get(&self.order.spec.model).map(String::as_str);
-        let public = settings.policy.models.name(self.order.candidates.first);
-        let shown = self.order.parsed.model.as_deref().unwrap_or(public);
+        let engine_name = pool.model_names.get(&self.model()).map(String::as_str);
+        let public = settings.policy.models.name(self.candidates.asked);
+        let shown = self.parsed.model.as_deref().unwrap_or(public);
         (engine_name != Some(shown)).then(|| shown.to_owned())
     }
 }
@@ -297,7 +306,7 @@ async fn first_token(
     mut exchange: UpstreamExchange,
     judge: StreamClassifier,
     meter: &ReplicaCounters,
-) -> AttemptResult {
+) -> Result<EngineAnswer, AttemptError> {
     let head = std::mem::take(&mut exchange.head.headers);
     let mut stream = Box::new(EngineStream::new(exchange, judge));
     let mut has_begun = false;
@@ -308,17 +317,17 @@ async fn first_token(
                     meter.record_bytes();
                 }
                 if stream.has_output() || stream.held_bytes() > MAX_HELD_BYTES {
-                    return AttemptResult::Stream { stream, head, whole: None };
+                    return Ok(EngineAnswer::Stream { stream, head });
                 }
             }
-            StreamStep::Complete(usage) => return AttemptResult::Stream { stream, head, whole: Some(usage) },
-            StreamStep::Failed(error, usage) => return AttemptResult::of_error(error, usage),
+            StreamStep::Complete(_) => return Ok(EngineAnswer::Stream { stream, head }),
+            StreamStep::Failed(error, usage) => return Err(AttemptError::of(error, usage)),
         }
     }
 }
 
-fn note_connect(sent: &AnswerHead, record: &mut RequestRecord) {
-    let Some((from, to)) = sent.connect else {
+fn note_connect(exchange: &UpstreamExchange, record: &mut RequestRecord) {
+    let Some((from, to)) = exchange.connect else {
         record.at_engine.connect = None;
         return;
     };

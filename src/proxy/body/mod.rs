@@ -1,13 +1,11 @@
 //! Request body: read under limits. The gateway counts the bytes that have arrived, not the bytes
 //! that the client announced.
 
-pub(super) mod gather;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use dashmap::DashMap;
 use http_body::Body;
 use http_body_util::BodyExt;
@@ -18,8 +16,9 @@ use crate::config::settings::RequestLimits;
 use crate::core::model::ids::TenantId;
 use crate::protocol::error::ApiError;
 use crate::protocol::error::catalogue::ErrorKind;
-use crate::proxy::body::gather::GatheredBody;
 
+/// Largest buffer that is reserved because of an announced length, in bytes.
+const MAX_PREALLOCATED_BYTES: usize = 1 << 20;
 /// `Retry-After` for a client whose body exceeds the free memory.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
@@ -30,19 +29,21 @@ pub struct BodyMemory {
     tenants: DashMap<TenantId, Arc<AtomicU64>>,
 }
 
-/// Reservation of one body's bytes. Dropping the reservation returns the bytes.
+/// A client's body, with the reservation of its bytes. Dropping the value returns the reservation.
 #[derive(Debug)]
-pub struct BodyReservation {
-    budget: Arc<BodyMemory>,
+pub struct RequestBody {
+    /// The body. Empty until it is read.
+    pub bytes: Bytes,
+    memory: Arc<BodyMemory>,
     tenant: Arc<AtomicU64>,
-    bytes: u64,
+    reserved: u64,
 }
 
 impl BodyMemory {
-    /// An empty reservation for a request of the tenant.
-    pub(super) fn hold(self: &Arc<Self>, tenant: TenantId) -> BodyReservation {
+    /// An empty body for a request of the tenant.
+    pub(super) fn hold(self: &Arc<Self>, tenant: TenantId) -> RequestBody {
         let tenant = Arc::clone(&self.tenants.entry(tenant).or_default());
-        BodyReservation { budget: Arc::clone(self), tenant, bytes: 0 }
+        RequestBody { bytes: Bytes::new(), memory: Arc::clone(self), tenant, reserved: 0 }
     }
 
     /// Bytes of all bodies that are held now.
@@ -52,22 +53,30 @@ impl BodyMemory {
     }
 }
 
-impl BodyReservation {
+impl RequestBody {
     /// Reserves the same number of bytes again, for an optional and longer use of the same body.
     /// `None` if more than half of `limit` would be in use.
     #[must_use]
     pub fn try_duplicate(&self, limit: u64) -> Option<Self> {
-        let (budget, tenant) = (Arc::clone(&self.budget), Arc::clone(&self.tenant));
-        let mut held = Self { budget, tenant, bytes: 0 };
-        let (all, _) = held.take(self.bytes);
-        (all <= limit / 2).then_some(held)
+        let (memory, tenant) = (Arc::clone(&self.memory), Arc::clone(&self.tenant));
+        let mut twin = Self { bytes: self.bytes.clone(), memory, tenant, reserved: 0 };
+        let (all, _) = twin.take(self.reserved);
+        (all <= limit / 2).then_some(twin)
     }
 
     /// Whether the body may be held for as long as its answer runs. Bodies of running streams use
     /// at most half of `limit`, the limit of all bodies.
     #[must_use]
     pub fn can_hold_for_stream(&self, limit: u64) -> bool {
-        self.budget.held() <= limit / 2
+        self.memory.held() <= limit / 2
+    }
+
+    /// A body whose bytes nothing counts.
+    #[cfg(test)]
+    pub(super) fn for_test(tenant: TenantId, bytes: Bytes) -> Self {
+        let mut body = Arc::<BodyMemory>::default().hold(tenant);
+        body.bytes = bytes;
+        body
     }
 
     /// Reserves `bytes` more bytes that arrived, or refuses the request when a limit is exceeded.
@@ -85,16 +94,16 @@ impl BodyReservation {
 
     /// Counts bytes. Returns the new totals of all tenants and of the tenant.
     fn take(&mut self, bytes: u64) -> (u64, u64) {
-        self.bytes = self.bytes.saturating_add(bytes);
+        self.reserved = self.reserved.saturating_add(bytes);
         let plus = |counter: &AtomicU64| counter.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
-        (plus(&self.budget.all), plus(&self.tenant))
+        (plus(&self.memory.all), plus(&self.tenant))
     }
 }
 
-impl Drop for BodyReservation {
+impl Drop for RequestBody {
     fn drop(&mut self) {
-        self.budget.all.fetch_sub(self.bytes, Ordering::Relaxed);
-        self.tenant.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.memory.all.fetch_sub(self.reserved, Ordering::Relaxed);
+        self.tenant.fetch_sub(self.reserved, Ordering::Relaxed);
     }
 }
 
@@ -145,7 +154,46 @@ impl BodyDeadline {
     }
 }
 
-/// Reads the whole body and counts its bytes in `held`. The body must keep the least rate, with at
+/// A body so far: the first piece without a copy, or a buffer from the second piece on.
+#[derive(Debug, Default)]
+pub(in crate::proxy) struct GatheredBody {
+    /// Announced length of the body, in bytes. 0 if the sender announced none.
+    expected: usize,
+    whole: Bytes,
+    parts: BytesMut,
+}
+
+impl GatheredBody {
+    pub(in crate::proxy) fn new(expected: Option<usize>) -> Self {
+        Self { expected: expected.unwrap_or(0), ..Self::default() }
+    }
+
+    pub(in crate::proxy) fn len(&self) -> usize {
+        self.whole.len() + self.parts.len()
+    }
+
+    pub(in crate::proxy) fn push(&mut self, data: Bytes) {
+        if data.is_empty() {
+            return;
+        }
+        if self.len() == 0 {
+            self.whole = data;
+            return;
+        }
+        if self.parts.is_empty() {
+            let believed = self.expected.min(MAX_PREALLOCATED_BYTES);
+            self.parts.reserve(believed.max(self.whole.len() + data.len()));
+            self.parts.extend_from_slice(&std::mem::take(&mut self.whole));
+        }
+        self.parts.extend_from_slice(&data);
+    }
+
+    pub(in crate::proxy) fn finish(self) -> Bytes {
+        if self.parts.is_empty() { self.whole } else { self.parts.freeze() }
+    }
+}
+
+/// Reads the whole body into `held` and reserves its bytes. The body must keep the least rate, with at
 /// most `patience` between two pieces. A body that arrives in one piece is not copied.
 ///
 /// # Errors
@@ -154,8 +202,8 @@ pub async fn read(
     mut body: Incoming,
     limits: &RequestLimits,
     patience: Duration,
-    mut held: BodyReservation,
-) -> Result<(Bytes, BodyReservation), BodyError> {
+    mut held: RequestBody,
+) -> Result<RequestBody, BodyError> {
     let declared = body.size_hint().exact();
     if declared.is_some_and(|declared| declared > limits.max_body_bytes) {
         return Err(ApiError::body_too_large(limits.max_body_bytes).into());
@@ -178,7 +226,8 @@ pub async fn read(
         held.add(data.len() as u64, limits)?;
         gathered.push(data);
     }
-    Ok((gathered.finish(), held))
+    held.bytes = gathered.finish();
+    Ok(held)
 }
 
 #[cfg(test)]
@@ -202,7 +251,7 @@ mod tests {
     }
 
     /// Fills the memory with bodies of the tenant, beside the bodies that are held already.
-    fn fill(budget: &Arc<BodyMemory>, tenant: u32) -> Vec<BodyReservation> {
+    fn fill(budget: &Arc<BodyMemory>, tenant: u32) -> Vec<RequestBody> {
         let mut all = Vec::new();
         loop {
             let mut held = budget.hold(TenantId::new(tenant));
@@ -254,5 +303,27 @@ mod tests {
         assert!(pace.too_slow().message().contains("1024 bytes a second"));
         tokio::time::advance(seconds(25)).await;
         assert!(pace.too_slow().message().contains("No byte"));
+    }
+
+    fn gather(pieces: &[Bytes]) -> Bytes {
+        let mut gathered = GatheredBody::new(None);
+        for piece in pieces {
+            gathered.push(piece.clone());
+        }
+        gathered.finish()
+    }
+
+    #[test]
+    fn one_piece_is_not_copied() {
+        let piece = Bytes::from(vec![7; 100]);
+        let whole = gather(&[Bytes::new(), piece.clone(), Bytes::new()]);
+        assert_eq!((whole.as_ptr(), whole.len()), (piece.as_ptr(), piece.len()));
+    }
+
+    #[test]
+    fn pieces_stand_in_order() {
+        let pieces = [&b""[..], b"one ", b"", b"two ", b"three"].map(Bytes::from_static);
+        assert_eq!(gather(&pieces), "one two three");
+        assert_eq!(gather(&[]), "");
     }
 }

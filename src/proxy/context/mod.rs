@@ -3,13 +3,9 @@
 
 pub mod prompt_counter;
 pub(super) mod tokenize;
-pub(super) mod tokenize_requests;
-pub(super) mod window;
 
 use std::sync::Arc;
 use std::time::Duration;
-
-use http::HeaderMap;
 
 use self::prompt_counter::PoolWindows;
 pub use self::prompt_counter::PromptCounter;
@@ -20,7 +16,8 @@ use crate::core::placement::rules;
 use crate::protocol::api::Api;
 use crate::protocol::error::ApiError;
 use crate::proxy::data_plane::Proxy;
-use crate::proxy::request::InferenceRequest;
+use crate::proxy::request::candidates::counts_output;
+use crate::proxy::request::{InferenceRequest, RequestTokens};
 use crate::proxy::summary::RequestRecord;
 use crate::telemetry::wall;
 use crate::tokens::CountSource;
@@ -36,16 +33,6 @@ const ESTIMATE_SAFETY_FACTOR: f64 = 1.5;
 /// Tokens that an unknown chat template may add to a prompt.
 const MAX_TEMPLATE_TOKENS: u64 = 512;
 
-/// Tokens of a request's prompts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct PromptTokens {
-    /// Tokens of the longest prompt.
-    longest: u64,
-    /// Tokens of all prompts together.
-    all: u64,
-    source: CountSource,
-}
-
 impl Proxy {
     /// Counts the prompt as exactly as the context window requires. Lowers the requested output to
     /// the space left in the window, or refuses the request.
@@ -56,44 +43,34 @@ impl Proxy {
     pub(super) async fn check_context(
         &self,
         settings: &Settings,
-        order: &mut InferenceRequest,
-        client: &HeaderMap,
+        request: &mut InferenceRequest,
         record: &mut RequestRecord,
     ) -> Result<(), ApiError> {
-        let model = order.spec.model;
+        let model = request.model();
         let usual = ModelSettings::default();
         let edge = settings.edge.models.get(&model).unwrap_or(&usual);
-        if order.parsed.truncate.is_some() && !edge.truncates && order.api.generates() {
+        if request.parsed.truncate.is_some() && !edge.truncates && request.parsed.api.generates() {
             let fix = "is not allowed for this model: shorten the prompt yourself.";
             return Err(ApiError::invalid_field("truncate_prompt_tokens", fix));
         }
-        let window = self.window(settings, order);
-        let measured = self.count_prompt(settings, order, edge, window, client).await;
-        let spec = &mut order.spec;
-        spec.prompt_tokens = measured.all;
-        record.counted(measured.all, measured.source);
-        if measured.source == CountSource::Estimate || measured.source == CountSource::Bound {
-            record.prompt.learn_from = Some((
-                Arc::clone(&self.token_counters.ratios),
-                PromptCounter::ratio_key(order),
-                order.estimated,
-            ));
+        let window = self.window(settings, request);
+        request.tokens = self.count_prompt(settings, request, edge, window).await;
+        let tokens = request.tokens;
+        record.counted(tokens.prompt, tokens.source);
+        if tokens.source == CountSource::Estimate || tokens.source == CountSource::Bound {
+            record.prompt.learn_from =
+                Some((Arc::clone(&self.token_counters.ratios), ratio_key(request), tokens.estimated));
         }
-        order.parsed.lowered = None;
-        let lowered = match window.filter(|_| measured.source.is_reliable()) {
-            Some(window) => {
-                let alone = window::counts_output(settings, model);
-                fit(order, edge.rejects, alone, (window, measured))?
-            }
+        request.parsed.lowered = None;
+        let lowered = match window.filter(|_| tokens.source.is_reliable()) {
+            Some(window) => fit(request, edge.rejects, counts_output(settings, model), window)?,
             None => None,
         };
-        order.parsed.lowered = lowered;
+        request.parsed.lowered = lowered;
         record.prompt.lowered = lowered;
-        let asked = order.parsed.max_output_tokens.map_or(0, |asked| asked.min(lowered.unwrap_or(u64::MAX)));
-        order.spec.context = measured.longest.saturating_add(asked);
         if let Some(lowered) = lowered {
-            let most = lowered.saturating_mul(u64::from(order.parsed.sequences()));
-            order.spec.max_output_tokens = order.spec.max_output_tokens.min(most);
+            let most = lowered.saturating_mul(u64::from(request.parsed.sequences()));
+            request.tokens.max_output = tokens.max_output.min(most);
         }
         Ok(())
     }
@@ -103,14 +80,13 @@ impl Proxy {
     pub(super) async fn try_fallback(
         &self,
         settings: &Settings,
-        order: &mut InferenceRequest,
+        request: &mut InferenceRequest,
         why: RejectReason,
-        client: &HeaderMap,
         record: &mut RequestRecord,
     ) -> bool {
-        while order.try_fallback(why, record.clock.now()) {
-            if self.check_context(settings, order, client, record).await.is_ok() {
-                record.fell_back(order.spec.model, why);
+        while request.try_fallback(why, record.clock.now()) {
+            if self.check_context(settings, request, record).await.is_ok() {
+                record.fell_back(request.model(), why);
                 return true;
             }
         }
@@ -120,19 +96,19 @@ impl Proxy {
     async fn count_prompt(
         &self,
         settings: &Settings,
-        order: &mut InferenceRequest,
+        request: &mut InferenceRequest,
         edge: &ModelSettings,
         window: Option<u32>,
-        client: &HeaderMap,
-    ) -> PromptTokens {
-        let InferenceRequest { api, body, parsed, .. } = &*order;
+    ) -> RequestTokens {
+        let InferenceRequest { body, parsed, .. } = &*request;
+        let (body, tokens) = (&body.bytes, request.tokens);
         if let Some(ids) = token_id_count(parsed.prompt_pieces(body)) {
-            return PromptTokens { longest: ids, all: ids, source: CountSource::Ids };
+            return RequestTokens { longest: ids, prompt: ids, source: CountSource::Ids, ..tokens };
         }
-        let all = self.token_counters.ratios.apply(PromptCounter::ratio_key(order), order.estimated);
+        let all = self.token_counters.ratios.apply(ratio_key(request), tokens.estimated);
         let longest = all / u64::from(parsed.prompts.max(1));
-        let estimated = |source| PromptTokens { longest, all, source };
-        let form = match api {
+        let estimated = |source| RequestTokens { longest, prompt: all, source, ..tokens };
+        let form = match parsed.api {
             Api::Chat => PromptForm::Chat,
             Api::Completions => PromptForm::Text,
             _ => return estimated(CountSource::Estimate),
@@ -157,7 +133,7 @@ impl Proxy {
             };
             match self.token_counters.threads.count(task).await {
                 Ok(CountedTokens { longest, total: all }) => {
-                    return PromptTokens { longest, all, source: CountSource::Exact };
+                    return RequestTokens { longest, prompt: all, source: CountSource::Exact, ..tokens };
                 }
                 Err(CountError::Unsure(why)) => tracing::debug!(%why, "prompt not counted here"),
                 Err(CountError::Stopped) => {}
@@ -167,23 +143,22 @@ impl Proxy {
             .saturating_add(asked)
             .saturating_add(MAX_TEMPLATE_TOKENS);
         let is_near = doubted > window;
-        let counted =
-            if is_near { self.count_at_engine(settings, order, window, client).await } else { None };
-        counted.map_or(estimated(CountSource::Estimate), |count| PromptTokens {
+        let counted = if is_near { self.count_at_engine(settings, request, window).await } else { None };
+        counted.map_or(estimated(CountSource::Estimate), |count| RequestTokens {
             longest: count,
-            all: count,
+            prompt: count,
             source: CountSource::Engine,
+            ..tokens
         })
     }
 
     /// The largest window among the pools that the request could use. `None` if one of the windows
     /// is unknown.
-    fn window(&self, settings: &Settings, order: &InferenceRequest) -> Option<u32> {
+    fn window(&self, settings: &Settings, request: &InferenceRequest) -> Option<u32> {
         let policy = &settings.policy;
-        let spec = &order.spec;
-        let model = policy.models.get(spec.model)?;
-        let (class, tenant) = (policy.classes.get(spec.class)?, policy.tenants.get(spec.tenant)?);
-        let reported = self.reported(settings, spec.model);
+        let model = policy.models.get(request.model())?;
+        let (class, tenant) = (policy.classes.get(request.class)?, policy.tenants.get(request.tenant)?);
+        let reported = self.reported(settings, request.model());
         let said = |pool| reported.iter().find(|(id, _)| *id == pool).and_then(|(_, window)| *window);
         let pools = model.pools.iter().filter_map(|id| Some((*id, policy.pools.get(*id)?.traits)));
         let mut allowed = pools.filter(|(id, supply)| {
@@ -213,25 +188,27 @@ impl Proxy {
     }
 }
 
+/// Key of the token ratios of the request's model and tenant.
+fn ratio_key(request: &InferenceRequest) -> (u32, u32) {
+    let number = |index: usize| u32::try_from(index).unwrap_or(u32::MAX);
+    (number(request.model().index()), number(request.tenant.index()))
+}
+
 /// The output tokens that the window has left after an exact count, if the request asks for more.
 /// With `rejects`, such a request is refused. With `alone`, a request whose output limit alone
 /// exceeds the window is refused.
-fn fit(
-    order: &InferenceRequest,
-    rejects: bool,
-    alone: bool,
-    (window, measured): (u32, PromptTokens),
-) -> Result<Option<u64>, ApiError> {
-    let InferenceRequest { api, parsed, body, .. } = order;
+fn fit(request: &InferenceRequest, rejects: bool, alone: bool, window: u32) -> Result<Option<u64>, ApiError> {
+    let InferenceRequest { parsed, body, .. } = request;
+    let api = parsed.api;
     if !matches!(api, Api::Chat | Api::Completions) {
         return Ok(None);
     }
     let all = u64::from(window);
     let prompt = match parsed.truncate {
-        None => measured.longest,
+        None => request.tokens.longest,
         Some(cut) => {
             let asked = parsed.max_output_tokens.unwrap_or(1).max(1);
-            measured.longest.min(u64::try_from(cut).unwrap_or_else(|_| all.saturating_sub(asked)))
+            request.tokens.longest.min(u64::try_from(cut).unwrap_or_else(|_| all.saturating_sub(asked)))
         }
     };
     if prompt >= all {
@@ -240,7 +217,7 @@ fn fit(
     let left = all - prompt;
     match parsed.max_output_tokens.filter(|asked| *asked > left) {
         Some(asked) if rejects || (alone && asked > all) => {
-            Err(ApiError::context_too_long(window, prompt, Some(asked), parsed.output_field(body)))
+            Err(ApiError::context_too_long(window, prompt, Some(asked), parsed.output_field(&body.bytes)))
         }
         over => Ok(over.map(|_| left)),
     }

@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use dashmap::DashMap;
 use smallvec::SmallVec;
+use tokio::sync::Semaphore;
 
-use crate::core::model::ids::{ModelId, PoolId};
+use crate::core::model::ids::{ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::model::time::Tick;
-use crate::proxy::context::tokenize_requests::TokenizeRequests;
-use crate::proxy::request::InferenceRequest;
 use crate::tokens::ratio::TokenRatios;
 use crate::tokens::threads::CountingThreads;
 
@@ -24,13 +23,47 @@ pub struct PromptCounter {
     pub(super) windows: DashMap<ModelId, (Tick, PoolWindows)>,
 }
 
-impl PromptCounter {
-    /// Key of the token ratios of the request's model and tenant.
-    pub(in crate::proxy) fn ratio_key(order: &InferenceRequest) -> (u32, u32) {
-        let number = |index: usize| u32::try_from(index).unwrap_or(u32::MAX);
-        (number(order.spec.model.index()), number(order.spec.tenant.index()))
+/// Context windows that engines report, by pool. `None` = unknown.
+pub(super) type PoolWindows = Arc<SmallVec<[(PoolId, Option<u32>); 4]>>;
+
+/// Replicas that count a prompt now, at most one prompt each, and the requests that are being counted.
+#[derive(Debug, Default)]
+pub(in crate::proxy) struct TokenizeRequests {
+    /// Semaphore of each replica that was ever asked, with one permit.
+    turns: DashMap<ReplicaId, Arc<Semaphore>>,
+    /// Requests of each tenant between the tokenize call and admission.
+    counted: DashMap<TenantId, u64>,
+}
+
+/// Guard of a request whose prompt an engine counts or has counted. The guard lives until the
+/// request is admitted or refused.
+#[derive(Debug)]
+pub(in crate::proxy) struct TokenizeGuard {
+    asked: Arc<TokenizeRequests>,
+    tenant: TenantId,
+}
+
+impl TokenizeRequests {
+    /// Registers a request of the tenant. Returns the number of requests registered before.
+    pub(super) fn begin(self: &Arc<Self>, tenant: TenantId) -> (TokenizeGuard, u64) {
+        let mut counted = self.counted.entry(tenant).or_default();
+        let others = *counted;
+        *counted += 1;
+        drop(counted);
+        (TokenizeGuard { asked: Arc::clone(self), tenant }, others)
+    }
+
+    pub(super) fn turn(&self, replica: ReplicaId) -> Arc<Semaphore> {
+        let turn = self.turns.entry(replica).or_insert_with(|| Arc::new(Semaphore::new(1)));
+        Arc::clone(&turn)
     }
 }
 
-/// Context windows that engines report, by pool. `None` = unknown.
-pub(super) type PoolWindows = Arc<SmallVec<[(PoolId, Option<u32>); 4]>>;
+impl Drop for TokenizeGuard {
+    fn drop(&mut self) {
+        self.asked.counted.remove_if_mut(&self.tenant, |_, counted| {
+            *counted -= 1;
+            *counted == 0
+        });
+    }
+}

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
+use http::Method;
 use http::header::AUTHORIZATION;
-use http::{HeaderMap, Method};
 use serde::Deserialize;
 use smallvec::SmallVec;
 use tokio::time::timeout;
@@ -12,12 +12,10 @@ use tokio::time::timeout;
 use crate::config::settings::Settings;
 use crate::core::model::ids::{PoolId, ReplicaId};
 use crate::engines::Ability;
-use crate::protocol::headers;
 use crate::protocol::request::edit::{RequestEdits, edit};
 use crate::proxy::data_plane::Proxy;
 use crate::proxy::request::InferenceRequest;
-use crate::proxy::upstream::UpstreamCall;
-use crate::proxy::upstream::whole_body::{bearer, whole_body};
+use crate::proxy::upstream::{UpstreamCall, bearer, whole_body};
 
 /// Timeout of a count by engines, the wait for a free replica included.
 const ENGINE_PATIENCE: Duration = Duration::from_millis(500);
@@ -35,25 +33,24 @@ impl Proxy {
     pub(in crate::proxy) async fn count_at_engine(
         &self,
         settings: &Settings,
-        order: &mut InferenceRequest,
+        request: &mut InferenceRequest,
         window: u64,
-        client: &HeaderMap,
     ) -> Option<u64> {
-        if order.parsed.prompt_bytes() > window.saturating_mul(MAX_BYTES_PER_TOKEN) {
+        if request.parsed.prompt_bytes() > window.saturating_mul(MAX_BYTES_PER_TOKEN) {
             return None;
         }
-        order.asking = None;
-        let (asking, others) = self.token_counters.asked.begin(order.spec.tenant);
-        if self.dispatcher.surely_refuses(&order.spec, others) {
+        request.asking = None;
+        let (asking, others) = self.token_counters.asked.begin(request.tenant);
+        if self.dispatcher.surely_refuses(&request.job(false), others) {
             return None;
         }
-        order.asking = Some(asking);
-        let order = &*order;
+        request.asking = Some(asking);
+        let request = &*request;
         let asking = async {
-            for replica in self.engines(settings, order) {
+            for replica in self.engines(settings, request) {
                 let turn = self.token_counters.asked.turn(replica);
                 let _turn = turn.acquire().await.ok()?;
-                if let Some(count) = self.ask_engine(settings, order, replica, client).await {
+                if let Some(count) = self.ask_engine(settings, request, replica).await {
                     return Some(count);
                 }
             }
@@ -63,8 +60,12 @@ impl Proxy {
     }
 
     /// Replicas to ask. The first replica rotates with the job id.
-    fn engines(&self, settings: &Settings, order: &InferenceRequest) -> SmallVec<[ReplicaId; ENGINES_ASKED]> {
-        let pools = settings.policy.models.get(order.spec.model).map(|row| row.pools.as_slice());
+    fn engines(
+        &self,
+        settings: &Settings,
+        request: &InferenceRequest,
+    ) -> SmallVec<[ReplicaId; ENGINES_ASKED]> {
+        let pools = settings.policy.models.get(request.model()).map(|row| row.pools.as_slice());
         let can_count = |pool: &PoolId| {
             settings.edge.pools.get(*pool).is_some_and(|pool| pool.engine.can(Ability::Tokenize))
         };
@@ -76,16 +77,15 @@ impl Proxy {
             .flat_map(|pool| pool.replicas.iter().copied())
             .filter(|replica| !settings.policy.draining.contains(replica))
             .collect();
-        let first = order.spec.id.index() % replicas.len().max(1);
+        let first = request.id.index() % replicas.len().max(1);
         replicas.iter().cycle().skip(first).take(replicas.len().min(ENGINES_ASKED)).copied().collect()
     }
 
     async fn ask_engine(
         &self,
         settings: &Settings,
-        order: &InferenceRequest,
+        request: &InferenceRequest,
         replica: ReplicaId,
-        client: &HeaderMap,
     ) -> Option<u64> {
         #[derive(Deserialize)]
         struct TokenizeAnswer {
@@ -93,18 +93,19 @@ impl Proxy {
         }
         let at = settings.edge.replicas.get(replica)?;
         let pool = settings.edge.pools.get(at.pool)?;
-        let name = pool.model_names.get(&order.spec.model)?;
+        let name = pool.model_names.get(&request.model())?;
         // `/tokenize` ignores the other fields and takes one prompt at a time.
         let edits = RequestEdits { model: Some(name), ..RequestEdits::default() };
-        let body = (order.parsed.prompts == 1).then(|| edit(&order.body, &order.parsed, &edits))?;
-        let mut headers = headers::upstream_headers(client);
+        let body =
+            (request.parsed.prompts == 1).then(|| edit(&request.body.bytes, &request.parsed, &edits))?;
+        let mut headers = request.headers.clone();
         headers.extend(bearer(pool).map(|bearer| (AUTHORIZATION, bearer)));
         let call = UpstreamCall { method: Method::POST, path: "/tokenize", headers: &headers, body };
         let sent = self.upstreams.replica(replica, at).send(&call, &settings.edge.upstream).await.ok()?;
-        if !sent.exchange.head.status.is_success() {
+        if !sent.head.status.is_success() {
             return None;
         }
-        let answer = whole_body(sent.exchange, MAX_COUNT_BYTES).await.ok()?;
+        let answer = whole_body(sent, MAX_COUNT_BYTES).await.ok()?;
         serde_json::from_slice(&answer).ok().map(|TokenizeAnswer { count }| count)
     }
 }

@@ -5,44 +5,41 @@ use std::future::pending;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use http::HeaderMap;
+use smallvec::SmallVec;
 use tokio::time::sleep_until;
 
 use crate::core::model::event::{AttemptOutcome, EngineFault};
+use crate::core::model::ids::ReplicaId;
 use crate::core::model::job::JobUsage;
 use crate::core::model::time::Tick;
 use crate::dispatcher::ticket::Ticket;
 use crate::protocol::error::ApiError;
 use crate::protocol::error::catalogue::ErrorKind;
 use crate::protocol::response::partial_answer::PartialAnswer;
-use crate::proxy::attempt::resets::EngineResets;
-use crate::proxy::attempt::{AttemptContext, AttemptResult};
+use crate::proxy::attempt::{AttemptError, EngineAnswer, MOST_SENDS};
+use crate::proxy::data_plane::Proxy;
 use crate::proxy::request::InferenceRequest;
 use crate::proxy::summary::RequestRecord;
 use crate::proxy::summary::active::ActiveRequest;
 use crate::telemetry::trace::RequestPhase;
 
 use super::ServeError;
-use crate::proxy::data_plane::Proxy;
-use crate::proxy::response::client_answer::ClientAnswer;
-use crate::proxy::summary::place;
 
 impl Proxy {
     /// Dispatches the request to one replica after another, until a replica answers or the
-    /// scheduler rejects the job. `headers` are the client's headers that go upstream. `so_far` is
-    /// the part of the answer that the client has, if another engine can continue from it.
+    /// scheduler rejects the job. `so_far` is the part of the answer that the client has, if another
+    /// engine can continue from it.
     ///
     /// # Errors
     /// The reason why there is no answer. The job is then over.
     pub(in crate::proxy) async fn attempt_until_answered(
         &self,
-        order: &InferenceRequest,
-        headers: &HeaderMap,
+        request: &InferenceRequest,
         so_far: Option<&PartialAnswer>,
-        request: &mut ActiveRequest,
-    ) -> Result<ClientAnswer, ServeError> {
-        match request.parts() {
-            Some((ticket, record)) => self.attempt_loop(order, headers, so_far, ticket, record).await,
+        active: &mut ActiveRequest,
+    ) -> Result<EngineAnswer, ServeError> {
+        match active.parts() {
+            Some((ticket, record)) => self.attempt_loop(request, so_far, ticket, record).await,
             None => {
                 let error = ApiError::new(ErrorKind::Internal, "the request was not admitted");
                 Err(ServeError::Refused(error))
@@ -52,68 +49,64 @@ impl Proxy {
 
     async fn attempt_loop(
         &self,
-        order: &InferenceRequest,
-        headers: &HeaderMap,
+        request: &InferenceRequest,
         so_far: Option<&PartialAnswer>,
         ticket: &mut Ticket,
         record: &mut RequestRecord,
-    ) -> Result<ClientAnswer, ServeError> {
-        let (upstreams, paces, answers) = (&self.upstreams, &*self.itl_samplers, &self.answers);
-        let tries = AttemptContext { upstreams, paces, answers, order, headers, so_far };
+    ) -> Result<EngineAnswer, ServeError> {
         let mut resets = EngineResets::default();
         let before = record.end.usage;
         loop {
             let waiting_since = record.clock.now();
-            let placement = ticket.dispatched().await.map_err(ServeError::Rejected)?;
+            let grant = ticket.dispatched().await.map_err(ServeError::Rejected)?;
             if let Some(trace) = &record.trace {
                 trace.phase(RequestPhase::Queue, waiting_since, record.clock.now());
             }
             let settings = self.settings.load_full();
-            let place = place(&settings, placement);
-            record.sent(place);
-            record.end.usage = Some(before.unwrap_or_default());
-            let sent = record.clock.now();
+            record.sent(grant, &settings);
+            let (sent, sends) = (record.clock.now(), resets.left(grant.replica));
             // A preemption drops the attempt's future and with it the connection.
             let attempt = tokio::select! {
                 biased;
                 why = ticket.preempted() => Err(why),
-                () = self.patience_of(order, so_far, record.end.early_head.clone()) => {
+                () = self.patience_of(request, so_far, record.end.early_head.clone()) => {
                     ticket.give_up(JobUsage::Unknown);
                     return Err(ServeError::Refused(ApiError::client_deadline()));
                 }
-                attempt = tries.run(&settings, place, resets.left(place.replica), record) => Ok(attempt),
+                attempt = request.attempt(self, &settings, grant, sends, so_far, record) => Ok(attempt),
             };
-            if let Ok(AttemptResult::Failed(EngineFault::Reset, _)) = attempt {
-                resets.note(place.replica, record.at_engine.sends);
-            }
             match attempt {
-                Err(why) => record.preempted(place.replica, why),
-                Ok(AttemptResult::Stream { stream, head, whole }) if ticket.report_first_token() => {
-                    record.token_came();
-                    return Ok(ClientAnswer::Stream { stream, head, whole });
+                Err(why) => record.preempted(grant.replica, why),
+                Ok(Ok(answer)) if answer.report(ticket) => {
+                    match &answer {
+                        EngineAnswer::Stream { .. } => record.token_came(),
+                        EngineAnswer::Whole { usage, finish_reason, .. } => {
+                            record.at_engine.finish_reason = *finish_reason;
+                            record.at_engine.whole_answer = Some(record.clock.now().since(sent));
+                            record.succeeded(*usage);
+                        }
+                    }
+                    return Ok(answer);
                 }
-                Ok(AttemptResult::Answer { status, head, body, usage, finish_reason })
-                    if ticket.finish(AttemptOutcome::Done(usage)) =>
-                {
-                    record.at_engine.finish_reason = finish_reason;
-                    record.at_engine.whole_answer = Some(record.clock.now().since(sent));
-                    record.succeeded(usage);
-                    return Ok(ClientAnswer::Whole { status, head, body });
-                }
-                Ok(AttemptResult::Refused(error, usage))
+                Ok(Err(AttemptError::Refused(error, usage)))
                     if ticket.finish(AttemptOutcome::Done(before.unwrap_or(usage))) =>
                 {
                     record.end.usage = Some(before.unwrap_or(usage));
                     return Err(ServeError::Refused(error));
                 }
-                Ok(AttemptResult::Failed(fault, usage))
-                    if ticket
-                        .requeue(fault, before.filter(|_| usage == JobUsage::Unknown).unwrap_or(usage)) =>
-                {
-                    record.requeued(place.replica, fault);
+                Ok(Err(AttemptError::Failed(fault, usage))) => {
+                    if fault == EngineFault::Reset {
+                        resets.note(grant.replica, record.at_engine.sends);
+                    }
+                    let usage = before.filter(|_| usage == JobUsage::Unknown).unwrap_or(usage);
+                    if ticket.requeue(fault, usage) {
+                        record.requeued(grant.replica, fault);
+                    } else {
+                        record.preempted(grant.replica, ticket.preempted().await);
+                    }
                 }
                 // The result came too late: the job was preempted before the result arrived.
-                Ok(_) => record.preempted(place.replica, ticket.preempted().await),
+                Ok(_) => record.preempted(grant.replica, ticket.preempted().await),
             }
         }
     }
@@ -122,16 +115,52 @@ impl Proxy {
     /// client has got the start of its answer.
     async fn patience_of(
         &self,
-        order: &InferenceRequest,
+        request: &InferenceRequest,
         so_far: Option<&PartialAnswer>,
         early: Option<Arc<AtomicBool>>,
     ) {
-        if so_far.is_some_and(PartialAnswer::is_resumed) || order.spec.patience == Tick::NEVER {
+        if so_far.is_some_and(PartialAnswer::is_resumed) || request.patience == Tick::NEVER {
             return pending().await;
         }
-        sleep_until(self.dispatcher.clock().instant(order.spec.patience)).await;
+        sleep_until(self.dispatcher.clock().instant(request.patience)).await;
         if early.is_some_and(|sent| sent.load(Ordering::Relaxed)) {
             pending::<()>().await;
         }
+    }
+}
+
+/// Number of sends of a request to each replica that reset its connection.
+#[derive(Debug, Default)]
+struct EngineResets(SmallVec<[(ReplicaId, u32); 4]>);
+
+impl EngineResets {
+    /// Adds `times` sends of the request to a replica that reset its connection.
+    fn note(&mut self, replica: ReplicaId, times: u32) {
+        match self.0.iter_mut().find(|(known, _)| *known == replica) {
+            Some((_, count)) => *count += times,
+            None => self.0.push((replica, times)),
+        }
+    }
+
+    /// Number of sends that the replica may still get.
+    fn left(&self, replica: ReplicaId) -> u32 {
+        let count = self.0.iter().find(|(known, _)| *known == replica).map_or(0, |(_, count)| *count);
+        MOST_SENDS.saturating_sub(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_engine_gets_a_request_twice() {
+        let (mut resets, [a, b]) = (EngineResets::default(), [ReplicaId::new(0), ReplicaId::new(1)]);
+        assert_eq!(resets.left(a), 2);
+        resets.note(a, 1);
+        assert_eq!((resets.left(a), resets.left(b)), (1, 2));
+        resets.note(a, 2);
+        resets.note(b, 2);
+        assert_eq!((resets.left(a), resets.left(b)), (0, 0));
     }
 }

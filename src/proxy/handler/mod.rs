@@ -12,7 +12,7 @@ use crate::auth::client::ConnectedClient;
 use crate::auth::{Identity, PresentedCredential};
 use crate::config::settings::Settings;
 use crate::core::model::event::{Event, RejectReason, Rejection};
-use crate::core::model::job::{JobSpec, JobUsage};
+use crate::core::model::job::JobUsage;
 use crate::protocol::api::{Api, Dialect};
 use crate::protocol::error::ApiError;
 use crate::protocol::error::catalogue::ErrorKind;
@@ -21,18 +21,12 @@ use crate::protocol::ids::random;
 use crate::protocol::ids::request_id;
 use crate::protocol::response::partial_answer::PartialAnswer;
 use crate::protocol::route::{Route, route};
-use crate::proxy::body::{self, BodyError, BodyReservation};
+use crate::proxy::attempt::EngineAnswer;
+use crate::proxy::body::{self, BodyError};
 pub use crate::proxy::data_plane::Proxy;
-use crate::proxy::relay::continuation::{self, Continuation};
-pub(super) use crate::proxy::request::checked::CheckedRequest;
-use crate::proxy::request::session;
-pub(super) use crate::proxy::request::superseding::replaced;
-use crate::proxy::request::superseding::{RetriableRequest, SupersededRequest};
+use crate::proxy::request::superseding::{RetriableRequest, SupersededRequest, replaced};
 use crate::proxy::request::{self, InferenceRequest};
-use crate::proxy::response::body::AnswerBody;
-pub(super) use crate::proxy::response::client_answer::ClientAnswer;
-use crate::proxy::response::error_response;
-pub(super) use crate::proxy::response::served::ServedRequest;
+use crate::proxy::response::{AnswerBody, ServedRequest, error_response};
 use crate::proxy::summary::RequestRecord;
 use crate::proxy::summary::active::ActiveRequest;
 use crate::telemetry::event::RequestOutcome;
@@ -46,7 +40,7 @@ mod attempts;
 /// Reason why a request got no answer from its model.
 #[derive(Debug)]
 pub(super) enum ServeError {
-    /// The client's request is the reason, as for `AttemptResult::Refused`.
+    /// The client's request is the reason, as for `AttemptError::Refused`.
     Refused(ApiError),
     /// The scheduler rejected the job.
     Rejected(Rejection),
@@ -100,17 +94,17 @@ impl Proxy {
         let record = RequestRecord::new(&self.telemetry, self.dispatcher.clock(), id, api);
         let mut active = ActiveRequest::new(record);
         active.record.journal.clone_from(&self.journal);
-        let taken = tokio::select! {
+        let read = tokio::select! {
             biased;
-            taken = Box::pin(self.receive(api, request, peer, &mut active.record)) => taken,
+            read = Box::pin(self.receive(api, request, peer, &mut active.record)) => read,
             () = self.dispatcher.shutdown().expired() => Err(ApiError::from(RejectReason::Draining)),
         };
-        let taken = match taken {
-            Ok(taken) => taken,
+        let request = match read {
+            Ok(request) => request,
             Err(error) => return error_response(error, &mut active.record),
         };
-        let early = self.early_head(&taken, &mut active.record);
-        let serving = Box::pin(Arc::clone(self).serve(taken, active));
+        let early = self.early_head(&request, &mut active.record);
+        let serving = Box::pin(Arc::clone(self).serve(request, active));
         match early {
             None => self.respond(serving.await),
             Some(early) => self.respond_early(serving, early).await,
@@ -124,92 +118,94 @@ impl Proxy {
         request: Request<Incoming>,
         peer: &ConnectedClient,
         record: &mut RequestRecord,
-    ) -> Result<CheckedRequest, ApiError> {
+    ) -> Result<InferenceRequest, ApiError> {
         let settings = self.settings.load_full();
-        let (parts, body) = request.into_parts();
-        let identity = self.identify(&settings, &parts.headers, peer).await?;
+        let (head, body) = request.into_parts();
+        let identity = self.identify(&settings, &head.headers, peer).await?;
         record.identity = Some(identity.clone());
         if self.dispatcher.shutdown().is_draining() {
             return Err(ApiError::from(RejectReason::Draining));
         }
         let patience = settings.startup.door.body_timeout;
-        let held = self.bodies.hold(identity.tenant);
-        let read = body::read(body, &settings.edge.requests, patience, held).await;
-        let (body, held) = read.map_err(|unread| not_read(unread, record))?;
-        let now = record.clock.now();
-        let at = (self.dispatcher.next_job_id(), now);
-        let mut order = request::read(&settings, &identity, api, &parts.headers, body, at)?;
-        order.spec.session = session::of(&settings, &self.prefixes, &parts.headers, &order);
-        order.spec.fingerprint = self.prefixes.fingerprint(&order.spec, api, &order.body);
-        self.note_order(&order, &parts.headers, record);
-        self.check_context(&settings, &mut order, &parts.headers, record).await?;
-        self.register_retry(&mut order, &parts.headers, record);
-        let headers = headers::upstream_headers(&parts.headers);
-        let is_retry = headers::retry_count(&parts.headers).is_some_and(|count| count > 0);
-        Ok(CheckedRequest { settings, order, headers, held, is_retry })
+        let body = body::read(body, &settings.edge.requests, patience, self.bodies.hold(identity.tenant));
+        let body = body.await.map_err(|unread| not_read(unread, record))?;
+        let at = (self.dispatcher.next_job_id(), record.clock.now());
+        let mut request = request::read(&settings, &identity, api, &head.headers, body, at)?;
+        request.recognise(&settings, &self.prefixes, &head.headers);
+        self.note_request(&request, &head.headers, record);
+        self.check_context(&settings, &mut request, record).await?;
+        self.register_retry(&mut request, &head.headers, record);
+        Ok(request)
     }
 
     /// Queues and dispatches a checked request, up to the point where the client may be answered.
-    async fn serve(self: Arc<Self>, taken: CheckedRequest, mut request: ActiveRequest) -> ServedRequest {
-        let CheckedRequest { settings, mut order, headers, held, is_retry } = taken;
-        let notice = request.record.notice().map(Arc::clone);
-        let answered = tokio::select! {
+    async fn serve(
+        self: Arc<Self>,
+        mut request: InferenceRequest,
+        mut active: ActiveRequest,
+    ) -> ServedRequest {
+        let notice = active.record.notice().map(Arc::clone);
+        let answer = tokio::select! {
             biased;
-            () = replaced(notice) => Err(request.record.superseded()),
-            answered = self.serve_with_fallback(&mut order, &headers, &held, settings, &mut request) => answered,
+            () = replaced(notice) => Err(active.record.superseded()),
+            answer = self.serve_with_fallback(&mut request, &mut active) => answer,
             () = self.dispatcher.shutdown().expired() => Err(ApiError::from(RejectReason::Draining)),
         };
-        let (answered, can_go_on) = match answered {
-            Ok(answered) => answered,
-            Err(error) => return ServedRequest { answered: Err(error), request },
+        let (answer, can_continue) = match answer {
+            Ok(answer) => answer,
+            Err(error) => return ServedRequest { answer: Err(error), active, request: None },
         };
-        if !is_retry {
-            self.copy(&order, &headers, &held, &mut request.record);
+        if !active.record.retry.is_retry {
+            self.copy(&request, &mut active.record);
         }
-        let continuation = can_go_on.then(|| Continuation { proxy: self, order, headers, held });
-        ServedRequest { answered: Ok((answered, continuation)), request }
+        ServedRequest { answer: Ok(answer), active, request: can_continue.then_some(request) }
     }
 
     /// Registers a request that carries a retry count, so that a retry can supersede it. A retry
     /// ends the request that it repeats at once, and takes over its arrival time.
-    fn register_retry(&self, order: &mut InferenceRequest, client: &HeaderMap, record: &mut RequestRecord) {
+    fn register_retry(&self, request: &mut InferenceRequest, client: &HeaderMap, record: &mut RequestRecord) {
+        let Some(count) = headers::retry_count(client) else { return };
+        record.retry.is_retry = count > 0;
         // The boundary of a multipart form differs in each retry, so equal bodies look different.
-        let Some(count) = headers::retry_count(client).filter(|_| !order.api.is_multipart()) else { return };
-        let spec = &mut order.spec;
-        let (seat, original) = self.retries.enter(RetriableRequest {
-            tenant: spec.tenant,
+        if request.parsed.api.is_multipart() {
+            return;
+        }
+        let (guard, original) = self.retries.enter(RetriableRequest {
+            tenant: request.tenant,
             key_id: record.identity.as_ref().and_then(|identity| identity.key_id.as_deref()),
-            api: order.api,
-            body: &order.body,
+            api: request.parsed.api,
+            body: &request.body.bytes,
             count,
-            job: spec.id,
-            arrived: spec.arrived,
+            job: request.id,
+            arrived: request.arrived,
             request_id: &record.request_id,
         });
-        record.retry.live_guard = Some(seat);
+        record.retry.live_guard = Some(guard);
         if let Some(SupersededRequest { job, arrived, request_id }) = original {
             self.dispatcher.event(Event::ClientLeft { job, usage: JobUsage::Unknown });
-            spec.arrived = arrived;
+            request.arrived = arrived;
             record.retry.replaces = Some(request_id);
         }
     }
 
-    fn note_order(&self, order: &InferenceRequest, client: &HeaderMap, record: &mut RequestRecord) {
-        record.work.class = Some(order.spec.class);
-        record.work.model = Some(order.spec.model);
-        record.work.requested_model.clone_from(&order.parsed.model);
-        record.work.stream = order.parsed.stream;
+    /// Begins the request's trail and trace.
+    fn note_request(&self, request: &InferenceRequest, client: &HeaderMap, record: &mut RequestRecord) {
+        let (api, model) = (request.parsed.api, request.model());
+        record.work.class = Some(request.class);
+        record.work.model = Some(model);
+        record.work.requested_model.clone_from(&request.parsed.model);
+        record.work.stream = request.parsed.stream;
         record.trail = Some(self.telemetry.history().begin(RequestTrail {
             request_id: record.request_id.clone(),
-            job: order.spec.id,
+            job: request.id,
             came: wall::now(),
-            tenant: order.spec.tenant,
-            class: order.spec.class,
-            model: order.spec.model,
+            tenant: request.tenant,
+            class: request.class,
+            model,
             fallback: None,
-            api: order.api.upstream_path(),
-            stream: order.parsed.stream,
-            prompt_tokens: order.spec.prompt_tokens,
+            api: api.upstream_path(),
+            stream: request.parsed.stream,
+            prompt_tokens: request.tokens.prompt,
             prompt_source: CountSource::Estimate,
             tries: SmallVec::new(),
             forgotten_tries: 0,
@@ -218,8 +214,8 @@ impl Proxy {
         let policy = self.telemetry.policy();
         record.trace = Some(self.telemetry.tracer().start(TraceStart {
             headers: client,
-            operation: order.api.operation_name(),
-            model: Some(policy.models.name(order.spec.model)),
+            operation: api.operation_name(),
+            model: Some(policy.models.name(model)),
             arrived: record.started,
             now: record.clock.now(),
         }));
@@ -229,31 +225,29 @@ impl Proxy {
     /// whether another replica could continue the answer.
     async fn serve_with_fallback(
         &self,
-        order: &mut InferenceRequest,
-        headers: &HeaderMap,
-        held: &BodyReservation,
-        mut settings: Arc<Settings>,
-        request: &mut ActiveRequest,
-    ) -> Result<(ClientAnswer, bool), ApiError> {
+        request: &mut InferenceRequest,
+        active: &mut ActiveRequest,
+    ) -> Result<(EngineAnswer, bool), ApiError> {
         loop {
-            let can_go_on = continuation::is_possible(&settings, order, held);
-            order.spec.resumable = can_go_on;
-            let InferenceRequest { spec, parsed, body, .. } = &*order;
-            let prefix = self.prefixes.prefix(spec.model, parsed, body, spec.prompt_tokens);
-            request.admitted(self.dispatcher.admit(*spec, prefix, &settings.policy));
-            order.asking = None;
+            let settings = self.settings.load_full();
+            let can_continue = request.can_continue(&settings);
+            let InferenceRequest { parsed, body, tokens, .. } = &*request;
+            let prefix = self.prefixes.prefix(request.model(), parsed, &body.bytes, tokens.prompt);
+            active.admitted(self.dispatcher.admit(request.job(can_continue), prefix, &settings.policy));
+            request.asking = None;
             drop(settings);
-            let nothing = can_go_on.then(PartialAnswer::default);
-            match self.attempt_until_answered(order, headers, nothing.as_ref(), request).await {
-                Ok(answered) => return Ok((answered, can_go_on)),
+            let nothing = can_continue.then(PartialAnswer::default);
+            match self.attempt_until_answered(request, nothing.as_ref(), active).await {
+                Ok(answer) => return Ok((answer, can_continue)),
                 Err(ServeError::Refused(error)) => return Err(error),
                 Err(ServeError::Rejected(why)) => {
-                    settings = self.settings.load_full();
-                    let record = &mut request.record;
-                    if !self.try_fallback(&settings, order, why.reason, headers, record).await {
+                    let (settings, record) = (self.settings.load_full(), &mut active.record);
+                    if !self.try_fallback(&settings, request, why.reason, record).await {
                         return Err(match why.reason {
-                            RejectReason::TooManySequences { most } => order.parsed.too_many_sequences(most),
-                            _ => reject(why, &order.spec, record),
+                            RejectReason::TooManySequences { most } => {
+                                request.parsed.too_many_sequences(most)
+                            }
+                            _ => reject(why, request, record),
                         });
                     }
                 }
@@ -276,7 +270,7 @@ fn not_read(unread: BodyError, record: &mut RequestRecord) -> ApiError {
 
 /// The error for a rejection. A wait that ran out is an error of its class's deadline, unless the
 /// client stated the deadline itself.
-fn reject(rejection: Rejection, spec: &JobSpec, record: &mut RequestRecord) -> ApiError {
+fn reject(rejection: Rejection, request: &InferenceRequest, record: &mut RequestRecord) -> ApiError {
     if record.at_engine.attempts > 0 {
         record.end.usage.get_or_insert(JobUsage::Unknown);
     }
@@ -288,7 +282,7 @@ fn reject(rejection: Rejection, spec: &JobSpec, record: &mut RequestRecord) -> A
         _ => RequestOutcome::Rejected,
     };
     record.ended(outcome, rejection.reason.name());
-    let named = spec.deadline >= spec.patience || record.clock.now() >= spec.patience;
+    let named = request.deadline >= request.patience || record.clock.now() >= request.patience;
     match rejection.reason {
         RejectReason::DeadlineExceeded | RejectReason::Unmeetable if !named => {
             ApiError::max_wait_reached(rejection.retry_after)

@@ -20,20 +20,21 @@ use crate::auth::{Authenticator, Identity};
 use crate::config::load::load_str_with;
 use crate::config::secret::MachineSecrets;
 use crate::config::settings::identity::Grant;
-use crate::core::model::event::{Action, DispatchReason, JobAction, PreemptReason};
-use crate::core::model::ids::{JobId, ReplicaId};
+use crate::core::model::event::{Action, DispatchGrant, DispatchReason, JobAction, PreemptReason};
+use crate::core::model::ids::{JobId, PoolId, ReplicaId};
 use crate::core::model::job::PromptPrefix;
 use crate::dispatcher::Dispatcher;
 use crate::dispatcher::clock::GatewayClock;
 use crate::protocol::api::Api;
 use crate::protocol::request::prefix::PrefixHasher;
 use crate::protocol::response::partial_answer::PartialAnswer;
+use crate::proxy::attempt::EngineAnswer;
+use crate::proxy::body::RequestBody;
 use crate::proxy::data_plane::Proxy;
 use crate::proxy::handler::ServeError;
-use crate::proxy::relay::continuation::{Continuation, LiveStream};
+use crate::proxy::relay::live_stream::LiveStream;
 use crate::proxy::request::{self, InferenceRequest};
-use crate::proxy::response::body::AnswerBody;
-use crate::proxy::response::client_answer::ClientAnswer;
+use crate::proxy::response::AnswerBody;
 use crate::proxy::summary::RequestRecord;
 use crate::proxy::summary::active::ActiveRequest;
 use crate::proxy::upstream::Upstreams;
@@ -84,7 +85,7 @@ async fn proxy(urls: [String; 2]) -> Arc<Proxy> {
     })
 }
 
-type Asked = (Result<ClientAnswer, ServeError>, ActiveRequest);
+type Asked = (Result<EngineAnswer, ServeError>, ActiveRequest);
 
 /// A request on its way through the proxy, and the job that it is.
 fn ask(proxy: &Arc<Proxy>, stream: bool) -> (InferenceRequest, JoinHandle<Asked>) {
@@ -97,18 +98,20 @@ fn ask(proxy: &Arc<Proxy>, stream: bool) -> (InferenceRequest, JoinHandle<Asked>
     let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     let at = (proxy.dispatcher.next_job_id(), proxy.dispatcher.clock().now());
-    let order = || request::read(&settings, &identity, Api::Chat, &headers, body.clone(), at).unwrap();
-    let (order, kept, proxy) = (order(), order(), Arc::clone(proxy));
-    let ticket = proxy.dispatcher.admit(order.spec, PromptPrefix::default(), &settings.policy);
+    let read = || {
+        let body = RequestBody::for_test(tenant, body.clone());
+        request::read(&settings, &identity, Api::Chat, &headers, body, at).unwrap()
+    };
+    let (request, kept, proxy) = (read(), read(), Arc::clone(proxy));
+    let ticket = proxy.dispatcher.admit(request.job(false), PromptPrefix::default(), &settings.policy);
     let running = tokio::spawn(async move {
         let id = HeaderValue::from_static("r");
         let record = RequestRecord::new(&proxy.telemetry, proxy.dispatcher.clock(), id, Api::Chat);
-        let mut request = ActiveRequest::new(record);
-        request.admitted(ticket);
-        let answered = proxy
-            .attempt_until_answered(&order, &headers, Some(&PartialAnswer::default()), &mut request)
-            .await;
-        (answered, request)
+        let mut active = ActiveRequest::new(record);
+        active.admitted(ticket);
+        let nothing = PartialAnswer::default();
+        let answer = proxy.attempt_until_answered(&request, Some(&nothing), &mut active).await;
+        (answer, active)
     });
     (kept, running)
 }
@@ -143,32 +146,31 @@ async fn hung_up(mut socket: TcpStream) {
 }
 
 /// Moves the job from the first engine to the second.
-fn move_over(proxy: &Proxy, order: &InferenceRequest) {
-    let job = order.spec.id;
+fn move_over(proxy: &Proxy, request: &InferenceRequest) {
+    let job = request.id;
     let recall =
         Action::Job(JobAction::Preempt { job, replica: ReplicaId::new(0), why: PreemptReason::Stalled });
-    proxy.dispatcher.apply_for_test([
-        recall,
-        Action::Job(JobAction::Dispatch { job, replica: ReplicaId::new(1), why: DispatchReason::ALONE }),
-    ]);
+    let why = DispatchReason { attempt: 2, ..DispatchReason::ALONE };
+    let grant = DispatchGrant { job, pool: PoolId::new(0), replica: ReplicaId::new(1), why };
+    proxy.dispatcher.apply_for_test([recall, Action::Job(JobAction::Dispatch(grant))]);
 }
 
 #[tokio::test]
 async fn a_silent_engine_is_left_and_another_answers() {
     let ((first, a), (second, b)) = (listen().await, listen().await);
     let proxy = proxy([format!("http://{a}"), format!("http://{b}")]).await;
-    let (order, running) = ask(&proxy, false);
+    let (request, running) = ask(&proxy, false);
     let silent = called(&first).await;
-    move_over(&proxy, &order);
+    move_over(&proxy, &request);
     hung_up(silent).await;
     called(&second).await.write_all(PLAIN.as_bytes()).await.unwrap();
-    let (answered, request) = timeout(PATIENCE, running).await.unwrap().unwrap();
-    assert!(matches!(answered, Ok(ClientAnswer::Whole { .. })));
+    let (answer, active) = timeout(PATIENCE, running).await.unwrap().unwrap();
+    assert!(matches!(answer, Ok(EngineAnswer::Whole { .. })));
     assert_eq!(
-        (request.record.at_engine.attempts, request.record.at_engine.preemptions),
+        (active.record.at_engine.attempts, active.record.at_engine.preemptions),
         (2, (1, Some(PreemptReason::Stalled)))
     );
-    assert_eq!(request.record.at_engine.place.unwrap().replica, ReplicaId::new(1));
+    assert_eq!(active.record.at_engine.dispatch.replica(), Some(ReplicaId::new(1)));
     assert_eq!(proxy.dispatcher.snapshot().jobs, 0);
 }
 
@@ -176,19 +178,19 @@ async fn a_silent_engine_is_left_and_another_answers() {
 async fn a_stream_without_a_token_is_left_too() {
     let ((first, a), (second, b)) = (listen().await, listen().await);
     let proxy = proxy([format!("http://{a}"), format!("http://{b}")]).await;
-    let (order, running) = ask(&proxy, true);
+    let (request, running) = ask(&proxy, true);
     let mut dumb = called(&first).await;
     dumb.write_all((HEAD.to_owned() + &event(ROLE)).as_bytes()).await.unwrap();
     tokio::task::yield_now().await;
-    move_over(&proxy, &order);
+    move_over(&proxy, &request);
     hung_up(dumb).await;
     let mut other = called(&second).await;
     other.write_all((HEAD.to_owned() + &event(ROLE) + &event(TOKEN)).as_bytes()).await.unwrap();
-    let (answered, request) = timeout(PATIENCE, running).await.unwrap().unwrap();
-    let Ok(ClientAnswer::Stream { stream, .. }) = answered else { panic!("no stream") };
-    assert!(stream.has_output() && request.record.at_engine.first_token.is_some());
-    assert_eq!((request.record.at_engine.attempts, request.record.at_engine.preemptions.0), (2, 1));
-    drop((stream, request));
+    let (answer, active) = timeout(PATIENCE, running).await.unwrap().unwrap();
+    let Ok(EngineAnswer::Stream { stream, .. }) = answer else { panic!("no stream") };
+    assert!(stream.has_output() && active.record.at_engine.first_token.is_some());
+    assert_eq!((active.record.at_engine.attempts, active.record.at_engine.preemptions.0), (2, 1));
+    drop((stream, active));
     hung_up(other).await;
     assert_eq!(proxy.dispatcher.snapshot().jobs, 0);
 }
@@ -197,23 +199,23 @@ async fn a_stream_without_a_token_is_left_too() {
 async fn an_engine_that_does_not_finish_the_handshake_is_left() {
     let ((first, a), (second, b)) = (listen().await, listen().await);
     let proxy = proxy([format!("https://{a}"), format!("http://{b}")]).await;
-    let (order, running) = ask(&proxy, false);
+    let (request, running) = ask(&proxy, false);
     let connecting = called(&first).await;
-    move_over(&proxy, &order);
+    move_over(&proxy, &request);
     hung_up(connecting).await;
     called(&second).await.write_all(PLAIN.as_bytes()).await.unwrap();
-    let (answered, request) = timeout(PATIENCE, running).await.unwrap().unwrap();
-    assert!(answered.is_ok() && request.record.at_engine.preemptions.0 == 1);
+    let (answer, active) = timeout(PATIENCE, running).await.unwrap().unwrap();
+    assert!(answer.is_ok() && active.record.at_engine.preemptions.0 == 1);
 }
 
 #[tokio::test]
 async fn a_client_that_leaves_between_two_tries_leaves_nothing() {
     let ((first, a), (_second, b)) = (listen().await, listen().await);
     let proxy = proxy([format!("http://{a}"), format!("http://{b}")]).await;
-    let (order, running) = ask(&proxy, false);
+    let (request, running) = ask(&proxy, false);
     let silent = called(&first).await;
     let recall = Action::Job(JobAction::Preempt {
-        job: order.spec.id,
+        job: request.id,
         replica: ReplicaId::new(0),
         why: PreemptReason::Stalled,
     });
@@ -244,17 +246,17 @@ async fn whenever_a_recall_comes_there_is_one_answer_and_nothing_stays() {
     let proxy = proxy([format!("http://{a}"), format!("http://{b}")]).await;
     let mut recalled = 0;
     for round in 0..300_u32 {
-        let (order, running) = ask(&proxy, false);
+        let (request, running) = ask(&proxy, false);
         // From before the connection to after the answer.
         for _ in 0..round % 30 {
             tokio::task::yield_now().await;
         }
-        move_over(&proxy, &order);
-        let (answered, request) = timeout(PATIENCE, running).await.unwrap().unwrap();
-        assert!(matches!(answered, Ok(ClientAnswer::Whole { .. })), "{round}");
-        assert_eq!(request.record.at_engine.attempts, request.record.at_engine.preemptions.0 + 1);
-        recalled += request.record.at_engine.preemptions.0;
-        drop(request);
+        move_over(&proxy, &request);
+        let (answer, active) = timeout(PATIENCE, running).await.unwrap().unwrap();
+        assert!(matches!(answer, Ok(EngineAnswer::Whole { .. })), "{round}");
+        assert_eq!(active.record.at_engine.attempts, active.record.at_engine.preemptions.0 + 1);
+        recalled += active.record.at_engine.preemptions.0;
+        drop(active);
         let snapshot = proxy.dispatcher.snapshot();
         assert_eq!((snapshot.jobs, snapshot.replicas[0].running), (0, 0), "{round}");
     }
@@ -264,18 +266,14 @@ async fn whenever_a_recall_comes_there_is_one_answer_and_nothing_stays() {
 
 /// A stream that has given a first token, as its client gets it.
 async fn relayed(proxy: &Arc<Proxy>, first: &TcpListener) -> (JobId, TcpStream, AnswerBody) {
-    let (mut order, running) = ask(proxy, true);
+    let (request, running) = ask(proxy, true);
     let mut engine = called(first).await;
     engine.write_all((HEAD.to_owned() + &event(ROLE) + &event(TOKEN)).as_bytes()).await.unwrap();
-    let (answered, request) = timeout(PATIENCE, running).await.unwrap().unwrap();
-    let Ok(ClientAnswer::Stream { stream, whole, .. }) = answered else { panic!("no stream") };
-    let held = proxy.bodies.hold(order.spec.tenant);
-    let job = order.spec.id;
-    order.spec.resumable = true;
-    let headers = HeaderMap::new();
-    let continuation = Some(Continuation { proxy: Arc::clone(proxy), order, headers, held });
-    let live = Box::new(LiveStream { stream, request, continuation });
-    (job, engine, AnswerBody::Stream(proxy.stream(live, whole)))
+    let (answer, active) = timeout(PATIENCE, running).await.unwrap().unwrap();
+    let Ok(EngineAnswer::Stream { stream, .. }) = answer else { panic!("no stream") };
+    let job = request.id;
+    let live = Box::new(LiveStream { stream, active, request: Some(request) });
+    (job, engine, AnswerBody::Stream(proxy.stream(live)))
 }
 
 async fn text(body: &mut AnswerBody) -> String {
@@ -348,13 +346,13 @@ async fn a_stream_that_cannot_go_on_stays_where_it_is() {
 async fn the_gaps_of_a_relayed_stream_are_counted() {
     let ((first, a), (_second, b)) = (listen().await, listen().await);
     let proxy = proxy([format!("http://{a}"), format!("http://{b}")]).await;
-    let (_order, running) = ask(&proxy, true);
+    let (_request, running) = ask(&proxy, true);
     let mut engine = called(&first).await;
     engine.write_all((HEAD.to_owned() + &event(ROLE) + &event(TOKEN)).as_bytes()).await.unwrap();
-    let (answered, request) = timeout(PATIENCE, running).await.unwrap().unwrap();
-    let Ok(ClientAnswer::Stream { stream, whole, .. }) = answered else { panic!("no stream") };
-    let live = Box::new(LiveStream { stream, request, continuation: None });
-    let mut body = AnswerBody::Stream(proxy.stream(live, whole));
+    let (answer, active) = timeout(PATIENCE, running).await.unwrap().unwrap();
+    let Ok(EngineAnswer::Stream { stream, .. }) = answer else { panic!("no stream") };
+    let live = Box::new(LiveStream { stream, active, request: None });
+    let mut body = AnswerBody::Stream(proxy.stream(live));
     // The role and the first token, which came with the head.
     for _ in 0..2 {
         timeout(PATIENCE, body.frame()).await.unwrap().unwrap().unwrap();

@@ -17,14 +17,13 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::{Id, JoinSet};
 use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 
 use crate::auth::client::ConnectedClient;
 use crate::config::settings::ListenerLimits;
 use crate::proxy::listener::answer::BoxError;
-use crate::proxy::listener::conn_state::ConnState;
+use crate::proxy::listener::conn_state::{ConnState, ListenerMetrics};
 use crate::proxy::listener::connection;
-use crate::proxy::listener::metrics::ListenerMetrics;
-use crate::proxy::listener::shutdown::ListenerShutdown;
 use crate::telemetry::Telemetry;
 use crate::tls::{CertificateSource, Handshakes};
 
@@ -37,6 +36,15 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 /// Shortest and longest wait after an accept that failed for lack of file descriptors or memory.
 const MIN_BACK_OFF: Duration = Duration::from_millis(5);
 const MAX_BACK_OFF: Duration = Duration::from_secs(1);
+
+/// The two signals that end [`serve`]. Clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct ListenerShutdown {
+    /// Accept no new connections, close idle connections, and let running requests finish.
+    pub drain: CancellationToken,
+    /// End all connections now.
+    pub abort: CancellationToken,
+}
 
 /// Binds `address` and listens with the listener's backlog.
 ///

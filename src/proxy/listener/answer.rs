@@ -16,9 +16,9 @@ use hyper::body::Incoming;
 use hyper::service::Service;
 use pin_project_lite::pin_project;
 
+use crate::proxy::listener::clock::Delivery;
 use crate::proxy::listener::conn_state::ConnState;
 use crate::proxy::listener::http2::checks::screen_http2;
-use crate::proxy::listener::progress::Delivery;
 use crate::proxy::listener::rejected::RequestRejected;
 
 /// Error of a body, in the form that hyper takes.
@@ -115,7 +115,14 @@ pin_project! {
         // Length of the last piece passed to hyper, in bytes.
         offered: usize,
         delivery: Option<Arc<Delivery>>,
-        end: AnswerEnd,
+        state: Arc<ConnState>,
+    }
+
+    impl<B> PinnedDrop for AnswerPieces<B> {
+        // Reports the end of the answer to the socket side.
+        fn drop(this: Pin<&mut Self>) {
+            this.project().state.set_answered();
+        }
     }
 }
 
@@ -129,8 +136,8 @@ pin_project! {
 
 impl<B> AnswerPieces<B> {
     fn new(content: AnswerContent<B>, delivery: Option<Arc<Delivery>>, state: &Arc<ConnState>) -> Self {
-        let end = AnswerEnd(Arc::clone(state));
-        Self { content, rest: Bytes::new(), was_cut: false, offered: 0, delivery, end }
+        let state = Arc::clone(state);
+        Self { content, rest: Bytes::new(), was_cut: false, offered: 0, delivery, state }
     }
 }
 
@@ -209,15 +216,6 @@ impl<B: Body<Data = Bytes>> Body for AnswerPieces<B> {
             with_rest.set_upper(upper + rest);
         }
         with_rest
-    }
-}
-
-/// Reports the end of an answer to the socket side when dropped.
-struct AnswerEnd(Arc<ConnState>);
-
-impl Drop for AnswerEnd {
-    fn drop(&mut self) {
-        self.0.set_answered();
     }
 }
 

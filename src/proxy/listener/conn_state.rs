@@ -1,6 +1,7 @@
-//! Connection state, shared by the parts of one connection.
+//! Connection state, shared by the parts of one connection, and the counters of all connections.
 
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::task::Context;
@@ -8,9 +9,11 @@ use std::task::Context;
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 
-use crate::proxy::listener::metrics::ListenerMetrics;
-use crate::proxy::listener::progress::Delivery;
+use crate::proxy::listener::clock::Delivery;
 use crate::proxy::listener::rejected::RequestRejected;
+use crate::telemetry::Telemetry;
+use crate::telemetry::event::{AnswerCutOff, ConnectionRefused, HandshakeFailed};
+use crate::tls::HandshakeError;
 
 /// State shared by a connection's socket side, its service side and the accept loop. Socket side
 /// and service side run in one task, so relaxed loads and stores suffice.
@@ -107,5 +110,48 @@ impl fmt::Debug for ConnState {
             .field("answered", &self.answered)
             .field("fault", &self.fault())
             .finish_non_exhaustive()
+    }
+}
+
+/// Counters of client connections. Each method is quick.
+pub(super) struct ListenerMetrics {
+    telemetry: Telemetry,
+    open: metrics::Gauge,
+}
+
+impl ListenerMetrics {
+    pub(super) fn new(telemetry: Telemetry) -> Self {
+        Self { open: telemetry.open_connections(), telemetry }
+    }
+
+    /// Counts a connection that was accepted.
+    pub(super) fn accepted(&self) {
+        self.open.increment(1.0);
+    }
+
+    /// Counts the end of an accepted connection, for any reason.
+    pub(super) fn closed(&self) {
+        self.open.decrement(1.0);
+    }
+
+    /// Counts a message that was refused, or given up because it did not arrive in time.
+    pub(super) fn refused(&self, why: RequestRejected) {
+        ConnectionRefused { reason: why.label() }.emit(&self.telemetry);
+    }
+
+    /// Counts an answer that was cut off because its client took it too slowly.
+    pub(super) fn cut_off(&self) {
+        AnswerCutOff.emit(&self.telemetry);
+    }
+
+    /// Counts a failed TLS handshake with a client.
+    pub(super) fn handshake_failed(&self, why: HandshakeError) {
+        HandshakeFailed { listener: "clients", reason: why.label() }.emit(&self.telemetry);
+    }
+
+    /// Logs a failed accept. The usual cause is a lack of file descriptors. The listener continues
+    /// after a pause.
+    pub(super) fn accept_failed(&self, error: &io::Error) {
+        tracing::warn!(%error, "no connection could be accepted; are there enough file descriptors?");
     }
 }

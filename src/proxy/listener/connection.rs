@@ -13,10 +13,9 @@ use hyper::service::Service;
 
 use crate::config::settings::ListenerLimits;
 use crate::proxy::listener::answer::BoxError;
-use crate::proxy::listener::clock::{ConnClock, ConnWait};
+use crate::proxy::listener::clock::{ConnClock, ConnWait, SendProgress};
 use crate::proxy::listener::conn_state::ConnState;
 use crate::proxy::listener::http1::strict_io::StrictIo;
-use crate::proxy::listener::progress::SendProgress;
 use crate::proxy::listener::rejected::RequestRejected;
 use crate::proxy::listener::socket::{ClientSocket, poll_append};
 use crate::proxy::listener::{http1, http2};

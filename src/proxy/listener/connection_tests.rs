@@ -18,9 +18,8 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use crate::config::settings::ListenerLimits;
-use crate::proxy::listener::conn_state::ConnState;
+use crate::proxy::listener::conn_state::{ConnState, ListenerMetrics};
 use crate::proxy::listener::connection::{ProtocolSniff, classify, serve};
-use crate::proxy::listener::metrics::ListenerMetrics;
 use crate::proxy::listener::rejected::RequestRejected;
 use crate::proxy::listener::socket::ClientSocket;
 use crate::telemetry::Telemetry;

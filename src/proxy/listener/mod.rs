@@ -13,12 +13,8 @@ mod conn_state;
 mod connection;
 mod http1;
 mod http2;
-mod metrics;
-mod progress;
 mod rejected;
-mod shutdown;
 mod socket;
 
-pub use accept::{listen, serve};
+pub use accept::{ListenerShutdown, listen, serve};
 pub use rejected::RequestRejected;
-pub use shutdown::ListenerShutdown;

@@ -2,12 +2,15 @@
 //! pump fills the buffer, and the client's body empties it.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 
 use bytes::Bytes;
+use http_body::Frame;
 use parking_lot::Mutex;
+use tokio::task::AbortHandle;
 
 use crate::proxy::relay::memory::AnswerShare;
 
@@ -20,8 +23,14 @@ pub(in crate::proxy) enum BufferEnd {
     Broken,
 }
 
+/// Error of a stream that broke after its client had seen part of it. After an error event, the
+/// connection is closed without a proper end.
+#[derive(Debug, thiserror::Error)]
+#[error("the engine's stream broke")]
+pub struct RelayBroken;
+
 /// Creates a buffer of `limit` bytes and returns its two ends.
-pub(in crate::proxy) fn stream_buffer(share: AnswerShare, limit: usize) -> (BufferWriter, BufferReader) {
+pub(in crate::proxy) fn stream_buffer(share: AnswerShare, limit: usize) -> (BufferWriter, ClientStream) {
     let buffer = StreamBuffer {
         pieces: VecDeque::new(),
         bytes: 0,
@@ -33,7 +42,7 @@ pub(in crate::proxy) fn stream_buffer(share: AnswerShare, limit: usize) -> (Buff
         writer: None,
     };
     let buffer = Arc::new(Mutex::new(buffer));
-    (BufferWriter(Arc::clone(&buffer)), BufferReader(buffer))
+    (BufferWriter(Arc::clone(&buffer)), ClientStream { buffer, filling: None, flushed: false })
 }
 
 #[derive(Debug)]
@@ -128,14 +137,43 @@ impl Drop for BufferWriter {
     }
 }
 
-/// The client's end of the buffer.
-#[derive(Debug)]
-pub(in crate::proxy) struct BufferReader(Arc<Mutex<StreamBuffer>>);
+/// The client's end of the buffer. An early drop means that the client left, and aborts the task that
+/// fills the buffer.
+pub struct ClientStream {
+    buffer: Arc<Mutex<StreamBuffer>>,
+    filling: Option<AbortHandle>,
+    /// Whether the last event of a broken stream was passed on and the transport had a turn to
+    /// flush it.
+    flushed: bool,
+}
 
-impl BufferReader {
+impl ClientStream {
+    /// Sets the task that fills the buffer.
+    pub(in crate::proxy) fn filled_by(mut self, filling: AbortHandle) -> Self {
+        self.filling = Some(filling);
+        self
+    }
+
+    /// The next frame of the answer's body.
+    pub(in crate::proxy) fn poll_frame(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, RelayBroken>>> {
+        match ready!(self.poll_next(cx)) {
+            Ok(piece) => Poll::Ready(Some(Ok(Frame::data(piece)))),
+            Err(BufferEnd::Whole) => Poll::Ready(None),
+            Err(BufferEnd::Broken) if self.flushed => Poll::Ready(Some(Err(RelayBroken))),
+            Err(BufferEnd::Broken) => {
+                self.flushed = true;
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+        }
+    }
+
     /// The next piece, or the end of the stream.
-    pub(in crate::proxy) fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Result<Bytes, BufferEnd>> {
-        let mut inner = self.0.lock();
+    fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Result<Bytes, BufferEnd>> {
+        let mut inner = self.buffer.lock();
         if let Some(piece) = inner.pieces.pop_front() {
             inner.bytes -= piece.len();
             let bytes = inner.bytes;
@@ -153,5 +191,19 @@ impl BufferReader {
         }
         inner.reader_waits = true;
         Poll::Pending
+    }
+}
+
+impl Drop for ClientStream {
+    fn drop(&mut self) {
+        if let Some(filling) = &self.filling {
+            filling.abort();
+        }
+    }
+}
+
+impl fmt::Debug for ClientStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientStream").field("flushed", &self.flushed).finish_non_exhaustive()
     }
 }

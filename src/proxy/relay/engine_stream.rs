@@ -39,12 +39,14 @@ pub(in crate::proxy) struct EngineStream {
     scanner: SseScanner,
     judge: StreamClassifier,
     out: VecDeque<Bytes>,
+    /// Usage of the complete answer.
+    complete: Option<JobUsage>,
 }
 
 impl EngineStream {
     pub(in crate::proxy) fn new(exchange: UpstreamExchange, judge: StreamClassifier) -> Self {
         let scanner = SseScanner::new(MAX_EVENT_BYTES);
-        Self { exchange: Some(exchange), scanner, judge, out: VecDeque::new() }
+        Self { exchange: Some(exchange), scanner, judge, out: VecDeque::new(), complete: None }
     }
 
     /// Whether the first real token, or the end of a choice, has arrived.
@@ -65,6 +67,11 @@ impl EngineStream {
     /// Whether the answer has exactly one choice.
     pub(in crate::proxy) fn is_single(&self) -> bool {
         self.judge.is_single()
+    }
+
+    /// The usage of the answer, if the answer is complete.
+    pub(in crate::proxy) const fn complete(&self) -> Option<JobUsage> {
+        self.complete
     }
 
     /// The usage known so far.
@@ -153,7 +160,7 @@ impl EngineStream {
             Forward::Drop => run.chunk = None,
         }
         match verdict.kind {
-            StreamEventKind::Done => Some(self.complete()),
+            StreamEventKind::Done => Some(self.end_event()),
             StreamEventKind::Error(error) => Some(StreamStep::Failed(error, self.judge.usage())),
             _ => None,
         }
@@ -161,7 +168,7 @@ impl EngineStream {
 
     /// Ends the stream after the protocol's end event. The bytes that follow belong to the
     /// connection, not to the answer.
-    fn complete(&mut self) -> StreamStep {
+    fn end_event(&mut self) -> StreamStep {
         if let Some(exchange) = self.exchange.take() {
             exchange.finish_in_background();
         }
@@ -171,7 +178,10 @@ impl EngineStream {
     fn end(&mut self, ended: ConnectionEnd) -> StreamStep {
         self.exchange = None;
         match self.judge.final_verdict(ended) {
-            StreamVerdict::Success { usage } => StreamStep::Complete(usage),
+            StreamVerdict::Success { usage } => {
+                self.complete = Some(usage);
+                StreamStep::Complete(usage)
+            }
             StreamVerdict::Failed { fault, usage } => StreamStep::Failed(EngineError::Fault(fault), usage),
             StreamVerdict::Refused { error, usage } => StreamStep::Failed(EngineError::Client(error), usage),
         }

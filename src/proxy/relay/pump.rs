@@ -18,22 +18,22 @@ use crate::protocol::response::engine_error::EngineError;
 use crate::protocol::response::partial_answer::PartialAnswer;
 use crate::proxy::data_plane::Proxy;
 use crate::proxy::relay::buffer::{BufferEnd, BufferWriter};
-use crate::proxy::relay::continuation::{ContinuationSearch, LiveStream};
 use crate::proxy::relay::engine_stream::StreamStep;
-use crate::proxy::relay::itl::{ItlCounters, ItlSampler, StreamObserver};
+use crate::proxy::relay::itl::{ItlSampler, StreamObserver};
+use crate::proxy::relay::live_stream::{ContinuationSearch, LiveStream};
 
 /// Longest wait for a stream whose replica has stalled and that cannot continue at another replica.
 const STALLED_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// A stream between its engine and its buffer. An early drop means that the client left.
 pub(in crate::proxy) struct Pump {
+    proxy: Arc<Proxy>,
     live: Box<LiveStream>,
     out: BufferWriter,
     /// Whether the buffer has room. While the buffer is full, the stream is paused: the engine is
     /// not read, and its idle time does not count.
     has_room: bool,
     grace: ShutdownWatch,
-    paces: Arc<ItlCounters>,
     /// `None` for a stream whose inter-token latency is not measured.
     itl_sampler: Option<ItlSampler>,
     /// `None` while no engine is read.
@@ -63,14 +63,9 @@ enum PumpWake {
 }
 
 impl Pump {
-    /// Takes over a stream whose first token has arrived. `whole` is the usage, if the stream is
-    /// complete. The bytes read so far go into the buffer at once.
-    pub(in crate::proxy) fn new(
-        proxy: &Proxy,
-        live: Box<LiveStream>,
-        whole: Option<JobUsage>,
-        out: BufferWriter,
-    ) -> Self {
+    /// Takes over a stream whose first token has arrived. The bytes read so far go into the buffer at
+    /// once.
+    pub(in crate::proxy) fn new(proxy: Arc<Proxy>, live: Box<LiveStream>, out: BufferWriter) -> Self {
         let idle_timeout = proxy.settings.load().edge.upstream.stream_idle_timeout;
         let last = Instant::now();
         let mut pump = Self {
@@ -78,7 +73,7 @@ impl Pump {
             out,
             has_room: true,
             grace: proxy.dispatcher.shutdown().watch(),
-            paces: Arc::clone(&proxy.itl_samplers),
+            proxy,
             itl_sampler: None,
             observer: None,
             idle: Box::pin(sleep_until(last + idle_timeout)),
@@ -87,7 +82,7 @@ impl Pump {
             stalled_deadline: None,
             phase: PumpPhase::Open,
         };
-        pump.begins(whole);
+        pump.begins();
         pump.pass_on();
         pump
     }
@@ -113,12 +108,13 @@ impl Pump {
         }
     }
 
-    /// Starts an engine's part of the stream. `whole` is the usage, if the stream is complete.
-    fn begins(&mut self, whole: Option<JobUsage>) {
+    /// Starts an engine's part of the stream, which may be complete already.
+    fn begins(&mut self) {
+        let whole = self.live.stream.complete();
         self.phase = PumpPhase::Open;
         (self.last, self.stalled_deadline) = (Instant::now(), None);
-        let place = self.live.request.record.at_engine.place.filter(|_| whole.is_none());
-        let meter = place.map(|place| self.paces.meter(place.replica));
+        let replica = self.live.active.record.at_engine.dispatch.replica().filter(|_| whole.is_none());
+        let meter = replica.map(|replica| self.proxy.itl_samplers.meter(replica));
         self.observer = meter.clone().map(StreamObserver::new);
         let meter = meter.filter(|_| self.live.stream.is_single());
         self.itl_sampler = meter.map(|meter| ItlSampler::new(meter, self.live.stream.outputs(), self.last));
@@ -215,7 +211,7 @@ impl Pump {
     fn came(&mut self) {
         self.hears();
         (self.last, self.stalled_deadline) = (Instant::now(), None);
-        let record = &mut self.live.request.record;
+        let record = &mut self.live.active.record;
         record.at_engine.gaps.piece(record.clock.tick(self.last));
         if let Some(pacer) = &mut self.itl_sampler {
             pacer.read(self.live.stream.outputs(), self.last);
@@ -256,8 +252,8 @@ impl Pump {
         let error = match ended {
             EngineEnd::Fault(fault) => return self.failed(EngineError::Fault(fault), usage),
             EngineEnd::Stalled => return self.start_stalled_deadline(),
-            EngineEnd::ShutDown => self.live.request.record.shut_down(),
-            EngineEnd::Replaced => self.live.request.record.superseded(),
+            EngineEnd::ShutDown => self.live.active.record.shut_down(),
+            EngineEnd::Replaced => self.live.active.record.superseded(),
         };
         self.live.close(&error, None, usage);
         self.phase = PumpPhase::Over(BufferEnd::Broken);
@@ -269,14 +265,14 @@ impl Pump {
         let PumpPhase::Interrupted(fault, so_far) = std::mem::replace(&mut self.phase, broken) else {
             return;
         };
-        let from = self.live.request.record.at_engine.place.map(|place| place.replica);
-        let onward = self.live.find_replica(&so_far).await;
+        let from = self.live.active.record.at_engine.dispatch.replica();
+        let search = self.live.find_replica(&self.proxy, &so_far).await;
         if let Some(from) = from {
-            self.live.request.record.broke_off(from, fault, matches!(onward, ContinuationSearch::Found(_)));
+            self.live.active.record.broke_off(from, fault, matches!(search, ContinuationSearch::Found));
         }
         let usage = self.live.stream.usage_so_far();
-        match onward {
-            ContinuationSearch::Found(whole) => self.begins(whole),
+        match search {
+            ContinuationSearch::Found => self.begins(),
             ContinuationSearch::Broken => self.live.broken(EngineError::Fault(fault), usage),
             ContinuationSearch::Ended(error) => self.live.close(&error, None, usage),
         }
@@ -300,7 +296,7 @@ fn poll_ended(live: &mut LiveStream, grace: &mut ShutdownWatch, cx: &mut Context
     if grace.poll_ended(cx).is_ready() {
         return Poll::Ready(EngineEnd::ShutDown);
     }
-    if live.request.record.notice().is_some_and(|notice| notice.poll_replaced(cx).is_ready()) {
+    if live.active.record.notice().is_some_and(|notice| notice.poll_replaced(cx).is_ready()) {
         return Poll::Ready(EngineEnd::Replaced);
     }
     match live.poll_migration(cx) {
@@ -313,8 +309,7 @@ fn poll_ended(live: &mut LiveStream, grace: &mut ShutdownWatch, cx: &mut Context
 impl Drop for Pump {
     fn drop(&mut self) {
         if matches!(self.phase, PumpPhase::Open) {
-            let usage = self.live.stream.usage_so_far();
-            self.live.request.note_usage(usage);
+            self.live.client_left();
         }
     }
 }

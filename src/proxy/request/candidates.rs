@@ -1,22 +1,58 @@
-//! Candidates: the models that may serve a request, by the model name that the client sent.
+//! Candidates: the models that may serve a request, by the model name that the client sent and by
+//! their context windows.
 
 use std::collections::VecDeque;
+
+use memchr::memmem;
 
 use crate::config::settings::Settings;
 use crate::config::settings::identity::Grant;
 use crate::config::settings::names::NamedModel;
-use crate::core::model::ids::{JobId, ModelId};
+use crate::core::model::ids::{ClassId, JobId, ModelId, PoolId};
+use crate::core::model::policy::Tenant;
+use crate::core::placement::rules::largest_window;
+use crate::engines::Ability;
+use crate::protocol::api::Api;
 use crate::protocol::error::ApiError;
+use crate::protocol::error::catalogue::ErrorKind;
 use crate::protocol::request::parse::ParsedRequest;
 use crate::proxy::response::models_api::list;
+use crate::tokens::estimate::token_id_count;
 
 /// The models that may serve a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::proxy) struct ModelCandidates {
     /// The model that the client asked for.
-    pub(in crate::proxy) first: ModelId,
+    pub(in crate::proxy) asked: ModelId,
+    /// The model that the request goes to now.
+    pub(in crate::proxy) current: ModelId,
     /// Fallback models that have not been tried yet, best first.
     pub(in crate::proxy) others: VecDeque<ModelId>,
+}
+
+impl ModelCandidates {
+    /// A candidate without fallback models.
+    pub(in crate::proxy) const fn only(model: ModelId) -> Self {
+        Self { asked: model, current: model, others: VecDeque::new() }
+    }
+
+    /// Leaves out the fallback models whose engines the request certainly does not fit.
+    ///
+    /// # Errors
+    /// The request certainly fits no engine of the model that the client asked for.
+    pub(super) fn keep_fitting(
+        &mut self,
+        settings: &Settings,
+        tenant: &Tenant,
+        class: ClassId,
+        parsed: &ParsedRequest,
+        body: &[u8],
+    ) -> Result<(), ApiError> {
+        let fits = |model| check_window(settings, tenant, class, model, parsed, body);
+        fits(self.asked)?;
+        self.others.retain(|model| fits(*model).is_ok());
+        Ok(())
+    }
 }
 
 /// The models that may serve the request.
@@ -37,7 +73,7 @@ pub(in crate::proxy) fn of(
     };
     let others = settings.edge.names.fallbacks(tenant, called, first);
     let others = others.filter(|model| list::may_use(&settings.policy, grant, *model)).collect();
-    Ok(ModelCandidates { first, others })
+    Ok(ModelCandidates { asked: first, current: first, others })
 }
 
 /// The model or split that the name denotes. A request without a model name gets the only model
@@ -75,6 +111,55 @@ fn hash(tenant: &str, key: &str) -> u64 {
     digest.as_bytes()[..8].iter().fold(0, |bits, byte| bits << 8 | u64::from(*byte))
 }
 
+/// Whether all engines of the model refuse an output limit that alone exceeds their window. vLLM
+/// refuses such a limit; other engines lower the limit.
+pub(in crate::proxy) fn counts_output(settings: &Settings, model: ModelId) -> bool {
+    let refuses = |pool: &PoolId| {
+        settings.edge.pools.get(*pool).is_some_and(|edge| edge.engine.can(Ability::CheckMaxTokens))
+    };
+    settings.policy.models.get(model).is_some_and(|row| row.pools.iter().all(refuses))
+}
+
+/// Refuses a request that certainly fits no engine. An estimate is not certain: a request that may
+/// fit goes to the largest window, and the engine decides.
+///
+/// # Errors
+/// The prompt has more token ids than the largest window among the pools that may serve the
+/// request. Or the output limit exceeds that window and all pools run vLLM. The sum of prompt and
+/// output limit may exceed the window: vLLM then lowers the limit.
+fn check_window(
+    settings: &Settings,
+    tenant: &Tenant,
+    class: ClassId,
+    model: ModelId,
+    parsed: &ParsedRequest,
+    body: &[u8],
+) -> Result<(), ApiError> {
+    if !matches!(parsed.api, Api::Chat | Api::Completions) {
+        return Ok(());
+    }
+    let policy = &*settings.policy;
+    let (Some(row), Some(class)) = (policy.models.get(model), policy.classes.get(class)) else {
+        return Ok(());
+    };
+    let Some(window) = largest_window(policy, row, &[&class.placement, &tenant.placement]) else {
+        return Ok(());
+    };
+    let counts_output = counts_output(settings, model);
+    let too_much = |tokens: &u64| *tokens > u64::from(window);
+    let output = parsed.max_output_tokens.filter(|_| counts_output).filter(too_much);
+    // vLLM truncates a prompt if the request asks for it.
+    let is_cut = || memmem::find(body, b"\"truncate_prompt_tokens\"").is_some();
+    let prompt = token_id_count(parsed.prompt_pieces(body)).filter(too_much).filter(|_| !is_cut());
+    let (tokens, field) = match (prompt, output) {
+        (Some(prompt), _) => (prompt, parsed.api.prompt_field()),
+        (None, Some(output)) => (output, "max_tokens"),
+        (None, None) => return Ok(()),
+    };
+    let text = format!("`{field}` asks for {tokens} tokens; the context of this model has {window} here.");
+    Err(ApiError::new(ErrorKind::ContextLength, text).with_param(field))
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
@@ -86,7 +171,6 @@ mod tests {
     use crate::config::load::load_str_with;
     use crate::config::secret::MachineSecrets;
     use crate::fleet::view::FleetView;
-    use crate::protocol::api::Api;
 
     const FILE: &str = "
 version: 1
@@ -113,9 +197,10 @@ pools:
         job: u64,
     ) -> Result<Vec<String>, ApiError> {
         let tenant = settings.policy.tenants.id(tenant).unwrap();
-        let ModelCandidates { first, others } = of(settings, &Grant::whole(tenant), parsed, JobId::new(job))?;
+        let ModelCandidates { asked, others, .. } =
+            of(settings, &Grant::whole(tenant), parsed, JobId::new(job))?;
         let name = |model| settings.policy.models.name(model).to_owned();
-        Ok(std::iter::once(first).chain(others).map(name).collect())
+        Ok(std::iter::once(asked).chain(others).map(name).collect())
     }
 
     fn for_model(name: &str) -> ParsedRequest {

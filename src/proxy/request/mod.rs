@@ -1,30 +1,32 @@
 //! Request: a client's call, checked against the rights of its tenant.
 
 pub(super) mod candidates;
-pub(crate) mod checked;
-pub(super) mod session;
 pub(super) mod superseding;
+#[cfg(test)]
+mod tests;
 
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::HeaderMap;
+use http::{HeaderMap, HeaderValue};
 
 use crate::auth::Identity;
-use crate::config::settings::Settings;
+use crate::config::settings::{SessionField, Settings};
 use crate::core::model::event::RejectReason;
-use crate::core::model::ids::{ClassId, JobId};
+use crate::core::model::ids::{ClassId, JobId, KeyId, ModelId, TenantId};
 use crate::core::model::job::JobSpec;
 use crate::core::model::policy::Tenant;
 use crate::core::model::time::Tick;
+use crate::engines::Ability;
 use crate::protocol::api::Api;
 use crate::protocol::error::ApiError;
 use crate::protocol::error::catalogue::ErrorKind;
 use crate::protocol::headers;
 use crate::protocol::request::parse::{ParsedRequest, parse_request};
-use crate::proxy::context::tokenize_requests::TokenizeGuard;
-use crate::proxy::context::window;
+use crate::protocol::request::prefix::PrefixHasher;
+use crate::proxy::body::RequestBody;
+use crate::proxy::context::prompt_counter::TokenizeGuard;
 use crate::proxy::request::candidates::ModelCandidates;
+use crate::tokens::CountSource;
 use crate::tokens::estimate::estimate;
 
 /// Output tokens counted against the queue's bounds for a request without an output limit.
@@ -38,39 +40,127 @@ const RESPONSE_MARGIN: (f64, Duration) = (0.05, Duration::from_millis(500));
 /// almost at once or not at all.
 const FALLBACK_GRACE: Duration = Duration::from_millis(100);
 
-/// A request that may be queued.
+/// A client's request that may be queued: what it asks for, who asks, and until when.
 #[derive(Debug)]
 pub(super) struct InferenceRequest {
-    pub(super) api: Api,
-    /// The client's body, unchanged.
-    pub(super) body: Bytes,
-    /// What was read of it.
-    pub(super) parsed: ParsedRequest,
-    /// The models that may serve it.
+    /// Id of the request's job in the scheduler.
+    pub(super) id: JobId,
+    pub(super) tenant: TenantId,
+    /// The caller's key, if the key has limits of its own.
+    pub(super) key: Option<KeyId>,
+    pub(super) class: ClassId,
+    /// The models that may serve the request.
     pub(super) candidates: ModelCandidates,
-    /// Tokens of all prompts, estimated from their bytes.
-    pub(super) estimated: u64,
-    /// The request's job, as the scheduler sees it.
-    pub(super) spec: JobSpec,
+    /// The client's headers that go upstream.
+    pub(super) headers: HeaderMap,
+    /// The client's body, unchanged.
+    pub(super) body: RequestBody,
+    /// The fields that were read from the body.
+    pub(super) parsed: ParsedRequest,
+    pub(super) tokens: RequestTokens,
+    /// Arrival. A retry takes over the arrival of the request that it repeats.
+    pub(super) arrived: Tick,
+    /// Latest end of the wait for a replica.
+    pub(super) deadline: Tick,
+    /// The client's own deadline; [`Tick::NEVER`] if the client stated none. At least `deadline`.
+    pub(super) patience: Tick,
+    /// Hash by which the scheduler recognises the request when it is sent again.
+    pub(super) fingerprint: Option<u64>,
+    /// Hash of the request's session. `None` if sessions are not configured or the request names
+    /// none.
+    pub(super) session: Option<u64>,
     /// Guard held from the tokenize call to an engine until the request is admitted.
     pub(super) asking: Option<TokenizeGuard>,
 }
 
+/// Tokens of a request.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RequestTokens {
+    /// Tokens of all prompts, estimated from their bytes.
+    pub(super) estimated: u64,
+    /// Tokens of all prompts, counted as exactly as the context window requires.
+    pub(super) prompt: u64,
+    /// Tokens of the longest prompt, counted alike.
+    pub(super) longest: u64,
+    /// Source of the two counts.
+    pub(super) source: CountSource,
+    /// Output tokens that the request allows, over all its sequences.
+    pub(super) max_output: u64,
+}
+
 impl InferenceRequest {
+    /// The model that the request goes to now.
+    pub(super) const fn model(&self) -> ModelId {
+        self.candidates.current
+    }
+
+    /// Tokens of context that one sequence needs: its prompt, and its output limit if there is one.
+    pub(super) fn context(&self) -> u64 {
+        let lowered = self.parsed.lowered.unwrap_or(u64::MAX);
+        let output = self.parsed.max_output_tokens.map_or(0, |asked| asked.min(lowered));
+        self.tokens.longest.saturating_add(output)
+    }
+
+    /// The request's job, as the scheduler sees it. `resumable` tells whether another replica could
+    /// continue the stream.
+    pub(super) fn job(&self, resumable: bool) -> JobSpec {
+        JobSpec {
+            id: self.id,
+            tenant: self.tenant,
+            key: self.key,
+            class: self.class,
+            model: self.model(),
+            prompt_tokens: self.tokens.prompt,
+            max_output_tokens: self.tokens.max_output,
+            sequences: if self.parsed.api.generates() { self.parsed.sequences() } else { 1 },
+            bytes: self.body.bytes.len() as u64,
+            streams: self.parsed.stream,
+            arrived: self.arrived,
+            deadline: self.deadline,
+            patience: self.patience,
+            has_fallback: !self.candidates.others.is_empty(),
+            resumable,
+            context: self.context(),
+            context_group: 0,
+            fingerprint: self.fingerprint,
+            session: self.session,
+        }
+    }
+
+    /// Sets the hashes of session and content.
+    pub(super) fn recognise(&mut self, settings: &Settings, prefixes: &PrefixHasher, headers: &HeaderMap) {
+        let (tenant, model, api) = (self.tenant, self.model(), self.parsed.api);
+        let key = session_key(settings, headers, &self.parsed);
+        self.session = key.map(|key| prefixes.session(tenant, model, key));
+        self.fingerprint = prefixes.fingerprint(tenant, model, api, &self.body.bytes);
+    }
+
     /// After the refusal `why`, moves the request to its next fallback model. The request keeps its
     /// arrival time. Returns false if no fallback model may help.
     pub(super) fn try_fallback(&mut self, why: RejectReason, now: Tick) -> bool {
         let others = &mut self.candidates.others;
         let Some(next) = others.pop_front().filter(|_| why.may_fall_back()) else { return false };
-        let spec = &mut self.spec;
-        spec.model = next;
-        spec.has_fallback = !others.is_empty();
-        spec.deadline = spec.deadline.max((now + FALLBACK_GRACE).min(spec.patience));
+        self.candidates.current = next;
+        self.deadline = self.deadline.max((now + FALLBACK_GRACE).min(self.patience));
         true
+    }
+
+    /// Whether a stream of this request could continue at another replica. The request's parameters
+    /// must allow it, every engine that serves the model must support it, and there must be memory
+    /// to hold the body until the stream's end.
+    pub(super) fn can_continue(&self, settings: &Settings) -> bool {
+        let model = settings.policy.models.get(self.model());
+        let can_continue =
+            |pool| settings.edge.pools.get(pool).is_some_and(|pool| pool.engine.can(Ability::Continue));
+        settings.edge.continue_streams
+            && self.parsed.is_resumable
+            && self.body.can_hold_for_stream(settings.edge.requests.max_total_body_bytes)
+            && model.is_some_and(|model| model.pools.iter().copied().all(can_continue))
     }
 }
 
-/// Parses the request and checks its model, class and context.
+/// Parses the request and checks its model, class and context. The pair is the id of the request's
+/// job and the time of its arrival.
 ///
 /// # Errors
 /// The body is malformed, the model is unknown or not allowed for this caller, the class is not
@@ -80,10 +170,10 @@ pub(super) fn read(
     identity: &Identity,
     api: Api,
     headers: &HeaderMap,
-    body: Bytes,
+    body: RequestBody,
     (id, now): (JobId, Tick),
 ) -> Result<InferenceRequest, ApiError> {
-    let parsed = parse_request(api, headers, &body)?;
+    let parsed = parse_request(api, headers, &body.bytes)?;
     let policy = &*settings.policy;
     let Some(tenant) = policy.tenants.get(identity.tenant) else {
         let text = "The tenant of this API key is no longer configured.";
@@ -91,36 +181,55 @@ pub(super) fn read(
     };
     let mut candidates = candidates::of(settings, &identity.grant, &parsed, id)?;
     let class = class(settings, tenant, identity, headers, parsed.service_tier.as_deref())?;
-    let estimated = estimate(parsed.prompt_pieces(&body));
-    let fits = |model| window::check(settings, tenant, class, model, &parsed, &body);
-    fits(candidates.first)?;
-    candidates.others.retain(|model| fits(*model).is_ok());
+    candidates.keep_fitting(settings, tenant, class, &parsed, &body.bytes)?;
+    let estimated = estimate(parsed.prompt_pieces(&body.bytes));
     let max_wait = policy.classes.get(class).map_or(Duration::ZERO, |class| class.max_wait);
     let patience = headers::client_timeout(headers).map(|announced| {
         announced.saturating_sub(announced.mul_f64(RESPONSE_MARGIN.0).min(RESPONSE_MARGIN.1))
     });
-    let spec = JobSpec {
+    let tokens = RequestTokens {
+        estimated,
+        prompt: estimated,
+        longest: estimated / u64::from(parsed.prompts.max(1)),
+        source: CountSource::Estimate,
+        max_output: max_output_tokens(&parsed),
+    };
+    Ok(InferenceRequest {
         id,
         tenant: identity.tenant,
         key: identity.grant.limited,
         class,
-        model: candidates.first,
-        prompt_tokens: estimated,
-        max_output_tokens: max_output_tokens(&parsed),
-        sequences: if api.generates() { parsed.sequences() } else { 1 },
-        bytes: body.len() as u64,
-        streams: parsed.stream,
+        candidates,
+        headers: headers::upstream_headers(headers),
+        body,
+        parsed,
+        tokens,
         arrived: now,
         deadline: now + patience.map_or(max_wait, |patience| patience.min(max_wait)),
         patience: patience.map_or(Tick::NEVER, |patience| now + patience),
-        has_fallback: !candidates.others.is_empty(),
-        resumable: false,
-        context: window::asked(&parsed, estimated),
-        context_group: 0,
         fingerprint: None,
         session: None,
+        asking: None,
+    })
+}
+
+/// The text that names the request's session. `None` if sessions are not configured or the request
+/// names none. An empty name counts as none.
+fn session_key<'a>(
+    settings: &Settings,
+    headers: &'a HeaderMap,
+    parsed: &'a ParsedRequest,
+) -> Option<&'a [u8]> {
+    let named = settings.edge.session.as_ref()?;
+    let header = named.header.as_ref().and_then(|name| headers.get(name));
+    let fields = || {
+        let text = named.body.iter().find_map(|field| match field {
+            SessionField::PromptCacheKey => parsed.prompt_cache_key.as_deref(),
+            SessionField::User => parsed.user.as_deref(),
+        });
+        text.map(str::as_bytes)
     };
-    Ok(InferenceRequest { api, body, parsed, candidates, estimated, spec, asking: None })
+    header.map(HeaderValue::as_bytes).or_else(fields).filter(|key| !key.is_empty())
 }
 
 fn max_output_tokens(parsed: &ParsedRequest) -> u64 {
@@ -164,138 +273,4 @@ fn class(
         let text = "Your credential gives no right to any of your tenant's classes.";
         ApiError::new(ErrorKind::ClassForbidden, text)
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use std::path::Path;
-
-    use http::HeaderValue;
-    use http::header::CONTENT_TYPE;
-
-    use super::*;
-    use crate::config::load::load_str_with;
-    use crate::config::secret::MachineSecrets;
-    use crate::config::settings::identity::Grant;
-    use crate::core::model::ids::TenantId;
-
-    const FILE: &str = "
-version: 1
-auth: {mode: off, tenant: every}
-tenants:
-  every: {}
-  quick: {classes: [interactive, standard], default_class: interactive}
-pools:
-  p: {engine: vllm, models: [m], max_seqs: 1, replicas: ['http://127.0.0.1:9']}
-";
-
-    struct World {
-        settings: Settings,
-    }
-
-    impl World {
-        fn new() -> Self {
-            let outcome = load_str_with(FILE, "test", Path::new("."), None, &MachineSecrets);
-            Self { settings: outcome.loaded.unwrap_or_else(|| panic!("{}", outcome.report)).settings }
-        }
-
-        fn read(
-            &self,
-            tenant: &str,
-            key: Option<&str>,
-            tier: &str,
-            header: Option<&str>,
-        ) -> Result<InferenceRequest, ApiError> {
-            let policy = &self.settings.policy;
-            let tenant: TenantId = policy.tenants.id(tenant).unwrap();
-            let class = key.and_then(|name| policy.classes.id(name));
-            let grant = Grant { class, ..Grant::whole(tenant) };
-            let identity = Identity { tenant, key_id: None, grant };
-            let mut headers = HeaderMap::new();
-            headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-            if let Some(name) = header {
-                headers.insert("x-penstock-class", HeaderValue::try_from(name).unwrap());
-            }
-            let body = Bytes::from(format!(r#"{{"model":"m","messages":[],"service_tier":{tier}}}"#));
-            read(&self.settings, &identity, Api::Chat, &headers, body, (JobId::new(1), Tick::ZERO))
-        }
-
-        fn class(&self, tenant: &str, key: Option<&str>, tier: &str) -> &str {
-            let order = self.read(tenant, key, tier, None).unwrap();
-            self.settings.policy.classes.name(order.spec.class)
-        }
-    }
-
-    #[test]
-    fn tiers_are_wishes_for_a_class() {
-        let world = World::new();
-        for (tier, class) in [
-            ("null", "standard"),
-            (r#""auto""#, "standard"),
-            (r#""default""#, "standard"),
-            (r#""scale""#, "standard"),
-            (r#""flex""#, "batch"),
-            (r#""priority""#, "interactive"),
-            (r#""fast""#, "interactive"),
-            (r#""""#, "standard"),
-            (r#""Flex""#, "standard"),
-            (r#""platinum""#, "standard"),
-        ] {
-            assert_eq!(world.class("every", None, tier), class, "{tier}");
-        }
-    }
-
-    #[test]
-    fn a_tier_that_the_tenant_may_not_have_falls_back_to_the_key_and_then_the_tenant() {
-        let world = World::new();
-        assert_eq!(world.class("quick", None, r#""flex""#), "interactive");
-        assert_eq!(world.class("quick", Some("standard"), r#""flex""#), "standard");
-        assert_eq!(world.class("every", Some("interactive"), r#""auto""#), "interactive");
-        assert_eq!(world.class("every", Some("interactive"), r#""flex""#), "batch");
-    }
-
-    fn completion(file: &str, body: String) -> Result<InferenceRequest, ApiError> {
-        let outcome = load_str_with(file, "test", Path::new("."), None, &MachineSecrets);
-        let settings = outcome.loaded.unwrap_or_else(|| panic!("{}", outcome.report)).settings;
-        let tenant = settings.policy.tenants.id("every").unwrap();
-        let identity = Identity { tenant, key_id: None, grant: Grant::whole(tenant) };
-        let mut headers = HeaderMap::new();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        read(&settings, &identity, Api::Completions, &headers, Bytes::from(body), (JobId::new(1), Tick::ZERO))
-    }
-
-    #[test]
-    fn only_what_surely_fits_no_window_is_refused() {
-        let small = FILE.replace("max_seqs: 1", "max_seqs: 1, max_model_len: 8");
-        let large = "  q: {engine: vllm, models: [m], max_model_len: 16, replicas: ['http://127.0.0.1:8']}";
-        let ids = |count| format!("[{}]", vec!["1"; count].join(","));
-        let asks = |file: &str, prompt: &str, limit: u32, more: &str| {
-            let body = format!(r#"{{"model":"m","prompt":{prompt},"max_tokens":{limit}{more}}}"#);
-            completion(file, body).map(|order| order.spec.context)
-        };
-        let text = format!(r#""{}""#, "word ".repeat(100));
-        assert_eq!(asks(&small, &ids(8), 8, ""), Ok(16), "vLLM lowers the limit");
-        assert!(asks(&small, &text, 8, "").is_ok(), "an estimate is not sure");
-        for (prompt, limit, field) in [(ids(9), 1, "prompt"), (ids(1), 9, "max_tokens")] {
-            let error = asks(&small, &prompt, limit, "").unwrap_err();
-            assert_eq!((error.kind(), error.param()), (ErrorKind::ContextLength, Some(field)));
-            assert!(asks(&format!("{small}{large}"), &prompt, limit, "").is_ok(), "the other pool has room");
-            assert!(asks(FILE, &prompt, limit, "").is_ok(), "nothing is known");
-        }
-        assert!(asks(&small, &ids(9), 1, r#","truncate_prompt_tokens":4"#).is_ok());
-        assert!(asks(&small.replace("vllm", "llamacpp"), &ids(1), 9, "").is_ok(), "it stops at its end");
-        let own = small.replace("every: {}", "every: {placement: {pools: [p]}}");
-        assert!(asks(&format!("{own}{large}"), &ids(9), 1, "").is_err(), "the tenant may not use the other");
-    }
-
-    #[test]
-    fn a_tier_that_is_no_text_is_refused_and_the_header_decides_before_it() {
-        let world = World::new();
-        let error = world.read("every", None, "7", None).unwrap_err();
-        assert_eq!((error.kind(), error.param()), (ErrorKind::InvalidRequest, Some("service_tier")));
-        let order = world.read("every", None, r#""flex""#, Some("interactive")).unwrap();
-        assert_eq!(world.settings.policy.classes.name(order.spec.class), "interactive");
-        let error = world.read("quick", None, r#""priority""#, Some("batch")).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::ClassForbidden);
-    }
 }

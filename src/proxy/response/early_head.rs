@@ -21,15 +21,15 @@ use crate::core::model::event::EngineFault;
 use crate::core::model::ids::{JobId, TenantId};
 use crate::protocol::api::{Api, Dialect};
 use crate::protocol::error::ApiError;
+use crate::proxy::attempt::EngineAnswer;
 use crate::proxy::data_plane::Proxy;
 use crate::proxy::relay::buffer::{BufferEnd, BufferWriter};
-use crate::proxy::relay::continuation::LiveStream;
+use crate::proxy::relay::live_stream::LiveStream;
 use crate::proxy::relay::pump::Pump;
-use crate::proxy::request::checked::CheckedRequest;
-use crate::proxy::response::body::{AnswerBody, ClientStream};
-use crate::proxy::response::client_answer::ClientAnswer;
-use crate::proxy::response::served::ServedRequest;
-use crate::proxy::response::{SERVING_MODEL, answer_headers, note_error, stream_response};
+use crate::proxy::request::InferenceRequest;
+use crate::proxy::response::{
+    AnswerBody, SERVING_MODEL, ServedRequest, answer_headers, note_error, stream_response,
+};
 use crate::proxy::summary::RequestRecord;
 use crate::telemetry::event::RequestOutcome;
 
@@ -59,13 +59,13 @@ impl Proxy {
     /// The early head of the request. `None` if the request may not have one.
     pub(in crate::proxy) fn early_head(
         &self,
-        taken: &CheckedRequest,
+        request: &InferenceRequest,
         record: &mut RequestRecord,
     ) -> Option<EarlyHead> {
-        let CheckedRequest { settings, order, .. } = taken;
-        let streams = order.parsed.stream
-            && matches!(order.api, Api::Chat | Api::Completions | Api::Responses | Api::Messages);
-        if !streams || !settings.edge.early_heads.contains(&order.spec.class) {
+        let (api, settings) = (request.parsed.api, self.settings.load());
+        let streams = request.parsed.stream
+            && matches!(api, Api::Chat | Api::Completions | Api::Responses | Api::Messages);
+        if !streams || !settings.edge.early_heads.contains(&request.class) {
             return None;
         }
         let sent = Arc::<AtomicBool>::default();
@@ -75,8 +75,7 @@ impl Proxy {
         let mut headers = answer_headers(&engine, record);
         // A fallback model may serve the request later.
         headers.remove(SERVING_MODEL);
-        let (job, dialect) = (order.spec.id, order.api.dialect());
-        let tenant = order.spec.tenant;
+        let (job, dialect, tenant) = (request.id, api.dialect(), request.tenant);
         Some(EarlyHead { job, headers, dialect, tenant, every: settings.edge.requests.keepalive, sent })
     }
 
@@ -99,11 +98,11 @@ impl Proxy {
             }
         }
         early.sent.store(true, Ordering::Relaxed);
-        let (writer, reader) = self.stream_buffer(early.tenant);
+        let (writer, stream) = self.stream_buffer(early.tenant);
         let held = HeldStream { proxy: Arc::clone(self), serving, writer };
         let sign = if early.dialect == Dialect::Anthropic { PING } else { COMMENT };
         let filling = self.pumps.spawn(held.run(early.every, sign)).abort_handle();
-        stream_response(early.headers, AnswerBody::Stream(ClientStream::new(reader, Some(filling))))
+        stream_response(early.headers, AnswerBody::Stream(stream.filled_by(filling)))
     }
 }
 
@@ -134,17 +133,17 @@ impl HeldStream {
             }
         };
         drop(serving);
-        let ServedRequest { answered, mut request } = served;
-        let record = &mut request.record;
+        let ServedRequest { answer, mut active, request } = served;
+        let record = &mut active.record;
         record.end.status = StatusCode::OK.as_u16();
-        let error = match answered {
-            Ok((ClientAnswer::Stream { stream, whole, .. }, continuation)) => {
+        let error = match answer {
+            Ok(EngineAnswer::Stream { stream, .. }) => {
                 record.streams();
-                let live = Box::new(LiveStream { stream, request, continuation });
-                return Pump::new(&proxy, live, whole, writer).run().await;
+                let live = Box::new(LiveStream { stream, active, request });
+                return Pump::new(proxy, live, writer).run().await;
             }
             // The engine sent a whole answer although a stream was asked for.
-            Ok((ClientAnswer::Whole { .. }, ..)) => {
+            Ok(EngineAnswer::Whole { .. }) => {
                 record.ended(RequestOutcome::Failed, EngineFault::Malformed.name());
                 ApiError::broken_stream(EngineFault::Malformed)
             }

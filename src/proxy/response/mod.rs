@@ -1,31 +1,33 @@
 //! Response: the answer of an ended or streaming request.
 
-pub(super) mod body;
-pub(crate) mod client_answer;
 pub(super) mod early_head;
 pub(super) mod models_api;
-pub(crate) mod served;
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{HeaderMap, Response, StatusCode};
+use http_body::{Body, Frame, SizeHint};
 
 use crate::core::model::ids::TenantId;
-use crate::core::model::job::JobUsage;
 use crate::protocol::api::Dialect;
 use crate::protocol::error::ApiError;
 use crate::protocol::error::catalogue::ErrorKind;
 use crate::protocol::error::rate_limits;
 use crate::protocol::headers;
 use crate::protocol::request::edit::EditedBody;
+use crate::proxy::attempt::EngineAnswer;
 use crate::proxy::data_plane::Proxy;
-use crate::proxy::relay::buffer::{BufferReader, BufferWriter, stream_buffer};
-use crate::proxy::relay::continuation::LiveStream;
+use crate::proxy::relay::buffer::{BufferWriter, ClientStream, RelayBroken, stream_buffer};
+use crate::proxy::relay::live_stream::LiveStream;
 use crate::proxy::relay::pump::Pump;
-use crate::proxy::response::body::{AnswerBody, ClientStream};
-use crate::proxy::response::client_answer::ClientAnswer;
-use crate::proxy::response::served::ServedRequest;
+use crate::proxy::request::InferenceRequest;
 use crate::proxy::summary::RequestRecord;
+use crate::proxy::summary::active::ActiveRequest;
 use crate::telemetry::event::RequestOutcome;
 
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
@@ -36,35 +38,46 @@ const MAX_TOKENS: HeaderName = HeaderName::from_static("x-penstock-max-tokens");
 const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
+/// Result of a request, before its client is told.
+#[derive(Debug)]
+pub(super) struct ServedRequest {
+    pub(super) answer: Result<EngineAnswer, ApiError>,
+    pub(super) active: ActiveRequest,
+    /// The request, if another replica could continue its stream.
+    pub(super) request: Option<InferenceRequest>,
+}
+
 impl Proxy {
     /// Builds the response to a request whose head was not sent yet.
-    pub(super) fn respond(&self, served: ServedRequest) -> Response<AnswerBody> {
-        let ServedRequest { answered, mut request } = served;
-        match answered {
-            Ok((ClientAnswer::Stream { stream, head, whole }, continuation)) => {
-                let headers = answer_headers(&head, &request.record);
-                let live = Box::new(LiveStream { stream, request, continuation });
-                stream_response(headers, AnswerBody::Stream(self.stream(live, whole)))
+    pub(super) fn respond(self: &Arc<Self>, served: ServedRequest) -> Response<AnswerBody> {
+        let ServedRequest { answer, mut active, request } = served;
+        match answer {
+            Ok(EngineAnswer::Stream { stream, head }) => {
+                let headers = answer_headers(&head, &active.record);
+                let live = Box::new(LiveStream { stream, active, request });
+                stream_response(headers, AnswerBody::Stream(self.stream(live)))
             }
-            Ok((ClientAnswer::Whole { status, head, body }, ..)) => {
-                whole_response(status, &head, body, &mut request.record)
+            Ok(EngineAnswer::Whole { status, head, body, .. }) => {
+                whole_response(status, &head, body, &mut active.record)
             }
-            Err(error) => error_response(error, &mut request.record),
+            Err(error) => error_response(error, &mut active.record),
         }
     }
 
     /// Starts the relay of a stream to its client, from the first token on.
-    pub(super) fn stream(&self, mut live: Box<LiveStream>, whole: Option<JobUsage>) -> ClientStream {
-        live.request.record.streams();
-        let tenant = live.request.record.identity.as_ref().map_or(TenantId::new(0), |who| who.tenant);
-        let (writer, reader) = self.stream_buffer(tenant);
-        let pump = Pump::new(self, live, whole, writer);
-        let filling = (!pump.is_over()).then(|| self.pumps.spawn(pump.run()).abort_handle());
-        ClientStream::new(reader, filling)
+    pub(super) fn stream(self: &Arc<Self>, mut live: Box<LiveStream>) -> ClientStream {
+        live.active.record.streams();
+        let tenant = live.active.record.identity.as_ref().map_or(TenantId::new(0), |who| who.tenant);
+        let (writer, stream) = self.stream_buffer(tenant);
+        let pump = Pump::new(Arc::clone(self), live, writer);
+        if pump.is_over() {
+            return stream;
+        }
+        stream.filled_by(self.pumps.spawn(pump.run()).abort_handle())
     }
 
     /// Creates the relay buffer for a stream of the tenant.
-    pub(super) fn stream_buffer(&self, tenant: TenantId) -> (BufferWriter, BufferReader) {
+    pub(super) fn stream_buffer(&self, tenant: TenantId) -> (BufferWriter, ClientStream) {
         let settings = self.settings.load();
         let limits = &settings.edge.requests;
         stream_buffer(self.answers.share(tenant, limits), limits.stream_buffer_bytes)
@@ -138,4 +151,51 @@ pub(super) fn note_error(error: &ApiError, record: &mut RequestRecord) {
         _ => RequestOutcome::Failed,
     };
     record.ended(outcome, error.kind().code());
+}
+
+/// Body of an answer.
+#[derive(Debug)]
+pub enum AnswerBody {
+    /// A complete answer.
+    Whole(EditedBody),
+    /// A stream from an engine.
+    Stream(ClientStream),
+}
+
+impl From<Bytes> for AnswerBody {
+    fn from(bytes: Bytes) -> Self {
+        Self::Whole(EditedBody::from(bytes))
+    }
+}
+
+impl Body for AnswerBody {
+    type Data = Bytes;
+    type Error = RelayBroken;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, RelayBroken>>> {
+        match self.get_mut() {
+            Self::Whole(pieces) => {
+                let never = |error: Infallible| match error {};
+                Pin::new(pieces).poll_frame(cx).map_err(never)
+            }
+            Self::Stream(stream) => stream.poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Whole(pieces) => pieces.is_end_stream(),
+            Self::Stream(_) => false,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Whole(pieces) => pieces.size_hint(),
+            Self::Stream(_) => SizeHint::default(),
+        }
+    }
 }

@@ -3,34 +3,30 @@
 use std::future::poll_fn;
 use std::sync::Arc;
 
-use http::{HeaderMap, HeaderValue, StatusCode};
+use http::{HeaderValue, StatusCode};
 use tokio::time::timeout;
 
 use crate::auth::Identity;
 use crate::config::settings::identity::Grant;
-use crate::core::model::event::{AttemptOutcome, EngineFault, RejectReason};
-use crate::core::model::job::JobUsage;
-use crate::dispatcher::DispatchGrant;
+use crate::core::model::event::{AttemptOutcome, DispatchGrant, EngineFault, RejectReason};
+use crate::core::model::job::{JobSpec, JobUsage};
 use crate::dispatcher::ticket::Ticket;
 use crate::protocol::error::ApiError;
 use crate::protocol::response::engine_error::EngineError;
-use crate::proxy::attempt::resets::MOST_SENDS;
-use crate::proxy::attempt::{AttemptContext, AttemptResult};
+use crate::proxy::attempt::{AttemptError, EngineAnswer, MOST_SENDS};
 use crate::proxy::data_plane::Proxy;
 use crate::proxy::relay::engine_stream::{EngineStream, StreamStep};
 use crate::proxy::request::InferenceRequest;
 use crate::proxy::shadow::pair::ShadowHalf;
 use crate::proxy::summary::RequestRecord;
 use crate::proxy::summary::active::ActiveRequest;
-use crate::proxy::summary::place;
 use crate::telemetry::event::{RequestOutcome, ShadowSkipped};
 
 /// A copy that is ready to be sent.
 #[derive(Debug)]
 pub(super) struct ShadowCopy {
     pub(super) proxy: Arc<Proxy>,
-    pub(super) order: InferenceRequest,
-    pub(super) headers: HeaderMap,
+    pub(super) request: InferenceRequest,
     pub(super) request_id: HeaderValue,
     pub(super) half: ShadowHalf,
     pub(super) skipped: ShadowSkipped,
@@ -43,24 +39,26 @@ impl ShadowCopy {
     /// Sends the copy and reads its answer to the end, unless another job needs its slot or the
     /// gateway shuts down.
     pub(super) async fn run(self) {
-        let Self { proxy, order, headers, request_id, half, skipped } = self;
+        let Self { proxy, request, request_id, half, skipped } = self;
         let settings = proxy.settings.load_full();
-        let prefix =
-            proxy.prefixes.prefix(order.spec.model, &order.parsed, &order.body, order.spec.prompt_tokens);
-        let mut ticket = proxy.dispatcher.admit(order.spec, prefix, &settings.policy);
-        let placement = match ticket.dispatched().await {
-            Ok(placement) => placement,
+        let InferenceRequest { parsed, body, tokens, .. } = &request;
+        let prefix = proxy.prefixes.prefix(request.model(), parsed, &body.bytes, tokens.prompt);
+        // The answer reaches no client, so the copy can be preempted until its answer is complete.
+        let job = JobSpec { streams: false, ..request.job(false) };
+        let mut ticket = proxy.dispatcher.admit(job, prefix, &settings.policy);
+        let grant = match ticket.dispatched().await {
+            Ok(grant) => grant,
             Err(rejection) => {
                 let reason = rejection.reason.name();
                 return ShadowSkipped { reason, ..skipped }.emit(&proxy.telemetry);
             }
         };
-        let mut request = ActiveRequest::of_copy(record(&proxy, &order, request_id, half), ticket);
-        let Some((ticket, record)) = request.parts() else { return };
+        let mut active = ActiveRequest::of_copy(record(&proxy, &request, request_id, half), ticket);
+        let Some((ticket, record)) = active.parts() else { return };
         let dropped = tokio::select! {
             biased;
             () = proxy.dispatcher.shutdown().drain_started() => Some(RejectReason::Draining.name()),
-            dropped = answer(&proxy, &order, &headers, (ticket, placement), record) => dropped,
+            dropped = answer(&proxy, &request, (ticket, grant), record) => dropped,
         };
         if let Some(reason) = dropped {
             record.shadow_half = None;
@@ -72,18 +70,19 @@ impl ShadowCopy {
 
 fn record(
     proxy: &Proxy,
-    order: &InferenceRequest,
+    request: &InferenceRequest,
     request_id: HeaderValue,
     half: ShadowHalf,
 ) -> RequestRecord {
-    let mut record = RequestRecord::new(&proxy.telemetry, proxy.dispatcher.clock(), request_id, order.api);
+    let clock = proxy.dispatcher.clock();
+    let mut record = RequestRecord::new(&proxy.telemetry, clock, request_id, request.parsed.api);
     record.journal.clone_from(&proxy.journal);
     record.identity =
-        Some(Identity { tenant: order.spec.tenant, key_id: None, grant: Grant::whole(order.spec.tenant) });
-    record.work.class = Some(order.spec.class);
-    record.work.model = Some(order.spec.model);
-    record.work.requested_model.clone_from(&order.parsed.model);
-    record.work.stream = order.parsed.stream;
+        Some(Identity { tenant: request.tenant, key_id: None, grant: Grant::whole(request.tenant) });
+    record.work.class = Some(request.class);
+    record.work.model = Some(request.model());
+    record.work.requested_model.clone_from(&request.parsed.model);
+    record.work.stream = request.parsed.stream;
     record.shadow_half = Some(half);
     record
 }
@@ -91,37 +90,37 @@ fn record(
 /// Makes the copy's only attempt. Returns the reason if the copy was dropped before its end.
 async fn answer(
     proxy: &Proxy,
-    order: &InferenceRequest,
-    headers: &HeaderMap,
-    (ticket, placement): (&mut Ticket, DispatchGrant),
+    request: &InferenceRequest,
+    (ticket, grant): (&mut Ticket, DispatchGrant),
     record: &mut RequestRecord,
 ) -> Option<DropReason> {
     let settings = proxy.settings.load_full();
-    let place = place(&settings, placement);
-    record.sent(place);
-    let (upstreams, paces, answers) = (&proxy.upstreams, &*proxy.itl_samplers, &proxy.answers);
-    let tries = AttemptContext { upstreams, paces, answers, order, headers, so_far: None };
+    record.sent(grant, &settings);
     let attempt = tokio::select! {
         biased;
         why = ticket.preempted() => return Some(why.name()),
-        attempt = tries.run(&settings, place, MOST_SENDS, record) => attempt,
+        attempt = request.attempt(proxy, &settings, grant, MOST_SENDS, None, record) => attempt,
     };
     match attempt {
-        AttemptResult::Stream { stream, whole, .. } if ticket.report_first_token() => {
-            record.end.status = StatusCode::OK.as_u16();
-            record.token_came();
-            return rest(proxy, stream, whole, ticket, record).await;
-        }
-        AttemptResult::Answer { status, usage, .. } if ticket.finish(AttemptOutcome::Done(usage)) => {
-            record.end.status = status.as_u16();
-            record.at_engine.whole_answer =
-                Some(record.clock.now().since(record.at_engine.sent_at.unwrap_or(record.started)));
-            record.succeeded(usage);
-        }
-        AttemptResult::Refused(error, usage) if ticket.finish(AttemptOutcome::Done(usage)) => {
+        Ok(answer) if answer.report(ticket) => match answer {
+            EngineAnswer::Stream { stream, .. } => {
+                record.end.status = StatusCode::OK.as_u16();
+                record.token_came();
+                return rest(proxy, stream, ticket, record).await;
+            }
+            EngineAnswer::Whole { status, usage, .. } => {
+                record.end.status = status.as_u16();
+                record.at_engine.whole_answer =
+                    Some(record.clock.now().since(record.at_engine.sent_at.unwrap_or(record.started)));
+                record.succeeded(usage);
+            }
+        },
+        Err(AttemptError::Refused(error, usage)) if ticket.finish(AttemptOutcome::Done(usage)) => {
             refused(&error, usage, record);
         }
-        AttemptResult::Failed(fault, usage) if ticket.requeue(fault, usage) => {
+        Err(AttemptError::Failed(fault, usage)) if ticket.requeue(fault, usage) => {
+            // Another attempt would not be a comparison.
+            ticket.give_up(JobUsage::Unknown);
             failed(fault, usage, record);
         }
         // The result came too late: the copy had been preempted.
@@ -134,11 +133,10 @@ async fn answer(
 async fn rest(
     proxy: &Proxy,
     mut stream: Box<EngineStream>,
-    whole: Option<JobUsage>,
     ticket: &mut Ticket,
     record: &mut RequestRecord,
 ) -> Option<DropReason> {
-    if let Some(usage) = whole {
+    if let Some(usage) = stream.complete() {
         ticket.finish(AttemptOutcome::Done(usage));
         record.succeeded(usage);
         return None;
@@ -147,7 +145,6 @@ async fn rest(
     loop {
         while stream.next_out().is_some() {}
         let usage = stream.usage_so_far();
-        ticket.note_usage(usage);
         record.end.usage = Some(usage);
         let step = tokio::select! {
             biased;

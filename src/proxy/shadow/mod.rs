@@ -10,7 +10,6 @@ pub mod copies;
 mod copy;
 pub(super) mod pair;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,8 +17,7 @@ use http::header::HeaderName;
 use http::{HeaderMap, HeaderValue};
 
 use crate::config::settings::shadows::{ShadowRule, ShadowSettings};
-use crate::core::model::job::JobSpec;
-use crate::proxy::body::BodyReservation;
+use crate::proxy::body::RequestBody;
 use crate::proxy::data_plane::Proxy;
 use crate::proxy::request::InferenceRequest;
 use crate::proxy::request::candidates::ModelCandidates;
@@ -50,19 +48,12 @@ fn is_sampled(request_id: &HeaderValue, share: f64) -> bool {
 }
 
 impl Proxy {
-    /// Starts a copy of a request whose answer has begun, if a rule selects the request. `headers`
-    /// are the client's headers that go upstream.
-    pub(super) fn copy(
-        self: &Arc<Self>,
-        order: &InferenceRequest,
-        headers: &HeaderMap,
-        held: &BodyReservation,
-        record: &mut RequestRecord,
-    ) {
+    /// Starts a copy of a request whose answer has begun, if a rule selects the request.
+    pub(super) fn copy(self: &Arc<Self>, request: &InferenceRequest, record: &mut RequestRecord) {
         let settings = self.settings.load();
         let Some(shadows) = &settings.edge.shadows else { return };
-        let model = order.spec.model;
-        let Some(rule) = shadows.rules.get(&model).filter(|_| model == order.candidates.first) else {
+        let model = request.model();
+        let Some(rule) = shadows.rules.get(&model).filter(|_| model == request.candidates.asked) else {
             return;
         };
         if !is_sampled(&record.request_id, rule.share) {
@@ -70,8 +61,8 @@ impl Proxy {
         }
         let limit = settings.edge.requests.max_total_body_bytes;
         let flight = self.shadow_copies.take(model, rule.max_in_flight).ok_or("in_flight");
-        let all = flight.and_then(|flight| Ok((flight, held.try_duplicate(limit).ok_or("memory")?)));
-        let (flight, held) = match all {
+        let all = flight.and_then(|flight| Ok((flight, request.body.try_duplicate(limit).ok_or("memory")?)));
+        let (flight, body) = match all {
             _ if self.dispatcher.shutdown().is_draining() => return,
             Ok(all) => all,
             Err(reason) => return ShadowSkipped { model, to: rule.to, reason }.emit(&self.telemetry),
@@ -81,51 +72,41 @@ impl Proxy {
         record.shadow_half = Some(original);
         let copy = ShadowCopy {
             proxy: Arc::clone(self),
-            order: self.order_for(order, shadows, rule),
-            headers: headers_for(headers),
+            request: self.copy_of(request, body, shadows, rule),
             request_id: id_for(&record.request_id),
             half: copied,
             skipped: ShadowSkipped { model, to: rule.to, reason: "" },
         };
         tokio::spawn(async move {
             copy.run().await;
-            drop((flight, held));
+            drop(flight);
         });
     }
 
-    /// The request of a copy. The copy's answer reaches no client, so the copy can be preempted
-    /// until its answer is complete.
-    fn order_for(
+    /// The request of a copy.
+    fn copy_of(
         &self,
-        order: &InferenceRequest,
+        original: &InferenceRequest,
+        body: RequestBody,
         shadows: &ShadowSettings,
         rule: &ShadowRule,
     ) -> InferenceRequest {
         let now = self.dispatcher.clock().now();
-        let spec = JobSpec {
+        InferenceRequest {
             id: self.dispatcher.next_job_id(),
             tenant: shadows.tenant,
+            key: None,
             class: shadows.class,
-            model: rule.to,
-            streams: false,
+            candidates: ModelCandidates::only(rule.to),
+            headers: headers_for(&original.headers),
+            body,
+            parsed: original.parsed.clone(),
+            tokens: original.tokens,
             arrived: now,
             deadline: now + PATIENCE,
             patience: now + PATIENCE,
-            has_fallback: false,
-            resumable: false,
-            key: None,
             fingerprint: None,
             session: None,
-            ..order.spec
-        };
-        let candidates = ModelCandidates { first: rule.to, others: VecDeque::new() };
-        InferenceRequest {
-            api: order.api,
-            body: order.body.clone(),
-            parsed: order.parsed.clone(),
-            candidates,
-            estimated: order.estimated,
-            spec,
             asking: None,
         }
     }

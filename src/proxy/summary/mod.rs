@@ -10,34 +10,30 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use http::HeaderValue;
-use smallvec::SmallVec;
 
 use crate::auth::Identity;
 use crate::config::settings::Settings;
 use crate::core::billing::bill::StayBill;
+use crate::core::limits::LimitsAtEntry;
 use crate::core::limits::rule::LimitId;
-use crate::core::model::event::{EngineFault, PreemptReason, RejectReason};
+use crate::core::model::event::{DispatchGrant, EngineFault, PreemptReason, RejectReason};
 use crate::core::model::ids::{ModelId, ReplicaId};
 use crate::core::model::job::{JobUsage, TokenCounts};
 use crate::core::model::time::Tick;
-use crate::dispatcher::DispatchGrant;
 use crate::dispatcher::clock::GatewayClock;
-use crate::dispatcher::limits_at_entry::LimitsAtEntry;
 use crate::protocol::api::Api;
 use crate::protocol::error::ApiError;
 use crate::protocol::error::catalogue::ErrorKind;
 use crate::proxy::request::superseding::{LiveRequestGuard, SupersededNotice};
 use crate::proxy::shadow::pair::ShadowHalf;
-use crate::proxy::summary::parts::{
-    AtEngine, DispatchedTo, Millis, PromptCounts, RecordEnd, RequestedWork, RetryLink,
-};
+use crate::proxy::summary::parts::{AtEngine, Millis, PromptCounts, RecordEnd, RequestedWork, RetryLink};
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{
     EngineTimings, LimitMet, RequestFellBack, RequestOutcome, RequestRecalled, RequestRequeued,
     RequestSummary, StayBilled, StreamContinuation, Timings,
 };
 use crate::telemetry::request_history::{AttemptEnd, AttemptTrail, TrailRecorder};
-use crate::telemetry::summary::{CallFacts, CallerFacts, ModelFacts, RetryIds, TokenFacts};
+use crate::telemetry::summary::{CallFacts, CallerFacts, LastDispatch, ModelFacts, RetryIds, TokenFacts};
 use crate::telemetry::trace::RequestTrace;
 use crate::tokens::CountSource;
 use crate::usage::Journal;
@@ -49,9 +45,6 @@ pub(super) struct RequestRecord {
     pub(super) telemetry: Telemetry,
     /// Usage journal. `None` = usage is not recorded.
     pub(super) journal: Option<Journal>,
-    /// Bills of the request's stays at replicas, in their order. Complete after the tickets have
-    /// ended.
-    pub(super) bills: SmallVec<[StayBill; 1]>,
     /// Request id, sent by the client or given by the gateway.
     pub(super) request_id: HeaderValue,
     /// Clock of all ticks in the record.
@@ -82,7 +75,6 @@ impl RequestRecord {
         Self {
             telemetry: telemetry.clone(),
             journal: None,
-            bills: SmallVec::new(),
             request_id,
             clock,
             started: clock.now(),
@@ -163,18 +155,16 @@ impl RequestRecord {
     }
 
     /// Records the dispatch to a replica.
-    pub(super) fn sent(&mut self, place: DispatchedTo) {
-        self.at_engine.place = Some(place);
+    pub(super) fn sent(&mut self, grant: DispatchGrant, settings: &Settings) {
+        let engine = settings.edge.pools.get(grant.pool).map(|pool| pool.engine.name());
+        self.at_engine.dispatch = LastDispatch { grant: Some(grant), engine };
         self.at_engine.attempts += 1;
         if self.at_engine.first_token.is_none() {
             self.at_engine.sent_at = Some(self.clock.now());
         }
-        self.end.usage = Some(JobUsage::Unknown);
-        let DispatchedTo { pool, replica, why, .. } = place;
+        self.end.usage.get_or_insert(JobUsage::Unknown);
         let at = self.age();
-        self.with_trail(|trail| {
-            trail.sent(AttemptTrail { at, pool, replica, why, first_token: None, back: None });
-        });
+        self.with_trail(|trail| trail.sent(AttemptTrail { at, grant, first_token: None, back: None }));
     }
 
     /// Records the first token of a stream.
@@ -202,7 +192,7 @@ impl RequestRecord {
     /// Records the result of a continuation after the stream broke at `from`. With `goes_on`, the
     /// stream continues at the record's current replica.
     pub(super) fn broke_off(&mut self, from: ReplicaId, fault: EngineFault, goes_on: bool) {
-        let to = self.at_engine.place.map(|place| place.replica).filter(|_| goes_on);
+        let to = self.at_engine.dispatch.replica().filter(|_| goes_on);
         self.at_engine.continued += u32::from(goes_on);
         let request_id = self.request_id.to_str().unwrap_or_default();
         StreamContinuation { request_id, from, to, fault }.emit(&self.telemetry);
@@ -263,7 +253,7 @@ impl RequestRecord {
     fn timings(&self, now: Tick) -> Timings {
         let output = self.end.usage.and_then(JobUsage::tokens).map(|tokens| tokens.output);
         Timings {
-            queue: self.at_engine.place.map(|place| place.why.queued),
+            queue: self.at_engine.dispatch.why().map(|why| why.queued),
             connect: self.at_engine.connect,
             first_token: self.at_engine.first_token.map(|at| at.since(self.started)),
             total: now.since(self.started),
@@ -315,7 +305,7 @@ impl RequestRecord {
     /// engine's time for a whole answer.
     #[must_use]
     pub(super) fn server_timing(&self) -> Option<HeaderValue> {
-        let queue = Millis(self.at_engine.place?.why.queued);
+        let queue = Millis(self.at_engine.dispatch.why()?.queued);
         let connect = Millis(self.at_engine.connect.unwrap_or_default());
         let (last, time) = match (self.at_engine.first_token, self.at_engine.whole_answer) {
             (Some(at), _) => ("ttft", Millis(at.since(self.started))),
@@ -328,8 +318,9 @@ impl RequestRecord {
 }
 
 impl RequestRecord {
-    /// Ends the record: writes the log line, metrics, usage rows, trail and trace.
-    pub(super) fn finish(&mut self) {
+    /// Ends the record: writes the log line, metrics, usage rows, trail and trace. `bills` are those of
+    /// the request's stays at replicas, in their order.
+    pub(super) fn finish(&mut self, bills: &[StayBill]) {
         self.learn();
         let now = self.clock.now();
         self.conclude();
@@ -337,7 +328,6 @@ impl RequestRecord {
         let text = |id: &'_ HeaderValue| id.to_str().unwrap_or_default().to_owned();
         let replaces = self.retry.replaces.as_ref().map(text);
         let replaced_by = self.notice().and_then(|notice| notice.replaced_by()).map(text);
-        let bills = std::mem::take(&mut self.bills);
         let summary = RequestSummary {
             request_id: self.request_id.to_str().unwrap_or_default(),
             trace_id: trace_id.as_deref(),
@@ -351,7 +341,7 @@ impl RequestRecord {
                 requested: self.work.requested_model.as_deref(),
                 fallback: self.work.fallback.map(|(from, why)| (from, why.name())),
             },
-            dispatch: self.at_engine.last_dispatch(),
+            dispatch: self.at_engine.dispatch,
             call: CallFacts {
                 api: self.work.api.upstream_path(),
                 operation: self.work.api.operation_name(),
@@ -365,7 +355,7 @@ impl RequestRecord {
                 usage: Some(self.end.usage.unwrap_or(JobUsage::Exact(TokenCounts::default()))),
                 reached_engine: self.end.usage.is_some(),
             },
-            bills: &bills,
+            bills,
             timings: self.timings(now),
             at_engine: self.timings_at_engine(now),
             attempts: self.at_engine.counts(),
@@ -383,10 +373,4 @@ impl RequestRecord {
             trace.finish(&summary, &self.telemetry.policy(), now);
         }
     }
-}
-
-pub(super) fn place(settings: &Settings, DispatchGrant { replica, why }: DispatchGrant) -> DispatchedTo {
-    let pool = settings.policy.replicas.get(replica).map(|row| row.pool);
-    let engine = pool.and_then(|pool| settings.edge.pools.get(pool)).map(|pool| pool.engine.name());
-    DispatchedTo { pool, replica, engine, why }
 }

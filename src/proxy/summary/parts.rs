@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use http::HeaderValue;
 
-use crate::core::model::event::{DispatchReason, PreemptReason, RejectReason};
-use crate::core::model::ids::{ClassId, ModelId, PoolId, ReplicaId};
+use crate::core::model::event::{PreemptReason, RejectReason};
+use crate::core::model::ids::{ClassId, ModelId};
 use crate::core::model::job::JobUsage;
 use crate::core::model::time::Tick;
 use crate::protocol::api::Api;
@@ -49,8 +49,8 @@ pub(in crate::proxy) struct PromptCounts {
 /// Attempts of the request, and what the engines answered.
 #[derive(Debug, Default)]
 pub(in crate::proxy) struct AtEngine {
-    /// Replica of the last attempt.
-    pub(in crate::proxy) place: Option<DispatchedTo>,
+    /// Dispatch of the last attempt.
+    pub(in crate::proxy) dispatch: LastDispatch,
     /// Number of attempts.
     pub(in crate::proxy) attempts: u32,
     /// Number of times that the engine may have got the request in the last attempt.
@@ -74,17 +74,6 @@ pub(in crate::proxy) struct AtEngine {
 }
 
 impl AtEngine {
-    /// The last dispatch, for the summary.
-    pub(super) fn last_dispatch(&self) -> LastDispatch {
-        let place = self.place;
-        LastDispatch {
-            pool: place.and_then(|place| place.pool),
-            replica: place.map(|place| place.replica),
-            engine: place.and_then(|place| place.engine),
-            why: place.map(|place| place.why),
-        }
-    }
-
     /// The numbers of attempts, for the summary.
     pub(super) fn counts(&self) -> AttemptCounts {
         AttemptCounts {
@@ -116,19 +105,10 @@ pub(in crate::proxy) struct RetryLink {
     /// Entry among the live requests that a retry may supersede. `None` if the client sends no
     /// retry count.
     pub(in crate::proxy) live_guard: Option<LiveRequestGuard>,
+    /// Whether the client says that it sends the request again.
+    pub(in crate::proxy) is_retry: bool,
     /// Request id of the request that this retry superseded.
     pub(in crate::proxy) replaces: Option<HeaderValue>,
-}
-
-/// Replica that a request was dispatched to, and the reason.
-#[derive(Debug, Clone, Copy)]
-pub(in crate::proxy) struct DispatchedTo {
-    /// `None` if a reload has just removed the replica.
-    pub(in crate::proxy) pool: Option<PoolId>,
-    pub(in crate::proxy) replica: ReplicaId,
-    /// Name of the pool's engine.
-    pub(in crate::proxy) engine: Option<&'static str>,
-    pub(in crate::proxy) why: DispatchReason,
 }
 
 /// Gaps between the pieces of a stream.

@@ -45,7 +45,7 @@ pub(super) fn of(summary: &RequestSummary<'_>, policy: &Policy) -> impl Iterator
 /// The fields that all rows of a request share.
 fn common(summary: &RequestSummary<'_>, policy: &Policy) -> UsageRow {
     let name = |name: Option<&str>| -> Arc<str> { name.unwrap_or_default().into() };
-    let class = summary.dispatch.why.map(|why| why.class).or(summary.caller.class);
+    let class = summary.dispatch.why().map(|why| why.class).or(summary.caller.class);
     let since = wall::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
     UsageRow {
         time_ms: i64::try_from(since.as_millis()).unwrap_or(i64::MAX),

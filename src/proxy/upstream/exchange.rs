@@ -11,21 +11,13 @@ use http::response::Parts;
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-use crate::proxy::upstream::conn::UpstreamConn;
-use crate::proxy::upstream::pool::IdlePool;
+use crate::protocol::error::ApiError;
+use crate::proxy::body::GatheredBody;
+use crate::proxy::upstream::conn::{IdlePool, UpstreamConn};
 
 /// Longest wait for a finished answer's last bytes. After that, the connection is closed instead of
 /// pooled.
 const TAIL_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// An answer whose head has arrived.
-#[derive(Debug)]
-pub struct AnswerHead {
-    /// The answer's head and its unread body.
-    pub exchange: UpstreamExchange,
-    /// Start and end of the connection set-up. `None` if a pooled connection was used.
-    pub connect: Option<(Instant, Instant)>,
-}
 
 /// An answer being read. Dropping the exchange before its end closes the connection, by which the
 /// engine learns that no client waits any more.
@@ -33,14 +25,21 @@ pub struct AnswerHead {
 pub struct UpstreamExchange {
     /// Status and headers.
     pub head: Parts,
+    /// Start and end of the connection set-up. `None` if a pooled connection was used.
+    pub connect: Option<(Instant, Instant)>,
     pool: Arc<IdlePool>,
     live: Option<(UpstreamConn, Incoming)>,
 }
 
 impl UpstreamExchange {
-    pub(super) fn new(pool: Arc<IdlePool>, conn: UpstreamConn, response: Response<Incoming>) -> Self {
+    pub(super) fn new(
+        pool: Arc<IdlePool>,
+        conn: UpstreamConn,
+        response: Response<Incoming>,
+        connect: Option<(Instant, Instant)>,
+    ) -> Self {
         let (head, body) = response.into_parts();
-        Self { head, pool, live: Some((conn, body)) }
+        Self { head, connect, pool, live: Some((conn, body)) }
     }
 
     /// The next piece of the body. `None` at its proper end, after which the connection is back in
@@ -92,4 +91,32 @@ impl UpstreamExchange {
             self.pool.put(conn);
         }
     }
+}
+
+/// Reads a whole answer of at most `limit` bytes. An answer that arrives in one piece is not
+/// copied.
+pub(in crate::proxy) async fn whole_body(
+    mut exchange: UpstreamExchange,
+    limit: u64,
+) -> Result<Bytes, CutReason> {
+    let mut gathered = GatheredBody::default();
+    while let Some(data) = exchange.data().await {
+        let data = data.map_err(|_| CutReason::BrokenOff)?;
+        if (gathered.len() + data.len()) as u64 > limit {
+            return Err(CutReason::TooLarge);
+        }
+        gathered.push(data);
+    }
+    Ok(gathered.finish())
+}
+
+/// Reason why an answer was not read to its end.
+#[derive(Debug)]
+pub(in crate::proxy) enum CutReason {
+    /// The engine's connection broke.
+    BrokenOff,
+    /// The answer is longer than the limit.
+    TooLarge,
+    /// The memory for answers is full.
+    NoMemory(ApiError),
 }

@@ -3,24 +3,32 @@
 
 mod conn;
 mod exchange;
-mod io;
-mod pool;
-mod replica;
 #[cfg(test)]
 mod tests;
 mod waker;
-pub(crate) mod whole_body;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use dashmap::DashMap;
+use http::header::{HOST, HeaderValue};
+use http::uri::PathAndQuery;
+use http::{HeaderMap, Method, Request, Uri};
+use tokio::time::{Instant, timeout};
 
-pub use self::exchange::{AnswerHead, UpstreamExchange};
-pub use self::replica::{UpstreamCall, UpstreamError, UpstreamReplica};
+pub use self::exchange::UpstreamExchange;
+pub(super) use self::exchange::{CutReason, whole_body};
 
-use crate::config::settings::{EdgeSettings, ReplicaSettings};
+use self::conn::{IdlePool, UpstreamConn, connect};
+use crate::config::settings::{EdgeSettings, PoolSettings, ReplicaSettings, UpstreamLimits};
+use crate::core::model::event::EngineFault;
 use crate::core::model::ids::ReplicaId;
+use crate::protocol::request::edit::EditedBody;
+
+/// Time limit to recognise a stale connection. A pooled connection that breaks within this time
+/// after a request was sent was most likely closed for being idle. If it breaks later, the engine
+/// had the request.
+const STALE_WITHIN: Duration = Duration::from_secs(3);
 
 /// The engines' addresses and their pools, by replica.
 #[derive(Debug, Default)]
@@ -55,4 +63,183 @@ impl Upstreams {
     pub fn retain(&self, edge: &EdgeSettings) {
         self.replicas.retain(|id, replica| edge.replicas.get(*id).is_some_and(|edge| replica.is_at(edge)));
     }
+}
+
+/// One engine and the idle connections to it.
+#[derive(Debug)]
+pub struct UpstreamReplica {
+    url: Uri,
+    address: String,
+    host: HeaderValue,
+    tls_name: Option<String>,
+    prefix: String,
+    pool: Arc<IdlePool>,
+}
+
+/// Reason why a request got no answer head. Never shown to a client.
+#[derive(Debug, thiserror::Error)]
+pub enum UpstreamError {
+    /// The connection could not be opened.
+    #[error("connect: {0}")]
+    Connect(#[source] std::io::Error),
+    /// The connection could not be opened in time.
+    #[error("connect: no answer within {0:?}")]
+    ConnectTimeout(Duration),
+    /// A pooled connection broke, and no new connection could be opened. The request may have
+    /// crashed the engine.
+    #[error("gone: {0}")]
+    ReconnectFailed(#[source] Box<UpstreamError>),
+    /// The connection broke, or the engine's bytes were not HTTP.
+    #[error("exchange: {0}")]
+    Exchange(#[from] hyper::Error),
+    /// As [`Self::Exchange`], on a new connection after a pooled one broke.
+    #[error("exchange, for the second time: {0}")]
+    ExchangeAfterStale(#[source] hyper::Error),
+}
+
+impl UpstreamError {
+    /// The engine fault that is reported to the scheduler.
+    #[must_use]
+    pub fn fault(&self) -> EngineFault {
+        match self {
+            Self::Connect(_) | Self::ConnectTimeout(_) => EngineFault::Refused,
+            Self::Exchange(error) | Self::ExchangeAfterStale(error) if error.is_parse() => {
+                EngineFault::Malformed
+            }
+            Self::ReconnectFailed(_) | Self::Exchange(_) | Self::ExchangeAfterStale(_) => EngineFault::Reset,
+        }
+    }
+
+    /// Number of times that the engine may have got the request.
+    #[must_use]
+    pub const fn sends(&self) -> u32 {
+        match self {
+            Self::Connect(_) | Self::ConnectTimeout(_) => 0,
+            Self::ReconnectFailed(_) | Self::Exchange(_) => 1,
+            Self::ExchangeAfterStale(_) => 2,
+        }
+    }
+}
+
+/// A request to an engine. It can be sent more than once.
+#[derive(Debug)]
+pub struct UpstreamCall<'a> {
+    pub(crate) method: Method,
+    pub(crate) path: &'a str,
+    pub(crate) headers: &'a HeaderMap,
+    pub(crate) body: EditedBody,
+}
+
+impl UpstreamReplica {
+    fn new(edge: &ReplicaSettings) -> Self {
+        let tls = edge.url.scheme_str() == Some("https");
+        let host = edge.url.host().unwrap_or_default();
+        let port = edge.url.port_u16().unwrap_or(if tls { 443 } else { 80 });
+        let authority = edge.url.authority().map_or("", |authority| authority.as_str());
+        Self {
+            url: edge.url.clone(),
+            address: format!("{host}:{port}"),
+            host: HeaderValue::from_str(authority).unwrap_or(HeaderValue::from_static("engine")),
+            tls_name: tls.then(|| host.trim_matches(['[', ']']).to_owned()),
+            prefix: edge.url.path().trim_end_matches('/').to_owned(),
+            pool: Arc::default(),
+        }
+    }
+
+    fn is_at(&self, edge: &ReplicaSettings) -> bool {
+        self.url == edge.url
+    }
+
+    /// Sends the call and waits for the head of the answer. If a pooled connection turns out to be
+    /// closed, the call is sent once more on a new connection.
+    ///
+    /// # Errors
+    /// Any failure before the head; see [`UpstreamError::fault`].
+    pub async fn send(
+        &self,
+        call: &UpstreamCall<'_>,
+        limits: &UpstreamLimits,
+    ) -> Result<UpstreamExchange, UpstreamError> {
+        self.send_by(call, limits, true).await
+    }
+
+    /// Sends the call once, on a new connection, and waits for the head of the answer.
+    ///
+    /// # Errors
+    /// Any failure before the head; see [`UpstreamError::fault`].
+    pub async fn send_once(
+        &self,
+        call: &UpstreamCall<'_>,
+        limits: &UpstreamLimits,
+    ) -> Result<UpstreamExchange, UpstreamError> {
+        self.send_by(call, limits, false).await
+    }
+
+    async fn send_by(
+        &self,
+        call: &UpstreamCall<'_>,
+        limits: &UpstreamLimits,
+        pooled: bool,
+    ) -> Result<UpstreamExchange, UpstreamError> {
+        let mut stale = false;
+        if pooled && let Some(mut conn) = self.pool.take(limits.keep_alive) {
+            let begun = Instant::now();
+            match conn.send(self.request(call)).await {
+                Ok(response) => {
+                    return Ok(UpstreamExchange::new(Arc::clone(&self.pool), conn, response, None));
+                }
+                Err(error) if error.is_parse() || begun.elapsed() > STALE_WITHIN => return Err(error.into()),
+                Err(_) => stale = true,
+            }
+        }
+        let begun = Instant::now();
+        let opened = self.open(limits.connect_timeout).await;
+        let mut conn = opened
+            .map_err(|error| if stale { UpstreamError::ReconnectFailed(Box::new(error)) } else { error })?;
+        let connect = Some((begun, Instant::now()));
+        let response = conn.send(self.request(call)).await;
+        let response = response
+            .map_err(|error| if stale { UpstreamError::ExchangeAfterStale(error) } else { error.into() })?;
+        Ok(UpstreamExchange::new(Arc::clone(&self.pool), conn, response, connect))
+    }
+
+    /// Closes connections that were not used for `keep_alive`.
+    fn close_idle(&self, keep_alive: Duration) {
+        self.pool.close_idle(keep_alive);
+    }
+
+    async fn open(&self, limit: Duration) -> Result<UpstreamConn, UpstreamError> {
+        let opening = async {
+            let stream = connect(&self.address, self.tls_name.as_deref()).await;
+            let stream = stream.map_err(UpstreamError::Connect)?;
+            Ok(UpstreamConn::handshake(stream).await?)
+        };
+        timeout(limit, opening).await.unwrap_or(Err(UpstreamError::ConnectTimeout(limit)))
+    }
+
+    fn request(&self, call: &UpstreamCall<'_>) -> Request<EditedBody> {
+        let mut request = Request::new(call.body.clone());
+        *request.method_mut() = call.method.clone();
+        *request.uri_mut() = self.target(call.path);
+        *request.headers_mut() = call.headers.clone();
+        request.headers_mut().insert(HOST, self.host.clone());
+        request
+    }
+
+    fn target(&self, path: &str) -> Uri {
+        let path = if self.prefix.is_empty() {
+            PathAndQuery::try_from(path)
+        } else {
+            PathAndQuery::try_from(format!("{}{path}", self.prefix))
+        };
+        path.map_or_else(|_| Uri::from_static("/"), Uri::from)
+    }
+}
+
+/// `Authorization` header for the pool's engines. `None` if the pool has no API key.
+pub(in crate::proxy) fn bearer(pool: &PoolSettings) -> Option<HeaderValue> {
+    let text = format!("Bearer {}", pool.api_key.as_ref()?.expose());
+    let mut bearer = HeaderValue::try_from(text).ok()?;
+    bearer.set_sensitive(true);
+    Some(bearer)
 }

@@ -9,8 +9,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
-use super::replica::UpstreamReplica;
-use super::{UpstreamCall, UpstreamError};
+use super::{UpstreamCall, UpstreamError, UpstreamReplica};
 use crate::config::settings::{ReplicaSettings, UpstreamLimits};
 use crate::core::model::event::EngineFault;
 use crate::core::model::ids::PoolId;
@@ -42,7 +41,7 @@ async fn ask(replica: &Arc<UpstreamReplica>) -> Result<(bool, Vec<u8>), Upstream
     let call = UpstreamCall { method: Method::POST, path: "/v1/x", headers: &headers, body };
     let mut sent = replica.send(&call, &limits()).await?;
     let mut answer = Vec::new();
-    while let Some(data) = sent.exchange.data().await {
+    while let Some(data) = sent.data().await {
         answer.extend_from_slice(&data?);
     }
     Ok((sent.connect.is_some(), answer))

@@ -57,7 +57,7 @@ pub(in crate::scaler) struct LastSent {
 
 impl fmt::Debug for PeerExchange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Exchange").field("me", &self.me).finish_non_exhaustive()
+        f.debug_struct("PeerExchange").field("me", &self.me).finish_non_exhaustive()
     }
 }
 

@@ -72,7 +72,7 @@ pub fn plan(
     drop_oversized(&mut trace, lab.setting, &mut notes)?;
     let work = prepare_demand(trace, lab.setting, asked.name, &mut notes);
     let keepable = keepable(&work.stretch, lab.setting)?;
-    let chosen = choose(lab, &work);
+    let chosen = choose_fleet(lab, &work);
     if !chosen.kept {
         notes.push(format!(
             "No fleet that was tried keeps {} of what an idle replica serves in time; what follows is for the best of them.",
@@ -207,7 +207,7 @@ fn keepable(stretch: &TraceStretch, setting: &Setting) -> Result<f64, String> {
 /// Finds the smallest fleet of each pool, takes the cheapest, and checks it
 /// from other places of the source. When the check fails, a larger fleet is
 /// tried.
-fn choose(lab: &FleetTrials<'_>, work: &PlanDemand) -> ChosenFleet {
+fn choose_fleet(lab: &FleetTrials<'_>, work: &PlanDemand) -> ChosenFleet {
     let seconds = work.part.span().as_secs_f64().max(1.0);
     let offset =
         work.trace.calls.partition_point(|call| call.at.as_secs_f64() < work.source.simulated_from_s);

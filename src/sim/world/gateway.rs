@@ -5,8 +5,12 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use crate::core::autoscale::demand_report::PeerDemand;
+use crate::core::autoscale::observer::DemandObserver;
 use crate::core::autoscale::replica_demand::ReplicaDemand;
-use crate::core::model::event::{Action, AttemptOutcome, EngineFault, Event, JobAction, ReplicaAction};
+use crate::core::model::event::{
+    Action, AttemptOutcome, DispatchGrant, EngineFault, Event, JobAction, ReplicaAction,
+};
 use crate::core::model::id_table::IdTable;
 use crate::core::model::ids::{ClassId, JobId, ModelId, ReplicaId, TenantId};
 use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix, TokenCounts};
@@ -20,6 +24,7 @@ use crate::sim::world::router::{Input, JobIndex, MemberState, Router, RouterComm
 #[derive(Debug)]
 pub struct SimGateway {
     scheduler: Scheduler,
+    demand: DemandObserver,
     max_waits: Vec<Duration>,
     /// Prompt and output tokens of the jobs seen so far.
     sizes: Vec<(u32, u32)>,
@@ -39,8 +44,11 @@ impl SimGateway {
     #[must_use]
     pub fn new(policy: Policy) -> Self {
         let max_waits = policy.classes.iter().map(|(_, _, class)| class.max_wait).collect();
+        let mut scheduler = Scheduler::new(Arc::new(policy));
+        scheduler.record_demand();
         Self {
-            scheduler: Scheduler::new(Arc::new(policy)),
+            scheduler,
+            demand: DemandObserver::default(),
             max_waits,
             sizes: Vec::new(),
             actions: Vec::new(),
@@ -154,6 +162,30 @@ impl SimGateway {
 impl Router for SimGateway {
     fn handle(&mut self, now: Tick, input: Input<'_>, out: &mut Vec<RouterCommand>) {
         let event = self.event(now, input);
+        self.step(now, event, out);
+    }
+
+    fn next_wake(&self) -> Option<Tick> {
+        self.scheduler.next_deadline()
+    }
+
+    fn replica_demand(&mut self, now: Tick, out: &mut Vec<RouterCommand>) -> Vec<ReplicaDemand> {
+        let inputs = self.scheduler.demand_inputs(&mut self.demand, now, false);
+        let demands = self.demand.replica_demand(&inputs, &PeerDemand::default());
+        if let Some(growth) = self.demand.take_growth() {
+            self.step(now, growth, out);
+        }
+        demands
+    }
+
+    fn broken_invariants(&self) -> u64 {
+        self.scheduler.broken_invariants()
+    }
+}
+
+impl SimGateway {
+    /// Passes an event to the scheduler and its actions to the world.
+    fn step(&mut self, now: Tick, event: Event, out: &mut Vec<RouterCommand>) {
         let copy = self.log.is_some().then(|| event.clone());
         self.scheduler.handle(now, event, &mut self.actions);
         if let (Some(log), Some(event)) = (&self.log, copy) {
@@ -161,7 +193,7 @@ impl Router for SimGateway {
         }
         for action in self.actions.drain(..) {
             out.extend(match action {
-                Action::Job(JobAction::Dispatch { job, replica, .. }) => {
+                Action::Job(JobAction::Dispatch(DispatchGrant { job, replica, .. })) => {
                     Some(RouterCommand::Send { job: job.index(), replica: replica.index(), priority: 0 })
                 }
                 Action::Job(JobAction::Reject { job, why }) => {
@@ -180,18 +212,10 @@ impl Router for SimGateway {
                 | Action::Replica(_) => None,
             });
         }
-    }
-
-    fn next_wake(&self) -> Option<Tick> {
-        self.scheduler.next_deadline()
-    }
-
-    fn replica_demand(&mut self, now: Tick) -> Vec<ReplicaDemand> {
-        self.scheduler.replica_demand(now)
-    }
-
-    fn broken_invariants(&self) -> u64 {
-        self.scheduler.broken_invariants()
+        if self.scheduler.must_hand_over_demand() {
+            self.scheduler.hand_over_demand(&mut self.demand);
+            self.demand.observe();
+        }
     }
 }
 

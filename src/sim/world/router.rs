@@ -118,8 +118,8 @@ pub trait Router: Send + Debug {
     }
 
     /// Present demand of each of the router's pools; empty when the router
-    /// computes none.
-    fn replica_demand(&mut self, _now: Tick) -> Vec<ReplicaDemand> {
+    /// computes none. Appends the commands that follow from it.
+    fn replica_demand(&mut self, _now: Tick, _out: &mut Vec<RouterCommand>) -> Vec<ReplicaDemand> {
         Vec::new()
     }
 

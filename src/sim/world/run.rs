@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
+use crate::core::autoscale::replica_demand::ReplicaDemand;
 use crate::core::model::event::ItlSample;
 use crate::core::model::time::Tick;
 use crate::sim::engine::EngineEvent;
@@ -214,8 +215,21 @@ impl<'a> World<'a> {
     /// Gives a router an input and carries out its commands.
     pub(super) fn notify_router(&mut self, gateway: usize, input: Input<'_>) {
         let mut commands = std::mem::take(&mut self.commands);
-        let mut touched: SmallVec<[ReplicaIndex; 4]> = SmallVec::new();
         self.routers[gateway].handle(self.now, input, &mut commands);
+        self.carry_out(gateway, commands);
+    }
+
+    /// The first router's demand for replicas of its first pool.
+    pub(super) fn replica_demand(&mut self) -> Option<ReplicaDemand> {
+        let mut commands = std::mem::take(&mut self.commands);
+        let demands = self.routers.first_mut()?.replica_demand(self.now, &mut commands);
+        self.carry_out(0, commands);
+        demands.first().copied()
+    }
+
+    /// Carries out the commands of a router.
+    fn carry_out(&mut self, gateway: usize, mut commands: Vec<RouterCommand>) {
+        let mut touched: SmallVec<[ReplicaIndex; 4]> = SmallVec::new();
         let mut next = 0;
         while next < commands.len() {
             let command = commands[next];

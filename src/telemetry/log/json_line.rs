@@ -82,7 +82,7 @@ impl Visit for LineWriter {
     fn record_f64(&mut self, field: &Field, value: f64) {
         self.member(field.name());
         if value.is_finite() {
-            self.display(format_args!("{value:?}"));
+            self.0.push_str(ryu::Buffer::new().format_finite(value));
         } else {
             self.0.push_str("null");
         }
@@ -90,12 +90,12 @@ impl Visit for LineWriter {
 
     fn record_i64(&mut self, field: &Field, value: i64) {
         self.member(field.name());
-        self.display(value);
+        self.0.push_str(itoa::Buffer::new().format(value));
     }
 
     fn record_u64(&mut self, field: &Field, value: u64) {
         self.member(field.name());
-        self.display(value);
+        self.0.push_str(itoa::Buffer::new().format(value));
     }
 
     fn record_bool(&mut self, field: &Field, value: bool) {

@@ -27,7 +27,7 @@ impl SeriesOwner {
             tenant: event.caller.tenant.filter(|id| known(policy.tenants.name(*id)).is_some()),
             class: event.caller.class.filter(|id| known(policy.classes.name(*id)).is_some()),
             model: event.models.served.filter(|id| known(policy.models.name(*id)).is_some()),
-            pool: event.dispatch.pool.filter(|id| known(policy.pools.name(*id)).is_some()),
+            pool: event.dispatch.pool().filter(|id| known(policy.pools.name(*id)).is_some()),
         }
     }
 

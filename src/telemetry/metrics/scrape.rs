@@ -26,7 +26,7 @@ const MAX_QUEUES: usize = 10_000;
 /// State of the rest of the process at the moment of a scrape.
 #[derive(Debug, Clone, Copy)]
 pub struct Scrape<'a> {
-    /// Snapshot of the schedulers, over all pool groups.
+    /// Snapshot of the scheduler, over all pool groups.
     pub snapshot: &'a Snapshot,
     /// Latest reports of the engines.
     pub engines: &'a [EngineView],

@@ -35,9 +35,9 @@ pub(super) fn of(event: &RequestSummary<'_>, policy: &Policy) -> Vec<KeyValue> {
     add("penstock.queue_seconds", event.timings.queue.map(seconds));
     add("penstock.tenant", text(event.caller.tenant.and_then(|id| known(policy.tenants.name(id)))));
     add("penstock.class", text(event.caller.class.and_then(|id| known(policy.classes.name(id)))));
-    add("penstock.pool", text(event.dispatch.pool.and_then(|id| known(policy.pools.name(id)))));
-    add("penstock.replica", text(event.dispatch.replica.and_then(|id| known(policy.replicas.name(id)))));
-    if let Some(why) = event.dispatch.why {
+    add("penstock.pool", text(event.dispatch.pool().and_then(|id| known(policy.pools.name(id)))));
+    add("penstock.replica", text(event.dispatch.replica().and_then(|id| known(policy.replicas.name(id)))));
+    if let Some(why) = event.dispatch.why() {
         add("penstock.placed.turn", Some(why.order.name().into()));
         let demoted_to = why.demoted_to().and_then(|class| known(policy.classes.name(class)));
         add("penstock.placed.demoted_to", text(demoted_to));

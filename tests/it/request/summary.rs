@@ -121,15 +121,15 @@ fn agrees_with_the_trail(line: &Value, rig: &Rig) {
     let trail = rig.telemetry.history().find("summary-1").unwrap();
     let policy = rig.telemetry.policy();
     let attempt = &trail.tries[0];
-    let why = &attempt.why;
+    let why = &attempt.grant.why;
     let millis = |time: std::time::Duration| time.as_nanos() as f64 / 1e6;
     for (field, value) in [
         ("api", json!(trail.api)),
         ("stream", json!(trail.stream)),
         ("prompt_tokens", json!(trail.prompt_tokens)),
         ("prompt_source", json!(trail.prompt_source.name())),
-        ("pool", json!(policy.pools.name(attempt.pool.unwrap()))),
-        ("replica", json!(policy.replicas.name(attempt.replica))),
+        ("pool", json!(policy.pools.name(attempt.grant.pool))),
+        ("replica", json!(policy.replicas.name(attempt.grant.replica))),
         ("attempts", json!(trail.tries.len())),
         ("turn", json!(why.order.name())),
         ("choice", json!(why.placement.name())),

@@ -74,11 +74,11 @@ fn names(file: &ConfigFile, field: &FieldPath, findings: &mut Findings<'_>) -> O
             "no certificate is asked for without `scale.tls.client_ca` and `require_client_cert: true`";
         findings.error(field, message, "set both, or take the certificates away");
     }
-    let mut ring = CredentialSet::default();
+    let mut names = CredentialSet::default();
     let named = certs
         .iter()
         .enumerate()
-        .filter_map(|(at, cert)| ring.name([&cert.dns, &cert.uri, &cert.email], &field.index(at), findings));
+        .filter_map(|(at, cert)| names.name([&cert.dns, &cert.uri, &cert.email], &field.index(at), findings));
     let named: BTreeSet<String> = named.collect();
     (!certs.is_empty()).then_some(named)
 }

@@ -35,13 +35,13 @@ pub(in crate::config) struct CheckedTenants {
     pub(in crate::config) tenants: IdTable<TenantId, Tenant>,
     pub(in crate::config) auth: Auth,
     pub(in crate::config) names: BTreeMap<TenantId, TenantNames>,
-    pub(in crate::config) budgets: CheckedLimits,
+    pub(in crate::config) limits: CheckedLimits,
 }
 
-/// `ring` gets the credentials of all tenants.
+/// `credentials` gets the credentials of all tenants.
 pub(in crate::config) fn validate(
     context: &TenantContext<'_>,
-    mut ring: CredentialSet,
+    mut credentials: CredentialSet,
     secrets: &mut SecretReader<'_>,
     findings: &mut Findings<'_>,
 ) -> CheckedTenants {
@@ -49,36 +49,36 @@ pub(in crate::config) fn validate(
     let section = FieldPath::top("tenants");
     let mut tenants = context.previous.map(|old| IdTable::successor(&old.policy.tenants)).unwrap_or_default();
     let mut own_names = BTreeMap::new();
-    let mut budgets = CheckedLimits::new(context.previous);
+    let mut limits = CheckedLimits::new(context.previous);
     for (name, tenant) in file.tenants.iter() {
         let field = section.key(name);
         names::label(name, &field, findings);
         let row = context.row(tenant, &field, findings);
         let map = context.model_map(tenant, row.models.as_ref(), &field.key("model_map"), findings);
         let id = tenants.insert(name, row.clone());
-        budgets.add(&tenant.limits, LimitScope::Tenant(id), &field.key("limits"), findings);
-        context.model_limits(tenant, id, &field.key("model_limits"), &mut budgets, findings);
+        limits.add(&tenant.limits, LimitScope::Tenant(id), &field.key("limits"), findings);
+        context.model_limits(tenant, id, &field.key("model_limits"), &mut limits, findings);
         let holder = CredentialHolder { id, row: &row };
         own_names.insert(id, TenantNames { map, allow_fallback: tenant.allow_fallback });
         for (at, key) in tenant.keys.iter().enumerate() {
             let field = field.key("keys").index(at);
-            let limited = budgets.add_key(key, &field, findings);
-            ring.key(context, holder, key, limited, &field, findings);
+            let limited = limits.add_key(key, &field, findings);
+            credentials.key(context, holder, key, limited, &field, findings);
         }
         for (at, cert) in tenant.client_certs.iter().enumerate() {
-            ring.cert(context, holder, cert, &field.key("client_certs").index(at), findings);
+            credentials.cert(context, holder, cert, &field.key("client_certs").index(at), findings);
         }
     }
     guarantees(&file.tenants, findings);
     let auth = match file.auth.mode {
         AuthMode::Keys => {
-            let mut held = ring.held;
+            let mut held = credentials.held;
             held.issuers = oidc::validate(context, &tenants, secrets, findings);
             by_credential(context, held, findings)
         }
         AuthMode::Off => Auth::Off(context.everybody(&mut tenants, findings)),
     };
-    CheckedTenants { tenants, auth, names: own_names, budgets }
+    CheckedTenants { tenants, auth, names: own_names, limits }
 }
 
 /// What is guaranteed to all tenants together must be there.
@@ -162,13 +162,13 @@ impl TenantContext<'_> {
         tenant: &Written,
         id: TenantId,
         field: &FieldPath,
-        budgets: &mut CheckedLimits,
+        checked: &mut CheckedLimits,
         findings: &mut Findings<'_>,
     ) {
         for (name, limits) in tenant.model_limits.iter() {
             let field = field.key(name);
             if let Some(model) = self.models.served(name, self.file, &field, findings) {
-                budgets.add(limits, LimitScope::Model(id, model), &field, findings);
+                checked.add(limits, LimitScope::Model(id, model), &field, findings);
             }
         }
     }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use crate::core::autoscale::facts::ObservedJob;
 use crate::core::model::ids::{ClassId, ModelId, PoolId, TenantId};
-use crate::core::model::job::JobSpec;
 use crate::core::model::time::Tick;
 
 use super::profile::DemandProfile;
@@ -65,24 +65,24 @@ impl DemandProfiles {
         }
     }
 
-    fn for_each_subject(&mut self, spec: &JobSpec, act: impl Fn(&mut DemandProfile)) {
+    fn for_each_subject(&mut self, job: &ObservedJob, act: impl Fn(&mut DemandProfile)) {
         for of in [
-            ProfileSubject::Model(spec.model),
-            ProfileSubject::Class(spec.class),
-            ProfileSubject::Tenant(spec.tenant),
+            ProfileSubject::Model(job.model),
+            ProfileSubject::Class(job.class),
+            ProfileSubject::Tenant(job.tenant),
         ] {
             self.row_mut(of).into_iter().for_each(&act);
         }
     }
 
     /// Counts a job that arrived.
-    pub fn enter(&mut self, spec: &JobSpec) {
-        self.for_each_subject(spec, |row| row.enter(spec.prompt_tokens));
+    pub fn enter(&mut self, job: &ObservedJob) {
+        self.for_each_subject(job, |row| row.enter(job.prompt_tokens));
     }
 
     /// Counts a job that ended, in whatever way, after this many output tokens.
-    pub fn leave(&mut self, spec: &JobSpec, output: u64) {
-        self.for_each_subject(spec, |row| row.leave(output));
+    pub fn leave(&mut self, job: &ObservedJob, output: u64) {
+        self.for_each_subject(job, |row| row.leave(output));
     }
 
     /// Moves a job to another class.
@@ -92,24 +92,24 @@ impl DemandProfiles {
     }
 
     /// Counts a job that was refused after it was admitted.
-    pub fn refused(&mut self, spec: &JobSpec) {
-        self.for_each_subject(spec, DemandProfile::refused);
+    pub fn refused(&mut self, job: &ObservedJob) {
+        self.for_each_subject(job, DemandProfile::refused);
     }
 
     /// Counts a job that was dispatched for the first time, to this pool.
-    pub fn began(&mut self, spec: &JobSpec, pool: PoolId, waited: Duration, in_time: bool) {
-        self.for_each_subject(spec, |row| row.began(waited, in_time));
+    pub fn began(&mut self, job: &ObservedJob, pool: PoolId, waited: Duration, in_time: bool) {
+        self.for_each_subject(job, |row| row.began(waited, in_time));
         self.row_mut(ProfileSubject::Pool(pool)).into_iter().for_each(|row| row.began(waited, in_time));
     }
 
     /// Counts a stay at a replica of the pool that began.
-    pub fn sent(&mut self, spec: &JobSpec, pool: PoolId) {
-        self.row_mut(ProfileSubject::Pool(pool)).into_iter().for_each(|row| row.enter(spec.prompt_tokens));
+    pub fn sent(&mut self, job: &ObservedJob, pool: PoolId) {
+        self.row_mut(ProfileSubject::Pool(pool)).into_iter().for_each(|row| row.enter(job.prompt_tokens));
     }
 
     /// Counts a stay at a replica of the pool that ended.
-    pub fn stayed(&mut self, spec: &JobSpec, pool: PoolId, stay: Duration) {
-        self.for_each_subject(spec, |row| row.stayed(stay));
+    pub fn stayed(&mut self, job: &ObservedJob, pool: PoolId, stay: Duration) {
+        self.for_each_subject(job, |row| row.stayed(stay));
         self.row_mut(ProfileSubject::Pool(pool)).into_iter().for_each(|row| {
             row.stayed(stay);
             row.leave(0);

@@ -161,7 +161,7 @@ impl DesiredReplicas {
     }
 
     /// Floor for repeated hopeless bursts, where `usual` replicas are needed without them: the
-    /// median height of the bursts, bounded by `MOST_FLOOR`. Zero with fewer than `OFTEN`
+    /// median height of the bursts, bounded by `MOST_FLOOR`. Zero with fewer than `MIN_BURSTS`
     /// bursts.
     pub fn burst_floor(&mut self, usual: f64, now: Tick) -> u32 {
         self.bursts.retain(|(last, _)| now.since(*last) < BURST_MEMORY);

@@ -1,6 +1,9 @@
 //! Utilization: the used part of a pool's capacity, and the size of that capacity.
 
-use crate::core::autoscale::demand::utilization::{DIMENSIONS, ReplicasInUse};
+use std::collections::BTreeMap;
+
+use crate::core::autoscale::demand::utilization::DIMENSIONS;
+use crate::core::autoscale::inputs::PoolLoad;
 use crate::core::model::ids::PoolId;
 use crate::core::replica::seq_limit::max_request_seqs;
 use crate::core::replica::speed::pool_best::PoolTypical;
@@ -9,24 +12,38 @@ use super::Fleet;
 use crate::core::replica::fleet::replica_state::ReplicaState;
 
 impl Fleet {
-    /// Replicas of the pool in use now, in each of the ways in which a replica can be full. When
-    /// jobs wait for the pool (`contended`), a replica that can take nothing more counts as full in
-    /// all ways. When other gateways count their own part (`shared`), only this gateway's part of
-    /// each replica counts.
+    /// Loads of the pools given, in one pass over the replicas. When jobs wait for a pool
+    /// (`contended`), a replica that can take nothing more counts as full in all ways. When other
+    /// gateways count their own part (`shared`), only this gateway's part of each replica counts.
     #[must_use]
-    pub fn used(&self, pool: PoolId, contended: bool, shared: bool) -> ReplicasInUse {
-        let mut sum = ReplicasInUse::default();
-        let Some(state) = self.pools.get(pool.index()) else { return sum };
-        for node in state.members.iter().filter_map(|id| self.node(*id)).filter(|node| node.ledger.jobs > 0) {
-            let full = contended && node.indexed.free_capacity.urgent.is_none();
+    pub fn pool_loads(
+        &self,
+        pools: impl Iterator<Item = PoolId>,
+        contended: impl Fn(PoolId) -> bool,
+        shared: bool,
+    ) -> BTreeMap<PoolId, PoolLoad> {
+        let load = |pool| {
+            let ready = u32::try_from(self.count_up(&[pool])).unwrap_or(u32::MAX);
+            (pool, (contended(pool), PoolLoad { ready, ..PoolLoad::default() }))
+        };
+        let mut loads: BTreeMap<PoolId, (bool, PoolLoad)> = pools.map(load).collect();
+        for node in self.replicas.iter().flatten().filter(|node| node.ledger.jobs > 0) {
+            let Some((contended, load)) = loads.get_mut(&node.pool) else { continue };
+            // A replica that has left its pool may still run jobs.
+            load.running += u64::from(node.ledger.jobs);
+            let Some(state) = self.pools.get(node.pool.index()).filter(|_| node.config.present) else {
+                continue;
+            };
+            load.active += 1;
+            let full = *contended && node.indexed.free_capacity.urgent.is_none();
             let parts = match (full, shared) {
                 (true, false) => [1.0; DIMENSIONS],
                 (true, true) => [node.own_share(); DIMENSIONS],
                 (false, _) => node.used(state, shared),
             };
-            sum.iter_mut().zip(parts).for_each(|(sum, part)| *sum += part.min(1.0));
+            load.used.iter_mut().zip(parts).for_each(|(sum, part)| *sum += part.min(1.0));
         }
-        sum
+        loads.into_iter().map(|(pool, (_, load))| (pool, load)).collect()
     }
 
     /// Usual prefill rate and ITL of the pool.
@@ -45,14 +62,6 @@ impl Fleet {
         seqs.sort_unstable();
         let kv = nodes().map(ReplicaState::kv).filter(|kv| *kv < u64::MAX).min();
         (state.counts.up, seqs.get(seqs.len() / 2).copied(), kv)
-    }
-
-    /// Number of the pool's replicas that have a job of this gateway.
-    #[must_use]
-    pub fn active(&self, pool: PoolId) -> u32 {
-        let members = self.pools.get(pool.index()).into_iter().flat_map(|state| &state.members);
-        let active = members.filter_map(|id| self.node(*id)).filter(|node| node.ledger.jobs > 0);
-        u32::try_from(active.count()).unwrap_or(u32::MAX)
     }
 
     /// Whether some replica of the pools runs this many sequences at once, when it has nothing else

@@ -53,7 +53,8 @@ impl Scheduler {
         let allowed = self.policy.tenants.get(spec.tenant)?.classes.contains(&next);
         let here = self.lane_position(LaneKey::of(spec))?;
         let there = self.lane_position(LaneKey { class: next, ..LaneKey::of(spec) })?;
-        let deadline = (spec.arrived + self.policy.classes.get(next)?.max_wait).min(spec.patience);
+        let deadline = spec.arrived + self.policy.classes.get(next)?.max_wait;
+        let deadline = self.latest_start(&JobSpec { class: next, deadline, ..*spec });
         let wins = deadline > spec.deadline && deadline > self.now;
         (allowed && wins && there.class > here.class).then_some((next, deadline))
     }
@@ -71,7 +72,7 @@ impl Scheduler {
         };
         (job.place.late, job.wait.held_until, job.charges.fair_share) = (false, None, None);
         self.set_place(&mut job);
-        self.autoscaler.demand.profiles.moved(before.class, class);
+        self.demand.note_moved(before.class, class, self.now);
         let paid = self.jobs.insert(id, job).and_then(|job| job.charges.fair_share);
         if let (Some(paid), Some(account)) = (paid, self.lane_accounts(LaneKey::of(&before))) {
             self.recharge(account, LaneKey::of(&before), paid, 0);

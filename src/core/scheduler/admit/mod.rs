@@ -19,12 +19,14 @@ use crate::core::model::event::{Action, JobAction, RejectReason, Rejection};
 use crate::core::model::ids::{ClassId, GroupIndex, JobId, TenantId};
 use crate::core::model::invariant::InvariantId;
 use crate::core::model::job::{JobSpec, PromptPrefix};
+use crate::core::model::time::Tick;
 use crate::core::placement::choose;
 use crate::core::queue::admission;
 use crate::core::queue::fit_tree::FitEntry;
 use crate::core::queue::lane_key::{LaneAccounts, LaneKey, LanePart, LanePosition};
 use crate::core::queue::order::{HeadEntry, HeadKey, HeadSet, LaneHead};
 use crate::core::queue::quota::QuotaState;
+use crate::core::replica::speed::ttft_model;
 
 use super::Scheduler;
 use super::job::{self, Job};
@@ -85,7 +87,8 @@ impl Scheduler {
                     return SmallVec::new();
                 }
             };
-        let spec = JobSpec { context_group: self.placement.context_group(spec.model, spec.context), ..spec };
+        let context_group = self.placement.context_group(spec.model, spec.context);
+        let spec = JobSpec { context_group, deadline: self.latest_start(&spec), ..spec };
         let mut job = Job::new(spec, prefix, self.jobs.next_seq());
         job.charges.reservation = hold;
         let now = self.now;
@@ -96,7 +99,7 @@ impl Scheduler {
         self.jobs.insert(id, job);
         if let Some(spot) = self.lane_position(LaneKey::of(&spec)) {
             self.groups[spot.group].arrived(spot.class, spec.sequences, self.now);
-            self.autoscaler.note_arrival(&spec, spot, work, self.now);
+            self.demand.note_arrival(&spec, spot, work, self.now);
         }
         self.enqueue(id);
         self.start_or_queue(id, out);
@@ -180,7 +183,7 @@ impl Scheduler {
         let here = &self.groups[spot.group];
         let wait = here.drain_rates(spot.class).wait(key.tenant, before, self.now)?;
         let pools = here.shape.pool_set(spot.pool_set).pools.iter();
-        Some(wait.div_f64(self.autoscaler.growth(pools)))
+        Some(wait.div_f64(self.demand.growth(pools)))
     }
 
     /// Schedules a later check of a job that was admitted before the drain rate was known.
@@ -232,7 +235,7 @@ impl Scheduler {
             return false;
         };
         let share = self.late_share(key.class);
-        if share >= 1.0 || self.autoscaler.growth(pool_set.pools.iter()) > 1.0 {
+        if share >= 1.0 || self.demand.growth(pool_set.pools.iter()) > 1.0 {
             return false;
         }
         let left = job.spec.deadline.since(self.now);
@@ -259,14 +262,33 @@ impl Scheduler {
     }
 
     /// Sets the position of a fresh job in its lane and the instant from which it is late. Both
-    /// follow from its class's TTFT objective and its prefill time at the usual speed.
+    /// follow from its prefill time at the usual speed and from the instant by which its first token
+    /// should come: that of its class's TTFT objective, or sooner if its client leaves before.
     pub(super) fn set_place(&self, job: &mut Job) {
         let objective = self.policy.classes.get(job.spec.class).map(|class| class.ttft_objective);
-        let pools = self.placement.pool_set(LaneKey::of(&job.spec)).map(|pool_set| &*pool_set.pools);
-        let own = self.fleet.per_token(pools.unwrap_or_default()) * job.weight() as f64;
-        let goal = job.spec.arrived + objective.unwrap_or_default();
-        job.place.due = goal + Duration::from_nanos((own * PREFILL_DELAY_FACTOR) as u64);
-        job.late_after = goal.earlier_by(Duration::from_nanos(own as u64));
+        let own = self.prefill_time(&job.spec, job.prompt());
+        let goal = (job.spec.arrived + objective.unwrap_or_default()).min(job.spec.patience);
+        job.place.due = goal + own.mul_f64(PREFILL_DELAY_FACTOR);
+        job.late_after = goal.earlier_by(own);
+    }
+
+    /// The latest moment at which the job may start: its deadline, or sooner if its client would
+    /// leave while the prompt is read. The prefill time may be wrong, so it takes off at most half
+    /// of the client's patience.
+    pub(super) fn latest_start(&self, spec: &JobSpec) -> Tick {
+        if spec.patience == Tick::NEVER {
+            return spec.deadline;
+        }
+        let own = self.prefill_time(spec, spec.prompt_tokens);
+        spec.deadline.min(spec.patience.earlier_by(own.min(spec.patience.since(spec.arrived) / 2)))
+    }
+
+    /// Prefill time of `prompt` tokens of which nothing is cached, at the usual speed of the
+    /// replicas that may serve the job.
+    fn prefill_time(&self, spec: &JobSpec, prompt: u64) -> Duration {
+        let pools = self.placement.pool_set(LaneKey::of(spec)).map(|pool_set| &*pool_set.pools);
+        let each = self.fleet.per_token(pools.unwrap_or_default());
+        Duration::from_nanos((each * ttft_model::weight(prompt, 0) as f64) as u64)
     }
 
     /// The rejection with its time in the queue and its `Retry-After`. `job` is `None` when the

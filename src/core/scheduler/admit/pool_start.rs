@@ -43,12 +43,12 @@ impl Scheduler {
             if dormant {
                 let parked = self.overrides.paused_until(spec.tenant).is_some();
                 if !parked {
-                    self.autoscaler.starts.note_wake_wanted(pool);
+                    self.demand.starts.note_wake_wanted(pool);
                 }
             } else {
-                self.autoscaler.starts.note_wanted(pool, self.configured_start(pool), self.now);
+                self.demand.starts.note_wanted(pool, self.configured_start(pool), self.now);
             }
-            self.autoscaler.starts.note_held(pool, dormant, self.now);
+            self.demand.starts.note_held(pool, dormant, self.now);
         }
         let tolerance = self.policy.classes.get(spec.class).and_then(|class| class.cold_start_tolerance);
         let fresh = tolerance.map_or(Tick::NEVER, |tolerance| self.now + tolerance);
@@ -92,8 +92,8 @@ impl Scheduler {
             return self.is_starting(key).then_some(Some(Duration::ZERO));
         }
         let left = |pool: PoolId| match self.fleet.is_dormant(pool) {
-            true => self.autoscaler.starts.wake_left(pool, self.now),
-            false => self.autoscaler.starts.start_left(pool, self.configured_start(pool), self.now),
+            true => self.demand.starts.wake_left(pool, self.now),
+            false => self.demand.starts.start_left(pool, self.configured_start(pool), self.now),
         };
         self.cold_pools(key).map(|pools| pools.into_iter().filter_map(left).min())
     }
@@ -136,7 +136,7 @@ impl Scheduler {
     /// rate while no replica was in service says nothing about the rate from now on.
     pub(in crate::core::scheduler) fn note_pool_start(&mut self, run: &RunningAttempt) {
         let Some(pool) = self.fleet.pool_of(run.replica) else { return };
-        if self.autoscaler.starts.note_first_token(pool, run.since, self.now)
+        if self.demand.starts.note_first_token(pool, run.since, self.now)
             && let Some(group) = self.placement.group_of(pool)
         {
             self.groups[group].forget_drain_rates(self.now);
@@ -149,7 +149,7 @@ impl Scheduler {
     /// the pool: nobody knows when the next one comes.
     pub(in crate::core::scheduler) fn note_client_left(&mut self, run: &RunningAttempt) {
         let Some(pool) = self.fleet.pool_of(run.replica) else { return };
-        if self.autoscaler.starts.is_running(pool) && self.waiting_for(pool) == 0 {
+        if self.demand.starts.is_running(pool) && self.waiting_for(pool) == 0 {
             self.give_up_start(pool);
         }
     }
@@ -158,7 +158,7 @@ impl Scheduler {
     /// have gone cold are held from now on, or refused at once.
     pub(in crate::core::scheduler) fn renew_holds(&mut self, out: &mut Vec<Action>) {
         let policy = &self.policy;
-        self.autoscaler.starts.retain(|pool| policy.pools.get(pool).is_some());
+        self.demand.starts.retain(|pool| policy.pools.get(pool).is_some());
         self.timers.holds.clear();
         let waiting: Vec<JobId> = self.timers.deadlines.iter().map(|(_, id)| id).collect();
         for id in waiting {
@@ -177,16 +177,15 @@ impl Scheduler {
     /// Gives up the start of a pool for which no job waits. If the pool is then no longer cold,
     /// jobs with a fallback model are refused instead of held for it.
     fn give_up_start(&mut self, pool: PoolId) {
-        self.vain_waits_possible |= self.autoscaler.starts.give_up(pool);
+        self.vain_waits_possible |= self.demand.starts.give_up(pool);
     }
 
     /// Emits an action for each pool start that began or ended.
     pub(in crate::core::scheduler) fn report_pool_starts(&mut self, out: &mut Vec<Action>) {
-        for step in self.autoscaler.starts.take_steps() {
+        for step in self.demand.starts.take_steps() {
             out.push(match step {
                 StartStep::Wanted(pool) => {
-                    let expected =
-                        self.autoscaler.starts.start_left(pool, self.configured_start(pool), self.now);
+                    let expected = self.demand.starts.start_left(pool, self.configured_start(pool), self.now);
                     Action::Replica(ReplicaAction::PoolWanted { pool, expected })
                 }
                 StartStep::Started(pool, took) => Action::Replica(ReplicaAction::PoolStarted { pool, took }),
@@ -207,8 +206,8 @@ impl Scheduler {
             pool,
             state: self.pool_state(pool, left.contains(&pool)),
             waiting: self.waiting_for(pool),
-            cold_start: self.autoscaler.starts.measured(pool),
-            wake: self.autoscaler.starts.wake(pool),
+            cold_start: self.demand.starts.measured(pool),
+            wake: self.demand.starts.wake(pool),
             best: self.fleet.best(pool),
             times: self.fleet.accounts.times(pool, now),
         };
@@ -217,7 +216,7 @@ impl Scheduler {
 
     /// Status of a pool. `busy`: replicas that get no new work still run jobs.
     fn pool_state(&self, pool: PoolId, busy: bool) -> PoolStatus {
-        if self.autoscaler.starts.is_running(pool) {
+        if self.demand.starts.is_running(pool) {
             PoolStatus::Starting
         } else if self.fleet.count_up(&[pool]) > 0 {
             PoolStatus::Ready
@@ -263,13 +262,13 @@ impl Scheduler {
             && (self.fleet.is_vacant(pool)
                 || self.fleet.is_dormant(pool)
                 || self.fleet.is_scaled_to_zero(pool)
-                || self.autoscaler.starts.is_running(pool))
+                || self.demand.starts.is_running(pool))
     }
 
     /// Whether a start of a pool of the lane is under way: a start lasts until its first token.
     fn is_starting(&self, key: LaneKey) -> bool {
         let pools = self.placement.pool_set(key).map(|pool_set| &*pool_set.pools).unwrap_or_default();
-        pools.iter().any(|pool| self.autoscaler.starts.is_running(*pool))
+        pools.iter().any(|pool| self.demand.starts.is_running(*pool))
     }
 
     fn configured_start(&self, pool: PoolId) -> Option<Duration> {

@@ -1,63 +1,96 @@
-//! Demand: how many replicas are needed. The [`Autoscaler`] follows the jobs; the scheduler shows it
-//! what waits and runs, and passes its answers on.
+//! Demand: what the scheduler tells the demand observer ([`DemandObserver`]), and what the observer
+//! tells the scheduler.
 
-pub(super) mod autoscaler;
-mod inputs;
-mod replica_demand;
-mod report;
+pub(super) mod record;
+
+use std::collections::BTreeMap;
 
 use crate::core::autoscale::demand::state::DemandState;
-use crate::core::autoscale::demand_report::{DemandReport, PeerDemand};
-use crate::core::autoscale::replica_demand::ReplicaDemand;
+use crate::core::autoscale::inputs::{DemandInputs, LaneDemand, PoolLoad};
+use crate::core::autoscale::observer::DemandObserver;
+use crate::core::model::ids::PoolId;
 use crate::core::model::time::Tick;
+use crate::core::queue::Lane;
+use crate::core::queue::lane_key::LaneKey;
+use crate::core::queue::order::PoolGroup;
 
-use self::autoscaler::Autoscaler;
-use self::inputs::DemandInputs;
 use super::Scheduler;
 
 impl Scheduler {
-    /// The demand measured so far, to be kept over a restart.
+    /// Records demand facts from now on. The caller hands them over with
+    /// [`Self::hand_over_demand`], at the latest when [`Self::must_hand_over_demand`] says so.
+    pub fn record_demand(&mut self) {
+        self.demand.start(&self.policy, &self.placement, self.now);
+    }
+
+    /// Whether so many demand facts are recorded that they have to be handed over now.
     #[must_use]
-    pub fn demand_state(&self) -> DemandState {
-        self.autoscaler.save(&self.demand_inputs())
+    pub const fn must_hand_over_demand(&self) -> bool {
+        self.demand.facts.is_full()
     }
 
-    /// Takes over the demand that was seen before a restart, as far as the policy
-    /// has what it is of. False when it is of another version, and nothing was
-    /// taken over.
-    pub fn restore_demand(&mut self, state: &DemandState) -> bool {
-        self.autoscaler.restore(&self.policy, state)
+    /// Hands the recorded facts over to the observer.
+    pub fn hand_over_demand(&mut self, observer: &mut DemandObserver) {
+        observer.receive(self.demand.facts.list());
     }
 
-    /// One row for each pool of the policy. Asked twice at the same instant, it
-    /// says the same.
-    pub fn replica_demand(&mut self, now: Tick) -> Vec<ReplicaDemand> {
-        self.replica_demand_with(now, &PeerDemand::default())
+    /// Hands the recorded facts over, and copies what waits and runs now. `shared` says that other
+    /// gateways may use a part of each replica.
+    pub fn demand_inputs(&mut self, observer: &mut DemandObserver, now: Tick, shared: bool) -> DemandInputs {
+        self.hand_over_demand(observer);
+        DemandInputs {
+            policy: self.policy.clone(),
+            placement: self.placement.clone(),
+            classes: self.demand.classes(),
+            now: self.now.max(now),
+            waiting: self.groups.iter().map(waiting_by_position).collect(),
+            pools: self.pool_loads(shared),
+            lanes: self.queue.lanes_unsorted().map(|(key, lane)| self.lane_demand(*key, lane)).collect(),
+        }
     }
 
-    /// The same where other gateways serve the same pools: by what all of them
-    /// see together.
-    pub fn replica_demand_with(&mut self, now: Tick, others: &PeerDemand) -> Vec<ReplicaDemand> {
-        let now = self.now.max(now);
-        let (autoscaler, inputs) = self.autoscaling();
-        autoscaler.replica_demand(&inputs, now, others)
+    fn pool_loads(&self, shared: bool) -> BTreeMap<PoolId, PoolLoad> {
+        let pools = self.policy.pools.iter().map(|(id, ..)| id);
+        let mut loads = self.fleet.pool_loads(pools, |pool| self.waiting_for(pool) > 0, shared);
+        loads.iter_mut().for_each(|(pool, load)| load.start = self.demand.starts.measured(*pool));
+        loads
     }
 
-    /// What this gateway sees of the demand, for others to count.
-    pub fn demand_report(&mut self, now: Tick) -> DemandReport {
-        let now = self.now.max(now);
-        let (autoscaler, inputs) = self.autoscaling();
-        autoscaler.demand_report(&inputs, now)
+    fn lane_demand(&self, key: LaneKey, lane: &Lane) -> LaneDemand {
+        let group = self.groups.get(self.placement.group_of_model(key.model));
+        LaneDemand {
+            key,
+            requests: lane.load().requests,
+            tokens: u64::try_from(lane.load().tokens).unwrap_or(u64::MAX),
+            oldest: lane.oldest(),
+            paused: self.overrides.paused_until(key.tenant).is_some(),
+            allowed: group.is_some_and(|group| group.quotas.allows(key.tenant, 1)),
+        }
     }
 
-    /// The autoscaler, and what it sees of the rest.
-    pub(super) fn autoscaling(&mut self) -> (&mut Autoscaler, DemandInputs<'_>) {
-        let Self { autoscaler, policy, placement, groups, fleet, queue, overrides, now, .. } = self;
-        (autoscaler, DemandInputs { policy, placement, groups, fleet, queue, overrides, now: *now })
+    /// Adds what the scheduler knows of the pools to the demand that the observer saves.
+    pub fn complete_demand_state(&self, state: &mut DemandState) {
+        for kept in &mut state.pools {
+            let Some(id) = self.policy.pools.id(&kept.name) else { continue };
+            let usual = self.fleet.typical(id);
+            kept.start = self.demand.starts.measured(id).map(|start| start.as_secs_f64());
+            kept.read_per_second = usual.read_per_second;
+            kept.gap = usual.gap.map(|gap| gap.as_secs_f64());
+            (kept.ready, kept.max_seqs, kept.kv_tokens) = self.fleet.sizes(id);
+            kept.waiting = self.waiting_for(id);
+        }
     }
 
-    fn demand_inputs(&self) -> DemandInputs<'_> {
-        let Self { policy, placement, groups, fleet, queue, overrides, now, .. } = self;
-        DemandInputs { policy, placement, groups, fleet, queue, overrides, now: *now }
+    /// Takes over the start times that were measured before a restart, of pools that the policy
+    /// has.
+    pub fn restore_starts(&mut self, state: &DemandState) {
+        self.demand.restore_starts(&self.policy, state);
     }
+}
+
+/// Waiting jobs of a group by pool set, then by class.
+fn waiting_by_position(group: &PoolGroup) -> Vec<u64> {
+    let pool_sets = group.shape.pool_set_indexes();
+    let classes = |pool_set| group.class_indexes().map(move |class| group.waiting_in(class, pool_set));
+    pool_sets.flat_map(classes).collect()
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use crate::core::model::event::{Action, DispatchReason, JobAction, OrderReason};
+use crate::core::model::event::{Action, DispatchGrant, DispatchReason, JobAction, OrderReason};
 use crate::core::model::ids::{GroupIndex, JobId, ModelId, PoolId, PoolSetIndex, ReplicaId};
 use crate::core::model::invariant::InvariantId;
 use crate::core::queue::fairness::cost;
@@ -262,7 +262,7 @@ impl Scheduler {
         self.take_quota(group, spec.tenant, booking.seqs);
         self.groups[group].started(pick.chosen.class);
         let at = LanePosition { group, class: pick.chosen.class, pool_set: pick.chosen.pool_set };
-        self.autoscaler.note_dispatch((&spec, work), at, pick.pool, &why, &self.policy, now);
+        self.demand.note_dispatch((&spec, work), (at, pick.pool), &why, now);
         self.note_dispatched(group, pick, &why);
         let replica = pick.replica;
         let run = RunningAttempt {
@@ -282,7 +282,7 @@ impl Scheduler {
         };
         self.set_running(id, run, &why, price);
         self.await_prefill(id, self.prefill_done_at(why.expected, lead));
-        out.push(Action::Job(JobAction::Dispatch { job: id, replica: pick.replica, why }));
+        out.push(Action::Job(JobAction::Dispatch(DispatchGrant { job: id, pool: pick.pool, replica, why })));
         Some(())
     }
 

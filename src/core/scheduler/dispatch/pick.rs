@@ -1,4 +1,4 @@
-//! Picks: what a decision has found.
+//! Picks: the job and the replica that one decision of the scheduler has found.
 
 use crate::core::model::ids::{PoolId, ReplicaId};
 use crate::core::placement::choose::PlacementReason;

@@ -1,4 +1,5 @@
-//! Placement of the job whose turn it is: the ledgers' predictions, put before [`choose`].
+//! Placement of the job whose turn it is: finds the best replica of each tier of pools by the ledgers'
+//! predictions, then lets [`choose_tier`] choose the tier.
 
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use crate::core::model::ids::{GroupIndex, JobId, PoolId, ReplicaId};
 use crate::core::model::time::Tick;
 use crate::core::placement::PoolSet;
 use crate::core::placement::choose::{
-    JobTerms, PlacementDecision, PlacementReason, TierOffer, choose, preferred_only_until,
+    JobTerms, PlacementDecision, PlacementReason, TierOffer, choose_tier, preferred_only_until,
 };
 use crate::core::placement::unattainable::ENOUGH_GAPS;
 use crate::core::queue::lane_key::LaneKey;
@@ -57,7 +58,7 @@ impl Scheduler {
                 let found = self.fleet.find(pools, &required, avoid)?;
                 Some(ReplicaMatch { should_wait: found.should_wait && !eager, ..found })
             };
-            self.choose(job, pool_set, last, &find)
+            self.choose_replica(job, pool_set, last, &find)
         };
         let apart = || choose(&|id| shunned.contains(&id) || self.fleet.has_suspect(id));
         let apart = job.faults.suspect.then(apart).flatten();
@@ -100,9 +101,9 @@ impl Scheduler {
         Some(self.now + Duration::from_nanos(nanos))
     }
 
-    /// Chooses among the tiers of a pool set by what `find` says of each. Pools that cannot
+    /// Chooses the job's replica among the tiers of a pool set by what `find` says of each. Pools that cannot
     /// keep the pace come after all others.
-    pub(in crate::core::scheduler) fn choose(
+    pub(in crate::core::scheduler) fn choose_replica(
         &self,
         job: &Job,
         pool_set: &PoolSet,
@@ -131,7 +132,7 @@ impl Scheduler {
         let goal = self.ttft_deadline(job);
         let left = u64::try_from(goal.since(self.now).as_nanos()).unwrap_or(u64::MAX);
         let patient = self.waits_for_preferred(job, pool_set);
-        match choose(
+        match choose_tier(
             &offers,
             &JobTerms { time_left: left, can_wait: patient, late_policy: pool_set.late_policy, last },
         ) {

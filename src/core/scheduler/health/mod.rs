@@ -3,19 +3,18 @@
 //! A fault ejects when it says something about the replica:
 //!
 //! * a refused connection and a drain text always do;
-//! * what is no protocol does when it comes three times in a row;
-//! * silence does only if the engine has shown no life meanwhile, to nobody: else
-//!   one request hangs, and not its engine;
-//! * an answer that takes longer than it may never does;
+//! * a malformed answer does when three come in a row;
+//! * silence does only if the engine has shown no sign of life to any request meanwhile. With a sign
+//!   of life, one request hangs, and not its engine;
+//! * an answer that exceeds its time limit never does;
 //! * any other fault does only if no engine has failed that job before: a job
 //!   that breaks whatever it meets ejects one replica, not the fleet, while a
 //!   replica that breaks whatever it gets is ejected by the next job;
-//! * a fault of a stream that began before the replica's last return says
-//!   nothing about what came back.
+//! * a fault of a stream that began before the replica's last return does not.
 //!
-//! One that answers, however badly, and one that is silent stay when too many of
-//! their pool are out already: they pause like busy ones, and are tried with one job
-//! at a time. What fails everywhere is rarely the replicas' doing.
+//! A replica with bad answers or with silence stays in service when too many of its pool are ejected
+//! already. It then pauses like a busy replica, and is tried with one job at a time. A fault that all
+//! replicas show rarely lies with them.
 //!
 //! Streams of an ejected replica go on.
 
@@ -43,7 +42,7 @@ impl Scheduler {
         let now = self.now;
         if let EngineFault::Busy { retry_after } = fault {
             self.fleet
-                .change_health(run.replica, now, |vitals, rules| vitals.note_busy(now, retry_after, rules));
+                .change_health(run.replica, now, |health, rules| health.note_busy(now, retry_after, rules));
             self.mark_replica(run.replica);
             return;
         }
@@ -59,9 +58,9 @@ impl Scheduler {
             return self.back_off(run.replica);
         }
         let garbled = fault == EngineFault::Malformed && !suspect;
-        let too_often = self.fleet.change_health(run.replica, now, |vitals, _| {
-            vitals.answered(now);
-            garbled && vitals.note_invalid()
+        let too_often = self.fleet.change_health(run.replica, now, |health, _| {
+            health.answered(now);
+            garbled && health.note_invalid()
         });
         let its_own = matches!(fault, EngineFault::Refused | EngineFault::Draining) || !suspect;
         let ejects = (fault.ejects() && its_own) || too_often == Some(true);
@@ -76,7 +75,7 @@ impl Scheduler {
             self.vacate_stalled(run.replica, out);
         }
         if fault == EngineFault::Refused {
-            self.fleet.change_health(run.replica, now, |vitals, _| vitals.note_contact(now, false));
+            self.fleet.change_health(run.replica, now, |health, _| health.note_contact(now, false));
         }
     }
 
@@ -90,7 +89,7 @@ impl Scheduler {
     /// there takes from the budget of retries.
     fn back_off(&mut self, replica: ReplicaId) {
         let now = self.now;
-        self.fleet.change_health(replica, now, |vitals, rules| vitals.pause_spared(now, rules));
+        self.fleet.change_health(replica, now, |health, rules| health.pause_spared(now, rules));
         self.mark_replica(replica);
     }
 
@@ -105,15 +104,15 @@ impl Scheduler {
     /// A probe failed, or somebody took the replica away.
     pub(super) fn replica_lost(&mut self, replica: ReplicaId, answers: bool, out: &mut Vec<Action>) {
         let now = self.now;
-        self.fleet.change_health(replica, now, |vitals, rules| vitals.probe_failed(now, rules));
+        self.fleet.change_health(replica, now, |health, rules| health.probe_failed(now, rules));
         self.eject(replica, EngineFault::Refused, out);
-        self.fleet.change_health(replica, now, |vitals, _| vitals.note_contact(now, answers));
+        self.fleet.change_health(replica, now, |health, _| health.note_contact(now, answers));
     }
 
     /// A probe succeeded.
     pub(super) fn probe_succeeded(&mut self, replica: ReplicaId, out: &mut Vec<Action>) {
         let now = self.now;
-        let after = self.fleet.change_health(replica, now, |vitals, _| vitals.readmit(now)).flatten();
+        let after = self.fleet.change_health(replica, now, |health, _| health.readmit(now)).flatten();
         if let Some(after) = after {
             out.push(Action::Replica(ReplicaAction::Readmit { replica, after }));
             self.mark_replica(replica);
@@ -125,7 +124,7 @@ impl Scheduler {
     pub(super) fn wake_replicas(&mut self, out: &mut Vec<Action>) {
         let now = self.now;
         while let Some(replica) = self.fleet.due(now) {
-            let probe = self.fleet.change_health(replica, now, |vitals, rules| vitals.run_timers(now, rules));
+            let probe = self.fleet.change_health(replica, now, |health, rules| health.run_timers(now, rules));
             if probe == Some(true) {
                 out.push(Action::Replica(ReplicaAction::Probe { replica }));
             }
@@ -145,7 +144,7 @@ impl Scheduler {
     pub(super) fn eject(&mut self, replica: ReplicaId, why: EngineFault, out: &mut Vec<Action>) {
         let now = self.now;
         let pool = self.fleet.pool_of(replica).filter(|pool| self.fleet.is_served(*pool));
-        if self.fleet.change_health(replica, now, |vitals, rules| vitals.eject(now, rules)) == Some(true) {
+        if self.fleet.change_health(replica, now, |health, rules| health.eject(now, rules)) == Some(true) {
             self.affinity.prefixes.forget(replica);
             self.fleet.forget_adapters(replica, now);
             out.push(Action::Replica(ReplicaAction::Eject { replica, why }));

@@ -106,7 +106,7 @@ impl Scheduler {
     /// Wakes pools that a job wanted which could not be held for as long as
     /// that takes.
     pub(in crate::core::scheduler) fn wake_wanted(&mut self, out: &mut Vec<Action>) {
-        for pool in self.autoscaler.starts.take_wake_wanted() {
+        for pool in self.demand.starts.take_wake_wanted() {
             if self.fleet.is_dormant(pool)
                 && self.fleet.waking_seqs(&[pool]) == 0
                 && let Some(replica) = self.fleet.sleeper(&[pool])
@@ -125,7 +125,7 @@ impl Scheduler {
         if empty | self.fleet.take_revived_pools() {
             self.groups.mark_halted(&self.fleet, self.now);
         }
-        if dormant || (empty && self.autoscaler.starts.is_any_running()) {
+        if dormant || (empty && self.demand.starts.is_any_running()) {
             self.renew_holds(out);
         }
     }
@@ -133,7 +133,7 @@ impl Scheduler {
     fn may_sleep(&self, replica: ReplicaId) -> bool {
         let Some(pool) = self.fleet.pool_of(replica) else { return false };
         let Some(rules) = self.policy.pools.get(pool).and_then(|row| row.sleep) else { return false };
-        let wanted = self.draining || self.waiting_for(pool) > 0 || self.autoscaler.starts.is_running(pool);
+        let wanted = self.draining || self.waiting_for(pool) > 0 || self.demand.starts.is_running(pool);
         !wanted && self.fleet.may_sleep(replica, &rules, self.now)
     }
 
@@ -141,13 +141,13 @@ impl Scheduler {
         let Some(pool) = self.fleet.pool_of(replica) else { return };
         let Some(rules) = self.policy.pools.get(pool).and_then(|row| row.sleep) else { return };
         self.fleet.order_wake(replica, &rules, self.now);
-        self.autoscaler.starts.note_wake_order(pool, self.now);
+        self.demand.starts.note_wake_order(pool, self.now);
         out.push(Action::Replica(ReplicaAction::Wake { replica, waiting: self.waiting_for(pool) }));
     }
 
     fn follow_sleep(&mut self, replica: ReplicaId, turn: SleepChange, out: &mut Vec<Action>) {
         match (turn, self.fleet.pool_of(replica)) {
-            (SleepChange::Woke(took), Some(pool)) => self.autoscaler.starts.note_woken(pool, took),
+            (SleepChange::Woke(took), Some(pool)) => self.demand.starts.note_woken(pool, took),
             (SleepChange::Stuck, _) => self.eject(replica, EngineFault::Refused, out),
             (SleepChange::Nothing | SleepChange::Woke(_), _) => {}
         }

@@ -1,25 +1,20 @@
 //! Stalls: the consequences for a replica that shows no sign of life, and for its jobs.
 //!
-//! A frozen engine must be left within seconds, and a working one never. A
-//! single request that takes long looks like a frozen engine, so one silent job
-//! convicts nobody:
+//! A frozen engine must be left within seconds, and a working engine never. A single request that
+//! takes long looks like a frozen engine, so one silent job ejects no replica:
 //!
-//! * streams that flowed and stopped, at least two of them, or one beside a first
-//!   token that is overdue, convict the replica; a lone stream does only after
-//!   [`LONE_STREAM`] or, where no gauge shows progress, [`LONE_STREAM_NO_GAUGE`]:
-//!   engines hold a tool call back for seconds;
-//! * first tokens that are overdue convict it only when one was missed there
-//!   before, nothing has come since, and the job was sent after that. A job that
-//!   missed its first token elsewhere is no witness;
-//! * an overdue job that convicts nobody is moved to another replica, where one
-//!   has room for it;
-//! * a job that met silence at two replicas is a suspect: it stays where it is,
-//!   and neither its silence nor that of the same request, sent again, is held
-//!   against anybody.
+//! * streams that flowed and stopped eject the replica when there are at least two, or one beside a
+//!   first token that is overdue. A lone stream does so only after [`LONE_STREAM`] or, where no gauge
+//!   shows progress, [`LONE_STREAM_NO_GAUGE`]: engines hold a tool call back for seconds;
+//! * a first token that is overdue ejects the replica only when one was missed there before, nothing
+//!   has come since, and the job was sent after that. A job that missed its first token at another
+//!   replica does not count;
+//! * an overdue job that ejects no replica is moved to another replica with room for it;
+//! * a job that met silence at two replicas is a suspect: it stays where it is, and neither its
+//!   silence nor that of the same request, sent again, counts against a replica.
 //!
-//! A convicted replica is ejected, within `max_ejected` of its pool. What its
-//! clients have seen nothing of goes to others, and so do streams that others can
-//! go on with.
+//! At most the share `max_ejected` of a pool is ejected for silence. Requests whose clients have seen
+//! nothing go to other replicas, and so do streams that another replica can continue.
 
 use std::time::Duration;
 
@@ -75,7 +70,7 @@ impl Scheduler {
         self.vacate_stalled(replica, out);
     }
 
-    /// What a convicted replica has goes to others, as far as it can.
+    /// Moves the requests of a replica that is ejected for silence to others, as far as possible.
     pub(in crate::core::scheduler) fn vacate_stalled(&mut self, replica: ReplicaId, out: &mut Vec<Action>) {
         self.preempt_unseen(replica, out);
         self.migrate_streams(replica, PreemptReason::Stalled, out);
@@ -138,7 +133,7 @@ impl Scheduler {
         self.fleet.count_fitting(&pool_set.pools, &required) > here
     }
 
-    /// Takes back what the clients of a convicted replica have seen nothing of.
+    /// Takes back the requests of an ejected replica whose clients have seen nothing.
     fn preempt_unseen(&mut self, replica: ReplicaId, out: &mut Vec<Action>) {
         let wanted = |job: &Job, _: &RunningAttempt| {
             job.is_unseen() && !job.faults.has_stalled_often() && self.has_replica_up(job)

@@ -173,7 +173,7 @@ impl Scheduler {
             };
             let find = |pools: &[PoolId]| self.best_of_all(pools, &required, &shunned);
             self.allows(spot.group, job.spec.tenant, job.spec.sequences)
-                && self.choose(job, pool_set, last, &find).is_some()
+                && self.choose_replica(job, pool_set, last, &find).is_some()
         })
     }
 

@@ -106,7 +106,7 @@ impl Scheduler {
         };
         let find = |pools: &[PoolId]| self.fleet.find(pools, &required, &|id| shunned.contains(&id));
         let last = here.last_tier(spot.class, spot.pool_set);
-        if self.choose(job, pool_set, last, &find).is_some() {
+        if self.choose_replica(job, pool_set, last, &find).is_some() {
             return Obstacle::NotItsTurn;
         }
         let wanted = self.preferred_tier(pool_set).and_then(|tier| find(&pool_set.tiers[tier].pools));

@@ -16,12 +16,12 @@ impl Scheduler {
     /// on; what has no place in the new policy is refused. This looks at
     /// everything, once.
     pub(in crate::core::scheduler) fn reload(&mut self, policy: Arc<Policy>, out: &mut Vec<Action>) {
-        let placement = Placement::new(&policy);
+        let placement = Arc::new(Placement::new(&policy));
         self.groups.apply(&policy, &placement);
         self.policy = policy;
         self.placement = placement;
         let departures = self.fleet.apply(&self.policy, self.now);
-        self.autoscaler.apply(&self.policy, &self.placement, &self.groups);
+        self.demand.apply(&self.policy, &self.placement, &self.groups, self.now);
         self.groups.mark_halted(&self.fleet, self.now);
         self.apply_all_closed();
         self.lengths.retain(&self.policy);

@@ -178,8 +178,8 @@ impl Scheduler {
         let Some(job) = self.jobs.get(&id) else { return };
         let why = self.rejection(&job.spec, reason, Some(job));
         let spec = job.spec;
-        let (autoscaler, inputs) = self.autoscaling();
-        autoscaler.note_refused(&spec, reason, &inputs);
+        let at = self.lane_position(LaneKey::of(&spec));
+        self.demand.note_refused(&spec, (reason, at), &self.policy, self.now);
         out.push(Action::Job(JobAction::Reject { job: id, why }));
         self.client_left(id, JobUsage::Unknown, out);
     }
@@ -188,7 +188,7 @@ impl Scheduler {
     fn refuse(&mut self, id: JobId, reason: RejectReason, usage: JobUsage, out: &mut Vec<Action>) {
         let Some(job) = self.jobs.remove(&id) else { return };
         let why = self.rejection(&job.spec, reason, Some(&job));
-        self.autoscaler.demand.profiles.refused(&job.spec);
+        self.demand.note_given_up(&job.spec, self.now);
         out.push(Action::Job(JobAction::Reject { job: id, why }));
         let nothing = JobUsage::Exact(TokenCounts::default());
         let usage = if job.spec.has_fallback { nothing } else { usage };
@@ -221,7 +221,7 @@ impl Scheduler {
         if let (Some(spec), Some(account)) = (spec, lane.and_then(|lane| self.lane_accounts(lane))) {
             let stay = self.now.since(run.since);
             self.groups[account.group].stopped(account.class, stay, self.now);
-            self.autoscaler.note_stay(&spec, account, pool, stay);
+            self.demand.note_stay(&spec, account, (pool, stay), self.now);
         }
         let (whole, time) = self.fleet.release(run.replica, &run.booking, &run.stay, self.now);
         self.invariants.check(InvariantId::LedgerBalanced, whole);
@@ -238,7 +238,8 @@ impl Scheduler {
     /// gets it back if it waited: there it consumed nothing.
     fn settle(&mut self, mut job: Job, usage: JobUsage) {
         let waits = job.part().is_some();
-        self.autoscaler.demand.profiles.leave(&job.spec, usage.tokens().map_or(0, |tokens| tokens.output));
+        let output = usage.tokens().map_or(0, |tokens| tokens.output);
+        self.demand.note_left(&job.spec, output, self.now);
         let usage = usage.with_prompt(job.spec.prompt_tokens);
         let known = usage.tokens().or_else(|| waits.then(TokenCounts::default));
         self.limits.settle(&mut job, known, self.now);

@@ -7,13 +7,12 @@ use std::time::Duration;
 use crate::core::autoscale::demand_report::{DecidedNumber, DemandReport, PeerDemand};
 use crate::core::autoscale::peers::{GatewayId, PeerGroup, PeerReport};
 use crate::core::autoscale::replica_demand::ReplicaDemand;
-use crate::core::model::event::{Action, AttemptOutcome, Event, JobAction};
+use crate::core::model::event::{Action, AttemptOutcome, DispatchGrant, Event, JobAction};
 use crate::core::model::ids::JobId;
 use crate::core::model::job::{JobSpec, PromptPrefix};
 use crate::core::model::policy::{Class, Policy};
 use crate::core::model::time::Tick;
-use crate::core::scheduler::Scheduler;
-use crate::core::scheduler::tests::{policy, spec, used};
+use crate::core::scheduler::tests::{ObservedScheduler, policy, spec, used};
 
 /// Eight replicas, each for two jobs at once.
 fn rules(replicas: usize) -> Policy {
@@ -27,7 +26,7 @@ fn rules(replicas: usize) -> Policy {
 
 /// One gateway, whose jobs run for a second.
 struct Gateway {
-    scheduler: Scheduler,
+    scheduler: ObservedScheduler,
     now: Tick,
     running: VecDeque<(Tick, JobId)>,
     arrived: u64,
@@ -36,7 +35,7 @@ struct Gateway {
 impl Gateway {
     fn new(policy: Policy) -> Self {
         Self {
-            scheduler: Scheduler::new(Arc::new(policy)),
+            scheduler: ObservedScheduler::new(Arc::new(policy)),
             now: Tick::ZERO,
             running: VecDeque::new(),
             arrived: 0,
@@ -47,7 +46,7 @@ impl Gateway {
         let mut out = Vec::new();
         self.scheduler.handle(self.now, event, &mut out);
         for action in out {
-            if let Action::Job(JobAction::Dispatch { job, .. }) = action {
+            if let Action::Job(JobAction::Dispatch(DispatchGrant { job, .. })) = action {
                 self.running.push_back((self.now + Duration::from_secs(1), job));
             }
         }
@@ -75,13 +74,17 @@ impl Gateway {
     }
 
     fn need(&mut self, others: &PeerDemand) -> ReplicaDemand {
-        let need = self.scheduler.replica_demand_with(self.now, others)[0];
-        assert_eq!(need, self.scheduler.replica_demand_with(self.now, others)[0], "asked twice");
+        let need = self.scheduler.replica_demand(self.now, others)[0];
+        if let Some(growth) = self.scheduler.observer.take_growth() {
+            self.event(growth);
+        }
         need
     }
 
     fn report(&mut self) -> DemandReport {
-        self.scheduler.demand_report(self.now)
+        let ObservedScheduler { scheduler, observer } = &mut self.scheduler;
+        let inputs = scheduler.demand_inputs(observer, self.now, true);
+        observer.demand_report(&inputs)
     }
 }
 

@@ -33,9 +33,13 @@ mod unmet;
 mod worlds;
 
 use std::collections::BTreeSet;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::core::autoscale::demand_report::PeerDemand;
+use crate::core::autoscale::observer::DemandObserver;
+use crate::core::autoscale::replica_demand::ReplicaDemand;
 use crate::core::billing::bill::StayBill;
 use crate::core::model::event::{
     Action, AttemptOutcome, DispatchReason, EngineFault, Event, JobAction, Rejection, ReplicaAction,
@@ -116,8 +120,48 @@ fn used(input: u64, output: u64) -> JobUsage {
     JobUsage::Exact(TokenCounts { input, cached: None, output })
 }
 
-struct World {
+/// A scheduler, and the observer of its demand.
+#[derive(Debug)]
+struct ObservedScheduler {
     scheduler: Scheduler,
+    observer: DemandObserver,
+}
+
+impl ObservedScheduler {
+    fn new(policy: Arc<Policy>) -> Self {
+        let mut scheduler = Scheduler::new(policy);
+        scheduler.record_demand();
+        Self { scheduler, observer: DemandObserver::default() }
+    }
+
+    /// What the observer says, asked twice.
+    fn replica_demand(&mut self, now: Tick, others: &PeerDemand) -> Vec<ReplicaDemand> {
+        let mut ask = || {
+            let inputs = self.scheduler.demand_inputs(&mut self.observer, now, others.expected);
+            self.observer.replica_demand(&inputs, others)
+        };
+        let demands = ask();
+        assert_eq!(demands, ask(), "asked twice");
+        demands
+    }
+}
+
+impl Deref for ObservedScheduler {
+    type Target = Scheduler;
+
+    fn deref(&self) -> &Scheduler {
+        &self.scheduler
+    }
+}
+
+impl DerefMut for ObservedScheduler {
+    fn deref_mut(&mut self) -> &mut Scheduler {
+        &mut self.scheduler
+    }
+}
+
+struct World {
+    scheduler: ObservedScheduler,
     now: Tick,
     /// What stays came to, with their jobs.
     bills: Vec<(u64, StayBill)>,
@@ -125,7 +169,7 @@ struct World {
 
 impl World {
     fn new(policy: Policy) -> Self {
-        Self { scheduler: Scheduler::new(Arc::new(policy)), now: Tick::ZERO, bills: Vec::new() }
+        Self { scheduler: ObservedScheduler::new(Arc::new(policy)), now: Tick::ZERO, bills: Vec::new() }
     }
 
     /// Hands in an event; the state must be sound afterwards. Bills are put
@@ -188,8 +232,8 @@ impl World {
 /// `(job, replica)` of the dispatches among the actions.
 fn sent(actions: &[Action]) -> Vec<(u64, u32)> {
     let pair = |action: &Action| match action {
-        Action::Job(JobAction::Dispatch { job, replica, .. }) => {
-            Some((job.index() as u64, replica.index() as u32))
+        Action::Job(JobAction::Dispatch(grant)) => {
+            Some((grant.job.index() as u64, grant.replica.index() as u32))
         }
         _ => None,
     };
@@ -198,7 +242,7 @@ fn sent(actions: &[Action]) -> Vec<(u64, u32)> {
 
 fn placed(actions: &[Action]) -> DispatchReason {
     let why = actions.iter().find_map(|action| match action {
-        Action::Job(JobAction::Dispatch { why, .. }) => Some(*why),
+        Action::Job(JobAction::Dispatch(grant)) => Some(grant.why),
         _ => None,
     });
     why.expect("a dispatch")

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::core::autoscale::demand::state::{DemandState, ProfileKind};
 use crate::core::autoscale::demand::work::work;
+use crate::core::autoscale::demand_report::PeerDemand;
 use crate::core::autoscale::replica_demand::ReplicaDemand;
 use crate::core::model::event::{Action, AttemptOutcome, Event, JobAction};
 use crate::core::model::id_table::IdTable;
@@ -16,8 +17,7 @@ use crate::core::model::job::{JobSpec, PromptPrefix};
 use crate::core::model::overrides::{Override, OverrideChange};
 use crate::core::model::policy::{Class, Policy, Pool, Replica};
 use crate::core::model::time::Tick;
-use crate::core::scheduler::Scheduler;
-use crate::core::scheduler::tests::{policy, spec, used};
+use crate::core::scheduler::tests::{ObservedScheduler, policy, spec, used};
 
 const SECOND: u64 = 1_000_000_000;
 /// Jobs that a replica serves in a second.
@@ -33,7 +33,7 @@ enum Next {
 
 /// A pool whose replicas start and stop as it says it needs them.
 struct Farm {
-    scheduler: Scheduler,
+    scheduler: ObservedScheduler,
     now: Tick,
     heap: BinaryHeap<Reverse<(Tick, Next)>>,
     /// Replicas that there are and that are starting.
@@ -73,7 +73,7 @@ fn farm(replicas: usize, start: u64, max_wait: u64, rate: fn(f64) -> f64) -> Far
     }
     let heap = [(Tick::ZERO, Next::Looks), (Tick::ZERO, Next::Arrives)].map(Reverse);
     Farm {
-        scheduler: Scheduler::new(Arc::new(rules)),
+        scheduler: ObservedScheduler::new(Arc::new(rules)),
         now: Tick::ZERO,
         heap: heap.into_iter().collect(),
         ready: replicas as u32,
@@ -94,9 +94,10 @@ fn farm(replicas: usize, start: u64, max_wait: u64, rate: fn(f64) -> f64) -> Far
 
 impl Farm {
     fn need(&mut self) -> ReplicaDemand {
-        let one = self.scheduler.replica_demand(self.now);
-        assert_eq!(one, self.scheduler.replica_demand(self.now), "asked twice");
-        let need = one[0];
+        let need = self.scheduler.replica_demand(self.now, &PeerDemand::default())[0];
+        if let Some(growth) = self.scheduler.observer.take_growth() {
+            self.event(growth);
+        }
         assert!(!need.is_busy() || need.desired >= Some(1), "{need:?}");
         need
     }
@@ -106,10 +107,10 @@ impl Farm {
         self.scheduler.handle(self.now, event, &mut out);
         for action in out {
             match action {
-                Action::Job(JobAction::Dispatch { job, replica, why }) => {
-                    self.on.insert(job, replica);
-                    self.late += u64::from(why.queued > Duration::from_secs(5));
-                    self.plan(SECOND, Next::Ends(job));
+                Action::Job(JobAction::Dispatch(grant)) => {
+                    self.on.insert(grant.job, grant.replica);
+                    self.late += u64::from(grant.why.queued > Duration::from_secs(5));
+                    self.plan(SECOND, Next::Ends(grant.job));
                 }
                 Action::Job(JobAction::Reject { .. }) => self.refused += 1,
                 _ => {}
@@ -391,7 +392,13 @@ fn bounds_of_the_file_hold() {
 fn what_was_seen_survives_a_restart() {
     let mut farm = farm(2, 60, 30, |_| 3.0);
     farm.run(600);
-    let state = farm.scheduler.demand_state();
+    let save = |ObservedScheduler { scheduler, observer }: &mut ObservedScheduler| {
+        scheduler.hand_over_demand(observer);
+        let mut state = observer.save();
+        scheduler.complete_demand_state(&mut state);
+        state
+    };
+    let state = save(&mut farm.scheduler);
     let text = serde_json::to_string(&state).unwrap();
     let back: DemandState = serde_json::from_str(&text).unwrap();
     assert_eq!(back, state);
@@ -403,12 +410,14 @@ fn what_was_seen_survives_a_restart() {
     let class = state.rows.iter().find(|row| row.kind == ProfileKind::Class && row.name == "first").unwrap();
     assert!((class.seen.level_quantile(0.5) - 3.0).abs() < 0.5, "{:?}", class.seen.minutes);
 
-    let mut next = Scheduler::new(Arc::clone(farm.scheduler.policy()));
-    assert!(!next.restore_demand(&DemandState { version: 0, ..DemandState::default() }));
-    assert!(next.restore_demand(&back));
+    let mut next = ObservedScheduler::new(Arc::clone(farm.scheduler.policy()));
+    next.scheduler.hand_over_demand(&mut next.observer);
+    assert!(!next.observer.restore(&DemandState { version: 0, ..DemandState::default() }));
+    assert!(next.observer.restore(&back));
+    next.restore_starts(&back);
     let mut again = state;
     assert!(again.pools[0].read_per_second.take().is_some(), "what replicas have shown is of this process");
-    assert_eq!(next.demand_state(), again);
+    assert_eq!(save(&mut next), again);
 }
 
 #[test]

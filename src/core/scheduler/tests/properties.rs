@@ -3,7 +3,7 @@
 use proptest::collection::vec;
 use proptest::prelude::{ProptestConfig, Strategy, prop, prop_assert, prop_assert_eq, proptest};
 
-use crate::core::model::event::{Action, JobAction};
+use crate::core::model::event::{Action, DispatchGrant, JobAction};
 use crate::core::model::snapshot::ReplicaStatus;
 use crate::core::scheduler::tests::edge::Edge;
 use crate::core::scheduler::tests::worlds::{Op, Places, Rules, op, rules};
@@ -71,7 +71,7 @@ proptest! {
             edge.apply(&op);
             // What time brought to the replicas since then is not seen here.
             for (_, action) in edge.log[read..].iter().filter(|(at, _)| *at == edge.now) {
-                let Action::Job(JobAction::Dispatch { job, replica, .. }) = action else { continue };
+                let Action::Job(JobAction::Dispatch(DispatchGrant { job, replica, .. })) = action else { continue };
                 let tried = &edge.jobs[job].tried;
                 if tried.contains(replica) {
                     let views = edge.scheduler.snapshot(edge.now).replicas;

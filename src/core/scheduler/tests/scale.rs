@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::core::model::event::{Action, AttemptOutcome, Event, JobAction};
+use crate::core::model::event::{Action, AttemptOutcome, DispatchGrant, Event, JobAction};
 use crate::core::model::ids::{ClassId, PoolId, ReplicaId, TenantId};
 use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
 use crate::core::model::policy::{Model, Policy, Pool, Quota, Replica, Tenant};
@@ -57,7 +57,7 @@ fn steps_per_event(tenants: u32, replicas: u32, jobs: u64, quota: Option<Quota>)
     while done < 2_000 {
         next += 1;
         // What cannot be in time is refused beside that.
-        let Action::Job(JobAction::Dispatch { job, .. }) = out[next - 1] else { continue };
+        let Action::Job(JobAction::Dispatch(DispatchGrant { job, .. })) = out[next - 1] else { continue };
         done += 1;
         let event = if done % 7 == 0 {
             Event::ClientLeft { job, usage: JobUsage::Unknown }

@@ -71,6 +71,53 @@ fn a_hopeless_job_is_refused_at_once_with_its_own_lanes_time() {
     assert_eq!(rejected(&pool_set.world.arrive(other)), [], "another tenant's lane is its own");
 }
 
+/// One replica of one sequence that runs job 0, in a first class with an objective of 30 s.
+fn busy_world() -> World {
+    let mut rules = policy(&[&[1]], &[&[0]]);
+    rules.classes.insert("first", Class { ttft_objective: Duration::from_secs(30), ..class(0, 0.0) });
+    let mut world = World::new(rules);
+    world.arrive(spec(0));
+    world
+}
+
+#[test]
+fn who_leaves_sooner_goes_first_in_its_lane() {
+    let mut world = busy_world();
+    world.arrive(spec(1));
+    world.arrive(JobSpec { patience: Tick::from_millis(20_000), ..within(0, 20_000, spec(2)) });
+    world.arrive(JobSpec { patience: Tick::from_millis(5_000), ..within(0, 5_000, spec(3)) });
+    let mut running = 0;
+    let mut order = Vec::new();
+    while let Some((next, _)) = sent(&world.done(running)).first().copied() {
+        (running, order) = (next, [order, vec![next]].concat());
+    }
+    assert_eq!(order, [3, 2, 1]);
+}
+
+#[test]
+fn a_client_that_leaves_sooner_takes_no_turn_of_another_tenant() {
+    let mut world = busy_world();
+    world.arrive(of_tenant(1, 1));
+    world.arrive(JobSpec { patience: Tick::from_millis(5_000), ..within(0, 5_000, spec(2)) });
+    assert_eq!(sent(&world.done(0)), [(1, 0)], "tenant a had its turn");
+}
+
+#[test]
+fn the_time_to_read_the_prompt_comes_off_the_clients_deadline() {
+    let refused_after = |prompt_tokens: u64| {
+        let mut world = busy_world();
+        let patience = Tick::from_millis(4_000);
+        world.arrive(JobSpec { patience, prompt_tokens, ..within(0, 4_000, spec(1)) });
+        let is_refused = |world: &mut World, at: u64| !rejected(&world.at(at)).is_empty();
+        let at = (0..=4_000).find(|at| is_refused(&mut world, *at)).unwrap();
+        Duration::from_millis(at).as_secs_f64()
+    };
+    let after = refused_after(20_000);
+    assert!((2.8..3.8).contains(&after), "20,000 tokens take about half a second: {after}");
+    let after = refused_after(10_000_000);
+    assert!((after - 2.0).abs() < 0.01, "a wrong speed takes off half at most: {after}");
+}
+
 #[test]
 fn what_came_back_is_not_refused_for_those_that_wait() {
     let mut pool_set = Line::new(World::new(policy(&[&[1]], &[&[0]])), 100);

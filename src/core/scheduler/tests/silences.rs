@@ -60,7 +60,7 @@ fn stream_at_the_first(world: &mut World, id: u64) {
 }
 
 #[test]
-fn one_slow_request_convicts_nobody_and_stays_at_its_third_place() {
+fn one_slow_request_ejects_no_replica_and_stays_at_its_third_place() {
     let mut world = two();
     let slow = JobSpec { fingerprint: Some(7), deadline: Tick::NEVER, ..spec(1) };
     let mut actions = world.arrive(slow);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use proptest::prelude::{Just, ProptestConfig, prop, prop_assert, prop_oneof, proptest};
 
 use crate::core::model::event::{
-    Action, AttemptOutcome, EngineFault, Event, JobAction, RejectReason, ReplicaAction,
+    Action, AttemptOutcome, DispatchGrant, EngineFault, Event, JobAction, RejectReason, ReplicaAction,
 };
 use crate::core::model::ids::{JobId, ReplicaId};
 use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
@@ -90,7 +90,7 @@ fn storm(storm: &Storm) -> After {
         }
         for action in out.drain(..) {
             match action {
-                Action::Job(JobAction::Dispatch { job, replica, .. }) => {
+                Action::Job(JobAction::Dispatch(DispatchGrant { job, replica, .. })) => {
                     after.tries += 1;
                     running.insert(job, replica);
                     match storm.fault.filter(|_| storms) {
@@ -246,7 +246,7 @@ fn an_outage_shorter_than_the_patience_costs_nobody_an_answer() {
         }
         for action in out.drain(..) {
             match action {
-                Action::Job(JobAction::Dispatch { job, .. }) => running = Some((job, millis + 50)),
+                Action::Job(JobAction::Dispatch(grant)) => running = Some((grant.job, millis + 50)),
                 Action::Job(JobAction::Reject { why, .. }) => panic!("{why:?} at {millis} ms"),
                 Action::Replica(ReplicaAction::Probe { replica }) => probes.push(replica),
                 _ => {}

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use crate::core::autoscale::demand_report::PeerDemand;
 use crate::core::model::event::{Action, Event, Rejection};
 use crate::core::model::ids::ClassId;
 use crate::core::model::job::JobSpec;
@@ -69,7 +70,12 @@ impl Loop {
             let actions = self.world.arrive(job);
             self.note(second, &actions);
         }
-        let need = self.world.scheduler.replica_demand(Tick::from_millis(second * 1_000))[0];
+        let now = Tick::from_millis(second * 1_000);
+        let need = self.world.scheduler.replica_demand(now, &PeerDemand::default())[0];
+        if let Some(growth) = self.world.scheduler.observer.take_growth() {
+            let actions = self.world.event(growth);
+            self.note(second, &actions);
+        }
         (need.desired, need.reason, need.ready)
     }
 

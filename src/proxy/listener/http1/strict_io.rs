@@ -16,10 +16,9 @@ use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::timeout;
 
-use crate::proxy::listener::clock::{ConnClock, ConnWait};
+use crate::proxy::listener::clock::{ConnClock, ConnWait, SendProgress};
 use crate::proxy::listener::conn_state::ConnState;
 use crate::proxy::listener::http1::framing::Framing;
-use crate::proxy::listener::progress::SendProgress;
 use crate::proxy::listener::rejected::RequestRejected;
 use crate::proxy::listener::socket::{ClientSocket, READ_BYTES, poll_append};
 

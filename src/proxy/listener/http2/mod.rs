@@ -27,9 +27,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::proxy::listener::answer::BoxError;
 use crate::proxy::listener::answer::GuardedService;
-use crate::proxy::listener::clock::{ConnClock, ConnWait};
+use crate::proxy::listener::clock::{ConnClock, ConnWait, Delivery, SendProgress};
 use crate::proxy::listener::conn_state::ConnState;
-use crate::proxy::listener::progress::{Delivery, SendProgress};
 use crate::proxy::listener::socket::ClientSocket;
 
 const MAX_STREAMS: u32 = 256;

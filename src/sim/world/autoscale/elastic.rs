@@ -89,8 +89,7 @@ impl World<'_> {
     }
 
     fn visible_world(&mut self) -> VisibleWorld {
-        let now = self.now;
-        let need = self.routers.first_mut().and_then(|router| router.replica_demand(now).first().copied());
+        let need = self.replica_demand();
         let (mut inside, mut waiting) = (0, 0);
         for replica in &self.replicas {
             inside += replica.engine.requests() as usize;

@@ -1,10 +1,13 @@
 //! Tests of worlds whose replicas come and go.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use crate::core::model::event::Event;
 use crate::core::model::ids::ClassId;
-use crate::core::model::policy::{Class, QueueBounds, Quota, Tenant};
+use crate::core::model::policy::{Class, Policy, QueueBounds, Quota, Tenant};
 use crate::core::model::time::Tick;
+use crate::core::scheduler::Scheduler;
 use crate::sim::engine::EngineOptions;
 use crate::sim::engine::profile::StepProfile;
 use crate::sim::world::arrival::Arrival;
@@ -13,7 +16,7 @@ use crate::sim::world::autoscale::{Scaling, ScalingOutcome};
 use crate::sim::world::baseline::at_once::AtOnce;
 use crate::sim::world::baseline::at_once::least_request::LeastRequest;
 use crate::sim::world::baseline::held::{Cap, Fifo, HeldRouter};
-use crate::sim::world::gateway::{Rack, SimGateway, policy};
+use crate::sim::world::gateway::{EventTrace, Rack, SimGateway, policy};
 use crate::sim::world::replica::ReplicaSetup;
 use crate::sim::world::router::Router;
 use crate::sim::world::run::{RunOutcome, run};
@@ -58,6 +61,10 @@ fn setup(scaling: Scaling, seconds: impl Iterator<Item = u64>, each: u64) -> Set
 }
 
 fn gateway(places: usize, initial: u32) -> Box<dyn Router> {
+    Box::new(SimGateway::elastic(&rules(places), initial as usize))
+}
+
+fn rules(places: usize) -> Policy {
     let class = Class {
         rank: 0,
         min_share: 0.0,
@@ -78,7 +85,7 @@ fn gateway(places: usize, initial: u32) -> Box<dyn Router> {
         quota: Quota::default(),
         placement: Default::default(),
     };
-    Box::new(SimGateway::elastic(&policy(&[Rack::plain(places)], &[class], &[tenant]), initial as usize))
+    policy(&[Rack::plain(places)], &[class], &[tenant])
 }
 
 fn penstock(setup: &Setup) -> (RunOutcome, ScalingOutcome) {
@@ -183,6 +190,25 @@ fn the_same_seed_brings_the_same_world() {
         };
         assert_eq!(of(1), of(1), "{text}");
         assert_ne!(of(1).1.ready, of(2).1.ready, "{text}: starts differ");
+    }
+}
+
+/// What the scheduler is told of its pools' growth is an event, so a run replays without the
+/// observer.
+#[test]
+fn a_run_that_scales_replays_to_the_same_actions() {
+    let setup = setup(Scaling { initial: 1, ..scaling("n") }, 0..300, 3);
+    let log = EventTrace::default();
+    let gateway = SimGateway::elastic(&rules(PLACES), 1).recorded(&log);
+    let start = Arc::clone(gateway.scheduler().policy());
+    ended(run(&setup, &mut [Box::new(gateway)]));
+    let log = log.lock();
+    assert!(log.iter().any(|(_, event, _)| matches!(event, Event::GrowthExpected(_))), "it grew");
+    let (mut scheduler, mut actions) = (Scheduler::new(start), Vec::new());
+    for (step, (now, event, expected)) in log.iter().enumerate() {
+        actions.clear();
+        scheduler.handle(*now, event.clone(), &mut actions);
+        assert_eq!(&actions, expected, "step {step} at {now:?}: {event:?}");
     }
 }
 

@@ -70,7 +70,7 @@ impl Edge {
 
     pub(super) fn obey_job(&mut self, action: JobAction) {
         match action {
-            JobAction::Dispatch { job, replica, why } => self.dispatched(job, replica, &why),
+            JobAction::Dispatch(grant) => self.dispatched(grant.job, grant.replica, &grant.why),
             JobAction::Reject { job, why } => {
                 let vain = why.reason == RejectReason::NoReplica;
                 assert!(!vain || self.specs[&job].has_fallback, "no other model may serve it");

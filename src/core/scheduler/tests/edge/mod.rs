@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::core::autoscale::demand_report::PeerDemand;
 use crate::core::billing::bill::{IdleTime, StayBill};
 use crate::core::model::event::{Action, AttemptOutcome, EngineFault, Event};
 use crate::core::model::ids::{ClassId, JobId, ModelId, ReplicaId, TenantId};
@@ -15,9 +16,8 @@ use crate::core::model::policy::Policy;
 use crate::core::model::reason::PreemptReason;
 use crate::core::model::time::Tick;
 use crate::core::replica::health::sleep::SleepResult;
-use crate::core::scheduler::Scheduler;
-use crate::core::scheduler::tests::used;
 use crate::core::scheduler::tests::worlds::{Op, Rules, build, models_of, prefix};
+use crate::core::scheduler::tests::{ObservedScheduler, used};
 
 /// What the edge knows of a job.
 #[derive(Debug, Clone, Default)]
@@ -34,7 +34,7 @@ pub(super) struct Seen {
 
 /// An edge that believes nothing.
 pub(super) struct Edge {
-    pub(super) scheduler: Scheduler,
+    pub(super) scheduler: ObservedScheduler,
     pub(super) policies: Vec<Arc<Policy>>,
     pub(super) policy: Arc<Policy>,
     pub(super) now: Tick,
@@ -57,7 +57,7 @@ impl Edge {
     pub(super) fn new(policies: &[Rules]) -> Self {
         let policies: Vec<_> = policies.iter().map(build).collect();
         Self {
-            scheduler: Scheduler::new(Arc::clone(&policies[0])),
+            scheduler: ObservedScheduler::new(Arc::clone(&policies[0])),
             policy: Arc::clone(&policies[0]),
             policies,
             now: Tick::ZERO,
@@ -276,8 +276,7 @@ impl Edge {
 
     /// No pool may go to zero that has work, and asking changes nothing.
     fn check_needs(&mut self) {
-        let needs = self.scheduler.replica_demand(self.now);
-        assert_eq!(needs, self.scheduler.replica_demand(self.now));
+        let needs = self.scheduler.replica_demand(self.now, &PeerDemand::default());
         assert_eq!(needs.len(), self.policy.pools.iter().count());
         for need in &needs {
             assert!(!need.is_busy() || need.desired >= Some(1), "{need:?}");
@@ -288,6 +287,9 @@ impl Edge {
         let waits =
             self.scheduler.queue.lanes().any(|(key, lane)| lane.load().requests > 0 && !paused(key.tenant));
         assert_eq!(queued, waits, "{needs:?}");
+        if let Some(growth) = self.scheduler.observer.take_growth() {
+            self.event(growth);
+        }
     }
 
     /// Everything answers until nothing is left.

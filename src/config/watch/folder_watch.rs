@@ -28,7 +28,7 @@ pub(super) struct FolderWatch {
 }
 
 impl FolderWatch {
-    /// Eyes that watch nothing yet.
+    /// A watch of no folder yet.
     pub(super) fn open() -> Self {
         let events = Arc::new(Notify::new());
         let sender = Arc::clone(&events);

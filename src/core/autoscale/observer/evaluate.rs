@@ -13,31 +13,30 @@ use crate::core::model::policy::Pool;
 use crate::core::model::time::Tick;
 use crate::core::placement::rules::Capacity;
 
-use super::autoscaler::Autoscaler;
-use super::inputs::DemandInputs;
+use super::DemandObserver;
+use super::wants::NeedInputs;
+use crate::core::autoscale::inputs::DemandInputs;
 
 /// The part of a replica that patient work must keep busy to be worth a start.
 const WORTH_A_START: f64 = 0.5;
 
-impl Autoscaler {
+impl DemandObserver {
     /// One row for each pool of the policy, by what this gateway and others see together. Asked
     /// twice at the same instant, it says the same.
-    pub(super) fn replica_demand(
-        &mut self,
-        inputs: &DemandInputs<'_>,
-        now: Tick,
-        others: &PeerDemand,
-    ) -> Vec<ReplicaDemand> {
+    pub fn replica_demand(&mut self, inputs: &DemandInputs, others: &PeerDemand) -> Vec<ReplicaDemand> {
+        self.observe();
+        let now = inputs.now;
         let watched = self.demand.advance(now);
-        let mut waits = inputs.waiting_demand(now);
+        let mut waits = inputs.waiting_demand();
         let mut running = inputs.running();
         inputs.add_peer_load(others, &mut waits, &mut running);
-        let views = self.sample_pool_use(inputs, others, now);
+        let views = self.sample_pool_use(inputs, others);
         let mut needs = Vec::new();
-        for group in inputs.groups.indexes() {
+        for group in inputs.groups() {
             let here = |view: &&ScalingPool| inputs.placement.group_of(view.pool) == Some(group);
             let pools: Vec<ScalingPool> = views.iter().filter(here).copied().collect();
-            let pool_sets = self.demand_of(inputs, group, &pools, (&waits, others), watched);
+            let seen = NeedInputs { demand: &self.demand, inputs, waits: &waits, watched };
+            let pool_sets = seen.pool_sets(group, &pools, others);
             let parts = share(&pool_sets, &pools);
             for (view, part) in pools.iter().zip(parts) {
                 let Some(row) = inputs.policy.pools.get(view.pool) else { continue };
@@ -51,7 +50,7 @@ impl Autoscaler {
                     due: false,
                     queued_tokens: waits.tokens.get(&view.pool).copied().unwrap_or_default(),
                     in_flight: running.get(&view.pool).copied().unwrap_or_default(),
-                    cold_start: self.starts.measured(view.pool),
+                    cold_start: inputs.pool(view.pool).start,
                 };
                 let told = others.decided.get(inputs.policy.pools.name(view.pool));
                 needs.push(self.decide(counted, (view, row), &part, (told, others.follow), (watched, now)));
@@ -64,21 +63,16 @@ impl Autoscaler {
     }
 
     /// Takes note of how much of each pool is in use.
-    fn sample_pool_use(
-        &mut self,
-        inputs: &DemandInputs<'_>,
-        others: &PeerDemand,
-        now: Tick,
-    ) -> Vec<ScalingPool> {
-        let (policy, fleet) = (inputs.policy, inputs.fleet);
+    fn sample_pool_use(&mut self, inputs: &DemandInputs, others: &PeerDemand) -> Vec<ScalingPool> {
+        let now = inputs.now;
         let look = |(id, name, row): (PoolId, &str, &Pool)| {
-            let contended = inputs.waiting_for(id) > 0;
-            self.demand.sample_use(id, fleet.used(id, contended, others.expected), now);
+            let load = inputs.pool(id);
+            self.demand.sample_use(id, load.used, now);
             let theirs = others.sum.pools.get(name);
-            let measured = self.starts.measured(id).or_else(|| theirs?.start);
+            let measured = load.start.or_else(|| theirs?.start);
             let start = measured.or(row.cold_start).unwrap_or(DEFAULT_START);
-            let ready = u32::try_from(fleet.count_up(&[id])).unwrap_or(u32::MAX);
-            self.demand.sample_residency(id, ready, fleet.active(id), now);
+            let ready = load.ready;
+            self.demand.sample_residency(id, ready, load.active, now);
             let may_be_taken = row.traits.capacity == Capacity::Spot;
             let memory = self.desired_replicas.entry(id).or_default();
             let short = memory.update_shortage(ready, start, may_be_taken, now);
@@ -86,7 +80,7 @@ impl Autoscaler {
             let cost = theirs.map_or(own, |theirs| self.measured(id).merged(theirs).cost());
             ScalingPool { pool: id, cost, start, ready, max: row.max_replicas, short }
         };
-        policy.pools.iter().map(look).collect()
+        inputs.policy.pools.iter().map(look).collect()
     }
 
     /// The pool's number: one that another gateway decided, or our own.
