@@ -48,7 +48,7 @@ http {{
   client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/fastcgi;
   uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
   client_body_buffer_size 256k; keepalive_requests 1000000000;
-  upstream engines {{ least_conn; {servers} keepalive 256; keepalive_timeout 4s; }}
+  upstream engines {{ {balance} {servers} keepalive 256; keepalive_timeout 4s; }}
   server {{
     listen 127.0.0.1:{port} backlog=1024;
     location / {{
@@ -184,18 +184,23 @@ class Stage(contextlib.ExitStack):
         core = self.engines % os.cpu_count()
         self.engines += 1
         env = dict(os.environ, TINY_HOME=str(home), MAX_SEQS=str(PLACES), CORE=str(core))
-        subprocess.run(["taskset", "-c", str(core), "bash", str(SERVE), str(port), *arguments], env=env, check=True, timeout=1500)
+        home.mkdir(parents=True, exist_ok=True)
+        # Not in this folder: a Python of vLLM's would take this file for its package.
+        command = ["taskset", "-c", str(core), "bash", str(SERVE), str(port), *arguments]
+        subprocess.run(command, cwd=home, env=env, check=True, timeout=1500)
         pid = int((home / f"{port}.pid").read_text())
         self.callback(lambda: os.killpg(pid, signal.SIGTERM))
         return f"http://127.0.0.1:{port}"
 
-    def nginx(self, engines):
+    def nginx(self, engines, balance="least_conn;"):
         port = free_port()
         servers = " ".join(f"server {url.removeprefix('http://')};" for url in engines)
-        conf = self.folder / "nginx.conf"
-        conf.write_text(NGINX.format(folder=self.folder, port=port, servers=servers))
+        folder = self.folder / f"nginx-{port}"
+        folder.mkdir()
+        conf = folder / "nginx.conf"
+        conf.write_text(NGINX.format(folder=folder, port=port, servers=servers, balance=balance))
         path = os.environ["PATH"] + ":/usr/sbin"
-        command = ["env", f"PATH={path}", "nginx", "-p", str(self.folder), "-c", str(conf)]
+        command = ["env", f"PATH={path}", "nginx", "-p", str(folder), "-c", str(conf)]
         process, log = self.program(f"nginx-{port}", command)
         url = f"http://127.0.0.1:{port}"
         wait_for(f"{url}/health", process, log)

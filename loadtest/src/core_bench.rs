@@ -181,7 +181,7 @@ impl World {
         let mut decisions = Vec::with_capacity(usize::try_from(turns).unwrap_or_default());
         let (mut idle, mut observing) = (0, Duration::ZERO);
         for _ in 0..turns {
-            let tokens = TokenCounts { input: 600, cached: 0, output: 40 + self.rng.below(60) };
+            let tokens = TokenCounts { input: 600, cached: None, output: 40 + self.rng.below(60) };
             let Some(job) = self.running.pop_front() else { bail!("nothing runs") };
             let begun = Instant::now();
             self.handle(Event::Finished { job, outcome: AttemptOutcome::Done(JobUsage::Exact(tokens)) });

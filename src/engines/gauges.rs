@@ -18,6 +18,9 @@ pub struct EngineGauges {
     pub kv_tokens: Option<u64>,
     /// Counter that moves while the engine works.
     pub progress: Option<u64>,
+    /// Prompt tokens that came from the prefix cache, since the engine's start; the sum over the
+    /// ranks.
+    pub cached_tokens: Option<u64>,
     /// Whether the engine sleeps (vLLM). A sleeping engine accepts requests and answers none.
     pub asleep: Option<bool>,
 }
@@ -54,6 +57,7 @@ pub(super) struct GaugeNames {
     pub(super) slots: &'static [GaugeSeries],
     pub(super) kv_tokens: &'static [GaugeSeries],
     pub(super) progress: &'static [GaugeSeries],
+    pub(super) cached_tokens: &'static [GaugeSeries],
 }
 
 /// Reads `text` by `names`; `None` when `text` has no sample. `keep` sees every sample first and
@@ -63,8 +67,16 @@ pub(super) fn read_gauges<'a>(
     names: &GaugeNames,
     mut keep: impl FnMut(&PromSample<'a>) -> bool,
 ) -> Option<EngineGauges> {
-    let fields = [names.running, names.waiting, names.kv_usage, names.slots, names.kv_tokens, names.progress];
-    let mut folds = [SeriesFold::default(); 6];
+    let fields = [
+        names.running,
+        names.waiting,
+        names.kv_usage,
+        names.slots,
+        names.kv_tokens,
+        names.progress,
+        names.cached_tokens,
+    ];
+    let mut folds = [SeriesFold::default(); 7];
     let mut seen = false;
     for sample in samples(text) {
         seen = true;
@@ -77,7 +89,7 @@ pub(super) fn read_gauges<'a>(
             }
         }
     }
-    let [running, waiting, kv_usage, slots, kv_tokens, progress] = folds;
+    let [running, waiting, kv_usage, slots, kv_tokens, progress, cached_tokens] = folds;
     seen.then(|| EngineGauges {
         running: running.sum(),
         waiting: waiting.sum(),
@@ -85,6 +97,7 @@ pub(super) fn read_gauges<'a>(
         slots: slots.sum().and_then(|slots| u32::try_from(slots).ok()).filter(|slots| *slots > 0),
         kv_tokens: kv_tokens.sum().filter(|tokens| *tokens > 0),
         progress: progress.sum(),
+        cached_tokens: cached_tokens.sum(),
         asleep: None,
     })
 }
@@ -142,6 +155,7 @@ mod tests {
         slots: &[GaugeSeries::all("slots")],
         kv_tokens: &[],
         progress: &[],
+        cached_tokens: &[GaugeSeries::all("cached")],
     };
 
     fn read(text: &str) -> EngineGauges {

@@ -31,6 +31,7 @@ const NAMES: GaugeNames = GaugeNames {
         GaugeSeries::all("llamacpp:n_decode_total"),
         GaugeSeries::all("llamacpp:tokens_predicted_total"),
     ],
+    cached_tokens: &[],
 };
 
 fn read(text: &str) -> Option<EngineGauges> {

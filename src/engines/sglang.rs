@@ -40,6 +40,7 @@ const NAMES: GaugeNames = GaugeNames {
     slots: &[],
     kv_tokens: both!("max_total_num_tokens"),
     progress: both!("realtime_tokens_total", "generation_tokens_total", "generation_tokens"),
+    cached_tokens: both!("cached_tokens_total", "cached_tokens"),
 };
 
 fn read(text: &str) -> Option<EngineGauges> {
@@ -94,6 +95,7 @@ mod tests {
                 kv_usage: Some(0.375),
                 kv_tokens: Some(200_000),
                 progress: Some(7600),
+                cached_tokens: None,
                 ..EngineGauges::default()
             }
         );

@@ -31,6 +31,7 @@ const NAMES: GaugeNames = GaugeNames {
         GaugeSeries::all("tgi_batch_inference_count"),
         GaugeSeries::all("tgi_batch_inference_count_total"),
     ],
+    cached_tokens: &[],
 };
 
 fn read(text: &str) -> Option<EngineGauges> {

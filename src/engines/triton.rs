@@ -32,6 +32,7 @@ const NAMES: GaugeNames = GaugeNames {
     slots: &[GaugeSeries::only(REQUESTS, "request_type", "max")],
     kv_tokens: &[],
     progress: &[],
+    cached_tokens: &[],
 };
 
 /// Reads the gauges. The cache size is known only when one model reports it: rows of several models
@@ -72,6 +73,7 @@ mod tests {
                 slots: Some(512),
                 kv_tokens: Some(399_296),
                 progress: None,
+                cached_tokens: None,
                 asleep: None,
             })
         );

@@ -39,6 +39,7 @@ const NAMES: GaugeNames = GaugeNames {
         GaugeSeries::all("trtllm_generation_tokens_total"),
         GaugeSeries::all("trtllm_generation_tokens"),
     ],
+    cached_tokens: &[],
 };
 
 fn read(text: &str) -> Option<EngineGauges> {
@@ -70,6 +71,7 @@ mod tests {
                 slots: Some(64),
                 kv_tokens: Some(204_800),
                 progress: Some(90_210),
+                cached_tokens: None,
                 asleep: None,
             })
         );

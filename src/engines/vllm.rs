@@ -53,6 +53,12 @@ const NAMES: GaugeNames = GaugeNames {
     slots: &[],
     kv_tokens: &[],
     progress: &[GaugeSeries::all("vllm:generation_tokens_total"), GaugeSeries::all("vllm:generation_tokens")],
+    cached_tokens: &[
+        GaugeSeries::all("vllm:prompt_tokens_cached_total"),
+        GaugeSeries::all("vllm:prefix_cache_hits_total"),
+        GaugeSeries::all("vllm:prefix_cache_hits"),
+        GaugeSeries::all("vllm:gpu_prefix_cache_hits_total"),
+    ],
 };
 
 fn read(text: &str) -> Option<EngineGauges> {
@@ -158,6 +164,7 @@ mod tests {
                 slots: None,
                 kv_tokens: Some(2_097_152),
                 progress: Some(0),
+                cached_tokens: Some(0),
                 asleep: Some(false),
             }
         );

@@ -76,6 +76,7 @@ impl EngineStatus {
             kv_tokens: gauges.kv_tokens,
             max_model_len: info.and_then(|info| info.max_model_len),
             progress: gauges.progress,
+            cached_tokens: gauges.cached_tokens,
             asleep: gauges.asleep,
         }
     }

@@ -201,8 +201,8 @@ fn letter(kind: &StreamEventKind) -> char {
 
 fn counted(usage: JobUsage) -> String {
     match usage {
-        JobUsage::Exact(tokens) => format!("{}({}) {}", tokens.input, tokens.cached, tokens.output),
-        JobUsage::Partial(tokens) => format!(">={}({}) {}", tokens.input, tokens.cached, tokens.output),
+        JobUsage::Exact(tokens) => format!("{}({}) {}", tokens.input, tokens.from_cache(), tokens.output),
+        JobUsage::Partial(tokens) => format!(">={}({}) {}", tokens.input, tokens.from_cache(), tokens.output),
         JobUsage::Unknown => "?".to_owned(),
     }
 }

@@ -178,6 +178,9 @@ pub struct Conversations {
     pub span: Duration,
     /// Output tokens of a turn.
     pub output: Length,
+    /// Whether a turn's prompt also holds the answer to the turn before. Engines
+    /// have that answer in their caches.
+    pub answers: bool,
 }
 
 /// Prompt tokens that one prefix hash covers.
@@ -213,9 +216,11 @@ impl Conversations {
             prompt = prompt.saturating_add(added.round() as u32).clamp(1, MAX_PROMPT);
             let output = self.output.draw(rng);
             if (0.0..=self.span.as_secs_f64()).contains(&at) {
-                let prefix = self.prefix(system, own, prompt);
+                let whole = if self.answers { prompt.saturating_add(output) } else { prompt };
+                let prefix = self.prefix(system, own, whole);
                 calls.push(TraceCall { at: clamped(at), prompt, output, prefix, ..TraceCall::default() });
             }
+            prompt = prompt.saturating_add(if self.answers { output } else { 0 });
             at += self.pause.as_secs_f64() * (0.75 + 0.5 * rng.unit());
         }
     }
@@ -308,6 +313,7 @@ mod tests {
             rate: 20.0,
             span: Duration::from_secs(120),
             output: Length::Constant(100),
+            answers: false,
         };
         let trace = talk.trace(9);
         assert!((trace.rate() - 20.0).abs() < 2.5, "{}", trace.rate());

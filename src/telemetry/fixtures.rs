@@ -113,7 +113,7 @@ pub(crate) fn success() -> RequestSummary<'static> {
         status: 200,
         outcome: RequestOutcome::Success,
         tokens: TokenFacts {
-            usage: Some(JobUsage::Exact(TokenCounts { input: 100, cached: 60, output: 11 })),
+            usage: Some(JobUsage::Exact(TokenCounts { input: 100, cached: Some(60), output: 11 })),
             ..TokenFacts::default()
         },
         timings: Timings {

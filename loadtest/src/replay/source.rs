@@ -176,8 +176,17 @@ impl Source {
         let pause = seconds(talk.pause_s, "pause_s")?;
         let Talk { system_prompts, system_tokens, turns, turn_tokens, .. } = *talk;
         let output = Length::Constant(output);
-        let talk =
-            Conversations { system_prompts, system_tokens, turns, turn_tokens, pause, rate, span, output };
+        let talk = Conversations {
+            system_prompts,
+            system_tokens,
+            turns,
+            turn_tokens,
+            pause,
+            rate,
+            span,
+            output,
+            answers: false,
+        };
         Ok(talk.trace(seed))
     }
 

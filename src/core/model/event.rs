@@ -180,6 +180,8 @@ pub struct ReplicaReport {
     pub max_model_len: Option<u32>,
     /// A counter that changes while the engine works.
     pub progress: Option<u64>,
+    /// Prompt tokens that came from the prefix cache, since the engine's start.
+    pub cached_tokens: Option<u64>,
     /// Whether the replica sleeps: a sleeping replica accepts requests and answers none.
     pub asleep: Option<bool>,
 }

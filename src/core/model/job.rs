@@ -100,10 +100,18 @@ pub struct PromptPrefix {
 pub struct TokenCounts {
     /// Prompt tokens, cached ones included.
     pub input: u64,
-    /// The part of `input` that came from the prefix cache.
-    pub cached: u64,
+    /// The part of `input` that came from the prefix cache; absent when the engine does not tell.
+    pub cached: Option<u64>,
     /// Generated tokens.
     pub output: u64,
+}
+
+impl TokenCounts {
+    /// The part of the prompt that came from the prefix cache, as far as the engine tells.
+    #[must_use]
+    pub fn from_cache(&self) -> u64 {
+        self.cached.unwrap_or(0)
+    }
 }
 
 /// Token use of a job, as far as it is known when the job ends.

@@ -233,7 +233,7 @@ mod tests {
     }
 
     fn exact(output: u64) -> JobUsage {
-        JobUsage::Exact(TokenCounts { input: 10, cached: 0, output })
+        JobUsage::Exact(TokenCounts { input: 10, cached: None, output })
     }
 
     #[test]
@@ -261,7 +261,8 @@ mod tests {
     fn lower_bounds_and_unknowns_teach_nothing() {
         let mut lengths = OutputLengths::default();
         lengths.learn(&spec(0, 1000, 1), JobUsage::Unknown);
-        lengths.learn(&spec(0, 1000, 1), JobUsage::Partial(TokenCounts { input: 1, cached: 0, output: 1 }));
+        lengths
+            .learn(&spec(0, 1000, 1), JobUsage::Partial(TokenCounts { input: 1, cached: None, output: 1 }));
         assert_eq!(lengths.expected(&spec(0, 1000, 1)), 256);
     }
 

@@ -171,6 +171,8 @@ pub(super) struct RunningAttempt {
     pub(super) stay: MeteredStay,
     /// Prompt tokens that the replica was not expected to have cached.
     pub(super) uncached: u64,
+    /// Prompt tokens that the prefix index had for the replica, whether they counted or not.
+    pub(super) believed: u64,
     /// Instant of the dispatch.
     pub(super) since: Tick,
     /// Next instant at which the prompt may count as read; see `health::prefill`.

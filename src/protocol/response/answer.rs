@@ -186,7 +186,7 @@ fn consumed(api: Api, headers: &HeaderMap, whole: &WholeAnswer<'_>) -> JobUsage 
 fn consumed_tgi(headers: &HeaderMap, whole: &WholeAnswer<'_>) -> JobUsage {
     let header = |name: &str| headers.get(name)?.to_str().ok()?.parse::<u64>().ok();
     if let (Some(input), Some(output)) = (header("x-prompt-tokens"), header("x-generated-tokens")) {
-        return JobUsage::Exact(TokenCounts { input, cached: 0, output });
+        return JobUsage::Exact(TokenCounts { input, cached: None, output });
     }
     match whole.details.as_ref().and_then(TgiDetails::tokens) {
         Some((tokens, true)) => JobUsage::Exact(tokens),

@@ -189,7 +189,7 @@ impl TgiDetails<'_> {
     pub(crate) fn tokens(&self) -> Option<(TokenCounts, bool)> {
         let output = self.generated_tokens?;
         let input = self.input_length;
-        Some((TokenCounts { input: input.unwrap_or(0), cached: 0, output }, input.is_some()))
+        Some((TokenCounts { input: input.unwrap_or(0), cached: None, output }, input.is_some()))
     }
 }
 

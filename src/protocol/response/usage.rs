@@ -38,11 +38,7 @@ pub(crate) fn read(raw: &RawValue) -> Option<TokenCounts> {
         .saturating_add(counts.cache_creation_input_tokens.unwrap_or(0));
     let details = counts.prompt_tokens_details.or(counts.input_tokens_details);
     let cached = counts.cache_read_input_tokens.or(details.and_then(|details| details.cached_tokens));
-    Some(TokenCounts {
-        input: input.saturating_add(beside),
-        cached: cached.unwrap_or(0),
-        output: output.unwrap_or(0),
-    })
+    Some(TokenCounts { input: input.saturating_add(beside), cached, output: output.unwrap_or(0) })
 }
 
 /// Moves `tokens` from the prompt's count to the output's count in a `usage` object of `data`.
@@ -73,25 +69,28 @@ mod tests {
         let cases = [
             (
                 r#"{"prompt_tokens":8,"total_tokens":16,"completion_tokens":8,"prompt_tokens_details":{"cached_tokens":3}}"#,
-                Some((8, 3, 8)),
+                Some((8, Some(3), 8)),
             ),
             (
                 r#"{"prompt_tokens":8,"total_tokens":8,"completion_tokens":0,"completion_tokens_details":null}"#,
-                Some((8, 0, 0)),
+                Some((8, None, 0)),
             ),
-            (r#"{"prompt_tokens":5,"completion_tokens":null,"prompt_tokens_details":null}"#, Some((5, 0, 0))),
-            (r#"{"total_tokens":9}"#, Some((9, 0, 0))),
+            (
+                r#"{"prompt_tokens":5,"completion_tokens":null,"prompt_tokens_details":null}"#,
+                Some((5, None, 0)),
+            ),
+            (r#"{"total_tokens":9}"#, Some((9, None, 0))),
             (
                 r#"{"input_tokens":8,"output_tokens":4,"cache_creation_input_tokens":0,"cache_read_input_tokens":0}"#,
-                Some((8, 0, 4)),
+                Some((8, Some(0), 4)),
             ),
             (
                 r#"{"input_tokens":8,"output_tokens":4,"cache_creation_input_tokens":20,"cache_read_input_tokens":100}"#,
-                Some((128, 100, 4)),
+                Some((128, Some(100), 4)),
             ),
             (
                 r#"{"input_tokens":6,"input_tokens_details":{"cached_tokens":2},"output_tokens":4}"#,
-                Some((6, 2, 4)),
+                Some((6, Some(2), 4)),
             ),
             (r#"{"type":"duration","seconds":3}"#, None),
             (r#"{"prompt_tokens":-1}"#, None),

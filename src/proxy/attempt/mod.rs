@@ -372,4 +372,4 @@ async fn held_body(
 }
 
 /// Usage of a request that an engine refused.
-pub(super) const NOTHING: JobUsage = JobUsage::Exact(TokenCounts { input: 0, cached: 0, output: 0 });
+pub(super) const NOTHING: JobUsage = JobUsage::Exact(TokenCounts { input: 0, cached: None, output: 0 });

@@ -292,7 +292,7 @@ mod tests {
         }
 
         fn ends(&self, tokens: u64) {
-            self.pacer.ended(JobUsage::Exact(TokenCounts { input: 1, cached: 0, output: tokens }));
+            self.pacer.ended(JobUsage::Exact(TokenCounts { input: 1, cached: None, output: tokens }));
         }
     }
 

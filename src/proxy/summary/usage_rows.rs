@@ -33,7 +33,7 @@ pub(super) fn of(summary: &RequestSummary<'_>, policy: &Policy) -> impl Iterator
             Some(JobUsage::Unknown) => "unknown",
         },
         input_tokens: tokens.input,
-        cached_tokens: tokens.cached,
+        cached_tokens: tokens.from_cache(),
         output_tokens: tokens.output,
         queue_us: u64::try_from(summary.timings.queue.unwrap_or_default().as_micros()).unwrap_or(u64::MAX),
         attempts: summary.attempts.made,

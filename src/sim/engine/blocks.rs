@@ -33,13 +33,15 @@ pub(super) struct BlockPool {
     /// while its stamp is the block's.
     idle: VecDeque<(u64, u64)>,
     idle_blocks: u64,
+    /// Most idle blocks that are kept.
+    most_idle: u64,
     stamps: u64,
 }
 
 impl BlockPool {
-    pub(super) fn new(total: u64) -> Self {
+    pub(super) fn new(total: u64, most_idle: u64) -> Self {
         let (cached, idle) = (NumberMap::default(), VecDeque::new());
-        Self { total, free: total, cached, idle, idle_blocks: 0, stamps: 0 }
+        Self { total, free: total, cached, idle, idle_blocks: 0, most_idle, stamps: 0 }
     }
 
     pub(super) fn total(&self) -> u64 {
@@ -87,16 +89,22 @@ impl BlockPool {
         if count > self.available() {
             return false;
         }
-        while self.free < count {
-            let Some((stamp, hash)) = self.idle.pop_front() else { break };
+        while self.free < count && self.evict() {}
+        self.free -= count;
+        true
+    }
+
+    /// Evicts the block that is idle for longest; false when none is idle.
+    fn evict(&mut self) -> bool {
+        while let Some((stamp, hash)) = self.idle.pop_front() {
             if is_idle(&self.cached, stamp, hash) {
                 self.cached.remove(&hash);
                 self.idle_blocks -= 1;
                 self.free += 1;
+                return true;
             }
         }
-        self.free -= count;
-        true
+        false
     }
 
     /// Gives private blocks back.
@@ -131,6 +139,7 @@ impl BlockPool {
             block.stamp = self.stamps;
             self.idle.push_back((self.stamps, hash));
             self.idle_blocks += 1;
+            while self.idle_blocks > self.most_idle && self.evict() {}
             self.compact_idle();
         }
     }
@@ -160,7 +169,7 @@ mod tests {
 
     #[test]
     fn the_longest_idle_block_is_evicted_first() {
-        let mut pool = BlockPool::new(3);
+        let mut pool = BlockPool::new(3, u64::MAX);
         assert!(pool.take(3));
         for hash in [7, 8, 9] {
             pool.publish(hash);
@@ -181,7 +190,7 @@ mod tests {
 
     #[test]
     fn use_makes_young_and_entries_left_behind_do_not_pile_up() {
-        let mut pool = BlockPool::new(2);
+        let mut pool = BlockPool::new(2, u64::MAX);
         assert!(pool.take(2));
         [1, 2].into_iter().for_each(|hash| pool.publish(hash));
         [1, 2].into_iter().for_each(|hash| pool.release(hash));
@@ -196,8 +205,23 @@ mod tests {
     }
 
     #[test]
+    fn a_small_cache_keeps_the_latest_idle_blocks() {
+        let mut pool = BlockPool::new(4, 2);
+        assert!(pool.take(3));
+        for hash in [7, 8, 9] {
+            pool.publish(hash);
+        }
+        assert_eq!(pool.match_prefix(&[7, 8, 9]), (3, 0), "blocks in use are all kept");
+        for hash in [9, 8, 7] {
+            pool.release(hash);
+        }
+        assert_eq!(pool.match_prefix(&[7, 8, 9]), (2, 2));
+        assert_eq!((pool.used(), pool.available()), (0, 4));
+    }
+
+    #[test]
     fn a_block_that_two_computed_is_kept_once() {
-        let mut pool = BlockPool::new(4);
+        let mut pool = BlockPool::new(4, u64::MAX);
         assert!(pool.take(2));
         pool.publish(1);
         pool.publish(1);

@@ -78,7 +78,10 @@ impl SimEngine {
             requests: HashMap::new(),
             waiting: BTreeSet::new(),
             running: Vec::new(),
-            pool: BlockPool::new((kv_tokens / u64::from(BLOCK_TOKENS)).max(1)),
+            pool: BlockPool::new(
+                (kv_tokens / u64::from(BLOCK_TOKENS)).max(1),
+                options.cache_tokens.map_or(u64::MAX, |tokens| tokens / u64::from(BLOCK_TOKENS)),
+            ),
             arrivals: 0,
             in_flight: None,
             pending: Vec::new(),
@@ -111,7 +114,7 @@ impl SimEngine {
         if self.requests.contains_key(&request.id) {
             return Err(SubmitError::Duplicate(request.id));
         }
-        let full_blocks = (prompt / BLOCK_TOKENS) as usize;
+        let full_blocks = (needed / u64::from(BLOCK_TOKENS)) as usize;
         let prefix: Arc<[u64]> = match self.options.prefix_cache {
             true => request.prefix.into_iter().take(full_blocks).collect(),
             false => Arc::default(),

@@ -17,6 +17,7 @@ pub struct EngineRequest {
     pub prompt_tokens: u32,
     /// One hash for each full block of [`BLOCK_TOKENS`](super::BLOCK_TOKENS)
     /// prompt tokens, from the start; each hash must cover all blocks before it.
+    /// The hashes may go on with the blocks of the answer, for `n` = 1.
     pub prefix: Vec<u64>,
     /// Tokens to generate; 0 for work that ends with the prompt (embeddings).
     pub output_tokens: u32,
@@ -40,6 +41,9 @@ pub struct EngineOptions {
     pub kv_tokens: Option<u64>,
     /// Whether finished prompt blocks are kept for later requests.
     pub prefix_cache: bool,
+    /// Tokens that the prefix cache keeps when no request uses them; absent =
+    /// all of the KV cache.
+    pub cache_tokens: Option<u64>,
     /// Whether `priority` orders the queue before arrival.
     pub priority_scheduling: bool,
     /// `--max-loras`: adapters to compute with at once; 0 is taken as 1.
@@ -55,6 +59,7 @@ impl Default for EngineOptions {
             max_tokens: None,
             kv_tokens: None,
             prefix_cache: true,
+            cache_tokens: None,
             priority_scheduling: false,
             max_loras: 1,
             lora_load: Duration::from_millis(200),

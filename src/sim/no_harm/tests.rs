@@ -18,8 +18,9 @@ const SHORT: [(&str, RequestKind, &str, f64); 5] = [
     ("mixed", RequestKind::Long, "", 0.86),
     // No load meets the objective, and the limit by ITL notices that late.
     ("l4", RequestKind::Shared, "interactive", 0.84),
-    // Without a prefix cache the index of prefixes is always wrong.
-    ("a100-8b", RequestKind::Shared, "interactive", 0.88),
+    // Without a prefix cache the clients overload the engines with prompts, and are refused after
+    // `max_wait`. Prompts of this size that share nothing come to 0.84.
+    ("a100-8b", RequestKind::Shared, "interactive", 0.85),
 ];
 
 /// Whether the row reaches the ratio required of it today.

@@ -8,6 +8,7 @@ use crate::config::sections::placement::{CapacityName, LatePolicyName};
 use crate::config::syntax::named::NamedEntries;
 use crate::config::syntax::units::Span;
 pub use crate::sim::scenario::scale_row::{BehaviorRow, DirectionRow, ScaleRow};
+use crate::sim::world::replica::HitsTold;
 
 /// An experiment that compares designs in one or more worlds.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -109,6 +110,11 @@ pub struct ScenarioFleet {
     pub kv_tokens: Option<u64>,
     /// Whether prompts are cached by prefix.
     pub prefix_cache: bool,
+    /// Tokens of prompts that the prefix cache keeps when no request uses them; absent = all of
+    /// the KV cache.
+    pub cache_tokens: Option<u64>,
+    /// Where the engines tell how many prompt tokens were cached; absent = `counter`.
+    pub told_hits: HitsTold,
     /// Round-trip time of a message; absent = 0. The answers to scrapes and
     /// probes come at once.
     pub rtt: Option<Span>,
@@ -273,6 +279,9 @@ pub struct TalkRow {
     pub pause: Span,
     /// Output tokens of a turn.
     pub output: LengthRow,
+    /// Whether a turn's prompt also holds the answer to the turn before.
+    #[serde(default)]
+    pub answers: bool,
 }
 
 /// Grouping of the figures.

@@ -262,6 +262,7 @@ impl<'a> Maker<'a> {
                 rate: 1.0,
                 span: Duration::ZERO,
                 output: length(Some(talks.output), 100.0),
+                answers: talks.answers,
             })),
             _ => Err("trace: give exactly one of trace, pattern and talks".to_owned()),
         }
@@ -382,6 +383,7 @@ fn engine(row: &ScenarioFleet) -> Result<ReplicaSetup, String> {
         max_tokens: row.max_tokens,
         kv_tokens: row.kv_tokens,
         prefix_cache: row.prefix_cache,
+        cache_tokens: row.cache_tokens,
         priority_scheduling: false,
         ..EngineOptions::default()
     };
@@ -401,5 +403,6 @@ fn engine(row: &ScenarioFleet) -> Result<ReplicaSetup, String> {
     let usual = if row.pool.is_some() { profile.cost_h } else { 0.0 };
     let price = row.price.unwrap_or(usual);
     let trip = row.rtt.unwrap_or_default().0 / 2;
-    Ok(ReplicaSetup { slowness, fault, price, trip, ..ReplicaSetup::new(profile, options) })
+    let told_hits = row.told_hits;
+    Ok(ReplicaSetup { slowness, fault, price, trip, told_hits, ..ReplicaSetup::new(profile, options) })
 }

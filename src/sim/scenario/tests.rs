@@ -282,3 +282,31 @@ world:
         }
     }
 }
+
+/// Talks at two engines with or without prefix caches, which tell their hits in answers or nowhere.
+fn talks(cached: bool, rate: u32) -> [Figures; 2] {
+    let run = |told: &str| {
+        let text = format!(
+            "seeds: 1\ngraded: true\nclasses: {{interactive: {{ttft: 1s, itl: 50ms, max_wait: 15s}}}}\nworld:\n  \
+             fleet: [{{profile: a100-8b, count: 2, prefix_cache: {cached}, told_hits: {told}}}]\n  scrape: 2s\n  \
+             loads: [{rate}]\n  designs: [penstock]\n  traffic:\n    - talks: {{system_prompts: 8, \
+             system_tokens: 2000, turns: 6, turn_tokens: 300, pause: 5s, output: {{median: 60, sigma: 0.5}}}}\n      \
+             span: 60s\n"
+        );
+        run(&text).1[0].1[0]
+    };
+    ["answers", "nowhere"].map(run)
+}
+
+#[test]
+fn engines_without_prefix_caches_are_found_out_by_their_answers() {
+    let [told, silent] = talks(false, 7);
+    assert!(of(&told, "within_500_ms") > of(&silent, "within_500_ms") + 0.1, "{told:?} {silent:?}");
+}
+
+#[test]
+fn answers_that_tell_what_is_believed_cost_nothing() {
+    let [told, silent] = talks(true, 12);
+    assert!(of(&told, "hit_rate") > 0.85 && of(&told, "within_500_ms") > 0.99, "{told:?} {silent:?}");
+    assert!((of(&told, "hit_rate") - of(&silent, "hit_rate")).abs() < 0.01, "{told:?} {silent:?}");
+}

@@ -152,7 +152,7 @@ impl TrafficStream {
             prompt: call.prompt,
             output: call.output,
             max_output: self.max_output.max(call.output),
-            prefix: reblock(&call.prefix, block, PREFIX_BLOCK).into(),
+            prefix: reblock(call.prompt_hashes(block), block, PREFIX_BLOCK).into(),
             blocks: reblock(&call.prefix, block, BLOCK_TOKENS).into(),
             patience: self.patience,
             ..Arrival::default()

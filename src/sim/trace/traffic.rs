@@ -16,13 +16,22 @@ pub struct TraceCall {
     /// Generated tokens, at least 1.
     pub output: u32,
     /// One hash for each whole block of [`TrafficTrace::prefix_block`] prompt
-    /// tokens; each hash covers everything before its block, too. Empty = not
-    /// known.
+    /// tokens; each hash covers everything before its block, too. The hashes may
+    /// go on with the blocks of the answer. Empty = not known.
     pub prefix: Arc<[u64]>,
     /// Time before an engine had the call; absent = not known.
     pub waited: Option<Duration>,
     /// Time from arrival to end; absent = not known.
     pub took: Option<Duration>,
+}
+
+impl TraceCall {
+    /// Those of the prefix hashes that are of the prompt; `block` tokens each.
+    #[must_use]
+    pub fn prompt_hashes(&self, block: u32) -> &[u64] {
+        let whole = self.prompt.checked_div(block).unwrap_or(0) as usize;
+        self.prefix.get(..whole).unwrap_or(&self.prefix)
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

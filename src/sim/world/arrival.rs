@@ -27,8 +27,9 @@ pub struct Arrival {
     pub streams: bool,
     /// One cumulative hash per [`PREFIX_BLOCK`] tokens of the prompt.
     pub prefix: Arc<[u64]>,
-    /// One cumulative hash per engine block of [`BLOCK_TOKENS`] tokens; empty =
-    /// derived from `prefix`. No router is told.
+    /// One cumulative hash per engine block of [`BLOCK_TOKENS`] tokens, of the
+    /// prompt or of prompt and answer; empty = derived from `prefix`. No router
+    /// is told.
     pub blocks: Arc<[u64]>,
     /// Time that the client waits for the first token; absent = what the class
     /// allows.
@@ -74,10 +75,15 @@ impl Arrival {
 
     /// Prefix hashes of the engine's blocks.
     pub(super) fn engine_blocks(&self) -> Vec<u64> {
-        match self.blocks.is_empty() {
+        let mut blocks = match self.blocks.is_empty() {
             true => reblock(&self.prefix, PREFIX_BLOCK, BLOCK_TOKENS),
             false => self.blocks.to_vec(),
+        };
+        if self.n > 1 {
+            // Each choice has another answer.
+            blocks.truncate((self.prompt / BLOCK_TOKENS) as usize);
         }
+        blocks
     }
 }
 

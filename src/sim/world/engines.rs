@@ -100,7 +100,7 @@ impl World<'_> {
         self.end_request(job, Duration::ZERO);
         self.notify_router(
             usize::from(state.gateway),
-            Input::Finished { job, replica, cached: state.cached },
+            Input::Finished { job, replica, cached: self.replicas[replica].told_cached(state.cached) },
         );
     }
 

@@ -44,7 +44,7 @@ impl World<'_> {
     ) -> Option<Input<'static>> {
         if self.jobs[job].over {
             // The client left while the job waited at the router.
-            return Some(Input::Finished { job, replica, cached: 0 });
+            return Some(Input::Finished { job, replica, cached: None });
         }
         self.records[job].attempts += 1;
         let before = self.replicas[replica].engine.requests();
@@ -205,7 +205,7 @@ impl World<'_> {
         match word {
             EngineReply::TooLarge(_) => {
                 self.end_request(job, Duration::ZERO);
-                Some(Input::Finished { job, replica, cached: 0 })
+                Some(Input::Finished { job, replica, cached: None })
             }
             EngineReply::Refused(_) => Some(Input::Failed { job, replica, refused: true }),
             EngineReply::Event(_) | EngineReply::Broken(_) => None,

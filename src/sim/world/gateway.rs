@@ -124,7 +124,7 @@ impl SimGateway {
                 let (input, output) = self.sizes[job];
                 let tokens = TokenCounts {
                     input: u64::from(input),
-                    cached: u64::from(cached),
+                    cached: cached.map(u64::from),
                     output: u64::from(output),
                 };
                 Event::Finished {

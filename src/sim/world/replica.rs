@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use serde::Deserialize;
 use smallvec::SmallVec;
 
 use crate::core::model::event::ReplicaReport;
@@ -32,13 +33,36 @@ pub struct ReplicaSetup {
     /// Time that a message takes in each direction. Scrapes and probes take no
     /// time.
     pub trip: Duration,
+    /// Where the engine tells how many prompt tokens were cached.
+    pub told_hits: HitsTold,
+}
+
+/// Where an engine tells how many prompt tokens were cached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum HitsTold {
+    /// Nowhere.
+    Nowhere,
+    /// In a counter that scrapes read, as vLLM does.
+    #[default]
+    Counter,
+    /// In each answer, and in the counter.
+    Answers,
 }
 
 impl ReplicaSetup {
     /// An engine without faults, delays or a price.
     #[must_use]
     pub fn new(profile: StepProfile, options: EngineOptions) -> Self {
-        Self { profile, options, slowness: 1.0, fault: None, price: 0.0, trip: Duration::ZERO }
+        Self {
+            profile,
+            options,
+            slowness: 1.0,
+            fault: None,
+            price: 0.0,
+            trip: Duration::ZERO,
+            told_hits: HitsTold::default(),
+        }
     }
 }
 
@@ -103,6 +127,11 @@ impl WorldReplica {
 
     pub(super) fn trip(&self) -> Duration {
         self.setup.trip
+    }
+
+    /// What an answer tells of the cached tokens of its prompt.
+    pub(super) fn told_cached(&self, cached: u32) -> Option<u32> {
+        (self.setup.told_hits == HitsTold::Answers).then_some(cached)
     }
 
     pub(super) fn fault(&self) -> Option<WorldFault> {
@@ -181,6 +210,7 @@ impl WorldReplica {
             kv_tokens: Some(gauges.blocks_total * u64::from(BLOCK_TOKENS)),
             max_model_len: None,
             progress: Some(counters.generated_tokens + counters.prompt_tokens),
+            cached_tokens: (self.setup.told_hits != HitsTold::Nowhere).then_some(counters.cached_tokens),
             asleep: None,
         }
     }

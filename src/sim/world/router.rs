@@ -25,8 +25,8 @@ pub enum Input<'a> {
     Finished {
         job: JobIndex,
         replica: ReplicaIndex,
-        /// Prompt tokens that came from the prefix cache.
-        cached: u32,
+        /// Prompt tokens that came from the prefix cache, if the engine tells.
+        cached: Option<u32>,
     },
     /// The job's client left, wherever the job was.
     ClientLeft { job: JobIndex },

@@ -106,7 +106,7 @@ impl RequestSummary<'_> {
                     prompt_source = self.tokens.prompt.map(|(_, source)| source.name()),
                     usage = usage_name(self.tokens.usage),
                     input_tokens = tokens.map(|tokens| tokens.input),
-                    cached_tokens = tokens.map(|tokens| tokens.cached),
+                    cached_tokens = tokens.map(|tokens| tokens.from_cache()),
                     output_tokens = tokens.map(|tokens| tokens.output),
                     gpu_ms = self.gpu().map(millis),
                     cost = self.cost(),

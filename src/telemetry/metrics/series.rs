@@ -195,7 +195,7 @@ impl RequestSeries {
 impl TokenCounters {
     fn count(&self, tokens: TokenCounts) {
         self.input.increment(tokens.input);
-        self.cached.increment(tokens.cached);
+        self.cached.increment(tokens.from_cache());
         self.output.increment(tokens.output);
     }
 }

@@ -156,7 +156,7 @@ fn unknown_usage_is_not_zero_and_partial_usage_is_told_apart() {
     assert_eq!(samples(&text)[r#"penstock_usage_unknown_total{tenant="team-0",model="llama"}"#], 1.0);
     assert!(!text.contains("penstock_tokens_total{"));
 
-    let tokens = TokenCounts { input: 5, cached: 0, output: 2 };
+    let tokens = TokenCounts { input: 5, cached: None, output: 2 };
     RequestSummary {
         tokens: used(JobUsage::Partial(tokens)),
         outcome: RequestOutcome::ClientGone,

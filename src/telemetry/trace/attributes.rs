@@ -28,7 +28,7 @@ pub(super) fn of(event: &RequestSummary<'_>, policy: &Policy) -> Vec<KeyValue> {
     if let Some(tokens) = event.tokens.usage.and_then(crate::core::model::job::JobUsage::tokens) {
         add("gen_ai.usage.input_tokens", Some(count(tokens.input)));
         add("gen_ai.usage.output_tokens", Some(count(tokens.output)));
-        add("gen_ai.usage.cache_read.input_tokens", Some(count(tokens.cached)));
+        add("gen_ai.usage.cache_read.input_tokens", Some(count(tokens.from_cache())));
     }
     let seconds = |duration: std::time::Duration| Value::from(duration.as_secs_f64());
     add("gen_ai.response.time_to_first_chunk", event.timings.first_token.map(seconds));

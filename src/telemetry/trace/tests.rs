@@ -70,7 +70,7 @@ fn a_request_becomes_a_span_under_the_clients_with_a_child_for_each_phase() {
     trace.inject(&mut upstream);
     trace.phase(RequestPhase::Queue, Tick::from_millis(1_004), Tick::from_millis(1_104));
     trace.phase(RequestPhase::FirstToken, Tick::from_millis(1_104), Tick::from_millis(1_254));
-    let usage = Some(JobUsage::Exact(TokenCounts { input: 9, cached: 4, output: 2 }));
+    let usage = Some(JobUsage::Exact(TokenCounts { input: 9, cached: Some(4), output: 2 }));
     let event = RequestSummary {
         call: CallFacts { operation: "chat", ..CallFacts::default() },
         dispatch: LastDispatch { engine: Some("vllm"), ..LastDispatch::default() },

@@ -131,7 +131,7 @@ async fn client(
                 assert!(ticket.report_first_token());
                 let output = (asks.least + mixed(id.index() as u64) % asks.more.max(1)).min(asks.most);
                 sleep(PACE * u32::try_from(output).unwrap()).await;
-                let used = TokenCounts { input: PROMPT, cached: 0, output };
+                let used = TokenCounts { input: PROMPT, cached: None, output };
                 assert!(ticket.finish(AttemptOutcome::Done(JobUsage::Exact(used))));
                 book.lock().add(begun, let_in, PROMPT + output);
             }

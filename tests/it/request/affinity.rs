@@ -1,4 +1,4 @@
-//! Affinity of adapters and sessions to a replica, end to end.
+//! Affinity of adapters, sessions and prompts to a replica, end to end.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use penstock::sim::engine::EngineOptions;
-use penstock::sim::server::{SimOptions, Terminate};
+use penstock::sim::server::{SimOptions, Terminate, VllmFlags};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
@@ -162,4 +162,34 @@ async fn a_session_keeps_to_its_replica_until_that_is_gone() {
         !log.contains("secret-") && !metrics.contains("secret-"),
         "names of sessions are nobody's business"
     );
+}
+
+/// What the gateway expected to be cached of the last of many equal prompts, and whether that
+/// answer told that anything was.
+async fn last_expected(prefix_cache: bool, prompt_tokens_details: bool) -> (u64, bool) {
+    let engine = SimOptions {
+        engine: EngineOptions { prefix_cache, ..EngineOptions::default() },
+        vllm: VllmFlags { prompt_tokens_details, ..VllmFlags::default() },
+        ..SimOptions::default()
+    };
+    let pool = "engine: vllm\nmodels: [sim]\nscrape_interval: 1h";
+    let rig =
+        Rig::start(RigOptions { engines: vec![engine], pool: Some(pool), ..RigOptions::default() }).await;
+    let mut body = chat(1, true);
+    body["messages"][0]["content"] = "some words ".repeat(800).into();
+    for _ in 0..40 {
+        assert_eq!(rig.post(CHAT, &body).await.status, 200);
+    }
+    assert!(holds_within(Duration::from_secs(5), || rig.finished().len() == 40).await);
+    let last = rig.finished().pop().unwrap();
+    (last["expected_cached_tokens"].as_u64().unwrap(), last["cached_tokens"].as_u64().unwrap() > 0)
+}
+
+#[tokio::test]
+async fn an_engine_without_a_prefix_cache_is_found_out_by_its_answers() {
+    assert_eq!(last_expected(false, true).await, (0, false));
+    let (expected, found) = last_expected(true, true).await;
+    assert!(expected > 1_500 && found, "{expected}");
+    let (expected, found) = last_expected(false, false).await;
+    assert!(expected > 1_500 && !found, "it does not tell: {expected}");
 }

@@ -5,6 +5,8 @@
 //! newest of the replica, and the oldest blocks beyond the replica's capacity are dropped. The
 //! later blocks of a prompt count as older than the earlier ones, as in the engines. A replica
 //! that holds a block therefore holds all blocks before it.
+//!
+//! That is a guess. What engines report as cached tells where it is wrong: see [`CacheRecord`].
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,6 +14,7 @@ use smallvec::SmallVec;
 
 use crate::core::model::ids::ReplicaId;
 use crate::core::model::job::PromptPrefix;
+use crate::core::replica::affinity::cache_record::CacheRecord;
 
 /// KV cache of a replica, in tokens, until it is known.
 pub const DEFAULT_KV_TOKENS: u64 = 200_000;
@@ -71,11 +74,17 @@ struct ReplicaCache {
     capacity: u64,
     tokens: u64,
     chain: BlockList,
+    record: CacheRecord,
 }
 
 impl Default for ReplicaCache {
     fn default() -> Self {
-        Self { capacity: DEFAULT_KV_TOKENS, tokens: 0, chain: BlockList::default() }
+        Self {
+            capacity: DEFAULT_KV_TOKENS,
+            tokens: 0,
+            chain: BlockList::default(),
+            record: CacheRecord::default(),
+        }
     }
 }
 
@@ -141,22 +150,52 @@ impl PrefixIndex {
             }
             rest = before;
         }
+        found.retain(|(replica, _)| self.replicas.get(replica).is_none_or(|cache| cache.record.finds()));
         found.sort_unstable_by_key(|(replica, tokens)| (std::cmp::Reverse(*tokens), *replica));
         found
     }
 
-    /// Notes that a job with this prompt was dispatched to the replica.
-    pub fn note(&mut self, replica: ReplicaId, prefix: &PromptPrefix) {
+    /// Notes that a job with this prompt was dispatched to the replica. Returns the tokens of the
+    /// prompt that the index had for the replica.
+    pub fn note(&mut self, replica: ReplicaId, prefix: &PromptPrefix) -> u64 {
         if prefix.block_tokens == 0 {
-            return;
+            return 0;
         }
-        let capacity = self.replicas.entry(replica).or_default().capacity;
-        let fitting = usize::try_from(capacity / u64::from(prefix.block_tokens)).unwrap_or(usize::MAX);
+        let believed = self.believed(replica, prefix);
+        let cache = self.replicas.entry(replica).or_default();
+        cache.record.expect(believed);
+        let fitting = usize::try_from(cache.capacity / u64::from(prefix.block_tokens)).unwrap_or(usize::MAX);
         let kept = prefix.blocks.len().min(fitting).min(self.bound);
         for hash in prefix.blocks[..kept].iter().rev() {
             self.touch(replica, *hash, prefix.block_tokens);
             self.shrink(replica);
         }
+        believed
+    }
+
+    /// Learns from an answer of the replica how many tokens of the prompt were cached. `believed`
+    /// is what [`Self::note`] returned.
+    pub fn learn(&mut self, replica: ReplicaId, believed: u64, cached: u64) {
+        if let Some(cache) = self.replicas.get_mut(&replica) {
+            cache.record.learn(believed, cached);
+        }
+    }
+
+    /// Learns from the replica's own count of the prompt tokens that came from its cache.
+    pub fn learn_count(&mut self, replica: ReplicaId, cached: u64) {
+        self.replicas.entry(replica).or_default().record.learn_count(cached);
+    }
+
+    /// Whether the replica tells that it finds prompts in its cache.
+    #[must_use]
+    pub fn is_proven(&self, replica: ReplicaId) -> bool {
+        self.replicas.get(&replica).is_some_and(|cache| cache.record.is_proven())
+    }
+
+    /// Tokens of the longest prefix of the prompt that the index has for the replica.
+    fn believed(&self, replica: ReplicaId, prefix: &PromptPrefix) -> u64 {
+        let length = prefix.blocks.partition_point(|hash| self.holders(*hash).any(|id| id == replica));
+        (length as u64).saturating_mul(u64::from(prefix.block_tokens))
     }
 
     /// Sets the capacity of the replica's cache, in tokens; 0 means that the replica caches
@@ -166,17 +205,25 @@ impl PrefixIndex {
         self.shrink(replica);
     }
 
-    /// Empties the replica's cache after a restart. Its capacity is kept.
+    /// Empties the replica's cache after a restart. Its capacity is kept. The engine may have come
+    /// back with other settings, so its record starts anew.
     pub fn forget(&mut self, replica: ReplicaId) {
-        while let Some(block) = self.oldest_of(replica) {
-            self.drop_block(block);
+        self.clear(replica);
+        if let Some(cache) = self.replicas.get_mut(&replica) {
+            cache.record = CacheRecord::default();
         }
     }
 
     /// Removes the replica and its capacity.
     pub fn remove(&mut self, replica: ReplicaId) {
-        self.forget(replica);
+        self.clear(replica);
         self.replicas.remove(&replica);
+    }
+
+    fn clear(&mut self, replica: ReplicaId) {
+        while let Some(block) = self.oldest_of(replica) {
+            self.drop_block(block);
+        }
     }
 
     /// Replicas that hold the block, the most recent one first.

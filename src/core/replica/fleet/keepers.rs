@@ -93,6 +93,13 @@ impl Fleet {
         room.is_some_and(|room| required.need_at(id).fits_in(room))
     }
 
+    /// Gives or takes the seats of jobs that return to the replica; see [`super::search`].
+    pub fn set_seats(&mut self, id: ReplicaId, has_seats: bool, now: Tick) {
+        if self.node(id).is_some_and(|node| node.admission.has_seats != has_seats) {
+            self.change(id, now, |node| node.admission.has_seats = has_seats);
+        }
+    }
+
     /// Ends the permission of [`Self::open_beyond_limit`].
     pub fn close_beyond_limit(&mut self, id: ReplicaId, now: Tick) {
         self.change(id, now, |node| node.admission.beyond_limit = false);

@@ -45,13 +45,16 @@ pub(super) struct ReplicaAdmission {
     pub(super) beyond_limit: bool,
     /// Whether it is held for one job.
     pub(super) held: bool,
+    /// Whether jobs that return have seats beyond the ITL limit: its engine tells that it finds
+    /// prompts in its cache.
+    pub(super) has_seats: bool,
     /// Operator's override that closes it to new jobs.
     pub(super) closed: Option<Closed>,
 }
 
 impl Default for ReplicaAdmission {
     fn default() -> Self {
-        Self { keeper: true, beyond_limit: false, held: false, closed: None }
+        Self { keeper: true, beyond_limit: false, held: false, has_seats: false, closed: None }
     }
 }
 
@@ -175,6 +178,9 @@ pub(super) struct FreeCapacity {
     pub(super) released: Option<FitSize>,
     /// Free capacity for the urgent class as soon as the replica has read its prompts.
     pub(super) soon: Option<FitSize>,
+    /// Free capacity for jobs of the urgent class that return to the replica; see
+    /// [`crate::core::replica::fleet::search`].
+    pub(super) seat: Option<FitSize>,
 }
 
 impl FreeCapacity {
@@ -184,6 +190,16 @@ impl FreeCapacity {
             return self.urgent;
         }
         self.released.or_else(|| self.background.filter(|_| pool.takes_background()))
+    }
+
+    /// Free capacity now for a job of the urgent class that returns to the replica.
+    pub(super) fn seat_now(&self) -> Option<FitSize> {
+        self.seat.filter(|size| size.prefill > 0)
+    }
+
+    /// The same as soon as the replica has read its prompts.
+    pub(super) fn seat_soon(&self) -> Option<FitSize> {
+        self.seat.map(|size| FitSize { prefill: u64::MAX, ..size })
     }
 }
 

@@ -64,6 +64,14 @@ pub(super) struct ReplicaState {
     pub(super) indexed: IndexedReplica,
 }
 
+/// Sequences beyond an ITL limit for jobs that return to the replica: a part of the limit, and at
+/// least so many.
+const SEATS: (f64, u32) = (0.125, 8);
+
+fn with_seats(itl: u32) -> u32 {
+    itl.saturating_add(((f64::from(itl) * SEATS.0) as u32).max(SEATS.1))
+}
+
 impl ReplicaState {
     pub(super) fn new(pool: PoolId) -> Self {
         Self {
@@ -242,6 +250,7 @@ impl ReplicaState {
                 background: all.filter(|_| !released),
                 released: all.filter(|_| released),
                 soon: all,
+                seat: all,
             };
         }
         let room = |limit: u32| {
@@ -254,14 +263,16 @@ impl ReplicaState {
         let limit = self.limit_within(itl, pool, now, rules);
         let soon = room(limit);
         let urgent = soon.and_then(read);
+        let seat = self.admission.has_seats.then(|| self.limit_within(with_seats(itl), pool, now, rules));
+        let seat = seat.and_then(room).map(|size| FitSize { prefill, ..size });
         if self.is_released(pool) {
             let released = room(self.limit(pool, now, rules)).and_then(read);
-            return FreeCapacity { urgent, background: None, released, soon };
+            return FreeCapacity { urgent, background: None, released, soon, seat };
         }
         let background = self.background_seqs(pool, limit);
         let background =
             background.map(|seqs| FitSize { seqs, kv: self.free_kv(BACKGROUND_KV), prefill: u64::MAX });
-        FreeCapacity { urgent, background, released: None, soon }
+        FreeCapacity { urgent, background, released: None, soon, seat }
     }
 
     /// Free sequences for background jobs: only while it reads no prompt, and only while its steps

@@ -239,8 +239,8 @@ impl Scheduler {
         let price = cost(spec.prompt_tokens, job.output);
 
         let cached = [(pick.replica, pick.cached)];
-        let fits =
-            self.fleet.fits(pick.replica, &job.requirements(&cached, pick.chosen.background), true, now);
+        let required = job.requirements(&cached, pick.chosen.background);
+        let fits = self.fleet.fits_or_returns(pick.replica, &required, true, now);
         let lead = self.fleet.prefill_lead(pick.replica, booking.weight);
         let raw =
             self.fleet.raw_ttft_model(pick.replica).map_or(0, |ttft_model| ttft_model.ttft(booking.weight));
@@ -271,6 +271,7 @@ impl Scheduler {
             booking,
             stay,
             uncached,
+            believed: 0,
             since: now,
             prefill_due_at: None,
             prefill_mark: self.fleet.prefill_mark(replica),
@@ -307,13 +308,14 @@ impl Scheduler {
         job.attempts = why.attempt;
         job.wait.passed_over = 0;
         job.charges.fair_share.get_or_insert(price);
-        self.affinity.prefixes.note(run.replica, &job.prefix);
+        let believed = self.affinity.prefixes.note(run.replica, &job.prefix);
         if let (Some(rule), Some(session)) = (&self.policy.sessions, job.spec.session)
             && self.affinity.sessions.note(session, run.replica, rule.max_sessions)
         {
             // A job of another group may wait for the replica of this session.
             self.groups.mark_session_waits();
         }
+        let run = RunningAttempt { believed, ..run };
         job.phase = JobPhase::Running(run);
         self.note_preemptible(id, &run);
     }

@@ -101,7 +101,7 @@ impl Scheduler {
             let most = cached.first().map(|(_, tokens)| *tokens).filter(|tokens| *tokens >= MIN_SAVED)?;
             let required = job.requirements(&cached, chosen.background);
             let mut warm = cached.iter().take_while(|(_, tokens)| most - tokens < MIN_SAVED);
-            warm.find(|(replica, _)| self.fleet.fits(*replica, &required, false, self.now))?;
+            warm.find(|(replica, _)| self.fleet.fits_or_returns(*replica, &required, false, self.now))?;
             let head = LaneHead { job: id, ..chosen.head };
             let other = Candidate { head, place: job.place, need: job.size(), ..*chosen };
             let (replica, choice) = self.place_for(group, &other, 0)?;

@@ -80,6 +80,16 @@ impl Scheduler {
         }
     }
 
+    /// Learns from an answer what its replica had cached. A request for several sequences tells
+    /// nothing: the others find the first one's prompt.
+    pub(in crate::core::scheduler) fn learn_cache(&mut self, run: &RunningAttempt, usage: JobUsage) {
+        let cached = usage.tokens().and_then(|tokens| tokens.cached);
+        if let Some(cached) = cached.filter(|_| run.booking.seqs <= 1) {
+            self.affinity.prefixes.learn(run.replica, run.believed, cached);
+            self.fleet.set_seats(run.replica, self.affinity.prefixes.is_proven(run.replica), self.now);
+        }
+    }
+
     /// Learns from a plain answer how fast its replica is.
     pub(in crate::core::scheduler) fn learn_from_answer(&mut self, run: &RunningAttempt, usage: JobUsage) {
         if let JobUsage::Exact(tokens) = usage

@@ -40,6 +40,10 @@ impl Scheduler {
         if let Some(tokens) = report.kv_tokens {
             self.affinity.prefixes.resize(replica, tokens);
         }
+        if let Some(cached) = report.cached_tokens {
+            self.affinity.prefixes.learn_count(replica, cached);
+            self.fleet.set_seats(replica, self.affinity.prefixes.is_proven(replica), self.now);
+        }
         if seen.fell_asleep {
             self.vacate(replica, PreemptReason::Asleep, out);
             if self.fleet.has_work_asleep(replica) {

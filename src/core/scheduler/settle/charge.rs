@@ -50,7 +50,7 @@ impl Scheduler {
 fn tokens(run: &RunningAttempt, why: WasteCause, usage: JobUsage) -> u64 {
     match usage.tokens() {
         Some(tokens) if why != WasteCause::Interrupted => {
-            tokens.input.saturating_sub(tokens.cached).saturating_add(tokens.output)
+            tokens.input.saturating_sub(tokens.from_cache()).saturating_add(tokens.output)
         }
         _ => run.uncached,
     }

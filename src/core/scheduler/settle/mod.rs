@@ -79,6 +79,7 @@ impl Scheduler {
                     self.learn_from_answer(&run, usage);
                     self.note_pool_start(&run);
                 }
+                self.learn_cache(&run, usage);
                 self.fleet.note_proof(run.replica, self.now);
                 if usage != JobUsage::Exact(TokenCounts::default()) {
                     self.fleet.bytes_received(run.replica, self.now);

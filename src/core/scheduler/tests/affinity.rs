@@ -7,9 +7,9 @@ use proptest::collection::vec;
 use proptest::prelude::{prop_assert, proptest};
 
 use super::{World, of_tenant, placed, policy, reload, sent, spec, used};
-use crate::core::model::event::{Action, AttemptOutcome, EngineFault, Event};
+use crate::core::model::event::{Action, AttemptOutcome, EngineFault, Event, ItlSample, ReplicaReport};
 use crate::core::model::ids::{JobId, ModelId, PoolId, ReplicaId};
-use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
+use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix, TokenCounts};
 use crate::core::model::overrides::{Closed, Override, OverrideChange, OverrideTarget};
 use crate::core::model::policy::{Policy, Pool, StickySessions};
 use crate::core::model::time::Tick;
@@ -345,4 +345,95 @@ fn a_tenant_goes_first_only_as_far_as_it_is_little_ahead() {
         running = id;
     }
     panic!("the other tenant starves");
+}
+
+/// Turns of one talk, each answered with so many cached tokens. Returns what was believed to be
+/// cached of the last one.
+fn believed_after(world: &mut World, ids: std::ops::Range<u64>, cached: Option<u64>) -> u64 {
+    let mut believed = 0;
+    for id in ids {
+        world.now += Duration::from_secs(1);
+        let spec = JobSpec { prompt_tokens: 2_048, ..spec(id) };
+        let blocks = (0..8).collect();
+        let actions = world.event(Event::Arrived(spec, PromptPrefix { blocks, block_tokens: 256 }));
+        believed = placed(&actions).cached_tokens;
+        world.event(Event::FirstToken { job: JobId::new(id) });
+        let tokens = TokenCounts { input: 2_048, cached, output: 1 };
+        world.finish(id, AttemptOutcome::Done(JobUsage::Exact(tokens)));
+    }
+    believed
+}
+
+#[test]
+fn answers_tell_that_prefix_caching_is_off_and_that_it_is_on_again() {
+    let mut world = World::new(policy(&[&[8]], &[&[0]]));
+    assert_eq!(believed_after(&mut world, 0..2, Some(2_032)), 2_048);
+    assert_eq!(believed_after(&mut world, 2..40, Some(0)), 0);
+    assert_eq!(believed_after(&mut world, 40..44, Some(2_032)), 2_048);
+}
+
+#[test]
+fn answers_that_do_not_tell_what_was_cached_change_nothing() {
+    let mut world = World::new(policy(&[&[8]], &[&[0]]));
+    assert_eq!(believed_after(&mut world, 0..30, None), 2_048);
+}
+
+#[test]
+fn a_counter_tells_where_answers_do_not() {
+    let mut world = World::new(policy(&[&[8]], &[&[0]]));
+    let scraped = |world: &mut World, total: u64| {
+        let report = ReplicaReport { cached_tokens: Some(total), ..ReplicaReport::default() };
+        world.event(Event::ReplicaReported { replica: ReplicaId::new(0), report });
+    };
+    scraped(&mut world, 7);
+    for round in 0..8 {
+        believed_after(&mut world, round * 5..round * 5 + 5, None);
+        scraped(&mut world, 7);
+    }
+    assert_eq!(believed_after(&mut world, 40..45, None), 0);
+    scraped(&mut world, 7 + 10_240);
+    assert_eq!(believed_after(&mut world, 45..46, None), 2_048);
+}
+
+#[test]
+fn requests_for_several_sequences_tell_nothing() {
+    let mut world = World::new(policy(&[&[64]], &[&[0]]));
+    for id in 0..50 {
+        turn(&mut world, JobSpec { sequences: 4, ..spec(id) }, 0);
+        let tokens = TokenCounts { input: 2_048, cached: Some(0), output: 4 };
+        world.finish(id, AttemptOutcome::Done(JobUsage::Exact(tokens)));
+    }
+    assert_eq!(believed_after(&mut world, 50..51, None), 2_048);
+}
+
+#[test]
+fn a_turn_that_returns_has_a_seat_beyond_the_itl_limit_within_a_bound() {
+    let mut world = World::new(policy(&[&[64, 64]], &[&[0]]));
+    let home = turn(&mut world, spec(0), 1)[0].1;
+    world.event(Event::FirstToken { job: JobId::new(0) });
+    assert_eq!(turn(&mut world, spec(99), 1), [(99, home)]);
+    let tokens = TokenCounts { input: 2_048, cached: Some(2_032), output: 1 };
+    world.finish(99, AttemptOutcome::Done(JobUsage::Exact(tokens)));
+    for id in 1..20 {
+        assert_eq!(turn(&mut world, spec(id), 1), [(id, home)], "its prompt is cached there");
+        world.event(Event::FirstToken { job: JobId::new(id) });
+    }
+    for _ in 0..100 {
+        world.now += Duration::from_millis(100);
+        for (replica, millis) in [(home, 60), (1 - home, 10)] {
+            let sample = ItlSample { gaps: 20, total: Duration::from_millis(20 * millis) };
+            world.event(Event::ItlSampled { replica: ReplicaId::new(replica), sample });
+        }
+    }
+    let limit = world.scheduler.snapshot(world.now).replicas[home as usize].limit;
+    assert!((10..20).contains(&limit), "{limit}");
+    assert_eq!(turn(&mut world, spec(90), 2), [(90, 1 - home)], "it has nothing there");
+    world.event(Event::FirstToken { job: JobId::new(90) });
+    (0..20 - u64::from(limit)).for_each(|id| drop(world.done(id)));
+    let returned = (100..160).take_while(|id| {
+        let went = turn(&mut world, spec(*id), 1);
+        world.event(Event::FirstToken { job: JobId::new(*id) });
+        went == [(*id, home)]
+    });
+    assert_eq!(returned.count(), 8, "{limit}");
 }

@@ -117,7 +117,7 @@ fn of_tenant(id: u64, tenant: u32) -> JobSpec {
 }
 
 fn used(input: u64, output: u64) -> JobUsage {
-    JobUsage::Exact(TokenCounts { input, cached: 0, output })
+    JobUsage::Exact(TokenCounts { input, cached: None, output })
 }
 
 /// A scheduler, and the observer of its demand.

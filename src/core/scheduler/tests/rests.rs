@@ -21,6 +21,7 @@ const IDLE: ReplicaReport = ReplicaReport {
     kv_tokens: None,
     max_model_len: None,
     progress: None,
+    cached_tokens: None,
     asleep: Some(false),
 };
 

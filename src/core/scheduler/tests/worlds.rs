@@ -315,7 +315,7 @@ fn usage() -> impl Strategy<Value = JobUsage> {
     prop_oneof![
         3 => (0u64..100, 0u64..60).prop_map(|(input, output)| used(input, output)),
         1 => (0u64..100, 0u64..60)
-            .prop_map(|(input, output)| JobUsage::Partial(TokenCounts { input, cached: 0, output })),
+            .prop_map(|(input, output)| JobUsage::Partial(TokenCounts { input, cached: None, output })),
         1 => Just(JobUsage::Unknown),
     ]
 }

@@ -99,7 +99,11 @@ impl PartialAnswer {
             return part;
         }
         let input = part.input.saturating_sub(self.tokens);
-        TokenCounts { input, cached: part.cached.min(input), output: part.output.saturating_add(self.tokens) }
+        TokenCounts {
+            input,
+            cached: part.cached.map(|cached| cached.min(input)),
+            output: part.output.saturating_add(self.tokens),
+        }
     }
 
     /// Records an event, and rewrites it into an event of the same answer. Returns whether the

@@ -147,7 +147,7 @@ proptest! {
         }
         let mut last = judge(Api::Chat, so_far);
         sent += &relayed(&mut last, &frames(&parts));
-        let usage = JobUsage::Exact(TokenCounts { input: 7, cached: 0, output: tokens });
+        let usage = JobUsage::Exact(TokenCounts { input: 7, cached: None, output: tokens });
         prop_assert_eq!(last.final_verdict(ConnectionEnd::Clean), StreamVerdict::Success { usage });
         prop_assert_eq!(seen(&sent), seen(&whole));
     }

@@ -58,7 +58,7 @@ impl Shedding {
                 out.push(RouterCommand::Refuse { job, retry_after: None });
                 // For the design a refused request is finished; the design may
                 // have another request to send.
-                self.inner.handle(now, Input::Finished { job, replica, cached: 0 }, &mut wanted);
+                self.inner.handle(now, Input::Finished { job, replica, cached: None }, &mut wanted);
                 continue;
             }
             self.flights.record_send(job, arrival, replica, 1);

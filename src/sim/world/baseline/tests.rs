@@ -66,7 +66,7 @@ impl RouterHarness {
     }
 
     fn finish(&mut self, job: JobIndex, replica: usize) -> Vec<(JobIndex, usize)> {
-        sent(&self.tell(Input::Finished { job, replica, cached: 0 }))
+        sent(&self.tell(Input::Finished { job, replica, cached: None }))
     }
 }
 

@@ -1,4 +1,11 @@
 //! Replica search: the replica that can take a job and gives its first token soonest.
+//!
+//! A job returns to a replica that has its prompt cached. When that replica runs as many sequences
+//! as its ITL limit allows, the job would go elsewhere, and the other replica would read the prompt
+//! anew. That stalls the streams there for far longer than one more sequence slows those here. So a
+//! job that would be read anew elsewhere has a seat at its replica, a few sequences beyond the ITL
+//! limit. Where no other replica is free, the job waits like all others. Only replicas that tell that
+//! they find prompts in their caches have seats.
 
 pub(super) mod requirements;
 
@@ -19,6 +26,9 @@ pub(super) use crate::core::replica::fleet::search::requirements::{ReplicaMatch,
 /// A job waits for a replica that is only reading prompts when its cost there is below this part of
 /// the cost at the best free replica.
 const WORTH_WAITING: f64 = 0.7;
+
+/// Fewest tokens of a prompt for which the prompt has a seat at the replica that has them cached.
+const MIN_SEAT_SAVES: u64 = 1_024;
 
 fn worth_waiting(free: u64, soon: u64) -> bool {
     (soon as f64) < free as f64 * WORTH_WAITING
@@ -63,6 +73,12 @@ impl Fleet {
         };
         let warm = usable(FreeCapacity::now);
         let best = cold.chain(warm).min()?;
+        let elsewhere = best.2;
+        let seat = |room: fn(&FreeCapacity, &PoolState, bool) -> Option<FitSize>| {
+            let here = self.seats(required, elsewhere).filter(|id| !avoid(*id));
+            here.filter_map(|id| self.cost_if_room(id, pools, required, room)).min()
+        };
+        let best = seat(|rooms, _, _| rooms.seat_now()).map_or(best, |seat| seat.min(best));
         let found = |waits| {
             Some(ReplicaMatch { replica: best.2, ttft: self.ttft(best.2, required), should_wait: waits })
         };
@@ -72,7 +88,8 @@ impl Fleet {
         let soon = self
             .pools(pools)
             .filter_map(|pool| first(pool, &pool.soon))
-            .chain(usable(|rooms, _, _| rooms.soon));
+            .chain(usable(|rooms, _, _| rooms.soon))
+            .chain(seat(|rooms, _, _| rooms.seat_soon()));
         let soon = soon.map(|cost| cost.0).min();
         found(soon.is_some_and(|soon| worth_waiting(best.0, soon)))
     }
@@ -91,6 +108,19 @@ impl Fleet {
         let (free, own) = (self.cost(free, &bare)?, self.cost(own, &bare)?);
         let enough = (free as f64 * WORTH_WAITING).ceil() as u64;
         Some(left.saturating_sub(own.saturating_sub(enough)))
+    }
+
+    /// Replicas to which the job returns: those where a prompt is cached of which `elsewhere` would
+    /// have to read at least [`MIN_SEAT_SAVES`] tokens anew.
+    fn seats<'a>(
+        &self,
+        required: &'a ReplicaRequirements<'_>,
+        elsewhere: ReplicaId,
+    ) -> impl Iterator<Item = ReplicaId> + 'a {
+        let there = required.cached_at(elsewhere);
+        let returns =
+            move |tokens: u64| !required.background && tokens.saturating_sub(there) >= MIN_SEAT_SAVES;
+        required.cached.iter().filter(move |(_, tokens)| returns(*tokens)).map(|(id, _)| *id)
     }
 
     /// Replicas that may serve the job sooner than their rank says: they have a prefix of its
@@ -189,6 +219,32 @@ impl Fleet {
         even_held: bool,
         now: Tick,
     ) -> bool {
+        self.fits_in(id, required, even_held, now, &|rooms, pool| rooms.now(pool, required.background))
+    }
+
+    /// The same, with the seats of jobs that return to the replica.
+    #[must_use]
+    pub fn fits_or_returns(
+        &self,
+        id: ReplicaId,
+        required: &ReplicaRequirements<'_>,
+        even_held: bool,
+        now: Tick,
+    ) -> bool {
+        let returns = !required.background && required.cached_at(id) >= MIN_SEAT_SAVES;
+        self.fits_in(id, required, even_held, now, &|rooms, pool| {
+            rooms.now(pool, required.background).or_else(|| rooms.seat_now().filter(|_| returns))
+        })
+    }
+
+    fn fits_in(
+        &self,
+        id: ReplicaId,
+        required: &ReplicaRequirements<'_>,
+        even_held: bool,
+        now: Tick,
+        room: &dyn Fn(&FreeCapacity, &PoolState) -> Option<FitSize>,
+    ) -> bool {
         let Some(node) = self.node(id) else { return false };
         let Some(pool) = self.pools.get(node.pool.index()) else { return false };
         let rooms = match node.admission.held && even_held {
@@ -199,9 +255,8 @@ impl Fleet {
             }
             false => node.indexed.free_capacity,
         };
-        let room = rooms.now(pool, required.background);
         let comes_in = node.adapter_fit(pool, required.model) != Some(AdapterState::Full);
-        comes_in && room.is_some_and(|room| required.need_at(id).fits_in(room))
+        comes_in && room(&rooms, pool).is_some_and(|room| required.need_at(id).fits_in(room))
     }
 
     /// Whether another replica predicts the job's first token so much sooner than this one that the
@@ -216,7 +271,9 @@ impl Fleet {
         let promised = |id: ReplicaId| self.cost(id, required).unwrap_or(u64::MAX);
         let others = self.pools(pools).flat_map(|pool| &pool.members);
         let soon = others.filter(|other| {
-            let room = self.node(**other).and_then(|node| node.indexed.free_capacity.soon);
+            let returns = self.seats(required, id).any(|seat| seat == **other);
+            let room = |rooms: &FreeCapacity| rooms.soon.or_else(|| rooms.seat_soon().filter(|_| returns));
+            let room = self.node(**other).and_then(|node| room(&node.indexed.free_capacity));
             room.is_some_and(|room| FitSize { prefill: 0, ..required.size }.fits_in(room))
         });
         !required.background

@@ -1,0 +1,176 @@
+//! Cache record: what a replica's reports say of its prefix cache, against what was believed.
+//!
+//! The record holds the part of the tokens believed to be cached that the engine found. The part is
+//! near 1 where the belief holds, and 0 where prefix caching is off. Below [`MIN_FOUND`] nothing
+//! counts as cached there, until hits show again. Above it the belief counts in full: a job that
+//! goes where its prompt was last keeps a small cache useful, even when the cache often misses.
+//!
+//! Answers tell exactly what was cached of their prompts. Where they do not, the engine's counter
+//! does for all of them together. A replica that tells neither is believed.
+
+/// Weight of an answer in the part that was found.
+const NEWS: f64 = 1.0 / 16.0;
+/// Part below which nothing counts as cached.
+const MIN_FOUND: f64 = 0.125;
+/// Fewest tokens that a belief must have to say something.
+const MIN_TOKENS: u64 = 128;
+/// Fewest prompts of which a counter says something.
+const MIN_PROMPTS: u32 = 4;
+
+/// Record of a replica's prefix cache.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct CacheRecord {
+    /// Mean tokens believed to be cached, by answer.
+    believed: f64,
+    /// Mean tokens of these that were.
+    found: f64,
+    /// Whether any were found since nothing counted.
+    has_found: bool,
+    counter: HitCounter,
+}
+
+/// The engine's counter of cached tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+struct HitCounter {
+    /// Latest count.
+    latest: Option<u64>,
+    /// Tokens believed to be cached in the prompts that were sent since then, and their number.
+    believed: u64,
+    prompts: u32,
+    /// Whether the replica's answers tell what was cached, so that the counter is not needed.
+    is_idle: bool,
+}
+
+impl CacheRecord {
+    /// Whether the replica finds prompts in its cache, as far as it is known.
+    #[must_use]
+    pub fn finds(&self) -> bool {
+        self.found >= self.believed * MIN_FOUND
+    }
+
+    /// Whether the replica tells that it finds prompts in its cache.
+    #[must_use]
+    pub fn is_proven(&self) -> bool {
+        self.has_found && self.finds()
+    }
+
+    /// Notes that a prompt was sent of which so many tokens are believed to be cached.
+    pub fn expect(&mut self, believed: u64) {
+        if believed >= MIN_TOKENS && !self.counter.is_idle {
+            self.counter.believed = self.counter.believed.saturating_add(believed);
+            self.counter.prompts = self.counter.prompts.saturating_add(1);
+        }
+    }
+
+    /// Learns from an answer that tells how many tokens of its prompt were cached.
+    pub fn learn(&mut self, believed: u64, cached: u64) {
+        self.counter = HitCounter { is_idle: true, ..HitCounter::default() };
+        if believed >= MIN_TOKENS {
+            self.add(believed as f64, cached.min(believed) as f64, NEWS);
+        }
+    }
+
+    /// Learns from the engine's counter of cached prompt tokens.
+    pub fn learn_count(&mut self, count: u64) {
+        let HitCounter { latest, believed, prompts, is_idle } = self.counter;
+        let hits = latest.and_then(|latest| count.checked_sub(latest));
+        if is_idle || (hits.is_some() && prompts < MIN_PROMPTS) {
+            return;
+        }
+        self.counter = HitCounter { latest: Some(count), ..HitCounter::default() };
+        if let Some(hits) = hits {
+            let each = f64::from(prompts);
+            let weight = 1.0 - (1.0 - NEWS).powf(each);
+            self.add(believed as f64 / each, hits.min(believed) as f64 / each, weight);
+        }
+    }
+
+    fn add(&mut self, believed: f64, found: f64, weight: f64) {
+        if self.believed <= 0.0 {
+            (self.believed, self.found) = (believed, believed);
+        }
+        self.believed += (believed - self.believed) * weight;
+        self.found += (found - self.found) * weight;
+        self.has_found = self.finds() && (self.has_found || found > 0.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::{prop_assert, proptest};
+
+    use super::*;
+
+    #[test]
+    fn where_nothing_is_ever_found_nothing_counts_until_hits_show_again() {
+        let mut record = CacheRecord::default();
+        assert!(record.finds() && !record.is_proven());
+        let answers = (0..100).take_while(|_| {
+            record.learn(2_048, 0);
+            assert!(!record.is_proven());
+            record.finds()
+        });
+        assert_eq!(answers.count(), 32);
+        (0..3).for_each(|_| record.learn(2_048, 2_040));
+        assert!(record.is_proven(), "{record:?}");
+    }
+
+    #[test]
+    fn a_cache_that_often_misses_counts_and_short_prompts_say_nothing() {
+        let mut record = CacheRecord::default();
+        for _ in 0..100 {
+            record.learn(2_048, 0);
+            record.learn(2_048, 0);
+            record.learn(2_048, 3_000);
+            record.learn(100, 0);
+        }
+        assert!(record.finds(), "{record:?}");
+    }
+
+    #[test]
+    fn a_counter_tells_of_all_prompts_together_unless_answers_do() {
+        let mut record = CacheRecord::default();
+        let count = |record: &mut CacheRecord, hits: u64| {
+            (0..8).for_each(|_| record.expect(2_000));
+            let total = record.counter.latest.unwrap_or(0) + hits;
+            record.learn_count(total);
+            record.finds()
+        };
+        assert!(count(&mut record, 5), "the first count is a beginning");
+        assert!(count(&mut record, 16_000));
+        assert!([0, 0, 0].map(|hits| count(&mut record, hits)) == [true; 3]);
+        assert!(!count(&mut record, 0) || !count(&mut record, 0));
+        assert!(count(&mut record, 8_000));
+        record.learn(2_000, 2_000);
+        assert!((0..9).all(|_| count(&mut record, 0)), "its answers tell");
+    }
+
+    #[test]
+    fn a_counter_that_starts_again_is_a_beginning() {
+        let mut record = CacheRecord::default();
+        for total in [1_000, 3, 2, 1, 0] {
+            (0..8).for_each(|_| record.expect(2_000));
+            record.learn_count(total);
+            assert!(record.finds());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_comes_its_figures_stay_sound(
+            reports in vec((0..u64::MAX, 0..u64::MAX), 0..60),
+        ) {
+            let mut record = CacheRecord::default();
+            for (believed, cached) in reports {
+                record.expect(believed);
+                if cached % 3 == 0 {
+                    record.learn_count(cached);
+                } else {
+                    record.learn(believed, cached);
+                }
+                prop_assert!((0.0..=record.believed).contains(&record.found), "{record:?}");
+            }
+        }
+    }
+}
