@@ -66,7 +66,7 @@ pub(crate) const MANY_FIELDS: [(&str, usize, &str); 5] = [
     ("JobSpec", 19, "one field for each thing that the proxy tells of a request"),
     (
         "StreamRow",
-        25,
+        27,
         "one field for each key of a stream; serde flattens no struct that refuses unknown keys",
     ),
     ("UsageRow", 23, "one field for each column of the usage table"),

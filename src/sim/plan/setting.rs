@@ -107,7 +107,7 @@ impl PoolSpec {
     fn rack(&self, replicas: usize) -> Rack {
         let supply =
             PoolTraits { capacity: self.capacity, price: Price::new(self.price), ..PoolTraits::default() };
-        Rack { pool: self.name.clone(), supply, replicas }
+        Rack { pool: self.name.clone(), supply, models: vec![0], replicas }
     }
 }
 

@@ -30,12 +30,16 @@ use crate::sim::world::replica::{ReplicaSetup, WorldFault, WorldFaultKind};
 const MAX_CHOICES: u32 = 128;
 /// Most engines of one world.
 const MAX_ENGINES: u32 = 4_096;
+/// Most tenants of one stream.
+const MAX_TENANTS: u32 = 10_000;
 
 /// State that the cases of a plan share while the plan is made.
 pub(super) struct Maker<'a> {
     folder: &'a Path,
     pub(super) classes: Vec<(String, ScenarioClass)>,
     pub(super) tenants: Vec<(String, file::ScenarioTenant)>,
+    /// Names of the case's models, in the order in which the fleet names them.
+    models: Vec<String>,
     traces: HashMap<PathBuf, Arc<TrafficTrace>>,
 }
 
@@ -75,7 +79,7 @@ impl<'a> Maker<'a> {
         if tenants.is_empty() {
             tenants.push(("one".to_owned(), file::ScenarioTenant::default()));
         }
-        Ok(Self { folder, classes, tenants, traces: HashMap::new() })
+        Ok(Self { folder, classes, tenants, models: Vec::new(), traces: HashMap::new() })
     }
 
     /// Penstock's policy for such engines.
@@ -133,12 +137,13 @@ impl<'a> Maker<'a> {
             vec![ScenarioFleet { profile: "h100-8b".to_owned(), count: Some(8), ..ScenarioFleet::default() }];
         let (mut replicas, mut weights, mut racks) = (Vec::new(), Vec::new(), Vec::new());
         let fleet = shape.fleet.as_ref().unwrap_or(&usual);
+        self.models = models_of(fleet);
         let scale = shape.scale.as_ref().map(|row| WorldScale::new(row, shape)).transpose()?;
         for (index, row) in fleet.iter().enumerate() {
             let setup = engine(row).map_err(|what| format!("fleet[{index}].{what}"))?;
             let count = scale.as_ref().map_or(row.count.unwrap_or(1), |scale| scale.max_engines);
             let count = count.min(MAX_ENGINES) as usize;
-            racks.push(rack(row, &setup, count).map_err(|what| format!("fleet[{index}].{what}"))?);
+            racks.push(self.rack(row, &setup, count).map_err(|what| format!("fleet[{index}].{what}"))?);
             replicas.resize(replicas.len() + count, setup);
             weights.resize(replicas.len(), positive("fleet.weight", row.weight.unwrap_or(1.0))?);
         }
@@ -163,6 +168,9 @@ impl<'a> Maker<'a> {
         let designs = designs.map_err(|what| format!("designs: {what}"))?;
         if let Some(scale) = &scale {
             scale.check(&designs)?;
+        }
+        if let Some(other) = designs.iter().find(|design| self.models.len() > 1 && !design.is_penstock()) {
+            return Err(format!("designs: `{other}` knows no models; only penstock does"));
         }
         let profiles = replicas.iter().map(|setup: &ReplicaSetup| setup.profile).collect();
         Ok(Case {
@@ -207,6 +215,7 @@ impl<'a> Maker<'a> {
         let tenant =
             |wanted: &Option<String>| place(&mut self.tenants.iter().map(|(name, _)| name), "tenant", wanted);
         let owner = match (&source, row.shares.is_empty(), row.trace_tenants) {
+            _ if row.zipf.is_some() => self.zipf(row)?,
             (_, false, false) => {
                 let shares =
                     row.shares.iter().map(|(name, share)| Ok((tenant(&Some(name.to_owned()))?, *share)));
@@ -233,10 +242,58 @@ impl<'a> Maker<'a> {
             start: row.start.unwrap_or_default().0,
             class,
             owner,
+            models: self.model_shares(row)?,
             max_output: row.max_output.unwrap_or(4_096),
             patience: row.patience.map(|span| span.0),
             habits: traits(row)?,
         })
+    }
+
+    /// Tenants of skewed demand.
+    fn zipf(&mut self, row: &file::StreamRow) -> Result<CallOwner, String> {
+        let usual = file::ZipfRow { tenants: 0, skew: 0.0 };
+        let file::ZipfRow { tenants, skew } = row.zipf.unwrap_or(usual);
+        if tenants == 0 || tenants > MAX_TENANTS || !(0.0..=10.0).contains(&skew) {
+            return Err(format!("zipf: must have from 1 to {MAX_TENANTS} tenants and a skew from 0 to 10"));
+        }
+        if !row.shares.is_empty() || row.trace_tenants || row.tenant.is_some() {
+            return Err("zipf: give no tenant, shares or trace_tenants beside it".to_owned());
+        }
+        let share = |nth: u32| (self.tenant_named(&format!("t{nth}")), f64::from(nth).powf(-skew));
+        Ok(CallOwner::Drawn((1..=tenants).map(share).collect()))
+    }
+
+    /// Share of each model in the stream's requests.
+    fn model_shares(&self, row: &file::StreamRow) -> Result<Vec<f64>, String> {
+        if let Some((name, _)) = row.models.iter().find(|(name, _)| !self.models.iter().any(|own| own == name)) {
+            return Err(format!("models: `{name}` is not one of {:?}", self.models));
+        }
+        let share = |name: &String| row.models.get(name).copied().unwrap_or(0.0);
+        if row.models.is_empty() {
+            return Ok(Vec::new());
+        }
+        let shares = self.models.iter().map(share);
+        shares.map(|share| positive("models", share.max(f64::MIN_POSITIVE))).collect()
+    }
+
+    /// Engines as a pool of the policy. Routers are told a price only for a pool
+    /// with a name.
+    fn rack(&self, row: &ScenarioFleet, setup: &ReplicaSetup, replicas: usize) -> Result<Rack, String> {
+        let price =
+            Price::new(setup.price).ok_or_else(|| format!("price: must be from 0 to {}", Price::MAX))?;
+        let serves = |name: &String| row.models.as_ref().is_none_or(|own| own.contains(name));
+        let served = self.models.iter().enumerate().filter(|(_, name)| serves(name));
+        let models = match self.models.is_empty() {
+            true => vec![0],
+            false => served.map(|(index, _)| index as u32).collect(),
+        };
+        let Some(pool) = row.pool.clone() else { return Ok(Rack { models, ..Rack::plain(replicas) }) };
+        let capacity = match row.capacity {
+            written::CapacityName::OnDemand => Capacity::OnDemand,
+            written::CapacityName::Spot => Capacity::Spot,
+        };
+        let supply = PoolTraits { capacity, price: Some(price), ..PoolTraits::default() };
+        Ok(Rack { pool, supply, models, replicas })
     }
 
     fn tenant_named(&mut self, name: &str) -> u32 {
@@ -275,6 +332,17 @@ impl<'a> Maker<'a> {
         }
         Ok(Sizes::Independent { prompt: length(row.prompt, 500.0), output: length(row.output, 100.0) })
     }
+}
+
+/// Names of the models of a fleet, in the order in which they first appear.
+fn models_of(fleet: &[ScenarioFleet]) -> Vec<String> {
+    let mut models: Vec<String> = Vec::new();
+    for name in fleet.iter().filter_map(|row| row.models.as_ref()).flatten() {
+        if !models.contains(name) {
+            models.push(name.clone());
+        }
+    }
+    models
 }
 
 fn shorter(trace: Arc<TrafficTrace>, longest: Option<u32>) -> Result<Arc<TrafficTrace>, String> {
@@ -353,18 +421,6 @@ fn rules(row: &ScenarioClass, policy: &Policy) -> Result<PlacementRules, String>
         written::LatePolicyName::Wait => LatePolicy::Wait,
     });
     Ok(PlacementRules { pools, late_policy: otherwise, ..PlacementRules::default() })
-}
-
-/// Engines as a pool of the policy. Routers are told a price only for a pool
-/// with a name.
-fn rack(row: &ScenarioFleet, setup: &ReplicaSetup, replicas: usize) -> Result<Rack, String> {
-    let price = Price::new(setup.price).ok_or_else(|| format!("price: must be from 0 to {}", Price::MAX))?;
-    let Some(pool) = row.pool.clone() else { return Ok(Rack::plain(replicas)) };
-    let capacity = match row.capacity {
-        written::CapacityName::OnDemand => Capacity::OnDemand,
-        written::CapacityName::Spot => Capacity::Spot,
-    };
-    Ok(Rack { pool, supply: PoolTraits { capacity, price: Some(price), ..PoolTraits::default() }, replicas })
 }
 
 fn engine(row: &ScenarioFleet) -> Result<ReplicaSetup, String> {
