@@ -39,6 +39,7 @@ pub(crate) fn policy(tenants: usize) -> Policy {
     for number in 0..tenants {
         let tenant = Tenant {
             weight: 1.0,
+            parent: None,
             default_class: class,
             classes: [class].into(),
             models: None,

@@ -25,6 +25,7 @@ pub(super) fn policy(args: &CoreBenchArgs) -> Policy {
     for index in 0..args.tenants {
         let tenant = Tenant {
             weight: f64::from(1 + index % 3),
+            parent: None,
             default_class: ClassId::new(0),
             classes: classes.clone(),
             models: None,

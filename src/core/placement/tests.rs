@@ -31,6 +31,7 @@ fn class(placement: PlacementRules) -> Class {
 fn tenant(placement: PlacementRules) -> Tenant {
     Tenant {
         weight: 1.0,
+        parent: None,
         default_class: ClassId::new(0),
         classes: [ClassId::new(0)].into(),
         models: None,

@@ -1,7 +1,10 @@
 //! Fairness counters: virtual counters of tenants, and credit of guaranteed shares of classes.
 
+use smallvec::SmallVec;
+
 use crate::core::model::ids::TenantId;
 use crate::core::model::number_map::NumberMap;
+use crate::core::model::policy::tenants::MAX_TENANT_LEVELS;
 
 /// Units of a virtual counter that one token costs a tenant of weight 1.
 const UNIT: f64 = 1024.0;
@@ -13,45 +16,98 @@ pub const fn cost(input: u64, output: u64) -> u64 {
     input.saturating_add(output.saturating_mul(2))
 }
 
-/// Virtual counters of tenants within a class: cost over weight, since the start. The tenant with
-/// the least counter goes first. Tenants that wait at the same time therefore get work in
-/// proportion to their weights.
+/// A tenant with its weight among its siblings, and the groups that pay with it, the innermost
+/// first, each with its weight.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TenantWeights {
+    pub tenant: TenantId,
+    pub weight: f64,
+    pub groups: SmallVec<[(TenantId, f64); MAX_TENANT_LEVELS]>,
+}
+
+/// Virtual counter of a group of tenants.
+#[derive(Debug, Clone, Copy, Default)]
+struct GroupCounter {
+    counter: u128,
+    /// The largest counter that one of the group's children had at a dispatch.
+    max_served: u128,
+}
+
+/// Virtual counters of tenants within a class, and of groups of tenants: cost over weight, since
+/// the start. Among siblings the one with the least counter goes first. Siblings that wait at the
+/// same time therefore get work in proportion to their weights.
 #[derive(Debug, Clone, Default)]
 pub struct FairCounters {
-    accounts: NumberMap<TenantId, u128>,
+    tenants: NumberMap<TenantId, u128>,
+    groups: NumberMap<TenantId, GroupCounter>,
 }
 
 impl FairCounters {
     #[must_use]
     pub fn get(&self, tenant: TenantId) -> u128 {
-        self.accounts.get(&tenant).copied().unwrap_or(0)
+        self.tenants.get(&tenant).copied().unwrap_or(0)
     }
 
-    /// Charges a tenant for work that is about to be dispatched.
-    pub fn charge(&mut self, tenant: TenantId, weight: f64, cost: u64) {
-        let counter = self.accounts.entry(tenant).or_default();
-        *counter = counter.saturating_add(scaled(cost, weight));
+    /// The counter of a group.
+    #[must_use]
+    pub fn group(&self, group: TenantId) -> u128 {
+        self.groups.get(&group).map_or(0, |own| own.counter)
+    }
+
+    /// The largest counter that a child of the group had at a dispatch.
+    #[must_use]
+    pub fn max_served(&self, group: TenantId) -> u128 {
+        self.groups.get(&group).map_or(0, |own| own.max_served)
+    }
+
+    /// Notes a dispatch of the tenant in its groups. Returns the counter that decided among the
+    /// outermost siblings.
+    pub fn note_served(&mut self, tenant: TenantId, groups: &[TenantId]) -> u128 {
+        groups.iter().fold(self.get(tenant), |counter, group| {
+            let own = self.groups.entry(*group).or_default();
+            own.max_served = own.max_served.max(counter);
+            own.counter
+        })
+    }
+
+    /// Charges a tenant and its groups for work that is about to be dispatched.
+    pub fn charge(&mut self, who: &TenantWeights, cost: u64) {
+        self.adjust(who, 0, cost);
     }
 
     /// Replaces the cost that was booked for a job by its actual cost.
-    pub fn adjust(&mut self, tenant: TenantId, weight: f64, booked: u64, actual: u64) {
-        let counter = self.accounts.entry(tenant).or_default();
-        *counter = counter.saturating_add(scaled(actual, weight)).saturating_sub(scaled(booked, weight));
+    pub fn adjust(&mut self, who: &TenantWeights, booked: u64, actual: u64) {
+        let change = |counter: &mut u128, weight| {
+            *counter = counter.saturating_add(scaled(actual, weight)).saturating_sub(scaled(booked, weight));
+        };
+        change(self.tenants.entry(who.tenant).or_default(), who.weight);
+        for (group, weight) in &who.groups {
+            change(&mut self.groups.entry(*group).or_default().counter, *weight);
+        }
     }
 
     /// Lifts the counter of a tenant that comes back to at least `floor`, so that an absence earns
     /// no priority. Returns whether the counter changed.
     pub fn lift(&mut self, tenant: TenantId, floor: u128) -> bool {
-        let counter = self.accounts.entry(tenant).or_default();
-        let lifted = floor > *counter;
-        *counter = floor.max(*counter);
-        lifted
+        lift(self.tenants.entry(tenant).or_default(), floor)
     }
 
-    /// Forgets the tenants that `keep` rejects.
-    pub fn retain(&mut self, keep: impl Fn(TenantId) -> bool) {
-        self.accounts.retain(|tenant, _| keep(*tenant));
+    /// The same for a group.
+    pub fn lift_group(&mut self, group: TenantId, floor: u128) -> bool {
+        lift(&mut self.groups.entry(group).or_default().counter, floor)
     }
+
+    /// Forgets the tenants and groups that `keep` rejects.
+    pub fn retain(&mut self, keep: impl Fn(TenantId) -> bool) {
+        self.tenants.retain(|tenant, _| keep(*tenant));
+        self.groups.retain(|group, _| keep(*group));
+    }
+}
+
+fn lift(counter: &mut u128, floor: u128) -> bool {
+    let lifted = floor > *counter;
+    *counter = floor.max(*counter);
+    lifted
 }
 
 /// What a cost adds to the virtual counter of a tenant of this weight.
@@ -108,24 +164,41 @@ impl GuaranteedShare {
 mod tests {
     use super::*;
 
+    fn alone(tenant: u32, weight: f64) -> TenantWeights {
+        TenantWeights { tenant: TenantId::new(tenant), weight, groups: SmallVec::new() }
+    }
+
     #[test]
     fn weight_divides_the_cost() {
         let mut counters = FairCounters::default();
-        let (light, heavy) = (TenantId::new(0), TenantId::new(1));
-        counters.charge(light, 1.0, cost(100, 50));
-        counters.charge(heavy, 4.0, cost(100, 50));
-        assert_eq!(counters.get(light), 200 * 1024);
-        assert_eq!(counters.get(heavy), 50 * 1024);
+        counters.charge(&alone(0, 1.0), cost(100, 50));
+        counters.charge(&alone(1, 4.0), cost(100, 50));
+        assert_eq!(counters.get(TenantId::new(0)), 200 * 1024);
+        assert_eq!(counters.get(TenantId::new(1)), 50 * 1024);
+    }
+
+    #[test]
+    fn groups_pay_by_their_own_weights() {
+        let mut counters = FairCounters::default();
+        let (team, org) = (TenantId::new(5), TenantId::new(6));
+        let who = TenantWeights { groups: [(team, 2.0), (org, 4.0)].into_iter().collect(), ..alone(0, 1.0) };
+        counters.charge(&who, 400);
+        counters.adjust(&who, 400, 200);
+        let units = [counters.get(who.tenant), counters.group(team), counters.group(org)];
+        assert_eq!(units, [200 * 1024, 100 * 1024, 50 * 1024]);
+        assert_eq!(counters.note_served(who.tenant, &[team, org]), 50 * 1024);
+        assert_eq!((counters.max_served(team), counters.max_served(org)), (200 * 1024, 100 * 1024));
+        assert!(counters.lift_group(org, 60 * 1024) && !counters.lift_group(org, 1));
     }
 
     #[test]
     fn a_correction_leaves_what_it_came_to() {
         let mut counters = FairCounters::default();
         let tenant = TenantId::new(0);
-        counters.charge(tenant, 2.0, 500);
-        counters.adjust(tenant, 2.0, 500, 80);
+        counters.charge(&alone(0, 2.0), 500);
+        counters.adjust(&alone(0, 2.0), 500, 80);
         assert_eq!(counters.get(tenant), 40 * 1024);
-        counters.adjust(tenant, 2.0, u64::MAX, 0);
+        counters.adjust(&alone(0, 2.0), u64::MAX, 0);
         assert_eq!(counters.get(tenant), 0, "never below zero");
     }
 
@@ -141,8 +214,8 @@ mod tests {
     #[test]
     fn hostile_weights_stay_finite() {
         let mut counters = FairCounters::default();
-        counters.charge(TenantId::new(0), f64::MIN_POSITIVE, u64::MAX);
-        counters.charge(TenantId::new(1), f64::NAN, 10);
+        counters.charge(&alone(0, f64::MIN_POSITIVE), u64::MAX);
+        counters.charge(&alone(1, f64::NAN), 10);
         assert!(counters.get(TenantId::new(0)) > 0);
     }
 

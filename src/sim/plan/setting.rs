@@ -135,6 +135,7 @@ impl Setting {
         let classes: Vec<Class> = self.classes.iter().map(|(_, class)| class.clone()).collect();
         let tenant = Tenant {
             weight: 1.0,
+            parent: None,
             default_class: ClassId::new(0),
             classes: (0..classes.len() as u32).map(ClassId::new).collect(),
             models: None,

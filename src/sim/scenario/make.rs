@@ -106,6 +106,7 @@ impl<'a> Maker<'a> {
         let ids: BTreeSet<ClassId> = (0..classes.len() as u32).map(ClassId::new).collect();
         let tenant = |(_, row): &(String, file::ScenarioTenant)| Tenant {
             weight: row.weight.unwrap_or(1.0),
+            parent: None,
             default_class: ClassId::new(0),
             classes: ids.clone(),
             models: None,

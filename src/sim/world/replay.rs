@@ -35,6 +35,7 @@ fn rules(replicas: usize) -> Policy {
     };
     let tenant = |weight| Tenant {
         weight,
+        parent: None,
         default_class: ClassId::new(0),
         classes: [ClassId::new(0), ClassId::new(1)].into(),
         models: None,

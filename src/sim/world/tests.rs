@@ -48,6 +48,7 @@ fn rules(setup: &Setup) -> Policy {
     };
     let tenant = Tenant {
         weight: 1.0,
+        parent: None,
         default_class: ClassId::new(0),
         classes: [ClassId::new(0)].into(),
         models: None,

@@ -92,6 +92,7 @@ fn class(rank: u32) -> Class {
 fn tenant(class: ClassId, models: BTreeSet<ModelId>) -> Tenant {
     Tenant {
         weight: 1.0,
+        parent: None,
         default_class: class,
         classes: BTreeSet::from([class]),
         models: Some(models),

@@ -148,6 +148,7 @@ impl TenantContext<'_> {
         let models = tenant.models.as_ref().map(|list| self.models_of(list, &field.key("models"), findings));
         Tenant {
             weight: tenant.weight,
+            parent: None,
             default_class: self.default_class(tenant, &classes, field, findings),
             classes,
             models,

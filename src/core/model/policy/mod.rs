@@ -3,6 +3,7 @@
 
 pub(crate) mod placement;
 pub(crate) mod sleep;
+pub mod tenants;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -69,8 +70,11 @@ pub struct Class {
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tenant {
-    /// Share against the other tenants, greater than zero.
+    /// Share against the other tenants with the same parent, greater than zero.
     pub weight: f64,
+    /// The tenant of whose share this one gets a part; absent = it shares with all others that have
+    /// no parent.
+    pub parent: Option<TenantId>,
     /// The class of a request that asks for none.
     pub default_class: ClassId,
     /// Every class that the tenant may use; contains `default_class`.
@@ -85,7 +89,7 @@ pub struct Tenant {
     pub placement: PlacementRules,
 }
 
-/// Quota of a tenant: its part of the sequences that the replicas of a pool group can run, in the
+/// Quota of a tenant and all its children: their part of the sequences that the replicas of a pool group can run, in the
 /// manner of cohorts. An idle guarantee is lent. All values are fractions of that capacity,
 /// `0.0..=1.0`.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use crate::core::model::bit_set::BitSet;
 use crate::core::model::ids::{ClassIndex, JobId, PoolId, PoolSetIndex, ReplicaId, TenantId};
 use crate::core::model::number_map::NumberMap;
-use crate::core::queue::fit_tree::{FitEntry, FitRank, FitSize, FitTree};
+use crate::core::queue::fit_tree::{FitEntry, FitRank, FitSize};
 use crate::core::queue::lane_key::{LaneKey, LanePart, LanePlace};
 use crate::core::queue::quota::QuotaState;
 
@@ -187,18 +187,14 @@ pub struct ObjectiveInputs {
     pub turns: u64,
 }
 
-/// Waiting jobs of one class in one pool set.
-#[derive(Debug, Clone, Default)]
-pub(super) struct PoolSetQueue {
-    /// Search trees of the heads, numbered by [`tree_index`]: one for each part, bound and unbound.
-    pub(super) trees: [FitTree<HeadKey, LaneHead>; 4],
-    pub(super) waiting: u64,
-    /// The tier of pools that the last job was dispatched to.
-    pub(super) last_tier: Option<usize>,
-}
-
 /// A pool set with the position of a head in it.
 pub(super) type IndexedHead = (PoolSetIndex, HeadPosition);
 
-/// Positions of each tenant's fresh heads.
-pub(super) type HeadIndex = NumberMap<TenantId, SmallVec<[IndexedHead; 2]>>;
+/// Positions of fresh heads.
+#[derive(Debug, Clone, Default)]
+pub(super) struct HeadIndex {
+    /// Of each tenant.
+    pub(super) tenants: NumberMap<TenantId, SmallVec<[IndexedHead; 2]>>,
+    /// Of each group: the pool sets and the numbers of the search trees in which it has heads.
+    pub(super) groups: NumberMap<TenantId, SmallVec<[(PoolSetIndex, usize); 2]>>,
+}

@@ -67,6 +67,7 @@ fn tenant(weight: f64) -> Tenant {
     let default_class = ClassId::new(0);
     Tenant {
         weight,
+        parent: None,
         default_class,
         classes: BTreeSet::from([default_class]),
         models: None,

@@ -71,6 +71,7 @@ fn gateway(places: usize, initial: u32) -> Box<dyn Router> {
     };
     let tenant = Tenant {
         weight: 1.0,
+        parent: None,
         default_class: ClassId::new(0),
         classes: [ClassId::new(0)].into(),
         models: None,
