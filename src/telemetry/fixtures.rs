@@ -25,6 +25,7 @@ pub(crate) fn policy(tenants: usize) -> Policy {
     let class = policy.classes.insert(
         "interactive",
         Class {
+            usage_half_life: None,
             rank: 0,
             min_share: 0.1,
             max_wait: millis(1),

@@ -93,6 +93,7 @@ fn class(rank: u32, mixed: bool) -> Class {
         _ => PlacementRules { prefer: Some(Capacity::Spot), ..PlacementRules::default() },
     };
     Class {
+        usage_half_life: None,
         rank,
         min_share: 0.1 * f64::from(rank),
         max_wait: Duration::from_secs(100_000),

@@ -18,6 +18,7 @@ fn class(placement: PlacementRules) -> Class {
     Class {
         rank: 0,
         min_share: 0.0,
+        usage_half_life: None,
         max_wait: Default::default(),
         ttft_objective: Default::default(),
         itl_objective: Default::default(),

@@ -89,6 +89,7 @@ impl<'a> Maker<'a> {
     /// When a class names an unknown pool.
     pub(super) fn policy(&self, racks: &[Rack]) -> Result<Policy, String> {
         let class = |(rank, (_, row)): (usize, &(String, ScenarioClass))| Class {
+            usage_half_life: None,
             rank: rank as u32,
             min_share: row.min_share,
             max_wait: row.max_wait.unwrap_or(row.ttft).0,

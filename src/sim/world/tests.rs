@@ -36,6 +36,7 @@ fn setup(count: u64, gap: u64) -> Setup {
 
 fn rules(setup: &Setup) -> Policy {
     let class = Class {
+        usage_half_life: None,
         rank: 0,
         min_share: 0.0,
         max_wait: Duration::from_secs(30),

@@ -79,6 +79,7 @@ fn class(rank: u32) -> Class {
     Class {
         rank,
         min_share: 0.0,
+        usage_half_life: None,
         max_wait: MAX_WAIT,
         cold_start_tolerance: None,
         ttft_objective: TTFT,

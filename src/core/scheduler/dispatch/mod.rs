@@ -251,7 +251,7 @@ impl Scheduler {
         let lane = self.take_from_lane(id)?;
         if unpaid {
             let who = self.weights(group, spec.tenant);
-            self.groups[group].class_mut(pick.chosen.class).counters.charge(&who, price);
+            self.groups[group].class_mut(pick.chosen.class).counters.charge(&who, price, now);
             self.refresh_counter(LaneAccounts { group, class: pick.chosen.class }, lane);
         } else {
             self.refresh_lane(lane);

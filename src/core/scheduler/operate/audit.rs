@@ -123,7 +123,7 @@ impl Scheduler {
                 }) {
                     return false;
                 }
-                found.map(|entry| (entry.value.job, entry.key.quota_state, entry.key.counter, entry.size))
+                found.map(|entry| (entry.value.job, entry.key.quota_state, entry.key.least_counter, entry.size))
                     == head.map(|job| (job.spec.id, standing, counter, job.size()))
             })
         })

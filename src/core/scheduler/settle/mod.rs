@@ -250,7 +250,7 @@ impl Scheduler {
     pub(super) fn recharge(&mut self, account: LaneAccounts, lane: LaneKey, charged: u64, cost: u64) {
         let who = self.weights(account.group, lane.tenant);
         let class = self.groups[account.group].class_mut(account.class);
-        class.counters.adjust(&who, charged, cost);
+        class.counters.adjust(&who, charged, cost, self.now);
         self.refresh_counter(account, lane);
         self.groups.mark_changed(Some(account.group));
     }

@@ -13,29 +13,29 @@ use crate::core::scheduler::tests::{World, class, of_tenant, placed, policy, sen
 
 /// Keeps three jobs of every tenant and class waiting at one replica of four
 /// sequences; counts the cost of what is dispatched.
-struct Flood {
-    world: World,
+pub(super) struct Flood {
+    pub(super) world: World,
     running: Vec<JobSpec>,
     next: u64,
     specs: Vec<JobSpec>,
-    served: Vec<u64>,
+    pub(super) served: Vec<u64>,
 }
 
 impl Flood {
     /// One backlog per spec.
-    fn new(policy: Policy, specs: Vec<JobSpec>) -> Self {
+    pub(super) fn new(policy: Policy, specs: Vec<JobSpec>) -> Self {
         let mut flood = Self::empty(policy, specs);
         (0..flood.specs.len()).for_each(|which| flood.begin(which));
         flood
     }
 
-    fn empty(policy: Policy, specs: Vec<JobSpec>) -> Self {
+    pub(super) fn empty(policy: Policy, specs: Vec<JobSpec>) -> Self {
         let served = vec![0; specs.len()];
         Self { world: World::new(policy), running: Vec::new(), next: 0, specs, served }
     }
 
     /// Begins the backlog of a spec.
-    fn begin(&mut self, which: usize) {
+    pub(super) fn begin(&mut self, which: usize) {
         (0..3).for_each(|_| self.add(which));
     }
 
@@ -59,7 +59,7 @@ impl Flood {
     }
 
     /// Ends a running job and lets the next one in.
-    fn step(&mut self, pick: usize) {
+    pub(super) fn step(&mut self, pick: usize) {
         let spec = self.running.swap_remove(pick % self.running.len());
         let outcome = AttemptOutcome::Done(used(spec.prompt_tokens, spec.max_output_tokens));
         let mut out = Vec::new();

@@ -59,6 +59,7 @@ fn setup(scaling: Scaling, seconds: impl Iterator<Item = u64>, each: u64) -> Set
 
 fn gateway(places: usize, initial: u32) -> Box<dyn Router> {
     let class = Class {
+        usage_half_life: None,
         rank: 0,
         min_share: 0.0,
         max_wait: Duration::from_secs(600),

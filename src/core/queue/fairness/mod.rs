@@ -1,13 +1,34 @@
 //! Fairness counters: virtual counters of tenants, and credit of guaranteed shares of classes.
 
+mod past_use;
+
+use std::time::Duration;
+
 use smallvec::SmallVec;
 
 use crate::core::model::ids::TenantId;
 use crate::core::model::number_map::NumberMap;
 use crate::core::model::policy::tenants::MAX_TENANT_LEVELS;
+use crate::core::model::time::Tick;
+
+use self::past_use::{PastUse, UseHolder};
 
 /// Units of a virtual counter that one token costs a tenant of weight 1.
 const UNIT: f64 = 1024.0;
+/// The most that a tenant of weight 1 is owed when it comes back, in jobs of the mean cost. A tenant
+/// that asks for less than its share sends some requests close to each other; with nothing owed,
+/// each of them would wait until the others have caught up with the one before. With much more, a
+/// tenant that was away would hold up all others.
+fn max_credit_jobs() -> f64 {
+    static K: std::sync::OnceLock<f64> = std::sync::OnceLock::new();
+    *K.get_or_init(|| std::env::var("PEN_K").ok().and_then(|k| k.parse().ok()).unwrap_or(8.0))
+}
+/// Weight of the newest job in the mean cost.
+const NEWEST_COST: f64 = 1.0 / 64.0;
+/// The most that a class is owed, in jobs: the larger of the mean cost of its own jobs and the cost
+/// that its credit comes from. Without a bound, a class whose jobs fit nowhere for a while would then
+/// go before all others for as long.
+const MAX_OWED_JOBS: f64 = 32.0;
 
 /// Cost of a job in tokens. An output token counts double, since it holds the engine longer than an
 /// input token.
@@ -25,6 +46,18 @@ pub struct TenantWeights {
     pub groups: SmallVec<[(TenantId, f64); MAX_TENANT_LEVELS]>,
 }
 
+impl TenantWeights {
+    /// The tenant and its groups, each with its weight and the group in which it competes.
+    fn payers(&self) -> impl Iterator<Item = (UseHolder, f64)> {
+        let groups = self.groups.iter().map(|(group, weight)| (*group, *weight, true));
+        let payers = [(self.tenant, self.weight, false)].into_iter().chain(groups);
+        let within = self.groups.iter().map(|(group, _)| Some(*group)).chain([None]);
+        payers.zip(within).map(|((tenant, weight, is_group), within)| {
+            (UseHolder { tenant, is_group, within }, weight)
+        })
+    }
+}
+
 /// Virtual counter of a group of tenants.
 #[derive(Debug, Clone, Copy, Default)]
 struct GroupCounter {
@@ -40,6 +73,10 @@ struct GroupCounter {
 pub struct FairCounters {
     tenants: NumberMap<TenantId, u128>,
     groups: NumberMap<TenantId, GroupCounter>,
+    /// Mean cost of a job.
+    mean_cost: f64,
+    /// Use that counts against tenants; absent in a class without a half-life.
+    past_use: Option<PastUse>,
 }
 
 impl FairCounters {
@@ -71,36 +108,62 @@ impl FairCounters {
     }
 
     /// Charges a tenant and its groups for work that is about to be dispatched.
-    pub fn charge(&mut self, who: &TenantWeights, cost: u64) {
-        self.adjust(who, 0, cost);
+    pub fn charge(&mut self, who: &TenantWeights, cost: u64, now: Tick) {
+        let newest = if self.mean_cost > 0.0 { NEWEST_COST } else { 1.0 };
+        self.mean_cost += (cost as f64 - self.mean_cost) * newest;
+        self.adjust(who, 0, cost, now);
     }
 
     /// Replaces the cost that was booked for a job by its actual cost.
-    pub fn adjust(&mut self, who: &TenantWeights, booked: u64, actual: u64) {
-        let change = |counter: &mut u128, weight| {
-            *counter = counter.saturating_add(scaled(actual, weight)).saturating_sub(scaled(booked, weight));
-        };
-        change(self.tenants.entry(who.tenant).or_default(), who.weight);
-        for (group, weight) in &who.groups {
-            change(&mut self.groups.entry(*group).or_default().counter, *weight);
+    pub fn adjust(&mut self, who: &TenantWeights, booked: u64, actual: u64, now: Tick) {
+        for (holder, weight) in who.payers() {
+            let factor = self.past_use.as_ref().map_or(1.0, |past| past.factor(holder, weight));
+            let counter = match holder.is_group {
+                true => &mut self.groups.entry(holder.tenant).or_default().counter,
+                false => self.tenants.entry(holder.tenant).or_default(),
+            };
+            let weight_now = weight * factor;
+            *counter = counter
+                .saturating_add(scaled(actual, weight_now))
+                .saturating_sub(scaled(booked, weight_now));
+            if let Some(past) = &mut self.past_use {
+                past.add(holder, weight, actual as f64 - booked as f64, now);
+            }
         }
     }
 
-    /// Lifts the counter of a tenant that comes back to at least `floor`, so that an absence earns
-    /// no priority. Returns whether the counter changed.
+    /// Makes past use count, with this half-life; absent = it does not count.
+    pub fn set_half_life(&mut self, half_life: Option<Duration>) {
+        match (half_life, &mut self.past_use) {
+            (Some(half_life), Some(past)) => past.set_half_life(half_life),
+            (half_life, past) => *past = half_life.map(PastUse::new),
+        }
+    }
+
+    /// Lifts the counter of a tenant that comes back to at least `floor`, less what it may be owed.
+    /// A longer absence earns no more. Returns whether the counter changed.
     pub fn lift(&mut self, tenant: TenantId, floor: u128) -> bool {
+        let floor = floor.saturating_sub(self.max_credit());
         lift(self.tenants.entry(tenant).or_default(), floor)
     }
 
     /// The same for a group.
     pub fn lift_group(&mut self, group: TenantId, floor: u128) -> bool {
+        let floor = floor.saturating_sub(self.max_credit());
         lift(&mut self.groups.entry(group).or_default().counter, floor)
+    }
+
+    fn max_credit(&self) -> u128 {
+        scaled((self.mean_cost * max_credit_jobs()) as u64, 1.0)
     }
 
     /// Forgets the tenants and groups that `keep` rejects.
     pub fn retain(&mut self, keep: impl Fn(TenantId) -> bool) {
         self.tenants.retain(|tenant, _| keep(*tenant));
         self.groups.retain(|group, _| keep(*group));
+        if let Some(past) = &mut self.past_use {
+            past.retain(keep);
+        }
     }
 }
 
@@ -119,13 +182,15 @@ pub fn scaled(cost: u64, weight: f64) -> u128 {
 /// Guaranteed share of a class: the work that the class is owed.
 ///
 /// When work is dispatched to replicas that the class also waits for, the class is owed its share
-/// of that work. While the class is owed anything, it goes before the other classes, and pays the
-/// full cost. In an ordinary turn the class pays at most what it is owed. Work done while nobody
-/// else wanted the replicas is therefore never held against it. When no job of the class waits, the
-/// class is owed nothing.
+/// of that work, up to [`MAX_OWED_JOBS`]. While the class is owed anything, it goes before the other
+/// classes, and pays the full cost. In an ordinary turn the class pays at most what it is owed. Work
+/// done while nobody else wanted the replicas is therefore never held against it. When no job of the
+/// class waits, the class is owed nothing.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct GuaranteedShare {
     owed: f64,
+    /// Mean cost of the class's own jobs.
+    mean_cost: f64,
 }
 
 impl GuaranteedShare {
@@ -144,12 +209,15 @@ impl GuaranteedShare {
 
     /// Adds the class's share of work dispatched to replicas that the class also waits for.
     pub fn accrue(&mut self, cost: u64, min_share: f64) {
-        self.owed += cost as f64 * min_share;
+        let most = MAX_OWED_JOBS * self.mean_cost.max(cost as f64);
+        self.owed = (self.owed + cost as f64 * min_share).min(most.max(self.owed));
     }
 
     /// Subtracts the cost of a job of this class, dispatched in a guaranteed turn or an ordinary
     /// one.
     pub fn pay(&mut self, cost: u64, guaranteed: bool) {
+        let newest = if self.mean_cost > 0.0 { NEWEST_COST } else { 1.0 };
+        self.mean_cost += (cost as f64 - self.mean_cost) * newest;
         let rest = self.owed - cost as f64;
         self.owed = if guaranteed { rest } else { rest.max(self.owed.min(0.0)) };
     }
@@ -171,8 +239,8 @@ mod tests {
     #[test]
     fn weight_divides_the_cost() {
         let mut counters = FairCounters::default();
-        counters.charge(&alone(0, 1.0), cost(100, 50));
-        counters.charge(&alone(1, 4.0), cost(100, 50));
+        counters.charge(&alone(0, 1.0), cost(100, 50), Tick::ZERO);
+        counters.charge(&alone(1, 4.0), cost(100, 50), Tick::ZERO);
         assert_eq!(counters.get(TenantId::new(0)), 200 * 1024);
         assert_eq!(counters.get(TenantId::new(1)), 50 * 1024);
     }
@@ -182,8 +250,8 @@ mod tests {
         let mut counters = FairCounters::default();
         let (team, org) = (TenantId::new(5), TenantId::new(6));
         let who = TenantWeights { groups: [(team, 2.0), (org, 4.0)].into_iter().collect(), ..alone(0, 1.0) };
-        counters.charge(&who, 400);
-        counters.adjust(&who, 400, 200);
+        counters.charge(&who, 400, Tick::ZERO);
+        counters.adjust(&who, 400, 200, Tick::ZERO);
         let units = [counters.get(who.tenant), counters.group(team), counters.group(org)];
         assert_eq!(units, [200 * 1024, 100 * 1024, 50 * 1024]);
         assert_eq!(counters.note_served(who.tenant, &[team, org]), 50 * 1024);
@@ -195,10 +263,10 @@ mod tests {
     fn a_correction_leaves_what_it_came_to() {
         let mut counters = FairCounters::default();
         let tenant = TenantId::new(0);
-        counters.charge(&alone(0, 2.0), 500);
-        counters.adjust(&alone(0, 2.0), 500, 80);
+        counters.charge(&alone(0, 2.0), 500, Tick::ZERO);
+        counters.adjust(&alone(0, 2.0), 500, 80, Tick::ZERO);
         assert_eq!(counters.get(tenant), 40 * 1024);
-        counters.adjust(&alone(0, 2.0), u64::MAX, 0);
+        counters.adjust(&alone(0, 2.0), u64::MAX, 0, Tick::ZERO);
         assert_eq!(counters.get(tenant), 0, "never below zero");
     }
 
@@ -214,8 +282,8 @@ mod tests {
     #[test]
     fn hostile_weights_stay_finite() {
         let mut counters = FairCounters::default();
-        counters.charge(&alone(0, f64::MIN_POSITIVE), u64::MAX);
-        counters.charge(&alone(1, f64::NAN), 10);
+        counters.charge(&alone(0, f64::MIN_POSITIVE), u64::MAX, Tick::ZERO);
+        counters.charge(&alone(1, f64::NAN), 10, Tick::ZERO);
         assert!(counters.get(TenantId::new(0)) > 0);
     }
 
@@ -234,6 +302,18 @@ mod tests {
         }
         let share = served as f64 / all as f64;
         assert!((0.099..0.101).contains(&share), "{share}");
+    }
+
+    #[test]
+    fn a_class_that_cannot_be_served_is_owed_no_more_than_some_jobs() {
+        let mut batch = GuaranteedShare::default();
+        batch.pay(500, false);
+        for _ in 0..1_000_000 {
+            batch.accrue(100, 0.5);
+        }
+        assert_eq!(batch.owed(), 32.0 * 500.0);
+        batch.accrue(1, 0.5);
+        assert_eq!(batch.owed(), 32.0 * 500.0, "a smaller job takes nothing away");
     }
 
     #[test]
