@@ -217,9 +217,7 @@ impl<K: FitRank, V: Copy> FitTree<K, V> {
     /// The entry with the least cost for the query among those that fit into
     /// `room` and are not to be skipped.
     pub fn first(&self, query: K::Query, room: FitSize, skip: &dyn Fn(&V) -> bool) -> Option<FitMatch<K, V>> {
-        let visit = |entry: &FitEntry<K, V>| {
-            (!skip(&entry.value)).then(|| (entry.key.cost(query), *entry))
-        };
+        let visit = |entry: &FitEntry<K, V>| (!skip(&entry.value)).then(|| (entry.key.cost(query), *entry));
         self.first_of(query, room, &visit)
     }
 

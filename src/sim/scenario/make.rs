@@ -267,7 +267,9 @@ impl<'a> Maker<'a> {
 
     /// Share of each model in the stream's requests.
     fn model_shares(&self, row: &file::StreamRow) -> Result<Vec<f64>, String> {
-        if let Some((name, _)) = row.models.iter().find(|(name, _)| !self.models.iter().any(|own| own == name)) {
+        if let Some((name, _)) =
+            row.models.iter().find(|(name, _)| !self.models.iter().any(|own| own == name))
+        {
             return Err(format!("models: `{name}` is not one of {:?}", self.models));
         }
         let share = |name: &String| row.models.get(name).copied().unwrap_or(0.0);

@@ -43,7 +43,11 @@ pub(super) fn parent_of<'a>(
     if above.len() > MAX_TENANT_LEVELS {
         let levels = above.len();
         let message = format!("is {levels} levels deep ({})", above.join(" -> "));
-        findings.error(field, message, format!("at most {MAX_TENANT_LEVELS} levels: give it a parent further up"));
+        findings.error(
+            field,
+            message,
+            format!("at most {MAX_TENANT_LEVELS} levels: give it a parent further up"),
+        );
         return None;
     }
     Some(own)

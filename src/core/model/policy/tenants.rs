@@ -30,7 +30,9 @@ impl TenantTree {
             let parent = policy.tenants.get(tenant)?.parent?;
             policy.tenants.get(parent).map(|_| parent)
         };
-        let level = |tenant: TenantId| std::iter::successors(parent(tenant), |next| parent(*next)).take(MAX_TENANT_LEVELS).count();
+        let level = |tenant: TenantId| {
+            std::iter::successors(parent(tenant), |next| parent(*next)).take(MAX_TENANT_LEVELS).count()
+        };
         let linked = policy.tenants.iter().filter_map(|(id, ..)| Some((id, parent(id)?)));
         let parents: NumberMap<TenantId, TenantId> =
             linked.filter(|(id, _)| level(*id) < MAX_TENANT_LEVELS).collect();
@@ -108,7 +110,8 @@ mod tests {
     #[test]
     fn a_group_s_own_requests_compete_with_its_children() {
         let some = tree(&[None, Some(0), Some(1), None]);
-        let groups = |tenant| some.groups_of(TenantId::new(tenant)).iter().map(|id| id.index()).collect::<Vec<_>>();
+        let groups =
+            |tenant| some.groups_of(TenantId::new(tenant)).iter().map(|id| id.index()).collect::<Vec<_>>();
         assert_eq!([0, 1, 2, 3].map(groups), [vec![0], vec![1, 0], vec![1, 0], vec![]]);
         assert_eq!(some.groups_from_below(), [TenantId::new(1), TenantId::new(0)]);
         assert!(!some.is_flat() && tree(&[None, None]).is_flat());

@@ -19,10 +19,10 @@ const UNIT: f64 = 1024.0;
 /// that asks for less than its share sends some requests close to each other; with nothing owed,
 /// each of them would wait until the others have caught up with the one before. With much more, a
 /// tenant that was away would hold up all others.
-fn max_credit_jobs() -> f64 {
-    static K: std::sync::OnceLock<f64> = std::sync::OnceLock::new();
-    *K.get_or_init(|| std::env::var("PEN_K").ok().and_then(|k| k.parse().ok()).unwrap_or(8.0))
-}
+const MAX_CREDIT_JOBS: f64 = 8.0;
+/// Fairness quantum in bits of a virtual counter: 4,096 tokens at weight 1. Among tenants whose
+/// counters are in the same quantum, those whose next job is in time go first.
+const QUANTUM_BITS: u32 = 22;
 /// Weight of the newest job in the mean cost.
 const NEWEST_COST: f64 = 1.0 / 64.0;
 /// The most that a class is owed, in jobs: the larger of the mean cost of its own jobs and the cost
@@ -52,9 +52,9 @@ impl TenantWeights {
         let groups = self.groups.iter().map(|(group, weight)| (*group, *weight, true));
         let payers = [(self.tenant, self.weight, false)].into_iter().chain(groups);
         let within = self.groups.iter().map(|(group, _)| Some(*group)).chain([None]);
-        payers.zip(within).map(|((tenant, weight, is_group), within)| {
-            (UseHolder { tenant, is_group, within }, weight)
-        })
+        payers
+            .zip(within)
+            .map(|((tenant, weight, is_group), within)| (UseHolder { tenant, is_group, within }, weight))
     }
 }
 
@@ -123,9 +123,8 @@ impl FairCounters {
                 false => self.tenants.entry(holder.tenant).or_default(),
             };
             let weight_now = weight * factor;
-            *counter = counter
-                .saturating_add(scaled(actual, weight_now))
-                .saturating_sub(scaled(booked, weight_now));
+            *counter =
+                counter.saturating_add(scaled(actual, weight_now)).saturating_sub(scaled(booked, weight_now));
             if let Some(past) = &mut self.past_use {
                 past.add(holder, weight, actual as f64 - booked as f64, now);
             }
@@ -154,7 +153,7 @@ impl FairCounters {
     }
 
     fn max_credit(&self) -> u128 {
-        scaled((self.mean_cost * max_credit_jobs()) as u64, 1.0)
+        scaled((self.mean_cost * MAX_CREDIT_JOBS) as u64, 1.0)
     }
 
     /// Forgets the tenants and groups that `keep` rejects.
@@ -171,6 +170,12 @@ fn lift(counter: &mut u128, floor: u128) -> bool {
     let lifted = floor > *counter;
     *counter = floor.max(*counter);
     lifted
+}
+
+/// The quantum that a virtual counter is in.
+#[must_use]
+pub const fn quantum(counter: u128) -> u128 {
+    counter >> QUANTUM_BITS
 }
 
 /// What a cost adds to the virtual counter of a tenant of this weight.
@@ -256,7 +261,9 @@ mod tests {
         assert_eq!(units, [200 * 1024, 100 * 1024, 50 * 1024]);
         assert_eq!(counters.note_served(who.tenant, &[team, org]), 50 * 1024);
         assert_eq!((counters.max_served(team), counters.max_served(org)), (200 * 1024, 100 * 1024));
-        assert!(counters.lift_group(org, 60 * 1024) && !counters.lift_group(org, 1));
+        let owed = 8 * 400 * 1024;
+        assert!(counters.lift_group(org, owed + 60 * 1024) && !counters.lift_group(org, owed));
+        assert_eq!(counters.group(org), 60 * 1024);
     }
 
     #[test]

@@ -63,7 +63,12 @@ impl PoolGroup {
     }
 
     /// Updates a group's entry in one tree, after its children there or its standing have changed.
-    fn refresh_group(&mut self, class: ClassIndex, (pool_set, number): (PoolSetIndex, usize), group: TenantId) {
+    fn refresh_group(
+        &mut self,
+        class: ClassIndex,
+        (pool_set, number): (PoolSetIndex, usize),
+        group: TenantId,
+    ) {
         let own = &mut self.classes[class.index()];
         let is_fresh = number >= tree_index(LanePart::Fresh, false);
         let counter = if is_fresh { own.counters.group(group) } else { 0 };
@@ -95,8 +100,8 @@ impl PoolGroup {
         let own = &mut self.classes[class.index()];
         let (counter, home) = (own.counters.get(tenant), self.quotas.tree.group_of(tenant));
         for (pool_set, seat) in own.head_positions.tenants.get(&tenant).into_iter().flatten() {
-            let heads = &mut own.pool_sets[pool_set.index()].trees
-                [tree_index(LanePart::Fresh, seat.preferred_only)];
+            let heads =
+                &mut own.pool_sets[pool_set.index()].trees[tree_index(LanePart::Fresh, seat.preferred_only)];
             heads.rekey(home, seat.slot, |key| HeadKey::new(key.quota_state, counter, key.place));
         }
         for group in self.quotas.tree.groups_of(tenant) {

@@ -7,6 +7,7 @@
 use crate::core::model::ids::TenantId;
 use crate::core::model::number_map::NumberMap;
 use crate::core::queue::fit_tree::{FitEntry, FitSize, FitTree};
+use crate::core::queue::lane_key::LanePlace;
 use crate::core::queue::quota::{QuotaState, TenantQuotas};
 
 use super::heads::{HeadEntry, HeadKey, LaneHead};
@@ -35,6 +36,12 @@ pub(super) struct GroupStanding {
     pub(super) counter: u128,
 }
 
+/// The key of a group whose first head has this place. Whether that head is late is no matter of
+/// the group's siblings.
+fn key_of(quota_state: QuotaState, counter: u128, place: LanePlace) -> HeadKey {
+    HeadKey::new(quota_state, counter, LanePlace { late: false, ..place })
+}
+
 /// A head that a search found, with how its groups stand, the outermost first.
 #[derive(Debug, Clone)]
 pub(super) struct FoundHead {
@@ -56,6 +63,9 @@ impl FoundHead {
 
     /// Whether this head goes before another one.
     pub(super) fn goes_before(&self, other: &Self) -> bool {
+        if self.groups.is_empty() && other.groups.is_empty() {
+            return self.entry.key < other.entry.key;
+        }
         let unequal = self.levels().zip(other.levels()).find(|(own, other)| own != other);
         unequal.map_or(self.entry.key.place < other.entry.key.place, |(own, other)| own < other)
     }
@@ -120,12 +130,18 @@ impl HeadTree {
         slot: Option<usize>,
         entry: Option<HeadEntry>,
     ) -> Option<usize> {
-        let entry = entry.map(|FitEntry { key, size, value }| FitEntry { key, size, value: TreeEntry::Head(value) });
+        let entry =
+            entry.map(|FitEntry { key, size, value }| FitEntry { key, size, value: TreeEntry::Head(value) });
         self.level_mut(group).put(slot, entry)
     }
 
     /// Changes the key of a head. [`Self::refresh`] of the group and its parents has to follow.
-    pub(super) fn rekey(&mut self, group: Option<TenantId>, slot: usize, change: impl FnOnce(HeadKey) -> HeadKey) {
+    pub(super) fn rekey(
+        &mut self,
+        group: Option<TenantId>,
+        slot: usize,
+        change: impl FnOnce(HeadKey) -> HeadKey,
+    ) {
         self.level_mut(group).rekey(slot, change);
     }
 
@@ -139,15 +155,24 @@ impl HeadTree {
     }
 
     /// The entry that a group should have among its siblings.
-    fn entry_of(own: &GroupHeads, group: TenantId, standing: GroupStanding) -> Option<FitEntry<HeadKey, TreeEntry>> {
+    fn entry_of(
+        own: &GroupHeads,
+        group: TenantId,
+        standing: GroupStanding,
+    ) -> Option<FitEntry<HeadKey, TreeEntry>> {
         let least = own.heads.least_key().filter(|_| standing.quota_state != QuotaState::Parked)?;
         let quota_state = standing.quota_state.min(least.quota_state);
-        let key = HeadKey::new(quota_state, standing.counter, least.place);
+        let key = key_of(quota_state, standing.counter, least.place);
         Some(FitEntry { key, size: own.heads.least_size(), value: TreeEntry::Group(group) })
     }
 
     /// Whether a group with heads has the entry that it should have.
-    pub(super) fn is_ranked(&self, group: TenantId, parent: Option<TenantId>, standing: GroupStanding) -> bool {
+    pub(super) fn is_ranked(
+        &self,
+        group: TenantId,
+        parent: Option<TenantId>,
+        standing: GroupStanding,
+    ) -> bool {
         let Some(own) = self.groups.get(&group) else { return true };
         let found = own.slot.and_then(|slot| self.level(parent)?.get(slot).copied());
         !own.heads.is_empty() && found == Self::entry_of(own, group, standing)
@@ -212,15 +237,14 @@ impl HeadTree {
     ) -> Option<(HeadKey, FoundHead)> {
         let FitEntry { key, size, value } = *entry;
         match value {
-            TreeEntry::Head(head) => (!skip(&head)).then(|| {
-                (key, FoundHead { entry: FitEntry { key, size, value: head }, groups: Vec::new() })
-            }),
+            TreeEntry::Head(head) => (!skip(&head))
+                .then(|| (key, FoundHead { entry: FitEntry { key, size, value: head }, groups: Vec::new() })),
             TreeEntry::Group(group) => {
                 let (inner, mut found) = self.first_in(Some(group), room, quotas, skip)?;
                 let quota_state = quotas.group_state(group).min(inner.quota_state);
                 let standing = GroupStanding { quota_state, counter: key.counter };
                 found.groups.insert(0, standing);
-                Some((HeadKey { quota_state, place: found.entry.key.place, ..key }, found))
+                Some((key_of(quota_state, key.counter, found.entry.key.place), found))
             }
         }
     }

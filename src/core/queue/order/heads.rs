@@ -1,5 +1,6 @@
 //! Heads of lanes: their keys and positions in the order, and the types of a search among them.
 
+use std::cmp::Ordering;
 use std::fmt;
 
 use smallvec::SmallVec;
@@ -7,31 +8,45 @@ use smallvec::SmallVec;
 use crate::core::model::bit_set::BitSet;
 use crate::core::model::ids::{ClassIndex, JobId, PoolId, PoolSetIndex, ReplicaId, TenantId};
 use crate::core::model::number_map::NumberMap;
+use crate::core::queue::fairness::quantum;
 use crate::core::queue::fit_tree::{FitEntry, FitRank, FitSize};
 use crate::core::queue::lane_key::{LaneKey, LanePart, LanePlace};
 use crate::core::queue::quota::QuotaState;
 
-/// Order of heads within a class and pool set: tenants below their guarantee first, then the least
-/// counter, then the place in the lane.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+/// Place of a head among those of a class and pool set: tenants below their guarantee first, then
+/// the least counter, then the place in the lane. Among tenants in the same fairness quantum, jobs
+/// in time go before late ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeadKey {
     /// State of the tenant's quota.
     pub quota_state: QuotaState,
-    /// The tenant's virtual counter in whole quanta; 0 for returned jobs, which the tenant has already paid for.
+    /// The tenant's virtual counter; 0 for returned jobs, which the tenant has already paid for.
     pub counter: u128,
     /// The job's place in its lane.
     pub place: LanePlace,
-    /// The exact counter. The floor of several keys holds the least counter of all of them here,
+    /// The counter again. The floor of several keys holds the least counter of all of them here,
     /// whichever key is first. Tenants that begin to wait are lifted to that counter.
-    pub least_counter: u128,
+    pub(super) least_counter: u128,
 }
 
 impl HeadKey {
     #[must_use]
-    pub fn new(standing: QuotaState, counter: u128, place: LanePlace) -> Self {
-        static Q: std::sync::OnceLock<u128> = std::sync::OnceLock::new();
-        let q = *Q.get_or_init(|| std::env::var("PEN_Q").ok().and_then(|k| k.parse().ok()).map_or(1, |q: u128| q * 1024).max(1));
-        Self { quota_state: standing, counter: counter / q, place, least_counter: counter }
+    pub const fn new(standing: QuotaState, counter: u128, place: LanePlace) -> Self {
+        Self { quota_state: standing, counter, place, least_counter: counter }
+    }
+}
+
+impl Ord for HeadKey {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let turn = |key: &Self| (key.quota_state, quantum(key.counter), key.place.late);
+        let exact = |key: &Self| (key.counter, key.place, key.least_counter);
+        turn(self).cmp(&turn(other)).then_with(|| exact(self).cmp(&exact(other)))
+    }
+}
+
+impl PartialOrd for HeadKey {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
     }
 }
 

@@ -254,7 +254,8 @@ impl PoolGroup {
         let mut lifted = self.classes[class.index()].counters.lift(tenant, floor);
         for group in self.quotas.tree.groups_of(tenant) {
             let here = &self.classes[class.index()].pool_sets[pool_set.index()].trees;
-            let waits = [false, true].iter().any(|bound| here[tree_index(LanePart::Fresh, *bound)].holds(group));
+            let waits =
+                [false, true].iter().any(|bound| here[tree_index(LanePart::Fresh, *bound)].holds(group));
             if !waits {
                 let floor = self.floor(class, pool_set, self.quotas.tree.parent(group));
                 lifted |= self.classes[class.index()].counters.lift_group(group, floor);
@@ -271,10 +272,13 @@ impl PoolGroup {
             let busy = class.pool_sets_with_heads[tree].intersection(&self.overlaps[pool_set.index()]);
             busy.map(move |other| (other, tree))
         });
-        let waiting = rivals.filter_map(|(other, tree)| class.pool_sets[other].trees[tree].least_counter(group));
+        let waiting =
+            rivals.filter_map(|(other, tree)| class.pool_sets[other].trees[tree].least_counter(group));
         let served = || match group {
             Some(group) => Some(class.counters.max_served(group)),
-            None => self.pool_set_pools[pool_set.index()].1.iter().map(|place| class.max_served[*place]).max(),
+            None => {
+                self.pool_set_pools[pool_set.index()].1.iter().map(|place| class.max_served[*place]).max()
+            }
         };
         waiting.min().or_else(served).unwrap_or(0)
     }
@@ -285,7 +289,8 @@ impl PoolGroup {
     pub fn lead(&self, class: ClassIndex, tenant: TenantId, other: TenantId) -> u128 {
         let counters = &self.classes[class.index()].counters;
         let (own, others) = (self.quotas.tree.groups_of(tenant), self.quotas.tree.groups_of(other));
-        let shared = own.iter().rev().zip(others.iter().rev()).take_while(|(own, other)| own == other).count();
+        let shared =
+            own.iter().rev().zip(others.iter().rev()).take_while(|(own, other)| own == other).count();
         let counter = |tenant, groups: &[TenantId]| match groups.len().checked_sub(shared + 1) {
             Some(place) => counters.group(groups[place]),
             None => counters.get(tenant),

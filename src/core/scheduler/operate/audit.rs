@@ -51,8 +51,7 @@ impl Scheduler {
     /// Nodes of search trees that were looked at since the start.
     #[cfg(test)]
     pub(crate) fn visits(&self) -> u64 {
-        self.fleet.visits()
-            + self.groups.iter().map(PoolGroup::visits).sum::<u64>()
+        self.fleet.visits() + self.groups.iter().map(PoolGroup::visits).sum::<u64>()
     }
 
     fn ledgers_balance(&self) -> bool {
@@ -123,7 +122,7 @@ impl Scheduler {
                 }) {
                     return false;
                 }
-                found.map(|entry| (entry.value.job, entry.key.quota_state, entry.key.least_counter, entry.size))
+                found.map(|entry| (entry.value.job, entry.key.quota_state, entry.key.counter, entry.size))
                     == head.map(|job| (job.spec.id, standing, counter, job.size()))
             })
         })

@@ -153,7 +153,10 @@ impl Cohorts {
     }
 
     fn kept_inside(&self, group: Option<usize>) -> u64 {
-        (0..self.nodes.len()).filter(|node| self.nodes[*node].parent == group).map(|node| self.kept(node)).sum()
+        (0..self.nodes.len())
+            .filter(|node| self.nodes[*node].parent == group)
+            .map(|node| self.kept(node))
+            .sum()
     }
 
     fn add(&mut self, tenant: usize) {
@@ -186,7 +189,8 @@ impl Cohorts {
         for other in (0..self.nodes.len()).filter(|other| *other != tenant).filter(waits) {
             let others = self.path(other);
             let shared = path.iter().zip(&others).take_while(|(own, other)| own == other).count();
-            let is_owed = |path: &[usize]| path[shared.min(path.len())..].iter().any(|node| self.is_below(*node));
+            let is_owed =
+                |path: &[usize]| path[shared.min(path.len())..].iter().any(|node| self.is_below(*node));
             assert!(
                 is_owed(&path) || !is_owed(&others),
                 "{tenant} borrowed while {other} waited for what is guaranteed to it"
@@ -285,7 +289,8 @@ fn held_of_eight(nodes: Vec<Node>, waiting: &[usize]) -> Vec<u64> {
 
 #[test]
 fn an_organisation_of_many_teams_gets_no_more_than_one_of_few() {
-    let nodes = || vec![node(None, 1.0), node(None, 1.0), node(Some(0), 1.0), node(Some(0), 3.0), node(Some(1), 1.0)];
+    let nodes =
+        || vec![node(None, 1.0), node(None, 1.0), node(Some(0), 1.0), node(Some(0), 3.0), node(Some(1), 1.0)];
     assert_eq!(held_of_eight(nodes(), &[2, 3, 4]), [0, 0, 1, 3, 4]);
     assert_eq!(held_of_eight(nodes(), &[2, 4]), [0, 0, 4, 0, 4], "the sibling's part stays in the group");
     assert_eq!(held_of_eight(nodes(), &[0, 2, 4]), [2, 0, 2, 0, 4], "own requests weigh 1");
