@@ -29,8 +29,8 @@ pub(super) fn parent_of<'a>(
     let mut next = Some(own);
     while let Some(one) = next.filter(|one| tenants.get(one).is_some()) {
         if above.contains(&one) {
-            // Each tenant of the circle says so; those that only lead to it need not.
-            if one == name {
+            // One tenant of the circle says so.
+            if one == name && above.iter().min() == Some(&name) {
                 let circle: Vec<&str> = above.iter().copied().chain([one]).collect();
                 let hint = "take the parent of one of them away";
                 findings.error(field, format!("the parents form a circle ({})", circle.join(" -> ")), hint);
