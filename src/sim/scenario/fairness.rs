@@ -83,7 +83,7 @@ impl FairWindows {
             let wait = |record: &&WorldRecord| record.sent_after.or(record.refused_after);
             let longest = records.iter().filter(last).filter_map(wait).max().unwrap_or_default();
             worst.longest_wait = worst.longest_wait.max(longest.as_secs_f64() * 1e3);
-            start = start + STEP;
+            start += STEP;
         }
         worst
     }

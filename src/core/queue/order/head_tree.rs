@@ -14,12 +14,12 @@ use super::heads::{HeadEntry, HeadKey, LaneHead};
 
 /// Entry of a search tree: a head of a tenant, or all heads of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum TreeEntry {
+enum Competitor {
     Head(LaneHead),
     Group(TenantId),
 }
 
-type TreeLevel = FitTree<HeadKey, TreeEntry>;
+type TreeLevel = FitTree<HeadKey, Competitor>;
 
 /// The heads of a group's children.
 #[derive(Debug, Clone, Default)]
@@ -131,7 +131,7 @@ impl HeadTree {
         entry: Option<HeadEntry>,
     ) -> Option<usize> {
         let entry =
-            entry.map(|FitEntry { key, size, value }| FitEntry { key, size, value: TreeEntry::Head(value) });
+            entry.map(|FitEntry { key, size, value }| FitEntry { key, size, value: Competitor::Head(value) });
         self.level_mut(group).put(slot, entry)
     }
 
@@ -149,8 +149,8 @@ impl HeadTree {
     pub(super) fn get(&self, group: Option<TenantId>, slot: usize) -> Option<HeadEntry> {
         let FitEntry { key, size, value } = *self.level(group)?.get(slot)?;
         match value {
-            TreeEntry::Head(value) => Some(FitEntry { key, size, value }),
-            TreeEntry::Group(_) => None,
+            Competitor::Head(value) => Some(FitEntry { key, size, value }),
+            Competitor::Group(_) => None,
         }
     }
 
@@ -159,11 +159,11 @@ impl HeadTree {
         own: &GroupHeads,
         group: TenantId,
         standing: GroupStanding,
-    ) -> Option<FitEntry<HeadKey, TreeEntry>> {
+    ) -> Option<FitEntry<HeadKey, Competitor>> {
         let least = own.heads.least_key().filter(|_| standing.quota_state != QuotaState::Parked)?;
         let quota_state = standing.quota_state.min(least.quota_state);
         let key = key_of(quota_state, standing.counter, least.place);
-        Some(FitEntry { key, size: own.heads.least_size(), value: TreeEntry::Group(group) })
+        Some(FitEntry { key, size: own.heads.least_size(), value: Competitor::Group(group) })
     }
 
     /// Whether a group with heads has the entry that it should have.
@@ -217,7 +217,7 @@ impl HeadTree {
         skip: &dyn Fn(&LaneHead) -> bool,
     ) -> Option<(HeadKey, FoundHead)> {
         let level = self.level(group)?;
-        let visit = |room| move |entry: &FitEntry<HeadKey, TreeEntry>| self.visit(entry, room, quotas, skip);
+        let visit = |room| move |entry: &FitEntry<HeadKey, Competitor>| self.visit(entry, room, quotas, skip);
         let found = level.first_of((), room, &visit(room))?;
         let spare = quotas.free_to_borrow(group);
         if found.0.quota_state == QuotaState::Guaranteed || found.1.entry.size.seqs <= spare {
@@ -230,16 +230,16 @@ impl HeadTree {
     /// The head that an entry leads to, with the entry's key as of this head.
     fn visit(
         &self,
-        entry: &FitEntry<HeadKey, TreeEntry>,
+        entry: &FitEntry<HeadKey, Competitor>,
         room: FitSize,
         quotas: &TenantQuotas,
         skip: &dyn Fn(&LaneHead) -> bool,
     ) -> Option<(HeadKey, FoundHead)> {
         let FitEntry { key, size, value } = *entry;
         match value {
-            TreeEntry::Head(head) => (!skip(&head))
+            Competitor::Head(head) => (!skip(&head))
                 .then(|| (key, FoundHead { entry: FitEntry { key, size, value: head }, groups: Vec::new() })),
-            TreeEntry::Group(group) => {
+            Competitor::Group(group) => {
                 let (inner, mut found) = self.first_in(Some(group), room, quotas, skip)?;
                 let quota_state = quotas.group_state(group).min(inner.quota_state);
                 let standing = GroupStanding { quota_state, counter: key.counter };

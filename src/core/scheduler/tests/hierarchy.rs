@@ -205,10 +205,9 @@ impl Cohorts {
         } else {
             return;
         };
-        for level in owed..path.len() {
-            kept -= self.kept(path[level]);
-            let is_group = is_group(&self.nodes, path[level]);
-            kept += if is_group { self.kept_inside(Some(path[level])) } else { 0 };
+        for node in &path[owed..] {
+            kept -= self.kept(*node);
+            kept += if is_group(&self.nodes, *node) { self.kept_inside(Some(*node)) } else { 0 };
         }
         let held: u64 = self.running.iter().map(|spec| u64::from(spec.sequences)).sum();
         let free = self.capacity.saturating_sub(held);

@@ -1,30 +1,30 @@
 //! Scenario checks: validates a scenario part by part and makes the cases that
 //! a run needs.
 
+mod fleet_row;
+
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use self::fleet_row::{engine, models_of, positive};
 use crate::config::sections::placement as written;
 use crate::config::syntax::units::Span;
 use crate::core::model::ids::ClassId;
 use crate::core::model::policy::{Class, Policy, QueueBounds, Quota, Tenant};
-use crate::core::model::time::Tick;
 use crate::core::placement::rules::{Capacity, LatePolicy, PlacementRules, PoolTraits, Price};
 use crate::sim::arrivals::{Conversations, Length, Pattern, Sizes};
-use crate::sim::engine::EngineOptions;
-use crate::sim::engine::profile::StepProfile;
 use crate::sim::scenario::case::Case;
 use crate::sim::scenario::design::{Design, WorldFacts};
 use crate::sim::scenario::file;
 use crate::sim::scenario::file::Shape;
-use crate::sim::scenario::file::{FaultName, PatternName, Scenario, ScenarioClass, ScenarioFleet};
+use crate::sim::scenario::file::{PatternName, Scenario, ScenarioClass, ScenarioFleet};
 use crate::sim::scenario::scale::WorldScale;
 use crate::sim::scenario::traffic::{CallOwner, CallRate, CallSource, Delay, RequestTraits, TrafficStream};
 use crate::sim::trace::TrafficTrace;
 use crate::sim::world::gateway::{Rack, policy};
-use crate::sim::world::replica::{ReplicaSetup, WorldFault, WorldFaultKind};
+use crate::sim::world::replica::ReplicaSetup;
 
 /// Most choices of one request.
 const MAX_CHOICES: u32 = 128;
@@ -41,10 +41,6 @@ pub(super) struct Maker<'a> {
     /// Names of the case's models, in the order in which the fleet names them.
     models: Vec<String>,
     traces: HashMap<PathBuf, Arc<TrafficTrace>>,
-}
-
-fn positive(field: &str, value: f64) -> Result<f64, String> {
-    if value.is_finite() && value > 0.0 { Ok(value) } else { Err(format!("{field}: must be greater than 0")) }
 }
 
 fn share(field: &str, value: f64) -> Result<f64, String> {
@@ -338,17 +334,6 @@ impl<'a> Maker<'a> {
     }
 }
 
-/// Names of the models of a fleet, in the order in which they first appear.
-fn models_of(fleet: &[ScenarioFleet]) -> Vec<String> {
-    let mut models: Vec<String> = Vec::new();
-    for name in fleet.iter().filter_map(|row| row.models.as_ref()).flatten() {
-        if !models.contains(name) {
-            models.push(name.clone());
-        }
-    }
-    models
-}
-
 fn shorter(trace: Arc<TrafficTrace>, longest: Option<u32>) -> Result<Arc<TrafficTrace>, String> {
     let Some(longest) = longest else { return Ok(trace) };
     let mut trace = TrafficTrace::clone(&trace);
@@ -425,41 +410,4 @@ fn rules(row: &ScenarioClass, policy: &Policy) -> Result<PlacementRules, String>
         written::LatePolicyName::Wait => LatePolicy::Wait,
     });
     Ok(PlacementRules { pools, late_policy: otherwise, ..PlacementRules::default() })
-}
-
-fn engine(row: &ScenarioFleet) -> Result<ReplicaSetup, String> {
-    let names = || StepProfile::names().collect::<Vec<_>>().join(", ");
-    let profile = StepProfile::named(&row.profile);
-    let mut profile =
-        profile.ok_or_else(|| format!("profile: `{}` is not one of {}", row.profile, names()))?;
-    for (name, factor) in row.off.iter() {
-        let constant = profile.constant(name);
-        let constant = constant.ok_or_else(|| format!("off.{name}: must be t_ovh, t_w, i0, a, c or d"))?;
-        *constant *= positive(&format!("off.{name}"), *factor)?;
-    }
-    let options = EngineOptions {
-        max_seqs: row.max_seqs,
-        max_tokens: row.max_tokens,
-        kv_tokens: row.kv_tokens,
-        prefix_cache: row.prefix_cache,
-        priority_scheduling: false,
-        ..EngineOptions::default()
-    };
-    if row.fault.is_some_and(|fault| fault.every.is_some_and(|every| every.0 <= fault.lasts.0)) {
-        return Err("fault.every must be longer than fault.lasts".into());
-    }
-    let fault = row.fault.map(|fault| WorldFault {
-        at: Tick::ZERO + fault.at.0,
-        lasts: fault.lasts.0,
-        every: fault.every.map(|every| every.0),
-        kind: match fault.kind {
-            FaultName::Frozen => WorldFaultKind::Frozen,
-            FaultName::Crashed => WorldFaultKind::Crashed,
-        },
-    });
-    let slowness = positive("slowness", row.slowness.unwrap_or(1.0))?;
-    let usual = if row.pool.is_some() { profile.cost_h } else { 0.0 };
-    let price = row.price.unwrap_or(usual);
-    let trip = row.rtt.unwrap_or_default().0 / 2;
-    Ok(ReplicaSetup { slowness, fault, price, trip, ..ReplicaSetup::new(profile, options) })
 }
