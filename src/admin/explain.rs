@@ -28,6 +28,11 @@ pub(super) fn request(trail: &RequestTrail, waiting: Option<&WaitExplanation>, p
         "came_at_unix": wall::unix_seconds(trail.came),
         "age": wall::seconds_since(trail.came),
         "tenant": policy.tenants.name(trail.tenant),
+        "tenant_parent": policy
+            .tenants
+            .get(trail.tenant)
+            .and_then(|row| row.parent)
+            .map(|parent| policy.tenants.name(parent)),
         "asked_class": policy.classes.name(trail.class),
         "model": policy.models.name(trail.model),
         "fallback": trail.fallback.map(|(model, why)| {

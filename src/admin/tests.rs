@@ -217,7 +217,7 @@ fn rows_name_what_they_are_of() {
 
     let tenants = json!(report::tenants(&snapshot, &[], &settings));
     let row = json!({
-        "tenant": "team-1", "weight": 1.0, "default_class": "interactive", "classes": ["interactive"],
+        "tenant": "team-1", "weight": 1.0, "parent": null, "default_class": "interactive", "classes": ["interactive"],
         "models": null, "bounds": { "requests": null, "bytes": null, "tokens": null }, "limits": [],
         "waiting": 3, "oldest_seconds": 2.5, "overrides": [],
     });

@@ -25,6 +25,7 @@ pub(crate) fn policy(tenants: usize) -> Policy {
     let class = policy.classes.insert(
         "interactive",
         Class {
+            usage_half_life: None,
             rank: 0,
             min_share: 0.1,
             max_wait: millis(1),
@@ -39,6 +40,7 @@ pub(crate) fn policy(tenants: usize) -> Policy {
     for number in 0..tenants {
         let tenant = Tenant {
             weight: 1.0,
+            parent: None,
             default_class: class,
             classes: [class].into(),
             models: None,

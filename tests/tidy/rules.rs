@@ -48,7 +48,7 @@ pub(crate) const MAX_CHILDREN: usize = 12;
 
 /// Modules that may hold more: the file, how many, why.
 pub(crate) const MANY_CHILDREN: [(&str, usize, &str); 2] = [
-    ("core/scheduler/tests/mod.rs", 31, "one file of tests for each rule of the scheduler"),
+    ("core/scheduler/tests/mod.rs", 32, "one file of tests for each rule of the scheduler"),
     ("lib.rs", 17, "the layers themselves"),
 ];
 
@@ -66,7 +66,7 @@ pub(crate) const MANY_FIELDS: [(&str, usize, &str); 5] = [
     ("JobSpec", 19, "one field for each thing that the proxy tells of a request"),
     (
         "StreamRow",
-        25,
+        27,
         "one field for each key of a stream; serde flattens no struct that refuses unknown keys",
     ),
     ("UsageRow", 23, "one field for each column of the usage table"),

@@ -25,6 +25,7 @@ pub(super) fn policy(args: &CoreBenchArgs) -> Policy {
     for index in 0..args.tenants {
         let tenant = Tenant {
             weight: f64::from(1 + index % 3),
+            parent: None,
             default_class: ClassId::new(0),
             classes: classes.clone(),
             models: None,
@@ -92,6 +93,7 @@ fn class(rank: u32, mixed: bool) -> Class {
         _ => PlacementRules { prefer: Some(Capacity::Spot), ..PlacementRules::default() },
     };
     Class {
+        usage_half_life: None,
         rank,
         min_share: 0.1 * f64::from(rank),
         max_wait: Duration::from_secs(100_000),

@@ -201,6 +201,7 @@ fn class_view(class: &Class, policy: &Policy) -> Value {
         "min_share": class.min_share,
         "max_wait": secs(class.max_wait),
         "cold_start_tolerance": class.cold_start_tolerance.map(secs),
+        "usage_half_life": class.usage_half_life.map(secs),
         "ttft_objective": secs(class.ttft_objective),
         "itl_objective": secs(class.itl_objective),
         "placement": rules_view(&class.placement, policy),
@@ -211,6 +212,7 @@ fn tenant_view(id: TenantId, row: &Tenant, edge: &EdgeSettings, policy: &Policy)
     let models = row.models.as_ref();
     let mut view = names::tenant(id, row, edge, policy);
     view["weight"] = json!(row.weight);
+    view["parent"] = json!(row.parent.map(|parent| policy.tenants.name(parent)));
     view["default_class"] = json!(policy.classes.name(row.default_class));
     view["classes"] = row.classes.iter().map(|id| policy.classes.name(*id)).collect();
     view["models"] =

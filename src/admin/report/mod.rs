@@ -215,6 +215,8 @@ impl EngineRow {
 pub(super) struct TenantReportRow {
     tenant: String,
     weight: f64,
+    /// The tenant that it belongs to.
+    parent: Option<String>,
     default_class: String,
     classes: Vec<String>,
     models: Option<Vec<String>>,
@@ -234,6 +236,7 @@ pub(super) fn tenants(
     let row = |id: TenantId, name: &str, tenant: &Tenant| TenantReportRow {
         tenant: name.to_owned(),
         weight: tenant.weight,
+        parent: tenant.parent.map(|parent| policy.tenants.name(parent).to_owned()),
         default_class: policy.classes.name(tenant.default_class).to_owned(),
         classes: tenant.classes.iter().map(|id| policy.classes.name(*id).to_owned()).collect(),
         models: tenant

@@ -18,6 +18,7 @@ fn class(placement: PlacementRules) -> Class {
     Class {
         rank: 0,
         min_share: 0.0,
+        usage_half_life: None,
         max_wait: Default::default(),
         ttft_objective: Default::default(),
         itl_objective: Default::default(),
@@ -31,6 +32,7 @@ fn class(placement: PlacementRules) -> Class {
 fn tenant(placement: PlacementRules) -> Tenant {
     Tenant {
         weight: 1.0,
+        parent: None,
         default_class: ClassId::new(0),
         classes: [ClassId::new(0)].into(),
         models: None,

@@ -83,12 +83,15 @@ pub struct FitEntry<K, V> {
     pub value: V,
 }
 
+/// What an entry leads to: its result, with a cost that is at least that of the entry's key.
+type FitVisit<'a, K, V, T> = &'a dyn Fn(&FitEntry<K, V>) -> Option<(<K as FitRank>::Cost, T)>;
+
 /// A search under way.
-struct FitSearch<'a, K: FitRank, V> {
+struct FitSearch<'a, K: FitRank, V, T> {
     query: K::Query,
     room: FitSize,
-    skip: &'a dyn Fn(&V) -> bool,
-    best: Option<FitMatch<K, V>>,
+    visit: FitVisit<'a, K, V, T>,
+    best: Option<(K::Cost, T)>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -214,7 +217,19 @@ impl<K: FitRank, V: Copy> FitTree<K, V> {
     /// The entry with the least cost for the query among those that fit into
     /// `room` and are not to be skipped.
     pub fn first(&self, query: K::Query, room: FitSize, skip: &dyn Fn(&V) -> bool) -> Option<FitMatch<K, V>> {
-        let mut search = FitSearch { query, room, skip, best: None };
+        let visit = |entry: &FitEntry<K, V>| (!skip(&entry.value)).then(|| (entry.key.cost(query), *entry));
+        self.first_of(query, room, &visit)
+    }
+
+    /// The result with the least cost for the query, of the entries that fit into `room`. `visit`
+    /// gives the result of an entry, if it has one, with a cost that is at least that of its key.
+    pub fn first_of<T>(
+        &self,
+        query: K::Query,
+        room: FitSize,
+        visit: FitVisit<'_, K, V, T>,
+    ) -> Option<(K::Cost, T)> {
+        let mut search = FitSearch { query, room, visit, best: None };
         if !self.nodes.is_empty() && self.open(1, &search).is_some() {
             self.search(1, &mut search);
         }
@@ -232,12 +247,16 @@ impl<K: FitRank, V: Copy> FitTree<K, V> {
     }
 
     /// Searches below a node that [`Self::open`] accepts.
-    fn search(&self, at: usize, search: &mut FitSearch<'_, K, V>) {
+    fn search<T>(&self, at: usize, search: &mut FitSearch<'_, K, V, T>) {
         #[cfg(test)]
         self.visits.set(self.visits.get() + 1);
         if let Some(slot) = at.checked_sub(self.entries.len()) {
-            let entry = self.entries[slot].filter(|entry| !(search.skip)(&entry.value));
-            search.best = entry.map(|entry| (entry.key.cost(search.query), entry)).or(search.best);
+            let found = self.entries[slot].as_ref().and_then(search.visit);
+            if let Some(found) = found
+                && search.best.as_ref().is_none_or(|(best, _)| found.0 < *best)
+            {
+                search.best = Some(found);
+            }
             return;
         }
         let (left, right) = (2 * at, 2 * at + 1);
@@ -253,7 +272,7 @@ impl<K: FitRank, V: Copy> FitTree<K, V> {
     }
 
     /// The key of a node below which an entry may fit and precede the best match so far.
-    fn open(&self, at: usize, search: &FitSearch<'_, K, V>) -> Option<&K> {
+    fn open<T>(&self, at: usize, search: &FitSearch<'_, K, V, T>) -> Option<&K> {
         let node = &self.nodes[at];
         let key = node.key.as_ref().filter(|_| node.least.fits_in(search.room))?;
         let best = search.best.as_ref();

@@ -107,7 +107,7 @@ impl PoolSpec {
     fn rack(&self, replicas: usize) -> Rack {
         let supply =
             PoolTraits { capacity: self.capacity, price: Price::new(self.price), ..PoolTraits::default() };
-        Rack { pool: self.name.clone(), supply, replicas }
+        Rack { pool: self.name.clone(), supply, models: vec![0], replicas }
     }
 }
 
@@ -135,6 +135,7 @@ impl Setting {
         let classes: Vec<Class> = self.classes.iter().map(|(_, class)| class.clone()).collect();
         let tenant = Tenant {
             weight: 1.0,
+            parent: None,
             default_class: ClassId::new(0),
             classes: (0..classes.len() as u32).map(ClassId::new).collect(),
             models: None,

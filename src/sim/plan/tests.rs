@@ -33,6 +33,7 @@ fn class(rank: u32, ttft: u64, max_wait: u64) -> Class {
     Class {
         rank,
         min_share: 0.0,
+        usage_half_life: None,
         max_wait: Duration::from_millis(max_wait),
         cold_start_tolerance: None,
         ttft_objective: Duration::from_millis(ttft),

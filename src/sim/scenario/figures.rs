@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::core::model::time::Tick;
+use crate::sim::scenario::fairness::{FairWindows, FigureWindow, overall};
 use crate::sim::world::record::{Objectives, Summary, WorldRecord};
 use crate::sim::world::run::RunOutcome;
 
@@ -25,7 +25,7 @@ const fn column(name: &'static str, title: &'static str, digits: usize, dull: Op
 }
 
 /// Every figure. Times are in milliseconds unless the name says otherwise.
-pub const COLUMNS: [FigureColumn; 25] = [
+pub const COLUMNS: [FigureColumn; 27] = [
     column("offered", "offered", 0, None),
     column("ttft_p50_ms", "p50", 0, None),
     column("ttft_p99_ms", "p99", 0, None),
@@ -45,6 +45,8 @@ pub const COLUMNS: [FigureColumn; 25] = [
     column("tokens_per_s", "tokens/s", 0, None),
     column("jain", "jain", 3, Some(0.0)),
     column("worst_share", "least share", 3, Some(0.0)),
+    column("jain_60_s", "jain 60 s", 3, Some(0.0)),
+    column("below_share_wait_ms", "below share", 0, Some(0.0)),
     column("cost_per_1000", "cost", 3, Some(0.0)),
     column("replica_hours", "replica h", 2, Some(0.0)),
     column("peak_replicas", "peak", 0, Some(0.0)),
@@ -72,6 +74,8 @@ pub(super) struct FigureFrame<'a> {
     pub(super) weights: &'a [f64],
     /// Whether the tenants' shares are among the figures.
     pub(super) shares: bool,
+    /// Whether fairness over any 60 s is among the figures.
+    pub(super) fairness: bool,
     /// Whether the shares within other TTFT objectives are among the figures.
     pub(super) graded: bool,
     /// See [`cost_per_thousand`].
@@ -109,7 +113,9 @@ impl FigureFrame<'_> {
         let window = FigureWindow::of(records);
         let received = records.iter().fold(0.0, |sum, record| sum + window.service(record));
         let scaled = self.outcome.scaled.as_ref();
-        let (jain, worst) = if self.shares { self.fairness(records, &window) } else { (0.0, 0.0) };
+        let (jain, worst) = if self.shares { overall(records, self.weights, &window) } else { (0.0, 0.0) };
+        let FairWindows { jain: jain_60, longest_wait } =
+            if self.fairness { FairWindows::of(records, self.weights) } else { FairWindows::default() };
         [
             summary.offered as f64,
             summary.ttft_p50,
@@ -130,6 +136,8 @@ impl FigureFrame<'_> {
             received / window.seconds(),
             jain,
             worst,
+            jain_60,
+            longest_wait,
             self.cost,
             scaled.map_or(0.0, |scaled| scaled.replica_hours),
             scaled.map_or(0.0, |scaled| f64::from(scaled.peak)),
@@ -138,108 +146,12 @@ impl FigureFrame<'_> {
             self.outcome.broken_invariants as f64,
         ]
     }
-
-    /// Fairness of the tenants' service: Jain's index over the ratios of
-    /// received service to max-min fair share, and the least of those ratios.
-    fn fairness(&self, records: &[&WorldRecord], window: &FigureWindow) -> (f64, f64) {
-        let mut demand = vec![0.0; self.weights.len()];
-        let mut received = demand.clone();
-        for record in records {
-            let Some(wanted) = demand.get_mut(record.tenant as usize) else { continue };
-            *wanted += cost(record);
-            received[record.tenant as usize] += window.service(record);
-        }
-        let shares = fair_shares(&demand, self.weights, received.iter().sum());
-        let pairs = received.iter().zip(&shares).filter(|(_, share)| **share > 0.0);
-        let ratios: Vec<f64> = pairs.map(|(got, share)| got / share).collect();
-        let (sum, squares): (f64, f64) =
-            (ratios.iter().sum(), ratios.iter().map(|ratio| ratio * ratio).sum());
-        let worst = ratios.iter().copied().reduce(f64::min).unwrap_or(0.0);
-        (sum * sum / (ratios.len() as f64 * squares).max(f64::MIN_POSITIVE), worst)
-    }
-}
-
-/// Service of a request in tokens: prompt + 2 × output.
-fn cost(record: &WorldRecord) -> f64 {
-    f64::from(record.prompt) + 2.0 * f64::from(record.output)
-}
-
-/// Time in which requests arrived. Service counts as far as it falls in this
-/// window.
-#[derive(Debug)]
-struct FigureWindow {
-    start: Tick,
-    end: Tick,
-}
-
-impl FigureWindow {
-    fn of(records: &[&WorldRecord]) -> Self {
-        let times = || records.iter().map(|record| record.arrived);
-        let (start, last) = (times().min().unwrap_or_default(), times().max().unwrap_or_default());
-        // All requests of a burst arrive at once; its window ends with the last
-        // answer.
-        let ends = || records.iter().filter_map(|record| record.ended).max().unwrap_or(last);
-        let end = if last.since(start) < Duration::from_secs(1) { ends() } else { last };
-        Self { start, end }
-    }
-
-    fn seconds(&self) -> f64 {
-        self.end.since(self.start).as_secs_f64().max(1e-9)
-    }
-
-    /// Service of a request within the window. Prompt tokens count at the first
-    /// token, output tokens evenly from then to the end.
-    fn service(&self, record: &WorldRecord) -> f64 {
-        let (Some(ttft), Some(ended), true) = (record.ttft, record.ended, record.served()) else {
-            return 0.0;
-        };
-        let first = record.arrived + ttft;
-        if first > self.end {
-            return 0.0;
-        }
-        let whole = ended.since(first).as_secs_f64();
-        let within = self.end.min(ended).since(first).as_secs_f64();
-        let part = if whole > 0.0 { within / whole } else { 1.0 };
-        f64::from(record.prompt) + 2.0 * f64::from(record.output) * part
-    }
-}
-
-/// Max-min fair shares of `total` under demands and weights. No share exceeds
-/// its demand; what that frees goes to the others by weight.
-fn fair_shares(demand: &[f64], weights: &[f64], total: f64) -> Vec<f64> {
-    let mut shares = vec![0.0; demand.len()];
-    let mut open: Vec<usize> = (0..demand.len()).filter(|index| demand[*index] > 0.0).collect();
-    let mut left = total;
-    loop {
-        let weight: f64 = open.iter().map(|index| weights[*index]).sum();
-        let level = left / weight.max(f64::MIN_POSITIVE);
-        let (sated, hungry): (Vec<usize>, Vec<usize>) =
-            open.iter().partition(|index| demand[**index] <= level * weights[**index]);
-        if sated.is_empty() || hungry.is_empty() {
-            for index in &open {
-                shares[*index] = (level * weights[*index]).min(demand[*index]);
-            }
-            return shares;
-        }
-        for index in sated {
-            shares[index] = demand[index];
-            left -= demand[index];
-        }
-        open = hungry;
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn shares_are_max_min() {
-        assert_eq!(fair_shares(&[10.0, 10.0, 100.0], &[1.0; 3], 60.0), [10.0, 10.0, 40.0]);
-        assert_eq!(fair_shares(&[50.0, 50.0], &[1.0, 3.0], 40.0), [10.0, 30.0]);
-        assert_eq!(fair_shares(&[5.0, 0.0], &[1.0, 1.0], 40.0), [5.0, 0.0]);
-        assert_eq!(fair_shares(&[], &[], 0.0), [0.0; 0]);
-    }
+    use crate::core::model::time::Tick;
 
     fn record(tenant: u32, at: u64, ended: u64) -> WorldRecord {
         WorldRecord {
@@ -262,6 +174,7 @@ mod tests {
             goals: &goals,
             weights: &[1.0, 1.0],
             shares: true,
+            fairness: false,
             graded: false,
             cost: 0.0,
         };
@@ -287,6 +200,7 @@ mod tests {
             goals: &[],
             weights: &[1.0, 1.0],
             shares: true,
+            fairness: false,
             graded: false,
             cost: 0.0,
         };

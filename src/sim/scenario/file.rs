@@ -26,6 +26,8 @@ pub struct Scenario {
     /// Whether the figures include the shares of requests with a first token within 150 ms, 500 ms
     /// and 1 s.
     pub graded: bool,
+    /// Whether the figures include fairness over any 60 seconds.
+    pub fairness: bool,
     /// Latency classes in order of rank; absent = one, `interactive`.
     pub classes: NamedEntries<ScenarioClass>,
     /// Tenants; absent = one.
@@ -96,6 +98,8 @@ pub struct ScenarioFleet {
     pub price: Option<f64>,
     /// Whether the engines may be taken away.
     pub capacity: CapacityName,
+    /// Models that the engines serve; absent = all.
+    pub models: Option<Vec<String>>,
     /// Number of engines; absent = 1.
     pub count: Option<u32>,
     /// Weight for weighted-round-robin; absent = 1.
@@ -187,6 +191,11 @@ pub struct StreamRow {
     pub shares: NamedEntries<f64>,
     /// Whether requests have the tenants of the trace, whatever their names.
     pub trace_tenants: bool,
+    /// Tenants `t1`, `t2`, ... drawn by Zipf's law.
+    pub zipf: Option<ZipfRow>,
+    /// Shares by which a model is drawn for each request; absent = all ask for
+    /// the first.
+    pub models: NamedEntries<f64>,
     /// `max_tokens` of the requests; absent = 4096.
     pub max_output: Option<u32>,
     /// Time that clients wait for the first token; absent = what the class
@@ -204,6 +213,16 @@ pub struct StreamRow {
     /// For a `pattern`: system prompts with which prompts begin; absent =
     /// prompts have nothing in common.
     pub system: Option<SystemRow>,
+}
+
+/// Tenants of skewed demand: the n-th gets requests in proportion to `1 / n^skew`.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ZipfRow {
+    /// Number of tenants.
+    pub tenants: u32,
+    /// Exponent, from 0 (all alike).
+    pub skew: f64,
 }
 
 /// Delay of some requests.

@@ -3,6 +3,7 @@
 
 mod case;
 pub mod design;
+mod fairness;
 pub mod figures;
 pub mod file;
 mod make;

@@ -24,6 +24,7 @@ pub struct ScenarioPlan {
     warmup: f64,
     goals: Vec<Objectives>,
     graded: bool,
+    fairness: bool,
     by: By,
     classes: Vec<String>,
     tenants: Vec<String>,
@@ -70,6 +71,7 @@ impl ScenarioPlan {
             warmup,
             goals: goals.collect(),
             graded: scenario.graded,
+            fairness: scenario.fairness,
             by: scenario.by,
             classes: maker.classes.iter().map(|(name, _)| name.clone()).collect(),
             tenants: maker.tenants.iter().map(|(name, _)| name.clone()).collect(),
@@ -118,10 +120,11 @@ impl ScenarioPlan {
             goals: &self.goals,
             weights: &weights,
             shares,
+            fairness: shares && self.fairness,
             graded: self.graded,
             cost,
         };
-        let all = frame(self.by == By::Tenant).figures(&records.iter().collect::<Vec<_>>());
+        let all = frame(self.by == By::Tenant || self.fairness).figures(&records.iter().collect::<Vec<_>>());
         let part = |index: usize| {
             let of: fn(&WorldRecord) -> u32 = if self.by == By::Class { |r| r.class } else { |r| r.tenant };
             let part: Vec<&WorldRecord> =

@@ -14,6 +14,8 @@ use crate::sim::world::arrival::{Arrival, PREFIX_BLOCK, Pause};
 const USUAL_COUNT: usize = 5_000;
 /// Seed offset: the traits of requests are drawn independently of their times.
 const TRAITS_SEED: u64 = 0x68_6162_6974;
+/// Seed offset of the models.
+const MODELS_SEED: u64 = 0x6D_6F64_656C;
 
 /// Source of calls.
 #[derive(Debug, Clone)]
@@ -54,6 +56,8 @@ pub(super) struct TrafficStream {
     pub(super) start: Duration,
     pub(super) class: u32,
     pub(super) owner: CallOwner,
+    /// Shares of the models, by number; empty = all ask for the first.
+    pub(super) models: Vec<f64>,
     pub(super) max_output: u32,
     pub(super) patience: Option<Duration>,
     pub(super) habits: RequestTraits,
@@ -113,8 +117,23 @@ impl TrafficStream {
         }
         let block = trace.prefix_block;
         let mut lot = Rng::new(own ^ TRAITS_SEED);
+        let mut models = Rng::new(own ^ MODELS_SEED);
         let calls = trace.calls.iter();
-        calls.map(|call| self.habits.apply_to(self.arrival(call, block), &mut lot)).collect()
+        let arrival = |call| Arrival { model: self.model(&mut models), ..self.arrival(call, block) };
+        calls.map(arrival).map(|arrival| self.habits.apply_to(arrival, &mut lot)).collect()
+    }
+
+    /// Draws a model.
+    fn model(&self, lot: &mut Rng) -> u32 {
+        if self.models.len() < 2 {
+            return self.models.iter().position(|share| *share > 0.0).unwrap_or(0) as u32;
+        }
+        let mut left = lot.unit() * self.models.iter().sum::<f64>();
+        let of = |share: &f64| {
+            left -= share;
+            left < 0.0
+        };
+        self.models.iter().position(of).unwrap_or(0) as u32
     }
 
     fn calls(&self, rate: f64, seed: u64, own: u64) -> TrafficTrace {

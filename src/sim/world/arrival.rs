@@ -15,6 +15,8 @@ pub struct Arrival {
     pub tenant: u32,
     /// Number of the latency class.
     pub class: u32,
+    /// Number of the model.
+    pub model: u32,
     pub prompt: u32,
     /// Tokens that the engine will generate for each choice. No router is told.
     pub output: u32,
@@ -93,6 +95,7 @@ impl Default for Arrival {
             at: Tick::ZERO,
             tenant: 0,
             class: 0,
+            model: 0,
             prompt: 1,
             output: 1,
             n: 1,

@@ -46,7 +46,9 @@ impl World<'_> {
             // The client left while the job waited at the router.
             return Some(Input::Finished { job, replica, cached: None });
         }
-        self.records[job].attempts += 1;
+        let record = &mut self.records[job];
+        record.attempts += 1;
+        record.sent_after.get_or_insert(self.now.since(record.arrived));
         let before = self.replicas[replica].engine.requests();
         let state = &mut self.jobs[job];
         state.attempt += 1;

@@ -1,5 +1,6 @@
 //! Simulated gateway: Penstock's scheduler as a router of the world.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,8 +40,8 @@ pub struct SimGateway {
 pub type EventTrace = Arc<Mutex<Vec<(Tick, Event, Vec<Action>)>>>;
 
 impl SimGateway {
-    /// A gateway under the policy. Arrivals name tenants and classes by their
-    /// ids. All arrivals ask for the policy's first model.
+    /// A gateway under the policy. Arrivals name tenants, classes and models by
+    /// their ids.
     #[must_use]
     pub fn new(policy: Policy) -> Self {
         let max_waits = policy.classes.iter().map(|(_, _, class)| class.max_wait).collect();
@@ -91,7 +92,7 @@ impl SimGateway {
             tenant: TenantId::new(arrival.tenant),
             key: None,
             class: ClassId::new(arrival.class),
-            model: ModelId::new(0),
+            model: ModelId::new(arrival.model),
             prompt_tokens: u64::from(arrival.prompt),
             max_output_tokens: u64::from(arrival.max_output),
             sequences: arrival.n.max(1),
@@ -246,6 +247,8 @@ pub struct Rack {
     pub pool: String,
     /// Traits of the pool; those of the pool's first rack count.
     pub supply: PoolTraits,
+    /// Models that the pool serves, by number.
+    pub models: Vec<u32>,
     /// Number of replicas.
     pub replicas: usize,
 }
@@ -254,12 +257,12 @@ impl Rack {
     /// Replicas of one pool without a price.
     #[must_use]
     pub fn plain(replicas: usize) -> Self {
-        Self { pool: "pool".to_owned(), supply: PoolTraits::default(), replicas }
+        Self { pool: "pool".to_owned(), supply: PoolTraits::default(), models: vec![0], replicas }
     }
 }
 
-/// A policy of these replicas in their order, one model that all pools serve,
-/// and the given classes and tenants. The name of a class or tenant is its
+/// A policy of these replicas in their order, the models that their pools serve,
+/// and the given classes and tenants. The name of a class, tenant or model is its
 /// number. Pools get their ids in the order in which they first appear.
 #[must_use]
 pub fn policy(racks: &[Rack], classes: &[Class], tenants: &[Tenant]) -> Policy {
@@ -270,11 +273,14 @@ pub fn policy(racks: &[Rack], classes: &[Class], tenants: &[Tenant]) -> Policy {
     for (index, tenant) in tenants.iter().enumerate() {
         policy.tenants.insert(&index.to_string(), tenant.clone());
     }
-    let model = policy.models.id_or_new("model");
+    let models: BTreeSet<u32> = racks.iter().flat_map(|rack| &rack.models).copied().collect();
+    models.iter().for_each(|model| _ = policy.models.id_or_new(&model.to_string()));
     for rack in racks {
         let pool = policy.pools.id_or_new(&rack.pool);
-        let fresh = || Pool { models: [model].into(), traits: rack.supply, ..Pool::default() };
+        let fresh = || Pool { traits: rack.supply, ..Pool::default() };
         let mut row = policy.pools.get(pool).cloned().unwrap_or_else(fresh);
+        let served = rack.models.iter().map(|model| policy.models.id_or_new(&model.to_string()));
+        row.models.extend(served.collect::<Vec<_>>());
         for _ in 0..rack.replicas {
             let name = format!("{}/{}", rack.pool, policy.replicas.capacity());
             let replica = Replica { pool, max_seqs: None, kv_tokens: None };
@@ -282,7 +288,12 @@ pub fn policy(racks: &[Rack], classes: &[Class], tenants: &[Tenant]) -> Policy {
         }
         policy.pools.insert(&rack.pool, row);
     }
-    let pools = policy.pools.iter().map(|(id, ..)| id).collect();
-    policy.models.insert("model", Model { pools, max_model_len: None });
+    for model in models {
+        let name = model.to_string();
+        let id = policy.models.id_or_new(&name);
+        let serving = policy.pools.iter().filter(|(_, _, row)| row.models.contains(&id));
+        let pools = serving.map(|(pool, ..)| pool).collect();
+        policy.models.insert(&name, Model { pools, max_model_len: None });
+    }
     policy
 }

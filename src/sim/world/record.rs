@@ -11,6 +11,8 @@ pub struct WorldRecord {
     pub tenant: u32,
     /// Number of the class.
     pub class: u32,
+    /// Time from arrival to the first attempt at an engine.
+    pub sent_after: Option<Duration>,
     pub prompt: u32,
     pub output: u32,
     /// Prompt tokens from the prefix cache.

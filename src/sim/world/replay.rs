@@ -23,6 +23,7 @@ use crate::sim::world::setup::Setup;
 
 fn rules(replicas: usize) -> Policy {
     let class = |rank: u32, wait: u64| Class {
+        usage_half_life: None,
         rank,
         min_share: 0.1,
         max_wait: Duration::from_millis(wait),
@@ -35,6 +36,7 @@ fn rules(replicas: usize) -> Policy {
     };
     let tenant = |weight| Tenant {
         weight,
+        parent: None,
         default_class: ClassId::new(0),
         classes: [ClassId::new(0), ClassId::new(1)].into(),
         models: None,

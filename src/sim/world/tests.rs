@@ -36,6 +36,7 @@ fn setup(count: u64, gap: u64) -> Setup {
 
 fn rules(setup: &Setup) -> Policy {
     let class = Class {
+        usage_half_life: None,
         rank: 0,
         min_share: 0.0,
         max_wait: Duration::from_secs(30),
@@ -48,6 +49,7 @@ fn rules(setup: &Setup) -> Policy {
     };
     let tenant = Tenant {
         weight: 1.0,
+        parent: None,
         default_class: ClassId::new(0),
         classes: [ClassId::new(0)].into(),
         models: None,

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::text::{plain, rows, table, time};
+use super::text::{plain, rows, table, tenant_name, time};
 
 /// `GET /admin/v1/requests/{id}` as text for people.
 pub(super) fn render(request: &Value) -> String {
@@ -25,7 +25,7 @@ pub(super) fn render(request: &Value) -> String {
         text,
         "\n  came {} ago from tenant {}, for class {} and model {}: {kind}, about {} prompt tokens",
         time(&request["age"]),
-        plain(&request["tenant"]),
+        tenant_name(&request["tenant"], &request["tenant_parent"]),
         plain(&request["asked_class"]),
         plain(&request["model"]),
         request["prompt_tokens"],

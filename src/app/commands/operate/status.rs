@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::text::{plain, rows, span, table, time};
+use super::text::{plain, rows, span, table, tenant_name, time};
 
 /// Most replicas on the screen. When there are more, the screen shows those that need attention.
 const MAX_REPLICAS: usize = 24;
@@ -177,7 +177,7 @@ pub(super) fn tenants(list: &Value) -> String {
         });
         let set: Vec<String> = set.collect();
         vec![
-            plain(&row["tenant"]),
+            tenant_name(&row["tenant"], &row["parent"]),
             plain(&row["weight"]),
             plain(&row["waiting"]),
             oldest(row),

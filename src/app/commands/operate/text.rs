@@ -30,6 +30,14 @@ pub(super) fn plain(value: &Value) -> String {
     }
 }
 
+/// A tenant's name, with that of the tenant that it belongs to: `search (acme)`.
+pub(super) fn tenant_name(name: &Value, parent: &Value) -> String {
+    match parent {
+        Value::String(parent) => format!("{} ({parent})", plain(name)),
+        _ => plain(name),
+    }
+}
+
 /// A number of seconds for people; `-` for a missing one.
 pub(super) fn time(value: &Value) -> String {
     value.as_f64().map_or_else(|| "-".to_owned(), span)
@@ -58,6 +66,13 @@ fn pair(large: u64, unit: &str, small: u64, smaller: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tenant_is_shown_with_its_parent() {
+        let name = Value::from("search");
+        assert_eq!(tenant_name(&name, &Value::from("acme")), "search (acme)");
+        assert_eq!(tenant_name(&name, &Value::Null), "search");
+    }
 
     #[test]
     fn times_are_short() {

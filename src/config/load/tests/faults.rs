@@ -118,6 +118,36 @@ fn faults_of_limits() {
 }
 
 #[test]
+fn faults_of_the_tree_of_tenants() {
+    let tree = |tenants: &str, one: &str| {
+        let text = with(&format!("tenants: {tenants}\nauth: {{mode: off, tenant: {one}}}"));
+        text.replacen("auth: {mode: off}\n", "", 1)
+    };
+    expect_one_error(&[
+        (
+            tree("{acme: {}, b: {parent: acne}}", "b"),
+            "tenants.b.parent: there is no tenant `acne` (did you mean `acme`?)",
+        ),
+        (tree("{a: {parent: a}}", "a"), "tenants.a.parent: the parents form a circle (a -> a)"),
+        (
+            tree("{a: {parent: b}, b: {parent: c}, c: {parent: b}}", "a"),
+            "tenants.b.parent: the parents form a circle (b -> c -> b) (take the parent of one of them away)",
+        ),
+        (
+            tree("{a: {}, b: {parent: a}, c: {parent: b}, d: {parent: c}, e: {parent: d}}", "a"),
+            "tenants.e.parent: is 5 levels deep (e -> d -> c -> b -> a) (at most 4 levels",
+        ),
+        (
+            tree(
+                "{a: {quota: {guarantee: 0.3}}, b: {parent: a, quota: {guarantee: 0.2}}, c: {parent: a, quota: {guarantee: 0.2}}}",
+                "a",
+            ),
+            "tenants.a.quota.guarantee: guarantees 0.3, and its children 0.40 together (b 0.2, c 0.2) (raise it",
+        ),
+    ]);
+}
+
+#[test]
 fn faults_of_tenants_and_classes() {
     expect_one_error(&[
         (with("classes: {}"), "classes: names no class"),

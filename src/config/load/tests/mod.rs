@@ -10,6 +10,7 @@ mod usage;
 
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 
 use crate::config::keys;
 use crate::config::load::{LoadOutcome, check_file, load_file, load_str_with};
@@ -146,6 +147,21 @@ fn classes_tenants_and_keys_are_what_the_file_says() {
     assert_eq!((ring["abcdefgh"].digest, ring["abcdefgh"].grant.class), ([7; 32], None));
     let night = Grant { class: Some(ClassId::new(1)), ..Grant::whole(TenantId::new(1)) };
     assert_eq!(ring["abcdefgi"].grant, night);
+}
+
+#[test]
+fn tenants_belong_to_the_parents_that_the_file_names() {
+    let text = with(
+        "classes: {fast: {rank: 0, usage_half_life: 2h}, slow: {rank: 7}}
+tenants: {search: {parent: acme, weight: 2}, acme: {quota: {guarantee: 0.5}}, other: {}}",
+    );
+    let settings = settings(&text.replace("{mode: off}", "{mode: off, tenant: search}"));
+    let tenants = &settings.policy.tenants;
+    let parent = |name| tenants.get(tenants.id(name).unwrap()).unwrap().parent;
+    assert_eq!(parent("search"), tenants.id("acme"));
+    assert_eq!((parent("acme"), parent("other")), (None, None));
+    let half_lives: Vec<_> = settings.policy.classes.iter().map(|(.., row)| row.usage_half_life).collect();
+    assert_eq!(half_lives, [Some(Duration::from_secs(7_200)), None]);
 }
 
 #[test]

@@ -79,6 +79,7 @@ fn class(rank: u32) -> Class {
     Class {
         rank,
         min_share: 0.0,
+        usage_half_life: None,
         max_wait: MAX_WAIT,
         cold_start_tolerance: None,
         ttft_objective: TTFT,
@@ -92,6 +93,7 @@ fn class(rank: u32) -> Class {
 fn tenant(class: ClassId, models: BTreeSet<ModelId>) -> Tenant {
     Tenant {
         weight: 1.0,
+        parent: None,
         default_class: class,
         classes: BTreeSet::from([class]),
         models: Some(models),

@@ -8,12 +8,12 @@ use crate::config::sections::identity::credentials::{CredentialHolder, Credentia
 use crate::config::sections::identity::oidc;
 use crate::config::sections::placement::check::rules;
 use crate::config::sections::tenants::context::TenantContext;
+use crate::config::sections::tenants::family;
 use crate::config::sections::tenants::usage_limits::check::CheckedLimits;
 use crate::config::sections::tenants::{AuthMode, TenantQuotaSection, TenantSection as Written};
 use crate::config::settings::identity::{Auth, Credentials, FailureLimits};
 use crate::config::settings::names::{NamedModel, TenantNames};
 use crate::config::syntax::field::FieldPath;
-use crate::config::syntax::named::NamedEntries;
 use crate::config::validate::findings::Findings;
 use crate::config::validate::names;
 use crate::config::validate::numbers;
@@ -24,8 +24,6 @@ use crate::core::model::policy::{QueueBounds, Quota, Tenant};
 
 /// The class of requests that ask for none, where nothing else is said.
 const USUAL_CLASS: &str = "standard";
-/// Room for the rounding of a sum of decimal fractions.
-const ROUNDING: f64 = 1e-9;
 /// The tenant of a file that names none.
 const ONLY_TENANT: &str = "default";
 
@@ -55,6 +53,8 @@ pub(in crate::config) fn validate(
         names::label(name, &field, findings);
         let row = context.row(tenant, &field, findings);
         let map = context.model_map(tenant, row.models.as_ref(), &field.key("model_map"), findings);
+        let parent = family::parent_of(name, &file.tenants, &field.key("parent"), findings);
+        let row = Tenant { parent: parent.map(|parent| tenants.id_or_new(parent)), ..row };
         let id = tenants.insert(name, row.clone());
         limits.add(&tenant.limits, LimitScope::Tenant(id), &field.key("limits"), findings);
         context.model_limits(tenant, id, &field.key("model_limits"), &mut limits, findings);
@@ -69,7 +69,7 @@ pub(in crate::config) fn validate(
             credentials.cert(context, holder, cert, &field.key("client_certs").index(at), findings);
         }
     }
-    guarantees(&file.tenants, findings);
+    family::guarantees(&file.tenants, findings);
     let auth = match file.auth.mode {
         AuthMode::Keys => {
             let mut held = credentials.held;
@@ -79,20 +79,6 @@ pub(in crate::config) fn validate(
         AuthMode::Off => Auth::Off(context.everybody(&mut tenants, findings)),
     };
     CheckedTenants { tenants, auth, names: own_names, limits }
-}
-
-/// What is guaranteed to all tenants together must be there.
-fn guarantees(tenants: &NamedEntries<Written>, findings: &mut Findings<'_>) {
-    let all = || tenants.iter().map(|(name, tenant)| (name, tenant.quota.guarantee));
-    let sum: f64 = all().map(|(_, guarantee)| guarantee).filter(|part| (0.0..=1.0).contains(part)).sum();
-    if sum <= 1.0 + ROUNDING {
-        return;
-    }
-    let named = all().filter(|(_, guarantee)| *guarantee > 0.0);
-    let named: Vec<String> = named.map(|(name, guarantee)| format!("{name} {guarantee}")).collect();
-    let message = format!("the guarantees are {sum:.2} together ({})", named.join(", "));
-    let hint = "lower quota.guarantee of some tenant until the sum is 1 or less";
-    findings.error(&FieldPath::top("tenants"), message, hint);
 }
 
 fn quota(quota: &TenantQuotaSection, field: &FieldPath, findings: &mut Findings<'_>) -> Quota {
@@ -148,6 +134,7 @@ impl TenantContext<'_> {
         let models = tenant.models.as_ref().map(|list| self.models_of(list, &field.key("models"), findings));
         Tenant {
             weight: tenant.weight,
+            parent: None,
             default_class: self.default_class(tenant, &classes, field, findings),
             classes,
             models,

@@ -49,6 +49,12 @@ pub struct ClassSection {
     /// Time between two tokens that is aimed at.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub itl: Option<Span>,
+    /// Time in which past use of a tenant comes to count half against it, as in
+    /// Slurm; absent = only what is used while a tenant waits counts. Of two
+    /// tenants that wait, one that has used less for its weight lately gets up
+    /// to 4 times its weight, one that has used more down to a sixteenth.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage_half_life: Option<Span>,
     /// The class, of a later rank, in which a request goes on that cannot be
     /// in time in this one, if its tenant may use it; absent = it is refused.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -70,6 +76,7 @@ pub fn builtin_classes() -> NamedEntries<ClassSection> {
             early_head: false,
             ttft: Some(Span::millis(ttft)),
             itl: Some(Span::millis(itl)),
+            usage_half_life: None,
             demote_to: None,
             placement,
         };
@@ -181,9 +188,11 @@ fn row(class: &ClassSection, base: &ClassSection, field: &FieldPath, findings: &
     let max_wait = time("max_wait", class.max_wait, base.max_wait);
     let cold_start_tolerance =
         class.cold_start_tolerance.map(|own| time("cold_start_tolerance", Some(own), None));
+    let usage_half_life = class.usage_half_life.map(|own| time("usage_half_life", Some(own), None));
     let row = Class {
         rank: class.rank.or(base.rank).unwrap_or_default(),
         min_share,
+        usage_half_life,
         max_wait,
         cold_start_tolerance,
         ttft_objective: time("ttft", class.ttft, base.ttft),

@@ -3,6 +3,7 @@
 pub(in crate::config) mod check;
 pub mod classes;
 pub(in crate::config) mod context;
+mod family;
 pub mod usage_limits;
 
 use schemars::JsonSchema;
@@ -48,10 +49,17 @@ pub enum AuthMode {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct TenantSection {
-    /// Share against the other tenants; 2 gets twice as much as 1 when both
-    /// want more than there is.
+    /// Share against the other tenants with the same `parent`; 2 gets twice as
+    /// much as 1 when both want more than there is.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub weight: f64,
+    /// The tenant that this one belongs to, such as its organisation; absent =
+    /// none. A tenant and all who belong to it, directly or through others,
+    /// have one share and one quota, which they divide among themselves. The
+    /// tenant's own requests count as those of one more child of weight 1. There
+    /// are at most 4 levels.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parent: Option<String>,
     /// The class of a request that asks for none; absent = `standard` if the
     /// tenant may use it, else the first class that it may use.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -97,6 +105,7 @@ impl Default for TenantSection {
     fn default() -> Self {
         Self {
             weight: 1.0,
+            parent: None,
             default_class: None,
             classes: None,
             models: None,
@@ -130,13 +139,15 @@ pub struct TenantQueueSection {
     pub tokens: Option<u64>,
 }
 
-/// A tenant's part in the places (sequences) that the replicas of its models
-/// have, each from 0 to 1. What is guaranteed and idle is lent to others.
+/// The part of a tenant and its children in the places (sequences) that the
+/// replicas of its models have, each from 0 to 1. What is guaranteed and idle is
+/// lent to others.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct TenantQuotaSection {
     /// Served before every tenant that has more than its own guarantee. All
-    /// guarantees together are at most 1.
+    /// guarantees together are at most 1, and those of the children of a tenant
+    /// at most its own. What a child does not use goes to its siblings first.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub guarantee: f64,
     /// Part that the tenant may hold beyond its guarantee, of what others do not use.

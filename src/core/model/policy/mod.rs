@@ -3,6 +3,7 @@
 
 pub(crate) mod placement;
 pub(crate) mod sleep;
+pub mod tenants;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -48,6 +49,9 @@ pub struct Class {
     /// Share of the dispatched work, `0.0..=1.0`, that this class gets under any load of the
     /// classes before it.
     pub min_share: f64,
+    /// Time in which past use of a tenant comes to count half against it; absent = only what is
+    /// used while it waits counts.
+    pub usage_half_life: Option<Duration>,
     /// The longest wait in the queue before the job is refused.
     pub max_wait: Duration,
     /// How long a job may be held for a pool that has to start, counted from the start of the hold;
@@ -69,8 +73,11 @@ pub struct Class {
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tenant {
-    /// Share against the other tenants, greater than zero.
+    /// Share against the other tenants with the same parent, greater than zero.
     pub weight: f64,
+    /// The tenant of whose share this one gets a part; absent = it shares with all others that have
+    /// no parent.
+    pub parent: Option<TenantId>,
     /// The class of a request that asks for none.
     pub default_class: ClassId,
     /// Every class that the tenant may use; contains `default_class`.
@@ -85,7 +92,7 @@ pub struct Tenant {
     pub placement: PlacementRules,
 }
 
-/// Quota of a tenant: its part of the sequences that the replicas of a pool group can run, in the
+/// Quota of a tenant and all its children: their part of the sequences that the replicas of a pool group can run, in the
 /// manner of cohorts. An idle guarantee is lent. All values are fractions of that capacity,
 /// `0.0..=1.0`.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -11,7 +11,8 @@ use crate::core::queue::drain_rate::DrainRates;
 use crate::core::queue::fairness::{FairCounters, GuaranteedShare};
 use crate::core::queue::headroom::Headroom;
 
-use super::heads::{HeadIndex, PoolSetQueue};
+use super::head_tree::HeadTree;
+use super::heads::HeadIndex;
 
 /// How long a class stays active after its last job has left or has stopped waiting. In a shorter
 /// time, slower classes fill the replicas between the requests of a trickle, and each request waits
@@ -61,6 +62,7 @@ impl ClassOrder {
         let is_known = |tenant: TenantId| policy.tenants.get(tenant).is_some();
         let mut counters = old.map(|old| old.counters.clone()).unwrap_or_default();
         counters.retain(is_known);
+        counters.set_half_life(policy.classes.get(id).and_then(|row| row.usage_half_life));
         let max_served = old.and_then(|old| old.max_served.iter().copied().max()).unwrap_or(0);
         let own = shape.reach.get(&id);
         Self {
@@ -89,4 +91,14 @@ impl ClassOrder {
     pub(super) fn is_active(&self, now: Tick) -> bool {
         self.last_active.is_some_and(|seen| now.since(seen) < ACTIVE_FOR)
     }
+}
+
+/// Waiting jobs of one class in one pool set.
+#[derive(Debug, Clone, Default)]
+pub(super) struct PoolSetQueue {
+    /// Search trees of the heads, numbered by [`tree_index`]: one for each part, bound and unbound.
+    pub(super) trees: [HeadTree; 4],
+    pub(super) waiting: u64,
+    /// The tier of pools that the last job was dispatched to.
+    pub(super) last_tier: Option<usize>,
 }

@@ -2,82 +2,152 @@
 //!
 //! Charging a tenant moves all of the tenant's fresh heads of the class. A tenant has one head for
 //! each of its lanes of the class, and lanes of different models may be in different pool sets. The
-//! index lists these heads by tenant, so that a charge looks at no lane and no job.
+//! index lists these heads by tenant, so that a charge looks at no lane and no job. It lists groups
+//! of tenants too: each is one entry in each tree in which its members have heads.
 
 use smallvec::SmallVec;
 
-use crate::core::model::ids::{ClassIndex, TenantId};
+use crate::core::model::ids::{ClassIndex, PoolSetIndex, TenantId};
 use crate::core::queue::lane_key::LanePart;
 
 use super::PoolGroup;
+use super::head_tree::GroupStanding;
 use super::heads::{HeadEntry, HeadKey, HeadPosition, HeadSet, tree_index};
 
 impl PoolGroup {
-    /// Adds, moves or removes a head; returns its new position.
+    /// Adds, moves or removes a head of the tenant; returns its new position.
     pub fn put_head(
         &mut self,
-        at: HeadSet,
+        (at, tenant): (HeadSet, TenantId),
         seat: Option<HeadPosition>,
         bound: bool,
         entry: Option<HeadEntry>,
     ) -> Option<HeadPosition> {
         let here = seat.filter(|seat| seat.preferred_only == bound);
         if seat != here {
-            self.set(at, !bound, seat, None);
+            self.set((at, tenant), !bound, seat, None);
         }
-        self.set(at, bound, here, entry)
+        self.set((at, tenant), bound, here, entry)
     }
 
     fn set(
         &mut self,
-        at: HeadSet,
+        (at, tenant): (HeadSet, TenantId),
         bound: bool,
         before: Option<HeadPosition>,
         entry: Option<HeadEntry>,
     ) -> Option<HeadPosition> {
+        if before.is_none() && entry.is_none() {
+            return None;
+        }
         let HeadSet { class, pool_set, part } = at;
-        let class = &mut self.classes[class.index()];
         let number = tree_index(part, bound);
-        let heads = &mut class.pool_sets[pool_set.index()].trees[number];
-        let old = before.and_then(|seat| heads.get(seat.slot));
-        let tenant = entry.as_ref().or(old)?.value.lane.tenant;
+        let home = self.quotas.tree.group_of(tenant);
+        let own = &mut self.classes[class.index()];
+        let heads = &mut own.pool_sets[pool_set.index()].trees[number];
         let after = heads
-            .put(before.map(|seat| seat.slot), entry)
+            .put(home, before.map(|seat| seat.slot), entry)
             .map(|slot| HeadPosition { preferred_only: bound, slot });
-        class.pool_sets_with_heads[number].set(pool_set.index(), !heads.is_empty());
         if part == LanePart::Fresh && before != after {
-            let chairs = class.head_positions.entry(tenant).or_default();
+            let chairs = own.head_positions.tenants.entry(tenant).or_default();
             chairs.retain(|chair| Some(*chair) != before.map(|seat| (pool_set, seat)));
             chairs.extend(after.map(|seat| (pool_set, seat)));
         }
+        for group in self.quotas.tree.groups_of(tenant) {
+            self.refresh_group(class, (pool_set, number), group);
+        }
+        let own = &mut self.classes[class.index()];
+        let is_empty = own.pool_sets[pool_set.index()].trees[number].is_empty();
+        own.pool_sets_with_heads[number].set(pool_set.index(), !is_empty);
         after
     }
 
-    /// The entry of a head in its search tree.
+    /// Updates a group's entry in one tree, after its children there or its standing have changed.
+    fn refresh_group(
+        &mut self,
+        class: ClassIndex,
+        (pool_set, number): (PoolSetIndex, usize),
+        group: TenantId,
+    ) {
+        let own = &mut self.classes[class.index()];
+        let is_fresh = number >= tree_index(LanePart::Fresh, false);
+        let counter = if is_fresh { own.counters.group(group) } else { 0 };
+        let standing = GroupStanding { quota_state: self.quotas.group_state(group), counter };
+        let heads = &mut own.pool_sets[pool_set.index()].trees[number];
+        heads.refresh(group, self.quotas.tree.parent(group), standing);
+        let holds = heads.holds(group);
+        let places = own.head_positions.groups.entry(group).or_default();
+        if places.contains(&(pool_set, number)) != holds {
+            places.retain(|place| *place != (pool_set, number));
+            places.extend(holds.then_some((pool_set, number)));
+        }
+    }
+
+    /// The entry of a tenant's head in its search tree.
     #[must_use]
     pub fn head_at(
         &self,
-        HeadSet { class, pool_set, part }: HeadSet,
+        (HeadSet { class, pool_set, part }, tenant): (HeadSet, TenantId),
         seat: HeadPosition,
-    ) -> Option<&HeadEntry> {
+    ) -> Option<HeadEntry> {
         let trees = &self.classes[class.index()].pool_sets[pool_set.index()].trees;
-        trees[tree_index(part, seat.preferred_only)].get(seat.slot)
+        trees[tree_index(part, seat.preferred_only)].get(self.quotas.tree.group_of(tenant), seat.slot)
     }
 
-    /// Moves a tenant's fresh heads of a class to the position that its counter gives them.
+    /// Moves a tenant's fresh heads of a class to the position that its counter and those of its
+    /// groups give them.
     pub fn follow_counter(&mut self, class: ClassIndex, tenant: TenantId) {
-        let class = &mut self.classes[class.index()];
-        let counter = class.counters.get(tenant);
-        for (pool_set, seat) in class.head_positions.get(&tenant).into_iter().flatten() {
-            let heads = &mut class.pool_sets[pool_set.index()].trees
-                [tree_index(LanePart::Fresh, seat.preferred_only)];
-            heads.rekey(seat.slot, |key| HeadKey::new(key.quota_state, counter, key.place));
+        let own = &mut self.classes[class.index()];
+        let (counter, home) = (own.counters.get(tenant), self.quotas.tree.group_of(tenant));
+        for (pool_set, seat) in own.head_positions.tenants.get(&tenant).into_iter().flatten() {
+            let heads =
+                &mut own.pool_sets[pool_set.index()].trees[tree_index(LanePart::Fresh, seat.preferred_only)];
+            heads.rekey(home, seat.slot, |key| HeadKey::new(key.quota_state, counter, key.place));
+        }
+        for group in self.quotas.tree.groups_of(tenant) {
+            self.follow_group_in(class, group);
+        }
+    }
+
+    /// Moves a group of tenants to the position that its quota state and its counter give it. The
+    /// groups that it belongs to move with it.
+    pub fn follow_group(&mut self, group: TenantId) {
+        self.class_indexes().for_each(|class| self.follow_group_in(class, group));
+    }
+
+    fn follow_group_in(&mut self, class: ClassIndex, group: TenantId) {
+        let places = self.classes[class.index()].head_positions.groups.get(&group);
+        for (pool_set, number) in places.cloned().unwrap_or_default() {
+            for group in self.quotas.tree.groups_of(group) {
+                self.refresh_group(class, (pool_set, number), group);
+            }
+            let own = &mut self.classes[class.index()];
+            let is_empty = own.pool_sets[pool_set.index()].trees[number].is_empty();
+            own.pool_sets_with_heads[number].set(pool_set.index(), !is_empty);
         }
     }
 
     /// The number of a tenant's fresh heads in a class that follow its counter.
     #[must_use]
     pub fn indexed_heads(&self, class: ClassIndex, tenant: TenantId) -> usize {
-        self.classes[class.index()].head_positions.get(&tenant).map_or(0, SmallVec::len)
+        self.classes[class.index()].head_positions.tenants.get(&tenant).map_or(0, SmallVec::len)
+    }
+
+    /// Whether each group is among its siblings with the standing that it has now, in every tree
+    /// in which one of its members has a head. Looks at every group.
+    #[must_use]
+    pub fn groups_are_ranked(&self) -> bool {
+        let groups = self.quotas.tree.groups_from_below();
+        self.classes.iter().all(|class| {
+            let trees = class.pool_sets.iter().flat_map(|pool_set| pool_set.trees.iter().enumerate());
+            trees.clone().all(|(number, tree)| {
+                let is_fresh = number >= tree_index(LanePart::Fresh, false);
+                groups.iter().all(|group| {
+                    let counter = if is_fresh { class.counters.group(*group) } else { 0 };
+                    let standing = GroupStanding { quota_state: self.quotas.group_state(*group), counter };
+                    tree.is_ranked(*group, self.quotas.tree.parent(*group), standing)
+                })
+            })
+        })
     }
 }

@@ -1,5 +1,6 @@
 //! Heads of lanes: their keys and positions in the order, and the types of a search among them.
 
+use std::cmp::Ordering;
 use std::fmt;
 
 use smallvec::SmallVec;
@@ -7,13 +8,15 @@ use smallvec::SmallVec;
 use crate::core::model::bit_set::BitSet;
 use crate::core::model::ids::{ClassIndex, JobId, PoolId, PoolSetIndex, ReplicaId, TenantId};
 use crate::core::model::number_map::NumberMap;
-use crate::core::queue::fit_tree::{FitEntry, FitRank, FitSize, FitTree};
+use crate::core::queue::fairness::quantum;
+use crate::core::queue::fit_tree::{FitEntry, FitRank, FitSize};
 use crate::core::queue::lane_key::{LaneKey, LanePart, LanePlace};
 use crate::core::queue::quota::QuotaState;
 
-/// Order of heads within a class and pool set: tenants below their guarantee first, then the least
-/// counter, then the place in the lane.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+/// Place of a head among those of a class and pool set: tenants below their guarantee first, then
+/// the least counter, then the place in the lane. Among tenants in the same fairness quantum, jobs
+/// in time go before late ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeadKey {
     /// State of the tenant's quota.
     pub quota_state: QuotaState,
@@ -30,6 +33,20 @@ impl HeadKey {
     #[must_use]
     pub const fn new(standing: QuotaState, counter: u128, place: LanePlace) -> Self {
         Self { quota_state: standing, counter, place, least_counter: counter }
+    }
+}
+
+impl Ord for HeadKey {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let turn = |key: &Self| (key.quota_state, quantum(key.counter), key.place.late);
+        let exact = |key: &Self| (key.counter, key.place, key.least_counter);
+        turn(self).cmp(&turn(other)).then_with(|| exact(self).cmp(&exact(other)))
+    }
+}
+
+impl PartialOrd for HeadKey {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
     }
 }
 
@@ -187,18 +204,14 @@ pub struct ObjectiveInputs {
     pub turns: u64,
 }
 
-/// Waiting jobs of one class in one pool set.
-#[derive(Debug, Clone, Default)]
-pub(super) struct PoolSetQueue {
-    /// Search trees of the heads, numbered by [`tree_index`]: one for each part, bound and unbound.
-    pub(super) trees: [FitTree<HeadKey, LaneHead>; 4],
-    pub(super) waiting: u64,
-    /// The tier of pools that the last job was dispatched to.
-    pub(super) last_tier: Option<usize>,
-}
-
 /// A pool set with the position of a head in it.
 pub(super) type IndexedHead = (PoolSetIndex, HeadPosition);
 
-/// Positions of each tenant's fresh heads.
-pub(super) type HeadIndex = NumberMap<TenantId, SmallVec<[IndexedHead; 2]>>;
+/// Positions of fresh heads.
+#[derive(Debug, Clone, Default)]
+pub(super) struct HeadIndex {
+    /// Of each tenant.
+    pub(super) tenants: NumberMap<TenantId, SmallVec<[IndexedHead; 2]>>,
+    /// Of each group: the pool sets and the numbers of the search trees in which it has heads.
+    pub(super) groups: NumberMap<TenantId, SmallVec<[(PoolSetIndex, usize); 2]>>,
+}

@@ -2,6 +2,7 @@
 
 mod class_order;
 mod head_index;
+mod head_tree;
 mod heads;
 mod search;
 
@@ -29,6 +30,8 @@ pub use self::heads::{
 };
 
 use self::class_order::{ACTIVE_FOR, ClassOrder};
+#[cfg(test)]
+use self::head_tree::HeadTree;
 use self::heads::tree_index;
 
 /// One pool group: its classes in the order of service, and the replicas held for wide jobs.
@@ -240,21 +243,59 @@ impl PoolGroup {
         self.wide_jobs.last_key_value().map_or(1, |(seqs, _)| *seqs)
     }
 
-    /// Lifts the counter of a tenant that begins to wait in a pool set. The floor is the least
-    /// counter of those who wait for one of its pools, in this pool set or in another; when nobody
-    /// does, the largest counter served at its pools. Returns whether the counter changed.
+    /// Lifts the counter of a tenant that begins to wait in a pool set, and those of its groups that
+    /// begin to wait there with it. The floor is the least counter of the siblings who wait for one
+    /// of its pools, in this pool set or in another; when nobody does, the largest counter served
+    /// at its pools. Returns whether a counter changed.
     pub fn lift(&mut self, class: ClassIndex, pool_set: PoolSetIndex, tenant: TenantId) -> bool {
-        let class = &mut self.classes[class.index()];
+        let tree = &self.quotas.tree;
+        let home = tree.group_of(tenant);
+        let floor = self.floor(class, pool_set, home);
+        let mut lifted = self.classes[class.index()].counters.lift(tenant, floor);
+        for group in self.quotas.tree.groups_of(tenant) {
+            let here = &self.classes[class.index()].pool_sets[pool_set.index()].trees;
+            let waits =
+                [false, true].iter().any(|bound| here[tree_index(LanePart::Fresh, *bound)].holds(group));
+            if !waits {
+                let floor = self.floor(class, pool_set, self.quotas.tree.parent(group));
+                lifted |= self.classes[class.index()].counters.lift_group(group, floor);
+            }
+        }
+        lifted
+    }
+
+    /// See [`Self::lift`].
+    fn floor(&self, class: ClassIndex, pool_set: PoolSetIndex, group: Option<TenantId>) -> u128 {
+        let class = &self.classes[class.index()];
         let rivals = [false, true].into_iter().flat_map(|bound| {
             let tree = tree_index(LanePart::Fresh, bound);
             let busy = class.pool_sets_with_heads[tree].intersection(&self.overlaps[pool_set.index()]);
             busy.map(move |other| (other, tree))
         });
-        let waiting = rivals.filter_map(|(other, tree)| class.pool_sets[other].trees[tree].least_key());
-        let served =
-            || self.pool_set_pools[pool_set.index()].1.iter().map(|place| class.max_served[*place]).max();
-        let floor = waiting.map(|key| key.least_counter).min().or_else(served).unwrap_or(0);
-        class.counters.lift(tenant, floor)
+        let waiting =
+            rivals.filter_map(|(other, tree)| class.pool_sets[other].trees[tree].least_counter(group));
+        let served = || match group {
+            Some(group) => Some(class.counters.max_served(group)),
+            None => {
+                self.pool_set_pools[pool_set.index()].1.iter().map(|place| class.max_served[*place]).max()
+            }
+        };
+        waiting.min().or_else(served).unwrap_or(0)
+    }
+
+    /// How much more than another tenant one has received, as a difference of the counters by
+    /// which the two compete: those of the outermost groups that they do not share.
+    #[must_use]
+    pub fn lead(&self, class: ClassIndex, tenant: TenantId, other: TenantId) -> u128 {
+        let counters = &self.classes[class.index()].counters;
+        let (own, others) = (self.quotas.tree.groups_of(tenant), self.quotas.tree.groups_of(other));
+        let shared =
+            own.iter().rev().zip(others.iter().rev()).take_while(|(own, other)| own == other).count();
+        let counter = |tenant, groups: &[TenantId]| match groups.len().checked_sub(shared + 1) {
+            Some(place) => counters.group(groups[place]),
+            None => counters.get(tenant),
+        };
+        counter(tenant, &own).saturating_sub(counter(other, &others))
     }
 
     /// The ids of the classes, in the order of service.
@@ -379,7 +420,8 @@ impl PoolGroup {
         class.pool_sets[chosen.pool_set.index()].last_tier =
             tiers.iter().position(|tier| tier.pools.contains(&pool));
         if chosen.head.part == LanePart::Fresh {
-            let counter = class.counters.get(chosen.head.lane.tenant);
+            let groups = self.quotas.tree.groups_of(chosen.head.lane.tenant);
+            let counter = class.counters.note_served(chosen.head.lane.tenant, &groups);
             let served = place.map(|place| &mut class.max_served[place]);
             served.into_iter().for_each(|served| *served = counter.max(*served));
         }
@@ -423,7 +465,7 @@ impl PoolGroup {
     #[cfg(test)]
     pub(crate) fn visits(&self) -> u64 {
         let pool_sets = self.classes.iter().flat_map(|class| &class.pool_sets);
-        pool_sets.flat_map(|pool_set| &pool_set.trees).map(|board| board.visits.get()).sum()
+        pool_sets.flat_map(|pool_set| &pool_set.trees).map(HeadTree::visits).sum()
     }
 
     /// Classes in the order of service, and whether each is owed its guaranteed share.

@@ -2,13 +2,13 @@
 
 use crate::core::model::bit_set::BitSet;
 use crate::core::model::ids::{ClassIndex, PoolId, PoolSetIndex};
-use crate::core::queue::fit_tree::{FitSize, FitTree};
+use crate::core::queue::fit_tree::FitSize;
 use crate::core::queue::lane_key::LanePart;
-use crate::core::queue::quota::QuotaState;
 
 use super::PoolGroup;
+use super::head_tree::FoundHead;
 use super::heads::{
-    Candidate, HeadEntry, HeadKey, HeadSet, LaneHead, OpenRoom, PoolOpening, PoolOpenings, RoomIn, tree_index,
+    Candidate, HeadKey, HeadSet, LaneHead, OpenRoom, PoolOpening, PoolOpenings, RoomIn, tree_index,
 };
 
 impl PoolGroup {
@@ -32,18 +32,16 @@ impl PoolGroup {
         self.service_order().into_iter().find_map(|(class, guaranteed)| {
             let background = self.is_background(class) && !guaranteed;
             LanePart::ALL.into_iter().find_map(|part| {
-                let (entry, pool_set) = self.first_in(class, part, background, room, skip)?;
-                let (head, need, HeadKey { place, quota_state: standing, .. }) =
-                    (entry.value, entry.size, entry.key);
+                let (found, pool_set) = self.first_in(class, part, background, room, skip)?;
                 Some(Candidate {
                     class,
                     pool_set,
-                    head,
-                    place,
-                    need,
+                    head: found.entry.value,
+                    place: found.entry.key.place,
+                    need: found.entry.size,
                     guaranteed,
                     background,
-                    quota_state: standing,
+                    quota_state: found.quota_state(),
                 })
             })
         })
@@ -58,9 +56,9 @@ impl PoolGroup {
         background: bool,
         room: RoomIn<'_>,
         skip: &dyn Fn(&LaneHead) -> bool,
-    ) -> Option<(HeadEntry, PoolSetIndex)> {
+    ) -> Option<(FoundHead, PoolSetIndex)> {
         let class = &self.classes[place.index()];
-        let mut best: Option<(HeadEntry, PoolSetIndex)> = None;
+        let mut best: Option<(FoundHead, PoolSetIndex)> = None;
         for bound in [false, true] {
             let board = tree_index(part, bound);
             let busy = &class.pool_sets_with_heads[board];
@@ -68,13 +66,14 @@ impl PoolGroup {
                 let heads = &class.pool_sets[pool_set].trees[board];
                 let pool_set = PoolSetIndex::from(pool_set);
                 let at = HeadSet { class: place, pool_set, part };
-                let goes_before = |key: &HeadKey| best.as_ref().is_none_or(|(found, _)| *key < found.key);
-                if heads.least_key().is_some_and(|key| goes_before(&key))
+                let may_follow = |key| best.as_ref().is_none_or(|(found, _)| found.may_follow(&key));
+                let goes_before =
+                    |one: &FoundHead| best.as_ref().is_none_or(|(found, _)| one.goes_before(found));
+                if heads.least_key().is_some_and(may_follow)
                     && let Some(size) = self.room_of(at, bound, background, room)
-                    && let Some(entry) =
-                        self.first_allowed(heads, size, skip).filter(|one| goes_before(&one.key))
+                    && let Some(found) = heads.first(size, &self.quotas, skip).filter(goes_before)
                 {
-                    best = Some((entry, pool_set));
+                    best = Some((found, pool_set));
                 }
             }
         }
@@ -129,23 +128,5 @@ impl PoolGroup {
             busy.filter_map(move |pool_set| class.pool_sets[pool_set].trees[board].least_key())
         });
         heads.min()
-    }
-
-    /// The first head of a tree that fits and that the quotas allow. Borrowing tenants come after
-    /// all others. So when the first borrower has too many sequences for the unused quota, only a
-    /// head with fewer sequences can still go.
-    fn first_allowed(
-        &self,
-        board: &FitTree<HeadKey, LaneHead>,
-        room: FitSize,
-        skip: &dyn Fn(&LaneHead) -> bool,
-    ) -> Option<HeadEntry> {
-        let (_, entry) = board.first((), room, skip)?;
-        let spare = self.quotas.free_to_borrow();
-        if entry.key.quota_state == QuotaState::Guaranteed || entry.size.seqs <= spare {
-            return Some(entry);
-        }
-        let (_, entry) = board.first((), FitSize { seqs: room.seqs.min(spare), ..room }, skip)?;
-        Some(entry)
     }
 }

@@ -437,12 +437,12 @@ impl Scheduler {
                 }
                 let counter = if part == LanePart::Fresh { group.counter(spot.class, key.tenant) } else { 0 };
                 let value = LaneHead { job: job.spec.id, lane: key, part };
-                let key = HeadKey::new(standing, counter, job.position_in(part));
-                FitEntry { key, size: job.size(), value }
+                let place = HeadKey::new(standing, counter, job.position_in(part));
+                FitEntry { key: place, size: job.size(), value }
             });
             let heads = HeadSet { class: spot.class, pool_set: spot.pool_set, part };
             let seat = &mut lane.head_positions[part as usize];
-            *seat = group.put_head(heads, *seat, bound, entry);
+            *seat = group.put_head((heads, key.tenant), *seat, bound, entry);
         }
         if lane.refresh_at != reseat_at {
             let before = std::mem::replace(&mut lane.refresh_at, reseat_at);

@@ -4,6 +4,7 @@
 
 use crate::core::model::ids::{ClassId, GroupIndex, TenantId};
 use crate::core::queue::lane_key::LaneKey;
+use crate::core::queue::quota::QuotaChanges;
 
 use crate::core::scheduler::Scheduler;
 
@@ -14,24 +15,27 @@ impl Scheduler {
             return;
         }
         let capacity = self.fleet.capacity(&self.groups[group].shape.pools);
-        for tenant in self.groups[group].quotas.resize(capacity) {
-            self.refresh_quota_state(group, tenant);
-        }
+        let changes = self.groups[group].quotas.resize(capacity);
+        self.follow_quotas(group, &changes);
+    }
+
+    /// Updates the head positions of tenants and groups whose quota state changed.
+    fn follow_quotas(&mut self, group: GroupIndex, changes: &QuotaChanges) {
+        changes.tenants.iter().for_each(|tenant| self.refresh_quota_state(group, *tenant));
+        changes.groups.iter().for_each(|tenants| self.groups[group].follow_group(*tenants));
     }
 
     /// Takes `seqs` sequences of the tenant's quota for a dispatched job.
     pub(in crate::core::scheduler) fn take_quota(&mut self, group: GroupIndex, tenant: TenantId, seqs: u32) {
-        if self.groups[group].quotas.take(tenant, seqs) {
-            self.refresh_quota_state(group, tenant);
-        }
+        let changes = self.groups[group].quotas.take(tenant, seqs);
+        self.follow_quotas(group, &changes);
     }
 
     /// Gives back the quota of a job that left its replica.
     pub(in crate::core::scheduler) fn give_back_quota(&mut self, lane: LaneKey, seqs: u32) {
         let Some(group) = self.placement.group_of_model(lane.model) else { return };
-        if self.groups[group].quotas.give_back(lane.tenant, seqs) {
-            self.refresh_quota_state(group, lane.tenant);
-        }
+        let changes = self.groups[group].quotas.give_back(lane.tenant, seqs);
+        self.follow_quotas(group, &changes);
         if !self.groups[group].quotas.is_empty() {
             self.groups.mark_changed(Some(group));
         }

@@ -250,8 +250,8 @@ impl Scheduler {
         self.note_turn(&pick.chosen.head);
         let lane = self.take_from_lane(id)?;
         if unpaid {
-            let weight = self.weight(spec.tenant);
-            self.groups[group].class_mut(pick.chosen.class).counters.charge(spec.tenant, weight, price);
+            let who = self.weights(group, spec.tenant);
+            self.groups[group].class_mut(pick.chosen.class).counters.charge(&who, price, now);
             self.refresh_counter(LaneAccounts { group, class: pick.chosen.class }, lane);
         } else {
             self.refresh_lane(lane);

@@ -41,8 +41,8 @@ impl Scheduler {
         let Some(DeferredPick { pick, heads }) = deferred else { return true };
         let first = &pick.chosen;
         let turn = |one: &Candidate| (one.class, one.head.part, one.guaranteed, one.quota_state);
-        let counter = |one: &Candidate| self.groups[group].counter(one.class, one.head.lane.tenant);
-        let ahead = counter(next).saturating_sub(counter(first));
+        let (own, other) = (next.head.lane.tenant, first.head.lane.tenant);
+        let ahead = self.groups[group].lead(next.class, own, other);
         *heads < MAX_HEADS && turn(next) == turn(first) && ahead <= scaled(MAX_AHEAD, 1.0)
     }
 

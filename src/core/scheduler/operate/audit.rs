@@ -6,7 +6,7 @@ use crate::core::model::ids::{ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::model::invariant::InvariantId;
 use crate::core::queue::QueuedLoad;
 use crate::core::queue::lane_key::{LaneKey, LanePart};
-use crate::core::queue::order::HeadSet;
+use crate::core::queue::order::{HeadSet, PoolGroup};
 use crate::core::queue::quota::QuotaState;
 use crate::core::replica::fleet::{ReplicaMatch, ReplicaRequirements};
 use crate::core::replica::ledger::Ledger;
@@ -23,7 +23,12 @@ impl Scheduler {
         let checks = [
             (InvariantId::LedgerBalanced, self.ledgers_balance()),
             (InvariantId::QueueConsistent, self.queue_agrees()),
-            (InvariantId::HeadsRanked, self.heads_are_ranked() && self.heads_follow_counters()),
+            (
+                InvariantId::HeadsRanked,
+                self.heads_are_ranked()
+                    && self.heads_follow_counters()
+                    && self.groups.iter().all(PoolGroup::groups_are_ranked),
+            ),
             (
                 InvariantId::DeadlineWatched,
                 self.deadlines_agree() && self.holds_are_consistent() && self.readings_agree(),
@@ -46,8 +51,7 @@ impl Scheduler {
     /// Nodes of search trees that were looked at since the start.
     #[cfg(test)]
     pub(crate) fn visits(&self) -> u64 {
-        self.fleet.visits()
-            + self.groups.iter().map(crate::core::queue::order::PoolGroup::visits).sum::<u64>()
+        self.fleet.visits() + self.groups.iter().map(PoolGroup::visits).sum::<u64>()
     }
 
     fn ledgers_balance(&self) -> bool {
@@ -104,7 +108,7 @@ impl Scheduler {
                 };
                 let group = &self.groups[spot.group];
                 let heads = HeadSet { class: spot.class, pool_set: spot.pool_set, part };
-                let found = seat.and_then(|seat| group.head_at(heads, seat));
+                let found = seat.and_then(|seat| group.head_at((heads, key.tenant), seat));
                 let standing = self.quota_state(spot.group, key.tenant);
                 if standing == QuotaState::Parked {
                     return seat.is_none();

@@ -22,10 +22,10 @@ use std::time::Duration;
 
 use crate::core::billing::bill::WasteCause;
 use crate::core::model::event::{Action, AttemptOutcome, EngineFault, JobAction, RejectReason};
-use crate::core::model::ids::{JobId, TenantId};
+use crate::core::model::ids::{GroupIndex, JobId, TenantId};
 use crate::core::model::invariant::InvariantId;
 use crate::core::model::job::{JobUsage, TokenCounts};
-use crate::core::queue::fairness::cost;
+use crate::core::queue::fairness::{TenantWeights, cost};
 use crate::core::queue::lane_key::{LaneKey, LanePart};
 
 use super::Scheduler;
@@ -250,9 +250,9 @@ impl Scheduler {
 
     /// Replaces a charge of the lane's tenant in the class by another one.
     pub(super) fn recharge(&mut self, account: LaneAccounts, lane: LaneKey, charged: u64, cost: u64) {
-        let weight = self.weight(lane.tenant);
+        let who = self.weights(account.group, lane.tenant);
         let class = self.groups[account.group].class_mut(account.class);
-        class.counters.adjust(lane.tenant, weight, charged, cost);
+        class.counters.adjust(&who, charged, cost, self.now);
         self.refresh_counter(account, lane);
         self.groups.mark_changed(Some(account.group));
     }
@@ -262,5 +262,14 @@ impl Scheduler {
     pub(super) fn weight(&self, tenant: TenantId) -> f64 {
         let weight = self.policy.tenants.get(tenant).map_or(1.0, |row| row.weight);
         weight * self.overrides.boost(tenant)
+    }
+
+    /// The weights of the tenant and its groups. The own requests of a group have the weight 1 among
+    /// those of its children.
+    pub(super) fn weights(&self, group: GroupIndex, tenant: TenantId) -> TenantWeights {
+        let tree = &self.groups[group].quotas.tree;
+        let weight = if tree.is_group(tenant) { 1.0 } else { self.weight(tenant) };
+        let groups = tree.groups_of(tenant).into_iter();
+        TenantWeights { tenant, weight, groups: groups.map(|group| (group, self.weight(group))).collect() }
     }
 }

@@ -84,7 +84,7 @@ fn first_class_goes_first_and_tenants_take_turns() {
         order.push(job);
         running = job;
     }
-    assert_eq!(order, [3, 6, 4, 7, 5, 2]);
+    assert_eq!(order, [6, 3, 7, 4, 5, 2]);
 }
 
 #[test]

@@ -13,6 +13,7 @@ mod entries;
 mod fallbacks;
 mod faults;
 mod handovers;
+mod hierarchy;
 mod interruptions;
 mod keepers;
 mod needs;
@@ -57,6 +58,7 @@ fn class(rank: u32, min_share: f64) -> Class {
     Class {
         rank,
         min_share,
+        usage_half_life: None,
         max_wait: Duration::from_secs(60),
         ttft_objective: Duration::from_secs(1),
         itl_objective: Duration::from_millis(50),
@@ -71,6 +73,7 @@ fn tenant(weight: f64) -> Tenant {
     let default_class = ClassId::new(0);
     Tenant {
         weight,
+        parent: None,
         default_class,
         classes: BTreeSet::from([default_class]),
         models: None,

@@ -197,7 +197,8 @@ fn a_guarantee_goes_before_a_smaller_counter() {
     let actions = world.done(10);
     assert_eq!((sent(&actions), placed(&actions).order), (vec![(11, 0)], OrderReason::OwnQuota));
     let idle = world.done(20);
-    assert_eq!((sent(&idle), placed(&idle).order), (vec![(21, 0)], OrderReason::Fair));
+    let owed = "its counter is the smaller one, for it was owed something when it came";
+    assert_eq!((sent(&idle), placed(&idle).order), (vec![(12, 0)], OrderReason::Fair), "{owed}");
 }
 
 #[test]

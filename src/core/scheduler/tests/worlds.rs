@@ -264,7 +264,14 @@ fn put_tenants(rules: &Rules, policy: &mut Policy) {
             let quota = quota.unwrap_or_default();
             let classes = (0..3).map(ClassId::new).collect();
             let placement = rules.places.tenants.get(index).cloned().unwrap_or_default();
-            let row = Tenant { bounds, quota, classes, placement, ..tenant(f64::from(*weight)) };
+            // In some worlds the first tenants are groups, in one of them in a circle.
+            let parent = match (weight % 4, index) {
+                (1, 1..) => Some(TenantId::new(0)),
+                (2, 3..) => Some(TenantId::new(1)),
+                (3, _) => Some(TenantId::new(2)),
+                _ => None,
+            };
+            let row = Tenant { parent, bounds, quota, classes, placement, ..tenant(f64::from(*weight)) };
             policy.tenants.insert(NAMES[index], row);
         }
     }

@@ -66,6 +66,7 @@ fn gateway(places: usize, initial: u32) -> Box<dyn Router> {
 
 fn rules(places: usize) -> Policy {
     let class = Class {
+        usage_half_life: None,
         rank: 0,
         min_share: 0.0,
         max_wait: Duration::from_secs(600),
@@ -78,6 +79,7 @@ fn rules(places: usize) -> Policy {
     };
     let tenant = Tenant {
         weight: 1.0,
+        parent: None,
         default_class: ClassId::new(0),
         classes: [ClassId::new(0)].into(),
         models: None,

@@ -9,10 +9,18 @@
 //! A job may have several sequences. The last job of a tenant may therefore take the tenant above
 //! its ceiling by all but one of the job's sequences. Tenants without a quota of their own only
 //! borrow, and cost nothing here.
+//!
+//! A group of tenants has a quota too, and holds what its children hold. A guarantee that a child
+//! does not use goes to its siblings first: the group is below its guarantee, and goes before all
+//! who borrow. What a group does not lend stays free for its children. A change costs a step on
+//! each level.
 
 use std::collections::BTreeMap;
 
+use smallvec::SmallVec;
+
 use crate::core::model::ids::TenantId;
+use crate::core::model::policy::tenants::TenantTree;
 use crate::core::model::policy::{Policy, Quota};
 
 /// Rounding tolerance in sequences: a product of a fraction and a capacity that is this close below
@@ -61,15 +69,42 @@ impl QuotaAccount {
     }
 }
 
+/// Quota of a group, with what its children keep free.
+#[derive(Debug, Clone, Copy)]
+struct GroupQuota {
+    own: QuotaAccount,
+    /// Sequences that stay free for single children, from their siblings too.
+    kept_inside: u64,
+}
+
+impl GroupQuota {
+    /// Sequences that stay free for the group and its children.
+    fn kept_free(&self, capacity: u64) -> u64 {
+        self.own.kept_free(capacity).max(self.kept_inside)
+    }
+}
+
+/// The tenants and groups whose state changed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct QuotaChanges {
+    pub tenants: SmallVec<[TenantId; 1]>,
+    /// Groups, those of deeper levels first.
+    pub groups: SmallVec<[TenantId; 2]>,
+}
+
 /// Tenant quotas of a pool group.
 #[derive(Debug, Clone, Default)]
 pub struct TenantQuotas {
-    /// Tenants whose quota is not the default.
+    /// Which tenants share as one.
+    pub tree: TenantTree,
+    /// Tenants without children whose quota is not the default.
     accounts: BTreeMap<TenantId, QuotaAccount>,
+    /// Every group, if there is any quota.
+    groups: BTreeMap<TenantId, GroupQuota>,
     capacity: u64,
     /// Sequences that all tenants hold.
     held: u64,
-    /// Sequences that stay free for tenants that do not lend them.
+    /// Sequences that stay free for tenants and groups that do not lend them.
     kept_free: u64,
 }
 
@@ -77,89 +112,167 @@ impl TenantQuotas {
     /// The quotas of a policy, with nothing held and a capacity of 0.
     #[must_use]
     pub fn new(policy: &Policy) -> Self {
-        let rows = policy.tenants.iter().filter(|(_, _, row)| row.quota != Quota::default());
-        let accounts = rows
-            .map(|(id, _, row)| (id, QuotaAccount { quota: clamped_quota(row.quota), held: 0 }))
-            .collect();
-        Self { accounts, ..Self::default() }
+        let tree = TenantTree::new(policy);
+        let account = |quota| QuotaAccount { quota: clamped_quota(quota), held: 0 };
+        let has_quota = policy.tenants.iter().any(|(_, _, row)| row.quota != Quota::default());
+        let rows = || policy.tenants.iter().filter(|_| has_quota);
+        let single = rows().filter(|(id, _, row)| row.quota != Quota::default() && !tree.is_group(*id));
+        let accounts = single.map(|(id, _, row)| (id, account(row.quota))).collect();
+        let groups = rows().filter(|(id, ..)| tree.is_group(*id));
+        let groups =
+            groups.map(|(id, _, row)| (id, GroupQuota { own: account(row.quota), kept_inside: 0 })).collect();
+        Self { tree, accounts, groups, ..Self::default() }
     }
 
-    /// Whether no tenant has a quota of its own.
+    /// Whether neither a tenant nor a group has a quota of its own.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.accounts.is_empty()
+        self.accounts.is_empty() && self.groups.is_empty()
     }
 
-    /// State of the tenant's quota.
+    /// State of the tenant's own quota, whatever its groups hold.
     #[must_use]
     pub fn state(&self, tenant: TenantId) -> QuotaState {
         self.accounts.get(&tenant).map_or(QuotaState::Borrowing, |own| own.state(self.capacity))
     }
 
-    /// Free sequences that borrowing tenants may take.
+    /// State of a group's quota.
     #[must_use]
-    pub fn free_to_borrow(&self) -> u32 {
+    pub fn group_state(&self, group: TenantId) -> QuotaState {
+        self.groups.get(&group).map_or(QuotaState::Borrowing, |group| group.own.state(self.capacity))
+    }
+
+    /// Free sequences that a child of the group may take when it borrows; without a group, one
+    /// whose own guarantee or that of its groups is used up.
+    #[must_use]
+    pub fn free_to_borrow(&self, group: Option<TenantId>) -> u32 {
         if self.kept_free == 0 {
             return u32::MAX;
         }
-        let spare = self.capacity.saturating_sub(self.held).saturating_sub(self.kept_free);
+        // What siblings keep free, up to the first level whose guarantee is not used up.
+        let (mut kept, mut at) = (0u64, group);
+        while let Some((id, own)) = at.and_then(|id| Some((id, self.groups.get(&id)?))) {
+            kept += own.kept_inside;
+            if own.own.state(self.capacity) == QuotaState::Guaranteed {
+                return self.spare_beside(kept);
+            }
+            kept = kept.saturating_sub(own.kept_free(self.capacity));
+            at = self.tree.parent(id);
+        }
+        self.spare_beside(kept + self.kept_free)
+    }
+
+    fn spare_beside(&self, kept: u64) -> u32 {
+        let spare = self.capacity.saturating_sub(self.held).saturating_sub(kept);
         u32::try_from(spare).unwrap_or(u32::MAX)
     }
 
     /// Whether the quotas allow a job of the tenant with `seqs` sequences.
     #[must_use]
     pub fn allows(&self, tenant: TenantId, seqs: u32) -> bool {
+        if self.groups_of(tenant).any(|group| self.group_state(group) == QuotaState::Parked) {
+            return false;
+        }
         match self.state(tenant) {
             QuotaState::Guaranteed => true,
-            QuotaState::Borrowing => seqs <= self.free_to_borrow(),
+            QuotaState::Borrowing => seqs <= self.free_to_borrow(self.tree.group_of(tenant)),
             QuotaState::Parked => false,
         }
     }
 
-    /// Books a job of the tenant that goes to a replica; returns whether the tenant's state
-    /// changed.
-    pub fn take(&mut self, tenant: TenantId, seqs: u32) -> bool {
+    fn groups_of(&self, tenant: TenantId) -> impl Iterator<Item = TenantId> + use<> {
+        let groups = if self.groups.is_empty() { Default::default() } else { self.tree.groups_of(tenant) };
+        groups.into_iter()
+    }
+
+    /// Books a job of the tenant that goes to a replica.
+    pub fn take(&mut self, tenant: TenantId, seqs: u32) -> QuotaChanges {
         self.held = self.held.saturating_add(u64::from(seqs));
         self.change(tenant, |held| held.saturating_add(u64::from(seqs)))
     }
 
-    /// Returns the sequences of a job that left its replica; returns whether the tenant's state
-    /// changed.
-    pub fn give_back(&mut self, tenant: TenantId, seqs: u32) -> bool {
+    /// Returns the sequences of a job that left its replica.
+    pub fn give_back(&mut self, tenant: TenantId, seqs: u32) -> QuotaChanges {
         self.held = self.held.saturating_sub(u64::from(seqs));
         self.change(tenant, |held| held.saturating_sub(u64::from(seqs)))
     }
 
-    /// Sets the number of sequences that the replicas can run. Returns the tenants whose state
-    /// changed; the cost grows with the number of tenants that have a quota.
-    pub fn resize(&mut self, capacity: u64) -> Vec<TenantId> {
+    /// Sets the number of sequences that the replicas can run. The cost grows with the number of
+    /// tenants that have a quota.
+    pub fn resize(&mut self, capacity: u64) -> QuotaChanges {
         let before = self.capacity;
         if capacity == before || capacity.abs_diff(before).saturating_mul(MIN_CHANGE_DIVISOR) < before {
-            return Vec::new();
+            return QuotaChanges::default();
         }
         self.capacity = capacity;
-        self.kept_free = self.accounts.values().map(|own| own.kept_free(capacity)).sum();
-        let moved = self.accounts.iter().filter(|(_, own)| own.state(before) != own.state(capacity));
-        moved.map(|(tenant, _)| *tenant).collect()
+        let kept = self.kept_by_level();
+        self.kept_free = kept.get(&None).copied().unwrap_or(0);
+        for (id, group) in &mut self.groups {
+            group.kept_inside = kept.get(&Some(*id)).copied().unwrap_or(0);
+        }
+        let moved = |own: &QuotaAccount| own.state(before) != own.state(capacity);
+        let tenants = self.accounts.iter().filter(|(_, own)| moved(own)).map(|(id, _)| *id);
+        let groups = self.tree.groups_from_below().into_iter();
+        let has_moved = |id: &TenantId| self.groups.get(id).is_some_and(|group| moved(&group.own));
+        QuotaChanges { tenants: tenants.collect(), groups: groups.filter(has_moved).collect() }
+    }
+
+    /// Sequences that the children of each group keep free, from all accounts; without a group,
+    /// those of the outermost level.
+    fn kept_by_level(&self) -> BTreeMap<Option<TenantId>, u64> {
+        let mut kept: BTreeMap<Option<TenantId>, u64> = BTreeMap::new();
+        for (id, own) in &self.accounts {
+            *kept.entry(self.tree.parent(*id)).or_default() += own.kept_free(self.capacity);
+        }
+        for id in self.tree.groups_from_below() {
+            let Some(group) = self.groups.get(&id) else { continue };
+            let inside = kept.get(&Some(id)).copied().unwrap_or(0);
+            *kept.entry(self.tree.parent(id)).or_default() +=
+                GroupQuota { kept_inside: inside, ..*group }.kept_free(self.capacity);
+        }
+        kept
     }
 
     /// Whether the accounts match the sequences that running jobs hold, by tenant.
     #[must_use]
     pub fn is_balanced(&self, held: &BTreeMap<TenantId, u64>) -> bool {
         let own = |tenant| held.get(tenant).copied().unwrap_or(0);
+        let mut by_group: BTreeMap<TenantId, u64> = BTreeMap::new();
+        for (tenant, held) in held {
+            self.groups_of(*tenant).for_each(|group| *by_group.entry(group).or_default() += held);
+        }
+        let kept = self.kept_by_level();
+        let kept_by = |group| kept.get(&group).copied().unwrap_or(0);
         self.is_empty()
             || (self.accounts.iter().all(|(tenant, account)| account.held == own(tenant))
+                && self.groups.iter().all(|(id, group)| {
+                    group.own.held == by_group.get(id).copied().unwrap_or(0)
+                        && group.kept_inside == kept_by(Some(*id))
+                })
                 && self.held == held.values().sum::<u64>()
-                && self.kept_free
-                    == self.accounts.values().map(|own| own.kept_free(self.capacity)).sum::<u64>())
+                && self.kept_free == kept_by(None))
     }
 
-    fn change(&mut self, tenant: TenantId, act: impl FnOnce(u64) -> u64) -> bool {
-        let Some(own) = self.accounts.get_mut(&tenant) else { return false };
-        let (standing, kept) = (own.state(self.capacity), own.kept_free(self.capacity));
-        own.held = act(own.held);
-        self.kept_free = self.kept_free - kept + own.kept_free(self.capacity);
-        standing != own.state(self.capacity)
+    fn change(&mut self, tenant: TenantId, act: impl Fn(u64) -> u64) -> QuotaChanges {
+        let (mut changes, capacity) = (QuotaChanges::default(), self.capacity);
+        let (mut before, mut after) = (0, 0);
+        if let Some(own) = self.accounts.get_mut(&tenant) {
+            let state = own.state(capacity);
+            before = own.kept_free(capacity);
+            own.held = act(own.held);
+            after = own.kept_free(capacity);
+            changes.tenants.extend((state != own.state(capacity)).then_some(tenant));
+        }
+        for id in self.groups_of(tenant) {
+            let Some(group) = self.groups.get_mut(&id) else { continue };
+            let (state, kept) = (group.own.state(capacity), group.kept_free(capacity));
+            group.own.held = act(group.own.held);
+            group.kept_inside = group.kept_inside.saturating_sub(before) + after;
+            (before, after) = (kept, group.kept_free(capacity));
+            changes.groups.extend((state != group.own.state(capacity)).then_some(id));
+        }
+        self.kept_free = self.kept_free.saturating_sub(before) + after;
+        changes
     }
 }
 
@@ -184,6 +297,7 @@ mod tests {
         for (index, (guarantee, borrow, lend)) in rows.iter().copied().enumerate() {
             let row = Tenant {
                 weight: 1.0,
+                parent: None,
                 default_class: ClassId::new(0),
                 classes: [ClassId::new(0)].into(),
                 models: None,
@@ -203,7 +317,7 @@ mod tests {
         (0..steps)
             .map(|_| {
                 let before = quotas.state(tenant);
-                let changed = quotas.take(tenant, 1);
+                let changed = !quotas.take(tenant, 1).tenants.is_empty();
                 assert_eq!(changed, before != quotas.state(tenant));
                 before
             })
@@ -224,15 +338,15 @@ mod tests {
     #[test]
     fn what_is_not_lent_stays_free_and_usual_quotas_keep_nothing() {
         let mut some = quotas(&[(0.5, 1.0, 0.2), (0.2, 1.0, 0.0), (0.2, 1.0, 0.9)], 10);
-        assert_eq!(some.free_to_borrow(), 5, "3 and 2 are kept");
+        assert_eq!(some.free_to_borrow(None), 5, "3 and 2 are kept");
         walk(&mut some, 0, 2);
-        assert_eq!(some.free_to_borrow(), 5, "it took its own");
+        assert_eq!(some.free_to_borrow(None), 5, "it took its own");
         walk(&mut some, 9, 5);
-        assert_eq!(some.free_to_borrow(), 0);
+        assert_eq!(some.free_to_borrow(None), 0);
         assert!(!some.allows(TenantId::new(9), 1) && some.allows(TenantId::new(0), 1));
         walk(&mut some, 0, 1);
         walk(&mut some, 1, 2);
-        assert_eq!(some.free_to_borrow(), u32::MAX, "nothing is kept, so nothing limits");
+        assert_eq!(some.free_to_borrow(None), u32::MAX, "nothing is kept, so nothing limits");
 
         let usual = quotas(&[(0.0, 1.0, 1.0)], 10);
         assert!(usual.is_empty() && usual.allows(TenantId::new(0), u32::MAX));
@@ -243,11 +357,12 @@ mod tests {
         let mut some = quotas(&[(0.5, 0.0, 1.0), (0.1, 1.0, 1.0)], 100);
         walk(&mut some, 0, 50);
         assert_eq!(some.state(TenantId::new(0)), QuotaState::Parked);
-        assert_eq!(some.resize(101), [], "a hundredth is not followed");
-        assert_eq!(some.resize(102), [TenantId::new(0)]);
+        let moved = |some: &mut TenantQuotas, capacity| some.resize(capacity).tenants.to_vec();
+        assert_eq!(moved(&mut some, 101), [], "a hundredth is not followed");
+        assert_eq!(moved(&mut some, 102), [TenantId::new(0)]);
         assert_eq!(some.state(TenantId::new(0)), QuotaState::Guaranteed);
-        assert_eq!(some.resize(0), [TenantId::new(0)], "one sequence stays guaranteed to the other");
-        assert_eq!(some.resize(0), []);
+        assert_eq!(moved(&mut some, 0), [TenantId::new(0)], "one sequence stays guaranteed to the other");
+        assert_eq!(moved(&mut some, 0), []);
     }
 
     proptest! {

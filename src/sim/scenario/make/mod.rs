@@ -1,46 +1,46 @@
 //! Scenario checks: validates a scenario part by part and makes the cases that
 //! a run needs.
 
+mod fleet_row;
+
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use self::fleet_row::{engine, models_of, positive};
 use crate::config::sections::placement as written;
 use crate::config::syntax::units::Span;
 use crate::core::model::ids::ClassId;
 use crate::core::model::policy::{Class, Policy, QueueBounds, Quota, Tenant};
-use crate::core::model::time::Tick;
 use crate::core::placement::rules::{Capacity, LatePolicy, PlacementRules, PoolTraits, Price};
 use crate::sim::arrivals::{Conversations, Length, Pattern, Sizes};
-use crate::sim::engine::EngineOptions;
-use crate::sim::engine::profile::StepProfile;
 use crate::sim::scenario::case::Case;
 use crate::sim::scenario::design::{Design, WorldFacts};
 use crate::sim::scenario::file;
 use crate::sim::scenario::file::Shape;
-use crate::sim::scenario::file::{FaultName, PatternName, Scenario, ScenarioClass, ScenarioFleet};
+use crate::sim::scenario::file::{PatternName, Scenario, ScenarioClass, ScenarioFleet};
 use crate::sim::scenario::scale::WorldScale;
 use crate::sim::scenario::traffic::{CallOwner, CallRate, CallSource, Delay, RequestTraits, TrafficStream};
 use crate::sim::trace::TrafficTrace;
 use crate::sim::world::gateway::{Rack, policy};
-use crate::sim::world::replica::{ReplicaSetup, WorldFault, WorldFaultKind};
+use crate::sim::world::replica::ReplicaSetup;
 
 /// Most choices of one request.
 const MAX_CHOICES: u32 = 128;
 /// Most engines of one world.
 const MAX_ENGINES: u32 = 4_096;
+/// Most tenants of one stream.
+const MAX_TENANTS: u32 = 10_000;
 
 /// State that the cases of a plan share while the plan is made.
 pub(super) struct Maker<'a> {
     folder: &'a Path,
     pub(super) classes: Vec<(String, ScenarioClass)>,
     pub(super) tenants: Vec<(String, file::ScenarioTenant)>,
+    /// Names of the case's models, in the order in which the fleet names them.
+    models: Vec<String>,
     traces: HashMap<PathBuf, Arc<TrafficTrace>>,
-}
-
-fn positive(field: &str, value: f64) -> Result<f64, String> {
-    if value.is_finite() && value > 0.0 { Ok(value) } else { Err(format!("{field}: must be greater than 0")) }
 }
 
 fn share(field: &str, value: f64) -> Result<f64, String> {
@@ -75,7 +75,7 @@ impl<'a> Maker<'a> {
         if tenants.is_empty() {
             tenants.push(("one".to_owned(), file::ScenarioTenant::default()));
         }
-        Ok(Self { folder, classes, tenants, traces: HashMap::new() })
+        Ok(Self { folder, classes, tenants, models: Vec::new(), traces: HashMap::new() })
     }
 
     /// Penstock's policy for such engines.
@@ -85,6 +85,7 @@ impl<'a> Maker<'a> {
     /// When a class names an unknown pool.
     pub(super) fn policy(&self, racks: &[Rack]) -> Result<Policy, String> {
         let class = |(rank, (_, row)): (usize, &(String, ScenarioClass))| Class {
+            usage_half_life: None,
             rank: rank as u32,
             min_share: row.min_share,
             max_wait: row.max_wait.unwrap_or(row.ttft).0,
@@ -102,6 +103,7 @@ impl<'a> Maker<'a> {
         let ids: BTreeSet<ClassId> = (0..classes.len() as u32).map(ClassId::new).collect();
         let tenant = |(_, row): &(String, file::ScenarioTenant)| Tenant {
             weight: row.weight.unwrap_or(1.0),
+            parent: None,
             default_class: ClassId::new(0),
             classes: ids.clone(),
             models: None,
@@ -133,12 +135,13 @@ impl<'a> Maker<'a> {
             vec![ScenarioFleet { profile: "h100-8b".to_owned(), count: Some(8), ..ScenarioFleet::default() }];
         let (mut replicas, mut weights, mut racks) = (Vec::new(), Vec::new(), Vec::new());
         let fleet = shape.fleet.as_ref().unwrap_or(&usual);
+        self.models = models_of(fleet);
         let scale = shape.scale.as_ref().map(|row| WorldScale::new(row, shape)).transpose()?;
         for (index, row) in fleet.iter().enumerate() {
             let setup = engine(row).map_err(|what| format!("fleet[{index}].{what}"))?;
             let count = scale.as_ref().map_or(row.count.unwrap_or(1), |scale| scale.max_engines);
             let count = count.min(MAX_ENGINES) as usize;
-            racks.push(rack(row, &setup, count).map_err(|what| format!("fleet[{index}].{what}"))?);
+            racks.push(self.rack(row, &setup, count).map_err(|what| format!("fleet[{index}].{what}"))?);
             replicas.resize(replicas.len() + count, setup);
             weights.resize(replicas.len(), positive("fleet.weight", row.weight.unwrap_or(1.0))?);
         }
@@ -163,6 +166,9 @@ impl<'a> Maker<'a> {
         let designs = designs.map_err(|what| format!("designs: {what}"))?;
         if let Some(scale) = &scale {
             scale.check(&designs)?;
+        }
+        if let Some(other) = designs.iter().find(|design| self.models.len() > 1 && !design.is_penstock()) {
+            return Err(format!("designs: `{other}` knows no models; only penstock does"));
         }
         let profiles = replicas.iter().map(|setup: &ReplicaSetup| setup.profile).collect();
         Ok(Case {
@@ -207,6 +213,7 @@ impl<'a> Maker<'a> {
         let tenant =
             |wanted: &Option<String>| place(&mut self.tenants.iter().map(|(name, _)| name), "tenant", wanted);
         let owner = match (&source, row.shares.is_empty(), row.trace_tenants) {
+            _ if row.zipf.is_some() => self.zipf(row)?,
             (_, false, false) => {
                 let shares =
                     row.shares.iter().map(|(name, share)| Ok((tenant(&Some(name.to_owned()))?, *share)));
@@ -233,10 +240,60 @@ impl<'a> Maker<'a> {
             start: row.start.unwrap_or_default().0,
             class,
             owner,
+            models: self.model_shares(row)?,
             max_output: row.max_output.unwrap_or(4_096),
             patience: row.patience.map(|span| span.0),
             habits: traits(row)?,
         })
+    }
+
+    /// Tenants of skewed demand.
+    fn zipf(&mut self, row: &file::StreamRow) -> Result<CallOwner, String> {
+        let usual = file::ZipfRow { tenants: 0, skew: 0.0 };
+        let file::ZipfRow { tenants, skew } = row.zipf.unwrap_or(usual);
+        if tenants == 0 || tenants > MAX_TENANTS || !(0.0..=10.0).contains(&skew) {
+            return Err(format!("zipf: must have from 1 to {MAX_TENANTS} tenants and a skew from 0 to 10"));
+        }
+        if !row.shares.is_empty() || row.trace_tenants || row.tenant.is_some() {
+            return Err("zipf: give no tenant, shares or trace_tenants beside it".to_owned());
+        }
+        let share = |nth: u32| (self.tenant_named(&format!("t{nth}")), f64::from(nth).powf(-skew));
+        Ok(CallOwner::Drawn((1..=tenants).map(share).collect()))
+    }
+
+    /// Share of each model in the stream's requests.
+    fn model_shares(&self, row: &file::StreamRow) -> Result<Vec<f64>, String> {
+        if let Some((name, _)) =
+            row.models.iter().find(|(name, _)| !self.models.iter().any(|own| own == name))
+        {
+            return Err(format!("models: `{name}` is not one of {:?}", self.models));
+        }
+        let share = |name: &String| row.models.get(name).copied().unwrap_or(0.0);
+        if row.models.is_empty() {
+            return Ok(Vec::new());
+        }
+        let shares = self.models.iter().map(share);
+        shares.map(|share| positive("models", share.max(f64::MIN_POSITIVE))).collect()
+    }
+
+    /// Engines as a pool of the policy. Routers are told a price only for a pool
+    /// with a name.
+    fn rack(&self, row: &ScenarioFleet, setup: &ReplicaSetup, replicas: usize) -> Result<Rack, String> {
+        let price =
+            Price::new(setup.price).ok_or_else(|| format!("price: must be from 0 to {}", Price::MAX))?;
+        let serves = |name: &String| row.models.as_ref().is_none_or(|own| own.contains(name));
+        let served = self.models.iter().enumerate().filter(|(_, name)| serves(name));
+        let models = match self.models.is_empty() {
+            true => vec![0],
+            false => served.map(|(index, _)| index as u32).collect(),
+        };
+        let Some(pool) = row.pool.clone() else { return Ok(Rack { models, ..Rack::plain(replicas) }) };
+        let capacity = match row.capacity {
+            written::CapacityName::OnDemand => Capacity::OnDemand,
+            written::CapacityName::Spot => Capacity::Spot,
+        };
+        let supply = PoolTraits { capacity, price: Some(price), ..PoolTraits::default() };
+        Ok(Rack { pool, supply, models, replicas })
     }
 
     fn tenant_named(&mut self, name: &str) -> u32 {
@@ -354,55 +411,4 @@ fn rules(row: &ScenarioClass, policy: &Policy) -> Result<PlacementRules, String>
         written::LatePolicyName::Wait => LatePolicy::Wait,
     });
     Ok(PlacementRules { pools, late_policy: otherwise, ..PlacementRules::default() })
-}
-
-/// Engines as a pool of the policy. Routers are told a price only for a pool
-/// with a name.
-fn rack(row: &ScenarioFleet, setup: &ReplicaSetup, replicas: usize) -> Result<Rack, String> {
-    let price = Price::new(setup.price).ok_or_else(|| format!("price: must be from 0 to {}", Price::MAX))?;
-    let Some(pool) = row.pool.clone() else { return Ok(Rack::plain(replicas)) };
-    let capacity = match row.capacity {
-        written::CapacityName::OnDemand => Capacity::OnDemand,
-        written::CapacityName::Spot => Capacity::Spot,
-    };
-    Ok(Rack { pool, supply: PoolTraits { capacity, price: Some(price), ..PoolTraits::default() }, replicas })
-}
-
-fn engine(row: &ScenarioFleet) -> Result<ReplicaSetup, String> {
-    let names = || StepProfile::names().collect::<Vec<_>>().join(", ");
-    let profile = StepProfile::named(&row.profile);
-    let mut profile =
-        profile.ok_or_else(|| format!("profile: `{}` is not one of {}", row.profile, names()))?;
-    for (name, factor) in row.off.iter() {
-        let constant = profile.constant(name);
-        let constant = constant.ok_or_else(|| format!("off.{name}: must be t_ovh, t_w, i0, a, c or d"))?;
-        *constant *= positive(&format!("off.{name}"), *factor)?;
-    }
-    let options = EngineOptions {
-        max_seqs: row.max_seqs,
-        max_tokens: row.max_tokens,
-        kv_tokens: row.kv_tokens,
-        prefix_cache: row.prefix_cache,
-        cache_tokens: row.cache_tokens,
-        priority_scheduling: false,
-        ..EngineOptions::default()
-    };
-    if row.fault.is_some_and(|fault| fault.every.is_some_and(|every| every.0 <= fault.lasts.0)) {
-        return Err("fault.every must be longer than fault.lasts".into());
-    }
-    let fault = row.fault.map(|fault| WorldFault {
-        at: Tick::ZERO + fault.at.0,
-        lasts: fault.lasts.0,
-        every: fault.every.map(|every| every.0),
-        kind: match fault.kind {
-            FaultName::Frozen => WorldFaultKind::Frozen,
-            FaultName::Crashed => WorldFaultKind::Crashed,
-        },
-    });
-    let slowness = positive("slowness", row.slowness.unwrap_or(1.0))?;
-    let usual = if row.pool.is_some() { profile.cost_h } else { 0.0 };
-    let price = row.price.unwrap_or(usual);
-    let trip = row.rtt.unwrap_or_default().0 / 2;
-    let told_hits = row.told_hits;
-    Ok(ReplicaSetup { slowness, fault, price, trip, told_hits, ..ReplicaSetup::new(profile, options) })
 }
