@@ -1,5 +1,5 @@
 //! Refresh of the signal cache: every 250 ms, and at once when a request
-//! arrives while a pool is idle, here or at another gateway.
+//! arrives while an idle pool has no replica, here or at another gateway.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -46,7 +46,8 @@ pub async fn keep_fresh(source: DemandSource, cache: Arc<SignalCache>) {
     }
 }
 
-/// Refreshes the cache once. Returns whether a pool is idle.
+/// Refreshes the cache once. Returns whether a pool without replicas is idle: the next arrival is to
+/// start it.
 pub(super) fn refresh(source: &DemandSource, cache: &SignalCache) -> bool {
     let (now, before) = (Instant::now(), cache.view());
     let mut pools = BTreeMap::new();
@@ -67,7 +68,7 @@ pub(super) fn refresh(source: &DemandSource, cache: &SignalCache) -> bool {
         }
         pools.insert(name, PoolSignal { demand: need, last_busy });
     }
-    let has_idle = pools.values().any(|row| !row.demand.is_busy());
+    let has_idle = pools.values().any(|row| row.demand.ready == 0 && !row.demand.is_busy());
     cache.publish(SignalView { as_of: now, pools, peers: fleet });
     has_idle
 }

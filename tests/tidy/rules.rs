@@ -56,12 +56,17 @@ pub(crate) const MANY_CHILDREN: [(&str, usize, &str); 2] = [
 pub(crate) const MAX_FIELDS: usize = 16;
 
 /// Structs that may have more fields: the name, how many, why.
-pub(crate) const MANY_FIELDS: [(&str, usize, &str); 5] = [
+pub(crate) const MANY_FIELDS: [(&str, usize, &str); 6] = [
     ("ConfigFile", 18, "one field for each section of the file"),
     (
         "PoolSection",
         26,
         "one field for each key of a pool; serde flattens no struct that refuses unknown keys",
+    ),
+    (
+        "ScenarioFleet",
+        17,
+        "one field for each key of an engine; serde flattens no struct that refuses unknown keys",
     ),
     ("JobSpec", 19, "one field for each thing that the proxy tells of a request"),
     (

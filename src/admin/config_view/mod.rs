@@ -240,22 +240,23 @@ fn pool_view(id: PoolId, edge: &EdgeSettings, policy: &Policy) -> Value {
         })
         .collect();
     let pool_edge = edge.pools.get(id);
+    let pool = policy.pools.get(id);
     json!({
         "engine": pool_edge.map(|pool| pool.engine.name()),
         "models": pool_edge.map(|pool| engine_models(pool, policy)),
         "adapters": pool_edge.map(|pool| adapters(pool, policy)),
-        "adapter_slots": policy.pools.get(id).and_then(|pool| pool.adapter_slots),
-        "adapter_load": policy.pools.get(id).and_then(|pool| pool.adapter_load).map(secs),
+        "adapter_slots": pool.and_then(|pool| pool.adapter_slots),
+        "adapter_load": pool.and_then(|pool| pool.adapter_load).map(secs),
         "api_key": pool_edge.and_then(|pool| pool.api_key.as_ref()).map(|_| "set"),
         "scrape_interval": pool_edge.map(|pool| secs(pool.scrape_interval)),
-        "engine_buffer": policy.pools.get(id).map(|pool| pool.engine_buffer),
-        "engine_priority": policy.pools.get(id).is_some_and(|pool| pool.engine_priority),
-        "min_replicas": policy.pools.get(id).map(|pool| pool.min_replicas),
-        "max_replicas": policy.pools.get(id).and_then(|pool| pool.max_replicas),
-        "cold_start": policy.pools.get(id).and_then(|pool| pool.cold_start).map(secs),
-        "scales_to_zero": policy.pools.get(id).is_some_and(|pool| pool.scales_to_zero),
-        "sleep": policy.pools.get(id).and_then(|pool| pool.sleep).map(sleep_view),
-        "supply": policy.pools.get(id).map(|pool| supply_view(&pool.traits)),
+        "engine_buffer": pool.map(|pool| pool.engine_buffer),
+        "engine_priority": pool.is_some_and(|pool| pool.engine_priority),
+        "min_replicas": pool.map(|pool| pool.min_replicas),
+        "max_replicas": pool.and_then(|pool| pool.max_replicas),
+        "cold_start": pool.and_then(|pool| pool.cold_start).map(secs),
+        "scales_to_zero": pool.is_some_and(|pool| pool.scales_to_zero),
+        "sleep": pool.and_then(|pool| pool.sleep).map(sleep_view),
+        "supply": pool.map(|pool| supply_view(&pool.traits)),
         "site": pool_edge.map(|pool| site_view(&pool.site)),
         "discover": pool_edge.and_then(|pool| pool.discover.as_ref()).map(|found| found.source.name()),
         "replicas": replicas,

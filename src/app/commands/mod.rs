@@ -32,6 +32,10 @@ use crate::sim::engine::profile::StepProfile;
 use crate::sim::server::{ServerDialect, SimOptions, SimServer};
 use crate::telemetry::{Telemetry, log};
 
+/// Threads of `penstock serve` for the work that belongs to no request, such as scrapes, discovery
+/// and reloads. Requests have threads of their own ([`crate::proxy::listener::Workers`]).
+const CONTROL_THREADS: usize = 2;
+
 /// Smallest configuration: one engine, no keys.
 const FIRST_CONFIG: &str = include_str!("../../../config/examples/one-model.yaml");
 
@@ -104,13 +108,18 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     };
     let settings = reloader.current().load_full();
     let _log = log::init(&settings.startup.telemetry)?;
-    in_runtime(async move {
+    let control = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(CONTROL_THREADS)
+        .thread_name("control")
+        .enable_all()
+        .build()?;
+    control.block_on(async move {
         let mut shutdown = signals::OsSignals::listen()?;
         let telemetry = Telemetry::new(&settings.startup.telemetry)?;
         let gateway = Gateway::start(reloader, telemetry).await?;
         shutdown.next().await;
         gateway.drain_or_abort(shutdown).await;
-        Ok(())
+        Ok(ExitCode::SUCCESS)
     })
 }
 

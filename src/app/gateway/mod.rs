@@ -41,7 +41,7 @@ use crate::fleet::discovery::DiscoverySources;
 use crate::fleet::handle::FleetMonitor;
 use crate::protocol::request::prefix::PrefixHasher;
 use crate::proxy::handler::Proxy;
-use crate::proxy::listener::{self, ListenerShutdown};
+use crate::proxy::listener::{self, ListenerShutdown, Workers};
 use crate::proxy::upstream::Upstreams;
 use crate::scaler::{ScalerHandle, SignalCache};
 use crate::telemetry::Telemetry;
@@ -168,7 +168,8 @@ impl Gateway {
         ConfigReloaded { policy: &now.policy, digest: &now.digest, restart_needed: &[] }.emit(&telemetry);
         ServerStarted { listen: address, admin: admin.addr(), scale: scale.address() }.emit(&telemetry);
         let shutdown = ListenerShutdown::default();
-        let serving = serve_clients(listener, &now, &proxy, &shutdown);
+        let workers = Workers::start().map_err(StartError::Workers)?;
+        let serving = serve_clients((listener, workers), &now, &proxy, &shutdown);
         background.spawn(telemetry.clone().upkeep());
         background.spawn(replica_actions::carry_out(wished, fleet.clone(), telemetry));
         background.spawn(close_idle(Arc::clone(&proxy)));
@@ -317,7 +318,7 @@ fn prepare_identity(proxy: &Proxy, settings: &Settings) -> Result<(), StartError
 }
 
 fn serve_clients(
-    listener: TcpListener,
+    (listener, workers): (TcpListener, Workers),
     settings: &Settings,
     proxy: &Arc<Proxy>,
     shutdown: &ListenerShutdown,
@@ -325,6 +326,7 @@ fn serve_clients(
     let service = Arc::clone(proxy);
     tokio::spawn(listener::serve(
         listener,
+        workers,
         settings.startup.door.clone(),
         certificate_source(&proxy.settings, |listeners| &listeners.clients),
         shutdown.clone(),

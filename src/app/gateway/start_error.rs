@@ -34,6 +34,9 @@ pub enum StartError {
     /// The thread of the scale signal cannot be started.
     #[error("no thread for the scale signal: {0}")]
     ScaleThread(#[source] io::Error),
+    /// The threads that serve clients cannot be started.
+    #[error("no threads for the client listener: {0}")]
+    Workers(#[source] io::Error),
     /// Traces cannot be exported.
     #[error(transparent)]
     Telemetry(#[from] TelemetryError),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 const MAX_REMEMBERED_NAMES: usize = 4096;
 
 /// Rows by id and by name. The name of a removed row stays, so that the row gets the same id when
-/// it comes back. Beyond `REMEMBERED` such names, new names get the ids of the names that have
+/// it comes back. Beyond [`MAX_REMEMBERED_NAMES`] such names, new names get the ids of the names that have
 /// been without a row for longest.
 #[derive(Debug, Clone)]
 pub struct IdTable<I, T> {
@@ -23,7 +23,7 @@ pub struct IdTable<I, T> {
 struct TableSlot<T> {
     name: Arc<str>,
     row: Option<T>,
-    /// Number of tables in a row in which the name was known and not used.
+    /// Number of successive tables in which the name was known and not used.
     idle: u32,
 }
 

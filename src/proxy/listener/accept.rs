@@ -24,6 +24,7 @@ use crate::config::settings::ListenerLimits;
 use crate::proxy::listener::answer::BoxError;
 use crate::proxy::listener::conn_state::{ConnState, ListenerMetrics};
 use crate::proxy::listener::connection;
+use crate::proxy::listener::workers::Workers;
 use crate::telemetry::Telemetry;
 use crate::tls::{CertificateSource, Handshakes};
 
@@ -62,10 +63,11 @@ pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 /// HTTP/1.0 and HTTP/2 (by ALPN or with prior knowledge). `make_service` is called once per
 /// connection with the connected client.
 ///
-/// Each connection is one task that also runs its requests. A request whose client leaves is
-/// dropped at once. Returns when every connection has ended.
+/// Each connection is one task on one of the `workers`, which also runs its requests. A request
+/// whose client leaves is dropped at once. Returns when every connection has ended.
 pub async fn serve<M, S, B>(
     listener: TcpListener,
+    workers: Workers,
     limits: ListenerLimits,
     tls: CertificateSource,
     shutdown: ListenerShutdown,
@@ -82,7 +84,7 @@ pub async fn serve<M, S, B>(
     let handshakes = Arc::new(Handshakes::new(limits.max_handshakes, limits.handshake_timeout));
     let limits = Arc::new(limits);
     let metrics = Arc::new(ListenerMetrics::new(telemetry));
-    let mut connections = Connections::default();
+    let mut connections = Connections { workers, tasks: JoinSet::new(), states: HashMap::new() };
     loop {
         let (permit, stream, peer) = tokio::select! {
             biased;
@@ -99,6 +101,8 @@ pub async fn serve<M, S, B>(
         let told = Arc::clone(&state);
         connections.spawn(state, async move {
             let visit = visit;
+            // From now on the worker's runtime watches the socket.
+            let Ok(stream) = TcpStream::from_std(stream) else { return };
             let welcome = tokio::select! {
                 biased;
                 welcome = handshakes.accept(stream, config) => welcome,
@@ -122,12 +126,13 @@ async fn admit(
     listener: &TcpListener,
     free: &Arc<Semaphore>,
     metrics: &ListenerMetrics,
-) -> (Option<OwnedSemaphorePermit>, TcpStream, SocketAddr) {
+) -> (Option<OwnedSemaphorePermit>, std::net::TcpStream, SocketAddr) {
     // The semaphore is never closed.
     let permit = Arc::clone(free).acquire_owned().await.ok();
     let mut back_off = MIN_BACK_OFF;
     loop {
-        match listener.accept().await {
+        let accepted = listener.accept().await;
+        match accepted.and_then(|(stream, peer)| Ok((stream.into_std()?, peer))) {
             Ok((stream, peer)) => {
                 prepare(&stream);
                 return (permit, stream, peer);
@@ -144,7 +149,7 @@ async fn admit(
 
 /// Sets socket options. Failures are ignored: a socket that refuses these options is about to fail
 /// anyway.
-fn prepare(stream: &TcpStream) {
+fn prepare(stream: &std::net::TcpStream) {
     let _ = stream.set_nodelay(true);
     let probing = TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_INTERVAL);
     let _ = SockRef::from(stream).set_tcp_keepalive(&probing);
@@ -175,16 +180,17 @@ impl Drop for ConnectionGuard {
 }
 
 /// The open connections.
-#[derive(Default)]
 struct Connections {
+    workers: Workers,
     tasks: JoinSet<()>,
     states: HashMap<Id, Arc<ConnState>>,
 }
 
 impl Connections {
     fn spawn(&mut self, state: Arc<ConnState>, serving: impl Future<Output = ()> + Send + 'static) {
-        let task = self.tasks.spawn(serving);
-        self.states.insert(task.id(), state);
+        if let Some(task) = self.workers.spawn(&mut self.tasks, serving) {
+            self.states.insert(task.id(), state);
+        }
     }
 
     /// Waits until a connection ends, and removes its state.

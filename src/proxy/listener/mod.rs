@@ -4,7 +4,7 @@
 //! hyper parses and writes the messages. `strict_io` stands in front of hyper's HTTP/1. It frames
 //! the client's bytes itself (`framing`, `head`, `chunk`: pure) and passes on nothing that two
 //! parsers could read differently. `clock` bounds every wait, `answer` stands between hyper and
-//! the service, and `accept` keeps the connections.
+//! the service, `accept` keeps the connections, and `workers` are the threads that serve them.
 
 mod accept;
 mod answer;
@@ -15,6 +15,8 @@ mod http1;
 mod http2;
 mod rejected;
 mod socket;
+mod workers;
 
 pub use accept::{ListenerShutdown, listen, serve};
 pub use rejected::RequestRejected;
+pub use workers::Workers;

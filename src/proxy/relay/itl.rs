@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use dashmap::DashMap;
+use tokio::sync::Notify;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::config::settings::EdgeSettings;
@@ -133,11 +134,14 @@ impl ReplicaCounters {
 #[derive(Debug, Default)]
 pub struct ItlCounters {
     meters: DashMap<ReplicaId, Arc<ReplicaCounters>>,
+    /// Notified when a stream begins.
+    stream_began: Notify,
 }
 
 impl ItlCounters {
     /// The replica's counters, shared with its streams.
     pub(in crate::proxy) fn meter(&self, replica: ReplicaId) -> Arc<ReplicaCounters> {
+        self.stream_began.notify_one();
         if let Some(known) = self.meters.get(&replica) {
             return Arc::clone(&known);
         }
@@ -149,16 +153,26 @@ impl ItlCounters {
         self.meters.retain(|id, _| edge.replicas.get(*id).is_some());
     }
 
-    /// Reports samples to the scheduler. Runs until dropped.
+    /// Reports samples to the scheduler, while there are streams. Runs until dropped.
     pub async fn sample(self: Arc<Self>, dispatcher: Arc<Dispatcher>) {
         let mut every = interval(SAMPLE_EVERY);
         every.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             every.tick().await;
+            // Before the samples are taken, so that the last ones of a stream are among them.
+            let is_idle = !self.has_streams();
             for (replica, sample) in self.take() {
                 sample.events(replica).for_each(|event| dispatcher.event(event));
             }
+            if is_idle {
+                self.stream_began.notified().await;
+            }
         }
+    }
+
+    /// Whether a stream holds the counters of its replica.
+    fn has_streams(&self) -> bool {
+        self.meters.iter().any(|entry| Arc::strong_count(entry.value()) > 1)
     }
 
     fn take(&self) -> Vec<(ReplicaId, ItlCounts)> {

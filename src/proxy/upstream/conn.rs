@@ -22,6 +22,7 @@ use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use rustls_platform_verifier::ConfigVerifierExt;
 use tokio::net::TcpStream;
+use tokio::runtime::{self, Handle};
 use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -30,7 +31,7 @@ use crate::protocol::request::edit::EditedBody;
 use crate::proxy::upstream::waker::OwnWaker;
 use crate::tls::MaybeTlsStream;
 
-/// Most idle connections that are kept. Further connections are closed after use.
+/// Most idle connections that a runtime keeps to one engine. Further ones are closed after use.
 const MAX_IDLE: usize = 1024;
 
 type Driver = Pin<Box<Connection<TokioIo<UpstreamStream>, EditedBody>>>;
@@ -108,9 +109,17 @@ impl ConnIo {
     }
 }
 
-/// Idle connections, the longest unused first.
+/// Idle connections to one engine. A runtime uses the connections that it opened: only it watches
+/// their sockets.
 #[derive(Debug, Default)]
-pub(super) struct IdlePool(Mutex<VecDeque<IdleConn>>);
+pub(super) struct IdlePool(Mutex<Vec<RuntimeConns>>);
+
+/// Idle connections of one runtime, the longest unused first.
+#[derive(Debug)]
+struct RuntimeConns {
+    runtime: runtime::Id,
+    idle: VecDeque<IdleConn>,
+}
 
 #[derive(Debug)]
 struct IdleConn {
@@ -119,10 +128,12 @@ struct IdleConn {
 }
 
 impl IdlePool {
-    /// Takes the connection that was used last. `None` if all connections have been unused for
-    /// `keep_alive` or were closed by the engine.
+    /// Takes the connection that this runtime used last. `None` if all its connections have been
+    /// unused for `keep_alive` or were closed by the engine.
     pub(super) fn take(&self, keep_alive: Duration) -> Option<UpstreamConn> {
-        let mut idle = self.0.lock();
+        let runtime = Handle::current().id();
+        let mut pool = self.0.lock();
+        let idle = &mut pool.iter_mut().find(|conns| conns.runtime == runtime)?.idle;
         while let Some(IdleConn { mut conn, since }) = idle.pop_back() {
             if since.elapsed() >= keep_alive {
                 // The other connections have been unused for even longer.
@@ -136,19 +147,24 @@ impl IdlePool {
         None
     }
 
-    /// Keeps a connection that can be used again.
+    /// Keeps a connection that this runtime can use again.
     pub(super) fn put(&self, conn: UpstreamConn) {
-        let mut idle = self.0.lock();
-        if idle.len() < MAX_IDLE {
-            idle.push_back(IdleConn { conn, since: Instant::now() });
+        let runtime = Handle::current().id();
+        let new = IdleConn { conn, since: Instant::now() };
+        let mut pool = self.0.lock();
+        match pool.iter_mut().find(|conns| conns.runtime == runtime) {
+            Some(conns) if conns.idle.len() < MAX_IDLE => conns.idle.push_back(new),
+            Some(_full) => {}
+            None => pool.push(RuntimeConns { runtime, idle: VecDeque::from([new]) }),
         }
     }
 
     /// Closes connections that were not used for `keep_alive`.
     pub(super) fn close_idle(&self, keep_alive: Duration) {
-        let mut idle = self.0.lock();
-        while idle.front().is_some_and(|idle| idle.since.elapsed() >= keep_alive) {
-            idle.pop_front();
+        for RuntimeConns { idle, .. } in self.0.lock().iter_mut() {
+            while idle.front().is_some_and(|idle| idle.since.elapsed() >= keep_alive) {
+                idle.pop_front();
+            }
         }
     }
 }

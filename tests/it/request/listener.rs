@@ -18,7 +18,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use penstock::config::settings::ListenerLimits;
 use penstock::core::model::snapshot::Snapshot;
-use penstock::proxy::listener::{ListenerShutdown, RequestRejected, listen, serve};
+use penstock::proxy::listener::{ListenerShutdown, RequestRejected, Workers, listen, serve};
 use penstock::telemetry::Telemetry;
 use penstock::telemetry::metrics::Scrape;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -145,8 +145,10 @@ fn rig(door: ListenerLimits) -> Rig {
     };
     let telemetry = Telemetry::for_tests();
     let metrics = telemetry.clone();
+    let workers = Workers::start().expect("threads");
+    let ends = shutdown.clone();
     let serving =
-        tokio::spawn(serve(listener, door, Arc::new(|| None), shutdown.clone(), metrics, make_service));
+        tokio::spawn(serve(listener, workers, door, Arc::new(|| None), ends, metrics, make_service));
     Rig { address, counts, telemetry, shutdown, serving }
 }
 

@@ -41,12 +41,11 @@ const PREFILL_DELAY_FACTOR: f64 = 10.0;
 /// whose `max_wait` is shorter serves late jobs only when no job in time waits.
 const LATE_PENALTY_OBJECTIVES: u32 = 10;
 /// Shortest delay of the turn of a late job. A shorter one makes everybody late while more arrives
-/// than the replicas can do; a longer one lets jobs with the default `max_wait` of 30 s run out of
-/// time.
+/// than the replicas can do. With one of 30 s, jobs with a `max_wait` of 30 s run out of time.
 const MIN_LATE_PENALTY: Duration = Duration::from_secs(22);
 
 /// `max_wait` of a class from which late jobs may take every turn. With a shorter one they take a part
-/// in proportion: who waits for half a minute at most has little use for a late answer, and each turn
+/// in proportion: who waits for 15 s at most has little use for a late answer, and each turn
 /// of a late job makes another one late.
 const PATIENT_MAX_WAIT: Duration = Duration::from_secs(240);
 /// The least share of the turns for late jobs.

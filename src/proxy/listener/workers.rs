@@ -1,0 +1,130 @@
+//! Worker threads, each with a runtime of its own. A connection stays on one worker, with its
+//! requests and their connections to engines, so that most wake-ups stay on one thread.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use tokio::runtime::{Builder, Handle, RuntimeFlavor};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio_util::sync::CancellationToken;
+
+/// The runtimes that serve connections. Dropping the value ends its threads, with the tasks that
+/// still run there.
+#[derive(Debug)]
+pub struct Workers {
+    workers: Vec<Worker>,
+    stop: CancellationToken,
+}
+
+#[derive(Debug)]
+struct Worker {
+    runtime: Handle,
+    connections: Arc<AtomicUsize>,
+}
+
+/// Counts a connection at its worker until it is dropped.
+struct ConnectionCount(Arc<AtomicUsize>);
+
+impl Drop for ConnectionCount {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Workers {
+    /// Starts a worker for each core that the process may use. In a runtime of one thread, as in
+    /// tests that pause time, that runtime is the only worker.
+    ///
+    /// # Errors
+    /// The operating system gives no thread, or no file descriptor for its runtime.
+    pub fn start() -> io::Result<Self> {
+        let stop = CancellationToken::new();
+        let workers = match Handle::current().runtime_flavor() {
+            RuntimeFlavor::CurrentThread => vec![Worker::of(Handle::current())],
+            _ => {
+                let cores = thread::available_parallelism()?.get();
+                (0..cores).map(|number| Worker::start(number, stop.clone())).collect::<io::Result<_>>()?
+            }
+        };
+        Ok(Self { workers, stop })
+    }
+
+    /// Serves a connection on the worker that has the fewest.
+    pub(super) fn spawn(
+        &self,
+        tasks: &mut JoinSet<()>,
+        serving: impl Future<Output = ()> + Send + 'static,
+    ) -> Option<AbortHandle> {
+        let worker = self.workers.iter().min_by_key(|worker| worker.connections.load(Ordering::Relaxed))?;
+        worker.connections.fetch_add(1, Ordering::Relaxed);
+        let count = ConnectionCount(Arc::clone(&worker.connections));
+        let counted = async move {
+            let _count = count;
+            serving.await;
+        };
+        Some(tasks.spawn_on(counted, &worker.runtime))
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+impl Worker {
+    fn of(runtime: Handle) -> Self {
+        Self { runtime, connections: Arc::default() }
+    }
+
+    fn start(number: usize, stop: CancellationToken) -> io::Result<Self> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let worker = Self::of(runtime.handle().clone());
+        let name = format!("worker-{number}");
+        thread::Builder::new().name(name).spawn(move || runtime.block_on(stop.cancelled()))?;
+        Ok(worker)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use parking_lot::Mutex;
+
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn connections_are_spread_evenly_and_a_worker_that_is_freed_is_next() {
+        let workers = Workers::start().unwrap();
+        let each = 4;
+        let (seen, end) = (Arc::<Mutex<BTreeMap<_, usize>>>::default(), CancellationToken::new());
+        let mut tasks = JoinSet::new();
+        for _ in 0..workers.workers.len() * each {
+            let (seen, end) = (Arc::clone(&seen), end.clone());
+            workers.spawn(&mut tasks, async move {
+                *seen.lock().entry(thread::current().name().map(str::to_owned)).or_default() += 1;
+                end.cancelled().await;
+            });
+        }
+        let open = || workers.workers.iter().map(|worker| worker.connections.load(Ordering::Relaxed));
+        assert!(open().all(|connections| connections == each));
+        end.cancel();
+        while tasks.join_next().await.is_some() {}
+        assert!(open().all(|connections| connections == 0));
+        let seen = seen.lock();
+        assert_eq!(seen.len(), workers.workers.len());
+        assert!(seen.values().all(|connections| *connections == each), "{seen:?}");
+    }
+
+    #[tokio::test]
+    async fn a_runtime_of_one_thread_serves_connections_itself() {
+        let workers = Workers::start().unwrap();
+        let mut tasks = JoinSet::new();
+        let here = thread::current().id();
+        workers.spawn(&mut tasks, async move { assert_eq!(thread::current().id(), here) });
+        tasks.join_next().await.unwrap().unwrap();
+    }
+}
