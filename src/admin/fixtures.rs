@@ -114,7 +114,7 @@ pub(super) fn settings() -> Settings {
         startup: Startup {
             listen: "0.0.0.0:8080".parse().unwrap(),
             admin: "127.0.0.1:9090".parse().unwrap(),
-            door: ListenerLimits {
+            listener: ListenerLimits {
                 max_connections: 9,
                 head_timeout: seconds(1),
                 body_timeout: seconds(2),

@@ -43,7 +43,7 @@ pub struct Dispatcher {
     clock: GatewayClock,
     shutdown: ShutdownGrace,
     next_job: AtomicU64,
-    timer_changed: Notify,
+    timer_moved_up: Notify,
     /// Whether a caller waits for the next arrival.
     arrival_awaited: AtomicBool,
     arrival: Notify,
@@ -58,7 +58,8 @@ struct DispatcherState {
     waiters: Waiters,
     actions: Vec<Action>,
     effects: StepEffects,
-    timer: Option<Tick>,
+    /// When the timer wakes next, which may be before the scheduler's next deadline.
+    timer_wakes_at: Option<Tick>,
     event_log: Option<EventLog>,
 }
 
@@ -67,7 +68,7 @@ struct DispatcherState {
 struct StepEffects {
     notifications: Notifications,
     replica_actions: SmallVec<[ReplicaAction; 2]>,
-    timer_moved_up: bool,
+    wake_timer: bool,
     /// Whether so many demand facts are recorded that they have to be observed.
     demand_due: bool,
 }
@@ -92,14 +93,14 @@ impl Dispatcher {
                 waiters: Waiters::default(),
                 actions: Vec::new(),
                 effects: StepEffects::default(),
-                timer: None,
+                timer_wakes_at: None,
                 event_log: None,
             }),
             observer: Mutex::default(),
             clock,
             shutdown: ShutdownGrace::default(),
             next_job: AtomicU64::new(1),
-            timer_changed: Notify::new(),
+            timer_moved_up: Notify::new(),
             arrival_awaited: AtomicBool::new(false),
             arrival: Notify::new(),
             replica_actions,
@@ -223,18 +224,24 @@ impl Dispatcher {
     }
 
     /// Sends a timer event to the scheduler at each of its deadlines. Runs until dropped.
+    ///
+    /// The timer sleeps until the deadline that was next when it fell asleep. Most jobs end long
+    /// before their deadlines, and would move the timer twice each.
     pub async fn run_timer(self: Arc<Self>) {
         loop {
-            let changed = self.timer_changed.notified();
-            let deadline = self.state.lock().timer;
-            match deadline {
-                None => changed.await,
-                Some(at) => {
-                    tokio::select! {
-                        () = tokio::time::sleep_until(self.clock.instant(at)) => self.event(Event::Timer),
-                        () = changed => {}
-                    }
-                }
+            let moved_up = self.timer_moved_up.notified();
+            let deadline = self.state.lock().set_timer();
+            let Some(at) = deadline else {
+                moved_up.await;
+                continue;
+            };
+            tokio::select! {
+                () = tokio::time::sleep_until(self.clock.instant(at)) => {}
+                () = moved_up => continue,
+            }
+            let next = self.state.lock().scheduler.next_deadline();
+            if next.is_some_and(|next| next <= self.clock.now()) {
+                self.event(Event::Timer);
             }
         }
     }
@@ -282,8 +289,8 @@ impl Dispatcher {
             let value = step(&mut inner, self.clock.now());
             (value, inner.take_effects())
         };
-        if leftover.timer_moved_up {
-            self.timer_changed.notify_one();
+        if leftover.wake_timer {
+            self.timer_moved_up.notify_one();
         }
         leftover.notifications.into_iter().for_each(Notification::deliver);
         for action in leftover.replica_actions {
@@ -352,12 +359,21 @@ impl DispatcherState {
         }
     }
 
+    /// Sets the timer to the scheduler's next deadline, and returns it.
+    fn set_timer(&mut self) -> Option<Tick> {
+        self.timer_wakes_at = self.scheduler.next_deadline();
+        self.timer_wakes_at
+    }
+
     fn take_effects(&mut self) -> StepEffects {
         self.apply();
         let mut leftover = std::mem::take(&mut self.effects);
-        let timer = self.scheduler.next_deadline();
-        leftover.timer_moved_up = timer.is_some_and(|new| self.timer.is_none_or(|old| new < old));
-        self.timer = timer;
+        let deadline = self.scheduler.next_deadline();
+        leftover.wake_timer =
+            deadline.is_some_and(|deadline| self.timer_wakes_at.is_none_or(|wakes_at| deadline < wakes_at));
+        if leftover.wake_timer {
+            self.timer_wakes_at = deadline;
+        }
         leftover.demand_due = self.scheduler.must_hand_over_demand();
         leftover
     }
@@ -498,6 +514,21 @@ pools:
         assert_eq!(rejection.reason, RejectReason::DeadlineExceeded);
         assert_eq!(begun.elapsed().as_secs(), 3);
         assert_eq!(dispatcher.snapshot().jobs, 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn jobs_that_end_before_their_deadlines_leave_the_timer_asleep() {
+        let settings = settings(ONE_SLOT, None);
+        let (dispatcher, _wished) = dispatcher(&settings);
+        let wakes_at = || dispatcher.state.lock().timer_wakes_at;
+        let _running = admit(&dispatcher, &settings, Duration::from_secs(60));
+        drop(admit(&dispatcher, &settings, Duration::from_secs(3)));
+        let first = wakes_at();
+        assert!(first.is_some());
+        tokio::time::advance(Duration::from_secs(1)).await;
+        let _waits = admit(&dispatcher, &settings, Duration::from_secs(3));
+        assert_eq!(wakes_at(), first);
+        assert!(dispatcher.state.lock().set_timer() > first);
     }
 
     #[tokio::test(start_paused = true)]

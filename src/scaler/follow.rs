@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::scaler::pool_signal::PoolSignal;
 use crate::scaler::signal_cache::{SignalCache, SignalView};
@@ -28,7 +28,7 @@ pub async fn keep_fresh(source: DemandSource, cache: Arc<SignalCache>) {
         // Before the refresh, so that no arrival between the two is missed.
         source.expect_arrival();
         let has_idle = refresh(&source, &cache);
-        sleep((began.elapsed() * PAUSE_FACTOR).clamp(MIN_PAUSE, MAX_PAUSE)).await;
+        let pause_ends = Instant::now() + (began.elapsed() * PAUSE_FACTOR).clamp(MIN_PAUSE, MAX_PAUSE);
         let arrival = async { if has_idle { source.arrival().await } else { std::future::pending().await } };
         let news = async {
             match &cache.exchange {
@@ -41,6 +41,7 @@ pub async fn keep_fresh(source: DemandSource, cache: Arc<SignalCache>) {
                 () = arrival => {}
                 () = news => {}
             }
+            sleep_until(pause_ends).await;
         };
         let _in_time = timeout(REFRESH_INTERVAL, either).await;
     }

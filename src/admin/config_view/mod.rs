@@ -99,21 +99,21 @@ fn session_view(key: &SessionKey, policy: &Policy) -> Value {
 }
 
 fn startup_view(startup: &Startup) -> Value {
-    let Startup { listen, admin, door, drain_grace, audit, usage, telemetry } = startup;
+    let Startup { listen, admin, listener, drain_grace, audit, usage, telemetry } = startup;
     json!({
         "listen": listen.to_string(),
         "admin": admin.to_string(),
         "drain_grace": secs(*drain_grace),
-        "door": {
-            "max_connections": door.max_connections,
-            "head_timeout": secs(door.head_timeout),
-            "body_timeout": secs(door.body_timeout),
-            "send_timeout": secs(door.send_timeout),
-            "min_send_rate": door.min_send_rate,
-            "idle_timeout": secs(door.idle_timeout),
-            "max_head_bytes": door.max_head_bytes,
-            "handshake_timeout": secs(door.handshake_timeout),
-            "max_handshakes": door.max_handshakes,
+        "listener": {
+            "max_connections": listener.max_connections,
+            "head_timeout": secs(listener.head_timeout),
+            "body_timeout": secs(listener.body_timeout),
+            "send_timeout": secs(listener.send_timeout),
+            "min_send_rate": listener.min_send_rate,
+            "idle_timeout": secs(listener.idle_timeout),
+            "max_head_bytes": listener.max_head_bytes,
+            "handshake_timeout": secs(listener.handshake_timeout),
+            "max_handshakes": listener.max_handshakes,
         },
         "audit": audit.as_ref().map(|audit| audit.path.display().to_string()),
         "usage": usage.as_ref().map(|usage| json!({

@@ -27,7 +27,7 @@ pub(in crate::app) fn start(
     cache: Arc<SignalCache>,
     tasks: &mut JoinSet<()>,
 ) -> Result<ScalerHandle, StartError> {
-    let limits = &now.startup.door;
+    let limits = &now.startup.listener;
     let listener = now.scale.listen.map(|address| ScalerListener {
         address,
         tls: certificate_source(&proxy.settings, |listeners| &listeners.scale),

@@ -327,7 +327,7 @@ fn serve_clients(
     tokio::spawn(listener::serve(
         listener,
         workers,
-        settings.startup.door.clone(),
+        settings.startup.listener.clone(),
         certificate_source(&proxy.settings, |listeners| &listeners.clients),
         shutdown.clone(),
         proxy.telemetry.clone(),
@@ -358,7 +358,7 @@ fn start_admin(
         usage: settings.startup.usage.as_ref().map(usage::row_source),
         telemetry: proxy.telemetry.clone(),
     };
-    let (address, limits) = (settings.startup.admin, &settings.startup.door);
+    let (address, limits) = (settings.startup.admin, &settings.startup.listener);
     let tls = AdminTls {
         source: certificate_source(&proxy.settings, |listeners| &listeners.admin),
         handshakes: Handshakes::new(limits.max_handshakes, limits.handshake_timeout),

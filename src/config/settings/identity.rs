@@ -17,7 +17,7 @@ pub enum Auth {
     Known(Arc<Credentials>),
 }
 
-/// Everything that opens the door.
+/// Everything that admits a client.
 #[derive(Debug, Default)]
 pub struct Credentials {
     /// The generation of the file that they stand in: tells them from those of

@@ -53,7 +53,7 @@ pub struct Startup {
     /// Where operators and Prometheus connect.
     pub admin: SocketAddr,
     /// Limits of the client listener.
-    pub door: ListenerLimits,
+    pub listener: ListenerLimits,
     /// How long running and queued requests may go on after SIGTERM.
     pub drain_grace: Duration,
     /// Where the audit log goes beside the log; absent = nowhere.

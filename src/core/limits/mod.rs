@@ -180,7 +180,7 @@ impl UsageLimits {
     /// The limit that the job would exceed for the longest time; nothing is reserved.
     pub fn reserve(
         &mut self,
-        payer: &LimitSubject,
+        subject: &LimitSubject,
         wanted: &UnitAmounts,
         now: Tick,
     ) -> Result<LimitGrant, LimitExceeded> {
@@ -189,7 +189,7 @@ impl UsageLimits {
             return Ok(granted);
         }
         let mut worst: Option<LimitExceeded> = None;
-        for id in self.rules_of(payer) {
+        for id in self.rules_of(subject) {
             let Some(found) = self.check(id, wanted, now) else { continue };
             if id.shadow {
                 granted.shadowed.push(id);
@@ -203,7 +203,7 @@ impl UsageLimits {
         if let Some(worst) = worst {
             return Err(worst);
         }
-        for id in self.rules_of(payer) {
+        for id in self.rules_of(subject) {
             let Some(entry) = self.entries.get_mut(&id) else { continue };
             let amount = wanted_of(&entry.rule, wanted);
             if amount > 0 {
@@ -271,8 +271,8 @@ impl UsageLimits {
 
     /// Status of the limits that apply to a subject.
     #[must_use]
-    pub fn status_for(&mut self, payer: &LimitSubject, now: Tick) -> SmallVec<[LimitStatus; 4]> {
-        self.rules_of(payer).into_iter().filter_map(|id| self.status_of(id, now)).collect()
+    pub fn status_for(&mut self, subject: &LimitSubject, now: Tick) -> SmallVec<[LimitStatus; 4]> {
+        self.rules_of(subject).into_iter().filter_map(|id| self.status_of(id, now)).collect()
     }
 
     /// Status of every limit, in the order of the ids.
@@ -290,8 +290,8 @@ impl UsageLimits {
         Some(LimitStatus { rule: *rule, left: rule.amount.saturating_sub(account.used()), reset })
     }
 
-    fn rules_of(&self, payer: &LimitSubject) -> SmallVec<[LimitId; 8]> {
-        payer.scopes().filter_map(|scope| self.by_scope.get(&scope)).flatten().copied().collect()
+    fn rules_of(&self, subject: &LimitSubject) -> SmallVec<[LimitId; 8]> {
+        subject.scopes().filter_map(|scope| self.by_scope.get(&scope)).flatten().copied().collect()
     }
 
     /// Why a limit refuses the job; `None` when the job fits.

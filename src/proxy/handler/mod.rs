@@ -126,7 +126,7 @@ impl Proxy {
         if self.dispatcher.shutdown().is_draining() {
             return Err(ApiError::from(RejectReason::Draining));
         }
-        let patience = settings.startup.door.body_timeout;
+        let patience = settings.startup.listener.body_timeout;
         let body = body::read(body, &settings.edge.requests, patience, self.bodies.hold(identity.tenant));
         let body = body.await.map_err(|unread| not_read(unread, record))?;
         let at = (self.dispatcher.next_job_id(), record.clock.now());

@@ -34,7 +34,7 @@ const PROMPT: Duration = Duration::from_secs(1);
 /// What the `/limit` service reads of a body.
 const BODY_LIMIT: usize = 1024 * 1024;
 
-fn door() -> ListenerLimits {
+fn limits() -> ListenerLimits {
     ListenerLimits {
         max_connections: 64,
         head_timeout: Duration::from_millis(300),
@@ -130,7 +130,7 @@ struct Rig {
     serving: JoinHandle<()>,
 }
 
-fn rig(door: ListenerLimits) -> Rig {
+fn rig(limits: ListenerLimits) -> Rig {
     let listener = listen(SocketAddr::from(([127, 0, 0, 1], 0))).expect("loopback has a free port");
     let address = listener.local_addr().expect("it is bound");
     let counts = Arc::new(Counts::default());
@@ -148,7 +148,7 @@ fn rig(door: ListenerLimits) -> Rig {
     let workers = Workers::start().expect("threads");
     let ends = shutdown.clone();
     let serving =
-        tokio::spawn(serve(listener, workers, door, Arc::new(|| None), ends, metrics, make_service));
+        tokio::spawn(serve(listener, workers, limits, Arc::new(|| None), ends, metrics, make_service));
     Rig { address, counts, telemetry, shutdown, serving }
 }
 
@@ -310,7 +310,7 @@ fn assert_refused(text: &str, status: u16, label: &str, case: &str) {
 
 #[tokio::test]
 async fn ambiguous_messages_are_refused_and_never_reach_the_service() {
-    let rig = rig(door());
+    let rig = rig(limits());
     for (label, case) in SMUGGLING {
         let text = rig.exchange(case.as_bytes()).await;
         assert_refused(&text, 400, label, case);
@@ -329,7 +329,7 @@ async fn ambiguous_messages_are_refused_and_never_reach_the_service() {
 
 #[tokio::test]
 async fn oversized_heads_get_431() {
-    let rig = rig(door());
+    let rig = rig(limits());
     let long = format!("GET /echo HTTP/1.1\r\nHost: a\r\nx: {}\r\n\r\n", "y".repeat(9000));
     assert_refused(&rig.exchange(long.as_bytes()).await, 431, "head_too_large", "long");
     let many = format!("GET /echo HTTP/1.1\r\nHost: a\r\n{}\r\n", "a: b\r\n".repeat(101));
@@ -342,7 +342,7 @@ async fn oversized_heads_get_431() {
 
 #[tokio::test]
 async fn plain_requests_pass_in_every_form() {
-    let rig = rig(door());
+    let rig = rig(limits());
     let cases = [
         ("GET /echo HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", "/echo|"),
         ("GET /echo HTTP/1.0\r\n\r\n", "/echo|"),
@@ -370,7 +370,7 @@ async fn plain_requests_pass_in_every_form() {
 
 #[tokio::test]
 async fn connection_is_kept_and_pipelining_answers_in_order() {
-    let rig = rig(door());
+    let rig = rig(limits());
     let mut client = rig.connect().await;
     for round in ["one", "two"] {
         let request =
@@ -391,7 +391,7 @@ async fn connection_is_kept_and_pipelining_answers_in_order() {
 
 #[tokio::test]
 async fn violation_does_not_cut_the_answer_before_it() {
-    let rig = rig(door());
+    let rig = rig(limits());
     let text = rig.exchange(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\nGET /x HTTP/1.1\nHost: a\n\n").await;
     let (first, second) = text.split_once("slow").expect("the first answer is whole");
     assert!(first.starts_with("HTTP/1.1 200 OK\r\n"), "{text}");
@@ -400,7 +400,7 @@ async fn violation_does_not_cut_the_answer_before_it() {
 
 #[tokio::test]
 async fn expect_continue_is_answered_before_the_body() {
-    let rig = rig(door());
+    let rig = rig(limits());
     let mut client = rig.connect().await;
     client
         .write_all(b"POST /e HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n")
@@ -413,7 +413,7 @@ async fn expect_continue_is_answered_before_the_body() {
 
 #[tokio::test]
 async fn slow_heads_and_bodies_get_408() {
-    let rig = rig(door());
+    let rig = rig(limits());
     let start = Instant::now();
     let head = rig.exchange(b"GET /echo HTTP/1.1\r\nHost: ").await;
     assert_refused(&head, 408, "head_timeout", "head");
@@ -428,7 +428,7 @@ async fn slow_heads_and_bodies_get_408() {
 
 #[tokio::test]
 async fn idle_connection_is_closed_in_silence() {
-    let rig = rig(ListenerLimits { idle_timeout: Duration::from_millis(200), ..door() });
+    let rig = rig(ListenerLimits { idle_timeout: Duration::from_millis(200), ..limits() });
     assert_eq!(rig.exchange(b"").await, "");
     let kept = rig.exchange(b"GET /echo HTTP/1.1\r\nHost: a\r\n\r\n").await;
     assert!(kept.ends_with("/echo|"), "{kept}");
@@ -460,7 +460,7 @@ const CHUNKED_HEAD: &str = " HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r
 
 #[tokio::test]
 async fn endless_body_stops_at_the_limit_and_is_not_drained_for_ever() {
-    let rig = rig(door());
+    let rig = rig(limits());
     let mut client = rig.connect().await;
     client.write_all(format!("POST /limit{CHUNKED_HEAD}").as_bytes()).await.unwrap();
     let sent = send_without_end(&mut client, PATIENCE).await;
@@ -471,7 +471,7 @@ async fn endless_body_stops_at_the_limit_and_is_not_drained_for_ever() {
 
 #[tokio::test]
 async fn answer_to_a_body_over_the_limit_reaches_a_client_that_sends_on() {
-    let rig = rig(door());
+    let rig = rig(limits());
     let body = "x".repeat(4 * 1024 * 1024);
     let head = format!("POST /limit HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n", body.len());
     let text = rig.exchange(format!("{head}{body}").as_bytes()).await;
@@ -480,7 +480,7 @@ async fn answer_to_a_body_over_the_limit_reaches_a_client_that_sends_on() {
 
 #[tokio::test]
 async fn unread_body_is_held_back_at_the_client() {
-    let rig = rig(door());
+    let rig = rig(limits());
     let mut client = rig.connect().await;
     client.write_all(format!("POST /hang{CHUNKED_HEAD}").as_bytes()).await.unwrap();
     let before = resident_bytes();
@@ -502,7 +502,7 @@ fn resident_bytes() -> usize {
 
 #[tokio::test]
 async fn connections_over_the_limit_wait_for_a_place() {
-    let rig = rig(ListenerLimits { max_connections: 2, ..door() });
+    let rig = rig(ListenerLimits { max_connections: 2, ..limits() });
     let (first, second) = (rig.connect().await, rig.connect().await);
     until(|| open(&rig.telemetry) == 2).await;
     let mut third = rig.connect().await;
@@ -517,7 +517,7 @@ async fn connections_over_the_limit_wait_for_a_place() {
 
 #[tokio::test]
 async fn departed_http1_client_takes_its_request_along() {
-    let rig = rig(door());
+    let rig = rig(limits());
     let next = "GET /echo HTTP/1.1\r\nHost: a\r\n\r\n";
     for path in ["/hang", "/stream"] {
         for pipelined in [String::new(), next.to_owned()] {
@@ -544,7 +544,7 @@ async fn departed_http1_client_takes_its_request_along() {
 
 #[tokio::test]
 async fn departure_is_seen_behind_bytes_that_are_not_read() {
-    let rig = rig(door());
+    let rig = rig(limits());
     let mut client = rig.connect().await;
     let pipelined = "GET /echo HTTP/1.1\r\nHost: a\r\n\r\n".repeat(2000);
     client.write_all(format!("GET /hang HTTP/1.1\r\nHost: a\r\n\r\n{pipelined}").as_bytes()).await.unwrap();
@@ -575,7 +575,7 @@ fn get(path: &str) -> Request<Empty<Bytes>> {
 
 #[tokio::test]
 async fn http2_with_prior_knowledge_multiplexes() {
-    let rig = rig(door());
+    let rig = rig(limits());
     let http2 = http2_client(&rig).await;
     let calls = (0..100).map(|n| {
         let mut client = http2.client.clone();
@@ -592,7 +592,7 @@ async fn http2_with_prior_knowledge_multiplexes() {
 
 #[tokio::test]
 async fn http2_request_is_dropped_with_its_stream_and_with_its_connection() {
-    let rig = rig(door());
+    let rig = rig(limits());
     for path in ["/hang", "/stream"] {
         let mut http2 = http2_client(&rig).await;
         let kept = http2.client.send_request(get("/hang"));
@@ -620,7 +620,7 @@ async fn http2_request_is_dropped_with_its_stream_and_with_its_connection() {
 
 #[tokio::test]
 async fn http2_request_without_a_host_gets_400() {
-    let rig = rig(door());
+    let rig = rig(limits());
     let mut client = rig.connect().await;
     let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
     bytes.extend_from_slice(&[0, 0, 0, 4, 0, 0, 0, 0, 0]);
@@ -644,7 +644,7 @@ async fn http2_request_without_a_host_gets_400() {
 
 #[tokio::test]
 async fn drain_closes_idle_connections_and_waits_for_the_busy() {
-    let rig = rig(door());
+    let rig = rig(limits());
     let mut idle = rig.connect().await;
     idle.write_all(b"GET /echo HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
     read_until(&mut idle, "/echo|").await;
@@ -669,7 +669,7 @@ async fn drain_closes_idle_connections_and_waits_for_the_busy() {
 
 #[tokio::test]
 async fn abort_ends_what_still_runs() {
-    let rig = rig(door());
+    let rig = rig(limits());
     let mut client = rig.connect().await;
     client.write_all(b"GET /hang HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
     rig.until_running(1).await;

@@ -30,7 +30,7 @@ pub(in crate::config) fn validate(
     let section = FieldPath::top("server");
     let mut timeout =
         |key: &str, span: Span| -> Duration { numbers::positive(span, &section.key(key), findings) };
-    let door = ListenerLimits {
+    let listener = ListenerLimits {
         max_connections: usize::try_from(server.max_connections).unwrap_or(usize::MAX),
         head_timeout: timeout("head_timeout", server.head_timeout),
         body_timeout: timeout("body_timeout", server.body_timeout),
@@ -53,7 +53,7 @@ pub(in crate::config) fn validate(
     Startup {
         listen: server.listen.0,
         admin: server.admin.0,
-        door,
+        listener,
         drain_grace: server.drain_grace.0,
         audit: audit::validate(&file.audit, secrets, findings),
         usage: usage::check::validate(&file.usage, secrets, findings),

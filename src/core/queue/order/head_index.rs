@@ -46,12 +46,12 @@ impl PoolGroup {
         let own = &mut self.classes[class.index()];
         let heads = &mut own.pool_sets[pool_set.index()].trees[number];
         let after = heads
-            .put(home, before.map(|seat| seat.slot), entry)
+            .put(home, before.map(|position| position.slot), entry)
             .map(|slot| HeadPosition { preferred_only: bound, slot });
         if part == LanePart::Fresh && before != after {
-            let chairs = own.head_positions.tenants.entry(tenant).or_default();
-            chairs.retain(|chair| Some(*chair) != before.map(|seat| (pool_set, seat)));
-            chairs.extend(after.map(|seat| (pool_set, seat)));
+            let positions = own.head_positions.tenants.entry(tenant).or_default();
+            positions.retain(|position| Some(*position) != before.map(|before| (pool_set, before)));
+            positions.extend(after.map(|after| (pool_set, after)));
         }
         for group in self.quotas.tree.groups_of(tenant) {
             self.refresh_group(class, (pool_set, number), group);

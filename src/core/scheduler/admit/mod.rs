@@ -96,9 +96,9 @@ impl Scheduler {
         let work = work(spec.prompt_tokens, self.lengths.expected(&spec));
         job.work = work;
         self.jobs.insert(id, job);
-        if let Some(spot) = self.lane_position(LaneKey::of(&spec)) {
-            self.groups[spot.group].arrived(spot.class, spec.sequences, self.now);
-            self.demand.note_arrival(&spec, spot, work, self.now);
+        if let Some(position) = self.lane_position(LaneKey::of(&spec)) {
+            self.groups[position.group].arrived(position.class, spec.sequences, self.now);
+            self.demand.note_arrival(&spec, position, work, self.now);
         }
         self.enqueue(id);
         self.start_or_queue(id, out);
@@ -178,10 +178,10 @@ impl Scheduler {
     /// the tenant, or else of all tenants; `None` when neither is known. Replicas that are
     /// demanded and expected count as if they were in service.
     fn expected_wait(&self, key: LaneKey, before: u64) -> Option<Duration> {
-        let spot = self.lane_position(key)?;
-        let here = &self.groups[spot.group];
-        let wait = here.drain_rates(spot.class).wait(key.tenant, before, self.now)?;
-        let pools = here.shape.pool_set(spot.pool_set).pools.iter();
+        let position = self.lane_position(key)?;
+        let here = &self.groups[position.group];
+        let wait = here.drain_rates(position.class).wait(key.tenant, before, self.now)?;
+        let pools = here.shape.pool_set(position.pool_set).pools.iter();
         Some(wait.div_f64(self.demand.growth(pools)))
     }
 
@@ -256,8 +256,8 @@ impl Scheduler {
 
     /// Drain rate of the lane's tenant in its class, in jobs per second; `None` if unknown.
     fn lane_rate(&self, key: LaneKey) -> Option<f64> {
-        let spot = self.lane_position(key)?;
-        self.groups[spot.group].drain_rate_of(spot.class, key.tenant, self.now)
+        let position = self.lane_position(key)?;
+        self.groups[position.group].drain_rate_of(position.class, key.tenant, self.now)
     }
 
     /// Sets the position of a fresh job in its lane and the instant from which it is late. Both
@@ -330,20 +330,20 @@ impl Scheduler {
         let Some(job) = self.jobs.get(&id) else { return };
         let (spec, Some(part)) = (job.spec, job.part()) else { return };
         let place = job.position_in(part);
-        let Some(spot) = self.lane_position(LaneKey::of(&spec)) else { return };
-        if !self.waits_in(spot, spec.class, spec.tenant) {
-            let lifted = self.groups[spot.group].lift(spot.class, spot.pool_set, spec.tenant);
+        let Some(position) = self.lane_position(LaneKey::of(&spec)) else { return };
+        if !self.waits_in(position, spec.class, spec.tenant) {
+            let lifted = self.groups[position.group].lift(position.class, position.pool_set, spec.tenant);
             if lifted {
-                self.refresh_counter(spot.accounts(), LaneKey::of(&spec));
+                self.refresh_counter(position.accounts(), LaneKey::of(&spec));
             }
         }
         self.queue.push(&spec, part, place, self.weight(spec.tenant));
-        self.groups[spot.group].joined(spot.class, spot.pool_set, spec.tenant, self.now);
-        self.groups[spot.group].note_wide(spec.sequences);
+        self.groups[position.group].joined(position.class, position.pool_set, spec.tenant, self.now);
+        self.groups[position.group].note_wide(spec.sequences);
         self.timers.deadlines.add(spec.deadline, id);
         self.hold_for_pool_start(id);
         self.refresh_lane(LaneKey::of(&spec));
-        self.groups.mark_changed(Some(spot.group));
+        self.groups.mark_changed(Some(position.group));
     }
 
     /// Takes a waiting job out of its lane.
@@ -364,10 +364,11 @@ impl Scheduler {
         let mut whole = self.queue.remove(&spec, part, place);
         whole &= self.timers.deadlines.cancel(spec.deadline, id);
         self.timers.unchecked_waits.cancel(spec.arrived + WAIT_CHECK_AFTER, id);
-        if let Some(spot) = self.lane_position(key) {
-            whole &= self.groups[spot.group].left(spot.class, spot.pool_set, spec.tenant, self.now);
-            self.groups[spot.group].forget_wide(spec.sequences);
-            self.groups.mark_changed(Some(spot.group));
+        if let Some(position) = self.lane_position(key) {
+            whole &=
+                self.groups[position.group].left(position.class, position.pool_set, spec.tenant, self.now);
+            self.groups[position.group].forget_wide(spec.sequences);
+            self.groups.mark_changed(Some(position.group));
         }
         self.invariants.check(InvariantId::QueueConsistent, whole);
         self.end_hold(id);
@@ -385,9 +386,9 @@ impl Scheduler {
     }
 
     /// Whether fresh jobs of the tenant and class wait at this position.
-    fn waits_in(&self, spot: LanePosition, class: ClassId, tenant: TenantId) -> bool {
+    fn waits_in(&self, position: LanePosition, class: ClassId, tenant: TenantId) -> bool {
         let mut here =
-            self.queue.lane_keys_of(class, tenant).filter(|key| self.lane_position(*key) == Some(spot));
+            self.queue.lane_keys_of(class, tenant).filter(|key| self.lane_position(*key) == Some(position));
         here.any(|key| self.queue.lane(key).is_some_and(|lane| lane.head(LanePart::Fresh).is_some()))
     }
 
@@ -413,13 +414,13 @@ impl Scheduler {
     /// Updates the positions of a lane's two heads; a lane whose tenant is parked has none. Each
     /// head is priced here, with its output as expected now.
     pub(super) fn refresh_lane(&mut self, key: LaneKey) {
-        let Some(spot) = self.lane_position(key) else { return };
-        let standing = self.quota_state(spot.group, key.tenant);
+        let Some(position) = self.lane_position(key) else { return };
+        let standing = self.quota_state(position.group, key.tenant);
         let objective = self.policy.classes.get(key.class).map(|class| class.ttft_objective);
-        let group = &mut self.groups[spot.group];
-        let waits = group.shape.pool_set(spot.pool_set).can_wait();
+        let group = &mut self.groups[position.group];
+        let waits = group.shape.pool_set(position.pool_set).can_wait();
         let Some(lane) = self.queue.lane_mut(key) else { return };
-        let mut reseat_at = None;
+        let mut update_at = None;
         for part in LanePart::ALL {
             let head = lane.head(part).filter(|_| standing != QuotaState::Parked);
             let job = head.and_then(|id| self.jobs.get_mut(&id));
@@ -432,21 +433,22 @@ impl Scheduler {
                     let goal = job.spec.arrived + objective.unwrap_or_default();
                     let until;
                     (bound, until) = choose::preferred_only_until(job.spec.arrived, goal, self.now);
-                    reseat_at = reseat_at.into_iter().chain(until).min();
+                    update_at = update_at.into_iter().chain(until).min();
                 }
-                let counter = if part == LanePart::Fresh { group.counter(spot.class, key.tenant) } else { 0 };
+                let counter =
+                    if part == LanePart::Fresh { group.counter(position.class, key.tenant) } else { 0 };
                 let value = LaneHead { job: job.spec.id, lane: key, part };
                 let place = HeadKey::new(standing, counter, job.position_in(part));
                 FitEntry { key: place, size: job.size(), value }
             });
-            let heads = HeadSet { class: spot.class, pool_set: spot.pool_set, part };
+            let heads = HeadSet { class: position.class, pool_set: position.pool_set, part };
             let seat = &mut lane.head_positions[part as usize];
             *seat = group.put_head((heads, key.tenant), *seat, bound, entry);
         }
-        if lane.refresh_at != reseat_at {
-            let before = std::mem::replace(&mut lane.refresh_at, reseat_at);
+        if lane.refresh_at != update_at {
+            let before = std::mem::replace(&mut lane.refresh_at, update_at);
             before.iter().for_each(|at| _ = self.timers.head_updates.cancel(*at, key));
-            reseat_at.iter().for_each(|at| self.timers.head_updates.add(*at, key));
+            update_at.iter().for_each(|at| self.timers.head_updates.add(*at, key));
         }
     }
 }
