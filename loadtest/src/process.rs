@@ -128,6 +128,25 @@ fn machine_line(text: &str) -> Option<MachineTicks> {
     Some(MachineTicks { busy: all - idle, all })
 }
 
+/// Time that programs and other machines had of a core since the start, in microseconds; time of
+/// interrupts is not in it.
+///
+/// # Errors
+/// When `/proc/stat` cannot be read or has no such core.
+pub fn core_micros(core: usize) -> Result<u64> {
+    let text = fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
+    let ticks = core_ticks(&text, core).with_context(|| format!("/proc/stat has no core {core}"))?;
+    Ok(ticks * (1_000_000 / TICKS_PER_SECOND))
+}
+
+/// `cpuN user nice system idle iowait irq softirq steal ...`
+fn core_ticks(text: &str, core: usize) -> Option<u64> {
+    let name = format!("cpu{core} ");
+    let fields = text.lines().find_map(|line| line.strip_prefix(&name))?.split_ascii_whitespace();
+    let ticks: Vec<u64> = fields.take(8).map(|field| field.parse().ok()).collect::<Option<_>>()?;
+    Some(ticks.get(..3)?.iter().sum::<u64>() + ticks.get(7).unwrap_or(&0))
+}
+
 /// Resident memory of all `pids` together, in KiB.
 ///
 /// # Errors
@@ -250,6 +269,11 @@ mod tests {
         assert_eq!((before - before).share(), 0.0);
         assert_eq!(machine_line("cpu 1 2"), None);
         assert!(machine_ticks().is_ok());
+        let text = "cpu  1 1 1 1 1 1 1 1\ncpu1 9 9 9 9\ncpu12 30 1 20 120 30 5 6 7 9 9\n";
+        assert_eq!(
+            (core_ticks(text, 12), core_ticks(text, 1), core_ticks(text, 2)),
+            (Some(58), Some(27), None)
+        );
     }
 
     #[test]

@@ -13,12 +13,13 @@ mod text;
 
 pub use self::args::{BenchProxyArgs, OtherProxy, TargetKind};
 pub use self::programs::{Program, Programs};
-pub use self::results::{BenchCell, BenchResults, BenchSample};
+pub use self::results::{BenchCell, BenchResults, BenchSample, Others};
 pub use self::rows::{Figure, Row};
 
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
+use tokio::time::Instant;
 
 use self::args::Cores;
 use self::engines::InstantEngines;
@@ -72,15 +73,22 @@ pub async fn bench(args: &BenchProxyArgs) -> Result<BenchResults> {
         programs: programs.clone(),
     };
     let mut samples = Vec::new();
+    let mut others = Vec::new();
     for round in 1..=args.rounds() {
         let round = Round { number: round, args, stage: &stage, engines: &engines };
-        samples.extend(round.run().await?);
+        let (found, beside) = round.run().await?;
+        samples.extend(found);
+        others.push(beside);
     }
+    let mean = |of: fn(&Others) -> f64| others.iter().map(of).sum::<f64>() / others.len().max(1) as f64;
+    let others =
+        Others { proxy_core: mean(|others| others.proxy_core), load_cores: mean(|others| others.load_cores) };
     samples.extend(results::added(&samples));
     let base = results::base(&targets);
     Ok(BenchResults {
         programs,
         machine,
+        others,
         rounds: args.rounds(),
         cells: results::cells(&samples, &targets, base.as_deref()),
         targets,
@@ -98,9 +106,16 @@ struct Round<'a> {
 }
 
 impl Round<'_> {
-    async fn run(&self) -> Result<Vec<BenchSample>> {
+    async fn run(&self) -> Result<(Vec<BenchSample>, Others)> {
         self.progress("start");
         let contenders = self.stage.start(self.args).await?;
+        let clock = CoreClock::read(&self.stage.cores, &contenders)?;
+        let samples = self.rows(&contenders).await?;
+        let others = CoreClock::read(&self.stage.cores, &contenders)?.since(&clock);
+        Ok((samples, others))
+    }
+
+    async fn rows(&self, contenders: &[Contender]) -> Result<Vec<BenchSample>> {
         let direct = self.stage.direct();
         let mut samples = Vec::new();
         for (place, row) in self.args.rows().into_iter().enumerate() {
@@ -147,6 +162,36 @@ impl Round<'_> {
     }
 }
 
+/// Time of the cores, and what proxies and load used of it.
+struct CoreClock {
+    at: Instant,
+    load_cores: usize,
+    /// Of the proxies' core and of the load's: all, and their own.
+    micros: [(u64, u64); 2],
+}
+
+impl CoreClock {
+    fn read(cores: &Cores, contenders: &[Contender]) -> Result<Self> {
+        let pids: Vec<u32> = contenders.iter().flat_map(|contender| contender.pids.iter().copied()).collect();
+        let load = cores.load.iter().map(|core| process::core_micros(*core)).sum::<Result<u64>>()?;
+        let micros = [
+            (process::core_micros(cores.proxy)?, process::cpu_micros(&pids)?),
+            (load, process::cpu_micros(&[std::process::id()])?),
+        ];
+        Ok(CoreClock { at: Instant::now(), load_cores: cores.load.len(), micros })
+    }
+
+    fn since(&self, earlier: &CoreClock) -> Others {
+        let micros = self.at.duration_since(earlier.at).as_micros() as f64;
+        let part = |side: usize, cores: usize| {
+            let (now, before) = (self.micros[side], earlier.micros[side]);
+            let others = now.0.saturating_sub(before.0).saturating_sub(now.1.saturating_sub(before.1));
+            others as f64 / (micros * cores as f64)
+        };
+        Others { proxy_core: part(0, 1), load_cores: part(1, self.load_cores) }
+    }
+}
+
 /// The machine, the cores of both sides, and how busy it was before.
 fn machine(cores: &Cores, count: usize) -> String {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
@@ -163,4 +208,26 @@ fn machine(cores: &Cores, count: usize) -> String {
         loads.join(", "),
         load.split_ascii_whitespace().next().unwrap_or("unknown")
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn what_others_used_is_the_rest_of_the_busy_time() {
+        let at = Instant::now();
+        let before =
+            CoreClock { at, load_cores: 2, micros: [(5_000_000, 1_000_000), (7_000_000, 2_000_000)] };
+        let after = CoreClock {
+            at: at + Duration::from_secs(10),
+            load_cores: 2,
+            micros: [(14_000_000, 8_000_000), (15_000_000, 10_500_000)],
+        };
+        let others = after.since(&before);
+        assert!((others.proxy_core - 0.2).abs() < 1e-9, "{others:?}");
+        assert_eq!(others.load_cores, 0.0, "less than nothing is nothing");
+    }
 }

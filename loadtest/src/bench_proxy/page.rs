@@ -30,7 +30,7 @@ pub(super) fn page(results: &BenchResults) -> String {
     for line in head(results) {
         let _ = write!(out, "<p>{}</p>", escaped(&line));
     }
-    if let Some(doubt) = results.doubt() {
+    for doubt in results.doubts() {
         let _ = write!(out, "<p class=\"doubt\">{}</p>", escaped(&doubt));
     }
     out.push_str("<div class=\"wide\"><table><tr><th></th>");

@@ -34,18 +34,30 @@ pub struct BenchCell {
     /// The median of the rounds' ratios to [`BenchResults::base`]; absent for it.
     pub ratio: Option<f64>,
     /// Of a rate at saturation: the part of its core that the proxy used, from the medians. Below
-    /// [`BUSY`] engines and load were the limit, and the rate could be higher.
+    /// .9 something else was the limit, and the rate could be higher.
     pub busy: Option<f64>,
 }
+
+/// Part of a core that other programs may have.
+const DOUBTFUL_OTHERS: f64 = 0.05;
 
 /// Part of a core from which a proxy counts as saturated.
 pub(super) const BUSY: f64 = 0.9;
 
 impl BenchCell {
-    /// Whether engines and load were the limit.
+    /// Whether something else than the proxy was the limit.
     pub(super) fn limited(&self) -> bool {
         self.busy.is_some_and(|busy| busy < BUSY)
     }
+}
+
+/// What other programs had of the cores, as parts of all time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Others {
+    /// Of the proxies' core.
+    pub proxy_core: f64,
+    /// Of the load's cores, together.
+    pub load_cores: f64,
 }
 
 /// All of a benchmark.
@@ -55,6 +67,8 @@ pub struct BenchResults {
     pub programs: Programs,
     /// Where.
     pub machine: String,
+    /// Parts of the proxies' and of the load's core that neither of them used.
+    pub others: Others,
     /// How many rounds.
     pub rounds: u32,
     /// Targets in the order of the table.
@@ -145,20 +159,31 @@ impl BenchResults {
         Figure::ALL.into_iter().filter(has).collect()
     }
 
-    /// A line that names the rates which engines and load limited, if there are any.
-    pub(super) fn doubt(&self) -> Option<String> {
+    /// Lines below the table: what makes figures doubtful.
+    pub(super) fn doubts(&self) -> Vec<String> {
         let limited = self.cells.iter().filter(|cell| cell.limited());
         let part = |cell: &BenchCell| {
             let busy = cell.busy.unwrap_or_default() * 100.0;
             format!("{} {busy:.0} % ({})", cell.target, cell.figure.facts().row.name())
         };
         let parts: Vec<String> = limited.map(part).collect();
-        (!parts.is_empty()).then(|| {
-            format!(
-                "≥: engines and load were the limit, the proxy's core was not busy all the time: {}.",
+        let mut doubts = Vec::new();
+        if !parts.is_empty() {
+            doubts.push(format!(
+                "≥: the proxy did not use all of its core, and was not the limit: {}.",
                 parts.join(", ")
-            )
-        })
+            ));
+        }
+        let Others { proxy_core, load_cores } = self.others;
+        if proxy_core.max(load_cores) > DOUBTFUL_OTHERS {
+            doubts.push(format!(
+                "Other programs had {:.0} % of the proxies' core and {:.0} % of the load's: rates and times are \
+                 doubtful.",
+                proxy_core * 100.0,
+                load_cores * 100.0
+            ));
+        }
+        doubts
     }
 }
 
@@ -195,6 +220,7 @@ pub(super) mod tests {
         BenchResults {
             programs: Programs { penstock: None, nginx: None },
             machine: "2 cores".to_owned(),
+            others: Others { proxy_core: 0.02, load_cores: 0.01 },
             rounds: 3,
             cells: cells(&samples, &targets, base.as_deref()),
             targets,
@@ -237,11 +263,13 @@ pub(super) mod tests {
 
     #[test]
     fn a_proxy_that_was_not_busy_is_named() {
-        let results = results();
-        let doubt = results.doubt().expect("a doubt");
-        assert!(doubt.ends_with("all the time: nginx 80 % (full)."), "{doubt}");
+        let mut results = results();
+        let limited = "≥: the proxy did not use all of its core, and was not the limit: nginx 80 % (full).";
+        assert_eq!(results.doubts(), [limited]);
         let busy = |target: &str| results.cell(Figure::FullRate, target).expect("a cell").busy;
         assert!(busy("penstock").is_some_and(|busy| busy >= BUSY), "{:?}", busy("penstock"));
         assert_eq!(busy("direct"), None);
+        results.others.load_cores = 0.3;
+        assert!(results.doubts()[1].contains("2 % of the proxies' core and 30 %"), "{:?}", results.doubts());
     }
 }

@@ -170,13 +170,12 @@ impl ProxyStage {
             self.programs.penstock.as_ref().context("the gateway was not looked for")?;
         let key = keys_for(&["bench".to_owned()]).remove("bench").context("no key was made")?;
         let mut text = penstock_config(listen, &free_port()?, &key, &self.engines);
-        let mut program = penstock.clone();
         if kind == TargetKind::PenstockFull {
             text += &full_config(folder, &free_port()?);
-            // Two processes of one file would share its pages, and each would have half of them.
-            program = folder.join("program");
-            std::fs::copy(penstock, &program).with_context(|| format!("copy {}", penstock.display()))?;
         }
+        // Two processes of one file share its pages, and each has half of them.
+        let program = folder.join("program");
+        std::fs::copy(penstock, &program).with_context(|| format!("copy {}", penstock.display()))?;
         let config = folder.join("penstock.yaml");
         write(&config, &text)?;
         let mut command = Command::new(program);

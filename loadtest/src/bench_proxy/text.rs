@@ -8,7 +8,7 @@ use super::results::{BenchCell, BenchResults, belongs};
 pub(super) fn text(results: &BenchResults) -> String {
     let mut out = head(results).join("\n") + "\n\n";
     out += &table(results);
-    if let Some(doubt) = results.doubt() {
+    for doubt in results.doubts() {
         out += &format!("\n{doubt}\n");
     }
     out.trim_end().to_owned()
