@@ -17,9 +17,9 @@ tidy:
     cargo clippy --workspace --all-targets --quiet -- -D warnings
     cargo test --quiet --test tidy
 
-# CPU of a request and of a relayed event, next to nginx
-bench: build
-    PENSTOCK_BIN=target/release/penstock loadtest/bench/nginx.sh
+# CPU, throughput, latency and memory, next to nginx; `just bench --quick` for a look
+bench *options: build
+    target/release/loadtest bench-proxy {{ options }}
 
 # A gateway and simulated engines in one process, with traffic
 demo *options="--load":

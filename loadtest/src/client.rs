@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 
 use crate::meter::{Progress, Sample, Verdict};
-use crate::sse::Scanner;
+use crate::sse::{Scanner, Tally};
 use crate::target::{Endpoint, Target};
 
 /// A connection to the target.
@@ -65,13 +65,32 @@ pub async fn fetch(endpoint: &Endpoint, request: Request<Full<Bytes>>) -> anyhow
     Ok(text)
 }
 
+/// How an answer is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AnswerKind {
+    /// One JSON answer.
+    Plain,
+    /// An event stream, event by event.
+    Stream,
+    /// An event stream whose events are counted and not looked into; it has no times.
+    Counted,
+}
+
+impl AnswerKind {
+    /// Whether an event stream is asked for.
+    #[must_use]
+    pub fn streams(self) -> bool {
+        self != AnswerKind::Plain
+    }
+}
+
 /// One request from its intended time to the end of its answer.
 #[derive(Debug, Clone, Copy)]
 pub struct Exchange<'a> {
     /// Where to.
     pub target: &'a Target,
-    /// As an event stream.
-    pub stream: bool,
+    /// How its answer is read.
+    pub answer: AnswerKind,
     /// When it was meant to be sent; times count from here.
     pub intended: Instant,
     /// When it is given up.
@@ -101,15 +120,16 @@ impl Exchange<'_> {
             return (Verdict::Connect, None);
         };
         sample.sent = Some(Instant::now());
-        let Ok(response) = connection.send(self.target.request(self.stream)).await else {
+        let Ok(response) = connection.send(self.target.request(self.answer.streams())).await else {
             return (Verdict::Reset, None);
         };
         let status = response.status();
         let body = response.into_body();
-        let read = match (status.is_success(), self.stream) {
-            (false, _) => drain(body).await.map(|()| Verdict::Status(status.as_u16())),
-            (true, true) => self.read_stream(body, sample).await,
-            (true, false) => read_plain(body).await,
+        let read = match self.answer {
+            _ if !status.is_success() => drain(body).await.map(|()| Verdict::Status(status.as_u16())),
+            AnswerKind::Stream => self.read_stream(body, sample).await,
+            AnswerKind::Counted => self.count_events(body, sample).await,
+            AnswerKind::Plain => read_plain(body).await,
         };
         match read {
             Ok(verdict) => (verdict, Some(connection)),
@@ -152,6 +172,17 @@ impl Exchange<'_> {
             }
         }
         Ok(scanner.fault().map_or(Verdict::Ok, Verdict::Broken))
+    }
+
+    async fn count_events(&self, mut body: Incoming, sample: &mut Sample) -> Result<Verdict, hyper::Error> {
+        let mut tally = Tally::default();
+        while let Some(frame) = body.frame().await {
+            if let Ok(data) = frame?.into_data() {
+                self.progress.events(tally.feed(&data));
+            }
+        }
+        sample.events = tally.events();
+        Ok(tally.fault().map_or(Verdict::Ok, Verdict::Broken))
     }
 }
 

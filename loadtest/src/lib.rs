@@ -4,12 +4,14 @@
 //! can run an engine and a load against it in one process.
 
 pub mod abandon;
+pub mod bench_proxy;
 pub mod chaos;
 mod child;
 pub mod client;
 pub mod closed;
 pub mod compare;
 pub mod core_bench;
+mod cores;
 pub mod count_bench;
 pub mod engine;
 pub mod engines;

@@ -3,8 +3,8 @@
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use penstock_loadtest::{
-    abandon, chaos, closed, compare, core_bench, count_bench, engine, engines, key_bench, no_harm, process,
-    proxy, replay, run, scaler, streams,
+    abandon, bench_proxy, chaos, closed, compare, core_bench, count_bench, engine, engines, key_bench,
+    no_harm, process, proxy, replay, run, scaler, streams,
 };
 
 /// Load generator and measuring tools for an OpenAI-compatible gateway.
@@ -39,6 +39,8 @@ enum Command {
     Chaos(chaos::ChaosArgs),
     /// Whether a gateway costs throughput: a matrix of engines, requests and classes.
     NoHarm(no_harm::NoHarmArgs),
+    /// What proxies cost: CPU, throughput, latency, memory and aborts, next to nginx.
+    BenchProxy(bench_proxy::BenchProxyArgs),
     /// Run simulated engines in real time, several in one process.
     Engines(engines::EnginesArgs),
     /// Run a small reference proxy with the usual ways of balancing.
@@ -70,6 +72,7 @@ fn main() -> Result<()> {
             Command::Compare(args) => compare::command(&args).await,
             Command::Chaos(args) => chaos::command(&args).await,
             Command::NoHarm(args) => no_harm::command(&args).await,
+            Command::BenchProxy(args) => bench_proxy::command(&args).await,
             Command::Engines(args) => engines::command(&args).await,
             Command::Proxy(args) => proxy::command(&args).await,
             Command::Streams(args) => streams::command(&args).await,

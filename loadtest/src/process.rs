@@ -1,10 +1,11 @@
-//! CPU time and memory of a process, read from `/proc`.
+//! CPU time, memory and wake-ups of a process, read from `/proc`.
 
 use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use rustix::process::{Resource, getrlimit, setrlimit};
 
 /// Clock ticks a second in `/proc/PID/stat` (`USER_HZ`), fixed on Linux.
 const TICKS_PER_SECOND: u64 = 100;
@@ -39,18 +40,50 @@ pub async fn command(args: &CpuArgs) -> Result<()> {
 }
 
 /// User and system time of all `pids` together, in microseconds.
-/// Steps of 10 ms, so compare over seconds.
+///
+/// `/proc/PID/stat` has the whole time in steps of 10 ms, rounded down; the threads' own files
+/// have nanoseconds, but not the time of threads that ended. The larger one is closer.
 ///
 /// # Errors
 /// When a process is gone or its stat file has another form.
 pub fn cpu_micros(pids: &[u32]) -> Result<u64> {
-    let mut ticks = 0;
+    let mut micros = 0;
     for pid in pids {
         let path = format!("/proc/{pid}/stat");
         let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-        ticks += stat_ticks(&text).with_context(|| format!("{path} has an unknown form"))?;
+        let ticks = stat_ticks(&text).with_context(|| format!("{path} has an unknown form"))?;
+        let threads: u64 =
+            thread_files(*pid, "schedstat").iter().filter_map(|text| schedstat_nanos(text)).sum();
+        micros += (ticks * (1_000_000 / TICKS_PER_SECOND)).max(threads / 1000);
     }
-    Ok(ticks * (1_000_000 / TICKS_PER_SECOND))
+    Ok(micros)
+}
+
+/// How often the threads of all `pids` gave up their core to wait. One that ended does not count.
+#[must_use]
+pub fn voluntary_switches(pids: &[u32]) -> u64 {
+    let texts = pids.iter().flat_map(|pid| thread_files(*pid, "status"));
+    texts.filter_map(|text| status_number(&text, "voluntary_ctxt_switches:")).sum()
+}
+
+/// A process and its children, the process first.
+///
+/// # Errors
+/// When `/proc` cannot be read.
+pub fn with_children(pid: u32) -> Result<Vec<u32>> {
+    let is_child = |other: &u32| {
+        let text = fs::read_to_string(format!("/proc/{other}/stat")).unwrap_or_default();
+        stat_parent(&text) == Some(pid)
+    };
+    let entries = fs::read_dir("/proc").context("cannot read /proc")?;
+    let others = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    Ok(std::iter::once(pid).chain(others.filter(is_child)).collect())
+}
+
+/// A file of each thread of a process.
+fn thread_files(pid: u32, name: &str) -> Vec<String> {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    threads.filter_map(|thread| fs::read_to_string(thread.ok()?.path().join(name)).ok()).collect()
 }
 
 /// Busy and all ticks of the machine's cores.
@@ -95,6 +128,25 @@ fn machine_line(text: &str) -> Option<MachineTicks> {
     Some(MachineTicks { busy: all - idle, all })
 }
 
+/// Time that programs and other machines had of a core since the start, in microseconds; time of
+/// interrupts is not in it.
+///
+/// # Errors
+/// When `/proc/stat` cannot be read or has no such core.
+pub fn core_micros(core: usize) -> Result<u64> {
+    let text = fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
+    let ticks = core_ticks(&text, core).with_context(|| format!("/proc/stat has no core {core}"))?;
+    Ok(ticks * (1_000_000 / TICKS_PER_SECOND))
+}
+
+/// `cpuN user nice system idle iowait irq softirq steal ...`
+fn core_ticks(text: &str, core: usize) -> Option<u64> {
+    let name = format!("cpu{core} ");
+    let fields = text.lines().find_map(|line| line.strip_prefix(&name))?.split_ascii_whitespace();
+    let ticks: Vec<u64> = fields.take(8).map(|field| field.parse().ok()).collect::<Option<_>>()?;
+    Some(ticks.get(..3)?.iter().sum::<u64>() + ticks.get(7).unwrap_or(&0))
+}
+
 /// Resident memory of all `pids` together, in KiB.
 ///
 /// # Errors
@@ -104,9 +156,39 @@ pub fn rss_kib(pids: &[u32]) -> Result<u64> {
     for pid in pids {
         let path = format!("/proc/{pid}/status");
         let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-        sum += status_rss(&text).with_context(|| format!("{path} has no VmRSS"))?;
+        sum += status_number(&text, "VmRSS:").with_context(|| format!("{path} has no VmRSS"))?;
     }
     Ok(sum)
+}
+
+/// Memory of all `pids` together, in KiB. Of a page that several processes share, each has its
+/// part (proportional set size).
+///
+/// # Errors
+/// When a process is gone, or belongs to another user.
+pub fn pss_kib(pids: &[u32]) -> Result<u64> {
+    let mut sum = 0;
+    for pid in pids {
+        let path = format!("/proc/{pid}/smaps_rollup");
+        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+        sum += status_number(&text, "Pss:").with_context(|| format!("{path} has no Pss"))?;
+    }
+    Ok(sum)
+}
+
+/// Raises the soft limit of open files to `needed`, if it is lower. Children inherit it.
+///
+/// # Errors
+/// When the hard limit is lower.
+pub fn raise_open_files(needed: usize) -> Result<()> {
+    let needed = needed as u64;
+    let mut limit = getrlimit(Resource::Nofile);
+    if limit.current.is_some_and(|current| current < needed) {
+        limit.current = Some(needed);
+        setrlimit(Resource::Nofile, limit)
+            .with_context(|| format!("{needed} open files are needed; the limit is {limit:?}"))?;
+    }
+    Ok(())
 }
 
 /// Checks that this process may hold `needed` open files.
@@ -132,8 +214,19 @@ fn stat_ticks(text: &str) -> Option<u64> {
     Some(user + system)
 }
 
-fn status_rss(text: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+/// The parent's process id: field 4.
+fn stat_parent(text: &str) -> Option<u32> {
+    let (_, rest) = text.rsplit_once(')')?;
+    rest.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
+/// Time on a core: field 1.
+fn schedstat_nanos(text: &str) -> Option<u64> {
+    text.split_ascii_whitespace().next()?.parse().ok()
+}
+
+fn status_number(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.split_ascii_whitespace().next()?.parse().ok()
 }
 
@@ -151,12 +244,15 @@ mod tests {
         let text = "71 (a) b (c)) S 1 71 71 0 -1 4194560 1 2 3 4 250 50 9 9 20 0 1 0 5 6 7";
         assert_eq!(stat_ticks(text), Some(300));
         assert_eq!(stat_ticks("71 (a) S 1"), None);
+        assert_eq!((stat_parent(text), stat_parent("71 (a) S")), (Some(1), None));
+        assert_eq!(schedstat_nanos("45712532 73795289 174\n"), Some(45_712_532));
     }
 
     #[test]
     fn status_and_limits() {
-        assert_eq!(status_rss("Name:\tx\nVmRSS:\t   5120 kB\nThreads:\t1\n"), Some(5120));
-        assert_eq!(status_rss("Name:\tkthread\n"), None);
+        let status = "Name:\tx\nVmRSS:\t   5120 kB\nnonvoluntary_ctxt_switches:\t7\n";
+        assert_eq!(status_number(status, "VmRSS:"), Some(5120));
+        assert_eq!(status_number(status, "voluntary_ctxt_switches:"), None);
         assert_eq!(
             open_file_limit("Max open files            1024                 4096  files\n"),
             Some(1024)
@@ -173,12 +269,18 @@ mod tests {
         assert_eq!((before - before).share(), 0.0);
         assert_eq!(machine_line("cpu 1 2"), None);
         assert!(machine_ticks().is_ok());
+        let text = "cpu  1 1 1 1 1 1 1 1\ncpu1 9 9 9 9\ncpu12 30 1 20 120 30 5 6 7 9 9\n";
+        assert_eq!(
+            (core_ticks(text, 12), core_ticks(text, 1), core_ticks(text, 2)),
+            (Some(58), Some(27), None)
+        );
     }
 
     #[test]
     fn own_process_has_memory_and_burns_cpu() {
         let own = [std::process::id()];
         assert!(rss_kib(&own).expect("own status") > 100);
+        assert!(pss_kib(&own).expect("own smaps") > 100);
         let before = cpu_micros(&own).expect("own stat");
         let mut n = 0u64;
         while cpu_micros(&own).expect("own stat") < before + 20_000 {
@@ -186,5 +288,21 @@ mod tests {
         }
         assert!(n > 0);
         assert!(cpu_micros(&[u32::MAX]).is_err());
+    }
+
+    #[test]
+    fn children_are_found_and_their_wake_ups_counted() {
+        let mut sleeper = std::process::Command::new("sleep").arg("60").spawn().expect("a process");
+        let family = with_children(std::process::id()).expect("processes");
+        assert_eq!(family[0], std::process::id());
+        assert!(family.contains(&sleeper.id()), "{family:?}");
+        let end = tokio::time::Instant::now() + Duration::from_secs(10);
+        while voluntary_switches(&[sleeper.id()]) == 0 && tokio::time::Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(voluntary_switches(&[sleeper.id()]) > 0);
+        sleeper.kill().expect("ended");
+        sleeper.wait().expect("ended");
+        assert_eq!(voluntary_switches(&[u32::MAX]), 0);
     }
 }

@@ -9,7 +9,7 @@ use clap::{ArgGroup, Args};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 
-use crate::client::{Connection, Exchange};
+use crate::client::{AnswerKind, Connection, Exchange};
 use crate::meter::{Meter, Progress, Sample, Totals, Verdict};
 use crate::pace;
 use crate::process;
@@ -44,6 +44,10 @@ pub struct RunArgs {
     /// Ask for event streams and check them.
     #[arg(long)]
     pub stream: bool,
+    /// With --stream: count the events and look into none of them, which costs less; there are
+    /// no times of tokens then.
+    #[arg(long, requires = "stream")]
+    pub count_only: bool,
     /// Seconds until a request is given up.
     #[arg(long, default_value_t = 300.0)]
     pub timeout: f64,
@@ -59,6 +63,16 @@ pub struct RunArgs {
     /// No progress lines.
     #[arg(long)]
     pub quiet: bool,
+}
+
+impl RunArgs {
+    fn answer(&self) -> AnswerKind {
+        match (self.stream, self.count_only) {
+            (false, _) => AnswerKind::Plain,
+            (true, false) => AnswerKind::Stream,
+            (true, true) => AnswerKind::Counted,
+        }
+    }
 }
 
 /// Runs `loadtest run`.
@@ -89,7 +103,7 @@ pub struct Reading {
 #[derive(Debug)]
 struct Shared {
     target: Target,
-    stream: bool,
+    answer: AnswerKind,
     timeout: Duration,
     progress: Progress,
     meter: Mutex<Meter>,
@@ -101,7 +115,7 @@ struct Shared {
 impl Shared {
     fn exchange(&self, intended: Instant) -> Exchange<'_> {
         let deadline = intended + self.timeout;
-        Exchange { target: &self.target, stream: self.stream, intended, deadline, progress: &self.progress }
+        Exchange { target: &self.target, answer: self.answer, intended, deadline, progress: &self.progress }
     }
 
     fn record(&self, sample: &Sample) {
@@ -140,7 +154,7 @@ pub async fn run(args: &RunArgs) -> Result<Report> {
     let start = Instant::now();
     let shared = Arc::new(Shared {
         target,
-        stream: args.stream,
+        answer: args.answer(),
         timeout: seconds(args.timeout, "--timeout")?,
         progress: Progress::default(),
         meter: Mutex::default(),

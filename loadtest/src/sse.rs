@@ -8,6 +8,10 @@ use memchr::memmem::Finder;
 /// A line longer than this is taken for a broken stream.
 const MAX_LINE: usize = 8 << 20;
 
+/// The end of a whole stream.
+const DONE: &[u8] = b"data: [DONE]\n\n";
+
+static END_OF_EVENT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\n\n"));
 static ABORT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"abort\""));
 static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"completion_tokens\":"));
 static PROMPT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"prompt_tokens\":"));
@@ -135,6 +139,38 @@ impl Scanner {
     }
 }
 
+/// Counts the events of a stream and looks into none of them: where the reader must cost little.
+#[derive(Debug, Default)]
+pub struct Tally {
+    events: u64,
+    /// The last bytes so far.
+    tail: Vec<u8>,
+}
+
+impl Tally {
+    /// Takes the next bytes; returns how many events ended in them.
+    pub fn feed(&mut self, bytes: &[u8]) -> u64 {
+        let split = self.tail.last() == Some(&b'\n') && bytes.first() == Some(&b'\n');
+        let events = END_OF_EVENT.find_iter(bytes).count() as u64 + u64::from(split);
+        self.events += events;
+        self.tail.extend_from_slice(&bytes[bytes.len().saturating_sub(DONE.len())..]);
+        self.tail.drain(..self.tail.len().saturating_sub(DONE.len()));
+        events
+    }
+
+    /// Events so far, `[DONE]` included.
+    #[must_use]
+    pub fn events(&self) -> u64 {
+        self.events
+    }
+
+    /// What is wrong with the stream, once it has ended.
+    #[must_use]
+    pub fn fault(&self) -> Option<&'static str> {
+        (self.tail != DONE).then_some("no [DONE]")
+    }
+}
+
 /// The output tokens that a usage in these bytes names.
 pub(crate) fn completion_tokens(data: &[u8]) -> Option<u64> {
     number(&USAGE, data)
@@ -185,6 +221,20 @@ mod tests {
             let sum: u64 = WHOLE.as_bytes().chunks(size).map(|part| scanner.feed(part)).sum();
             assert_eq!((sum, scanner.events(), scanner.fault()), (4, 4, None), "cut every {size}");
         }
+    }
+
+    #[test]
+    fn a_tally_has_the_same_events_for_any_cut() {
+        let text = WHOLE.replace('\r', "").replace(": comment\n\n", "");
+        for size in 1..=text.len() {
+            let mut tally = Tally::default();
+            let sum: u64 = text.as_bytes().chunks(size).map(|part| tally.feed(part)).sum();
+            assert_eq!((sum, tally.events(), tally.fault()), (4, 4, None), "cut every {size}");
+        }
+        let mut tally = Tally::default();
+        tally.feed(text.replace("[DONE]", "{}").as_bytes());
+        assert_eq!(tally.fault(), Some("no [DONE]"));
+        assert_eq!(Tally::default().fault(), Some("no [DONE]"));
     }
 
     #[test]

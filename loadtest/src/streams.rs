@@ -10,7 +10,7 @@ use http_body_util::BodyExt;
 use serde::Serialize;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+use tokio::time::{Instant, sleep};
 
 use crate::client::Connection;
 use crate::process;
@@ -20,6 +20,7 @@ use crate::target::{Target, TargetArgs};
 const OPENING: usize = 128;
 /// Time for the watched process to give memory back.
 const SETTLE: Duration = Duration::from_secs(2);
+const POLL: Duration = Duration::from_millis(50);
 
 /// Arguments of `loadtest streams`. The engine must stream for longer than
 /// the opening and the hold together.
@@ -73,6 +74,16 @@ struct Counts {
     events: AtomicU64,
 }
 
+impl Counts {
+    fn opened(&self) -> u64 {
+        self.opened.load(Ordering::Relaxed)
+    }
+
+    fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+}
+
 /// Runs `loadtest streams`.
 ///
 /// # Errors
@@ -101,27 +112,22 @@ pub async fn command(args: &StreamsArgs) -> Result<()> {
 /// When the target cannot be resolved, too few files may be opened, or a
 /// watched process cannot be read.
 pub async fn hold(args: &StreamsArgs) -> Result<Held> {
-    process::require_open_files(args.open + 32)?;
-    let target = Arc::new(Target::new(&args.target).await?);
-    let counts = Arc::new(Counts::default());
     let rss = || if args.pids.is_empty() { Ok(None) } else { process::rss_kib(&args.pids).map(Some) };
     let before = rss()?;
-    let gate = Arc::new(Semaphore::new(OPENING));
-    let mut tasks = JoinSet::new();
-    for _ in 0..args.open {
-        tasks.spawn(one_stream(Arc::clone(&target), Arc::clone(&counts), Arc::clone(&gate)));
-    }
-    wait(&counts, args).await;
+    let mut streams = OpenStreams::start(&args.target, args.open).await?;
+    streams.opened(Duration::from_secs(args.within)).await;
+    let (opened, lost) = (streams.counts.opened(), streams.counts.lost());
+    eprintln!("opened {opened} of {}, lost {lost}; holding {} s", args.open, args.hold);
+    sleep(Duration::from_secs(args.hold)).await;
     let open = rss()?;
-    let (opened, lost) = (counts.opened.load(Ordering::Relaxed), counts.lost.load(Ordering::Relaxed));
-    let alive = (args.open as u64).saturating_sub(lost).min(opened);
-    tasks.shutdown().await;
+    let (opened, alive) = (streams.counts.opened(), streams.alive());
+    streams.drop_all().await;
     sleep(SETTLE).await;
     Ok(Held {
         opened,
         alive,
         lost: args.open as u64 - alive,
-        events: counts.events.load(Ordering::Relaxed),
+        events: streams.counts.events.load(Ordering::Relaxed),
         rss_before_kib: before,
         rss_open_kib: open,
         rss_after_kib: rss()?,
@@ -130,6 +136,50 @@ pub async fn hold(args: &StreamsArgs) -> Result<Held> {
             .filter(|_| alive > 0)
             .map(|(before, open)| (open as f64 - before as f64) / alive as f64),
     })
+}
+
+/// Streams that are being read; dropping the value drops them.
+#[derive(Debug)]
+pub(crate) struct OpenStreams {
+    wanted: u64,
+    counts: Arc<Counts>,
+    tasks: JoinSet<()>,
+}
+
+impl OpenStreams {
+    /// Begins to open them.
+    ///
+    /// # Errors
+    /// When the target cannot be resolved, or too few files may be opened.
+    pub(crate) async fn start(target: &TargetArgs, wanted: usize) -> Result<Self> {
+        process::require_open_files(wanted + 32)?;
+        let target = Arc::new(Target::new(target).await?);
+        let counts = Arc::new(Counts::default());
+        let gate = Arc::new(Semaphore::new(OPENING));
+        let mut tasks = JoinSet::new();
+        for _ in 0..wanted {
+            tasks.spawn(one_stream(Arc::clone(&target), Arc::clone(&counts), Arc::clone(&gate)));
+        }
+        Ok(OpenStreams { wanted: wanted as u64, counts, tasks })
+    }
+
+    /// Waits until every stream is open or lost, but not longer than `within`.
+    pub(crate) async fn opened(&self, within: Duration) {
+        let give_up = Instant::now() + within;
+        while self.counts.opened() + self.counts.lost() < self.wanted && Instant::now() < give_up {
+            sleep(POLL).await;
+        }
+    }
+
+    /// Streams that opened and have not ended.
+    pub(crate) fn alive(&self) -> u64 {
+        self.wanted.saturating_sub(self.counts.lost()).min(self.counts.opened())
+    }
+
+    /// Drops them, each with its connection.
+    pub(crate) async fn drop_all(&mut self) {
+        self.tasks.shutdown().await;
+    }
 }
 
 /// Reads one stream until it ends, which counts as lost.
@@ -153,24 +203,5 @@ async fn read_stream(target: &Target, counts: &Counts, gate: Arc<Semaphore>) -> 
     loop {
         counts.events.fetch_add(1, Ordering::Relaxed);
         body.frame().await?.ok()?;
-    }
-}
-
-/// Waits for all streams to be open or lost, then for the hold to pass.
-async fn wait(counts: &Counts, args: &StreamsArgs) {
-    let mut every = interval(Duration::from_millis(200));
-    every.set_missed_tick_behavior(MissedTickBehavior::Skip);
-    let give_up = Instant::now() + Duration::from_secs(args.within);
-    let mut end = None;
-    loop {
-        let now = every.tick().await;
-        let (opened, lost) = (counts.opened.load(Ordering::Relaxed), counts.lost.load(Ordering::Relaxed));
-        if end.is_none() && (opened + lost >= args.open as u64 || now >= give_up) {
-            eprintln!("opened {opened} of {}, lost {lost}; holding {} s", args.open, args.hold);
-            end = Some(now + Duration::from_secs(args.hold));
-        }
-        if end.is_some_and(|end| now >= end) {
-            return;
-        }
     }
 }

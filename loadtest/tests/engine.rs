@@ -34,6 +34,7 @@ fn load(target: TargetArgs) -> RunArgs {
         warmup: 0.1,
         requests: None,
         stream: false,
+        count_only: false,
         timeout: 10.0,
         max_open: 1_000,
         pids: vec![std::process::id()],
@@ -81,6 +82,17 @@ async fn streams_are_read_event_by_event() {
     // their own time, except where one frame held two.
     assert!(gap.count >= 5 * total.count, "{gap:?} {total:?}");
     assert!(gap.max_ms >= 9.0, "{gap:?}");
+}
+
+#[tokio::test]
+async fn events_are_counted_without_a_look_at_them() {
+    let (target, _) = start(&EngineArgs { tokens: 5, ..EngineArgs::instant() }).await;
+    let args = RunArgs { concurrency: Some(1), stream: true, count_only: true, ..load(target) };
+    let report = run(&args).await.expect("a report");
+    assert_eq!(report.outcomes.keys().collect::<Vec<_>>(), ["ok"]);
+    // The role, five tokens, the finish, the usage and [DONE].
+    assert!(report.events.abs_diff(9 * report.completed) <= 9, "{report:?}");
+    assert!(report.ttft.is_none() && report.gap.is_none());
 }
 
 #[tokio::test]

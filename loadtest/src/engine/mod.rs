@@ -10,7 +10,7 @@ mod peek;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -125,8 +125,40 @@ struct Shared {
     answers: Arc<Answers>,
     counts: Arc<Counts>,
     delay: Duration,
-    interval: Duration,
-    tokens: u32,
+    pace: Arc<Pace>,
+}
+
+/// Length and speed of the answers; a change counts for requests that come after it.
+#[derive(Debug)]
+pub struct Pace {
+    tokens: AtomicU32,
+    interval_micros: AtomicU64,
+}
+
+impl Pace {
+    /// Tokens of an answer whose request does not limit them lower, and the time between two
+    /// token events; 0 sends them at once.
+    #[must_use]
+    pub fn new(tokens: u32, interval: Duration) -> Self {
+        let pace = Pace { tokens: AtomicU32::new(0), interval_micros: AtomicU64::new(0) };
+        pace.set(tokens, interval);
+        pace
+    }
+
+    /// Changes both.
+    pub fn set(&self, tokens: u32, interval: Duration) {
+        self.tokens.store(tokens, Ordering::Relaxed);
+        let micros = u64::try_from(interval.as_micros()).unwrap_or(u64::MAX);
+        self.interval_micros.store(micros, Ordering::Relaxed);
+    }
+
+    fn tokens(&self) -> u32 {
+        self.tokens.load(Ordering::Relaxed)
+    }
+
+    fn interval(&self) -> Duration {
+        Duration::from_micros(self.interval_micros.load(Ordering::Relaxed))
+    }
 }
 
 impl Engine {
@@ -142,8 +174,7 @@ impl Engine {
             answers: Arc::new(Answers::new(&args.model, args.chunk_bytes)),
             counts: Arc::default(),
             delay: Duration::from_millis(args.delay_ms),
-            interval: Duration::from_millis(args.interval_ms),
-            tokens: args.tokens,
+            pace: Arc::new(Pace::new(args.tokens, Duration::from_millis(args.interval_ms))),
         };
         Ok(Engine { listener, shared: Arc::new(shared) })
     }
@@ -160,6 +191,12 @@ impl Engine {
     #[must_use]
     pub fn counts(&self) -> Arc<Counts> {
         Arc::clone(&self.shared.counts)
+    }
+
+    /// Its pace, to change it after the engine has moved into a task.
+    #[must_use]
+    pub fn pace(&self) -> Arc<Pace> {
+        Arc::clone(&self.shared.pace)
     }
 
     /// Accepts and serves until the future is dropped.
@@ -236,9 +273,10 @@ async fn generate(shared: &Arc<Shared>, request: Request<Incoming>, shape: Shape
         return full(StatusCode::PAYLOAD_TOO_LARGE, "text/plain", Bytes::from_static(b"body too large"));
     };
     let wish = Wish::read(&collected.to_bytes());
-    let script = shared.answers.script(shape, &wish, shared.tokens);
+    let script = shared.answers.script(shape, &wish, shared.pace.tokens());
     if wish.stream {
-        let body = Paced::new(Arc::clone(&shared.answers), script, shared.delay, shared.interval, running);
+        let interval = shared.pace.interval();
+        let body = Paced::new(Arc::clone(&shared.answers), script, shared.delay, interval, running);
         return respond(StatusCode::OK, "text/event-stream; charset=utf-8", Answer::Stream(body));
     }
     if !shared.delay.is_zero() {
