@@ -33,6 +33,7 @@ pub mod operate;
 mod tests;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use smallvec::SmallVec;
 
@@ -58,6 +59,9 @@ use self::demand::record::DemandRecord;
 use self::groups::PoolGroups;
 use self::jobs::JobTable;
 use self::timers::Timers;
+
+/// Longest delay with which the end of a prefill is noted while no job waits.
+const IDLE_PREFILL_DELAY: Duration = Duration::from_millis(100);
 
 /// The state and the decisions of one gateway.
 ///
@@ -223,11 +227,14 @@ impl Scheduler {
     ///
     /// That is the earliest of: the deadline of a waiting job, the end of a hold, a probe, the
     /// end of a busy spell or of an override, a step of a slow start, the end of a replica's
-    /// drain or of its idle time, the end of a prefill.
+    /// drain or of its idle time, the end of a prefill. While no job waits, nobody needs the room of
+    /// a prompt that has been read, and its end may be noted [`IDLE_PREFILL_DELAY`] late.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Tick> {
+        let has_waiting = self.queue.total().requests > 0;
+        let earliest_prefill = if has_waiting { self.now } else { self.now + IDLE_PREFILL_DELAY };
         let instants = [
-            self.timers.next(),
+            self.timers.next(earliest_prefill),
             self.fleet.next_wake(),
             self.groups.next_release(),
             self.overrides.next_end(),

@@ -80,12 +80,13 @@ pub(in crate::core::scheduler) struct Timers {
 }
 
 impl Timers {
-    /// The instant of the next timer of any kind.
-    pub(in crate::core::scheduler) fn next(&self) -> Option<Tick> {
+    /// The instant of the next timer of any kind. The ends of prefills count from
+    /// `earliest_prefill` on.
+    pub(in crate::core::scheduler) fn next(&self, earliest_prefill: Tick) -> Option<Tick> {
         let instants = [
             self.next_wait_end().map(|(at, _)| at),
             self.unchecked_waits.next().map(|(at, _)| at),
-            self.prefills.next().map(|(at, _)| at),
+            self.prefills.next().map(|(at, _)| at.max(earliest_prefill)),
             self.head_updates.next().map(|(at, _)| at),
             self.departures.next().map(|(at, _)| at),
         ];
@@ -108,14 +109,16 @@ mod tests {
         let (at, id) = (Tick::from_millis, JobId::new);
         let mut timers = Timers::default();
         timers.deadlines.add(Tick::NEVER, id(1));
-        assert_eq!((timers.next(), timers.next_wait_end()), (None, None), "a job may wait without end");
+        let next = |timers: &Timers| timers.next(Tick::ZERO);
+        assert_eq!((next(&timers), timers.next_wait_end()), (None, None), "a job may wait without end");
         timers.deadlines.add(at(30), id(2));
         timers.holds.add(at(20), id(3));
         timers.prefills.add(at(10), id(4));
-        assert_eq!((timers.next(), timers.next_wait_end()), (Some(at(10)), Some((at(20), id(3)))));
+        assert_eq!((next(&timers), timers.next_wait_end()), (Some(at(10)), Some((at(20), id(3)))));
+        assert_eq!((timers.next(at(15)), timers.next(at(25))), (Some(at(15)), Some(at(20))));
         assert_eq!(timers.prefills.pop_due(at(9)), None);
         assert_eq!(timers.prefills.pop_due(at(10)), Some(id(4)));
         assert!(timers.holds.cancel(at(20), id(3)) && !timers.holds.cancel(at(20), id(3)));
-        assert_eq!(timers.next(), Some(at(30)));
+        assert_eq!(next(&timers), Some(at(30)));
     }
 }

@@ -56,7 +56,7 @@ mod tests {
             records: DnsRecords::A,
             port: 8082,
             form: FORM,
-            min_refresh: Duration::from_secs(1),
+            min_refresh: Duration::from_millis(900),
             max_refresh: Duration::from_secs(10),
             empty_grace: Duration::from_secs(10),
             servers: Vec::new(),
