@@ -20,6 +20,9 @@ use crate::usage::segment::{Cursor, JournalFolder};
 
 /// Most rows in one write.
 const BATCH: usize = 512;
+/// Pause after a write that took all rows there were, so that rows gather: 50 wake-ups a second at
+/// most.
+const GATHER: Duration = Duration::from_millis(20);
 /// Pause before a failed write is retried.
 const RETRY: Duration = Duration::from_millis(250);
 /// Longest time that rows stay unsynced in the operating system's memory.
@@ -145,6 +148,7 @@ impl JournalWriter {
                 }
             };
             let flushes = drain(notes, first, BATCH, |row| self.take(row));
+            let is_last = self.pending.rows < BATCH as u64;
             if !self.write_until_done() {
                 self.give_up(notes);
                 return;
@@ -160,6 +164,9 @@ impl JournalWriter {
                 self.sync();
                 self.give_up(notes);
                 return;
+            }
+            if is_last {
+                std::thread::sleep(GATHER);
             }
         }
     }
