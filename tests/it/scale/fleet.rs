@@ -333,7 +333,7 @@ fn startup() -> Startup {
     Startup {
         listen: "127.0.0.1:0".parse().unwrap(),
         admin: "127.0.0.1:0".parse().unwrap(),
-        door: ListenerLimits {
+        listener: ListenerLimits {
             max_connections: 1,
             head_timeout: Duration::from_secs(1),
             body_timeout: Duration::from_secs(1),
