@@ -9,7 +9,7 @@ use std::sync::Arc;
 const MAX_REMEMBERED_NAMES: usize = 4096;
 
 /// Rows by id and by name. The name of a removed row stays, so that the row gets the same id when
-/// it comes back. Beyond [`MAX_REMEMBERED_NAMES`] such names, new names get the ids of the names that have
+/// it comes back. Beyond `MAX_REMEMBERED_NAMES` such names, new names get the ids of the names that have
 /// been without a row for longest.
 #[derive(Debug, Clone)]
 pub struct IdTable<I, T> {

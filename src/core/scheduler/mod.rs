@@ -228,7 +228,7 @@ impl Scheduler {
     /// That is the earliest of: the deadline of a waiting job, the end of a hold, a probe, the
     /// end of a busy spell or of an override, a step of a slow start, the end of a replica's
     /// drain or of its idle time, the end of a prefill. While no job waits, nobody needs the room of
-    /// a prompt that has been read, and its end may be noted [`IDLE_PREFILL_DELAY`] late.
+    /// a prompt that has been read, and its end may be noted `IDLE_PREFILL_DELAY` late.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Tick> {
         let has_waiting = self.queue.total().requests > 0;

@@ -187,7 +187,7 @@ pub fn scaled(cost: u64, weight: f64) -> u128 {
 /// Guaranteed share of a class: the work that the class is owed.
 ///
 /// When work is dispatched to replicas that the class also waits for, the class is owed its share
-/// of that work, up to [`MAX_OWED_JOBS`]. While the class is owed anything, it goes before the other
+/// of that work, up to `MAX_OWED_JOBS`. While the class is owed anything, it goes before the other
 /// classes, and pays the full cost. In an ordinary turn the class pays at most what it is owed. Work
 /// done while nobody else wanted the replicas is therefore never held against it. When no job of the
 /// class waits, the class is owed nothing.

@@ -96,7 +96,7 @@ impl ClassOrder {
 /// Waiting jobs of one class in one pool set.
 #[derive(Debug, Clone, Default)]
 pub(super) struct PoolSetQueue {
-    /// Search trees of the heads, numbered by [`tree_index`]: one for each part, bound and unbound.
+    /// Search trees of the heads, numbered by `tree_index`: one for each part, bound and unbound.
     pub(super) trees: [HeadTree; 4],
     pub(super) waiting: u64,
     /// The tier of pools that the last job was dispatched to.

@@ -1,7 +1,7 @@
 //! Cache record: what a replica's reports say of its prefix cache, against what was believed.
 //!
 //! The record holds the part of the tokens believed to be cached that the engine found. The part is
-//! near 1 where the belief holds, and 0 where prefix caching is off. Below [`MIN_FOUND`] nothing
+//! near 1 where the belief holds, and 0 where prefix caching is off. Below `MIN_FOUND` nothing
 //! counts as cached there, until hits show again. Above it the belief counts in full: a job that
 //! goes where its prompt was last keeps a small cache useful, even when the cache often misses.
 //!

@@ -93,7 +93,7 @@ impl Fleet {
         room.is_some_and(|room| required.need_at(id).fits_in(room))
     }
 
-    /// Gives or takes the seats of jobs that return to the replica; see [`super::search`].
+    /// Gives or takes the seats of jobs that return to the replica; see `search`.
     pub fn set_seats(&mut self, id: ReplicaId, has_seats: bool, now: Tick) {
         if self.node(id).is_some_and(|node| node.admission.has_seats != has_seats) {
             self.change(id, now, |node| node.admission.has_seats = has_seats);
