@@ -70,6 +70,7 @@ pub struct Gateway {
     sources: DiscoverySources,
     reload: ReloadHandle,
     shutdown: ListenerShutdown,
+    workers: Arc<Workers>,
     serving: JoinHandle<()>,
     background: JoinSet<()>,
     usage: Option<UsageJournal>,
@@ -168,8 +169,8 @@ impl Gateway {
         ConfigReloaded { policy: &now.policy, digest: &now.digest, restart_needed: &[] }.emit(&telemetry);
         ServerStarted { listen: address, admin: admin.addr(), scale: scale.address() }.emit(&telemetry);
         let shutdown = ListenerShutdown::default();
-        let workers = Workers::start().map_err(StartError::Workers)?;
-        let serving = serve_clients((listener, workers), &now, &proxy, &shutdown);
+        let workers = Arc::new(Workers::start().map_err(StartError::Workers)?);
+        let serving = serve_clients((listener, Arc::clone(&workers)), &now, &proxy, &shutdown);
         background.spawn(telemetry.clone().upkeep());
         background.spawn(replica_actions::carry_out(wished, fleet.clone(), telemetry));
         background.spawn(close_idle(Arc::clone(&proxy)));
@@ -187,6 +188,7 @@ impl Gateway {
             sources,
             reload,
             shutdown,
+            workers,
             serving,
             background,
             usage,
@@ -281,6 +283,7 @@ impl Gateway {
         // journal does.
         self.proxy.pumps.close();
         let _ended = timeout(STOP_GRACE, self.proxy.pumps.wait()).await;
+        drop(self.workers);
         self.scale.stop().await;
         idle::write(&self.proxy);
         self.sources.stop().await;
@@ -318,7 +321,7 @@ fn prepare_identity(proxy: &Proxy, settings: &Settings) -> Result<(), StartError
 }
 
 fn serve_clients(
-    (listener, workers): (TcpListener, Workers),
+    (listener, workers): (TcpListener, Arc<Workers>),
     settings: &Settings,
     proxy: &Arc<Proxy>,
     shutdown: &ListenerShutdown,

@@ -67,7 +67,7 @@ pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 /// whose client leaves is dropped at once. Returns when every connection has ended.
 pub async fn serve<M, S, B>(
     listener: TcpListener,
-    workers: Workers,
+    workers: Arc<Workers>,
     limits: ListenerLimits,
     tls: CertificateSource,
     shutdown: ListenerShutdown,
@@ -181,7 +181,7 @@ impl Drop for ConnectionGuard {
 
 /// The open connections.
 struct Connections {
-    workers: Workers,
+    workers: Arc<Workers>,
     tasks: JoinSet<()>,
     states: HashMap<Id, Arc<ConnState>>,
 }

@@ -145,7 +145,7 @@ fn rig(limits: ListenerLimits) -> Rig {
     };
     let telemetry = Telemetry::for_tests();
     let metrics = telemetry.clone();
-    let workers = Workers::start().expect("threads");
+    let workers = Arc::new(Workers::start().expect("threads"));
     let ends = shutdown.clone();
     let serving =
         tokio::spawn(serve(listener, workers, limits, Arc::new(|| None), ends, metrics, make_service));
