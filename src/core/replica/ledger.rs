@@ -186,6 +186,8 @@ pub struct RoutingDemand {
     pub weight: u64,
     /// Expected output tokens of each sequence.
     pub output: u64,
+    /// Nanoseconds up to which all waits are equal.
+    pub wait_tolerance: u64,
     /// Whether an adapter has to be loaded.
     pub needs_load: bool,
 }
@@ -204,7 +206,8 @@ impl FitRank for ReplicaRank {
 
     fn cost(&self, ask: RoutingDemand) -> Self::Cost {
         let miss = if ask.needs_load { self.adapter_cost } else { 0 };
-        (self.ttft_model.cost(ask.weight, ask.output).saturating_add(miss), self.last_chosen, self.replica)
+        let cost = self.ttft_model.tolerant(ask.wait_tolerance).cost(ask.weight, ask.output);
+        (cost.saturating_add(miss), self.last_chosen, self.replica)
     }
 
     fn floor(self, other: Self) -> Self {
@@ -271,10 +274,10 @@ mod tests {
             last_chosen,
             replica: ReplicaId::new(id),
         };
-        let ask = |weight| RoutingDemand { weight, output: 1, needs_load: false };
+        let ask = |weight| RoutingDemand { weight, output: 1, wait_tolerance: 0, needs_load: false };
         assert!(key(5, 1, 1, 0).cost(ask(9)) > key(4, 1, 9, 1).cost(ask(9)));
         assert!(key(0, 1, 3, 0).cost(ask(9)) > key(0, 1, 2, 1).cost(ask(9)));
-        let loads = RoutingDemand { weight: 9, output: 1, needs_load: true };
+        let loads = RoutingDemand { weight: 9, output: 1, wait_tolerance: 0, needs_load: true };
         assert!(key(5, 1, 1, 0).cost(loads) < key(4, 1, 9, 1).cost(loads), "there it can be loaded sooner");
         let (slow, fast) = (key(0, 3, 0, 0), key(10, 1, 0, 1));
         assert!(slow.cost(ask(2)) < fast.cost(ask(2)) && slow.cost(ask(9)) > fast.cost(ask(9)));

@@ -9,6 +9,7 @@ use crate::core::billing::meter::{self, MeteredStay};
 use crate::core::limits::LimitReservation;
 use crate::core::model::ids::{ClassId, ClassIndex, JobId, PoolId, ReplicaId};
 use crate::core::model::job::{JobSpec, PromptPrefix};
+use crate::core::model::policy::Policy;
 use crate::core::model::reason::PreemptReason;
 use crate::core::model::time::Tick;
 use crate::core::queue::fit_tree::FitSize;
@@ -196,6 +197,13 @@ pub(super) struct RunningAttempt {
 /// waits for all of it.
 const STREAM_OUTPUT_DIVISOR: u64 = 8;
 
+/// Divisor of the TTFT objective: a wait of this part does not count in the choice of the replica.
+/// Otherwise prompts that arrive together spread over the replicas for the sake of milliseconds, and
+/// each engine has more steps with a prompt in them (decision 063).
+const WAIT_TOLERANCE_DIVISOR: u32 = 16;
+/// Longest wait that does not count in the choice of the replica.
+const MAX_WAIT_TOLERANCE: Duration = Duration::from_millis(500);
+
 /// The spec from the edge, with every number cut to a range in which sums cannot overflow and
 /// with no arrival after `now`.
 pub(super) fn clamp_spec(spec: JobSpec, now: Tick) -> JobSpec {
@@ -270,11 +278,23 @@ impl Job {
         &self,
         cached: &'a [(ReplicaId, u64)],
         background: bool,
+        policy: &Policy,
     ) -> ReplicaRequirements<'a> {
         let output = self.output_left() / u64::from(self.spec.sequences.max(1));
         let output = if self.spec.streams { output / STREAM_OUTPUT_DIVISOR } else { output };
         let (need, prompt, model) = (self.size(), self.prompt(), self.spec.model);
-        ReplicaRequirements { size: need, prompt, output, cached, background, model, session: None }
+        let objective = policy.classes.get(self.spec.class).map_or(Duration::ZERO, |row| row.ttft_objective);
+        let tolerance = (objective / WAIT_TOLERANCE_DIVISOR).min(MAX_WAIT_TOLERANCE);
+        ReplicaRequirements {
+            size: need,
+            prompt,
+            output,
+            wait_tolerance: tolerance.as_nanos() as u64,
+            cached,
+            background,
+            model,
+            session: None,
+        }
     }
 
     /// Tokens that the next engine has to read: the prompt and the output begun.

@@ -70,7 +70,12 @@ impl Fleet {
     #[must_use]
     pub fn is_adapter_blocked(&self, pools: &[PoolId], model: ModelId) -> bool {
         let takes_in = |pool: &PoolState| {
-            let ask = RoutingDemand { weight: 0, output: 0, needs_load: pool.adapters.contains(&model) };
+            let ask = RoutingDemand {
+                weight: 0,
+                output: 0,
+                wait_tolerance: 0,
+                needs_load: pool.adapters.contains(&model),
+            };
             let least = pool.soon.first(ask, FitSize::ZERO.complement(), &|_| false);
             least.is_some_and(|(_, entry)| entry.key.can_load(ask))
         };

@@ -54,6 +54,13 @@ impl TtftModel {
         reading.saturating_add(self.per_step.saturating_mul(output))
     }
 
+    /// The same model, in which all waits up to `tolerance` nanoseconds are equal.
+    #[must_use]
+    pub const fn tolerant(self, tolerance: u64) -> Self {
+        let wait = if self.wait > tolerance { self.wait } else { tolerance };
+        Self { wait, ..self }
+    }
+
     /// The model of a replica that takes `factor` times as long.
     #[must_use]
     pub fn slowed(self, factor: f64) -> Self {

@@ -83,7 +83,12 @@ impl Scheduler {
     fn fits_held(&self, hold: &HeldReplica, wanted: &Candidate) -> bool {
         let job = self.jobs.get(&wanted.head.job);
         job.is_some_and(|job| {
-            self.fleet.fits(hold.replica, &job.requirements(&[], wanted.background), true, self.now)
+            self.fleet.fits(
+                hold.replica,
+                &job.requirements(&[], wanted.background, &self.policy),
+                true,
+                self.now,
+            )
         })
     }
 

@@ -239,7 +239,7 @@ impl Scheduler {
         let price = cost(spec.prompt_tokens, job.output);
 
         let cached = [(pick.replica, pick.cached)];
-        let required = job.requirements(&cached, pick.chosen.background);
+        let required = job.requirements(&cached, pick.chosen.background, &self.policy);
         let fits = self.fleet.fits_or_returns(pick.replica, &required, true, now);
         let lead = self.fleet.prefill_lead(pick.replica, booking.weight);
         let raw =
@@ -329,7 +329,7 @@ impl Scheduler {
         let pools = &here.shape.pool_set(chosen.pool_set).pools;
         let shunned = self.avoided_replicas(chosen.head.job, pools);
         let cached = [(pick.replica, pick.cached)];
-        let required = job.requirements(&cached, chosen.background);
+        let required = job.requirements(&cached, chosen.background, &self.policy);
         let refused = shunned.iter().filter(|id| self.fleet.fits(**id, &required, false, self.now)).count();
         let fitting = self.fleet.count_fitting(pools, &required);
         let turn = if chosen.head.part == LanePart::Returned {

@@ -50,7 +50,7 @@ impl Scheduler {
         let cached = self.affinity.prefixes.matches(&job.prefix);
         let required = ReplicaRequirements {
             session: self.session(job),
-            ..job.requirements(&cached, chosen.background)
+            ..job.requirements(&cached, chosen.background, &self.policy)
         };
         let eager = others >= if required.session.is_some() { MAX_DECLINED_SESSION } else { MAX_DECLINED };
         let choose = |avoid: &dyn Fn(ReplicaId) -> bool| {
@@ -91,8 +91,10 @@ impl Scheduler {
         let session = self.session(job).filter(|(_, left)| *left > 0)?;
         let pool_set = self.groups[group].shape.pool_set(chosen.pool_set);
         let cached = self.affinity.prefixes.matches(&job.prefix);
-        let required =
-            ReplicaRequirements { session: Some(session), ..job.requirements(&cached, chosen.background) };
+        let required = ReplicaRequirements {
+            session: Some(session),
+            ..job.requirements(&cached, chosen.background, &self.policy)
+        };
         let shunned = self.avoided_replicas(chosen.head.job, &pool_set.pools);
         let pools = pool_set.tiers.iter().map(|tier| &*tier.pools).chain([&*pool_set.pools]);
         let each =

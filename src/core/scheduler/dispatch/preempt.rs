@@ -122,7 +122,7 @@ impl Scheduler {
         let pools = &self.groups[group].shape.pool_set(first.pool_set).pools;
         let avoided = self.avoided_replicas(first.head.job, pools);
         let job = self.jobs.get(&first.head.job)?;
-        let required = job.requirements(&[], false);
+        let required = job.requirements(&[], false, &self.policy);
         let opened =
             self.fleet.open_beyond_limit(pools, job.spec.class, &required, &|id| avoided.contains(&id), now);
         if opened.is_none() {
@@ -149,7 +149,7 @@ impl Scheduler {
         let class = self.policy.classes.get(job.spec.class);
         let pools = self.placement.pool_set(first.head.lane).map(|pool_set| &*pool_set.pools);
         class.is_some_and(|class| job.queued(self.now) >= class.ttft_objective / 2)
-            && !self.fleet.fits_soon(pools.unwrap_or_default(), &job.requirements(&[], false))
+            && !self.fleet.fits_soon(pools.unwrap_or_default(), &job.requirements(&[], false, &self.policy))
     }
 
     /// Takes a job back into its lane. A preempted job may wait as long as a new one, within its

@@ -99,7 +99,7 @@ impl Scheduler {
             let job = self.jobs.get(&id).filter(|job| is_ordinary(job, chosen.need.seqs))?;
             let cached = self.affinity.prefixes.matches(&job.prefix);
             let most = cached.first().map(|(_, tokens)| *tokens).filter(|tokens| *tokens >= MIN_SAVED)?;
-            let required = job.requirements(&cached, chosen.background);
+            let required = job.requirements(&cached, chosen.background, &self.policy);
             let mut warm = cached.iter().take_while(|(_, tokens)| most - tokens < MIN_SAVED);
             warm.find(|(replica, _)| self.fleet.fits_or_returns(*replica, &required, false, self.now))?;
             let head = LaneHead { job: id, ..chosen.head };

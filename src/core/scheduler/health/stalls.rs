@@ -128,7 +128,7 @@ impl Scheduler {
 
     fn fits_elsewhere(&self, job: &Job, replica: ReplicaId) -> bool {
         let Some(pool_set) = self.placement.pool_set(LaneKey::of(&job.spec)) else { return false };
-        let required = job.requirements(&[], false);
+        let required = job.requirements(&[], false, &self.policy);
         let here = u32::from(self.fleet.fits(replica, &required, false, self.now));
         self.fleet.count_fitting(&pool_set.pools, &required) > here
     }

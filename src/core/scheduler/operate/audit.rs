@@ -173,7 +173,7 @@ impl Scheduler {
             let cached = self.affinity.prefixes.matches(&job.prefix);
             let required = ReplicaRequirements {
                 session: self.session(job),
-                ..job.requirements(&cached, group.is_background_arrival(spot.class))
+                ..job.requirements(&cached, group.is_background_arrival(spot.class), &self.policy)
             };
             let find = |pools: &[PoolId]| self.best_of_all(pools, &required, &shunned);
             self.allows(spot.group, job.spec.tenant, job.spec.sequences)
@@ -228,7 +228,12 @@ impl Scheduler {
         single
             && holds.iter().all(|hold| {
                 self.jobs.get(&hold.job).is_some_and(|job| {
-                    let fits = self.fleet.fits(hold.replica, &job.requirements(&[], false), true, self.now);
+                    let fits = self.fleet.fits(
+                        hold.replica,
+                        &job.requirements(&[], false, &self.policy),
+                        true,
+                        self.now,
+                    );
                     job.part().is_some() && self.fleet.is_up(hold.replica) && !fits
                 })
             })

@@ -102,7 +102,7 @@ impl Scheduler {
         let cached = self.affinity.prefixes.matches(&job.prefix);
         let required = ReplicaRequirements {
             session: self.session(job),
-            ..job.requirements(&cached, here.is_background(spot.class))
+            ..job.requirements(&cached, here.is_background(spot.class), &self.policy)
         };
         let find = |pools: &[PoolId]| self.fleet.find(pools, &required, &|id| shunned.contains(&id));
         let last = here.last_tier(spot.class, spot.pool_set);
@@ -126,7 +126,7 @@ impl Scheduler {
     ) -> Vec<ReplicaOption> {
         let shunned = self.avoided_replicas(job.spec.id, pools);
         let cached = self.affinity.prefixes.matches(&job.prefix);
-        let required = job.requirements(&cached, background);
+        let required = job.requirements(&cached, background, &self.policy);
         let views = self.fleet.snapshots(now);
         let ours =
             views.filter(|view| self.fleet.pool_of(view.replica).is_some_and(|pool| pools.contains(&pool)));

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::core::model::event::{Event, ItlSample, PassedOverPool};
+use crate::core::model::event::{AttemptOutcome, Event, ItlSample, PassedOverPool};
 use crate::core::model::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId};
 use crate::core::model::job::JobSpec;
 use crate::core::model::policy::{Class, Policy, Pool};
@@ -10,7 +10,7 @@ use crate::core::model::snapshot::Obstacle;
 use crate::core::model::time::Tick;
 use crate::core::placement::choose::PlacementReason;
 use crate::core::placement::rules::{Isolation, LatePolicy, PlacementRules, PoolTraits, Price};
-use crate::core::scheduler::tests::{World, class, placed, policy, rejected, sent, spec};
+use crate::core::scheduler::tests::{World, class, placed, policy, rejected, sent, spec, used};
 
 const SECOND: ClassId = ClassId::new(1);
 
@@ -179,4 +179,18 @@ fn streams_prefer_pools_that_can_keep_their_pace() {
         let went = sent(&world.arrive(plain))[0].1;
         assert!(!priced || went == 1, "a plain answer has no pace");
     }
+}
+
+#[test]
+fn prompts_that_arrive_together_go_where_sequences_ended_together() {
+    let mut world = World::new(policy(&[&[8, 8]], &[&[0]]));
+    let plain = |id| JobSpec { streams: false, prompt_tokens: 600, ..spec(id) };
+    let replicas: Vec<_> = (1..=12).map(|id| sent(&world.arrive(plain(id)))[0].1).collect();
+    world.at(150);
+    let ended = (1..=12).filter(|id| replicas[*id as usize - 1] == 1).take(4);
+    for id in ended {
+        world.finish(id, AttemptOutcome::Done(used(600, 10)));
+    }
+    let next: Vec<_> = (21..=24).map(|id| sent(&world.arrive(plain(id)))[0].1).collect();
+    assert_eq!(next, [1; 4], "an unread prompt there costs less than a client notices");
 }

@@ -55,39 +55,46 @@ impl Fleet {
         let weight = ttft_model::weight(required.prompt, 0);
         let need = FitSize { prefill: weight, ..required.size }.complement();
         let skip = |id: &ReplicaId| avoid(*id);
-        let first = |pool: &PoolState, board: &FitTree<ReplicaRank, ReplicaId>| {
+        let first = |pool: &PoolState, board: &FitTree<ReplicaRank, ReplicaId>, wait_tolerance| {
             let ask = RoutingDemand {
                 weight,
                 output: required.output,
+                wait_tolerance,
                 needs_load: pool.adapters.contains(&required.model),
             };
             let found = board.first(ask, need, &skip).filter(|(_, entry)| entry.key.can_load(ask));
             found.map(|(cost, _)| cost)
         };
-        let cold = self
-            .pools(pools)
-            .flat_map(|pool| pool.trees(required.background).filter_map(move |tree| first(pool, tree)));
+        let cold = |tolerance| {
+            let trees = self.pools(pools).flat_map(|pool| {
+                pool.trees(required.background).filter_map(move |tree| first(pool, tree, tolerance))
+            });
+            trees.min()
+        };
+        let soonest = cold(0);
         let usable = |room: fn(&FreeCapacity, &PoolState, bool) -> Option<FitSize>| {
             let here = self.warm_candidates(pools, required).filter(|id| !avoid(*id));
             here.filter_map(move |id| self.cost_if_room(id, pools, required, room))
         };
         let warm = usable(FreeCapacity::now);
-        let best = cold.chain(warm).min()?;
+        let best = soonest.into_iter().chain(warm).min()?;
         let elsewhere = best.2;
         let seat = |room: fn(&FreeCapacity, &PoolState, bool) -> Option<FitSize>| {
             let here = self.seats(required, elsewhere).filter(|id| !avoid(*id));
             here.filter_map(|id| self.cost_if_room(id, pools, required, room)).min()
         };
         let best = seat(|rooms, _, _| rooms.seat_now()).map_or(best, |seat| seat.min(best));
+        let is_cold = soonest.is_some_and(|cold| cold.2 == best.2);
+        let chosen = cold(required.wait_tolerance).filter(|_| is_cold).map_or(best.2, |cold| cold.2);
         let found = |waits| {
-            Some(ReplicaMatch { replica: best.2, ttft: self.ttft(best.2, required), should_wait: waits })
+            Some(ReplicaMatch { replica: chosen, ttft: self.ttft(chosen, required), should_wait: waits })
         };
         if required.background {
             return found(false);
         }
         let soon = self
             .pools(pools)
-            .filter_map(|pool| first(pool, &pool.soon))
+            .filter_map(|pool| first(pool, &pool.soon, 0))
             .chain(usable(|rooms, _, _| rooms.soon))
             .chain(seat(|rooms, _, _| rooms.seat_soon()));
         let soon = soon.map(|cost| cost.0).min();
@@ -190,8 +197,12 @@ impl Fleet {
     pub fn fits_soon(&self, pools: &[PoolId], required: &ReplicaRequirements<'_>) -> bool {
         let need = required.size.complement();
         let fits = |pool: &PoolState| {
-            let ask =
-                RoutingDemand { weight: 0, output: 0, needs_load: pool.adapters.contains(&required.model) };
+            let ask = RoutingDemand {
+                weight: 0,
+                output: 0,
+                wait_tolerance: 0,
+                needs_load: pool.adapters.contains(&required.model),
+            };
             pool.soon.first(ask, need, &|_| false).is_some_and(|(_, entry)| entry.key.can_load(ask))
         };
         let bare =

@@ -14,6 +14,9 @@ pub struct ReplicaRequirements<'a> {
     /// Output tokens of each of its sequences that count in the choice of a replica: all expected
     /// ones, or a part of them for a stream.
     pub output: u64,
+    /// Nanoseconds up to which all waits at replicas that do not have the prompt cached are equal.
+    /// Among replicas with shorter waits the load decides.
+    pub wait_tolerance: u64,
     /// Replicas that have a prefix of its prompt cached, with the tokens of the prefix.
     pub cached: &'a [(ReplicaId, u64)],
     /// True when the job is background: a more urgent class uses the replicas.
