@@ -10,6 +10,7 @@ use axum::response::Response;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use crate::admin::origin;
 use crate::admin::problem::problem;
 use crate::admin::state::AdminState;
 use crate::auth::throttle::{FailureRate, FailureThrottle};
@@ -32,6 +33,9 @@ const METRICS: &str = "/metrics";
 const TOKEN_HINT: &str = "penstock's commands take it from --token-file or PENSTOCK_ADMIN_TOKEN, others send it as \
                    `Authorization: Bearer <token>`";
 
+/// Name of callers of whom no credentials are required.
+const LOCAL: &str = "local";
+
 /// Caller of an admin request who is allowed in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Operator {
@@ -45,7 +49,12 @@ pub(super) struct Operator {
 impl Operator {
     /// Caller of whom no credentials are required.
     pub(super) fn local(from: SocketAddr) -> Self {
-        Self { who: "local".into(), from, role: OperatorRole::Operate }
+        Self { who: LOCAL.into(), from, role: OperatorRole::Operate }
+    }
+
+    /// Whether no credentials were required.
+    fn is_local(&self) -> bool {
+        &*self.who == LOCAL
     }
 }
 
@@ -90,6 +99,12 @@ pub(super) async fn check(
     let names = request.extensions().get::<Arc<CertificateNames>>();
     match identify(operators, request.headers(), names.map(|names| &**names), from) {
         Ok(operator) if operator.role >= required_role(request.method()) => {
+            if operator.is_local()
+                && let Err(foreign) = origin::check(request.method(), request.headers(), &operators.hosts)
+            {
+                AdminRefused { from, reason: foreign.label() }.emit(&guard.state.telemetry);
+                return problem(StatusCode::FORBIDDEN, foreign.message());
+            }
             request.extensions_mut().insert(operator);
             next.run(request).await
         }

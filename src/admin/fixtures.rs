@@ -116,6 +116,7 @@ pub(super) fn settings() -> Settings {
             admin: "127.0.0.1:9090".parse().unwrap(),
             listener: ListenerLimits {
                 max_connections: 9,
+                max_address_connections: 5,
                 head_timeout: seconds(1),
                 body_timeout: seconds(2),
                 send_timeout: seconds(7),

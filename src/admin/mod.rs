@@ -5,6 +5,7 @@ mod auth;
 mod config_view;
 mod explain;
 mod operate;
+mod origin;
 mod problem;
 mod report;
 mod routes;

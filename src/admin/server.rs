@@ -14,14 +14,17 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Semaphore, watch};
 
 use crate::telemetry::Telemetry;
-use crate::telemetry::event::HandshakeFailed;
-use crate::tls::{CertificateSource, Handshakes};
+use crate::telemetry::event::{ConnectionRefused, HandshakeFailed};
+use crate::tls::{AddressLimit, CertificateSource, Handshakes};
 
 /// Most connections open at once; more wait in the listen queue.
-const MAX_CONNECTIONS: usize = 64;
+const MAX_CONNECTIONS: usize = 256;
+/// Most connections of one address; more are closed at once. Probes and Prometheus come from other
+/// addresses than a client that would hold all places.
+const MAX_ADDRESS_CONNECTIONS: usize = 32;
 /// Limit for a request head, and for the pause between two requests.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most bytes of a request head.
@@ -105,6 +108,7 @@ async fn serve(
     mut stopped: watch::Receiver<bool>,
 ) {
     let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let by_address = AddressLimit::new(MAX_ADDRESS_CONNECTIONS);
     loop {
         let next = async {
             let permit = Arc::clone(&connections).acquire_owned().await;
@@ -116,8 +120,16 @@ async fn serve(
         };
         match accepted {
             (Ok(permit), Ok((stream, peer))) => {
+                let Some(own) = by_address.try_enter(peer.ip()) else {
+                    ConnectionRefused { reason: "address" }.emit(&tls.telemetry);
+                    continue;
+                };
                 let router = router.clone().layer(Extension(ConnectInfo(peer)));
-                tokio::spawn(connection(stream, router, Arc::clone(&tls), stopped.clone(), permit));
+                let serving = connection(stream, peer, router, Arc::clone(&tls), stopped.clone());
+                tokio::spawn(async move {
+                    let _places = (permit, own);
+                    serving.await;
+                });
             }
             (_, Err(_)) | (Err(_), _) => tokio::time::sleep(ACCEPT_PAUSE).await,
         }
@@ -129,13 +141,13 @@ async fn serve(
 
 async fn connection(
     stream: TcpStream,
+    peer: SocketAddr,
     mut router: Router,
     tls: Arc<AdminTls>,
     mut stopped: watch::Receiver<bool>,
-    _permit: OwnedSemaphorePermit,
 ) {
     let _ = stream.set_nodelay(true);
-    let (stream, names) = match tls.handshakes.accept(stream, (tls.source)()).await {
+    let (stream, names) = match tls.handshakes.accept(stream, peer.ip(), (tls.source)()).await {
         Ok(welcome) => welcome,
         Err(error) => {
             return HandshakeFailed { listener: "admin", reason: error.label() }.emit(&tls.telemetry);

@@ -336,7 +336,10 @@ async fn unknown_paths_and_methods_are_json_errors_that_help() {
 }
 
 fn ask(addr: SocketAddr, request: &str) -> String {
-    let mut stream = TcpStream::connect(addr).unwrap();
+    talk(TcpStream::connect(addr).unwrap(), request)
+}
+
+fn talk(mut stream: TcpStream, request: &str) -> String {
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     stream.write_all(request.as_bytes()).unwrap();
     let mut answer = String::new();
@@ -363,6 +366,18 @@ async fn the_listener_answers_while_the_callers_runtime_is_blocked() {
     handle.stop();
     assert!(TcpStream::connect(addr).is_err(), "the listener is closed");
     drop(idle);
+}
+
+#[tokio::test]
+async fn one_address_leaves_room_for_probes() {
+    let handle = spawn("127.0.0.1:0".parse().unwrap(), world().router, no_tls()).unwrap();
+    let silent: Vec<_> = (0..300).map(|_| TcpStream::connect(handle.addr()).unwrap()).collect();
+    let other = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    other.bind(&"127.0.0.2:0".parse::<SocketAddr>().unwrap().into()).unwrap();
+    other.connect(&handle.addr().into()).unwrap();
+    let answer = talk(other.into(), LIVEZ);
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    drop(silent);
 }
 
 #[tokio::test]

@@ -6,15 +6,18 @@ use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::Router;
+use axum::extract::Request;
+use axum::middleware;
 use hyper::server::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Semaphore, watch};
 use tonic::service::Routes;
 use tonic_health::ServingStatus;
 use tonic_health::server::{HealthReporter, health_reporter};
@@ -28,12 +31,14 @@ use crate::scaler::proto::external_scaler_server::{ExternalScalerServer, SERVICE
 use crate::scaler::rpc::ScalerService;
 use crate::scaler::signal_cache::SignalCache;
 use crate::scaler::source::DemandSource;
-use crate::telemetry::event::HandshakeFailed;
-use crate::tls::{CertificateNames, CertificateSource, Handshakes};
+use crate::telemetry::event::{ConnectionRefused, HandshakeFailed};
+use crate::tls::{AddressLimit, CertificateNames, CertificateSource, Handshakes};
 
 /// Most connections open at once. KEDA has one from its operator and one from its metrics adapter.
 /// Each peer has one.
 const MAX_CONNECTIONS: usize = 64 + MAX_PEERS;
+/// Most connections of one address; more are closed at once.
+const MAX_ADDRESS_CONNECTIONS: usize = 32;
 /// Streams allowed on a connection in addition to `scale.max_streams`.
 const EXTRA_STREAMS: usize = 256;
 /// Most bytes of one request, which is mostly trigger metadata.
@@ -57,6 +62,8 @@ pub struct ScalerListener {
     /// Source of the certificate for each new connection.
     pub tls: CertificateSource,
     pub handshakes: Handshakes,
+    /// Time from the handshake to the first call. Later the pings show whether the client is there.
+    pub first_call_timeout: Duration,
 }
 
 impl fmt::Debug for ScalerListener {
@@ -119,6 +126,7 @@ pub fn start(
             max_streams: cache.settings().scale.max_streams.saturating_add(EXTRA_STREAMS),
             stopped,
             connections: Arc::clone(&connections),
+            by_address: AddressLimit::new(MAX_ADDRESS_CONNECTIONS),
         };
         runtime.spawn(Arc::new(door).serve(socket));
     }
@@ -209,6 +217,7 @@ struct ScalerServer {
     max_streams: usize,
     stopped: watch::Receiver<bool>,
     connections: Arc<Semaphore>,
+    by_address: Arc<AddressLimit>,
 }
 
 impl ScalerServer {
@@ -224,8 +233,16 @@ impl ScalerServer {
                 accepted = next => accepted,
             };
             match accepted {
-                (Ok(permit), Ok((stream, _))) => {
-                    tokio::spawn(Arc::clone(&self).connection(stream, permit));
+                (Ok(permit), Ok((stream, peer))) => {
+                    let Some(own) = self.by_address.try_enter(peer.ip()) else {
+                        ConnectionRefused { reason: "address" }.emit(&self.cache.telemetry);
+                        continue;
+                    };
+                    let serving = Arc::clone(&self).connection(stream, peer);
+                    tokio::spawn(async move {
+                        let _places = (permit, own);
+                        serving.await;
+                    });
                 }
                 (_, Err(_)) | (Err(_), _) => tokio::time::sleep(ACCEPT_PAUSE).await,
             }
@@ -236,15 +253,22 @@ impl ScalerServer {
         HandshakeFailed { listener: "scale", reason }.emit(&self.cache.telemetry);
     }
 
-    async fn connection(self: Arc<Self>, stream: TcpStream, _permit: OwnedSemaphorePermit) {
+    async fn connection(self: Arc<Self>, stream: TcpStream, peer: SocketAddr) {
         let _ = stream.set_nodelay(true);
-        let (stream, names) = match self.rules.handshakes.accept(stream, (self.rules.tls)()).await {
+        let (stream, names) = match self.rules.handshakes.accept(stream, peer.ip(), (self.rules.tls)()).await
+        {
             Ok(welcome) => welcome,
             Err(error) => return self.refused(error.label()),
         };
         if !is_allowed(&self.cache.settings(), names.as_deref()) {
             return self.refused("not_allowed");
         }
+        let called = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&called);
+        let routes = self.routes.clone().layer(middleware::map_request(move |call: Request| {
+            seen.store(true, Ordering::Relaxed);
+            std::future::ready(call)
+        }));
         let connection = http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
             .max_concurrent_streams(u32::try_from(self.max_streams).unwrap_or(u32::MAX))
@@ -254,11 +278,18 @@ impl ScalerServer {
             .max_header_list_size(MAX_HEAD)
             .keep_alive_interval(PING_INTERVAL)
             .keep_alive_timeout(PING_TIMEOUT)
-            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(self.routes.clone()));
+            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
         let mut connection = pin!(connection);
         let mut stopped = self.stopped.clone();
+        let is_silent = async {
+            tokio::time::sleep(self.rules.first_call_timeout).await;
+            if called.load(Ordering::Relaxed) {
+                std::future::pending::<()>().await;
+            }
+        };
         tokio::select! {
             _ = connection.as_mut() => return,
+            () = is_silent => return,
             _ = stopped.wait_for(|stop| *stop) => {}
         }
         connection.as_mut().graceful_shutdown();

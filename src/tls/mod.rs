@@ -1,11 +1,14 @@
-//! TLS of the listeners: handshakes bounded in time and number, and the names in a client's
-//! certificate. The TLS configuration that handshakes use is part of the settings.
+//! TLS of the listeners: handshakes bounded in time and number, the names in a client's
+//! certificate, and the places that one address may hold at a listener. The TLS configuration that
+//! handshakes use is part of the settings.
 
 mod address_group;
+mod address_limit;
 mod names;
 mod stream;
 
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +20,7 @@ use tokio::time::timeout;
 use tokio_rustls::LazyConfigAcceptor;
 
 pub use address_group::address_group;
+pub use address_limit::{AddressLimit, AddressPermit};
 pub use names::CertificateNames;
 pub use stream::MaybeTlsStream;
 
@@ -79,15 +83,17 @@ impl HandshakeError {
 #[derive(Debug)]
 pub struct Handshakes {
     free: Semaphore,
+    by_address: Arc<AddressLimit>,
     limit: Duration,
 }
 
 impl Handshakes {
-    /// Allows `at_once` handshakes at a time (at least one). Each may take `limit`, the wait for
-    /// its turn included.
+    /// Allows `at_once` handshakes at a time (at least one), half of them for one address. Each may
+    /// take `limit`, the wait for its turn included.
     #[must_use]
     pub fn new(at_once: usize, limit: Duration) -> Self {
-        Self { free: Semaphore::new(at_once.clamp(1, Semaphore::MAX_PERMITS)), limit }
+        let free = Semaphore::new(at_once.clamp(1, Semaphore::MAX_PERMITS));
+        Self { free, by_address: AddressLimit::new(at_once / 2), limit }
     }
 
     /// Makes the stream that a listener serves: plain without `config`, else by a TLS handshake.
@@ -98,12 +104,14 @@ impl Handshakes {
     pub async fn accept(
         &self,
         tcp: TcpStream,
+        peer: IpAddr,
         config: Option<Arc<ServerConfig>>,
     ) -> Result<(MaybeTlsStream, Option<Arc<CertificateNames>>), HandshakeError> {
         let Some(config) = config else { return Ok((MaybeTlsStream::Plain(tcp), None)) };
         let handshake = async {
             // A client that sends nothing takes no turn from others.
             let hello = LazyConfigAcceptor::new(Acceptor::default(), tcp).await?;
+            let _own = self.by_address.enter(peer).await;
             let _turn = self.free.acquire().await;
             hello.into_stream(config).await
         };

@@ -106,6 +106,7 @@ fn startup_view(startup: &Startup) -> Value {
         "drain_grace": secs(*drain_grace),
         "listener": {
             "max_connections": listener.max_connections,
+            "max_address_connections": listener.max_address_connections,
             "head_timeout": secs(listener.head_timeout),
             "body_timeout": secs(listener.body_timeout),
             "send_timeout": secs(listener.send_timeout),
@@ -192,6 +193,7 @@ fn listeners_view(listeners: &Listeners) -> Value {
         "admin_client_certs": by_name(certs),
         "admin_loopback": operators.loopback,
         "admin_open_metrics": operators.open_metrics,
+        "admin_hosts": operators.hosts,
     })
 }
 

@@ -32,6 +32,7 @@ pub(in crate::app) fn start(
         address,
         tls: certificate_source(&proxy.settings, |listeners| &listeners.scale),
         handshakes: Handshakes::new(limits.max_handshakes, limits.handshake_timeout),
+        first_call_timeout: limits.head_timeout,
     });
     let address = listener.as_ref().map(|listener| listener.address);
     let source = DemandSource::new(Arc::clone(&proxy.dispatcher), Arc::clone(&proxy.settings));

@@ -180,6 +180,8 @@ pub struct Operators {
     pub loopback: bool,
     /// Whether `/metrics` needs no credential.
     pub open_metrics: bool,
+    /// Further names under which callers without a credential may ask.
+    pub hosts: Vec<String>,
 }
 
 impl Operators {

@@ -69,6 +69,8 @@ pub struct Startup {
 pub struct ListenerLimits {
     /// Open client connections; more are accepted only as others close.
     pub max_connections: usize,
+    /// Open client connections of one address.
+    pub max_address_connections: usize,
     /// Time for a request head, from its first byte.
     pub head_timeout: Duration,
     /// Longest time without a byte of a request body.

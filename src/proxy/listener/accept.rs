@@ -26,7 +26,7 @@ use crate::proxy::listener::conn_state::{ConnState, ListenerMetrics};
 use crate::proxy::listener::connection;
 use crate::proxy::listener::workers::Workers;
 use crate::telemetry::Telemetry;
-use crate::tls::{CertificateSource, Handshakes};
+use crate::tls::{AddressLimit, AddressPermit, CertificateSource, Handshakes};
 
 /// Connections that the kernel queues while the connection limit is reached.
 const BACKLOG: u32 = 1024;
@@ -82,6 +82,7 @@ pub async fn serve<M, S, B>(
 {
     let free = Arc::new(Semaphore::new(limits.max_connections.clamp(1, Semaphore::MAX_PERMITS)));
     let handshakes = Arc::new(Handshakes::new(limits.max_handshakes, limits.handshake_timeout));
+    let by_address = AddressLimit::new(limits.max_address_connections);
     let limits = Arc::new(limits);
     let metrics = Arc::new(ListenerMetrics::new(telemetry));
     let mut connections = Connections { workers, tasks: JoinSet::new(), states: HashMap::new() };
@@ -93,8 +94,12 @@ pub async fn serve<M, S, B>(
             () = connections.reap(), if !connections.tasks.is_empty() => continue,
             entry = admit(&listener, &free, &metrics) => entry,
         };
+        let Some(own) = by_address.try_enter(peer.ip()) else {
+            metrics.address_refused();
+            continue;
+        };
         let state = Arc::new(ConnState::new(Arc::clone(&metrics)));
-        let visit = ConnectionGuard { _permit: permit, metrics: Arc::clone(&metrics) };
+        let visit = ConnectionGuard { _permit: permit, _own: own, metrics: Arc::clone(&metrics) };
         metrics.accepted();
         let (config, handshakes, limits) = (tls(), Arc::clone(&handshakes), Arc::clone(&limits));
         let (make_service, drain) = (make_service.clone(), shutdown.drain.clone());
@@ -105,7 +110,7 @@ pub async fn serve<M, S, B>(
             let Ok(stream) = TcpStream::from_std(stream) else { return };
             let welcome = tokio::select! {
                 biased;
-                welcome = handshakes.accept(stream, config) => welcome,
+                welcome = handshakes.accept(stream, peer.ip(), config) => welcome,
                 () = drain.cancelled() => return,
             };
             match welcome {
@@ -166,10 +171,11 @@ fn is_client_abort(error: &io::Error) -> bool {
     )
 }
 
-/// One connection's permit under the connection limit. Dropping the guard counts the connection as
+/// One connection's permits under the connection limits. Dropping the guard counts the connection as
 /// closed.
 struct ConnectionGuard {
     _permit: Option<OwnedSemaphorePermit>,
+    _own: AddressPermit,
     metrics: Arc<ListenerMetrics>,
 }
 

@@ -134,6 +134,11 @@ impl ListenerMetrics {
         self.open.decrement(1.0);
     }
 
+    /// Counts a connection that was closed because its address has too many.
+    pub(super) fn address_refused(&self) {
+        ConnectionRefused { reason: "address" }.emit(&self.telemetry);
+    }
+
     /// Counts a message that was refused, or given up because it did not arrive in time.
     pub(super) fn refused(&self, why: RequestRejected) {
         ConnectionRefused { reason: why.label() }.emit(&self.telemetry);

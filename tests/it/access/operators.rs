@@ -57,6 +57,24 @@ fn pause() -> Call {
 }
 
 #[tokio::test]
+async fn without_tokens_a_name_of_another_site_sees_and_changes_nothing() {
+    let rig = rig("{auth: {hosts: [gateway.example.com]}}").await;
+    let get = |path: &str| Call::new(Method::GET, path);
+    let foreign = |call: Call| call.header("host", "rebind.attacker.example");
+    for call in [get("/admin/v1/config"), get("/metrics"), pause()] {
+        let answer = rig.as_operator(None, foreign(call)).await;
+        assert_eq!(answer.status, 403);
+        assert!(answer.text().contains("admin.auth.hosts"), "{}", answer.text());
+    }
+    let answer = rig.as_operator(None, pause().header("sec-fetch-site", "cross-site")).await;
+    assert!(answer.status == 403 && answer.text().contains("another site"), "{}", answer.text());
+    assert_eq!(rig.audit(), Vec::<Value>::new(), "nothing was done");
+    rig.as_operator(None, foreign(get("/livez"))).await.ok();
+    rig.as_operator(None, get("/metrics").header("host", "gateway.example.com:8081")).await.ok();
+    rig.as_operator(None, pause()).await.ok();
+}
+
+#[tokio::test]
 async fn a_token_is_asked_for_and_its_role_counts() {
     let rig = rig(&auth("")).await;
     let get = |path: &str| Call::new(Method::GET, path);

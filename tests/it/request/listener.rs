@@ -22,7 +22,7 @@ use penstock::proxy::listener::{ListenerShutdown, RequestRejected, Workers, list
 use penstock::telemetry::Telemetry;
 use penstock::telemetry::metrics::Scrape;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -37,6 +37,7 @@ const BODY_LIMIT: usize = 1024 * 1024;
 fn limits() -> ListenerLimits {
     ListenerLimits {
         max_connections: 64,
+        max_address_connections: 64,
         head_timeout: Duration::from_millis(300),
         body_timeout: Duration::from_millis(300),
         send_timeout: Duration::from_secs(5),
@@ -513,6 +514,26 @@ async fn connections_over_the_limit_wait_for_a_place() {
     assert!(rest(&mut third).await.ends_with("/third|"));
     drop(second);
     until(|| open(&rig.telemetry) == 0).await;
+}
+
+#[tokio::test]
+async fn an_address_has_no_more_than_its_connections() {
+    let rig = rig(ListenerLimits { max_address_connections: 2, ..limits() });
+    let held = [rig.connect().await, rig.connect().await];
+    until(|| open(&rig.telemetry) == 2).await;
+    let mut third = rig.connect().await;
+    assert!(matches!(third.read_u8().await, Err(error) if error.kind() != std::io::ErrorKind::TimedOut));
+    assert_eq!(refused(&rig.telemetry), ["address"]);
+    let other = TcpSocket::new_v4().expect("a socket");
+    other.bind(SocketAddr::from(([127, 0, 0, 2], 0))).expect("loopback has many addresses");
+    let mut other = other.connect(rig.address).await.expect("the listener accepts");
+    other.write_all(b"GET /other HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await.unwrap();
+    assert!(rest(&mut other).await.ends_with("/other|"), "another address has places of its own");
+    drop(held);
+    until(|| open(&rig.telemetry) == 0).await;
+    assert!(
+        rig.exchange(b"GET /next HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await.ends_with("/next|")
+    );
 }
 
 #[tokio::test]

@@ -162,6 +162,7 @@ impl CredentialSet {
         let mut operators = Operators {
             loopback: auth.loopback.unwrap_or(!asks),
             open_metrics: auth.open_metrics,
+            hosts: auth.hosts.clone(),
             ..Operators::default()
         };
         for (at, token) in auth.tokens.iter().enumerate() {

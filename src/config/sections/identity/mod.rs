@@ -171,6 +171,11 @@ pub struct AdminAuthSection {
     pub loopback: Option<bool>,
     /// Whether `/metrics` needs no token.
     pub open_metrics: bool,
+    /// Names under which callers without a token may ask, beside addresses,
+    /// `localhost`, names without a dot and names in `.local`, `.internal`,
+    /// `.svc` and `.test`. Any other name in `Host` is refused: the page of
+    /// another site could ask under a name of its own.
+    pub hosts: Vec<String>,
 }
 
 /// An operator's token, of which the file holds only the digest.

@@ -30,8 +30,10 @@ pub(in crate::config) fn validate(
     let section = FieldPath::top("server");
     let mut timeout =
         |key: &str, span: Span| -> Duration { numbers::positive(span, &section.key(key), findings) };
+    let address_connections = server.max_address_connections.unwrap_or(server.max_connections.div_ceil(2));
     let listener = ListenerLimits {
         max_connections: usize::try_from(server.max_connections).unwrap_or(usize::MAX),
+        max_address_connections: usize::try_from(address_connections).unwrap_or(usize::MAX),
         head_timeout: timeout("head_timeout", server.head_timeout),
         body_timeout: timeout("body_timeout", server.body_timeout),
         send_timeout: timeout("send_timeout", server.send_timeout),
@@ -42,8 +44,9 @@ pub(in crate::config) fn validate(
         max_handshakes: usize::try_from(server.max_handshakes).unwrap_or(usize::MAX),
     };
     numbers::at_least_one(server.max_handshakes.into(), &section.key("max_handshakes"), findings);
-    if server.max_connections == 0 {
-        findings.error(&section.key("max_connections"), "must not be zero", "write 1 or more");
+    numbers::at_least_one(server.max_connections.into(), &section.key("max_connections"), findings);
+    if let Some(number) = server.max_address_connections {
+        numbers::at_least_one(number.into(), &section.key("max_address_connections"), findings);
     }
     if !(MIN_HEAD_BYTES..=MAX_HEAD_BYTES).contains(&server.max_head_bytes.0) {
         let message = format!("{} is out of range", server.max_head_bytes);

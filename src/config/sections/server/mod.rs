@@ -35,7 +35,13 @@ pub struct ServerSection {
     /// Open client connections; more are accepted only as others close.
     #[schemars(range(min = 1))]
     pub max_connections: u32,
-    /// Time for a request head, from its first byte.
+    /// Open connections of one client address (IPv6: of a /64); more are
+    /// closed at once. Absent = half of `max_connections`.
+    #[schemars(range(min = 1))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_address_connections: Option<u32>,
+    /// Time for a request head, from its first byte. At `scale.listen` also
+    /// the time from a connection to its first call.
     pub head_timeout: Span,
     /// Longest time without a byte of a request body.
     pub body_timeout: Span,
@@ -66,6 +72,7 @@ impl Default for ServerSection {
             handshake_timeout: Span::secs(10),
             max_handshakes: 256,
             max_connections: 10_000,
+            max_address_connections: None,
             head_timeout: Span::secs(10),
             body_timeout: Span::secs(30),
             send_timeout: Span::secs(60),

@@ -8,12 +8,13 @@
 //!
 //! That is a guess. What engines report as cached tells where it is wrong: see [`CacheRecord`].
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use smallvec::SmallVec;
 
 use crate::core::model::ids::ReplicaId;
 use crate::core::model::job::PromptPrefix;
+use crate::core::model::number_map::NumberMap;
 use crate::core::replica::affinity::cache_record::CacheRecord;
 
 /// KV cache of a replica, in tokens, until it is known.
@@ -35,7 +36,8 @@ pub struct PrefixIndex {
     unused: Vec<usize>,
     all: BlockList,
     replicas: BTreeMap<ReplicaId, ReplicaCache>,
-    hashes: HashMap<u64, BlockList>,
+    /// The hashes are keyed: no client can choose them.
+    hashes: NumberMap<u64, BlockList>,
 }
 
 /// Block in the cache of a replica. Each block is a link of three lists: of all blocks, of the
@@ -104,7 +106,7 @@ impl PrefixIndex {
             unused: Vec::new(),
             all: BlockList::default(),
             replicas: BTreeMap::new(),
-            hashes: HashMap::new(),
+            hashes: NumberMap::default(),
         }
     }
 

@@ -4,11 +4,13 @@
 use std::time::Duration;
 
 use penstock::sim::server::{SimHandle, SimOptions, start_fleet};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::Instant;
 
-use super::setup::{Keda, METRIC, rig};
+use super::setup::{Keda, METRIC, file, rig};
 use crate::support::client::Call;
-use crate::support::gateway::{TENANT, chat, until};
+use crate::support::gateway::{Rig, TENANT, chat, soon, until};
 
 const MAIN: &[(&str, &str)] = &[("pool", "main")];
 
@@ -20,6 +22,26 @@ async fn the_first_call_of_a_new_gateway_is_answered() {
     assert_eq!(keda.specs(MAIN).await.unwrap().len(), 1);
     assert_eq!(keda.desired().await, 0, "what is known is there before the port opens");
     println!("connection, spec and value: {:.1} ms", begun.elapsed().as_secs_f64() * 1e3);
+}
+
+#[tokio::test]
+async fn silent_connections_keep_nobody_out() {
+    let file = file(&[], "").replacen("server: {", "server: {head_timeout: 500ms, ", 1);
+    let rig = Rig::with_file(&file, Vec::new(), [TENANT]).await;
+    let address = rig.gateway.scale_address().unwrap();
+    let mut silent = Vec::new();
+    for _ in 0..300 {
+        silent.push(TcpStream::connect(address).await.unwrap());
+    }
+    let other = TcpSocket::new_v4().unwrap();
+    other.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+    let mut other = soon("a connection", other.connect(address)).await.unwrap();
+    other.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    soon("the server's settings", other.read_u8()).await.unwrap();
+    for mut held in silent {
+        let _reset = soon("the end of a silent connection", held.read_to_end(&mut Vec::new())).await;
+    }
+    assert_eq!(Keda::of(&rig).await.desired().await, 0, "its address has places again");
 }
 
 /// What blocks every thread of the data path, and thereby shows that the
