@@ -81,6 +81,8 @@ fn edge(policy: &Policy) -> EdgeSettings {
             keepalive: std::time::Duration::from_secs(10),
         },
         upstream: UpstreamLimits {
+            request_headers: Default::default(),
+            answer_headers: Default::default(),
             connect_timeout: seconds(1),
             first_token_timeout: seconds(60),
             answer_timeout: seconds(120),

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use http::HeaderMap;
 use http::header::{
-    ACCEPT_ENCODING, AUTHORIZATION, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, COOKIE, DATE, EXPECT,
-    FORWARDED, HOST, HeaderName, HeaderValue, LOCATION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, SERVER,
-    SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA, WWW_AUTHENTICATE,
+    ACCEPT, ACCEPT_ENCODING, ACCEPT_LANGUAGE, AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_DISPOSITION,
+    CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, DATE, EXPECT, FORWARDED, HOST,
+    HeaderName, HeaderValue, LOCATION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, RETRY_AFTER, SERVER,
+    SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, USER_AGENT, VARY, VIA, WWW_AUTHENTICATE,
 };
 
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
@@ -23,6 +24,9 @@ pub const RETRY_COUNT: HeaderName = HeaderName::from_static("x-penstock-retry-co
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const API_KEY: HeaderName = HeaderName::from_static("api-key");
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
+const BAGGAGE: HeaderName = HeaderName::from_static("baggage");
 
 /// Headers about one connection, not about the message (RFC 9110 section 7.6.1).
 const HOP_BY_HOP: [HeaderName; 9] = [
@@ -37,7 +41,7 @@ const HOP_BY_HOP: [HeaderName; 9] = [
     UPGRADE,
 ];
 
-/// Headers that are not sent to an engine: credentials, headers that the engine connection sets
+/// Headers that are never sent to an engine: credentials, headers that the engine connection sets
 /// anew, and headers that would reveal or mislead.
 const NOT_UPSTREAM: [HeaderName; 12] = [
     HOST,
@@ -54,43 +58,63 @@ const NOT_UPSTREAM: [HeaderName; 12] = [
     X_REQUEST_ID,
 ];
 
-/// Header prefixes that are not sent to an engine: headers for the gateway, headers by which a
-/// client could steer an engine past the gateway, and proxies' notes about the client.
-const NOT_UPSTREAM_PREFIXES: [&str; 5] =
-    ["x-penstock-", "x-forwarded-", "x-data-parallel-", "x-override-", "x-stainless-"];
+/// Headers that are sent to an engine. Engines and their sidecars obey many others, by which a
+/// client could steer them past the gateway.
+const UPSTREAM: [HeaderName; 7] =
+    [ACCEPT, ACCEPT_LANGUAGE, CONTENT_TYPE, USER_AGENT, TRACEPARENT, TRACESTATE, BAGGAGE];
+/// Prefixes of headers that are sent to an engine.
+const UPSTREAM_PREFIXES: [&str; 2] = ["openai-", "anthropic-"];
 
-/// Headers that are not sent to a client: the engine's identity, its address and its ids.
+/// Headers that are never sent to a client: the engine's identity, its address and its ids.
 const NOT_DOWNSTREAM: [HeaderName; 8] =
     [SERVER, DATE, LOCATION, CONTENT_LENGTH, SET_COOKIE, VIA, WWW_AUTHENTICATE, X_REQUEST_ID];
 
-/// The headers of a client's request that go to an engine. The caller adds its own `authorization`
-/// and `x-request-id`. The client's body length is left out, as the gateway may edit the body.
+/// Headers that are sent to a client.
+const DOWNSTREAM: [HeaderName; 7] =
+    [CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_TYPE, RETRY_AFTER, VARY];
+/// Prefixes of headers that are sent to a client.
+const DOWNSTREAM_PREFIXES: [&str; 2] = ["openai-", "anthropic-"];
+
+/// The headers of a client's request that go to an engine, and those that `also` names. The caller
+/// adds its own `authorization` and `x-request-id`. The client's body length is left out, as the
+/// gateway may edit the body.
 #[must_use]
-pub fn upstream_headers(client: &HeaderMap) -> HeaderMap {
+pub fn upstream_headers(client: &HeaderMap, also: impl Fn(&HeaderName) -> bool) -> HeaderMap {
     let mut headers = end_to_end(client, |name| {
-        NOT_UPSTREAM.contains(name)
-            || NOT_UPSTREAM_PREFIXES.iter().any(|prefix| name.as_str().starts_with(prefix))
+        !NOT_UPSTREAM.contains(name)
+            && (UPSTREAM.contains(name) || has_prefix(name, UPSTREAM_PREFIXES) || also(name))
     });
     headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     headers
 }
 
-/// The headers of an engine's answer that go to the client, with the
+/// The headers of an engine's answer that go to the client, those that `also` names, and the
 /// gateway's own `x-request-id`.
 #[must_use]
-pub fn client_headers(engine: &HeaderMap, request_id: &HeaderValue) -> HeaderMap {
-    let mut headers = end_to_end(engine, |name| NOT_DOWNSTREAM.contains(name));
+pub fn client_headers(
+    engine: &HeaderMap,
+    request_id: &HeaderValue,
+    also: impl Fn(&HeaderName) -> bool,
+) -> HeaderMap {
+    let mut headers = end_to_end(engine, |name| {
+        !NOT_DOWNSTREAM.contains(name)
+            && (DOWNSTREAM.contains(name) || has_prefix(name, DOWNSTREAM_PREFIXES) || also(name))
+    });
     headers.insert(X_REQUEST_ID, request_id.clone());
     headers
 }
 
-fn end_to_end(from: &HeaderMap, dropped: impl Fn(&HeaderName) -> bool) -> HeaderMap {
+fn has_prefix(name: &HeaderName, prefixes: [&str; 2]) -> bool {
+    prefixes.iter().any(|prefix| name.as_str().starts_with(prefix))
+}
+
+fn end_to_end(from: &HeaderMap, goes: impl Fn(&HeaderName) -> bool) -> HeaderMap {
     let named: Vec<&[u8]> = from.get_all(CONNECTION).iter().flat_map(list).collect();
     let is_named =
         |name: &HeaderName| named.iter().any(|one| name.as_str().as_bytes().eq_ignore_ascii_case(one));
     let mut to = HeaderMap::with_capacity(from.keys_len() + 2);
     for (name, value) in from {
-        if !HOP_BY_HOP.contains(name) && !dropped(name) && !is_named(name) {
+        if !HOP_BY_HOP.contains(name) && goes(name) && !is_named(name) {
             to.append(name.clone(), value.clone());
         }
     }
@@ -179,14 +203,23 @@ mod tests {
             ("x-request-id", "mine"),
             ("traceparent", "00-1-2-01"),
             ("x-session-id", "s"),
+            ("x-prefiller-host-port", "10.0.0.1:80"),
+            ("x-envoy-original-dst-host", "10.0.0.1:80"),
+            ("x-real-ip", "10.0.0.1"),
+            ("openai-project", "p"),
         ]);
-        let expected = map(&[
-            ("content-type", "application/json"),
-            ("traceparent", "00-1-2-01"),
-            ("x-session-id", "s"),
-            ("accept-encoding", "identity"),
-        ]);
-        assert_eq!(upstream_headers(&client), expected);
+        let expected = |more: &[(&'static str, &'static str)]| {
+            let usual = [
+                ("content-type", "application/json"),
+                ("traceparent", "00-1-2-01"),
+                ("openai-project", "p"),
+                ("accept-encoding", "identity"),
+            ];
+            map(&[&usual[..], more].concat())
+        };
+        assert_eq!(upstream_headers(&client, |_| false), expected(&[]));
+        let asked = |name: &HeaderName| ["x-session-id", "cookie", "x-hop", "te"].contains(&name.as_str());
+        assert_eq!(upstream_headers(&client, asked), expected(&[("x-session-id", "s")]));
     }
 
     #[test]
@@ -200,13 +233,18 @@ mod tests {
             ("content-type", "text/event-stream; charset=utf-8"),
             ("x-request-id", "theirs"),
             ("vary", "Origin"),
+            ("alt-svc", "h3=\":443\""),
+            ("x-backend-host", "vllm-0"),
+            ("x-cost", "7"),
         ]);
         let expected = map(&[
             ("content-type", "text/event-stream; charset=utf-8"),
             ("vary", "Origin"),
+            ("x-cost", "7"),
             ("x-request-id", "ours"),
         ]);
-        assert_eq!(client_headers(&engine, &HeaderValue::from_static("ours")), expected);
+        let asked = |name: &HeaderName| ["x-cost", "server", "x-request-id"].contains(&name.as_str());
+        assert_eq!(client_headers(&engine, &HeaderValue::from_static("ours"), asked), expected);
     }
 
     #[test]

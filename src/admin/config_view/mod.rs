@@ -13,7 +13,7 @@ use crate::admin::report::bounds::BoundsRow;
 use crate::config::settings::identity::{Auth, Grant, ListenerTls, Listeners, OperatorRole};
 use crate::config::settings::usage::UsageDatabase;
 use crate::config::settings::{
-    EdgeSettings, LogFormat, PoolSettings, PoolSite, SessionField, SessionKey, Settings, Startup,
+    EdgeSettings, HeaderNames, LogFormat, PoolSettings, PoolSite, SessionField, SessionKey, Settings, Startup,
 };
 use crate::core::model::ids::{PoolId, TenantId};
 use crate::core::model::policy::{Class, Policy, Tenant};
@@ -80,8 +80,15 @@ pub(super) fn effective(settings: &Settings) -> Value {
             "answer_timeout": secs(edge.upstream.answer_timeout),
             "stream_idle_timeout": secs(edge.upstream.stream_idle_timeout),
             "keep_alive": secs(edge.upstream.keep_alive),
+            "request_headers": header_names(&edge.upstream.request_headers),
+            "answer_headers": header_names(&edge.upstream.answer_headers),
         },
     })
+}
+
+fn header_names(names: &HeaderNames) -> Vec<String> {
+    let prefixes = names.prefixes.iter().map(|prefix| format!("{prefix}*"));
+    names.names.iter().cloned().chain(prefixes).collect()
 }
 
 fn session_view(key: &SessionKey, policy: &Policy) -> Value {

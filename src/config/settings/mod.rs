@@ -249,9 +249,31 @@ impl RequestLimits {
     }
 }
 
-/// Engine-side time limits.
+/// Names of headers.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct HeaderNames {
+    /// Whole names, lower case.
+    pub names: Vec<String>,
+    /// Beginnings of names, lower case.
+    pub prefixes: Vec<String>,
+}
+
+impl HeaderNames {
+    /// Whether it has this name, which is lower case.
+    #[must_use]
+    pub fn contains(&self, name: &str) -> bool {
+        self.names.iter().any(|own| own == name)
+            || self.prefixes.iter().any(|prefix| name.starts_with(prefix))
+    }
+}
+
+/// What is particular to the connections with engines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UpstreamLimits {
+    /// Further headers of clients that engines get.
+    pub request_headers: HeaderNames,
+    /// Further headers of engines that clients get.
+    pub answer_headers: HeaderNames,
     /// Time for a connection to an engine.
     pub connect_timeout: Duration,
     /// Longest silence from dispatch to the first token of a stream.

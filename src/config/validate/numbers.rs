@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use http::HeaderName;
 
+use crate::config::settings::HeaderNames;
 use crate::config::syntax::field::FieldPath;
 use crate::config::syntax::units::{ByteSize, Span};
 use crate::config::validate::findings::Findings;
@@ -66,6 +67,30 @@ pub(in crate::config) fn some_bytes(size: ByteSize, field: &FieldPath, findings:
         findings.error(field, "must not be zero", "write a size such as 32MiB");
     }
     size.0
+}
+
+/// Names of headers, and beginnings of names that end with `*`.
+pub(in crate::config) fn headers(
+    names: &[String],
+    field: &FieldPath,
+    findings: &mut Findings<'_>,
+) -> HeaderNames {
+    let mut all = HeaderNames::default();
+    for (at, name) in names.iter().enumerate() {
+        let lower = name.to_ascii_lowercase();
+        let whole = lower.strip_suffix('*').unwrap_or(&lower);
+        if HeaderName::from_bytes(whole.as_bytes()).is_err() {
+            let message = format!("{name:?} is not a header name");
+            findings.error(
+                &field.index(at),
+                message,
+                "write one such as x-team, or x-team-* for all that begin so",
+            );
+        }
+        let list = if whole == lower { &mut all.names } else { &mut all.prefixes };
+        list.push(whole.to_owned());
+    }
+    all
 }
 
 /// The name of a header that means nothing else, in lower case.

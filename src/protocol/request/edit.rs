@@ -102,6 +102,8 @@ pub struct RequestEdits<'a> {
     pub include_usage: bool,
     /// The engine's scheduling priority, for JSON calls only.
     pub priority: Option<i64>,
+    /// The JSON that replaces a priority of the client's own where there is no [`Self::priority`].
+    pub usual_priority: Option<&'static str>,
     /// The partial answer to continue. Allowed only where [`ParsedRequest::is_resumable`].
     pub partial_text: Option<PartialText<'a>>,
 }
@@ -155,8 +157,12 @@ fn json_changes(parsed: &ParsedRequest, edits: &RequestEdits<'_>) -> BodyEdits {
     if let Some(model) = edits.model.filter(|model| parsed.model.as_deref() != Some(*model)) {
         json.set(spans.model.as_ref(), "model", json_string(model));
     }
-    if let Some(priority) = edits.priority {
-        json.set(spans.priority.as_ref(), "priority", priority.to_string());
+    match (edits.priority, &spans.priority) {
+        (Some(priority), own) => json.set(own.as_ref(), "priority", priority.to_string()),
+        (None, Some(own)) => {
+            json.changes.extend(edits.usual_priority.map(|usual| (own.clone(), usual.to_owned())));
+        }
+        (None, None) => {}
     }
     if edits.include_usage && parsed.stream && parsed.api.has_stream_options() && !parsed.stream_usage.at_end
     {
@@ -472,7 +478,7 @@ mod tests {
             priority in prop::option::of(any::<i64>()),
         ) {
             let body = text(&fields, &space);
-            let edits = RequestEdits { model: model.as_deref(), include_usage, priority, partial_text: None };
+            let edits = RequestEdits { model: model.as_deref(), include_usage, priority, usual_priority: None, partial_text: None };
             let after = edited(Api::Chat, "application/json", &body, &edits);
 
             let mut expected: Value = serde_json::from_str(&body).unwrap();

@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use crate::protocol::error::ApiError;
 use crate::protocol::json::drain_seq;
 use crate::protocol::json_scan::{InvalidJson, scan_object};
-use crate::protocol::request::resumable;
+use crate::protocol::request::{resumable, steering};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RequestField {
@@ -103,6 +103,8 @@ pub(crate) struct RequestFields<'a> {
     pub(crate) is_empty: bool,
     /// Whether one of the fields that the parser does not read forbids a continuation.
     pub(crate) forbids_continuation: bool,
+    /// The first field that is not taken from clients, and what the client is told about it.
+    pub(crate) steering: Option<(&'static str, &'static str)>,
 }
 
 impl<'a> RequestFields<'a> {
@@ -116,6 +118,7 @@ impl<'a> RequestFields<'a> {
     fn note(&mut self, name: &str, value: &'a str) {
         self.is_empty = false;
         let Some(field) = RequestField::named(name) else {
+            self.steering = self.steering.or_else(|| steering::refusal(name, value));
             self.forbids_continuation |= !resumable::allows_continuation(name, value);
             return;
         };

@@ -7,3 +7,4 @@ pub mod parse;
 mod parsed;
 pub mod prefix;
 pub(super) mod resumable;
+pub(super) mod steering;

@@ -68,6 +68,9 @@ fn peek_json(api: Api, body: &[u8]) -> Result<ParsedRequest, ApiError> {
     if let Some(twice) = fields.twice {
         return Err(ApiError::invalid_field(twice.name(), "is given twice. Send it once."));
     }
+    if let Some((field, advice)) = fields.steering {
+        return Err(ApiError::invalid_field(field, advice));
+    }
     FieldReader { body: text, fields }.read(api)
 }
 
@@ -292,6 +295,22 @@ mod tests {
         assert_eq!((nulls.model, nulls.stream, nulls.n, nulls.max_output_tokens), (None, false, 1, None));
         assert!(nothing.spans.is_empty && !nulls.spans.is_empty);
         assert_eq!(chat(r#"{"model":""}"#).model, None);
+    }
+
+    #[test]
+    fn fields_that_steer_the_engine_are_refused() {
+        for (body, field) in [
+            (r#"{"kv_transfer_params":{"remote_host":"10.0.0.1"}}"#, "kv_transfer_params"),
+            (r#"{"messages":[],"bootstrap_host":"10.0.0.1","bootstrap_room":7}"#, "bootstrap_host"),
+            (r#"{"data_p\u0061rallel_rank":1}"#, "data_parallel_rank"),
+            (r#"{"background":true}"#, "background"),
+            (r#"{"previous_response_id":"resp_1"}"#, "previous_response_id"),
+        ] {
+            let refused = json(Api::Responses, body).unwrap_err();
+            assert!(refused.message().starts_with(&format!("`{field}` ")), "{body}: {}", refused.message());
+        }
+        json(Api::Responses, r#"{"background":false,"previous_response_id":null,"request_id":"x"}"#).unwrap();
+        chat(r#"{"messages":[{"role":"user","kv_transfer_params":{}}]}"#);
     }
 
     #[test]

@@ -200,7 +200,9 @@ pub(super) fn read(
         key: identity.grant.limited,
         class,
         candidates,
-        headers: headers::upstream_headers(headers),
+        headers: headers::upstream_headers(headers, |name| {
+            settings.edge.upstream.request_headers.contains(name.as_str())
+        }),
         body,
         parsed,
         tokens,

@@ -72,7 +72,7 @@ impl Proxy {
         record.end.early_head = Some(Arc::clone(&sent));
         let mut engine = HeaderMap::new();
         engine.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
-        let mut headers = answer_headers(&engine, record);
+        let mut headers = answer_headers(&engine, &settings.edge.upstream.answer_headers, record);
         // A fallback model may serve the request later.
         headers.remove(SERVING_MODEL);
         let (job, dialect, tenant) = (request.id, api.dialect(), request.tenant);

@@ -13,6 +13,7 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{HeaderMap, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 
+use crate::config::settings::HeaderNames;
 use crate::core::model::ids::TenantId;
 use crate::protocol::api::Dialect;
 use crate::protocol::error::ApiError;
@@ -51,15 +52,20 @@ impl Proxy {
     /// Builds the response to a request whose head was not sent yet.
     pub(super) fn respond(self: &Arc<Self>, served: ServedRequest) -> Response<AnswerBody> {
         let ServedRequest { answer, mut active, request } = served;
+        let settings = self.settings.load();
+        let passing = &settings.edge.upstream.answer_headers;
         match answer {
             Ok(EngineAnswer::Stream { stream, head }) => {
-                let headers = answer_headers(&head, &active.record);
+                let headers = answer_headers(&head, passing, &active.record);
                 let live = Box::new(LiveStream { stream, active, request });
                 stream_response(headers, AnswerBody::Stream(self.stream(live)))
             }
-            Ok(EngineAnswer::Whole { status, head, body, .. }) => {
-                whole_response(status, &head, body, &mut active.record)
-            }
+            Ok(EngineAnswer::Whole { status, head, body, .. }) => whole_response(
+                status,
+                answer_headers(&head, passing, &active.record),
+                body,
+                &mut active.record,
+            ),
             Err(error) => error_response(error, &mut active.record),
         }
     }
@@ -93,9 +99,11 @@ pub(super) fn stream_response(headers: HeaderMap, body: AnswerBody) -> Response<
     response
 }
 
-/// Headers of the answer: the engine's headers that a client gets, and the gateway's own.
-pub(super) fn answer_headers(engine: &HeaderMap, record: &RequestRecord) -> HeaderMap {
-    let mut headers = headers::client_headers(engine, &record.request_id);
+/// Headers of the answer: the engine's headers that a client gets, `passing` ones included, and the
+/// gateway's own.
+pub(super) fn answer_headers(engine: &HeaderMap, passing: &HeaderNames, record: &RequestRecord) -> HeaderMap {
+    let passes = |name: &HeaderName| passing.contains(name.as_str());
+    let mut headers = headers::client_headers(engine, &record.request_id, passes);
     if record.work.api.dialect() == Dialect::Anthropic {
         headers.insert(ANTHROPIC_REQUEST_ID, record.request_id.clone());
     }
@@ -114,14 +122,14 @@ pub(super) fn answer_headers(engine: &HeaderMap, record: &RequestRecord) -> Head
 
 fn whole_response(
     status: StatusCode,
-    head: &HeaderMap,
+    headers: HeaderMap,
     body: EditedBody,
     record: &mut RequestRecord,
 ) -> Response<AnswerBody> {
     record.end.status = status.as_u16();
     let mut response = Response::new(AnswerBody::Whole(body));
     *response.status_mut() = status;
-    *response.headers_mut() = answer_headers(head, record);
+    *response.headers_mut() = headers;
     response.headers_mut().entry(CONTENT_TYPE).or_insert(HeaderValue::from_static("application/json"));
     response
 }

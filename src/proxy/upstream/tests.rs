@@ -27,6 +27,8 @@ async fn engine() -> (TcpListener, Arc<UpstreamReplica>) {
 
 fn limits() -> UpstreamLimits {
     UpstreamLimits {
+        request_headers: Default::default(),
+        answer_headers: Default::default(),
         connect_timeout: PATIENCE,
         first_token_timeout: PATIENCE,
         answer_timeout: PATIENCE,

@@ -316,6 +316,8 @@ fn edge(pools: IdTable<PoolId, PoolSettings>, replicas: IdTable<ReplicaId, Repli
             keepalive: std::time::Duration::from_secs(10),
         },
         upstream: UpstreamLimits {
+            request_headers: Default::default(),
+            answer_headers: Default::default(),
             connect_timeout: Duration::from_secs(1),
             first_token_timeout: Duration::from_secs(1),
             answer_timeout: Duration::from_secs(1),

@@ -103,6 +103,10 @@ fn faults_of_limits() {
             with("requests: {class_header: Authorization}"),
             "requests.class_header: `Authorization` means something else",
         ),
+        (
+            with("upstream: {request_headers: [x-team-*, 'a b']}"),
+            "upstream.request_headers[1]: \"a b\" is not a header name",
+        ),
         (with("requests: {class_header: 'a b'}"), "requests.class_header: \"a b\" is not a header name"),
         (with("routing: {session: {body: []}}"), "routing.session: nothing names a session"),
         (with("routing: {session: {header: Host}}"), "routing.session.header: `Host` means something else"),

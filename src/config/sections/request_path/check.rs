@@ -71,8 +71,13 @@ pub(in crate::config) fn upstream(upstream: &UpstreamSection, findings: &mut Fin
         let hint = "vLLM and SGLang close idle connections after 5s; a reused one may break just then";
         findings.warn(&section.key("keep_alive"), format!("{} is long", upstream.keep_alive), hint);
     }
+    let mut names = |key: &str, names: &[String]| numbers::headers(names, &section.key(key), findings);
+    let request_headers = names("request_headers", &upstream.request_headers);
+    let answer_headers = names("answer_headers", &upstream.answer_headers);
     let mut time = |key: &str, span: Span| numbers::positive(span, &section.key(key), findings);
     UpstreamLimits {
+        request_headers,
+        answer_headers,
         connect_timeout: time("connect_timeout", upstream.connect_timeout),
         first_token_timeout: time("first_token_timeout", upstream.first_token_timeout),
         answer_timeout: time("answer_timeout", upstream.answer_timeout),

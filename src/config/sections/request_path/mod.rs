@@ -57,7 +57,7 @@ impl Default for RequestsSection {
     }
 }
 
-/// Time limits towards the engines.
+/// Time limits towards the engines, and the headers that pass.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct UpstreamSection {
@@ -74,6 +74,13 @@ pub struct UpstreamSection {
     /// How long an unused connection to an engine is kept. Keep it below the
     /// 5 s after which uvicorn (vLLM, SGLang) closes it.
     pub keep_alive: Span,
+    /// Headers of clients that engines get beside the usual ones (content type,
+    /// `accept`, trace context, `openai-*`, `anthropic-*`). `x-team-*` stands
+    /// for all that begin with `x-team-`.
+    pub request_headers: Vec<String>,
+    /// Headers of engines that clients get beside the usual ones (content type,
+    /// `cache-control`, `retry-after`, `openai-*`, `anthropic-*`).
+    pub answer_headers: Vec<String>,
 }
 
 impl Default for UpstreamSection {
@@ -84,6 +91,8 @@ impl Default for UpstreamSection {
             answer_timeout: Span::secs(1800),
             stream_idle_timeout: Span::secs(120),
             keep_alive: Span::secs(4),
+            request_headers: Vec::new(),
+            answer_headers: Vec::new(),
         }
     }
 }
