@@ -354,3 +354,43 @@ async fn the_largest_number_overflows_nothing() {
     }
     no_harm_is_left(&rig).await;
 }
+
+#[tokio::test]
+async fn nothing_steers_an_engine_past_the_gateway() {
+    let sim = SimServer::start(SimOptions::default()).await.unwrap();
+    let tap = Tap::before(sim.addr).await;
+    let mut rig = Rig::start(RigOptions {
+        urls: vec![tap.url.clone()],
+        tenants: vec![(EVIL, ""), (GOOD, "")],
+        more: "upstream: {request_headers: [x-team-*], answer_headers: [x-cost]}\n".to_owned(),
+        ..RigOptions::default()
+    })
+    .await;
+    rig.engines.push(sim);
+    for (field, value) in [
+        ("kv_transfer_params", json!({ "remote_host": "169.254.169.254" })),
+        ("bootstrap_host", json!("169.254.169.254")),
+        ("data_parallel_rank", json!(1)),
+        ("background", json!(true)),
+        ("previous_response_id", json!("resp_of_another")),
+    ] {
+        let mut body = chat(4, false);
+        body[field] = value;
+        let answer = ask(&rig, EVIL, CHAT, &body).await;
+        assert_eq!((answer.status, answer.json()["error"]["param"].as_str()), (400, Some(field)));
+    }
+    assert_eq!(tap.posts().len(), 0);
+    let mut body = chat(4, false);
+    body["priority"] = (-100).into();
+    let call = Call::post(CHAT, &body).key(rig.key(EVIL));
+    let call = call.header("x-prefiller-host-port", "10.0.0.1:80").header("x-team-name", "blue");
+    call.header("x-envoy-original-dst-host", "10.0.0.1:80").send(rig.address()).await.ok();
+    let posts = tap.posts();
+    let sent: Value = serde_json::from_slice(&posts[0].body).unwrap();
+    assert_eq!(sent["priority"], 0, "{sent}");
+    let names = || posts[0].headers.keys().map(http::HeaderName::as_str);
+    assert!(names().all(|name| !name.starts_with("x-prefiller") && !name.starts_with("x-envoy")));
+    assert_eq!(posts[0].headers["x-team-name"], "blue");
+    ask(&rig, GOOD, CHAT, &chat(4, false)).await.ok();
+    no_harm_is_left(&rig).await;
+}
