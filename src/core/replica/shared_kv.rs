@@ -8,7 +8,7 @@
 use crate::core::model::event::ReplicaReport;
 
 /// Weight of a report that shows a higher shared part. A lower one counts at once.
-const RISE: f64 = 0.25;
+const RISE: f64 = 0.5;
 /// Largest shared part that counts.
 const MOST: f64 = 0.95;
 

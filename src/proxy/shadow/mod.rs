@@ -17,6 +17,8 @@ use http::header::HeaderName;
 use http::{HeaderMap, HeaderValue};
 
 use crate::config::settings::shadows::{ShadowRule, ShadowSettings};
+use crate::core::model::ids::{ModelId, PoolId};
+use crate::core::model::policy::Policy;
 use crate::proxy::body::RequestBody;
 use crate::proxy::data_plane::Proxy;
 use crate::proxy::request::InferenceRequest;
@@ -47,6 +49,21 @@ fn is_sampled(request_id: &HeaderValue, share: f64) -> bool {
     f64::from(u32::from_le_bytes([a, b, c, d])) < share * f64::from(u32::MAX)
 }
 
+/// Whether the tenant and the class of the request allow all pools that may get a copy of it. A
+/// copy runs under a tenant of its own, which allows every pool.
+fn may_go_to(policy: &Policy, request: &InferenceRequest, to: ModelId) -> bool {
+    let rules = || {
+        let class = &policy.classes.get(request.class)?.placement;
+        let tenant = &policy.tenants.get(request.tenant)?.placement;
+        Some([class, tenant])
+    };
+    let Some((rules, model)) = rules().zip(policy.models.get(to)) else { return false };
+    let allows = |id: PoolId| {
+        policy.pools.get(id).is_some_and(|pool| rules.iter().all(|rule| rule.allows(id, &pool.traits)))
+    };
+    model.pools.iter().all(|pool| allows(*pool))
+}
+
 impl Proxy {
     /// Starts a copy of a request whose answer has begun, if a rule selects the request.
     pub(super) fn copy(self: &Arc<Self>, request: &InferenceRequest, record: &mut RequestRecord) {
@@ -60,7 +77,9 @@ impl Proxy {
             return;
         }
         let limit = settings.edge.requests.max_total_body_bytes;
-        let flight = self.shadow_copies.take(model, rule.max_in_flight).ok_or("in_flight");
+        let allowed = may_go_to(&settings.policy, request, rule.to).then_some(()).ok_or("placement");
+        let flight =
+            allowed.and_then(|()| self.shadow_copies.take(model, rule.max_in_flight).ok_or("in_flight"));
         let all = flight.and_then(|flight| Ok((flight, request.body.try_duplicate(limit).ok_or("memory")?)));
         let (flight, body) = match all {
             _ if self.dispatcher.shutdown().is_draining() => return,

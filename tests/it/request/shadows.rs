@@ -18,6 +18,11 @@ const COMPARED: &str = "penstock_shadow_duration_seconds_count";
 
 /// A model on each of two engines, and copies from the first to the second.
 async fn rig(shadow: &str, seqs: u32) -> Rig {
+    rig_for("", shadow, seqs).await
+}
+
+/// The same for a tenant with these settings.
+async fn rig_for(tenant: &str, shadow: &str, seqs: u32) -> Rig {
     let next = SimOptions { models: vec!["next".to_owned()], ..SimOptions::default() };
     let engines =
         [SimServer::start(SimOptions::default()).await.unwrap(), SimServer::start(next).await.unwrap()];
@@ -25,7 +30,7 @@ async fn rig(shadow: &str, seqs: u32) -> Rig {
     let pool = |model: &str| format!("engine: vllm\nmodels: [{model}]\nmax_seqs: {seqs}");
     let text = head("")
         + "tenants:\n"
-        + &tenant_lines(TENANT, "")
+        + &tenant_lines(TENANT, tenant)
         + "pools:\n"
         + &pool_lines("first", &pool(MODEL), &urls[0])
         + &pool_lines("second", &pool("next"), &urls[1])
@@ -105,6 +110,18 @@ async fn every_copy_is_compared_and_booked_apart_and_no_answer_differs() {
     }
     with.emptied_within(PATIENCE).await;
     assert_eq!(with.snapshot().broken_invariants, 0);
+}
+
+#[tokio::test]
+async fn a_copy_goes_only_where_its_original_may() {
+    let shadow = "{to: next, share: 1}";
+    let kept = rig_for("placement: {pools: [first]}", shadow, 16).await;
+    let free = rig_for("placement: {pools: [first, second]}", shadow, 16).await;
+    for rig in [&kept, &free] {
+        ask(rig, "one", &chat(4, false)).await.ok();
+    }
+    compared(&free, 1).await;
+    assert_eq!(kept.metric("penstock_shadow_skipped_total").await, 1.0);
 }
 
 #[tokio::test]
