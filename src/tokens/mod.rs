@@ -8,6 +8,7 @@ mod files;
 pub mod ratio;
 mod template;
 pub mod threads;
+mod turns;
 mod vocabulary;
 
 /// The source of a number of prompt tokens.

@@ -2,16 +2,18 @@
 //! not.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, OnceLock};
 use std::thread;
+use std::time::Duration;
 
 use bytes::Bytes;
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use tokio::sync::oneshot;
+use tokio::time::timeout;
 
 use crate::tokens::counter::{CountError, CountedTokens, MediaCosts, PromptForm, TokenCounter};
+use crate::tokens::turns::TenantTurns;
 
 /// The number of threads.
 const THREADS: usize = 2;
@@ -19,14 +21,32 @@ const THREADS: usize = 2;
 /// the counters' time slices where cores are few.
 #[cfg(target_os = "linux")]
 const NICENESS: i32 = 10;
-/// The most requests that may wait to be counted. The gateway estimates further requests.
-const WAITING: usize = 64;
+/// The longest that a request waits for its count. The gateway estimates it then.
+const MAX_WAIT: Duration = Duration::from_secs(2);
 
 /// The queue of requests to count. The threads start with the first request and end with the queue.
 #[derive(Debug, Default)]
 pub struct CountingThreads {
-    queue: Mutex<Option<SyncSender<CountJob>>>,
+    queue: OnceLock<Arc<CountQueue>>,
     requested: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct CountQueue {
+    state: Mutex<QueueState>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct QueueState {
+    turns: TenantTurns<CountJob>,
+    is_open: bool,
+}
+
+impl Default for QueueState {
+    fn default() -> Self {
+        Self { turns: TenantTurns::default(), is_open: true }
+    }
 }
 
 #[derive(Debug)]
@@ -39,6 +59,8 @@ struct CountJob {
 /// A request to count.
 #[derive(Debug)]
 pub struct CountRequest {
+    /// The number of the tenant. Tenants take turns.
+    pub tenant: u32,
     /// The tokenizer and template of the request's model.
     pub counter: Arc<TokenCounter>,
     /// The form of the request's prompt.
@@ -70,47 +92,84 @@ impl CountingThreads {
     /// Counts a request's prompt. Dropping the future stops the count.
     ///
     /// # Errors
-    /// See [`CountError`]; also when too many requests wait already.
+    /// See [`CountError`]; also when too many requests of the tenant wait already, or the count takes
+    /// longer than two seconds.
     pub async fn count(&self, order: CountRequest) -> Result<CountedTokens, CountError> {
         let unsure = |why: &str| CountError::Unsure(why.to_owned());
         let stop = StopOnDrop(Arc::default());
         let (reply, answer) = oneshot::channel();
+        let tenant = order.tenant;
         let job = CountJob { request: order, stop: Arc::clone(&stop.0), reply };
         self.requested.fetch_add(1, Ordering::Relaxed);
-        let queue = self.queue().ok_or_else(|| unsure("there is no thread to count it"))?;
-        queue.try_send(job).map_err(|_| unsure("too many wait to be counted"))?;
-        answer.await.unwrap_or_else(|_| Err(unsure("the count broke off")))
+        if !self.queue().push(tenant, job) {
+            return Err(unsure("too many wait to be counted"));
+        }
+        match timeout(MAX_WAIT, answer).await {
+            Ok(Ok(counted)) => counted,
+            Ok(Err(_)) => Err(unsure("the count broke off")),
+            Err(_) => Err(unsure("the count takes too long")),
+        }
     }
 
-    fn queue(&self) -> Option<SyncSender<CountJob>> {
-        let mut queue = self.queue.lock();
-        if queue.is_none() {
-            let (sender, receiver) = sync_channel(WAITING);
-            let receiver = Arc::new(Mutex::new(receiver));
-            let mut started = 0;
-            for number in 0..THREADS {
-                let receiver = Arc::clone(&receiver);
-                let thread = thread::Builder::new().name(format!("count-{number}"));
-                started += usize::from(thread.spawn(move || work(&receiver)).is_ok());
-            }
-            *queue = (started > 0).then_some(sender);
-        }
-        queue.clone()
+    /// The queue. Starts the threads with the first request.
+    fn queue(&self) -> &Arc<CountQueue> {
+        self.queue.get_or_init(|| {
+            let queue = Arc::<CountQueue>::default();
+            let start = |number: usize| {
+                let queue = Arc::clone(&queue);
+                thread::Builder::new().name(format!("count-{number}")).spawn(move || work(&queue))
+            };
+            let started = (0..THREADS).filter(|number| start(*number).is_ok()).count();
+            queue.state.lock().is_open = started > 0;
+            queue
+        })
     }
 }
 
-fn work(receiver: &Mutex<Receiver<CountJob>>) {
+impl Drop for CountingThreads {
+    fn drop(&mut self) {
+        if let Some(queue) = self.queue.get() {
+            queue.state.lock().is_open = false;
+            queue.changed.notify_all();
+        }
+    }
+}
+
+impl CountQueue {
+    /// Adds a job. Returns false if the queue has no room for it.
+    fn push(&self, tenant: u32, job: CountJob) -> bool {
+        let mut state = self.state.lock();
+        let added = state.is_open && state.turns.push(tenant, job);
+        drop(state);
+        self.changed.notify_one();
+        added
+    }
+
+    /// Waits for the next job. Returns `None` when the queue has ended.
+    fn pop(&self) -> Option<CountJob> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(job) = state.turns.pop() {
+                return Some(job);
+            }
+            if !state.is_open {
+                return None;
+            }
+            self.changed.wait(&mut state);
+        }
+    }
+}
+
+fn work(queue: &CountQueue) {
     // On Linux the priority is that of this thread alone. Where the change is not allowed, the
     // thread counts at normal priority.
     #[cfg(target_os = "linux")]
     let _as_urgent = rustix::process::setpriority_process(None, NICENESS);
-    loop {
-        let next = receiver.lock().recv();
-        let Ok(CountJob { request: order, stop, reply }) = next else { return };
+    while let Some(CountJob { request: order, stop, reply }) = queue.pop() {
         if stop.load(Ordering::Relaxed) {
             continue;
         }
-        let CountRequest { counter, form, body, media, now } = order;
+        let CountRequest { counter, form, body, media, now, .. } = order;
         // A panic of a tokenizer must not end the thread: the next request is counted.
         let counting = || counter.count(form, &body, &media, now, &stop);
         let counted = catch_unwind(AssertUnwindSafe(counting));

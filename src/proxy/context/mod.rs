@@ -125,6 +125,7 @@ impl Proxy {
         }
         if let Some(counter) = &edge.counter {
             let task = threads::CountRequest {
+                tenant: request.tenant.index() as u32,
                 counter: Arc::clone(counter),
                 form,
                 body: body.clone(),
