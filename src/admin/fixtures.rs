@@ -33,6 +33,20 @@ use crate::telemetry::{Telemetry, fixtures};
 
 pub(super) const KEY_DIGEST: [u8; 32] = *b"digest-of-a-key-digest-of-a-key!";
 
+fn request_limits() -> RequestLimits {
+    RequestLimits {
+        max_body_bytes: 1,
+        max_total_body_bytes: 2,
+        tenant_body_permille: 500,
+        min_body_rate: 4,
+        max_answer_bytes: 3,
+        max_total_answer_bytes: 4,
+        stream_buffer_bytes: 5,
+        class_header: "x-class".into(),
+        keepalive: std::time::Duration::from_secs(10),
+    }
+}
+
 fn edge(policy: &Policy) -> EdgeSettings {
     let seconds = Duration::from_secs;
     let mut pools = IdTable::default();
@@ -69,17 +83,7 @@ fn edge(policy: &Policy) -> EdgeSettings {
         },
         pools,
         replicas,
-        requests: RequestLimits {
-            max_body_bytes: 1,
-            max_total_body_bytes: 2,
-            tenant_body_permille: 500,
-            min_body_rate: 4,
-            max_answer_bytes: 3,
-            max_total_answer_bytes: 4,
-            stream_buffer_bytes: 5,
-            class_header: "x-class".into(),
-            keepalive: std::time::Duration::from_secs(10),
-        },
+        requests: request_limits(),
         upstream: UpstreamLimits {
             request_headers: Default::default(),
             answer_headers: Default::default(),
@@ -91,6 +95,7 @@ fn edge(policy: &Policy) -> EdgeSettings {
         },
         continue_streams: true,
         session: None,
+        isolated_tenants: Default::default(),
         early_heads: Default::default(),
         shadows: None,
     }

@@ -50,6 +50,8 @@ pub enum Ability {
     Continue,
     /// Orders its queue by the request's `priority`.
     Priority,
+    /// Separates its prefix cache by the request's `cache_salt`.
+    CacheSalt,
     /// Counts the tokens of a prompt (`/tokenize`).
     Tokenize,
     /// Refuses a limit on output that alone is more than its context window. Others lower the limit.

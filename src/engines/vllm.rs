@@ -18,6 +18,7 @@ pub(super) const SPEC: EngineSpec = EngineSpec {
     abilities: &[
         Ability::Continue,
         Ability::Priority,
+        Ability::CacheSalt,
         Ability::Tokenize,
         Ability::CheckMaxTokens,
         Ability::ManyChoices,

@@ -226,6 +226,7 @@ fn tenant_view(id: TenantId, row: &Tenant, edge: &EdgeSettings, policy: &Policy)
     view["classes"] = row.classes.iter().map(|id| policy.classes.name(*id)).collect();
     view["models"] =
         json!(models.map(|ids| ids.iter().map(|id| policy.models.name(*id)).collect::<Vec<_>>()));
+    view["isolate_prefix_cache"] = json!(edge.isolated_tenants.contains(&id));
     view["bounds"] = json!(BoundsRow::new(row.bounds));
     view
 }

@@ -22,7 +22,7 @@ use crate::config::settings::scale::ScaleSettings;
 use crate::config::settings::shadows::ShadowSettings;
 use crate::config::settings::usage::UsageSettings;
 use crate::core::model::id_table::IdTable;
-use crate::core::model::ids::{ClassId, ModelId, PoolId, ReplicaId};
+use crate::core::model::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::model::policy::Policy;
 use crate::engines::EngineKind;
 use crate::tokens::counter::{MediaCosts, TokenCounter};
@@ -135,6 +135,8 @@ pub struct EdgeSettings {
     pub continue_streams: bool,
     /// What names the session of a request, where sessions keep to a replica.
     pub session: Option<SessionKey>,
+    /// Tenants that share no prefix cache with others.
+    pub isolated_tenants: BTreeSet<TenantId>,
     /// Classes whose clients get the head of a stream while their requests are
     /// held for a pool that has to start.
     pub early_heads: BTreeSet<ClassId>,

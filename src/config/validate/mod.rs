@@ -26,8 +26,8 @@ use crate::config::settings::names::ModelNames;
 use crate::config::settings::{EdgeSettings, Settings};
 use crate::config::validate::findings::Findings;
 use crate::core::model::id_table::IdTable;
-use crate::core::model::ids::ClassId;
-use crate::core::model::policy::{Class, Policy};
+use crate::core::model::ids::{ClassId, TenantId};
+use crate::core::model::policy::{Class, Policy, Tenant};
 
 /// Checks the file against itself and the world. Ids are those of
 /// `previous` for every name that it had.
@@ -70,6 +70,7 @@ pub(super) fn validate(
         upstream: request_path::check::upstream(&file.upstream, findings),
         continue_streams: file.retry.continue_streams,
         session,
+        isolated_tenants: isolated_tenants(file, &admitted.tenants),
         early_heads: classes_with_early_head(file, &classes),
         shadows,
     };
@@ -124,6 +125,11 @@ fn listeners(
         ),
         operators: Arc::new(credentials.operators(&file.admin.auth, has_ca, findings)),
     }
+}
+
+fn isolated_tenants(file: &ConfigFile, tenants: &IdTable<TenantId, Tenant>) -> BTreeSet<TenantId> {
+    let isolated = file.tenants.iter().filter(|(_, tenant)| tenant.isolate_prefix_cache);
+    isolated.filter_map(|(name, _)| tenants.id(name)).collect()
 }
 
 fn classes_with_early_head(file: &ConfigFile, classes: &IdTable<ClassId, Class>) -> BTreeSet<ClassId> {

@@ -22,6 +22,7 @@ pub(in crate::config) fn validate(file: &ConfigFile, policy: &Policy, findings: 
     unserved(policy, findings);
     unpriced(file, findings);
     unused_fallbacks(file, findings);
+    shared_caches(file, findings);
     for (name, pool) in file.pools.iter() {
         sizes(pool, &FieldPath::top("pools").key(name), findings);
     }
@@ -114,6 +115,16 @@ fn unused_fallbacks(file: &ConfigFile, findings: &mut Findings<'_>) {
     for (name, _) in file.models.iter().filter(|(_, model)| !model.fallbacks.is_empty()) {
         let field = FieldPath::top("models").key(name).key("fallbacks");
         findings.warn(&field, "no tenant allows a fallback", "give some tenant `allow_fallback: true`");
+    }
+}
+
+fn shared_caches(file: &ConfigFile, findings: &mut Findings<'_>) {
+    let can = |pool: &PoolSection| pool.engine.is_some_and(|engine| engine.can(Ability::CacheSalt));
+    let Some((pool, _)) = file.pools.iter().find(|(_, pool)| !can(pool)) else { return };
+    for (name, _) in file.tenants.iter().filter(|(_, tenant)| tenant.isolate_prefix_cache) {
+        let field = FieldPath::top("tenants").key(name).key("isolate_prefix_cache");
+        let message = format!("the engines of pool `{pool}` have one prefix cache for all tenants");
+        findings.warn(&field, message, "keep the tenant to vLLM pools with `placement.pools`");
     }
 }
 

@@ -104,6 +104,8 @@ pub struct RequestEdits<'a> {
     pub priority: Option<i64>,
     /// The JSON that replaces a priority of the client's own where there is no [`Self::priority`].
     pub usual_priority: Option<&'static str>,
+    /// The salt of the engine's prefix cache, for JSON calls only. `None` leaves the client's.
+    pub cache_salt: Option<&'a str>,
     /// The partial answer to continue. Allowed only where [`ParsedRequest::is_resumable`].
     pub partial_text: Option<PartialText<'a>>,
 }
@@ -156,6 +158,9 @@ fn json_changes(parsed: &ParsedRequest, edits: &RequestEdits<'_>) -> BodyEdits {
     let mut json = JsonEdits::default();
     if let Some(model) = edits.model.filter(|model| parsed.model.as_deref() != Some(*model)) {
         json.set(spans.model.as_ref(), "model", json_string(model));
+    }
+    if let Some(salt) = edits.cache_salt {
+        json.set(spans.cache_salt.as_ref(), "cache_salt", json_string(salt));
     }
     match (edits.priority, &spans.priority) {
         (Some(priority), own) => json.set(own.as_ref(), "priority", priority.to_string()),
@@ -478,7 +483,7 @@ mod tests {
             priority in prop::option::of(any::<i64>()),
         ) {
             let body = text(&fields, &space);
-            let edits = RequestEdits { model: model.as_deref(), include_usage, priority, usual_priority: None, partial_text: None };
+            let edits = RequestEdits { model: model.as_deref(), include_usage, priority, usual_priority: None, cache_salt: None, partial_text: None };
             let after = edited(Api::Chat, "application/json", &body, &edits);
 
             let mut expected: Value = serde_json::from_str(&body).unwrap();

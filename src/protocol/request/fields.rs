@@ -28,6 +28,7 @@ pub(crate) enum RequestField {
     User,
     PromptCacheKey,
     Priority,
+    CacheSalt,
     ContinueFinalMessage,
     AddGenerationPrompt,
     TruncatePromptTokens,
@@ -48,7 +49,7 @@ pub(crate) enum RequestField {
 }
 
 impl RequestField {
-    pub(crate) const ALL: [(Self, &'static str); 31] = [
+    pub(crate) const ALL: [(Self, &'static str); 32] = [
         (Self::Model, "model"),
         (Self::Stream, "stream"),
         (Self::MaxTokens, "max_tokens"),
@@ -63,6 +64,7 @@ impl RequestField {
         (Self::User, "user"),
         (Self::PromptCacheKey, "prompt_cache_key"),
         (Self::Priority, "priority"),
+        (Self::CacheSalt, "cache_salt"),
         (Self::ContinueFinalMessage, "continue_final_message"),
         (Self::AddGenerationPrompt, "add_generation_prompt"),
         (Self::TruncatePromptTokens, "truncate_prompt_tokens"),

@@ -99,11 +99,13 @@ impl<'a> FieldReader<'a> {
         parsed.service_tier = self.text(RequestField::ServiceTier)?;
         parsed.user = self.text(RequestField::User)?;
         parsed.prompt_cache_key = self.text(RequestField::PromptCacheKey)?;
+        parsed.cache_salt = self.text(RequestField::CacheSalt)?;
         self.read_prompt(&mut parsed);
         let open = self.body.find('{').unwrap_or_default();
         parsed.spans = EditSpans {
             model: self.span(RequestField::Model),
             priority: self.span(RequestField::Priority),
+            cache_salt: self.span(RequestField::CacheSalt),
             stream_options: self.span(RequestField::StreamOptions),
             context: self.span(if api == Api::Chat { RequestField::Messages } else { RequestField::Prompt }),
             continue_final: self.span(RequestField::ContinueFinalMessage),

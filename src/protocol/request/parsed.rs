@@ -47,6 +47,8 @@ pub struct ParsedRequest {
     pub user: Option<String>,
     /// `prompt_cache_key`, which names requests that share a prefix.
     pub prompt_cache_key: Option<String>,
+    /// `cache_salt`: only requests with the same salt share an engine's prefix cache.
+    pub cache_salt: Option<String>,
     /// The values that make up the prompt: JSON, or the text field of a form. Images inside them
     /// count as bytes. A form's file is not among them.
     pub prompt: SmallVec<[Range<usize>; 4]>,
@@ -63,6 +65,7 @@ pub(crate) struct EditSpans {
     pub(crate) stream_options: Option<Range<usize>>,
     pub(crate) include_usage: Option<Range<usize>>,
     pub(crate) priority: Option<Range<usize>>,
+    pub(crate) cache_salt: Option<Range<usize>>,
     /// The text that the answer follows: the array of messages, or the prompt.
     pub(crate) context: Option<Range<usize>>,
     pub(crate) continue_final: Option<Range<usize>>,
@@ -193,6 +196,7 @@ impl ParsedRequest {
             stream_usage: StreamUsage::default(),
             user: None,
             prompt_cache_key: None,
+            cache_salt: None,
             prompt: SmallVec::new(),
             is_resumable: false,
             spans: EditSpans::default(),

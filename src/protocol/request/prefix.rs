@@ -35,7 +35,7 @@ pub struct PrefixHasher {
 
 impl PrefixHasher {
     /// The prefix of a request for `model`, where `parsed` was parsed from `body` and the prompt has
-    /// about `prompt_tokens` tokens. The prefix is empty for calls that generate nothing and for
+    /// about `prompt_tokens` tokens. Requests with different salts share nothing. The prefix is empty for calls that generate nothing and for
     /// prompts of less than one block.
     #[must_use]
     pub fn prefix(
@@ -44,6 +44,7 @@ impl PrefixHasher {
         parsed: &ParsedRequest,
         body: &[u8],
         prompt_tokens: u64,
+        salt: Option<&str>,
     ) -> PromptPrefix {
         let bytes = parsed.prompt_bytes();
         if !parsed.api.generates() || parsed.api.is_multipart() {
@@ -59,6 +60,7 @@ impl PrefixHasher {
             return PromptPrefix::default();
         }
         let mut chain = HashChain::new(&self.keys, model, blocks);
+        chain.hasher.write(salt.unwrap_or_default().as_bytes());
         for piece in parsed.prompt_pieces(body).skip(1) {
             chain.read(piece);
         }
@@ -146,7 +148,7 @@ mod tests {
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         let body = body.to_string();
         let parsed = parse_request(api, &headers, body.as_bytes()).unwrap();
-        prefixes.prefix(MODEL, &parsed, body.as_bytes(), parsed.prompt_bytes().div_ceil(4))
+        prefixes.prefix(MODEL, &parsed, body.as_bytes(), parsed.prompt_bytes().div_ceil(4), None)
     }
 
     fn common(a: &PromptPrefix, b: &PromptPrefix) -> usize {
@@ -202,14 +204,16 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         let peeked = parse_request(Api::Responses, &headers, body.as_bytes()).unwrap();
-        let of = |prefixes: &PrefixHasher, model| prefixes.prefix(model, &peeked, body.as_bytes(), 10);
+        let of = |prefixes: &PrefixHasher, model| prefixes.prefix(model, &peeked, body.as_bytes(), 10, None);
         let one = of(&prefixes, MODEL);
+        let salted = prefixes.prefix(MODEL, &peeked, body.as_bytes(), 10, Some("s"));
+        assert_eq!((salted.blocks.len(), common(&one, &salted)), (3, 0));
         assert_eq!(one.blocks.len(), 3);
         assert_eq!(one, of(&prefixes, MODEL));
         assert_eq!(common(&one, &of(&prefixes, ModelId::new(4))), 0);
         assert_eq!(common(&one, &of(&PrefixHasher::default(), MODEL)), 0);
         let embedded = parse_request(Api::Embeddings, &headers, body.as_bytes()).unwrap();
-        assert_eq!(prefixes.prefix(MODEL, &embedded, body.as_bytes(), 10), PromptPrefix::default());
+        assert_eq!(prefixes.prefix(MODEL, &embedded, body.as_bytes(), 10, None), PromptPrefix::default());
     }
 
     proptest! {

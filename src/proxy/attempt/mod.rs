@@ -284,6 +284,7 @@ impl InferenceRequest {
             model: name.filter(|name| parsed.model.as_deref().is_some_and(|asked| asked != *name)),
             include_usage: parsed.api.has_stream_options() && parsed.stream && !parsed.stream_usage.at_end,
             priority,
+            cache_salt: self.cache_salt.as_deref().filter(|_| pool.engine.can(Ability::CacheSalt)),
             usual_priority: Some(if pool.engine.can(Ability::Priority) { "0" } else { "null" }),
             partial_text: begun
                 .map(|so_far| PartialText { text: so_far.prompt_text(), tokens: so_far.tokens() }),

@@ -232,7 +232,13 @@ impl Proxy {
             let settings = self.settings.load_full();
             let can_continue = request.can_continue(&settings);
             let InferenceRequest { parsed, body, tokens, .. } = &*request;
-            let prefix = self.prefixes.prefix(request.model(), parsed, &body.bytes, tokens.prompt);
+            let prefix = self.prefixes.prefix(
+                request.model(),
+                parsed,
+                &body.bytes,
+                tokens.prompt,
+                request.cache_salt.as_deref(),
+            );
             active.admitted(self.dispatcher.admit(request.job(can_continue), prefix, &settings.policy));
             request.asking = None;
             drop(settings);

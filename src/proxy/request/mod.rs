@@ -69,6 +69,8 @@ pub(super) struct InferenceRequest {
     /// Hash of the request's session. `None` if sessions are not configured or the request names
     /// none.
     pub(super) session: Option<u64>,
+    /// Salt of the engine's prefix cache. `None` if the request shares the cache with others.
+    pub(super) cache_salt: Option<String>,
     /// Guard held from the tokenize call to an engine until the request is admitted.
     pub(super) asking: Option<TokenizeGuard>,
 }
@@ -194,6 +196,7 @@ pub(super) fn read(
         source: CountSource::Estimate,
         max_output: max_output_tokens(&parsed),
     };
+    let cache_salt = cache_salt(settings, identity.tenant, &parsed);
     Ok(InferenceRequest {
         id,
         tenant: identity.tenant,
@@ -211,7 +214,23 @@ pub(super) fn read(
         patience: patience.map_or(Tick::NEVER, |patience| now + patience),
         fingerprint: None,
         session: None,
+        cache_salt,
         asking: None,
+    })
+}
+
+/// The salt that the engine gets: one that no other tenant's requests can have. `None` if the
+/// request shares the prefix cache with those of other tenants.
+fn cache_salt(settings: &Settings, tenant: TenantId, parsed: &ParsedRequest) -> Option<String> {
+    let own = parsed.cache_salt.as_deref();
+    let is_salted = own.is_some() || settings.edge.isolated_tenants.contains(&tenant);
+    (is_salted && parsed.api.generates() && !parsed.api.is_multipart()).then(|| {
+        let name = settings.policy.tenants.name(tenant);
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&(name.len() as u64).to_le_bytes());
+        hasher.update(name.as_bytes());
+        own.map(|own| hasher.update(own.as_bytes()));
+        hasher.finalize().to_hex()[..32].to_owned()
     })
 }
 

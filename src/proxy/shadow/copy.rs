@@ -42,7 +42,13 @@ impl ShadowCopy {
         let Self { proxy, request, request_id, half, skipped } = self;
         let settings = proxy.settings.load_full();
         let InferenceRequest { parsed, body, tokens, .. } = &request;
-        let prefix = proxy.prefixes.prefix(request.model(), parsed, &body.bytes, tokens.prompt);
+        let prefix = proxy.prefixes.prefix(
+            request.model(),
+            parsed,
+            &body.bytes,
+            tokens.prompt,
+            request.cache_salt.as_deref(),
+        );
         // The answer reaches no client, so the copy can be preempted until its answer is complete.
         let job = JobSpec { streams: false, ..request.job(false) };
         let mut ticket = proxy.dispatcher.admit(job, prefix, &settings.policy);

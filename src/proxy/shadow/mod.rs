@@ -126,6 +126,7 @@ impl Proxy {
             patience: now + PATIENCE,
             fingerprint: None,
             session: None,
+            cache_salt: original.cache_salt.clone(),
             asking: None,
         }
     }

@@ -394,3 +394,33 @@ async fn nothing_steers_an_engine_past_the_gateway() {
     ask(&rig, GOOD, CHAT, &chat(4, false)).await.ok();
     no_harm_is_left(&rig).await;
 }
+
+#[tokio::test]
+async fn a_tenant_s_prompts_are_found_in_the_cache_by_nobody_else() {
+    let sim = SimServer::start(SimOptions::default()).await.unwrap();
+    let tap = Tap::before(sim.addr).await;
+    let mut rig = Rig::start(RigOptions {
+        urls: vec![tap.url.clone()],
+        tenants: vec![(EVIL, ""), (GOOD, "isolate_prefix_cache: true")],
+        ..RigOptions::default()
+    })
+    .await;
+    rig.engines.push(sim);
+    let salts = || -> Vec<Option<String>> {
+        let body = |post: &[u8]| serde_json::from_slice::<Value>(post).unwrap();
+        tap.posts().iter().map(|post| body(&post.body)["cache_salt"].as_str().map(str::to_owned)).collect()
+    };
+    let mut guess = chat(4, false);
+    ask(&rig, GOOD, CHAT, &guess).await.ok();
+    ask(&rig, GOOD, CHAT, &guess).await.ok();
+    ask(&rig, EVIL, CHAT, &guess).await.ok();
+    let seen = salts();
+    assert!(seen[0].is_some() && seen[0] == seen[1] && seen[2].is_none(), "{seen:?}");
+    guess["cache_salt"] = seen[0].clone().into();
+    ask(&rig, EVIL, CHAT, &guess).await.ok();
+    ask(&rig, GOOD, CHAT, &guess).await.ok();
+    let seen = salts();
+    let different: std::collections::HashSet<_> = seen.iter().collect();
+    assert_eq!(different.len(), 4, "none, that of good, and one for each tenant's own: {seen:?}");
+    no_harm_is_left(&rig).await;
+}

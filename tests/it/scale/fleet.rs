@@ -326,6 +326,7 @@ fn edge(pools: IdTable<PoolId, PoolSettings>, replicas: IdTable<ReplicaId, Repli
         },
         continue_streams: true,
         session: None,
+        isolated_tenants: Default::default(),
         early_heads: Default::default(),
         shadows: None,
     }

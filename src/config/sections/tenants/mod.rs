@@ -77,6 +77,10 @@ pub struct TenantSection {
     /// Whether another model may serve its requests: one of the `fallbacks`
     /// of theirs that it may use.
     pub allow_fallback: bool,
+    /// Whether its prompts share no prefix cache with those of other tenants.
+    /// Otherwise another tenant can find out by the time of a first token
+    /// whether somebody sent the same beginning. Only vLLM can do it.
+    pub isolate_prefix_cache: bool,
     /// What may wait for this tenant; absent = as much as for all together.
     pub queue: TenantQueueSection,
     /// What it may hold of the replicas' places.
@@ -111,6 +115,7 @@ impl Default for TenantSection {
             models: None,
             model_map: NamedEntries::default(),
             allow_fallback: false,
+            isolate_prefix_cache: false,
             queue: TenantQueueSection::default(),
             quota: TenantQuotaSection::default(),
             placement: PlacementSection::default(),
