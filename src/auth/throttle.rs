@@ -12,6 +12,8 @@ use crate::core::model::time::Tick;
 /// Most addresses that have a bucket of their own.
 const MAX_ROWS: usize = 16_384;
 const MINUTE: Duration = Duration::from_secs(60);
+/// Least time between two searches for addresses that may be forgotten.
+const PRUNE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Rate limit: a burst, and a refill per minute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +55,8 @@ pub struct FailureThrottle {
     rows: BTreeMap<u128, TokenBucket>,
     /// Bucket shared by all addresses that have no row.
     others: TokenBucket,
+    /// Time from which a full table may be searched again.
+    prune_at: Tick,
 }
 
 impl FailureThrottle {
@@ -62,7 +66,10 @@ impl FailureThrottle {
     /// `who` is above its failure rate. The error is the time until its bucket has a token again.
     pub fn failed(&mut self, who: u128, now: Tick, rate: FailureRate) -> Result<(), Duration> {
         if !self.rows.contains_key(&who) && self.rows.len() >= MAX_ROWS {
-            self.rows.retain(|_, bucket| bucket.full_at > now);
+            if now >= self.prune_at {
+                self.rows.retain(|_, bucket| bucket.full_at > now);
+                self.prune_at = now + PRUNE_INTERVAL;
+            }
             if self.rows.len() >= MAX_ROWS {
                 return self.others.take(now, rate);
             }
@@ -124,6 +131,20 @@ mod tests {
         assert_eq!(throttle.failed(0, at(1), RATE), Ok(()), "who is known keeps its own");
         assert_eq!(throttle.failed(all, at(60), RATE), Ok(()));
         assert_eq!(throttle.len(), 1, "those whose buckets are full again are forgotten");
+    }
+
+    #[test]
+    fn a_full_table_is_searched_once_a_second() {
+        let mut throttle = FailureThrottle::default();
+        for who in 0..MAX_ROWS as u128 {
+            assert_eq!(throttle.failed(who, at(1), RATE), Ok(()));
+        }
+        let (next, more) = (Tick::from_millis(10_999), Tick::from_millis(11_001));
+        assert_eq!(throttle.failed(1 << 64, next, RATE), Ok(()));
+        assert_eq!(throttle.failed(2 << 64, more, RATE), Ok(()));
+        assert_eq!(throttle.len(), MAX_ROWS, "all could be forgotten, a millisecond after the last search");
+        assert_eq!(throttle.failed(3 << 64, at(12), RATE), Ok(()));
+        assert_eq!(throttle.len(), 1);
     }
 
     proptest! {

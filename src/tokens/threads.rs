@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::tokens::counter::{CountError, CountedTokens, MediaCosts, PromptForm, TokenCounter};
+use crate::tokens::template::STACK_BYTES;
 use crate::tokens::turns::TenantTurns;
 
 /// The number of threads.
@@ -117,7 +118,8 @@ impl CountingThreads {
             let queue = Arc::<CountQueue>::default();
             let start = |number: usize| {
                 let queue = Arc::clone(&queue);
-                thread::Builder::new().name(format!("count-{number}")).spawn(move || work(&queue))
+                let thread = thread::Builder::new().name(format!("count-{number}")).stack_size(STACK_BYTES);
+                thread.spawn(move || work(&queue))
             };
             let started = (0..THREADS).filter(|number| start(*number).is_ok()).count();
             queue.state.lock().is_open = started > 0;

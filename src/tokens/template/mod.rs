@@ -13,7 +13,10 @@ use minijinja::value::Value;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind};
 
 /// The most steps of one rendering.
-const FUEL: u64 = 10_000_000;
+const FUEL: u64 = 2_000_000;
+/// The stack that a rendering may need, in bytes. A template can nest values as deeply as it has
+/// steps, and a value is dropped by recursion.
+pub(super) const STACK_BYTES: usize = 256 << 20;
 /// The bytes that a rendering may write, beyond four times the bytes of its request.
 const MAX_ADDED_BYTES: usize = 16 << 20;
 const NAME: &str = "chat";
@@ -197,6 +200,15 @@ mod tests {
         let long = "{% for a in range(9000) %}{{ 'xxxxxxxxxx' * 9000 }}{% endfor %}";
         assert!(render(long, &[]).is_err());
         assert!(render("{% for %}", &[]).unwrap_err().contains("line 1"));
+    }
+
+    #[test]
+    fn values_that_are_nested_deeply_fit_the_stack() {
+        let nested = "{% set ns = namespace(x=[]) %}{% for a in range(9000) %}{% for b in range(9000) %}\
+                      {% set ns.x = [ns.x] %}{% endfor %}{% endfor %}";
+        let thread = std::thread::Builder::new().stack_size(STACK_BYTES);
+        let rendered = thread.spawn(move || render(nested, &[])).unwrap().join().unwrap();
+        assert!(rendered.is_err(), "it takes too many steps");
     }
 
     #[test]
