@@ -123,6 +123,7 @@ pub(super) fn settings() -> Settings {
             admin: "127.0.0.1:9090".parse().unwrap(),
             listener: ListenerLimits {
                 max_connections: 9,
+                proxies: Default::default(),
                 max_address_connections: 5,
                 head_timeout: seconds(1),
                 body_timeout: seconds(2),

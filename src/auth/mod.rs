@@ -7,6 +7,8 @@ mod jwks;
 mod jwt;
 pub mod throttle;
 
+use std::net::IpAddr;
+
 use http::HeaderMap;
 use parking_lot::Mutex;
 
@@ -53,6 +55,9 @@ pub struct Authenticator {
 pub(crate) struct PresentedCredential<'a> {
     pub(crate) headers: &'a HeaderMap,
     pub(crate) peer: &'a ConnectedClient,
+    /// Address of the client, which may be behind the load balancer at the other end of the
+    /// connection.
+    pub(crate) address: IpAddr,
     pub(crate) now: Tick,
 }
 
@@ -153,8 +158,7 @@ impl Authenticator {
         let limit = known.failures;
         if refusal.counts && limit.per_minute > 0 {
             let rate = FailureRate { burst: limit.burst, per_minute: limit.per_minute };
-            let heard =
-                self.failures.lock().failed(address_group(caller.peer.address.ip()), caller.now, rate);
+            let heard = self.failures.lock().failed(address_group(caller.address), caller.now, rate);
             if let Err(wait) = heard {
                 AuthFailed { reason: "throttled", key_id: None }.emit(telemetry);
                 let text = "Too many attempts from this address had credentials that are not valid here.";

@@ -1,6 +1,7 @@
 //! Header filters: the headers that an engine gets, and those that a client gets back. The module
 //! also reads credentials, timeouts and retry counts from headers.
 
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use http::HeaderMap;
@@ -21,6 +22,7 @@ const STAINLESS_RETRY_COUNT: HeaderName = HeaderName::from_static("x-stainless-r
 /// The header in which a client without an SDK gives the number of its retry: 0 for the first
 /// request, 1 for its first retry, and so on.
 pub const RETRY_COUNT: HeaderName = HeaderName::from_static("x-penstock-retry-count");
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const API_KEY: HeaderName = HeaderName::from_static("api-key");
@@ -134,6 +136,34 @@ pub fn credentials(headers: &HeaderMap) -> Option<&str> {
     });
     let key = || headers.get(X_API_KEY).and_then(|value| value.to_str().ok()).map(str::trim_ascii);
     bearer.filter(|token| !token.is_empty()).or_else(key).filter(|token| !token.is_empty())
+}
+
+/// The address of the client at the other end of a connection from `peer`. Where `peer` is a proxy,
+/// that is the last address in `x-forwarded-for` that is not one; what stands before it is not
+/// believed.
+#[must_use]
+pub fn client_address(headers: &HeaderMap, peer: IpAddr, is_proxy: impl Fn(IpAddr) -> bool) -> IpAddr {
+    if !is_proxy(peer) {
+        return peer;
+    }
+    let mut client = peer;
+    let values = headers.get_all(X_FORWARDED_FOR).iter().rev();
+    for hop in values.flat_map(|value| value.as_bytes().rsplit(|byte| *byte == b',')) {
+        let Some(address) = std::str::from_utf8(hop).ok().and_then(|text| hop_address(text.trim())) else {
+            return client;
+        };
+        client = address;
+        if !is_proxy(address) {
+            return client;
+        }
+    }
+    client
+}
+
+/// An address, with or without a port.
+fn hop_address(text: &str) -> Option<IpAddr> {
+    let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+    bare.parse().ok().or_else(|| Some(text.parse::<SocketAddr>().ok()?.ip()))
 }
 
 /// The client's timeout: the least of `x-request-timeout-ms` (milliseconds) and the timeouts that
@@ -262,6 +292,31 @@ mod tests {
         for (headers, key) in cases {
             assert_eq!(credentials(&map(headers)), key, "{headers:?}");
         }
+    }
+
+    #[test]
+    fn the_client_is_the_last_hop_that_is_no_proxy() {
+        let peer: IpAddr = "10.0.0.1".parse().unwrap();
+        let is_proxy = |address: IpAddr| matches!(address, IpAddr::V4(four) if four.octets()[0] == 10);
+        let cases: [(&[_], _); 9] = [
+            (&[], "10.0.0.1"),
+            (&[("x-forwarded-for", "192.0.2.7")], "192.0.2.7"),
+            (&[("x-forwarded-for", "198.51.100.1, 192.0.2.7")], "192.0.2.7"),
+            (&[("x-forwarded-for", "198.51.100.1,192.0.2.7 , 10.0.0.2")], "192.0.2.7"),
+            (&[("x-forwarded-for", "192.0.2.7:4000")], "192.0.2.7"),
+            (&[("x-forwarded-for", "[2001:db8::7]:4000")], "2001:db8::7"),
+            (&[("x-forwarded-for", "2001:db8::7")], "2001:db8::7"),
+            (&[("x-forwarded-for", "192.0.2.7, nonsense, 10.0.0.2")], "10.0.0.2"),
+            (&[("x-forwarded-for", "10.0.0.3, 10.0.0.2")], "10.0.0.3"),
+        ];
+        for (headers, client) in cases {
+            assert_eq!(client_address(&map(headers), peer, is_proxy).to_string(), client, "{headers:?}");
+        }
+        let mut two = map(&[("x-forwarded-for", "192.0.2.7")]);
+        two.append("x-forwarded-for", HeaderValue::from_static("192.0.2.8"));
+        assert_eq!(client_address(&two, peer, is_proxy).to_string(), "192.0.2.8");
+        let direct = "192.0.2.9".parse().unwrap();
+        assert_eq!(client_address(&two, direct, is_proxy), direct, "a client may say what it likes");
     }
 
     #[test]

@@ -34,17 +34,17 @@ pub struct CountingThreads {
 
 #[derive(Debug, Default)]
 struct CountQueue {
-    state: Mutex<QueueState>,
+    state: Mutex<CountQueueState>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
-struct QueueState {
+struct CountQueueState {
     turns: TenantTurns<CountJob>,
     is_open: bool,
 }
 
-impl Default for QueueState {
+impl Default for CountQueueState {
     fn default() -> Self {
         Self { turns: TenantTurns::default(), is_open: true }
     }

@@ -201,7 +201,7 @@ fn fields_that_need_a_restart_are_marked_and_no_others() {
             assert_eq!((field.1, field.2), (expected, expected), "{name}.{}", field.0);
         }
     }
-    assert_eq!(marked(&root["properties"]["server"]).len(), 14);
+    assert_eq!(marked(&root["properties"]["server"]).len(), 15);
     assert_eq!(marked(&root["definitions"]["LogSection"]).len(), 2);
 }
 

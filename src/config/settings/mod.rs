@@ -7,11 +7,12 @@ pub mod shadows;
 pub mod usage;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::Uri;
+use ipnet::IpNet;
 
 use crate::config::discover::Discovery;
 use crate::config::secret::Secret;
@@ -64,9 +65,39 @@ pub struct Startup {
     pub telemetry: TelemetrySettings,
 }
 
+/// Load balancers in front of the client listener, and how they tell the client's address.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TrustedProxies {
+    /// Their addresses.
+    pub networks: Vec<IpNet>,
+    /// How they tell the address of a client.
+    pub header: ProxyHeader,
+}
+
+/// How a load balancer tells the address of a client.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ProxyHeader {
+    /// By `x-forwarded-for` in each request.
+    #[default]
+    ForwardedFor,
+    /// By the PROXY protocol, at the start of each connection.
+    ProxyProtocol,
+}
+
+impl TrustedProxies {
+    /// Whether the address is that of a load balancer that tells the client's address this way.
+    #[must_use]
+    pub fn trusts(&self, address: IpAddr, header: ProxyHeader) -> bool {
+        let address = address.to_canonical();
+        self.header == header && self.networks.iter().any(|network| network.contains(&address))
+    }
+}
+
 /// Limits of the client listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenerLimits {
+    /// Load balancers in front of it.
+    pub proxies: TrustedProxies,
     /// Open client connections; more are accepted only as others close.
     pub max_connections: usize,
     /// Open client connections of one address.

@@ -19,7 +19,7 @@ use crate::protocol::request::fields::{
     Parameters, RequestField, RequestFields, StreamOptions, at_least_one, batch_length, count,
 };
 use crate::protocol::request::multipart;
-pub use crate::protocol::request::parsed::ParsedRequest;
+pub use crate::protocol::request::parsed::{CacheFields, ParsedRequest};
 pub(crate) use crate::protocol::request::parsed::{EditSpans, OutputLimit};
 use crate::protocol::request::resumable;
 
@@ -98,8 +98,8 @@ impl<'a> FieldReader<'a> {
             api.can_stream() && (self.flag(RequestField::Stream)? || api == Api::TgiGenerateStream);
         parsed.service_tier = self.text(RequestField::ServiceTier)?;
         parsed.user = self.text(RequestField::User)?;
-        parsed.prompt_cache_key = self.text(RequestField::PromptCacheKey)?;
-        parsed.cache_salt = self.text(RequestField::CacheSalt)?;
+        parsed.cache.key = self.text(RequestField::PromptCacheKey)?;
+        parsed.cache.salt = self.text(RequestField::CacheSalt)?;
         self.read_prompt(&mut parsed);
         let open = self.body.find('{').unwrap_or_default();
         parsed.spans = EditSpans {
@@ -274,8 +274,8 @@ mod tests {
         assert!(parsed.stream && parsed.stream_usage == StreamUsage::default());
         assert_eq!((parsed.max_output_tokens, parsed.n, parsed.best_of, parsed.prompts), (Some(9), 2, 2, 1));
         assert_eq!((parsed.sequences(), parsed.choices()), (2, 2));
-        let texts = [&parsed.service_tier, &parsed.user, &parsed.prompt_cache_key]
-            .map(|text| text.as_deref().unwrap());
+        let texts =
+            [&parsed.service_tier, &parsed.user, &parsed.cache.key].map(|text| text.as_deref().unwrap());
         assert_eq!(texts, ["flex", "u", "k"]);
         let at = |span: &Option<Range<usize>>| &body[span.clone().unwrap()];
         assert_eq!(at(&parsed.spans.model), r#""a\u002fb""#);

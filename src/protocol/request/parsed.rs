@@ -17,6 +17,15 @@ pub struct StreamUsage {
     pub in_each_event: bool,
 }
 
+/// The fields about the engine's prefix cache.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CacheFields {
+    /// `prompt_cache_key`, which names requests that share a prefix.
+    pub key: Option<String>,
+    /// `cache_salt`: only requests with the same salt share the cache.
+    pub salt: Option<String>,
+}
+
 /// A parsed request body. All ranges are byte ranges of that body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParsedRequest {
@@ -45,10 +54,8 @@ pub struct ParsedRequest {
     pub stream_usage: StreamUsage,
     /// `user`, the client's own name for its end user.
     pub user: Option<String>,
-    /// `prompt_cache_key`, which names requests that share a prefix.
-    pub prompt_cache_key: Option<String>,
-    /// `cache_salt`: only requests with the same salt share an engine's prefix cache.
-    pub cache_salt: Option<String>,
+    /// Which requests share the engine's prefix cache.
+    pub cache: CacheFields,
     /// The values that make up the prompt: JSON, or the text field of a form. Images inside them
     /// count as bytes. A form's file is not among them.
     pub prompt: SmallVec<[Range<usize>; 4]>,
@@ -195,8 +202,7 @@ impl ParsedRequest {
             service_tier: None,
             stream_usage: StreamUsage::default(),
             user: None,
-            prompt_cache_key: None,
-            cache_salt: None,
+            cache: CacheFields::default(),
             prompt: SmallVec::new(),
             is_resumable: false,
             spans: EditSpans::default(),

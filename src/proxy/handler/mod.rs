@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use crate::auth::client::ConnectedClient;
 use crate::auth::{Identity, PresentedCredential};
-use crate::config::settings::Settings;
+use crate::config::settings::{ProxyHeader, Settings};
 use crate::core::model::event::{Event, RejectReason, Rejection};
 use crate::core::model::job::JobUsage;
 use crate::protocol::api::{Api, Dialect};
@@ -80,7 +80,10 @@ impl Proxy {
         headers: &HeaderMap,
         peer: &ConnectedClient,
     ) -> Result<Identity, ApiError> {
-        let caller = PresentedCredential { headers, peer, now: self.dispatcher.clock().now() };
+        let proxies = &settings.startup.listener.proxies;
+        let is_proxy = |address| proxies.trusts(address, ProxyHeader::ForwardedFor);
+        let address = headers::client_address(headers, peer.address.ip(), is_proxy);
+        let caller = PresentedCredential { headers, peer, address, now: self.dispatcher.clock().now() };
         self.authenticator.identify(&settings.edge.auth, caller, &self.telemetry).await
     }
 

@@ -22,11 +22,12 @@ use tokio_util::sync::CancellationToken;
 use crate::auth::client::ConnectedClient;
 use crate::config::settings::ListenerLimits;
 use crate::proxy::listener::answer::BoxError;
+use crate::proxy::listener::client_address::ClientAddresses;
 use crate::proxy::listener::conn_state::{ConnState, ListenerMetrics};
 use crate::proxy::listener::connection;
 use crate::proxy::listener::workers::Workers;
 use crate::telemetry::Telemetry;
-use crate::tls::{AddressLimit, AddressPermit, CertificateSource, Handshakes};
+use crate::tls::{CertificateSource, Handshakes};
 
 /// Connections that the kernel queues while the connection limit is reached.
 const BACKLOG: u32 = 1024;
@@ -82,7 +83,7 @@ pub async fn serve<M, S, B>(
 {
     let free = Arc::new(Semaphore::new(limits.max_connections.clamp(1, Semaphore::MAX_PERMITS)));
     let handshakes = Arc::new(Handshakes::new(limits.max_handshakes, limits.handshake_timeout));
-    let by_address = AddressLimit::new(limits.max_address_connections);
+    let addresses = Arc::new(ClientAddresses::new(&limits));
     let limits = Arc::new(limits);
     let metrics = Arc::new(ListenerMetrics::new(telemetry));
     let mut connections = Connections { workers, tasks: JoinSet::new(), states: HashMap::new() };
@@ -94,31 +95,39 @@ pub async fn serve<M, S, B>(
             () = connections.reap(), if !connections.tasks.is_empty() => continue,
             entry = admit(&listener, &free, &metrics) => entry,
         };
-        let Some(own) = by_address.try_enter(peer.ip()) else {
-            metrics.address_refused();
-            continue;
+        let owner = match addresses.owner(peer.ip()) {
+            Ok(owner) => owner,
+            Err(denied) => {
+                metrics.denied(denied);
+                continue;
+            }
         };
         let state = Arc::new(ConnState::new(Arc::clone(&metrics)));
-        let visit = ConnectionGuard { _permit: permit, _own: own, metrics: Arc::clone(&metrics) };
+        let visit = ConnectionGuard { _permit: permit, metrics: Arc::clone(&metrics) };
         metrics.accepted();
         let (config, handshakes, limits) = (tls(), Arc::clone(&handshakes), Arc::clone(&limits));
         let (make_service, drain) = (make_service.clone(), shutdown.drain.clone());
-        let told = Arc::clone(&state);
+        let (addresses, told) = (Arc::clone(&addresses), Arc::clone(&state));
         connections.spawn(state, async move {
             let visit = visit;
             // From now on the worker's runtime watches the socket.
-            let Ok(stream) = TcpStream::from_std(stream) else { return };
+            let Ok(mut stream) = TcpStream::from_std(stream) else { return };
+            let welcome = async {
+                let (client, place) = addresses.find_client(owner, &mut stream, peer).await?;
+                Ok((client, place, handshakes.accept(stream, client.ip(), config).await))
+            };
             let welcome = tokio::select! {
                 biased;
-                welcome = handshakes.accept(stream, peer.ip(), config) => welcome,
+                welcome = welcome => welcome,
                 () = drain.cancelled() => return,
             };
             match welcome {
-                Ok((stream, names)) => {
-                    let service = make_service(ConnectedClient { address: peer, names });
+                Ok((address, _place, Ok((stream, names)))) => {
+                    let service = make_service(ConnectedClient { address, names });
                     connection::serve(stream, service, limits, told).await;
                 }
-                Err(trouble) => visit.metrics.handshake_failed(trouble),
+                Ok((_, _, Err(trouble))) => visit.metrics.handshake_failed(trouble),
+                Err(denied) => visit.metrics.denied(denied),
             }
         });
     }
@@ -171,11 +180,10 @@ fn is_client_abort(error: &io::Error) -> bool {
     )
 }
 
-/// One connection's permits under the connection limits. Dropping the guard counts the connection as
+/// One connection's permit under the connection limit. Dropping the guard counts the connection as
 /// closed.
 struct ConnectionGuard {
     _permit: Option<OwnedSemaphorePermit>,
-    _own: AddressPermit,
     metrics: Arc<ListenerMetrics>,
 }
 

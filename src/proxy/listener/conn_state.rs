@@ -9,6 +9,7 @@ use std::task::Context;
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 
+use crate::proxy::listener::client_address::ConnectionDenied;
 use crate::proxy::listener::clock::Delivery;
 use crate::proxy::listener::rejected::RequestRejected;
 use crate::telemetry::Telemetry;
@@ -134,9 +135,9 @@ impl ListenerMetrics {
         self.open.decrement(1.0);
     }
 
-    /// Counts a connection that was closed because its address has too many.
-    pub(super) fn address_refused(&self) {
-        ConnectionRefused { reason: "address" }.emit(&self.telemetry);
+    /// Counts a connection that was closed before its first request.
+    pub(super) fn denied(&self, why: ConnectionDenied) {
+        ConnectionRefused { reason: why.label() }.emit(&self.telemetry);
     }
 
     /// Counts a message that was refused, or given up because it did not arrive in time.

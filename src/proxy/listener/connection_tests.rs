@@ -99,6 +99,7 @@ fn rig() -> Rig {
     let left = Arc::new(AtomicBool::new(false));
     let limits = ListenerLimits {
         max_connections: 1,
+        proxies: Default::default(),
         max_address_connections: 1,
         head_timeout: Duration::from_secs(10),
         body_timeout: Duration::from_secs(20),

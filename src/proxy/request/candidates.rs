@@ -97,7 +97,7 @@ fn called<'a>(settings: &'a Settings, grant: &Grant, name: Option<&str>) -> Resu
 /// its length, almost exactly.
 fn point(tenant: &str, parsed: &ParsedRequest, job: JobId) -> f64 {
     const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
-    let bits = match parsed.prompt_cache_key.as_deref().or(parsed.user.as_deref()) {
+    let bits = match parsed.cache.key.as_deref().or(parsed.user.as_deref()) {
         Some(key) => hash(tenant, key),
         None => (job.index() as u64).wrapping_mul(GOLDEN),
     };
@@ -171,6 +171,7 @@ mod tests {
     use crate::config::load::load_str_with;
     use crate::config::secret::MachineSecrets;
     use crate::fleet::view::FleetView;
+    use crate::protocol::request::parse::CacheFields;
 
     const FILE: &str = "
 version: 1
@@ -249,8 +250,10 @@ pools:
 
     #[test]
     fn a_conversation_or_a_user_keeps_to_one_model() {
-        let keyed =
-            |key: usize| ParsedRequest { prompt_cache_key: Some(key.to_string()), ..for_model("chat") };
+        let keyed = |key: usize| ParsedRequest {
+            cache: CacheFields { key: Some(key.to_string()), salt: None },
+            ..for_model("chat")
+        };
         let user = |user: usize| ParsedRequest { user: Some(user.to_string()), ..for_model("chat") };
         for parsed in [keyed(1), user(1), keyed(77)] {
             assert_eq!(shares(std::iter::repeat_n(&parsed, 100), 1).len(), 1);

@@ -222,7 +222,7 @@ pub(super) fn read(
 /// The salt that the engine gets: one that no other tenant's requests can have. `None` if the
 /// request shares the prefix cache with those of other tenants.
 fn cache_salt(settings: &Settings, tenant: TenantId, parsed: &ParsedRequest) -> Option<String> {
-    let own = parsed.cache_salt.as_deref();
+    let own = parsed.cache.salt.as_deref();
     let is_salted = own.is_some() || settings.edge.isolated_tenants.contains(&tenant);
     (is_salted && parsed.api.generates() && !parsed.api.is_multipart()).then(|| {
         let name = settings.policy.tenants.name(tenant);
@@ -245,7 +245,7 @@ fn session_key<'a>(
     let header = named.header.as_ref().and_then(|name| headers.get(name));
     let fields = || {
         let text = named.body.iter().find_map(|field| match field {
-            SessionField::PromptCacheKey => parsed.prompt_cache_key.as_deref(),
+            SessionField::PromptCacheKey => parsed.cache.key.as_deref(),
             SessionField::User => parsed.user.as_deref(),
         });
         text.map(str::as_bytes)

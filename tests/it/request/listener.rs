@@ -16,7 +16,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use penstock::config::settings::ListenerLimits;
+use penstock::config::settings::{ListenerLimits, ProxyHeader, TrustedProxies};
 use penstock::core::model::snapshot::Snapshot;
 use penstock::proxy::listener::{ListenerShutdown, RequestRejected, Workers, listen, serve};
 use penstock::telemetry::Telemetry;
@@ -37,6 +37,7 @@ const BODY_LIMIT: usize = 1024 * 1024;
 fn limits() -> ListenerLimits {
     ListenerLimits {
         max_connections: 64,
+        proxies: Default::default(),
         max_address_connections: 64,
         head_timeout: Duration::from_millis(300),
         body_timeout: Duration::from_millis(300),
@@ -534,6 +535,32 @@ async fn an_address_has_no_more_than_its_connections() {
     assert!(
         rig.exchange(b"GET /next HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await.ends_with("/next|")
     );
+}
+
+#[tokio::test]
+async fn behind_a_load_balancer_the_client_s_own_address_counts() {
+    let proxies = TrustedProxies {
+        networks: vec!["127.0.0.1/32".parse().unwrap()],
+        header: ProxyHeader::ProxyProtocol,
+    };
+    let rig = rig(ListenerLimits { proxies, max_address_connections: 1, ..limits() });
+    let of = async |client: &str| {
+        let mut stream = rig.connect().await;
+        let line = format!("PROXY TCP4 {client} 10.0.0.1 4000 80\r\nGET /of HTTP/1.1\r\nHost: a\r\n\r\n");
+        stream.write_all(line.as_bytes()).await.unwrap();
+        stream
+    };
+    let mut held = of("192.0.2.7").await;
+    read_until(&mut held, "/of|").await;
+    let mut second = of("192.0.2.7").await;
+    assert!(timeout(PATIENCE, second.read_u8()).await.expect("the server closes").is_err());
+    let mut other = of("192.0.2.8").await;
+    read_until(&mut other, "/of|").await;
+    let mut bare = rig.connect().await;
+    bare.write_all(b"GET /bare HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await.unwrap();
+    let end = timeout(PATIENCE, bare.read_u8()).await.expect("the server closes");
+    assert!(end.is_err(), "who is trusted must say for whom it speaks");
+    assert_eq!(refused(&rig.telemetry), ["address", "proxy_header"]);
 }
 
 #[tokio::test]

@@ -338,6 +338,7 @@ fn startup() -> Startup {
         admin: "127.0.0.1:0".parse().unwrap(),
         listener: ListenerLimits {
             max_connections: 1,
+            proxies: Default::default(),
             max_address_connections: 1,
             head_timeout: Duration::from_secs(1),
             body_timeout: Duration::from_secs(1),

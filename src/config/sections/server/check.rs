@@ -1,16 +1,21 @@
 //! Check of `server` and `telemetry`.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use ipnet::IpNet;
 use tracing_subscriber::EnvFilter;
 
 use crate::config::file::ConfigFile;
 use crate::config::secret::SecretReader;
 use crate::config::sections::identity::{AdminAuthSection, audit};
-use crate::config::sections::server::{LogFormatName, ServerSection, TelemetrySection};
+use crate::config::sections::server::{
+    LogFormatName, ProxiesSection, ProxyHeaderName, ServerSection, TelemetrySection,
+};
 use crate::config::sections::usage;
-use crate::config::settings::{ListenerLimits, LogFormat, Startup, TelemetrySettings};
+use crate::config::settings::{
+    ListenerLimits, LogFormat, ProxyHeader, Startup, TelemetrySettings, TrustedProxies,
+};
 use crate::config::syntax::field::FieldPath;
 use crate::config::syntax::units::Span;
 use crate::config::validate::findings::Findings;
@@ -28,10 +33,13 @@ pub(in crate::config) fn validate(
 ) -> Startup {
     let server = &file.server;
     let section = FieldPath::top("server");
+    let address_connections = server.max_address_connections.unwrap_or(server.max_connections.div_ceil(2));
+    let proxies = server.proxies.as_ref();
+    let proxies = proxies.map(|section| trusted_proxies(section, findings)).unwrap_or_default();
     let mut timeout =
         |key: &str, span: Span| -> Duration { numbers::positive(span, &section.key(key), findings) };
-    let address_connections = server.max_address_connections.unwrap_or(server.max_connections.div_ceil(2));
     let listener = ListenerLimits {
+        proxies,
         max_connections: usize::try_from(server.max_connections).unwrap_or(usize::MAX),
         max_address_connections: usize::try_from(address_connections).unwrap_or(usize::MAX),
         head_timeout: timeout("head_timeout", server.head_timeout),
@@ -62,6 +70,28 @@ pub(in crate::config) fn validate(
         usage: usage::check::validate(&file.usage, secrets, findings),
         telemetry: telemetry_settings(&file.telemetry, findings),
     }
+}
+
+fn trusted_proxies(proxies: &ProxiesSection, findings: &mut Findings<'_>) -> TrustedProxies {
+    let field = FieldPath::top("server").key("proxies").key("trusted");
+    let mut networks = Vec::new();
+    for (at, text) in proxies.trusted.iter().enumerate() {
+        match text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from)) {
+            Ok(network) => networks.push(network),
+            Err(_) => {
+                let message = format!("{text:?} is neither an address nor a network");
+                findings.error(&field.index(at), message, "write one such as 10.0.0.0/8");
+            }
+        }
+    }
+    if proxies.trusted.is_empty() {
+        findings.error(&field, "names no load balancer", "write its network, or leave `proxies` out");
+    }
+    let header = match proxies.header {
+        ProxyHeaderName::XForwardedFor => ProxyHeader::ForwardedFor,
+        ProxyHeaderName::ProxyProtocol => ProxyHeader::ProxyProtocol,
+    };
+    TrustedProxies { networks, header }
 }
 
 fn listeners(

@@ -40,6 +40,10 @@ pub struct ServerSection {
     #[schemars(range(min = 1))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_address_connections: Option<u32>,
+    /// Load balancers in front of `listen` that tell the addresses of their
+    /// clients. Limits by address then count those.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub proxies: Option<ProxiesSection>,
     /// Time for a request head, from its first byte. At `scale.listen` also
     /// the time from a connection to its first call.
     pub head_timeout: Span,
@@ -73,6 +77,7 @@ impl Default for ServerSection {
             max_handshakes: 256,
             max_connections: 10_000,
             max_address_connections: None,
+            proxies: None,
             head_timeout: Span::secs(10),
             body_timeout: Span::secs(30),
             send_timeout: Span::secs(60),
@@ -82,6 +87,32 @@ impl Default for ServerSection {
             drain_grace: Span::secs(60),
         }
     }
+}
+
+/// Load balancers in front of the client listener.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(transform = crate::config::schema::restart)]
+pub struct ProxiesSection {
+    /// Their addresses or networks, such as `10.0.0.0/8`. What others say
+    /// about a client's address is not believed.
+    #[schemars(length(min = 1))]
+    pub trusted: Vec<String>,
+    /// How they tell it. With `proxy-protocol`, each of their connections must
+    /// begin with a header of version 1 or 2.
+    #[serde(default)]
+    pub header: ProxyHeaderName,
+}
+
+/// How a load balancer tells the address of a client.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ProxyHeaderName {
+    /// `x-forwarded-for` of each request.
+    #[default]
+    XForwardedFor,
+    /// PROXY protocol at the start of each connection.
+    ProxyProtocol,
 }
 
 /// Logs and traces.
