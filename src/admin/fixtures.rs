@@ -44,6 +44,7 @@ fn request_limits() -> RequestLimits {
         stream_buffer_bytes: 5,
         class_header: "x-class".into(),
         keepalive: std::time::Duration::from_secs(10),
+        media: Default::default(),
     }
 }
 

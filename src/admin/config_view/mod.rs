@@ -73,6 +73,8 @@ pub(super) fn effective(settings: &Settings) -> Value {
             "stream_buffer_bytes": edge.requests.stream_buffer_bytes,
             "class_header": edge.requests.class_header,
             "keepalive": secs(edge.requests.keepalive),
+            "media_schemes": edge.requests.media.schemes,
+            "media_domains": edge.requests.media.domains,
         },
         "upstream": {
             "connect_timeout": secs(edge.upstream.connect_timeout),

@@ -269,6 +269,17 @@ pub struct RequestLimits {
     /// Time between two signs of life to a client that has only the head of its
     /// answer.
     pub keepalive: Duration,
+    /// From where engines may fetch media.
+    pub media: MediaPolicy,
+}
+
+/// From where engines may fetch the images, sounds and videos of prompts.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct MediaPolicy {
+    /// Schemes of URLs, lower case.
+    pub schemes: Vec<String>,
+    /// Domains, with those below them, and addresses, lower case; empty = all but private ones.
+    pub domains: Vec<String>,
 }
 
 impl RequestLimits {

@@ -2,6 +2,7 @@
 
 pub mod edit;
 pub(super) mod fields;
+pub mod media;
 pub(super) mod multipart;
 pub mod parse;
 mod parsed;

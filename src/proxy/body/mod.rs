@@ -247,6 +247,7 @@ mod tests {
             stream_buffer_bytes: 1,
             class_header: "x-class".to_owned(),
             keepalive: Duration::from_secs(10),
+            media: Default::default(),
         }
     }
 

@@ -177,6 +177,7 @@ mod tests {
             stream_buffer_bytes: 1,
             class_header: String::new(),
             keepalive: Duration::from_secs(1),
+            media: Default::default(),
         }
     }
 

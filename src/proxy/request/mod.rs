@@ -1,6 +1,7 @@
 //! Request: a client's call, checked against the rights of its tenant.
 
 pub(super) mod candidates;
+mod media;
 pub(super) mod superseding;
 #[cfg(test)]
 mod tests;
@@ -176,6 +177,7 @@ pub(super) fn read(
     (id, now): (JobId, Tick),
 ) -> Result<InferenceRequest, ApiError> {
     let parsed = parse_request(api, headers, &body.bytes)?;
+    media::check(&settings.edge.requests.media, &parsed, &body.bytes)?;
     let policy = &*settings.policy;
     let Some(tenant) = policy.tenants.get(identity.tenant) else {
         let text = "The tenant of this API key is no longer configured.";

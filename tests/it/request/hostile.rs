@@ -424,3 +424,27 @@ async fn a_tenant_s_prompts_are_found_in_the_cache_by_nobody_else() {
     assert_eq!(different.len(), 4, "none, that of good, and one for each tenant's own: {seen:?}");
     no_harm_is_left(&rig).await;
 }
+
+#[tokio::test]
+async fn no_engine_is_sent_to_its_own_network_for_a_picture() {
+    let rig = rig(1, "engine: vllm\nmodels: [sim]\nmax_seqs: 4", "", "").await;
+    let picture = |url: &str| {
+        let mut body = chat(4, false);
+        body["messages"][0]["content"] = json!([{ "type": "image_url", "image_url": { "url": url } }]);
+        body
+    };
+    for url in ["http://169.254.169.254/latest/meta-data", "file:///etc/passwd", "http://vllm-0:8000/sleep"] {
+        let answer = ask(&rig, EVIL, CHAT, &picture(url)).await;
+        assert_eq!(
+            (answer.status, answer.json()["error"]["param"].as_str()),
+            (400, Some("messages")),
+            "{url}"
+        );
+        assert!(!answer.text().contains("169.254"), "the URL is not repeated: {}", answer.text());
+    }
+    for url in ["data:image/png;base64,AAAA", "https://images.example.com/a.png"] {
+        let answer = ask(&rig, GOOD, CHAT, &picture(url)).await;
+        assert!(answer.text().contains("not a multimodal model"), "the engine decides: {}", answer.text());
+    }
+    no_harm_is_left(&rig).await;
+}

@@ -314,6 +314,7 @@ fn edge(pools: IdTable<PoolId, PoolSettings>, replicas: IdTable<ReplicaId, Repli
             stream_buffer_bytes: 1,
             class_header: String::new(),
             keepalive: std::time::Duration::from_secs(10),
+            media: Default::default(),
         },
         upstream: UpstreamLimits {
             request_headers: Default::default(),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::config::sections::request_path::{
     HealthSection, QueueSection, RequestsSection, RetrySection, UpstreamSection,
 };
-use crate::config::settings::{RequestLimits, UpstreamLimits};
+use crate::config::settings::{MediaPolicy, RequestLimits, UpstreamLimits};
 use crate::config::syntax::field::FieldPath;
 use crate::config::syntax::units::{ByteSize, Span};
 use crate::config::validate::findings::Findings;
@@ -62,7 +62,15 @@ pub(in crate::config) fn requests(
         stream_buffer_bytes: usize::try_from(stream_buffer_bytes).unwrap_or(usize::MAX),
         class_header,
         keepalive,
+        media: MediaPolicy {
+            schemes: lower(&requests.media.schemes),
+            domains: lower(&requests.media.domains),
+        },
     }
+}
+
+fn lower(names: &[String]) -> Vec<String> {
+    names.iter().map(|name| name.trim_matches('.').to_ascii_lowercase()).collect()
 }
 
 pub(in crate::config) fn upstream(upstream: &UpstreamSection, findings: &mut Findings<'_>) -> UpstreamLimits {

@@ -39,6 +39,28 @@ pub struct RequestsSection {
     /// Time between two comments to a client that has the head of its answer and
     /// nothing else yet (`early_head` of a class).
     pub keepalive: Span,
+    /// From where engines may fetch the images, sounds and videos that a prompt
+    /// names by URL.
+    pub media: MediaSection,
+}
+
+/// From where engines may fetch media.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct MediaSection {
+    /// Schemes of URLs. `data` is for media inside the request.
+    pub schemes: Vec<String>,
+    /// Domains, with those below them, and addresses. Absent = all but
+    /// addresses and names of private networks (`10.0.0.1`, `localhost`, names
+    /// without a dot, `*.internal`, `*.local`, `*.svc`).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub domains: Vec<String>,
+}
+
+impl Default for MediaSection {
+    fn default() -> Self {
+        Self { schemes: ["https", "http", "data"].map(str::to_owned).into(), domains: Vec::new() }
+    }
 }
 
 impl Default for RequestsSection {
@@ -53,6 +75,7 @@ impl Default for RequestsSection {
             stream_buffer: ByteSize(8 << 20),
             class_header: "x-penstock-class".to_owned(),
             keepalive: Span::secs(10),
+            media: MediaSection::default(),
         }
     }
 }

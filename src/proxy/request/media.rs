@@ -1,0 +1,149 @@
+//! Media policy: from where an engine may fetch the media of a prompt.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use url::{Host, Url};
+
+use crate::config::settings::MediaPolicy;
+use crate::protocol::error::ApiError;
+use crate::protocol::request::media::media_urls;
+use crate::protocol::request::parse::ParsedRequest;
+
+/// Ends of names that lead into the network of the engines.
+const PRIVATE_SUFFIXES: [&str; 5] = [".localhost", ".local", ".internal", ".svc", ".cluster.local"];
+
+/// Checks the media URLs of the prompt.
+///
+/// # Errors
+/// An engine may not fetch one of them. The error names the prompt's field.
+pub(super) fn check(policy: &MediaPolicy, parsed: &ParsedRequest, body: &[u8]) -> Result<(), ApiError> {
+    if parsed.api.is_multipart() {
+        return Ok(());
+    }
+    for url in parsed.prompt_pieces(body).flat_map(media_urls) {
+        if let Err(what) = allows(policy, &url) {
+            let text = format!(
+                "has a medium {what}, which is not allowed here. Send it as a `data:` URL, or from an allowed address."
+            );
+            return Err(ApiError::invalid_field(parsed.api.prompt_field(), &text));
+        }
+    }
+    Ok(())
+}
+
+/// Whether an engine may fetch the URL. The error says what is wrong, without the URL.
+fn allows(policy: &MediaPolicy, url: &str) -> Result<(), String> {
+    let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme).trim_start().to_ascii_lowercase();
+    if !policy.schemes.contains(&scheme) {
+        return Err("of another scheme".to_owned());
+    }
+    if scheme == "data" {
+        return Ok(());
+    }
+    let url = Url::parse(url).map_err(|_| "with a broken URL".to_owned())?;
+    let host = url.host().ok_or_else(|| "without a host".to_owned())?;
+    let name = host.to_string().trim_end_matches('.').to_ascii_lowercase();
+    let listed = policy.domains.iter().any(|domain| {
+        name == *domain || name.strip_suffix(domain.as_str()).is_some_and(|rest| rest.ends_with('.'))
+    });
+    let is_private = || match host {
+        Host::Ipv4(address) => is_private_v4(address),
+        Host::Ipv6(address) => is_private_v6(address),
+        Host::Domain(_) => {
+            !name.contains('.') || PRIVATE_SUFFIXES.iter().any(|suffix| name.ends_with(suffix))
+        }
+    };
+    match listed || (policy.domains.is_empty() && !is_private()) {
+        true => Ok(()),
+        false => Err("at another address".to_owned()),
+    }
+}
+
+fn is_private_v4(address: Ipv4Addr) -> bool {
+    let [a, b, ..] = address.octets();
+    address.is_private()
+        || address.is_loopback()
+        || address.is_link_local()
+        || address.is_broadcast()
+        || address.is_multicast()
+        || a == 0
+        || (a == 100 && b & 0xc0 == 64)
+}
+
+fn is_private_v6(address: Ipv6Addr) -> bool {
+    match IpAddr::V6(address).to_canonical() {
+        IpAddr::V4(address) => is_private_v4(address),
+        IpAddr::V6(address) => {
+            let first = address.segments()[0];
+            address.is_loopback()
+                || address.is_unspecified()
+                || address.is_multicast()
+                || first & 0xfe00 == 0xfc00
+                || first & 0xffc0 == 0xfe80
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy(domains: &[&str]) -> MediaPolicy {
+        MediaPolicy {
+            schemes: ["https", "http", "data"].map(str::to_owned).into(),
+            domains: domains.iter().map(|name| (*name).to_owned()).collect(),
+        }
+    }
+
+    #[test]
+    fn the_network_of_the_engines_is_out_of_reach_however_it_is_written() {
+        for url in [
+            "http://169.254.169.254/latest/meta-data",
+            "http://2852039166/",
+            "http://0xa9fea9fe/",
+            "http://0251.0376.0251.0376/",
+            "http://[::ffff:10.0.0.1]/",
+            "http://[::1]:8000/",
+            "http://[fd00::1]/",
+            "http://[fe80::1]/",
+            "http://127.1/",
+            "http://100.64.0.1/",
+            "http://0/",
+            "http://localhost/",
+            "http://vllm-0:8000/",
+            "http://metadata.google.internal/",
+            "http://vllm.llm.svc.cluster.local./",
+            "http://user@10.0.0.1/",
+            "file:///etc/passwd",
+            "ftp://example.com/a",
+            "http://",
+            "",
+        ] {
+            assert!(allows(&policy(&[]), url).is_err(), "{url}");
+        }
+        for url in [
+            "https://example.com/a.png",
+            "HTTP://example.com",
+            "data:image/png;base64,AAAA",
+            "http://8.8.8.8/a",
+        ] {
+            assert_eq!(allows(&policy(&[]), url), Ok(()), "{url}");
+        }
+    }
+
+    #[test]
+    fn named_domains_and_nothing_else() {
+        let named = policy(&["example.com", "10.0.0.7"]);
+        for url in ["https://example.com/a", "https://cdn.Example.com./a", "http://10.0.0.7/a", "data:,a"] {
+            assert_eq!(allows(&named, url), Ok(()), "{url}");
+        }
+        for url in [
+            "https://badexample.com/",
+            "https://example.com.evil.test/",
+            "http://10.0.0.8/",
+            "https://other.test",
+        ] {
+            assert!(allows(&named, url).is_err(), "{url}");
+        }
+    }
+}
