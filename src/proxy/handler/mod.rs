@@ -7,12 +7,15 @@ use http::header::HeaderValue;
 use http::{HeaderMap, Request, Response};
 use hyper::body::Incoming;
 use smallvec::SmallVec;
+use tokio::task::spawn_blocking;
 
 use crate::auth::client::ConnectedClient;
 use crate::auth::{Identity, PresentedCredential};
 use crate::config::settings::{ProxyHeader, Settings};
 use crate::core::model::event::{Event, RejectReason, Rejection};
+use crate::core::model::ids::JobId;
 use crate::core::model::job::JobUsage;
+use crate::core::model::time::Tick;
 use crate::protocol::api::{Api, Dialect};
 use crate::protocol::error::ApiError;
 use crate::protocol::error::catalogue::ErrorKind;
@@ -22,7 +25,7 @@ use crate::protocol::ids::request_id;
 use crate::protocol::response::partial_answer::PartialAnswer;
 use crate::protocol::route::{Route, route};
 use crate::proxy::attempt::EngineAnswer;
-use crate::proxy::body::{self, BodyError};
+use crate::proxy::body::{self, BodyError, RequestBody};
 pub use crate::proxy::data_plane::Proxy;
 use crate::proxy::request::superseding::{RetriableRequest, SupersededRequest, replaced};
 use crate::proxy::request::{self, InferenceRequest};
@@ -36,6 +39,9 @@ use crate::telemetry::wall;
 use crate::tokens::CountSource;
 
 mod attempts;
+
+/// Largest body that a worker thread parses itself, in bytes.
+const MAX_INLINE_BYTES: usize = 1 << 20;
 
 /// Reason why a request got no answer from its model.
 #[derive(Debug)]
@@ -133,7 +139,7 @@ impl Proxy {
         let body = body::read(body, &settings.edge.requests, patience, self.bodies.hold(identity.tenant));
         let body = body.await.map_err(|unread| not_read(unread, record))?;
         let at = (self.dispatcher.next_job_id(), record.clock.now());
-        let mut request = request::read(&settings, &identity, api, &head.headers, body, at)?;
+        let mut request = read_request(&settings, identity, api, &head.headers, body, at).await?;
         request.recognise(&settings, &self.prefixes, &head.headers);
         self.note_request(&request, &head.headers, record);
         self.check_context(&settings, &mut request, record).await?;
@@ -267,6 +273,25 @@ impl Proxy {
 
 /// The error for a body that could not be read. A client that breaks off its body counts as gone,
 /// whatever answer it still gets.
+/// Parses and checks a request. A large body is read on a thread of its own, so that it delays no
+/// other request of the worker thread.
+async fn read_request(
+    settings: &Arc<Settings>,
+    identity: Identity,
+    api: Api,
+    headers: &HeaderMap,
+    body: RequestBody,
+    at: (JobId, Tick),
+) -> Result<InferenceRequest, ApiError> {
+    if body.bytes.len() <= MAX_INLINE_BYTES {
+        return request::read(settings, &identity, api, headers, body, at);
+    }
+    let (settings, headers) = (Arc::clone(settings), headers.clone());
+    let reading = spawn_blocking(move || request::read(&settings, &identity, api, &headers, body, at));
+    let broken = "The request could not be read.";
+    reading.await.unwrap_or_else(|_| Err(ApiError::new(ErrorKind::Internal, broken)))
+}
+
 fn not_read(unread: BodyError, record: &mut RequestRecord) -> ApiError {
     match unread {
         BodyError::Refused(error) => error,

@@ -84,8 +84,10 @@ impl Fleet {
             here.filter_map(|id| self.cost_if_room(id, pools, required, room)).min()
         };
         let best = seat(|rooms, _, _| rooms.seat_now()).map_or(best, |seat| seat.min(best));
+        // Where no cache, adapter or session decides, waits that nobody notices do not either.
         let is_cold = soonest.is_some_and(|cold| cold.2 == best.2);
-        let chosen = cold(required.wait_tolerance).filter(|_| is_cold).map_or(best.2, |cold| cold.2);
+        let chosen = if is_cold { cold(required.wait_tolerance) } else { None };
+        let chosen = chosen.map_or(best.2, |(_, _, id)| id);
         let found = |waits| {
             Some(ReplicaMatch { replica: chosen, ttft: self.ttft(chosen, required), should_wait: waits })
         };
