@@ -6,8 +6,7 @@ use axum::http::header::HOST;
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, Method};
 
-/// Ends of names that nobody can register in the public DNS.
-const PRIVATE_SUFFIXES: [&str; 5] = [".localhost", ".local", ".internal", ".svc", ".test"];
+use crate::protocol::private_name::is_private_name;
 
 const FETCH_SITE: &str = "sec-fetch-site";
 
@@ -60,8 +59,7 @@ fn is_own(host: &str, hosts: &[String]) -> bool {
     let name = authority.host().trim_end_matches('.').to_ascii_lowercase();
     let is_address = name.starts_with('[') || name.parse::<std::net::Ipv4Addr>().is_ok();
     is_address
-        || !name.contains('.')
-        || PRIVATE_SUFFIXES.iter().any(|suffix| name.ends_with(suffix))
+        || is_private_name(&name)
         || hosts.iter().any(|own| own.trim_end_matches('.').eq_ignore_ascii_case(&name))
 }
 

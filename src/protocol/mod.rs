@@ -9,6 +9,7 @@ pub mod headers;
 pub mod ids;
 mod json;
 mod json_scan;
+pub mod private_name;
 pub mod request;
 pub mod response;
 pub mod route;

@@ -35,8 +35,8 @@ pub struct PrefixHasher {
 
 impl PrefixHasher {
     /// The prefix of a request for `model`, where `parsed` was parsed from `body` and the prompt has
-    /// about `prompt_tokens` tokens. Requests with different salts share nothing. The prefix is empty for calls that generate nothing and for
-    /// prompts of less than one block.
+    /// about `prompt_tokens` tokens. Requests with different salts share nothing. The prefix is empty
+    /// for calls that generate nothing and for prompts of less than one block.
     #[must_use]
     pub fn prefix(
         &self,

@@ -240,14 +240,7 @@ impl Proxy {
         loop {
             let settings = self.settings.load_full();
             let can_continue = request.can_continue(&settings);
-            let InferenceRequest { parsed, body, tokens, .. } = &*request;
-            let prefix = self.prefixes.prefix(
-                request.model(),
-                parsed,
-                &body.bytes,
-                tokens.prompt,
-                request.cache_salt.as_deref(),
-            );
+            let prefix = request.prefix(&self.prefixes);
             active.admitted(self.dispatcher.admit(request.job(can_continue), prefix, &settings.policy));
             request.asking = None;
             drop(settings);

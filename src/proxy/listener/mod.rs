@@ -4,7 +4,8 @@
 //! hyper parses and writes the messages. `strict_io` stands in front of hyper's HTTP/1. It frames
 //! the client's bytes itself (`framing`, `head`, `chunk`: pure) and passes on nothing that two
 //! parsers could read differently. `clock` bounds every wait, `answer` stands between hyper and
-//! the service, `accept` keeps the connections, `proxy_protocol` reads who is behind a load balancer, and `workers` are the threads that serve them.
+//! the service, `accept` keeps the connections, `client_address` finds whose they are, and `workers`
+//! are the threads that serve them.
 
 mod accept;
 mod answer;

@@ -6,11 +6,9 @@ use url::{Host, Url};
 
 use crate::config::settings::MediaPolicy;
 use crate::protocol::error::ApiError;
+use crate::protocol::private_name::is_private_name;
 use crate::protocol::request::media::media_urls;
 use crate::protocol::request::parse::ParsedRequest;
-
-/// Ends of names that lead into the network of the engines.
-const PRIVATE_SUFFIXES: [&str; 5] = [".localhost", ".local", ".internal", ".svc", ".cluster.local"];
 
 /// Checks the media URLs of the prompt.
 ///
@@ -49,9 +47,7 @@ fn allows(policy: &MediaPolicy, url: &str) -> Result<(), String> {
     let is_private = || match host {
         Host::Ipv4(address) => is_private_v4(address),
         Host::Ipv6(address) => is_private_v6(address),
-        Host::Domain(_) => {
-            !name.contains('.') || PRIVATE_SUFFIXES.iter().any(|suffix| name.ends_with(suffix))
-        }
+        Host::Domain(_) => is_private_name(&name),
     };
     match listed || (policy.domains.is_empty() && !is_private()) {
         true => Ok(()),

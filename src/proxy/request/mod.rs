@@ -14,7 +14,7 @@ use crate::auth::Identity;
 use crate::config::settings::{SessionField, Settings};
 use crate::core::model::event::RejectReason;
 use crate::core::model::ids::{ClassId, JobId, KeyId, ModelId, TenantId};
-use crate::core::model::job::JobSpec;
+use crate::core::model::job::{JobSpec, PromptPrefix};
 use crate::core::model::policy::Tenant;
 use crate::core::model::time::Tick;
 use crate::engines::Ability;
@@ -128,6 +128,12 @@ impl InferenceRequest {
             fingerprint: self.fingerprint,
             session: self.session,
         }
+    }
+
+    /// The prefix of its prompt.
+    pub(super) fn prefix(&self, prefixes: &PrefixHasher) -> PromptPrefix {
+        let salt = self.cache_salt.as_deref();
+        prefixes.prefix(self.model(), &self.parsed, &self.body.bytes, self.tokens.prompt, salt)
     }
 
     /// Sets the hashes of session and content.

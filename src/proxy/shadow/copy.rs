@@ -41,14 +41,7 @@ impl ShadowCopy {
     pub(super) async fn run(self) {
         let Self { proxy, request, request_id, half, skipped } = self;
         let settings = proxy.settings.load_full();
-        let InferenceRequest { parsed, body, tokens, .. } = &request;
-        let prefix = proxy.prefixes.prefix(
-            request.model(),
-            parsed,
-            &body.bytes,
-            tokens.prompt,
-            request.cache_salt.as_deref(),
-        );
+        let prefix = request.prefix(&proxy.prefixes);
         // The answer reaches no client, so the copy can be preempted until its answer is complete.
         let job = JobSpec { streams: false, ..request.job(false) };
         let mut ticket = proxy.dispatcher.admit(job, prefix, &settings.policy);

@@ -122,7 +122,7 @@ pub(super) const LINES_KEPT_BACK: Metric = metric(
     "Requests without a valid credential that were not logged, since there were too many of them.",
 );
 pub(super) const CONNECTIONS_REFUSED: Metric =
-    metric("penstock_connections_refused_total", "Client connections turned away at the door, by reason.");
+    metric("penstock_connections_refused_total", "Connections turned away, by reason.");
 
 pub(super) const ANSWERS_CUT_OFF: Metric = metric(
     "penstock_answers_cut_off_total",
