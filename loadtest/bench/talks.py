@@ -155,7 +155,7 @@ def percentile(values, part):
 
 def measure(args, engines, name, side, seed):
     before = Counters(engines)
-    users = Users(args, side[0], side[1], seed)
+    users = Users(args, side.url, side.key, seed)
     took = users.run()
     hits, shares = Counters(engines).since(before)
     for failure in users.failures[:3]:
@@ -203,10 +203,9 @@ def main():
     with tempfile.TemporaryDirectory() as folder, vllm.Stage(pathlib.Path(folder)) as stage:
         engines = [stage.engine(["--enable-prefix-caching", *args.engine]) for _ in range(args.servers)]
         args.tokens_per_word = tokens_per_word(engines[0])
-        sides = {name: (stage.nginx(engines, balance), None) for name, balance in BALANCE.items()}
+        sides = {name: stage.nginx(engines, balance) for name, balance in BALANCE.items()}
         more = pathlib.Path(args.config).read_text() if args.config else ""
-        url, _, key = stage.gateway(engines, more)
-        sides["penstock"] = (url, key)
+        sides["penstock"] = stage.gateway(engines, more)
         rows = {name: [] for name in sides}
         for number in range(args.rounds):
             print(f"round {number + 1}", flush=True)

@@ -32,6 +32,7 @@ import sys
 import tempfile
 import threading
 import time
+import typing
 import urllib.request
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -106,6 +107,13 @@ class Counters:
         }
 
 
+def cpu_seconds(pid):
+    """CPU time of a process and its children."""
+    status = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    children = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return sum(map(int, status[11:13])) / os.sysconf("SC_CLK_TCK") + sum(map(cpu_seconds, children))
+
+
 class Sampler(threading.Thread):
     """Looks now and then how much waits in the gateway and in the engines."""
 
@@ -163,12 +171,21 @@ def wait_for(url, process, log):
     sys.exit(f"{url} does not answer: {log.read_text()[-2000:]}")
 
 
+class Side(typing.NamedTuple):
+    """What clients talk to: nginx, or the gateway."""
+
+    url: str
+    pid: int
+    admin: str = None
+    key: str = None
+
+
 class Stage(contextlib.ExitStack):
     """Engines, and what stands before them."""
 
     def __init__(self, folder):
         super().__init__()
-        self.folder, self.engines = folder, 0
+        self.folder, self.engines, self.engine_pids = folder, 0, []
 
     def program(self, name, command):
         log = self.folder / f"{name}.log"
@@ -189,6 +206,7 @@ class Stage(contextlib.ExitStack):
         command = ["taskset", "-c", str(core), "bash", str(SERVE), str(port), *arguments]
         subprocess.run(command, cwd=home, env=env, check=True, timeout=1500)
         pid = int((home / f"{port}.pid").read_text())
+        self.engine_pids.append(pid)
         self.callback(lambda: os.killpg(pid, signal.SIGTERM))
         return f"http://127.0.0.1:{port}"
 
@@ -204,7 +222,7 @@ class Stage(contextlib.ExitStack):
         process, log = self.program(f"nginx-{port}", command)
         url = f"http://127.0.0.1:{port}"
         wait_for(f"{url}/health", process, log)
-        return url
+        return Side(url, process.pid)
 
     def gateway(self, engines, more):
         port, admin = free_port(), free_port()
@@ -219,7 +237,7 @@ class Stage(contextlib.ExitStack):
         )
         process, log = self.program(f"penstock-{port}", [PENSTOCK, "serve", "--config", str(config)])
         wait_for(f"http://127.0.0.1:{admin}/readyz", process, log)
-        return f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin}", key
+        return Side(f"http://127.0.0.1:{port}", process.pid, f"http://127.0.0.1:{admin}", key)
 
 
 def load(args, url, key, answers, clients, seed, scale):
@@ -242,11 +260,16 @@ def bytes_per_token(args, url):
     return 4.0 * args.prompt / load(one, url, None, "plain", 2, 999, 4.0)["prompt_tokens"]
 
 
-def measure(args, engines, side, answers, seed, scale):
-    url, admin, key = side
-    before, sampler = Counters(engines), Sampler(engines, admin, args.samples)
-    served = load(args, url, key, answers, args.clients * len(engines), seed, scale)
-    return served, {**Counters(engines).since(before), **sampler.end()}
+def measure(args, stage, engines, side, answers, seed, scale):
+    used = lambda: [cpu_seconds(side.pid), sum(map(cpu_seconds, stage.engine_pids)), os.times().children_user + os.times().children_system]
+    before, cpu = Counters(engines), used()
+    sampler = Sampler(engines, side.admin, args.samples)
+    served = load(args, side.url, side.key, answers, args.clients * len(engines), seed, scale)
+    after, cpu = Counters(engines), [now - then for now, then in zip(used(), cpu)]
+    done = max(1.0, after.done - before.done)
+    names = ["proxy's CPU ms a request", "engines' CPU ms a request", "clients' CPU ms a request"]
+    spent = {name: 1000 * seconds / done for name, seconds in zip(names, cpu)}
+    return served, {**after.since(before), **spent, **sampler.end()}
 
 
 def show(name, served, seen):
@@ -259,8 +282,8 @@ def show(name, served, seen):
 def compare(args, stage, servers):
     engines = [stage.engine(args.engine) for _ in range(servers)]
     more = pathlib.Path(args.config).read_text() if args.config else ""
-    sides = {"straight": (stage.nginx(engines), None, None), "through": stage.gateway(engines, more)}
-    scale = bytes_per_token(args, sides["straight"][0])
+    sides = {"straight": stage.nginx(engines), "through": stage.gateway(engines, more)}
+    scale = bytes_per_token(args, sides["straight"].url)
     means = {}
     for answers in args.answers.split(","):
         ratios = []
@@ -269,7 +292,7 @@ def compare(args, stage, servers):
             rates = {}
             for name in order:
                 seed = 1 + 1000 * number + (name == "through") + 10 * servers + len(answers) * 100_000
-                served, seen = measure(args, engines, sides[name], answers, seed, scale)
+                served, seen = measure(args, stage, engines, sides[name], answers, seed, scale)
                 rates[name] = served["requests_per_second"]
                 show(name, served, seen)
             ratios.append(rates["through"] / rates["straight"])
