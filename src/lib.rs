@@ -13,6 +13,8 @@ pub mod core;
 pub mod dispatcher;
 pub mod engines;
 pub mod fleet;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 pub mod protocol;
 pub mod proxy;
 pub mod scaler;

@@ -15,6 +15,8 @@ use parking_lot::Mutex;
 use crate::auth::client::ConnectedClient;
 use crate::auth::issuers::Issuers;
 use crate::auth::jwt::TokenError;
+#[cfg(any(test, fuzzing))]
+pub(crate) use crate::auth::jwt::fuzz_token;
 use crate::auth::throttle::{FailureRate, FailureThrottle};
 use crate::config::keys::{self, KeyError};
 use crate::config::settings::identity::{Auth, Credentials, Grant};

@@ -17,7 +17,11 @@ mod trigger;
 pub use crate::scaler::follow::keep_fresh;
 pub use crate::scaler::json::router;
 pub use crate::scaler::peers::PeerRules;
+#[cfg(any(test, fuzzing))]
+pub(crate) use crate::scaler::peers::fuzz_report;
 pub use crate::scaler::server::{ScalerHandle, ScalerListener, start};
 pub use crate::scaler::signal_cache::{SignalCache, SignalView};
 pub use crate::scaler::source::DemandSource;
 pub use crate::scaler::trigger::DESIRED_METRIC;
+#[cfg(any(test, fuzzing))]
+pub(crate) use crate::scaler::trigger::fuzz_trigger;

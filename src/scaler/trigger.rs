@@ -198,6 +198,14 @@ fn truncated(text: &str) -> String {
 /// Name of the metric, unless a trigger's mode asks for a raw number.
 pub const DESIRED_METRIC: &str = "desired-replicas";
 
+/// Reads the keys of a trigger.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz_trigger<'a>(keys: impl IntoIterator<Item = (&'a str, &'a str)>, policy: &Policy) {
+    if let Ok(query) = TriggerQuery::read(keys, policy) {
+        assert!(query.target > 0.0 && query.max.is_none_or(|max| max >= query.min));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

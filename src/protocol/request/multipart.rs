@@ -70,11 +70,15 @@ fn parts<'a>(boundary: &[u8], body: &'a [u8]) -> Result<(usize, SmallVec<[FormPa
         let length = memchr::memmem::find(window, b"\r\n\r\n")
             .ok_or_else(|| bad("a part has no end of its headers"))?;
         let start = headers + length + 4;
-        let end = start - 2 + finder.find(&body[start - 2..]).ok_or_else(|| bad("a part has no end"))?;
+        // Some parsers take this for the end of the part, others for its first bytes.
+        if body[start..].starts_with(&delimiter[2..]) {
+            return Err(bad("a part ends before its content; an empty part has an empty line"));
+        }
+        let end = start + finder.find(&body[start..]).ok_or_else(|| bad("a part has no end"))?;
         let name = field_name(&body[headers..headers + length])
             .map_err(|RepeatedName| bad("a part has two names"))?
             .unwrap_or_default();
-        parts.push(FormPart { name, content: start..end.max(start) });
+        parts.push(FormPart { name, content: start..end });
         at = end + delimiter.len();
     }
     Ok((first, parts))
@@ -230,6 +234,7 @@ mod tests {
             (form(&[("Content-Disposition: form-data; name=\"x\"; name*=utf-8''model", "a")]), "two names"),
             (form(&[(&format!("{stream}\r\n{model}"), "a")]), "two names"),
             (form(&many), "too many parts"),
+            (format!("--b0 -x\r\n{model}\r\n\r\n--b0 -x--\r\n"), "ends before its content"),
             ("nothing".to_owned(), "boundary does not occur"),
             (format!("--b0 -x\r\n{model}\r\n\r\nabc"), "no end"),
             (format!("--b0 -x\r\n{model}"), "no end of its headers"),

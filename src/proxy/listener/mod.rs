@@ -21,5 +21,7 @@ mod socket;
 mod workers;
 
 pub use accept::{ListenerShutdown, listen, serve};
+#[cfg(any(test, fuzzing))]
+pub(crate) use http1::framing::fuzz_head;
 pub use rejected::RequestRejected;
 pub use workers::Workers;

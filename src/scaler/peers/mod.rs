@@ -11,3 +11,5 @@ pub(super) use self::serve::service;
 
 pub use self::dial::PeerRules;
 pub(super) use self::exchange::{PeerExchange, PeerState, shown};
+#[cfg(any(test, fuzzing))]
+pub(crate) use self::wire::fuzz_report;

@@ -139,6 +139,16 @@ pub(super) fn decode(sent: Report) -> Option<peers::PeerReport> {
     })
 }
 
+/// Decodes a report. What was decoded can be sent on, and says the same then.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz_report(data: &[u8]) {
+    use prost::Message;
+
+    if let Some(report) = Report::decode(data).ok().and_then(decode) {
+        assert_eq!(decode(encode(&report)), Some(report));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

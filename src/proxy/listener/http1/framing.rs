@@ -94,6 +94,27 @@ impl Framing {
     }
 }
 
+/// Frames a message that arrives in pieces. The outcome does not depend on the pieces.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz_head(data: &[u8]) {
+    let framed = |size: usize| {
+        let (mut framing, mut approved) = (Framing::new(2048), 0);
+        for end in (0..data.len()).step_by(size).map(|at| (at + size).min(data.len())) {
+            while approved < end && !framing.is_whole() {
+                match framing.advance(&data[approved..end]) {
+                    Ok(0) => break,
+                    Ok(count) => approved += count,
+                    Err(refusal) => return (approved, Some(refusal)),
+                }
+            }
+        }
+        (approved, None)
+    };
+    let whole = framed(data.len().max(1));
+    assert_eq!(framed(1), whole);
+    assert_eq!(framed(7), whole);
+}
+
 #[cfg(test)]
 #[path = "framing_tests.rs"]
 mod tests;
