@@ -3,6 +3,7 @@
 pub(crate) mod affinity;
 pub(crate) mod answers;
 pub(crate) mod clients;
+pub(crate) mod differential;
 pub(crate) mod early_heads;
 pub(crate) mod events;
 pub(crate) mod fallbacks;
