@@ -15,13 +15,26 @@ import sys
 import helm_python
 import yaml
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 KUBERNETES = ROOT / "config" / "kubernetes"
 CHART = KUBERNETES / "chart"
 
 #: Labels that only Helm needs.
 HELM_LABELS = ("helm.sh/chart", "app.kubernetes.io/managed-by", "app.kubernetes.io/version")
+#: What every switch of the chart gives.
+FULL = "../../tests/commands/kubernetes/full.yaml"
 HEAD = "# Made from config/kubernetes/chart by tests/commands/manifests.py. Do not edit.\n"
+
+
+class BlockDumper(yaml.SafeDumper):
+    """Texts of several lines as blocks."""
+
+
+BlockDumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, "|" if "\n" in text else None),
+)
 
 
 def render(values, name="penstock", namespace="penstock"):
@@ -66,7 +79,20 @@ def files():
     made["components/pools/nodes.yaml"] = without_helm("---\n".join(roles))
     for component, template in (("keda", "scaledobjects"), ("monitoring", "monitoring")):
         made[f"components/{component}/{template}.yaml"] = without_helm(pools[f"penstock/templates/{template}.yaml"])
+    made[FULL] = full()
     return made
+
+
+def full():
+    """Everything that the chart makes with every switch on, but the texts of rules and dashboards."""
+    values = yaml.safe_load((HERE / "kubernetes" / "full.values.yaml").read_text())
+    parts = []
+    for name, text in sorted(render(values, name="gateway", namespace="ml").items()):
+        for document in documents(text) if name.endswith(".yaml") else []:
+            if document["kind"] == "PrometheusRule" or "-dashboard-" in document["metadata"]["name"]:
+                continue
+            parts.append(yaml.dump(document, Dumper=BlockDumper, sort_keys=False, width=200))
+    return HEAD + "---\n".join(parts)
 
 
 def stale():
