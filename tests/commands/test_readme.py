@@ -140,7 +140,7 @@ def compose(_reader):
         assert done.returncode == 0, done.stderr
 
 
-SPECIAL = {"docker compose -f docker/compose.yaml up --build": compose}
+SPECIAL = {"docker compose -f docker/compose.yaml up --build --wait": compose}
 
 #: What the output of a command must have in it.
 SHOWN = {
