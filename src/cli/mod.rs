@@ -94,7 +94,9 @@ pub enum Command {
     ///
     /// Asks the admin port's /readyz, which needs no token. Exit code 0: it does.
     /// 1: it starts, drains, or cannot be reached.
-    #[command(after_help = "Examples:\n  penstock ready\n  penstock ready http://127.0.0.1:8000/health")]
+    #[command(
+        after_help = "Examples:\n  penstock ready\n  penstock ready http://127.0.0.1:8080/health     any URL: this one is of the clients' port"
+    )]
     Ready(ReadyArgs),
     /// Say why a request went where it went, or why it waits.
     ///

@@ -263,7 +263,7 @@ def test_yaml_block_is_valid(place, config, tmp_path):
 
 
 def asks_a_gateway(command):
-    asks = command.split()[1] in ("status", "explain", "pools", "replicas", "tenants", "usage")
+    asks = command.split()[1] in ("status", "ready", "explain", "pools", "replicas", "tenants", "usage")
     return asks or "--against" in command
 
 
