@@ -26,11 +26,8 @@ case ${1:-} in
     if [ "$target_arch" != "$build_arch" ]; then
       export "CARGO_TARGET_${upper}_LINKER=$cc" "CC_$lower=$cc" "CXX_$lower=${cc%gcc}g++"
     fi
-    # PROFILE and CARGO are for tests of this script.
-    profile=${PROFILE:-dist}
-    ${CARGO:-cargo auditable} build --locked --profile "$profile" --target "$target" -p penstock --bin penstock
-    [ "$profile" = dev ] && folder=debug || folder=$profile
-    install -D "target/$target/$folder/penstock" "$2"
+    cargo auditable build --locked --profile dist --target "$target" -p penstock --bin penstock
+    install -D "target/$target/dist/penstock" "$2"
     ;;
   *) echo "usage: cross.sh setup | build FILE" >&2; exit 2 ;;
 esac
