@@ -11,7 +11,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::cli::operate::{
-    AccessArgs, ExplainArgs, PoolsCommand, ReplicasCommand, StatusArgs, TenantsCommand,
+    AccessArgs, ExplainArgs, PoolsCommand, ReadyArgs, ReplicasCommand, StatusArgs, TenantsCommand,
 };
 use crate::cli::plan::PlanArgs;
 use crate::cli::usage::UsageArgs;
@@ -90,6 +90,14 @@ pub enum Command {
     /// cannot be reached, or it refuses.
     #[command(after_help = "Examples:\n  penstock status\n  penstock status --json")]
     Status(StatusArgs),
+    /// Say whether a gateway takes new requests: the health check of containers.
+    ///
+    /// Asks the admin port's /readyz, which needs no token. Exit code 0: it does.
+    /// 1: it starts, drains, or cannot be reached.
+    #[command(
+        after_help = "Examples:\n  penstock ready\n  penstock ready http://127.0.0.1:8080/health     any URL: this one is of the clients' port"
+    )]
+    Ready(ReadyArgs),
     /// Say why a request went where it went, or why it waits.
     ///
     /// The gateway remembers its last 10000 requests: each decision with its

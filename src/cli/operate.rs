@@ -19,6 +19,22 @@ pub struct AdminArgs {
     pub json: bool,
 }
 
+/// `penstock ready`
+#[derive(Debug, Clone, Args)]
+pub struct ReadyArgs {
+    /// Ask this URL instead of a gateway, such as an engine's
+    /// `http://127.0.0.1:8000/health`; ready is an answer of 200.
+    #[arg(value_name = "URL", conflicts_with = "admin")]
+    pub url: Option<String>,
+    /// The gateway's admin address; absent = the environment variable
+    /// `PENSTOCK_ADMIN`, or else `http://127.0.0.1:8081`.
+    #[arg(long, value_name = "URL")]
+    pub admin: Option<String>,
+    /// How to get in there.
+    #[command(flatten)]
+    pub access: AccessArgs,
+}
+
 /// What opens a gateway's admin port.
 #[derive(Debug, Clone, Args, Default, PartialEq, Eq)]
 pub struct AccessArgs {

@@ -48,7 +48,7 @@ def pages():
 
 def linked_pages():
     """Every page whose links must resolve."""
-    more = [ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "ARCHITECTURE.md")]
+    more = [ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "ARCHITECTURE.md", "config/kubernetes/chart/README.md")]
     return [*pages(), DOCS / "SUMMARY.md", *more]
 
 

@@ -13,11 +13,8 @@ from conftest import ROOT, elsewhere, free_ports, run
 from documents import subcommands
 
 HERE = ROOT / "tests" / "commands"
-MANIFESTS = ROOT / "config" / "kubernetes"
 FILES = sorted(
-    file
-    for file in [*(ROOT / "config").rglob("*.yaml"), ROOT / "docker" / "penstock.yaml"]
-    if MANIFESTS not in file.parents
+    [*(ROOT / "config").glob("*.yaml"), *(ROOT / "config" / "examples").glob("*.yaml"), ROOT / "docker" / "penstock.yaml"]
 )
 
 ONE = """version: 1
@@ -33,35 +30,6 @@ def test_check_accepts_our_files(file):
     assert "error" not in done.stdout
     if file.parts[-2] in ("config", "examples"):
         assert done.stdout == f"{file} is valid\n"
-
-
-def test_the_manifests_allow_what_discovery_asks_for():
-    documents = list(yaml.safe_load_all((MANIFESTS / "rbac.yaml").read_text()))
-    kinds = {document["kind"]: document for document in documents}
-    account = kinds["ServiceAccount"]["metadata"]
-    (rule,) = kinds["Role"]["rules"]
-    assert rule == {
-        "apiGroups": ["discovery.k8s.io"],
-        "resources": ["endpointslices"],
-        "verbs": ["list", "watch"],
-    }
-    binding = kinds["RoleBinding"]
-    assert binding["roleRef"]["name"] == kinds["Role"]["metadata"]["name"]
-    assert binding["subjects"] == [
-        {"kind": "ServiceAccount", "name": account["name"], "namespace": account["namespace"]}
-    ]
-    (nodes,) = kinds["ClusterRole"]["rules"]
-    assert nodes == {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch"]}
-    cluster = kinds["ClusterRoleBinding"]
-    assert cluster["roleRef"]["name"] == kinds["ClusterRole"]["metadata"]["name"]
-    assert cluster["subjects"] == binding["subjects"]
-    example = yaml.safe_load((ROOT / "config" / "examples" / "kubernetes.yaml").read_text())
-    watched = {
-        pool["discover"]["kubernetes"]["namespace"]
-        for pool in example["pools"].values()
-        if "kubernetes" in pool["discover"]
-    }
-    assert watched == {kinds["Role"]["metadata"]["namespace"]}
 
 
 def test_check_exit_codes(tmp_path):

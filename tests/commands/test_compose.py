@@ -2,6 +2,7 @@
 
 import fnmatch
 import json
+import os
 import pathlib
 import re
 import shlex
@@ -11,10 +12,11 @@ import urllib.error
 
 import pytest
 import yaml
-from conftest import ROOT, free_ports, get, run, wait_until
+from conftest import BIN, ROOT, free_ports, get, run, wait_until
 
 COMPOSE = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())
 OURS = {name: row for name, row in COMPOSE["services"].items() if row["image"].startswith("penstock")}
+DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
 DEMO_KEY = re.search(r"pst_\w+", (ROOT / "docker" / "penstock.yaml").read_text()).group()
 
 
@@ -49,8 +51,62 @@ def test_services_start_with_their_commands(start, tmp_path):
     assert done.stdout.rstrip().endswith("data: [DONE]"), done.stdout + done.stderr
     assert gateway.stop() == 0
 
-    for target in ("gateway:8081",):
-        assert target in (ROOT / "docker" / "prometheus.yml").read_text()
+
+
+def test_health_checks_say_when_a_service_is_ready(start, tmp_path):
+    """Those of the gateway and of the engines, against the services themselves."""
+    listen, admin = free_ports(2)
+    engine = start("penstock sim-engine --listen 127.0.0.1:0 --model sim").wait_for(r"http://(\S+)").group(1)
+    check = OURS["engine-a"]["healthcheck"]["test"]
+    assert check[0] == "CMD" and check[1] == "/usr/local/bin/penstock"
+    words = [word.replace("127.0.0.1:8000", engine) for word in check[2:]]
+    assert words != check[2:]
+    assert run(shlex.join(["penstock", *words])).returncode == 0
+
+    (tmp_path / "penstock.yaml").write_text(
+        f"version: 1\nauth: {{mode: off}}\nserver: {{listen: {listen}, admin: {admin}}}\n"
+        f"pools: {{p: {{engine: vllm, models: [sim], replicas: [http://{engine}]}}}}\n"
+    )
+    check = OURS["gateway"]["healthcheck"]["test"]
+    assert check == ["CMD", "/usr/local/bin/penstock", "ready"]
+    from_image = re.search(r"^HEALTHCHECK .*\n +CMD (\[.*\])$", DOCKERFILE, re.M).group(1)
+    assert json.loads(from_image) == check[1:]
+    here = {"PENSTOCK_ADMIN": f"http://{admin}"}
+    done = run("penstock ready", **here)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"nobody answers at http://{admin}/readyz" in done.stderr
+    gateway = start("penstock serve", cwd=tmp_path)
+    gateway.wait_for("server started")
+    wait_until("readiness", lambda: run("penstock ready", **here).stdout == "ready\n")
+
+    done = run(f"penstock ready http://{admin}/admin/v1/nothing")
+    assert done.returncode == 1 and "answers 404" in done.stderr
+    assert gateway.stop() == 0
+    assert run("penstock ready", **here).returncode == 1
+
+
+def test_services_wait_for_each_other():
+    for name, row in COMPOSE["services"].items():
+        assert row["healthcheck"]["test"][0] == "CMD", name
+        for needed, how in row.get("depends_on", {}).items():
+            assert needed in COMPOSE["services"] and how == {"condition": "service_healthy"}
+    assert set(OURS["gateway"]["depends_on"]) == {"engine-a", "engine-b"}
+    for port in (port for row in COMPOSE["services"].values() for port in row.get("ports", [])):
+        assert port.startswith("127.0.0.1:"), "published on loopback only"
+
+
+def test_grafana_finds_prometheus_and_the_dashboards():
+    sources = yaml.safe_load((ROOT / "docker" / "grafana" / "datasources.yaml").read_text())["datasources"]
+    assert [source["url"] for source in sources] == ["http://prometheus:9090"]
+    provider = yaml.safe_load((ROOT / "docker" / "grafana" / "dashboards.yaml").read_text())["providers"][0]
+    mounts = {mount.split(":")[1]: mount.split(":")[0] for mount in COMPOSE["services"]["grafana"]["volumes"]}
+    assert mounts[provider["options"]["path"]] == "../config/grafana"
+    for there, here in mounts.items():
+        assert not here.startswith("./") or (ROOT / "docker" / here).exists(), there
+    assert (ROOT / "config" / "grafana").is_dir()
+    for dashboard in (ROOT / "config" / "grafana").glob("*.json"):
+        asked = set(re.findall(r'"uid": "([^"]+)"', dashboard.read_text()))
+        assert not {uid for uid in asked if "$" not in uid and not uid.startswith("penstock-")}, dashboard
 
 
 def test_demo_key_is_the_one_in_the_file():
@@ -65,8 +121,8 @@ def test_ports_agree():
     config = yaml.safe_load((ROOT / "docker" / "penstock.yaml").read_text())["server"]
     assert config["listen"].startswith("0.0.0.0:") and config["admin"].startswith("0.0.0.0:")
     ports = [config["listen"].split(":")[1], config["admin"].split(":")[1]]
-    exposed = re.search(r"^EXPOSE (.*)$", (ROOT / "docker" / "Dockerfile").read_text(), re.M).group(1)
-    assert exposed.split() == ports
+    exposed = re.search(r"^EXPOSE (.*)$", DOCKERFILE, re.M).group(1)
+    assert exposed.split() == [*ports, "8082"]
     assert OURS["gateway"]["ports"] == [f"127.0.0.1:{port}:{port}" for port in ports]
 
 
@@ -77,12 +133,20 @@ def test_grace_outlasts_the_drain():
     assert allowed >= 60 + 5, "server.drain_grace is one minute by default"
 
 
-def test_prometheus_file_is_valid():
-    done = subprocess.run(
-        ["promtool", "check", "config", ROOT / "docker" / "prometheus.yml"],
-        text=True, capture_output=True, check=False,
-    )
+def test_prometheus_file_is_valid(tmp_path):
+    """With the rules that its container sees."""
+    text = (ROOT / "docker" / "prometheus.yml").read_text()
+    mounts = [mount.split(":")[:2] for mount in COMPOSE["services"]["prometheus"]["volumes"]]
+    (rules,) = [there for here, there in mounts if here == "../config/prometheus"]
+    assert rules in text
+    (tmp_path / "prometheus.yml").write_text(text.replace(rules, str(ROOT / "config" / "prometheus")))
+    done = run(f"promtool check config {tmp_path}/prometheus.yml")
     assert done.returncode == 0, done.stdout + done.stderr
+    shown = {path.name for path in (ROOT / "config" / "prometheus").glob("*.yaml") if "test" not in path.name}
+    loaded = {pathlib.Path(path).name for path in re.findall(r"Checking (\S+\.yaml)", done.stdout)}
+    assert loaded == shown
+    targets = [target for job in yaml.safe_load(text)["scrape_configs"] for row in job["static_configs"] for target in row["targets"]]
+    assert targets == ["gateway:8081", "engine-a:8000", "engine-b:8000"]
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +168,7 @@ def context(tmp_path_factory):
     folder = tmp_path_factory.mktemp("context")
     for path in filter(admitted, listed.stdout.splitlines()):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / path, folder / path)
+        shutil.copy(ROOT / path, folder / path, follow_symlinks=False)
     return folder
 
 
@@ -124,6 +188,87 @@ def test_image_builds_from_what_is_admitted(context):
                 missing.append(f"{source.relative_to(context)}: {name}")
     assert missing == []
     assert (context / "src/sim/engine/profiles.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("build", "target", "triple", "compiler"),
+    [
+        ("amd64", "amd64", "x86_64-unknown-linux-gnu", None),
+        ("amd64", "arm64", "aarch64-unknown-linux-gnu", "aarch64-linux-gnu-gcc"),
+        ("arm64", "amd64", "x86_64-unknown-linux-gnu", "x86_64-linux-gnu-gcc"),
+        ("arm64", "arm64", "aarch64-unknown-linux-gnu", None),
+    ],
+)
+def test_the_image_is_built_for_each_architecture(tmp_path, build, target, triple, compiler):
+    """The steps of docker/cross.sh, with cargo, rustup and apt-get that note what they
+    are told."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    note = f'echo "$(basename $0) $*" >>{tmp_path}/told'
+    for name in ("apt-get", "rustup"):
+        (tools / name).write_text(f"#!/bin/sh\n{note}\n")
+    made = f"mkdir -p target/{triple}/dist && echo program >target/{triple}/dist/penstock"
+    (tools / "cargo").write_text(f"#!/bin/sh\n{note}\nenv >{tmp_path}/env\n{made}\n")
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    where = {"BUILDARCH": build, "TARGETARCH": target, "PATH": f"{tools}:/usr/bin:/bin"}
+    script = ROOT / "docker" / "cross.sh"
+    for step in ("setup", f"build {tmp_path}/out/penstock"):
+        done = subprocess.run(["sh", "-c", f"sh {script} {step}"], cwd=tmp_path, env=where, text=True, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr
+    told = (tmp_path / "told").read_text()
+    assert f"cargo auditable build --locked --profile dist --target {triple} -p penstock" in told
+    assert (f"rustup target add {triple}" in told) == (build != target)
+    assert (tmp_path / "out" / "penstock").read_text() == "program\n"
+    set_up = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines() if "=" in line)
+    assert set_up.get(f"CC_{triple.replace('-', '_')}") == compiler
+    assert set_up.get(f"CARGO_TARGET_{triple.replace('-', '_').upper()}_LINKER") == compiler
+
+
+def test_the_image_gets_what_its_steps_name():
+    """Every file that the Dockerfile copies is in its context; nothing of the image is
+    root's, and the stages are where the release says them by digest."""
+    assert re.findall(r"^ARG (\w+_IMAGE)=\S+$", DOCKERFILE, re.M) == ["RUST_IMAGE", "BASE_IMAGE"]
+    assert re.findall(r"^FROM (?:--platform=\$BUILDPLATFORM )?\$\{(\w+)\}", DOCKERFILE, re.M) == ["RUST_IMAGE", "BASE_IMAGE"]
+    assert re.search(r"^USER [1-9]\d+:[1-9]\d+$", DOCKERFILE, re.M)
+    assert "!docker/cross.sh" in (ROOT / "docker" / "Dockerfile.dockerignore").read_text().splitlines()
+    released = (ROOT / "docs" / "operations" / "release.md").read_text()
+    assert "RUST_IMAGE" in released and "BASE_IMAGE" in released
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a root folder of its own needs root")
+def test_the_program_needs_no_more_than_its_image_has(start, tmp_path):
+    """A root with what distroless/cc has (glibc, libgcc, the roots of certificates, no
+    shell), read by a user without rights: the image's command, health check and end."""
+    root = tmp_path / "root"
+    linked = subprocess.run(["ldd", BIN], text=True, capture_output=True, check=True).stdout
+    libraries = re.findall(r"(/\S+)(?: \(0x)", linked)
+    allowed = {"libc.so.6", "libm.so.6", "libgcc_s.so.1", "libpthread.so.0", "libdl.so.2", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
+    assert {pathlib.Path(path).name for path in libraries} <= allowed
+    for path in libraries:
+        (root / path[1:]).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, root / path[1:])
+    for path in ("usr/local/bin", "etc/penstock", "etc/ssl/certs"):
+        (root / path).mkdir(parents=True)
+    shutil.copy("/etc/ssl/certs/ca-certificates.crt", root / "etc/ssl/certs")
+    shutil.copy(BIN, root / "usr/local/bin/penstock")
+    listen, admin = free_ports(2)
+    (root / "etc/penstock/penstock.yaml").write_text(
+        f"version: 1\nauth: {{mode: off}}\nserver: {{listen: {listen}, admin: {admin}}}\n"
+        "pools: {p: {engine: vllm, models: [m], replicas: [http://127.0.0.1:9]}}\n"
+    )
+    for parent in (tmp_path, *tmp_path.parents):
+        if str(parent).startswith("/tmp/"):
+            parent.chmod(0o755)
+    user = re.search(r"^USER (\S+)$", DOCKERFILE, re.M).group(1)
+    inside = f"chroot --userspec={user} {root}"
+    (entry,) = json.loads(re.search(r"^ENTRYPOINT (.*)$", DOCKERFILE, re.M).group(1))
+    command = json.loads(re.search(r"^CMD (.*)$", DOCKERFILE, re.M).group(1))
+    running = start(shlex.join([*inside.split(), entry, *command]))
+    running.wait_for("server started")
+    check = json.loads(re.search(r"^HEALTHCHECK .*\n +CMD (\[.*\])$", DOCKERFILE, re.M).group(1))
+    assert run(shlex.join([*inside.split(), *check, "--admin", f"http://{admin}"])).stdout == "ready\n"
+    assert running.stop() == 0
 
 
 def test_admin_answers_while_it_serves(start, tmp_path):

@@ -140,7 +140,7 @@ def compose(_reader):
         assert done.returncode == 0, done.stderr
 
 
-SPECIAL = {"docker compose -f docker/compose.yaml up --build": compose}
+SPECIAL = {"docker compose -f docker/compose.yaml up --build --wait": compose}
 
 #: What the output of a command must have in it.
 SHOWN = {
@@ -263,7 +263,7 @@ def test_yaml_block_is_valid(place, config, tmp_path):
 
 
 def asks_a_gateway(command):
-    asks = command.split()[1] in ("status", "explain", "pools", "replicas", "tenants", "usage")
+    asks = command.split()[1] in ("status", "ready", "explain", "pools", "replicas", "tenants", "usage")
     return asks or "--against" in command
 
 

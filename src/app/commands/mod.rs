@@ -48,6 +48,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Check(args) => check(&args),
         Command::Schema => print(&schema::schema_text()),
         Command::Status(args) => in_runtime(operate::status(args, |text| print(text).map(drop))),
+        Command::Ready(args) => print_from(operate::ready(args)),
         Command::Explain(args) => print_from(operate::explain(args)),
         Command::Pools(command) => print_from(operate::pools(command)),
         Command::Replicas(command) => print_from(operate::replicas(command)),

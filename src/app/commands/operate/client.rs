@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use reqwest::{Certificate, Client, Identity, RequestBuilder};
+use reqwest::{Certificate, Client, Identity, RequestBuilder, StatusCode};
 use serde_json::Value;
 
 use crate::cli::operate::{AccessArgs, AdminArgs};
@@ -67,6 +67,22 @@ impl AdminClient {
     pub(super) async fn post(&self, path: &str, body: &Value) -> anyhow::Result<Value> {
         let request = self.http.post(self.url(path)).header("content-type", "application/json");
         self.answer(request.body(body.to_string())).await
+    }
+
+    /// Asks `/readyz`, or another URL. No token goes along: neither needs one.
+    ///
+    /// # Errors
+    /// Nobody answers there, or the answer is not 200.
+    pub(super) async fn ready(&self, url: Option<&str>) -> anyhow::Result<()> {
+        let url = url.map_or_else(|| format!("{}/readyz", self.base), str::to_owned);
+        let response =
+            self.http.get(&url).send().await.with_context(|| format!("nobody answers at {url}"))?;
+        let status = response.status();
+        if status != StatusCode::OK {
+            let text = response.text().await.unwrap_or_default();
+            bail!("not ready: {url} answers {status} {}", text.trim());
+        }
+        Ok(())
     }
 
     fn url(&self, path: &str) -> String {

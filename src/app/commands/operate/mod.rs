@@ -11,8 +11,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::cli::operate::{
-    AccessArgs, AdminArgs, BoostArgs, ExplainArgs, NameArgs, OverrideArgs, PoolsCommand, ReplicasCommand,
-    StatusArgs, TenantsCommand,
+    AccessArgs, AdminArgs, BoostArgs, ExplainArgs, NameArgs, OverrideArgs, PoolsCommand, ReadyArgs,
+    ReplicasCommand, StatusArgs, TenantsCommand,
 };
 
 use crate::core::replica::speed::pool_best::PoolBest;
@@ -92,6 +92,14 @@ pub(in crate::app) async fn cold_start(admin: &str, pool: &str) -> anyhow::Resul
     let row = answer["pools"].as_array().into_iter().flatten().find(|row| row["pool"] == pool);
     let seconds = row.and_then(|row| row["cold_start_seconds"].as_f64());
     Ok(seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()))
+}
+
+/// `penstock ready`; the text to print.
+pub(in crate::app) async fn ready(args: ReadyArgs) -> anyhow::Result<String> {
+    let ReadyArgs { url, admin, access } = args;
+    let client = AdminClient::new(&AdminArgs { admin, access, json: false })?;
+    client.ready(url.as_deref()).await?;
+    Ok("ready\n".to_owned())
 }
 
 /// `penstock explain`; the text to print.

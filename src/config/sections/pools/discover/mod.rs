@@ -125,8 +125,8 @@ pub struct KubernetesSection {
     pub resync: Span,
     /// Watch the cluster's Nodes, and take a taint or condition that says that one
     /// is about to go as a spot notice for the replicas there. Needs a ClusterRole
-    /// that may list and watch Nodes (`config/kubernetes/rbac.yaml`); absent =
-    /// nodes are not looked at.
+    /// that may list and watch Nodes (`config/kubernetes/components/pools/nodes.yaml`);
+    /// absent = nodes are not looked at.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nodes: Option<NodesSection>,
     /// URL of the API server; absent = that of the cluster the gateway runs

@@ -1,0 +1,33 @@
+#!/bin/sh
+# Steps of docker/Dockerfile on a Debian image with Rust: `setup` installs what TARGETARCH
+# needs beside BUILDARCH, `build FILE` builds the binary there. Both variables are
+# Docker's: amd64 or arm64; absent = this machine's.
+set -eu
+build_arch=${BUILDARCH:-$(dpkg --print-architecture)}
+target_arch=${TARGETARCH:-$build_arch}
+case $target_arch in
+  amd64) target=x86_64-unknown-linux-gnu gcc=x86-64-linux-gnu cc=x86_64-linux-gnu-gcc ;;
+  arm64) target=aarch64-unknown-linux-gnu gcc=aarch64-linux-gnu cc=aarch64-linux-gnu-gcc ;;
+  *) echo "cross.sh: no build for $target_arch; there are: amd64, arm64" >&2; exit 1 ;;
+esac
+
+case ${1:-} in
+  setup)
+    if [ "$target_arch" != "$build_arch" ]; then
+      apt-get update
+      apt-get install -y --no-install-recommends "gcc-$gcc" "g++-$gcc" "libc6-dev-$target_arch-cross"
+      rm -rf /var/lib/apt/lists/*
+      rustup target add "$target"
+    fi
+    ;;
+  build)
+    upper=$(echo "$target" | tr 'a-z-' 'A-Z_')
+    lower=$(echo "$target" | tr - _)
+    if [ "$target_arch" != "$build_arch" ]; then
+      export "CARGO_TARGET_${upper}_LINKER=$cc" "CC_$lower=$cc" "CXX_$lower=${cc%gcc}g++"
+    fi
+    cargo auditable build --locked --profile dist --target "$target" -p penstock --bin penstock
+    install -D "target/$target/dist/penstock" "$2"
+    ;;
+  *) echo "usage: cross.sh setup | build FILE" >&2; exit 2 ;;
+esac

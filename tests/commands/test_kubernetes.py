@@ -1,0 +1,510 @@
+"""The Helm chart, and what is made of it for kustomize: rendered by Helm's own library
+and by `kubectl kustomize`, held against the schemas of Kubernetes, KEDA and the
+Prometheus operator, and against the program itself."""
+
+import functools
+import json
+import os
+import re
+import shutil
+import subprocess
+
+import helm_python
+import kubernetes_validate
+import manifests
+import pytest
+import yaml
+from conftest import ROOT, free_ports, get, run, wait_until
+from manifests import CHART, KUBERNETES, documents, render, values_of
+
+#: The oldest Kubernetes that the chart says it runs on, and the newest with schemas.
+VERSIONS = ("1.30", "1.37")
+VALUES = ("base", "pools", "simulated")
+OVERLAYS = ("gke", "eks", "aks")
+FULL = yaml.safe_load((ROOT / "tests" / "commands" / "kubernetes" / "full.values.yaml").read_text())
+#: What the models of the custom resources, which are of KEDA 2.16, do not know yet.
+NEWER = {"tolerance", "fallback/behavior"}
+
+
+def rendered(values, **where):
+    """Every object of the chart, without its notes."""
+    found = render(values, **where)
+    return [document for name, text in found.items() if name.endswith(".yaml") for document in documents(text)]
+
+
+@functools.cache
+def kustomized(folder):
+    done = run(f"kubectl kustomize {folder}")
+    assert done.returncode == 0, done.stderr
+    return documents(done.stdout)
+
+
+@functools.cache
+def every_set():
+    """Name and objects of everything that a user may apply."""
+    sets = {f"values/{name}": rendered(values_of(name)) for name in VALUES}
+    sets["full"] = rendered(FULL, name="gateway", namespace="ml")
+    sets |= {f"overlays/{name}": kustomized(KUBERNETES / "overlays" / name) for name in OVERLAYS}
+    for example in sorted((KUBERNETES / "examples").iterdir()):
+        if (example / "kustomization.yaml").exists():
+            sets[f"examples/{example.name}"] = kustomized(example)
+        if (values := example / "chart.values.yaml").exists():
+            sets[f"examples/{example.name}/chart"] = rendered(yaml.safe_load(values.read_text()))
+    return sets
+
+
+def named(objects, kind, name=None):
+    found = [one for one in objects if one["kind"] == kind and name in (None, one["metadata"]["name"])]
+    assert len(found) == 1, (kind, name, len(found))
+    return found[0]
+
+
+def configuration(objects, name="penstock"):
+    return named(objects, "ConfigMap", name)["data"]["penstock.yaml"]
+
+
+def pod(deployment):
+    return deployment["spec"]["template"]["spec"]
+
+
+def test_lint():
+    for values in ({}, FULL, *map(values_of, VALUES)):
+        report = helm_python.lint(CHART, values, strict=True)
+        worst = [message for message in report["messages"] if message["severity"] > 1]
+        assert (report["errors"], worst) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"replica": 3}, "replica"),
+        ({"image": {"digest": "latest"}}, "digest"),
+        ({"config": {"server": {"drain_grace": "one minute"}}}, "drain_grace"),
+        ({"networkPolicy": {"engines": [{"name": "a", "podLabels": {}, "ports": [1]}]}}, "podLabels"),
+        ({"scaledObjects": {"qwen": {"max": 8}}}, "config.pools has no pool of that name"),
+        ({**values_of("base"), "scaledObjects": {"qwen": {"min": 9, "max": 8}}}, "at least min"),
+    ],
+)
+def test_values_that_cannot_be_meant_are_refused(values, said):
+    with pytest.raises(helm_python.HelmError, match=said):
+        render(values)
+
+
+def test_every_value_is_in_the_schema():
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+
+    def compare(values, schema, path):
+        properties = schema.get("properties", {})
+        if schema.get("additionalProperties") is False:
+            assert set(values) == set(properties) - {"global"}, path
+        for key, inner in properties.items():
+            if isinstance(values.get(key), dict):
+                compare(values[key], inner, f"{path}.{key}")
+
+    compare(values, schema, "")
+
+
+def test_versions_agree():
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    (version,) = re.findall(r'^\[workspace\.package\]\nversion = "(.*)"$', (ROOT / "Cargo.toml").read_text(), re.M)
+    base = yaml.safe_load((KUBERNETES / "base" / "kustomization.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (version, version)
+    assert [image["newTag"] for image in base["images"]] == [version]
+
+
+def test_made_files_are_current():
+    assert manifests.stale() == [], "run tests/commands/manifests.py --write"
+
+
+def plain(objects):
+    """Objects by kind and name, without what only Helm adds."""
+    kept = {}
+    for one in objects:
+        one = json.loads(json.dumps(one))
+        for label in manifests.HELM_LABELS:
+            one["metadata"].get("labels", {}).pop(label, None)
+        if "helm.sh/hook" not in one["metadata"].get("annotations", {}):
+            kept[one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"]] = one
+    return kept
+
+
+def test_kustomize_gives_what_the_chart_gives(tmp_path):
+    base = plain(kustomized(KUBERNETES / "base"))
+    base = {key: one for key, one in base.items() if key[0] != "Namespace"}
+    assert base == plain(rendered(values_of("base")))
+
+    place = os.path.relpath(KUBERNETES, tmp_path)
+    components = [f"{place}/components/{name}" for name in ("pools", "keda", "monitoring")]
+    overlay = {"resources": [f"{place}/base"], "components": components}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    pools = plain(kustomized(tmp_path))
+    engines = plain(kustomized(KUBERNETES / "engines"))
+    pools = {key: one for key, one in pools.items() if key[0] != "Namespace" and key not in engines}
+    assert pools == plain(rendered(values_of("pools")))
+
+
+def unknown_keys(data, kept, path=""):
+    """Keys of an object that a model has not taken over."""
+    if isinstance(data, dict) and isinstance(kept, dict):
+        for key, value in data.items():
+            place = f"{path}/{key}"
+            if key in kept:
+                yield from unknown_keys(value, kept[key], place)
+            elif not any(place.endswith(newer) for newer in NEWER):
+                yield place
+    elif isinstance(data, list):
+        for one, other in zip(data, kept, strict=True):
+            yield from unknown_keys(one, other, path)
+
+
+@pytest.fixture(scope="module")
+def models():
+    """Custom resources that a package has models of."""
+    from cloudcoil.models.keda import v1alpha1 as keda
+    from cloudcoil.models.prometheus_operator import v1 as operator
+
+    return {
+        ("keda.sh/v1alpha1", "ScaledObject"): keda.ScaledObject,
+        ("keda.sh/v1alpha1", "TriggerAuthentication"): keda.TriggerAuthentication,
+        ("monitoring.coreos.com/v1", "ServiceMonitor"): operator.ServiceMonitor,
+        ("monitoring.coreos.com/v1", "PodMonitor"): operator.PodMonitor,
+        ("monitoring.coreos.com/v1", "PrometheusRule"): operator.PrometheusRule,
+    }
+
+
+#: Custom resources without a package of their schemas, with what each must have under `spec`.
+BY_HAND = {
+    ("kueue.x-k8s.io/v1beta2", "ResourceFlavor"): ["nodeLabels"],
+    ("kueue.x-k8s.io/v1beta2", "ClusterQueue"): ["namespaceSelector", "resourceGroups"],
+    ("kueue.x-k8s.io/v1beta2", "LocalQueue"): ["clusterQueue"],
+    ("scheduling.volcano.sh/v1beta1", "Queue"): ["weight", "capability"],
+    ("scheduling.run.ai/v2", "Queue"): ["resources"],
+    ("karpenter.sh/v1", "NodePool"): ["template", "disruption"],
+    ("serving.kserve.io/v1beta1", "InferenceService"): ["predictor"],
+}
+
+
+def test_objects_are_what_the_schemas_say(models):
+    seen = set()
+    for where, objects in every_set().items():
+        for one in objects:
+            kind = one["apiVersion"], one["kind"]
+            # Most objects are in several sets.
+            if (text := json.dumps(one)) in seen:
+                continue
+            seen |= {kind, text}
+            if model := models.get(kind):
+                kept = model.model_validate(one).model_dump(mode="json", by_alias=True, exclude_unset=True)
+                assert list(unknown_keys(one, kept)) == [], where
+            elif kind in BY_HAND:
+                assert set(BY_HAND[kind]) <= set(one["spec"]), (where, kind)
+            else:
+                for version in VERSIONS:
+                    kubernetes_validate.validate(one, version, strict=True)
+    assert {kind for kind in models if kind[1] not in ("PrometheusRule", "PodMonitor")} <= seen
+    assert set(BY_HAND) <= seen
+
+
+def test_selectors_find_pods_and_ports():
+    """Of every Service, PodDisruptionBudget and NetworkPolicy."""
+    for where, objects in every_set().items():
+        deployments = [one for one in objects if one["kind"] == "Deployment"]
+        pods = [(one["metadata"]["namespace"], one["spec"]["template"]) for one in deployments]
+
+        def chosen(namespace, labels):
+            found = [
+                template for place, template in pods
+                if place == namespace and labels.items() <= template["metadata"]["labels"].items()
+            ]
+            return found
+
+        if not any(one["metadata"]["name"].endswith("penstock") for one in deployments):
+            continue
+        for one in objects:
+            namespace, spec = one["metadata"].get("namespace"), one.get("spec", {})
+            if one["kind"] == "Service":
+                (template,) = chosen(namespace, spec["selector"])
+                ports = {port["name"] for port in template["spec"]["containers"][0]["ports"]}
+                assert {port["targetPort"] for port in spec["ports"]} <= ports, where
+            elif one["kind"] == "PodDisruptionBudget":
+                assert chosen(namespace, spec["selector"]["matchLabels"]), where
+            elif one["kind"] == "Deployment":
+                labels = one["spec"]["template"]["metadata"]["labels"]
+                assert spec["selector"]["matchLabels"].items() <= labels.items(), where
+
+
+def test_engines_are_reached_through_the_gateway_only():
+    for name in OVERLAYS:
+        objects = every_set()[f"overlays/{name}"]
+        gateway = named(objects, "Deployment", "penstock")
+        engines = [one for one in objects if one["kind"] == "Deployment" and one is not gateway]
+        assert len(engines) == 3
+        (policy,) = [
+            one for one in objects
+            if one["kind"] == "NetworkPolicy" and one["metadata"]["namespace"] == "models"
+        ]
+        chosen = policy["spec"]["podSelector"]["matchLabels"]
+        for engine in engines:
+            assert engine["metadata"]["namespace"] == "models"
+            assert chosen.items() <= engine["spec"]["template"]["metadata"]["labels"].items()
+        (rule,) = policy["spec"]["ingress"]
+        monitoring, clients = {}, {}
+        for peer in rule["from"]:
+            (clients if "podSelector" in peer else monitoring).update(peer)
+        assert clients["podSelector"]["matchLabels"].items() <= gateway["spec"]["template"]["metadata"]["labels"].items()
+        assert clients["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "penstock"}
+        assert monitoring == {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+
+
+@pytest.mark.parametrize(
+    ("cloud", "label", "value", "taint"),
+    [
+        ("gke", "cloud.google.com/gke-spot", "true", "cloud.google.com/gke-spot"),
+        ("eks", "karpenter.sh/capacity-type", "spot", None),
+        ("aks", "kubernetes.azure.com/scalesetpriority", "spot", "kubernetes.azure.com/scalesetpriority"),
+    ],
+)
+def test_overlays_keep_the_pools_apart(cloud, label, value, taint):
+    objects = every_set()[f"overlays/{cloud}"]
+    spot = pod(named(objects, "Deployment", "vllm-spot"))
+    assert spot["nodeSelector"][label] == value
+    assert taint is None or taint in {one["key"] for one in spot["tolerations"]}
+    for name in ("vllm-on-demand", "penstock"):
+        spec = pod(named(objects, "Deployment", name))
+        selected = spec.get("nodeSelector", {}).get(label)
+        terms = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+        excluded = [
+            one for term in terms for one in term["matchExpressions"]
+            if one["key"] == label and one["operator"] in ("NotIn", "DoesNotExist")
+        ]
+        assert excluded or selected == "on-demand", name
+        assert taint is None or taint not in {one["key"] for one in spec.get("tolerations", [])}
+    mig = pod(named(objects, "Deployment", "vllm-mig"))
+    asked = mig["containers"][0]["resources"]["limits"]
+    assert [key for key in asked if key.startswith("nvidia.com/")] == (
+        ["nvidia.com/gpu"] if cloud == "gke" else ["nvidia.com/mig-3g.40gb"]
+    )
+
+
+def test_the_security_profile_is_restricted():
+    for where, objects in every_set().items():
+        for one in objects:
+            if one["kind"] not in ("Deployment", "Pod") or one["metadata"].get("namespace") == "models":
+                continue
+            spec = pod(one) if one["kind"] == "Deployment" else one["spec"]
+            assert spec["securityContext"]["runAsNonRoot"] is True, where
+            assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+            for container in spec["containers"]:
+                assert container["securityContext"] == {
+                    "allowPrivilegeEscalation": False,
+                    "readOnlyRootFilesystem": True,
+                    "capabilities": {"drop": ["ALL"]},
+                }
+
+
+@pytest.mark.parametrize(
+    ("grace", "seconds"), [(None, 60), ("45s", 45), ("1m30s", 90), ("1h", 3600), ("1500ms", 2), ("2m500ms", 121)]
+)
+def test_the_pod_outlives_the_drain(grace, seconds):
+    values = values_of("base")
+    if grace:
+        values["config"]["server"] = {"drain_grace": grace}
+    spec = pod(named(rendered(values), "Deployment"))
+    pause = spec["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert (pause, spec["terminationGracePeriodSeconds"]) == (10, 10 + seconds + 10)
+
+
+def test_pods_are_replaced_when_a_change_needs_it():
+    """And only then: what the schema marks with x-penstock-restart."""
+
+    def annotation(config):
+        values = values_of("base")
+        for section, keys in config.items():
+            values["config"].setdefault(section, {}).update(keys)
+        deployment = named(rendered(values), "Deployment")
+        return deployment["spec"]["template"]["metadata"]["annotations"]["penstock/restart-sections"]
+
+    now = annotation({})
+    schema = json.loads((ROOT / "config" / "schema.json").read_text())
+    for section, definition in schema["properties"].items():
+        found = re.search(r'"\$ref": "#/definitions/(\w+)"', json.dumps(definition))
+        fields = schema["definitions"][found.group(1)].get("properties", {}) if found else {}
+        for field, about in fields.items():
+            if (section, field) == ("server", "drain_grace"):
+                assert annotation({section: {field: "2m"}}) != now
+            elif section not in ("pools", "tenants", "models", "classes"):
+                changed = annotation({section: {field: {"x": 1}}}) != now
+                assert changed == about.get("x-penstock-restart", False), f"{section}.{field}"
+    assert annotation({"tenants": {"more": {}}}) == now
+
+
+def test_roles_follow_the_configuration():
+    role = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}
+    nodes = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch"]}
+    for objects, namespaces, reads_nodes in (
+        (rendered(values_of("simulated")), set(), False),
+        (rendered(values_of("base")), {"models"}, False),
+        (rendered(values_of("pools")), {"models"}, True),
+        (rendered(FULL, name="gateway", namespace="ml"), {"models", "ml"}, True),
+    ):
+        account = named(objects, "ServiceAccount")["metadata"]
+        subject = {"kind": "ServiceAccount", "name": account["name"], "namespace": account["namespace"]}
+        roles = [one for one in objects if one["kind"] == "Role"]
+        assert {one["metadata"]["namespace"] for one in roles} == namespaces
+        assert [one["rules"] for one in roles] == [[role]] * len(namespaces)
+        cluster = [one for one in objects if one["kind"] == "ClusterRole"]
+        assert [one["rules"] for one in cluster] == [[nodes]] * reads_nodes
+        names = {(one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"]) for one in [*roles, *cluster]}
+        bindings = [one for one in objects if one["kind"].endswith("Binding")]
+        assert len(bindings) == len(names)
+        for one in bindings:
+            assert one["subjects"] == [subject]
+            assert (one["roleRef"]["kind"], one["metadata"].get("namespace"), one["roleRef"]["name"]) in names
+        mounted = pod(next(one for one in objects if one["kind"] == "Deployment" and "scaler" in str(one)))
+        assert mounted["automountServiceAccountToken"] == bool(namespaces)
+    example = yaml.safe_load((ROOT / "config" / "examples" / "kubernetes.yaml").read_text())
+    watched = [pool["discover"]["kubernetes"]["namespace"] for pool in example["pools"].values() if "kubernetes" in pool["discover"]]
+    base = documents((KUBERNETES / "base" / "rbac.yaml").read_text())
+    assert watched == [named(base, "Role")["metadata"]["namespace"]]
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    """A folder in place of /run/penstock."""
+    folder = tmp_path_factory.mktemp("run")
+    for name in ("server", "admin", "scale"):
+        place = folder / "tls" / name
+        place.mkdir(parents=True)
+        subprocess.run(
+            ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
+             "-subj", "/CN=test", "-addext", "subjectAltName=DNS:test",
+             "-keyout", place / "tls.key", "-out", place / "tls.crt"],
+            check=True, capture_output=True,
+        )
+        shutil.copy(place / "tls.crt", place / "ca.crt")
+    (folder / "secrets").mkdir()
+    (folder / "secrets" / "vllm").write_text("secret")
+    return folder
+
+
+def check(folder, text, certificates):
+    """What `penstock check` says beside the two warnings that ports are open, which
+    NetworkPolicies close."""
+    path = folder / "penstock.yaml"
+    text = text.replace("/run/penstock/", f"{certificates}/").replace("/var/lib/penstock/", f"{folder}/")
+    path.write_text(text)
+    done = run(f"penstock check {path}", EMBED_KEY="x", PENSTOCK_DATABASE_URL="postgres://u:p@db:5432/penstock?sslmode=require")
+    return done.returncode, [
+        line for line in re.findall(r"^(?:warning|error): .*", done.stdout, re.M)
+        if not re.match(r"warning: (server\.admin|scale\.listen): .* can be reached from outside", line)
+    ]
+
+
+def test_every_configuration_passes_the_check(tmp_path, certificates):
+    checked = 0
+    for where, objects in every_set().items():
+        for one in objects:
+            if text := one.get("data", {}).get("penstock.yaml") if one["kind"] == "ConfigMap" else None:
+                assert check(tmp_path, text, certificates) == (0, []), where
+                config = yaml.safe_load(text)
+                assert [config["server"]["listen"][-4:], config["server"]["admin"][-4:], config["scale"]["listen"][-4:]] == ["8080", "8081", "8082"]
+                peers = config["scale"]["peers"]["dns"]
+                headless = named(objects, "Service", peers["name"].split(".")[0])
+                assert headless["spec"]["clusterIP"] == "None" and headless["spec"]["publishNotReadyAddresses"]
+                assert headless["metadata"]["namespace"] == peers["name"].split(".")[1]
+                checked += 1
+    assert checked >= len(VALUES) + len(OVERLAYS) + 1
+
+
+def test_scaled_objects_are_those_of_penstock_keda(tmp_path, certificates):
+    for values, where in ((values_of("pools"), {}), (FULL, {"name": "gateway", "namespace": "ml"})):
+        objects = rendered(values, **where)
+        full = f"{where['name']}-penstock" if where else "penstock"
+        check(tmp_path, configuration(objects, full), certificates)
+        for pool, row in values["scaledObjects"].items():
+            name = re.sub(r"[^a-z0-9]", "-", pool.lower())
+            arguments = {
+                "service": f"{full}-admin.{where.get('namespace', 'penstock')}.svc",
+                "target": row.get("name"), "kind": row.get("kind"), "namespace": row.get("namespace", "ml"),
+                "min": row.get("min"), "max": row["max"],
+                "keep-last": f"{row['keepLastSeconds']}s" if "keepLastSeconds" in row else None,
+            }
+            options = " ".join(f"--{key} {value}" for key, value in arguments.items() if value is not None)
+            done = run(
+                f"penstock keda {pool} -c {tmp_path}/penstock.yaml {options}",
+                EMBED_KEY="x", PENSTOCK_DATABASE_URL="postgres://u:p@db:5432/penstock?sslmode=require",
+            )
+            assert done.returncode == 0, done.stderr
+            for expected in documents(done.stdout):
+                found = named(objects, expected["kind"], name)
+                assert (found["metadata"]["name"], found["metadata"]["namespace"]) == tuple(expected["metadata"].values())
+                if not row.get("tolerance", True):
+                    behavior = expected["spec"].get("advanced", {}).get("horizontalPodAutoscalerConfig", {}).get("behavior", {})
+                    for rules in behavior.values():
+                        del rules["tolerance"]
+                assert found["spec"] == expected["spec"]
+
+
+def test_certificates_are_all_that_opens_the_scaler():
+    """With a client authority, KEDA and the peers show certificates."""
+    objects = rendered(FULL, name="gateway", namespace="ml")
+    scale = yaml.safe_load(configuration(objects, "gateway-penstock"))["scale"]
+    assert scale["tls"]["require_client_cert"] is True
+    assert {"ca", "cert", "key"} <= set(scale["peers"])
+    spec = pod(named(objects, "Deployment", "gateway-penstock"))
+    mounts = {mount["mountPath"]: mount["name"] for mount in spec["containers"][0]["volumeMounts"]}
+    assert set(mounts.values()) == {volume["name"] for volume in spec["volumes"]}
+    for path in (scale["tls"]["cert"], scale["peers"]["key"], "/run/penstock/secrets/vllm", "/etc/penstock/penstock.yaml"):
+        assert path.rsplit("/", 1)[0] in mounts
+
+
+def test_prometheus_gets_the_rules_and_grafana_the_dashboards():
+    objects = rendered(FULL, name="gateway", namespace="ml")
+    groups = [
+        group for path in sorted((ROOT / "config" / "prometheus").glob("*.yaml")) if "test" not in path.name
+        for group in yaml.safe_load(path.read_text()).get("groups", [])
+    ]
+    rules = [one["spec"]["groups"] for one in objects if one["kind"] == "PrometheusRule"]
+    as_text = lambda group: json.dumps(group, sort_keys=True)
+    assert sorted(map(as_text, sum(rules, []))) == sorted(map(as_text, groups))
+    boards = {path.name: path.read_text() for path in (ROOT / "config" / "grafana").glob("*.json")}
+    maps = [one for one in objects if one["kind"] == "ConfigMap" and "-dashboard-" in one["metadata"]["name"]]
+    assert {key: text for one in maps for key, text in one["data"].items()} == boards
+
+
+def test_the_way_of_the_readme_ends_with_an_answer(start, tmp_path):
+    """The chart's simulated engines, gateway and probes, as processes: from the
+    containers' own arguments, with addresses in place of the cluster's names."""
+    objects = rendered(values_of("simulated"))
+    engine = pod(named(objects, "Deployment", "penstock-sim-engine"))["containers"][0]
+    replicas = []
+    for _ in range(named(objects, "Deployment", "penstock-sim-engine")["spec"]["replicas"]):
+        words = [word.replace("0.0.0.0:8000", "127.0.0.1:0") for word in engine["args"]]
+        assert words != engine["args"]
+        replicas.append(start(" ".join(["penstock", *words])).wait_for(r"http://\S+").group())
+    assert run(f"penstock ready {replicas[0]}{engine['readinessProbe']['httpGet']['path']}").stdout == "ready\n"
+
+    listen, admin, scale = free_ports(3)
+    config = yaml.safe_load(configuration(objects))
+    config["server"].update(listen=listen, admin=admin)
+    config["scale"] = {"listen": scale}
+    config["pools"]["simulated"].update(discover=None, replicas=replicas)
+    del config["pools"]["simulated"]["discover"]
+    (tmp_path / "penstock.yaml").write_text(yaml.safe_dump(config))
+    gateway = pod(named(objects, "Deployment", "penstock"))["containers"][0]
+    words = [word.replace("/etc/penstock", str(tmp_path)) for word in gateway["args"]]
+    running = start(" ".join(["penstock", *words]))
+    running.wait_for("server started")
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        wait_until(probe, lambda path=gateway[probe]["httpGet"]["path"]: get(f"http://{admin}{path}"))
+    tested = named(objects, "Pod", "penstock-test")["spec"]["containers"][0]["args"]
+    assert tested[0] == "ready" and tested[1].endswith("/readyz")
+    assert run(f"penstock ready http://{admin}/readyz").returncode == 0
+
+    (curl,) = re.findall(r"^(curl -sN .*)$", (CHART / "README.md").read_text(), re.M)
+    key = re.search(r"pst_\w+", (KUBERNETES / "values" / "simulated.yaml").read_text()).group()
+    done = run(curl.replace("127.0.0.1:8080", listen), KEY=key)
+    assert done.stdout.rstrip().endswith("data: [DONE]"), done.stdout + done.stderr
+    assert running.stop() == 0
+    assert run(f"penstock ready --admin http://{admin}").returncode == 1
