@@ -49,6 +49,11 @@ pub trait SecretSource: Send + Sync {
     /// As the file system says.
     fn file(&self, path: &Path) -> io::Result<Vec<u8>>;
 
+    /// Whether what is not here is no fault.
+    fn is_offline(&self) -> bool {
+        false
+    }
+
     /// The tokenizer in a folder; one that was read before, if its files are as
     /// they were.
     ///
@@ -77,6 +82,29 @@ impl SecretSource for MachineSecrets {
         read_bounded(path, MAX_NAMED_BYTES)
     }
 }
+
+/// The machine's environment and files, for a file that is meant for another machine:
+/// what is not here is not checked.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct OfflineSecrets;
+
+impl SecretSource for OfflineSecrets {
+    fn env(&self, name: &str) -> Option<String> {
+        MachineSecrets.env(name)
+    }
+
+    fn file(&self, path: &Path) -> io::Result<Vec<u8>> {
+        MachineSecrets.file(path)
+    }
+
+    fn is_offline(&self) -> bool {
+        true
+    }
+}
+
+/// How a message begins about what is not here and may be absent. Findings take it
+/// for a remark and not for an error.
+pub(super) const NOT_HERE: &str = "not here, so not checked: ";
 
 /// The bytes of a regular file (no pipe, which could block for ever) that is
 /// not larger than `limit`.
@@ -115,21 +143,27 @@ impl<'a> SecretReader<'a> {
     /// and does not show the value.
     pub(super) fn env(&self, name: &str) -> Result<Secret, String> {
         let value = self.source.env(name);
-        let value = value.ok_or_else(|| format!("the environment variable {name:?} is not set"))?;
+        let value =
+            value.ok_or_else(|| self.absent(format!("the environment variable {name:?} is not set")))?;
         checked(&value).map_err(|why| format!("the environment variable {name:?} {why}"))
     }
 
     /// The text of a list of endpoints in the file `path`. The error is a
     /// sentence for people.
     pub(super) fn list(&mut self, path: &str) -> Result<String, String> {
-        let bytes = self.read(path).map_err(|error| format!("the file {path:?} cannot be read: {error}"))?;
-        String::from_utf8(bytes).map_err(|_| format!("the file {path:?} is not text"))
+        String::from_utf8(self.bytes(path)?).map_err(|_| format!("the file {path:?} is not text"))
     }
 
     /// The bytes of a file of certificates or keys. The error is a sentence
     /// for people and does not show the content.
     pub(super) fn bytes(&mut self, path: &str) -> Result<Vec<u8>, String> {
-        self.read(path).map_err(|error| format!("the file {path:?} cannot be read: {error}"))
+        let read = self.read(path);
+        read.map_err(|error| self.absent(format!("the file {path:?} cannot be read: {error}")))
+    }
+
+    /// A message about what is not here: an error, unless that is no fault.
+    pub(super) fn absent(&self, message: String) -> String {
+        if self.source.is_offline() { format!("{NOT_HERE}{message}") } else { message }
     }
 
     /// Where `path` leads to.
@@ -156,9 +190,7 @@ impl<'a> SecretReader<'a> {
     /// The file `path`. The error is a sentence for people and does not show
     /// the content.
     pub(super) fn file(&mut self, path: &str) -> Result<Secret, String> {
-        let bytes = self.read(path);
-        let bytes = bytes.map_err(|error| format!("the file {path:?} cannot be read: {error}"))?;
-        let text = String::from_utf8(bytes).map_err(|_| format!("the file {path:?} is not text"))?;
+        let text = self.list(path)?;
         checked(&text).map_err(|why| format!("the file {path:?} {why}"))
     }
 }

@@ -92,6 +92,27 @@ def test_check_exit_codes(tmp_path):
         assert github.stdout.count("::error ") == text.stdout.count("error: ")
 
 
+def test_check_reads_standard_input_and_files_for_elsewhere(tmp_path):
+    config = ONE.replace("models: [m]", "models: [m], api_key: {env: PENSTOCK_NO_SUCH_VARIABLE}")
+    config += "server: {tls: {cert: none.crt, key: none.key}}\nusage: {folder: none/usage}\n"
+    config += "x-anchors: {a: &a 1}\nqueue: {requests: *a}\n"
+    bare = run("penstock check -", stdin=config, cwd=tmp_path)
+    assert bare.returncode == 1 and "standard input has 4 errors" in bare.stdout, bare.stdout
+    offline = run("penstock check - --offline", stdin=config, cwd=tmp_path)
+    assert offline.returncode == 0 and offline.stdout.count("not here, so not checked") == 4, offline.stdout
+    wrong = run("penstock check --offline -", stdin=config.replace("vllm", "vlmm"), cwd=tmp_path)
+    assert wrong.returncode == 1 and "did you mean" in wrong.stdout
+
+
+def test_variables_are_not_expanded_and_said_so(tmp_path):
+    (tmp_path / "penstock.yaml").write_text(ONE.replace("http://127.0.0.1:9", "'${ENGINE_URL}'"))
+    done = run("penstock check", cwd=tmp_path, ENGINE_URL="http://127.0.0.1:9")
+    assert done.returncode == 1 and "variables are not expanded" in done.stdout
+    (tmp_path / "penstock.yaml").write_text(ONE.replace("[m]", "['${MODEL}']"))
+    done = run("penstock check", cwd=tmp_path)
+    assert done.returncode == 0 and "`${MODEL}` is taken as it stands" in done.stdout
+
+
 class Measured(http.server.BaseHTTPRequestHandler):
     """An admin port whose pool has shown what it can do."""
 
@@ -185,10 +206,26 @@ def test_keys(tmp_path):
     config = f"{ONE}tenants: {{red: {{keys: [{line[2:]}]}}}}\n".replace("auth: {mode: off}\n", "")
     (tmp_path / "penstock.yaml").write_text(config)
     assert run("penstock check", cwd=tmp_path).returncode == 0
-    for stdin in ("", "sk-other", key[:24], f"{key} {key}"):
+    for stdin in ("", "sk-other", key[:24], f"{key} {key}", "hunter2 " * 5, "a" * 40):
         wrong = run("penstock keys hash", stdin=stdin)
         assert wrong.returncode == 1 and "penstock keys new" in wrong.stderr
         assert key[14:24] not in wrong.stderr
+    made = json.loads(run("penstock keys new --json").stdout)
+    assert made["id"] in made["key"] and made["digest"].startswith("blake3:")
+
+
+def test_keys_of_other_gateways(tmp_path):
+    secrets = [f"sk-{number:02}Xq3v9TtM0b7eKcYw2LpZ" for number in range(3)]
+    hashed = run("penstock keys hash", stdin="\n".join(secrets))
+    assert hashed.returncode == 0 and "keeps only a random secret" in hashed.stderr
+    lines = hashed.stdout.splitlines()
+    assert len(set(lines)) == 3 and not any(secret in hashed.stdout for secret in secrets)
+    as_json = run("penstock keys hash --json", stdin=secrets[0]).stdout
+    assert json.loads(as_json)["id"] in lines[0]
+    entries = ", ".join(line[2:] for line in lines)
+    config = f"{ONE}tenants: {{red: {{keys: [{entries}]}}}}\n".replace("auth: {mode: off}\n", "")
+    (tmp_path / "penstock.yaml").write_text(config)
+    assert run("penstock check", cwd=tmp_path).stdout == "penstock.yaml is valid\n"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -153,7 +153,7 @@ fn auth(auth: &Auth, policy: &Policy) -> Value {
             let keys = known.keys.iter().map(|(id, key)| {
                 let mut row = grant(&key.grant, policy);
                 row["expires"] = json!(key.expires.map(unix_seconds));
-                (&**id, row)
+                (id, row)
             });
             let certs = known.certs.iter().map(|(name, held)| (&**name, grant(held, policy)));
             let issuers: Vec<&str> = known.issuers.iter().map(|issuer| &*issuer.source.issuer).collect();
@@ -191,7 +191,7 @@ fn listeners_view(listeners: &Listeners) -> Value {
         OperatorRole::Operate => "operate",
     };
     let tokens = operators.tokens.iter().map(|(id, token)| {
-        (&**id, json!({ "role": role(token.role), "expires": token.expires.map(unix_seconds) }))
+        (id, json!({ "role": role(token.role), "expires": token.expires.map(unix_seconds) }))
     });
     let certs = operators.certs.iter().map(|(name, held)| (&**name, json!({ "role": role(*held) })));
     json!({

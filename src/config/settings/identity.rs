@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use crate::config::keys::{KeyDigest, KeyRing};
 use crate::core::model::ids::{ClassId, KeyId, ModelId, TenantId};
 
 /// Who may come in.
@@ -24,7 +25,7 @@ pub struct Credentials {
     /// another one.
     pub epoch: u64,
     /// API keys by their public id.
-    pub keys: HashMap<String, KeyEntry>,
+    pub keys: KeyRing<KeyEntry>,
     /// Certificates by subject alternative name: `dns:`, `uri:` or `email:`
     /// and the name.
     pub certs: HashMap<String, Grant>,
@@ -72,8 +73,8 @@ impl Grant {
 /// One API key.
 #[derive(Debug, Clone)]
 pub struct KeyEntry {
-    /// BLAKE3 of the whole key text.
-    pub digest: [u8; 32],
+    /// Digest of the whole key text.
+    pub digest: KeyDigest,
     /// What it stands for.
     pub grant: Grant,
     /// From when on it is not taken any more; absent = never.
@@ -173,7 +174,7 @@ impl PartialEq for ListenerTls {
 #[derive(Debug, Default)]
 pub struct Operators {
     /// Tokens by their public id.
-    pub tokens: HashMap<String, TokenEntry>,
+    pub tokens: KeyRing<TokenEntry>,
     /// Certificates by subject alternative name.
     pub certs: HashMap<String, OperatorRole>,
     /// Whether those on this machine need no credential.
@@ -195,8 +196,8 @@ impl Operators {
 /// An operator's token.
 #[derive(Debug, Clone)]
 pub struct TokenEntry {
-    /// BLAKE3 of the whole token.
-    pub digest: [u8; 32],
+    /// Digest of the whole token.
+    pub digest: KeyDigest,
     /// What its holder may do.
     pub role: OperatorRole,
     /// From when on it is not taken any more; absent = never.

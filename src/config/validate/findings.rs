@@ -1,6 +1,7 @@
 //! The list of what was found.
 
 use crate::config::report::problem::{ConfigProblem, Severity};
+use crate::config::secret::NOT_HERE;
 use crate::config::syntax::field::FieldPath;
 use crate::config::syntax::tree::TreeNode;
 
@@ -70,6 +71,7 @@ impl<'a> Findings<'a> {
         if self.dropped.iter().any(|dropped| field.is_within(dropped)) {
             return;
         }
+        let severity = if message.starts_with(NOT_HERE) { Severity::Info } else { severity };
         let mark = self.tree.locate(field);
         self.problems.push(ConfigProblem {
             severity,

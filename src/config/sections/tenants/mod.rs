@@ -175,12 +175,13 @@ impl Default for TenantQuotaSection {
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::key)]
 pub struct KeySection {
-    /// The public part of the key, between its two underscores. It is what
-    /// logs show.
+    /// The public part of the key, between its two underscores; of another
+    /// secret what `penstock keys hash` printed. It is what logs show.
     #[schemars(regex(pattern = "^[a-z0-9]{8,12}$"))]
     pub id: String,
-    /// `blake3:` and 64 hex digits: the digest of the whole key.
-    #[schemars(regex(pattern = "^blake3:[0-9a-f]{64}$"))]
+    /// `blake3:` and 64 hex digits: the digest of the whole key. `sha256:`
+    /// for one that another program hashed.
+    #[schemars(regex(pattern = "^(blake3|sha256):[0-9a-f]{64}$"))]
     pub digest: String,
     /// The class of requests that ask for none; absent = the tenant's.
     #[serde(skip_serializing_if = "Option::is_none")]
