@@ -78,7 +78,7 @@ fn measure(args: &KeyBenchArgs) -> Result<Vec<Candidate>> {
         let key = keys::new(&random);
         let grant = Grant::whole(TenantId::new(0));
         let digest = KeyDigest::Blake3(keys::digest(&key.text));
-        entries.insert(&key.id, KeyEntry { digest, grant, expires: None });
+        entries.insert(&key.id, KeyEntry { digest, grant, expires: None, origin: Default::default() });
         right = key.text;
     }
     let secret = keys::parse(&right).map_or(0, |parts| parts.secret.len());

@@ -69,7 +69,7 @@ fn edge(policy: &Policy) -> EdgeSettings {
     let name = policy.replicas.name(ReplicaId::new(0));
     replicas.insert(name, ReplicaSettings { pool, url, metrics_url: None, zone: None });
     let grant = Grant { class: Some(ClassId::new(0)), ..Grant::whole(TenantId::new(0)) };
-    let key = KeyEntry { digest: KeyDigest::Blake3(KEY_DIGEST), grant, expires: None };
+    let key = KeyEntry { digest: KeyDigest::Blake3(KEY_DIGEST), grant, expires: None, origin: Default::default() };
     let keys = KeyRing::from_iter([("pk_1".to_owned(), key)]);
     let split = Split { targets: vec![(ModelId::new(0), 3)], fallbacks: vec![ModelId::new(0)] };
     let own =

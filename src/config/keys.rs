@@ -386,7 +386,7 @@ mod tests {
     use crate::core::model::ids::TenantId;
 
     fn entry(digest: KeyDigest, expires: Option<SystemTime>) -> KeyEntry {
-        KeyEntry { digest, grant: Grant::whole(TenantId::new(3)), expires }
+        KeyEntry { digest, grant: Grant::whole(TenantId::new(3)), expires, origin: Default::default() }
     }
 
     fn ring(text: &str, expires: Option<SystemTime>) -> KeyRing<KeyEntry> {

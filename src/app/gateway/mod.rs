@@ -23,6 +23,7 @@ use crate::admin::{self, AdminHandle, AdminState, AdminTls};
 use crate::app::background::calendar::{self, Today};
 use crate::app::background::demand;
 use crate::app::background::idle;
+use crate::app::background::keys;
 use crate::app::background::objectives;
 use crate::app::background::scaler;
 use crate::app::gateway::certificates::{certificate_source, certificates_loaded};
@@ -89,6 +90,7 @@ fn scheduler_tasks(proxy: &Arc<Proxy>, today: Today) -> JoinSet<()> {
         tasks.spawn(idle::follow(Arc::clone(proxy)));
     }
     tasks.spawn(objectives::watch(Arc::clone(proxy)));
+    tasks.spawn(keys::watch(Arc::clone(proxy)));
     if let Some(path) = &proxy.settings.load().scale.state_file {
         tasks.spawn(demand::follow(path.clone(), dispatcher(), proxy.telemetry.clone()));
     }

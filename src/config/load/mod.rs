@@ -9,7 +9,7 @@ use crate::config::file::ConfigFile;
 pub(super) use crate::config::load::folder::folder;
 use crate::config::report::ConfigReport;
 use crate::config::report::problem::ConfigProblem;
-use crate::config::secret::{MachineSecrets, OfflineSecrets, SecretReader, SecretSource, read_bounded};
+use crate::config::secret::{MachineSecrets, OfflineSecrets, SecretReader, SecretSource, hash_of, read_bounded};
 use crate::config::settings::Settings;
 use crate::config::syntax::decode::{Decoded, decode};
 use crate::config::syntax::yaml;
@@ -57,12 +57,19 @@ impl LoadOutcome {
 pub(super) struct InputFiles {
     config: Option<(PathBuf, Option<blake3::Hash>)>,
     secrets: Vec<(PathBuf, Option<blake3::Hash>)>,
+    /// Folders with the hash of the names in them.
+    folders: Vec<(PathBuf, Option<blake3::Hash>)>,
 }
 
 impl InputFiles {
-    /// The paths, the configuration file first.
+    /// The paths of the files, the configuration file first.
     pub(super) fn paths(&self) -> impl Iterator<Item = &Path> {
         self.config.iter().chain(&self.secrets).map(|(path, _)| path.as_path())
+    }
+
+    /// The folders of which every file counts.
+    pub(super) fn folders(&self) -> impl Iterator<Item = &Path> {
+        self.folders.iter().map(|(path, _)| path.as_path())
     }
 
     /// Whether some file is no longer what it was, read as it was then.
@@ -72,6 +79,7 @@ impl InputFiles {
         };
         self.config.iter().any(|(path, hash)| differs(hash, read_bounded(path, MAX_FILE_BYTES)))
             || self.secrets.iter().any(|(path, hash)| differs(hash, source.file(path)))
+            || self.folders.iter().any(|(path, hash)| source.names(path).ok().map(|names| hash_of(&names)) != *hash)
     }
 }
 
@@ -125,7 +133,8 @@ pub fn load_str_with(
     }
     problems.sort_by_key(|problem| (problem.line, problem.column));
     let loaded = loaded.filter(|_| !problems.iter().any(ConfigProblem::is_error));
-    let inputs = InputFiles { config: None, secrets: secrets.into_read() };
+    let [read, folders] = secrets.into_read();
+    let inputs = InputFiles { config: None, secrets: read, folders };
     LoadOutcome { loaded, report: ConfigReport::new(name, text, problems), inputs }
 }
 

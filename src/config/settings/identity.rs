@@ -1,6 +1,6 @@
 //! Settings of identity: credentials and roles at each listener.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -33,6 +33,20 @@ pub struct Credentials {
     pub issuers: Vec<Arc<Issuer>>,
     /// How many failed attempts an address may make.
     pub failures: FailureLimits,
+    /// The folder of key files; absent = there is none.
+    pub key_folder: Option<KeyFolder>,
+}
+
+/// The folder of key files.
+#[derive(Debug, Default)]
+pub struct KeyFolder {
+    /// Where it is.
+    pub path: PathBuf,
+    /// The text of each file when it was last good, by the file's name. A file that
+    /// is broken now stays in force as it was.
+    pub good: BTreeMap<String, Arc<str>>,
+    /// What is wrong with files that are broken now.
+    pub problems: Vec<String>,
 }
 
 /// What a credential stands for.
@@ -79,6 +93,17 @@ pub struct KeyEntry {
     pub grant: Grant,
     /// From when on it is not taken any more; absent = never.
     pub expires: Option<SystemTime>,
+    /// Where it stands, and whose it is.
+    pub origin: KeyOrigin,
+}
+
+/// Where a key stands, for people.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct KeyOrigin {
+    /// The file in the folder of key files; absent = the configuration file.
+    pub file: Option<Arc<str>>,
+    /// Who holds it.
+    pub note: Option<String>,
 }
 
 /// An identity provider.

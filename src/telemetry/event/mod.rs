@@ -7,6 +7,7 @@
 
 mod cost;
 mod identity;
+mod keys;
 mod limits;
 mod objective;
 mod overrides;
@@ -23,6 +24,7 @@ pub use cost::StayBilled;
 pub use identity::{AdminRefused, CertificateLoaded, HandshakeFailed, IssuerKeysFetched, IssuerKeysLost};
 pub use limits::LimitMet;
 pub use objective::ObjectiveUnattainable;
+pub use keys::{EXPIRES_SOON, KeyChanged, KeysCounted};
 pub use overrides::{OverrideChanged, OverrideExpired};
 pub use process::{
     AnswerCutOff, ConfigAudited, ConfigRejected, ConfigReloaded, ConfigUnchanged, ConnectionRefused,

@@ -10,10 +10,12 @@ use crate::config::sections::identity::{
 };
 use crate::config::sections::tenants::KeySection;
 use crate::config::sections::tenants::context::TenantContext;
-use crate::config::settings::identity::{Credentials, Grant, KeyEntry, OperatorRole, Operators, TokenEntry};
+use crate::config::settings::identity::{
+    Credentials, Grant, KeyEntry, KeyOrigin, OperatorRole, Operators, TokenEntry,
+};
 use crate::config::syntax::field::FieldPath;
 use crate::config::validate::findings::Findings;
-use crate::core::model::ids::{ClassId, KeyId, ModelId, TenantId};
+use crate::core::model::ids::{ClassId, ModelId, TenantId};
 use crate::core::model::policy::Tenant;
 
 /// Bytes of the longest name of a certificate.
@@ -41,26 +43,24 @@ struct CredentialScope<'a> {
 }
 
 impl CredentialSet {
-    /// Adds a tenant's key, with its number if it has limits of its own.
+    /// Checks a tenant's key, which is not yet in force.
     pub(in crate::config) fn key(
         &mut self,
         context: &TenantContext<'_>,
         holder: CredentialHolder<'_>,
         key: &KeySection,
-        limited: Option<KeyId>,
         field: &FieldPath,
         findings: &mut Findings<'_>,
-    ) {
+    ) -> Option<KeyEntry> {
         let narrow = CredentialScope {
             class: key.class.as_deref(),
             classes: key.classes.as_deref(),
             models: key.models.as_deref(),
         };
-        let grant = Grant { limited, ..context.grant(holder, &narrow, field, findings) };
-        if let Some(digest) = self.digest(&key.id, &key.digest, field, findings) {
-            let expires = key.expires.map(system_time);
-            self.held.keys.insert(&key.id, KeyEntry { digest, grant, expires });
-        }
+        let grant = context.grant(holder, &narrow, field, findings);
+        let digest = self.digest(&key.id, &key.digest, field, findings)?;
+        let origin = KeyOrigin { file: None, note: key.note.clone() };
+        Some(KeyEntry { digest, grant, expires: key.expires.map(system_time), origin })
     }
 
     /// Adds a tenant's certificate.

@@ -26,6 +26,13 @@ pub struct AuthSection {
     /// With `mode: off`: the tenant that everybody is; absent = the only one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
+    /// Folder with files of more keys, from this file's folder: a mounted Secret,
+    /// or a folder that `POST /admin/v1/keys` writes to. It is watched. Each file
+    /// whose name does not begin with a dot is YAML or JSON: `tenant: NAME` and
+    /// `keys:`, a list as under a tenant. A broken file stays in force as it last
+    /// was, and takes nothing of the others away. At most 4096 files, 16 MiB in all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keys_dir: Option<String>,
     /// Identity providers whose tokens (JWT) are taken as `Authorization:
     /// Bearer` beside keys.
     #[serde(skip_serializing_if = "Vec::is_empty")]
