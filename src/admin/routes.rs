@@ -75,7 +75,12 @@ struct AdminRoutes {
 /// Admin routes, and the routes of `more` behind the same credentials. The uptime counts from this
 /// call.
 pub fn router(state: AdminState, more: Router) -> Router {
-    let admin = AdminRoutes { state: Arc::new(state), started: Instant::now(), bills: Arc::default(), keys: KeyMaker::default() };
+    let admin = AdminRoutes {
+        state: Arc::new(state),
+        started: Instant::now(),
+        bills: Arc::default(),
+        keys: KeyMaker::default(),
+    };
     let guard = AdminGuard::new(&admin.state, admin.started);
     let verbs = VERBS.into_iter().fold(Router::new(), |router, (path, verb)| {
         router.route(path, post(move |state, who, headers, body| act(verb, state, who, headers, body)))
@@ -210,7 +215,10 @@ async fn make_key(
     match made.await {
         Ok(Ok(made)) => (StatusCode::CREATED, Json(made)).into_response(),
         Ok(Err(VerbError(status, message))) => problem(status, &message),
-        Err(_) => problem(StatusCode::INTERNAL_SERVER_ERROR, "it broke off; GET /admin/v1/keys says what is in force"),
+        Err(_) => problem(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "it broke off; GET /admin/v1/keys says what is in force",
+        ),
     }
 }
 
@@ -224,7 +232,10 @@ async fn revoke_key(
     match done.await {
         Ok(Ok(())) => Json(json!({ "id": revoked, "revoked": true })).into_response(),
         Ok(Err(VerbError(status, message))) => problem(status, &message),
-        Err(_) => problem(StatusCode::INTERNAL_SERVER_ERROR, "it broke off; GET /admin/v1/keys says what is in force"),
+        Err(_) => problem(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "it broke off; GET /admin/v1/keys says what is in force",
+        ),
     }
 }
 

@@ -14,20 +14,25 @@ pub enum ImportCommand {
     /// and --teams clients go on with the keys that they have. Values that stand in the
     /// environment (`os.environ/...`) stay there, but for addresses.
     #[command(
-        after_help = "Examples:\n  penstock import litellm config.yaml --keys keys.json --teams teams.json -o penstock.yaml\n\nThe two files, from a running proxy:\n  curl -H \"Authorization: Bearer $KEY\" \"$LITELLM/key/list?return_full_object=true&size=100\" > keys.json\n  curl -H \"Authorization: Bearer $KEY\" \"$LITELLM/team/list\" > teams.json"
+        after_help = "Examples:\n  penstock import litellm config.yaml --keys keys.json --teams teams.json -o imported.yaml\n\nThe two files, from a running proxy:\n  curl -H \"$AUTH\" \"$LITELLM/key/list?return_full_object=true&size=100\" > keys.json\n  curl -H \"$AUTH\" \"$LITELLM/team/list\" > teams.json"
     )]
     Litellm(LiteLlmArgs),
     /// Import the manifests of llm-d or the Gateway API Inference Extension.
     ///
     /// Reads InferencePool, InferenceModel, InferenceObjective and HTTPRoute, and the
     /// Deployments whose pods a pool selects, from one YAML file.
-    #[command(name = "llm-d", after_help = "Example:\n  penstock import llm-d manifests.yaml -o penstock.yaml")]
+    #[command(
+        name = "llm-d",
+        after_help = "Example:\n  penstock import llm-d manifests.yaml -o imported.yaml"
+    )]
     LlmD(PlainImportArgs),
     /// Import upstreams of an nginx configuration.
     ///
     /// An `upstream` becomes a pool; keys in `map $http_authorization` become keys of
     /// tenants.
-    #[command(after_help = "Example:\n  penstock import nginx nginx.conf --model llama-3.3-70b -o penstock.yaml")]
+    #[command(
+        after_help = "Example:\n  penstock import nginx nginx.conf --model llama-3.3-70b -o imported.yaml"
+    )]
     Nginx(PlainImportArgs),
 }
 

@@ -1,5 +1,6 @@
 //! Command line of `penstock`: its commands, arguments and help texts.
 
+pub mod config;
 pub mod import;
 pub mod operate;
 pub mod plan;
@@ -11,6 +12,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+use crate::cli::config::{ConfigCommand, DiffArgs};
 use crate::cli::import::ImportCommand;
 use crate::cli::operate::{
     AccessArgs, ExplainArgs, PoolsCommand, ReplicasCommand, StatusArgs, TenantsCommand,
@@ -72,6 +74,17 @@ pub enum Command {
         after_help = "Examples:\n  penstock check penstock.yaml\n  penstock check penstock.yaml --format json\n  penstock check penstock.yaml --against http://127.0.0.1:8081\n  penstock check --offline - < penstock.yaml"
     )]
     Check(CheckArgs),
+    /// Explain the configuration.
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Say what a new configuration changes.
+    ///
+    /// Every key that differs, and whether its change takes effect at once or at the
+    /// next start; what each tenant gains and loses: its part of the work while all want
+    /// more than there is, models, classes, keys; models that come and go. Secrets need
+    /// not be here. Exit code 1: one of the files has errors.
+    #[command(after_help = "Example:\n  penstock diff penstock.yaml new.yaml")]
+    Diff(DiffArgs),
     /// Print the JSON Schema of the configuration file.
     #[command(
         after_help = "Example:\n  penstock schema > schema.json\n\nEditors check and complete the YAML file when its first line is:\n  # yaml-language-server: $schema=./schema.json"
@@ -330,7 +343,9 @@ pub enum KeysCommand {
     /// only a random secret: anybody who reads the file can try passwords against it.
     /// So a secret of fewer than 20 characters, or with fewer than 8 different ones, is
     /// refused; whether a longer one is random cannot be seen.
-    #[command(after_help = "Examples:\n  printf '%s' \"$KEY\" | penstock keys hash\n  penstock keys hash < keys.txt")]
+    #[command(
+        after_help = "Examples:\n  printf '%s' \"$KEY\" | penstock keys hash\n  penstock keys hash < keys.txt"
+    )]
     Hash(KeyFormArgs),
 }
 

@@ -308,6 +308,12 @@ impl<L: HashedCredential> KeyRing<L> {
         self.by_id.get(id)
     }
 
+    /// The id of the credential with this digest.
+    #[must_use]
+    pub fn id_with(&self, digest: &KeyDigest) -> Option<&str> {
+        self.by_digest.get(digest).map(String::as_str)
+    }
+
     /// Every credential with its id, in no order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &L)> {
         self.by_id.iter().map(|(id, entry)| (id.as_str(), entry))
@@ -449,7 +455,8 @@ mod tests {
         for read in [KeyDigest::Blake3(digest), KeyDigest::Sha256(digest)] {
             assert_eq!(KeyDigest::parse(&read.to_string()), Some(read));
         }
-        for text in ["", "blake3:", "blake3:00", "sha256:00", "md5:00", &format!("blake3:{}", "g".repeat(64))] {
+        for text in ["", "blake3:", "blake3:00", "sha256:00", "md5:00", &format!("blake3:{}", "g".repeat(64))]
+        {
             assert_eq!(KeyDigest::parse(text), None, "{text:?}");
         }
     }

@@ -151,13 +151,17 @@ impl KeyMaker {
         who: &Operator,
         body: &[u8],
     ) -> Result<MadeKey, VerbError> {
-        let ask: KeyRequest = serde_json::from_slice(body)
-            .map_err(|problem| bad_request(format!("the body is not what this asks for: {problem}; send {{\"tenant\": ...}}")))?;
+        let ask: KeyRequest = serde_json::from_slice(body).map_err(|problem| {
+            bad_request(format!("the body is not what this asks for: {problem}; send {{\"tenant\": ...}}"))
+        })?;
         let _alone = self.0.lock().await;
         let settings = state.settings();
         let store = store_of(known(&settings)?)?;
         let now = moment(wall::now());
         let old = match ask.replaces.clone() {
+            Some(id) if !keys::is_id(&id) => {
+                return Err(bad_request(format!("`replaces`: {id:?} is no id of a key")));
+            }
             Some(id) => {
                 let store = store.clone();
                 Some(blocking(move || store.read(&id)).await?)
@@ -204,7 +208,10 @@ impl KeyMaker {
         let settings = state.settings();
         let known = known(&settings)?;
         if !keys::is_id(id) || known.keys.get(id).is_none() {
-            return Err(VerbError(StatusCode::NOT_FOUND, format!("there is no key {id}; GET /admin/v1/keys lists them")));
+            return Err(VerbError(
+                StatusCode::NOT_FOUND,
+                format!("there is no key {id}; GET /admin/v1/keys lists them"),
+            ));
         }
         let store = store_of(known)?;
         let (there, own) = (store.clone(), id.to_owned());
@@ -214,8 +221,15 @@ impl KeyMaker {
         })
         .await?;
         in_force(state, who, id, false).await?;
-        KeyChanged { who: &who.who, from: who.from, verb: "key_revoke", key_id: id, tenant: &file.tenant, replaces: None }
-            .emit(&state.telemetry);
+        KeyChanged {
+            who: &who.who,
+            from: who.from,
+            verb: "key_revoke",
+            key_id: id,
+            tenant: &file.tenant,
+            replaces: None,
+        }
+        .emit(&state.telemetry);
         Ok(())
     }
 }
@@ -250,7 +264,8 @@ fn new_file(
     };
     let tenants = || settings.policy.tenants.iter().map(|(_, name, _)| name);
     if !tenants().any(|name| name == tenant) {
-        let near = nearest(&tenant, tenants()).map_or(String::new(), |near| format!("; did you mean `{near}`?"));
+        let near =
+            nearest(&tenant, tenants()).map_or(String::new(), |near| format!("; did you mean `{near}`?"));
         return Err(bad_request(format!("there is no tenant `{tenant}`{near}")));
     }
     let note = ask.note.as_deref().map(str::trim).filter(|note| !note.is_empty());
@@ -267,8 +282,11 @@ fn new_file(
         return Err(bad_request("`expires` is over already".to_owned()));
     }
     let (key, id, digest) = identity(ask)?;
-    if known(settings)?.keys.get(&id).is_some() {
-        return Err(VerbError(StatusCode::CONFLICT, format!("there is a key {id} already")));
+    let ring = &known(settings)?.keys;
+    let same = || ring.id_with(&KeyDigest::parse(&digest)?);
+    if let Some(known) = ring.get(&id).map(|_| &*id).or_else(same) {
+        let message = format!("the key {known} has this id or digest already");
+        return Err(VerbError(StatusCode::CONFLICT, message));
     }
     let base = old.and_then(|old| old.keys.first()).cloned().unwrap_or_default();
     let section = KeySection {
@@ -288,7 +306,9 @@ fn new_file(
 fn identity(ask: &KeyRequest) -> Result<(Option<String>, String, String), VerbError> {
     let Some(text) = &ask.digest else {
         if ask.id.is_some() {
-            return Err(bad_request("`id` stands beside `digest` only: a new key has its id in it".to_owned()));
+            return Err(bad_request(
+                "`id` stands beside `digest` only: a new key has its id in it".to_owned(),
+            ));
         }
         let key = keys::new(&random::bytes());
         return Ok((Some(key.text), key.id, key.digest));
@@ -353,13 +373,15 @@ async fn take_back(store: &KeyStore, id: &str, old: Option<KeyFile>, state: &Adm
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, VerbError> + Send + 'static,
 ) -> Result<T, VerbError> {
-    let failed = |error: tokio::task::JoinError| VerbError(StatusCode::INTERNAL_SERVER_ERROR, error.to_string());
+    let failed =
+        |error: tokio::task::JoinError| VerbError(StatusCode::INTERNAL_SERVER_ERROR, error.to_string());
     spawn_blocking(work).await.map_err(failed)?
 }
 
 fn span(field: &str, text: &str) -> Result<Duration, VerbError> {
     let read = text.parse::<Span>();
-    read.map(|span| span.0).map_err(|problem| bad_request(format!("`{field}`: {}", problem.replace('\n', "; "))))
+    read.map(|span| span.0)
+        .map_err(|problem| bad_request(format!("`{field}`: {}", problem.replace('\n', "; "))))
 }
 
 fn later(now: jiff::Timestamp, span: Duration) -> Result<Moment, VerbError> {

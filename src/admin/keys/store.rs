@@ -90,7 +90,10 @@ impl KeyStore {
                 );
                 VerbError(StatusCode::CONFLICT, message)
             }
-            _ => VerbError(StatusCode::INTERNAL_SERVER_ERROR, format!("the folder {folder} cannot be written to: {error}")),
+            _ => VerbError(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                format!("the folder {folder} cannot be written to: {error}"),
+            ),
         }
     }
 }

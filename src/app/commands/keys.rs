@@ -47,7 +47,8 @@ fn hash(form: KeyFormArgs) -> anyhow::Result<String> {
     for (at, secret) in secrets.iter().enumerate() {
         let which = if secrets.len() == 1 { "the secret".to_owned() } else { format!("secret {}", at + 1) };
         let key = keys::hash(secret);
-        hashed.push(key.map_err(|why| anyhow::anyhow!("{which} {why}; `penstock keys new` makes a good key"))?);
+        hashed
+            .push(key.map_err(|why| anyhow::anyhow!("{which} {why}; `penstock keys new` makes a good key"))?);
     }
     if hashed.iter().any(|key| key.is_foreign) {
         eprintln!(

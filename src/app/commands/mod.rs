@@ -1,5 +1,6 @@
 //! Commands of the program.
 
+pub(super) mod config;
 pub(super) mod count;
 pub(super) mod demo;
 pub(super) mod import;
@@ -22,10 +23,10 @@ use crate::app::gateway::{self, Gateway};
 use crate::app::usage;
 use crate::cli::operate::AccessArgs;
 use crate::cli::{
-    CheckArgs, Cli, Command, DemoArgs, DialectArg, KedaArgs, OutputFormat, ServeArgs,
-    SimEngineArgs,
+    CheckArgs, Cli, Command, DemoArgs, DialectArg, KedaArgs, OutputFormat, ServeArgs, SimEngineArgs,
 };
 use crate::config::load::LoadOutcome;
+use crate::config::report::expiring;
 use crate::config::report::measured::check_against;
 use crate::config::report::problem::Severity;
 use crate::config::report::{ConfigReport, UNREADABLE};
@@ -33,7 +34,8 @@ use crate::config::secret::{MachineSecrets, OfflineSecrets, SecretSource};
 use crate::config::{load, schema};
 use crate::sim::engine::profile::StepProfile;
 use crate::sim::server::{ServerDialect, SimOptions, SimServer};
-use crate::telemetry::{Telemetry, log};
+use crate::telemetry::event::EXPIRES_SOON;
+use crate::telemetry::{Telemetry, log, wall};
 
 /// Threads of `penstock serve` for the work that belongs to no request, such as scrapes, discovery
 /// and reloads. Requests have threads of their own ([`crate::proxy::listener::Workers`]).
@@ -54,6 +56,8 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Serve(args) => serve(args),
         Command::Demo(args) => demo(args),
         Command::Check(args) => check(&args),
+        Command::Config(command) => config::run(&command).and_then(|text| print(&text)),
+        Command::Diff(args) => config::compare(&args).and_then(|text| print(&text)),
         Command::Schema => print(&schema::schema_text()),
         Command::Status(args) => in_runtime(operate::status(args, |text| print(text).map(drop))),
         Command::Explain(args) => print_from(operate::explain(args)),
@@ -152,11 +156,14 @@ fn demo(args: DemoArgs) -> anyhow::Result<ExitCode> {
 fn check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
     let secrets: &dyn SecretSource = if args.offline { &OfflineSecrets } else { &MachineSecrets };
     let load = || -> anyhow::Result<LoadOutcome> {
-        if args.config.as_os_str() != STDIN {
-            return Ok(load::load_file_with(&args.config, None, secrets));
-        }
-        let text = io::read_to_string(io::stdin().take(MAX_STDIN)).context("read standard input")?;
-        Ok(load::load_str_with(&text, "standard input", Path::new("."), None, secrets))
+        let mut outcome = if args.config.as_os_str() == STDIN {
+            let text = io::read_to_string(io::stdin().take(MAX_STDIN)).context("read standard input")?;
+            load::load_str_with(&text, "standard input", Path::new("."), None, secrets)
+        } else {
+            load::load_file_with(&args.config, None, secrets)
+        };
+        expiring::warn(&mut outcome, wall::now(), EXPIRES_SOON);
+        Ok(outcome)
     };
     let report = match &args.against {
         None if args.access != AccessArgs::default() => {

@@ -41,7 +41,7 @@ use crate::fleet::context::FleetTiming;
 use crate::fleet::discovery::DiscoverySources;
 use crate::fleet::handle::FleetMonitor;
 use crate::protocol::request::prefix::PrefixHasher;
-use crate::proxy::handler::Proxy;
+use crate::proxy::handler::{Proxy, StandingCache};
 use crate::proxy::listener::{self, ListenerShutdown, Workers};
 use crate::proxy::upstream::Upstreams;
 use crate::scaler::{ScalerHandle, SignalCache};
@@ -105,6 +105,7 @@ fn make_proxy(
     telemetry: &Telemetry,
     journal: Option<Journal>,
 ) -> Proxy {
+    let rows = settings.load().startup.usage.as_ref().map(usage::row_source);
     Proxy {
         dispatcher,
         settings,
@@ -120,6 +121,7 @@ fn make_proxy(
         prefixes: PrefixHasher::default(),
         itl_samplers: Arc::default(),
         shadow_copies: Arc::default(),
+        standings: Arc::new(StandingCache::new(rows)),
         journal,
     }
 }

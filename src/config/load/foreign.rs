@@ -18,7 +18,9 @@ pub(super) fn recognised(text: &str, name: &str) -> Option<ConfigProblem> {
     }
     let (what, _, command) = FORMS.iter().find(|(_, starts, _)| has(starts))?;
     Some(ConfigProblem {
-        hint: Some(format!("`penstock import {command} {name} -o penstock.yaml` makes one of Penstock from it")),
+        hint: Some(format!(
+            "`penstock import {command} {name} -o penstock.yaml` makes one of Penstock from it"
+        )),
         ..ConfigProblem::of_file(format!("is a configuration of {what}"))
     })
 }
@@ -33,7 +35,10 @@ mod tests {
     fn files_of_other_gateways_are_known() {
         for (text, command) in [
             ("model_list:\n  - model_name: m\n", "import litellm p"),
-            ("apiVersion: inference.networking.k8s.io/v1\nkind: InferencePool\n---\nkind: Service\n", "import llm-d p"),
+            (
+                "apiVersion: inference.networking.k8s.io/v1\nkind: InferencePool\n---\nkind: Service\n",
+                "import llm-d p",
+            ),
             ("upstream vllm {\n  server 10.0.0.1:8000;\n}\n", "import nginx p"),
         ] {
             let report = load_str(text, "p", Path::new("/"), None).into_result().unwrap_err();

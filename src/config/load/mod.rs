@@ -9,7 +9,9 @@ use crate::config::file::ConfigFile;
 pub(super) use crate::config::load::folder::folder;
 use crate::config::report::ConfigReport;
 use crate::config::report::problem::ConfigProblem;
-use crate::config::secret::{MachineSecrets, OfflineSecrets, SecretReader, SecretSource, hash_of, read_bounded};
+use crate::config::secret::{
+    MachineSecrets, OfflineSecrets, SecretReader, SecretSource, hash_of, read_bounded,
+};
 use crate::config::settings::Settings;
 use crate::config::syntax::decode::{Decoded, decode};
 use crate::config::syntax::yaml;
@@ -79,7 +81,10 @@ impl InputFiles {
         };
         self.config.iter().any(|(path, hash)| differs(hash, read_bounded(path, MAX_FILE_BYTES)))
             || self.secrets.iter().any(|(path, hash)| differs(hash, source.file(path)))
-            || self.folders.iter().any(|(path, hash)| source.names(path).ok().map(|names| hash_of(&names)) != *hash)
+            || self
+                .folders
+                .iter()
+                .any(|(path, hash)| source.names(path).ok().map(|names| hash_of(&names)) != *hash)
     }
 }
 

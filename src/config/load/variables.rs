@@ -45,7 +45,8 @@ fn variable(text: &str) -> Option<&str> {
 
 fn found(variable: &str, node: &TreeNode, field: &FieldPath, problems: &mut Vec<ConfigProblem>) {
     let path = field.to_string();
-    let mut known = problems.iter_mut().filter(|problem| problem.is_error() && problem.path == path).peekable();
+    let mut known =
+        problems.iter_mut().filter(|problem| problem.is_error() && problem.path == path).peekable();
     if known.peek().is_some() {
         known.for_each(|problem| problem.hint = Some(WHY.to_owned()));
         return;

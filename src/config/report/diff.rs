@@ -171,7 +171,9 @@ fn key_files(before: &Loaded, after: &Loaded) -> Vec<ConfigChange> {
         if let Auth::Known(known) = &loaded.settings.edge.auth {
             for (id, key) in known.keys.iter() {
                 if let Some(file) = &key.origin.file {
-                    ids.entry(file.to_string()).or_default().insert(format!("{id} {:?} {:?}", key.expires, key.grant));
+                    ids.entry(file.to_string())
+                        .or_default()
+                        .insert(format!("{id} {:?} {:?}", key.expires, key.grant));
                 }
             }
         }

@@ -123,7 +123,13 @@ mod tests {
     #[test]
     fn keys_are_told_apart_by_their_end() {
         let day = |days: u64| SystemTime::UNIX_EPOCH + Duration::from_secs(days * 24 * 3600);
-        let ends = [("never", None), ("over", Some(day(100))), ("later", Some(day(110))), ("soon", Some(day(101))), ("far", Some(day(200)))];
+        let ends = [
+            ("never", None),
+            ("over", Some(day(100))),
+            ("later", Some(day(110))),
+            ("soon", Some(day(101))),
+            ("far", Some(day(200))),
+        ];
         let counted = KeysCounted::of(ends, &[], day(100));
         assert_eq!((counted.active, counted.expired, counted.next), (4, 1, Some(day(101))));
         assert_eq!(counted.expiring, ["soon", "later"]);

@@ -22,9 +22,9 @@ pub use crate::telemetry::summary::ShadowSide;
 pub use crate::telemetry::summary::{EngineTimings, RequestOutcome, RequestSummary, Timings};
 pub use cost::StayBilled;
 pub use identity::{AdminRefused, CertificateLoaded, HandshakeFailed, IssuerKeysFetched, IssuerKeysLost};
+pub use keys::{EXPIRES_SOON, KeyChanged, KeysCounted};
 pub use limits::LimitMet;
 pub use objective::ObjectiveUnattainable;
-pub use keys::{EXPIRES_SOON, KeyChanged, KeysCounted};
 pub use overrides::{OverrideChanged, OverrideExpired};
 pub use process::{
     AnswerCutOff, ConfigAudited, ConfigRejected, ConfigReloaded, ConfigUnchanged, ConnectionRefused,

@@ -230,8 +230,16 @@ pub(super) const SCALE_PEERS: Metric = metric(
     "Other gateways that serve the same demand, by state: live, replayed (fell silent, what they said last still counts), silent (missed).",
 );
 
-pub(super) const GAUGES: &[Metric] =
-    &[OPEN_CONNECTIONS, CERTIFICATE_ENDS, KEYS, KEY_NEXT_EXPIRY, KEY_FILE_PROBLEMS, SCALE_PEERS, USAGE_UNREAD, USAGE_DATABASE_UP];
+pub(super) const GAUGES: &[Metric] = &[
+    OPEN_CONNECTIONS,
+    CERTIFICATE_ENDS,
+    KEYS,
+    KEY_NEXT_EXPIRY,
+    KEY_FILE_PROBLEMS,
+    SCALE_PEERS,
+    USAGE_UNREAD,
+    USAGE_DATABASE_UP,
+];
 
 // Histograms.
 pub(super) const QUEUE_WAIT: Metric =

@@ -223,7 +223,11 @@ impl Metrics {
         let set = |metric: &catalogue::Metric, labels: Vec<Label>, value: f64| {
             self.recorder.register_gauge(&labels::key(metric.name, labels), &METADATA).set(value);
         };
-        let states = [("active", counted.active), ("expiring", counted.expiring.len() as u64), ("expired", counted.expired)];
+        let states = [
+            ("active", counted.active),
+            ("expiring", counted.expiring.len() as u64),
+            ("expired", counted.expired),
+        ];
         for (state, count) in states {
             set(&catalogue::KEYS, vec![Label::from_static_parts("state", state)], count as f64);
         }

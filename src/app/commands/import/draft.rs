@@ -97,12 +97,18 @@ impl ConfigDraft {
         if tenants.len() > 1 {
             auth.insert("tenant".to_owned(), "default".into());
         }
-        self.near("clients' keys", "auth.mode: off", &format!("no key was found, so the file lets everybody in, on loopback only; {how}"));
+        self.near(
+            "clients' keys",
+            "auth.mode: off",
+            &format!("no key was found, so the file lets everybody in, on loopback only; {how}"),
+        );
     }
 
     /// The text of the configuration file.
     pub(super) fn text(&self, source: &str) -> String {
-        let mut text = format!("# Made by `penstock import` from {source}; its report says what is near or left out.\nversion: 1\n");
+        let mut text = format!(
+            "# Made by `penstock import` from {source}; its report says what is near or left out.\nversion: 1\n"
+        );
         for name in ORDER {
             if let Some(section) = self.sections.get(name).filter(|section| !section.is_empty()) {
                 let _infallible = writeln!(text, "{name}:");
@@ -217,7 +223,9 @@ mod tests {
         let mut draft = ConfigDraft::default();
         let odd = ["true", "007", "1e3", "a: b", "- x", "é", "\"", "{", "", "#", "2027-01-31", ".inf", "a,b"];
         for word in odd {
-            draft.section("pools").insert(word.to_owned(), json!({ "list": [word], "map": [{ "k": word }], "one": word }));
+            draft
+                .section("pools")
+                .insert(word.to_owned(), json!({ "list": [word], "map": [{ "k": word }], "one": word }));
         }
         let read: Value = read_as(&draft.text("x"), "x").unwrap_or_else(|report| panic!("{report}"));
         assert_eq!(read["pools"], Value::Object(draft.section("pools").clone()));

@@ -41,7 +41,8 @@ const PARAMS: [(&str, &str); 6] = [
     ("stream_timeout", CLIENT_TIMEOUT),
 ];
 const LEARNED: &str = "the limit of a replica is learned from its inter-token latency; `max_seqs` bounds it";
-const CLIENT_TIMEOUT: &str = "the client's own timeout becomes the deadline; `upstream` bounds an engine's answers";
+const CLIENT_TIMEOUT: &str =
+    "the client's own timeout becomes the deadline; `upstream` bounds an engine's answers";
 
 /// What becomes of other keys, where it is nothing.
 const OTHERS: [(&str, &str); 12] = [
@@ -55,7 +56,10 @@ const OTHERS: [(&str, &str); 12] = [
     ("litellm_settings.request_timeout", CLIENT_TIMEOUT),
     ("litellm_settings.callbacks", "`telemetry.otlp_endpoint` and the JSON log, without prompts"),
     ("litellm_settings.success_callback", "`telemetry.otlp_endpoint` and the JSON log, without prompts"),
-    ("general_settings.database_url", "no request waits for a database; `usage.database` holds usage rows. Models that LiteLLM keeps in its database are not in this file"),
+    (
+        "general_settings.database_url",
+        "no request waits for a database; `usage.database` holds usage rows. Models that LiteLLM keeps in its database are not in this file",
+    ),
     ("general_settings.store_model_in_db", "models that LiteLLM keeps in its database are not in this file"),
 ];
 const NO_REDIS: &str = "several gateways need none: docs/guides/several-gateways.md";
@@ -105,7 +109,8 @@ fn setting(section: &str, key: &str, value: &Value, draft: &mut ConfigDraft) {
             }
         }
         _ => {
-            let why = OTHERS.iter().find(|(known, _)| *known == path).map_or("no counterpart", |(_, why)| why);
+            let why =
+                OTHERS.iter().find(|(known, _)| *known == path).map_or("no counterpart", |(_, why)| why);
             draft.left_out(&path, why);
         }
     }
@@ -135,11 +140,17 @@ fn engines(file: &Value, draft: &mut ConfigDraft) -> Vec<(String, Deployment)> {
     found
 }
 
-fn deployment(public: &str, params: &Map<String, Value>, draft: &mut ConfigDraft) -> Option<(String, Deployment)> {
+fn deployment(
+    public: &str,
+    params: &Map<String, Value>,
+    draft: &mut ConfigDraft,
+) -> Option<(String, Deployment)> {
     let text = |key: &str| params.get(key).and_then(Value::as_str);
     let model = text("model").unwrap_or_default();
     let (provider, own) = match text("custom_llm_provider") {
-        Some(provider) => (provider, model.strip_prefix(provider).map_or(model, |rest| rest.trim_start_matches('/'))),
+        Some(provider) => {
+            (provider, model.strip_prefix(provider).map_or(model, |rest| rest.trim_start_matches('/')))
+        }
         None => model.split_once('/').unwrap_or(("openai", model)),
     };
     let known = ENGINES.iter().find(|(name, ..)| *name == provider);
@@ -197,7 +208,8 @@ fn api_key(public: &str, written: Option<&str>, draft: &mut ConfigDraft) -> Opti
     }
     let upper = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' };
     let variable = format!("ENGINE_KEY_{}", public.chars().map(upper).collect::<String>());
-    let why = "the secret stands in LiteLLM's file; the gateway reads it from the variable that the pool names";
+    let why =
+        "the secret stands in LiteLLM's file; the gateway reads it from the variable that the pool names";
     draft.near(FROM, "pools.*.api_key", why);
     Some(variable)
 }
@@ -213,8 +225,7 @@ fn pools(engines: Vec<(String, Deployment)>, draft: &mut ConfigDraft) -> BTreeSe
         let first = kind.models.keys().next().map_or("", String::as_str);
         let name = label(first, |name| draft.has("pools", name));
         let same = kind.models.iter().all(|(public, own)| public == own);
-        let served =
-            if same { json!(kind.models.keys().collect::<Vec<_>>()) } else { json!(kind.models) };
+        let served = if same { json!(kind.models.keys().collect::<Vec<_>>()) } else { json!(kind.models) };
         let pool = draft.entry("pools", &name);
         pool.insert("engine".to_owned(), kind.engine.into());
         pool.insert("models".to_owned(), served);
@@ -234,10 +245,14 @@ fn pools(engines: Vec<(String, Deployment)>, draft: &mut ConfigDraft) -> BTreeSe
 fn aliases(file: &Value, models: &BTreeSet<String>, draft: &mut ConfigDraft) {
     let settings = [&file["router_settings"], &file["litellm_settings"]];
     let mut meant: BTreeMap<&str, &str> = models.iter().map(|name| (name.as_str(), name.as_str())).collect();
-    for (alias, target) in settings.iter().filter_map(|from| from["model_group_alias"].as_object()).flatten() {
+    for (alias, target) in settings.iter().filter_map(|from| from["model_group_alias"].as_object()).flatten()
+    {
         let target = target.as_str().or_else(|| target["model"].as_str()).unwrap_or_default();
         let Some(model) = models.get(target).filter(|_| !models.contains(alias)) else {
-            draft.left_out(&format!("model_group_alias {alias}"), "its model is not here, or a model has this name");
+            draft.left_out(
+                &format!("model_group_alias {alias}"),
+                "its model is not here, or a model has this name",
+            );
             continue;
         };
         meant.insert(alias, model);
@@ -261,10 +276,16 @@ fn aliases(file: &Value, models: &BTreeSet<String>, draft: &mut ConfigDraft) {
             match (meant.get(model), meant.get(other)) {
                 (Some(model), Some(other)) if model != other => {
                     push(draft.entry("models", model), "fallbacks", other);
-                    draft.near("fallbacks", "models.*.fallbacks", "before the first token only, for tenants with `allow_fallback`");
+                    draft.near(
+                        "fallbacks",
+                        "models.*.fallbacks",
+                        "before the first token only, for tenants with `allow_fallback`",
+                    );
                 }
                 (Some(_), Some(_)) => {}
-                _ => draft.left_out(&format!("fallbacks {model} -> {other}"), "one of the models is not here"),
+                _ => {
+                    draft.left_out(&format!("fallbacks {model} -> {other}"), "one of the models is not here")
+                }
             }
         }
     }

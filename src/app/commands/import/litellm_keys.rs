@@ -12,8 +12,7 @@ use crate::config::keys::{self, KeyDigest};
 const ALL_MODELS: [&str; 3] = ["all-team-models", "all-proxy-models", "*"];
 /// The tenant of keys without a team.
 const NO_TEAM: &str = "default";
-const BUDGET: &str =
-    "money is replicas' time x `price` here and not a price for each token: give pools a `price`, then set `limits.per_month.money`";
+const BUDGET: &str = "money is replicas' time x `price` here and not a price for each token: give pools a `price`, then set `limits.per_month.money`";
 
 /// The keys of a file: what `GET /key/list?return_full_object=true` answers, a list of such
 /// objects, or one key a line.
@@ -55,7 +54,10 @@ pub(super) fn read(teams: &[Value], all: &[Value], models: &BTreeSet<String>, dr
             draft.left_out("team.blocked", "pause it at the gateway: `penstock tenants pause`");
         }
         if text(team, "organization_id").is_some() {
-            draft.left_out("team.organization_id", "write a tenant for the organisation, and its name as `parent` of its teams");
+            draft.left_out(
+                "team.organization_id",
+                "write a tenant for the organisation, and its name as `parent` of its teams",
+            );
         }
         draft.entry("tenants", &name).extend(entry);
     }
@@ -152,7 +154,8 @@ fn narrow(
     entry: &mut Map<String, Value>,
     draft: &mut ConfigDraft,
 ) -> bool {
-    let listed: Vec<&str> = row["models"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let listed: Vec<&str> =
+        row["models"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     if listed.is_empty() || listed.iter().any(|name| ALL_MODELS.contains(name)) {
         return true;
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::bail;
 use serde_json::{Value, json};
 
-use crate::app::commands::import::ModelNames;
+use crate::app::commands::import::GivenModels;
 use crate::app::commands::import::draft::{ConfigDraft, label};
 
 /// Headers of an `HTTPRoute` that name a model.
@@ -15,8 +15,9 @@ const MODEL_HEADERS: [&str; 2] = ["x-gateway-model-name", "x-gateway-base-model-
 ///
 /// # Errors
 /// When there is no `InferencePool` among them.
-pub(super) fn read(documents: &[Value], names: &ModelNames, draft: &mut ConfigDraft) -> anyhow::Result<()> {
-    let of = |kind: &str| documents.iter().filter(move |document| document["kind"] == *kind).collect::<Vec<_>>();
+pub(super) fn read(documents: &[Value], names: &GivenModels, draft: &mut ConfigDraft) -> anyhow::Result<()> {
+    let of =
+        |kind: &str| documents.iter().filter(move |document| document["kind"] == *kind).collect::<Vec<_>>();
     if of("InferencePool").is_empty() {
         bail!("has no document of the kind InferencePool");
     }
@@ -41,7 +42,12 @@ pub(super) fn read(documents: &[Value], names: &ModelNames, draft: &mut ConfigDr
     }
     objectives(&of("InferenceObjective"), draft);
     const READ: [&str; 6] = [
-        "InferencePool", "InferenceModel", "HTTPRoute", "InferenceModelRewrite", "InferenceObjective", "Deployment",
+        "InferencePool",
+        "InferenceModel",
+        "HTTPRoute",
+        "InferenceModelRewrite",
+        "InferenceObjective",
+        "Deployment",
     ];
     for kind in documents.iter().filter_map(|document| document["kind"].as_str()) {
         if !READ.contains(&kind) {
@@ -51,7 +57,12 @@ pub(super) fn read(documents: &[Value], names: &ModelNames, draft: &mut ConfigDr
     Ok(())
 }
 
-fn pool(document: &Value, documents: &[Value], pools: &mut BTreeMap<String, String>, draft: &mut ConfigDraft) {
+fn pool(
+    document: &Value,
+    documents: &[Value],
+    pools: &mut BTreeMap<String, String>,
+    draft: &mut ConfigDraft,
+) {
     let (metadata, spec) = (&document["metadata"], &document["spec"]);
     let own = metadata["name"].as_str().unwrap_or("pool");
     let name = label(own, |name| draft.has("pools", name));
@@ -67,19 +78,29 @@ fn pool(document: &Value, documents: &[Value], pools: &mut BTreeMap<String, Stri
         draft.exact("InferencePool.spec.targetPorts", "pools.*.discover.kubernetes.port");
     }
     if ports > 1 {
-        draft.left_out("InferencePool.spec.targetPorts[1..]", "a replica has one port; data-parallel ranks are not replicas");
+        draft.left_out(
+            "InferencePool.spec.targetPorts[1..]",
+            "a replica has one port; data-parallel ranks are not replicas",
+        );
     }
     let labels = match &spec["selector"]["matchLabels"] {
         Value::Null => &spec["selector"],
         labels => labels,
     };
-    let labels: BTreeMap<&str, &str> =
-        labels.as_object().into_iter().flatten().filter_map(|(key, value)| Some((&**key, value.as_str()?))).collect();
+    let labels: BTreeMap<&str, &str> = labels
+        .as_object()
+        .into_iter()
+        .flatten()
+        .filter_map(|(key, value)| Some((&**key, value.as_str()?)))
+        .collect();
     let selector: Vec<String> = labels.iter().map(|(key, value)| format!("{key}: {value}")).collect();
     draft.near(
         "InferencePool.spec.selector",
         "pools.*.discover.kubernetes.service",
-        &format!("Penstock watches a Service, not pods: make a headless Service `{own}` with the selector {{{}}}", selector.join(", ")),
+        &format!(
+            "Penstock watches a Service, not pods: make a headless Service `{own}` with the selector {{{}}}",
+            selector.join(", ")
+        ),
     );
     for key in ["endpointPickerRef", "extensionRef"].into_iter().filter(|key| !spec[*key].is_null()) {
         draft.left_out(&format!("InferencePool.spec.{key}"), "the gateway itself chooses the replica");
@@ -87,7 +108,11 @@ fn pool(document: &Value, documents: &[Value], pools: &mut BTreeMap<String, Stri
     let entry = draft.entry("pools", &name);
     entry.insert("engine".to_owned(), "vllm".into());
     entry.insert("discover".to_owned(), json!({ "kubernetes": kubernetes }));
-    draft.near("InferencePool", "pools.*.engine", "taken for vLLM; write `sglang` or another engine if it is not");
+    draft.near(
+        "InferencePool",
+        "pools.*.engine",
+        "taken for vLLM; write `sglang` or another engine if it is not",
+    );
     for deployment in documents.iter().filter(|document| document["kind"] == "Deployment") {
         let template = &deployment["spec"]["template"];
         let has = |(key, value): (&&str, &&str)| template["metadata"]["labels"][*key] == **value;
@@ -111,14 +136,19 @@ fn arguments(containers: &Value, pool: &str, draft: &mut ConfigDraft) {
         .collect();
     let value = |flag: &str| {
         let with = words.iter().find_map(|word| word.strip_prefix(flag)?.strip_prefix('='));
-        with.or_else(|| words.iter().zip(words.iter().skip(1)).find(|(word, _)| **word == flag).map(|(_, next)| *next))
+        with.or_else(|| {
+            words.iter().zip(words.iter().skip(1)).find(|(word, _)| **word == flag).map(|(_, next)| *next)
+        })
     };
-    if let Some(model) = value("--served-model-name").or_else(|| value("serve")).or_else(|| value("--model")) {
+    if let Some(model) = value("--served-model-name").or_else(|| value("serve")).or_else(|| value("--model"))
+    {
         add_model(pool, model, model, draft);
         draft.exact("Deployment: the engine's model", "pools.*.models");
     }
     for (flag, key) in [("--max-num-seqs", "max_seqs"), ("--max-model-len", "max_model_len")] {
-        if let Some(number) = value(flag).and_then(|text| text.parse::<u32>().ok()).filter(|number| *number > 0) {
+        if let Some(number) =
+            value(flag).and_then(|text| text.parse::<u32>().ok()).filter(|number| *number > 0)
+        {
             draft.entry("pools", pool).insert(key.to_owned(), number.into());
             draft.exact(&format!("Deployment: {flag}"), &format!("pools.*.{key}"));
         }
@@ -151,7 +181,10 @@ fn inference_model(document: &Value, pools: &BTreeMap<String, String>, draft: &m
     }
     draft.exact("InferenceModel", "pools.*.models, models.*.split");
     if !spec["criticality"].is_null() {
-        draft.left_out("InferenceModel.spec.criticality", "a class of the request or its tenant: `tenants.*.default_class`");
+        draft.left_out(
+            "InferenceModel.spec.criticality",
+            "a class of the request or its tenant: `tenants.*.default_class`",
+        );
     }
 }
 
@@ -159,7 +192,8 @@ fn inference_model(document: &Value, pools: &BTreeMap<String, String>, draft: &m
 fn http_route(document: &Value, pools: &BTreeMap<String, String>, draft: &mut ConfigDraft) {
     for rule in document["spec"]["rules"].as_array().into_iter().flatten() {
         let backends = rule["backendRefs"].as_array().into_iter().flatten();
-        let Some(pool) = backends.filter_map(|backend| pools.get(backend["name"].as_str()?)).next().cloned() else {
+        let Some(pool) = backends.filter_map(|backend| pools.get(backend["name"].as_str()?)).next().cloned()
+        else {
             continue;
         };
         let matches = rule["matches"].as_array().into_iter().flatten();
@@ -171,7 +205,10 @@ fn http_route(document: &Value, pools: &BTreeMap<String, String>, draft: &mut Co
             }
         }
     }
-    draft.left_out("HTTPRoute", "other rules, timeouts and filters stay in the Gateway; put Penstock behind it, or in its place");
+    draft.left_out(
+        "HTTPRoute",
+        "other rules, timeouts and filters stay in the Gateway; put Penstock behind it, or in its place",
+    );
 }
 
 fn add_model(pool: &str, public: &str, own: &str, draft: &mut ConfigDraft) {
@@ -185,7 +222,9 @@ fn add_model(pool: &str, public: &str, own: &str, draft: &mut ConfigDraft) {
 fn objectives(documents: &[&Value], draft: &mut ConfigDraft) {
     let mut sorted: Vec<(i64, &str)> = documents
         .iter()
-        .filter_map(|one| Some((one["spec"]["priority"].as_i64().unwrap_or(0), one["metadata"]["name"].as_str()?)))
+        .filter_map(|one| {
+            Some((one["spec"]["priority"].as_i64().unwrap_or(0), one["metadata"]["name"].as_str()?))
+        })
         .collect();
     sorted.sort_by_key(|(priority, name)| (-priority, *name));
     for (rank, (_, name)) in sorted.iter().enumerate() {

@@ -21,11 +21,11 @@ use crate::config::secret::{MachineSecrets, SecretSource as _};
 
 /// Names that a source does not have, and that its pools need.
 #[derive(Debug)]
-struct ModelNames {
+struct GivenModels {
     given: Vec<String>,
 }
 
-impl ModelNames {
+impl GivenModels {
     /// Gives a pool its engine and models: those of the command line, or its own name.
     fn put(&self, pool: &str, draft: &mut ConfigDraft) {
         let entry = draft.entry("pools", pool);
@@ -56,8 +56,8 @@ pub(super) fn run(command: &ImportCommand) -> anyhow::Result<String> {
     }
 }
 
-fn names(args: &PlainImportArgs) -> ModelNames {
-    ModelNames { given: args.model.clone() }
+fn names(args: &PlainImportArgs) -> GivenModels {
+    GivenModels { given: args.model.clone() }
 }
 
 fn litellm(args: &LiteLlmArgs) -> anyhow::Result<ConfigDraft> {
@@ -68,7 +68,10 @@ fn litellm(args: &LiteLlmArgs) -> anyhow::Result<ConfigDraft> {
     let mut draft = ConfigDraft::default();
     let (models, master) = litellm::read(&file, &mut draft);
     if models.is_empty() {
-        bail!("{}: no model of it runs on an engine of your own; keep LiteLLM for hosted providers", args.file.display());
+        bail!(
+            "{}: no model of it runs on an engine of your own; keep LiteLLM for hosted providers",
+            args.file.display()
+        );
     }
     let mut teams = Vec::new();
     for path in &args.teams {
@@ -102,7 +105,11 @@ fn master_key(
         Err(why) => draft.left_out(FROM, &format!("it {why}; `penstock keys new` makes an operator's token")),
         Ok(_) if is_only_key => {
             litellm_keys::read(&[], &[Value::from(master)], models, draft);
-            draft.near(FROM, "tenants.default.keys[]", "there is no other key; operators get tokens of their own: `admin.auth.tokens`");
+            draft.near(
+                FROM,
+                "tenants.default.keys[]",
+                "there is no other key; operators get tokens of their own: `admin.auth.tokens`",
+            );
         }
         Ok(hashed) => {
             let token = json!({ "id": hashed.id, "digest": hashed.digest, "role": "operate", "note": "LiteLLM's master key" });
@@ -121,7 +128,12 @@ fn llm_d(args: &PlainImportArgs) -> anyhow::Result<ConfigDraft> {
         if part.lines().all(|line| line.trim().is_empty() || line.starts_with('#')) {
             continue;
         }
-        documents.push(read_as::<Value>(part, &name).map_err(|report| anyhow::anyhow!("{report}"))?);
+        let mut document = read_as::<Value>(part, &name).map_err(|report| anyhow::anyhow!("{report}"))?;
+        // What `kubectl get -o yaml` prints is one list.
+        match document.get_mut("items").map(Value::take) {
+            Some(Value::Array(items)) => documents.extend(items),
+            _ => documents.push(document),
+        }
     }
     let mut draft = ConfigDraft::default();
     llm_d::read(&documents, &names(args), &mut draft).with_context(|| name)?;

@@ -6,13 +6,14 @@ use std::str::Chars;
 use anyhow::bail;
 use serde_json::{Value, json};
 
-use crate::app::commands::import::ModelNames;
+use crate::app::commands::import::GivenModels;
 use crate::app::commands::import::draft::{ConfigDraft, label};
 use crate::config::keys;
 
 /// Blocks inside blocks.
 const MAX_DEPTH: usize = 32;
-const CLIENT_TIMEOUT: &str = "the client's own timeout becomes the deadline; `upstream` bounds an engine's answers";
+const CLIENT_TIMEOUT: &str =
+    "the client's own timeout becomes the deadline; `upstream` bounds an engine's answers";
 const STREAMS: &str = "streams pass as they come";
 
 /// What becomes of directives, where it is nothing.
@@ -57,13 +58,14 @@ impl Directive {
 ///
 /// # Errors
 /// When it cannot be read, or has no upstream.
-pub(super) fn read(text: &str, names: &ModelNames, draft: &mut ConfigDraft) -> anyhow::Result<()> {
+pub(super) fn read(text: &str, names: &GivenModels, draft: &mut ConfigDraft) -> anyhow::Result<()> {
     let top = parse(&mut text.chars().peekable(), 0)?;
     let mut all = Vec::new();
     flatten(&top, &mut all);
     for upstream in all.iter().filter(|one| one.name() == "upstream") {
         let servers: Vec<&Directive> = upstream.block.iter().filter(|one| one.name() == "server").collect();
-        let passed = all.iter().find(|one| one.name() == "proxy_pass" && host(one.word(1)) == upstream.word(1));
+        let passed =
+            all.iter().find(|one| one.name() == "proxy_pass" && host(one.word(1)) == upstream.word(1));
         let scheme = passed.map_or("http", |one| scheme(one.word(1)));
         let urls = servers.iter().filter_map(|server| url(server, scheme, draft)).collect();
         pool(upstream.word(1), urls, names, draft);
@@ -86,13 +88,16 @@ pub(super) fn read(text: &str, names: &ModelNames, draft: &mut ConfigDraft) -> a
             draft.left_out(name, why);
         }
         if one.name() == "ssl_certificate" {
-            draft.left_out("ssl_certificate", "`server.tls`, with `server.listen` on another address than loopback");
+            draft.left_out(
+                "ssl_certificate",
+                "`server.tls`, with `server.listen` on another address than loopback",
+            );
         }
     }
     Ok(())
 }
 
-fn pool(name: &str, urls: Vec<String>, names: &ModelNames, draft: &mut ConfigDraft) {
+fn pool(name: &str, urls: Vec<String>, names: &GivenModels, draft: &mut ConfigDraft) {
     if urls.is_empty() {
         draft.left_out(&format!("upstream {name}"), "it has no server that can be a replica");
         return;
@@ -138,7 +143,10 @@ fn authorized(map: &Directive, draft: &mut ConfigDraft) {
         let hashed = match keys::hash(key.trim()) {
             Ok(hashed) => hashed,
             Err(why) => {
-                draft.left_out("map $http_authorization", &format!("its key {why}; give its holder another one"));
+                draft.left_out(
+                    "map $http_authorization",
+                    &format!("its key {why}; give its holder another one"),
+                );
                 continue;
             }
         };
@@ -151,7 +159,10 @@ fn authorized(map: &Directive, draft: &mut ConfigDraft) {
         {
             list.push(line);
         }
-        draft.exact("map $http_authorization", "tenants.*.keys[]: clients go on with the secrets that they have");
+        draft.exact(
+            "map $http_authorization",
+            "tenants.*.keys[]: clients go on with the secrets that they have",
+        );
     }
 }
 

@@ -27,7 +27,9 @@ fn form() -> ImportForm {
 
 fn good(draft: &ConfigDraft) -> Loaded {
     let text = draft.text("x");
-    load_str(&text, "p", Path::new("/"), None).into_result().unwrap_or_else(|report| panic!("{report}\n{text}"))
+    load_str(&text, "p", Path::new("/"), None)
+        .into_result()
+        .unwrap_or_else(|report| panic!("{report}\n{text}"))
 }
 
 fn litellm_of(config: &str, keys: Option<&str>, teams: Option<&str>) -> ConfigDraft {
@@ -96,7 +98,8 @@ fn keys_and_teams_of_litellm_keep_their_secrets() {
         { "token": "c".repeat(64), "models": ["gpt-4o"] },
         hash,
     ] });
-    let teams = json!([{ "team_id": "t1", "team_alias": "Search & ads", "tpm_limit": 1000, "models": ["llama"] }]);
+    let teams =
+        json!([{ "team_id": "t1", "team_alias": "Search & ads", "tpm_limit": 1000, "models": ["llama"] }]);
     let draft = litellm_of(LITELLM, Some(&keys.to_string()), Some(&teams.to_string()));
     let loaded = good(&draft);
     let Auth::Known(known) = &loaded.settings.edge.auth else { panic!("no keys") };
@@ -104,12 +107,21 @@ fn keys_and_teams_of_litellm_keep_their_secrets() {
     let team = loaded.file.tenants.get("Search---ads").unwrap();
     assert_eq!(team.limits.per_minute.unwrap().tokens, Some(1000));
     let key = &team.keys[0];
-    assert_eq!((key.digest.strip_prefix("sha256:"), key.note.as_deref()), (Some(hash), Some("search: night")));
+    assert_eq!(
+        (key.digest.strip_prefix("sha256:"), key.note.as_deref()),
+        (Some(hash), Some("search: night"))
+    );
     assert_eq!(key.models.as_deref(), Some(&["llama".to_owned()][..]));
     let (id, entry) = known.keys.verify(clear, || std::time::SystemTime::UNIX_EPOCH).unwrap();
     assert!(entry.expires.is_some() && loaded.file.tenants.get("default").unwrap().keys[0].id == id);
     let report = draft.report();
-    for said in ["key.blocked", "fewer than 20 characters", "none of its models is here", "the same key twice", "key.max_budget"] {
+    for said in [
+        "key.blocked",
+        "fewer than 20 characters",
+        "none of its models is here",
+        "the same key twice",
+        "key.max_budget",
+    ] {
         assert!(report.contains(said), "{said}\n{report}");
     }
     assert!(!draft.text("x").contains(clear) && !report.contains(clear));
@@ -129,7 +141,8 @@ fn the_master_key_is_an_operators_or_the_only_one() {
 
 #[test]
 fn a_file_of_hosted_providers_is_not_imported() {
-    let (folder, paths) = files(&[("c.yaml", "model_list: [{model_name: a, litellm_params: {model: azure/a}}]")]);
+    let (folder, paths) =
+        files(&[("c.yaml", "model_list: [{model_name: a, litellm_params: {model: azure/a}}]")]);
     let args = LiteLlmArgs { file: paths[0].clone(), keys: vec![], teams: vec![], form: form() };
     assert!(litellm(&args).unwrap_err().to_string().contains("no model of it runs"));
     drop(folder);
@@ -179,7 +192,10 @@ metadata: {name: x}
     let pool = loaded.file.pools.get("llama-pool").unwrap();
     assert_eq!(pool.max_seqs, Some(128));
     let kubernetes = pool.discover.as_ref().unwrap().kubernetes.as_ref().unwrap();
-    assert_eq!((kubernetes.service.as_deref(), kubernetes.namespace.as_deref()), (Some("llama-pool"), Some("models")));
+    assert_eq!(
+        (kubernetes.service.as_deref(), kubernetes.namespace.as_deref()),
+        (Some("llama-pool"), Some("models"))
+    );
     let models: Vec<&str> = loaded.settings.policy.models.iter().map(|(_, name, _)| name).collect();
     assert_eq!(models, ["lora", "meta/Llama"]);
     let classes: Vec<_> = loaded.file.classes.names().collect();
@@ -198,7 +214,7 @@ http {
   server { location / { proxy_pass https://10.0.0.9:9443/; } }
 }";
     let mut draft = ConfigDraft::default();
-    nginx::read(text, &ModelNames { given: vec!["m".to_owned()] }, &mut draft).unwrap();
+    nginx::read(text, &GivenModels { given: vec!["m".to_owned()] }, &mut draft).unwrap();
     let loaded = good(&draft);
     let urls: Vec<String> =
         loaded.settings.edge.replicas.iter().map(|(_, _, row)| row.url.to_string()).collect();
@@ -208,5 +224,5 @@ http {
     for said in ["least_conn", "server max_fails", "proxy_read_timeout", "fewer than 20", "a Unix socket"] {
         assert!(report.contains(said), "{said}\n{report}");
     }
-    assert!(nginx::read("events {}", &ModelNames { given: vec![] }, &mut ConfigDraft::default()).is_err());
+    assert!(nginx::read("events {}", &GivenModels { given: vec![] }, &mut ConfigDraft::default()).is_err());
 }

@@ -95,7 +95,11 @@ impl CredentialSet {
         if !keys::is_id(id) {
             let message =
                 if id.is_empty() { "is missing".to_owned() } else { format!("{id:?} is no key id") };
-            findings.error(&field.key("id"), message, "copy what `penstock keys new` or `penstock keys hash` printed");
+            findings.error(
+                &field.key("id"),
+                message,
+                "copy what `penstock keys new` or `penstock keys hash` printed",
+            );
         } else if let Some(first) = seen.insert(id.to_owned(), field.clone()) {
             let message = format!("`{id}` is {first} already");
             findings.error(&field.key("id"), message, "an id belongs to one key");

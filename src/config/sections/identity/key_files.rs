@@ -73,7 +73,11 @@ pub(in crate::config) fn read(
         }
     };
     if names.len() > MAX_FILES {
-        findings.warn(&field, format!("has more than {MAX_FILES} files: the last ones are left out"), "put many keys into one file");
+        findings.warn(
+            &field,
+            format!("has more than {MAX_FILES} files: the last ones are left out"),
+            "put many keys into one file",
+        );
         names.truncate(MAX_FILES);
     }
     let before = previous.and_then(|old| match &old.edge.auth {
@@ -82,20 +86,25 @@ pub(in crate::config) fn read(
     });
     let empty = BTreeMap::new();
     let known = before.map_or(&empty, |folder| &folder.good);
-    let mut all = KeyFiles { folder: KeyFolder { path: full.clone(), ..KeyFolder::default() }, ..KeyFiles::default() };
+    let mut all =
+        KeyFiles { folder: KeyFolder { path: full.clone(), ..KeyFolder::default() }, ..KeyFiles::default() };
     let mut left = MAX_BYTES;
     for name in names {
         let path = full.join(&name);
         if path.is_dir() {
             continue;
         }
-        let read = secrets.list(&path.to_string_lossy()).and_then(|text| match left.checked_sub(text.len()) {
-            Some(rest) => {
-                left = rest;
-                parse(&text).map(|file| (Arc::from(text), file))
-            }
-            None => Err(format!("is left out: the files of the folder have more than {} MiB", MAX_BYTES >> 20)),
-        });
+        let read =
+            secrets.list(&path.to_string_lossy()).and_then(|text| match left.checked_sub(text.len()) {
+                Some(rest) => {
+                    left = rest;
+                    parse(&text).map(|file| (Arc::from(text), file))
+                }
+                None => Err(format!(
+                    "is left out: the files of the folder have more than {} MiB",
+                    MAX_BYTES >> 20
+                )),
+            });
         let name: Arc<str> = name.into();
         match read {
             Ok((text, file)) => {
@@ -105,7 +114,11 @@ pub(in crate::config) fn read(
             Err(message) => {
                 all.problem(format!("{name}: {message}"));
                 let old = known.get(&*name).and_then(|text| Some((text, parse(text).ok()?)));
-                let hint = if old.is_some() { "what it said before stays in force" } else { "its keys open nothing; the other files do" };
+                let hint = if old.is_some() {
+                    "what it said before stays in force"
+                } else {
+                    "its keys open nothing; the other files do"
+                };
                 findings.warn(&field_of(&name), message, hint);
                 if let Some((text, file)) = old {
                     all.folder.good.insert(name.to_string(), Arc::clone(text));

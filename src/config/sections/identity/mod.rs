@@ -1,8 +1,8 @@
 //! Identity sections: certificates of clients, identity providers and operators, as written.
 
 pub mod audit;
-pub mod key_files;
 pub(in crate::config) mod credentials;
+pub mod key_files;
 pub(in crate::config) mod oidc;
 pub mod tls;
 

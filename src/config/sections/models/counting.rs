@@ -73,7 +73,10 @@ fn counter(
             let (message, hint) = if Path::new(&file).exists() {
                 (message, "copy the file again from the model that the engine serves, or leave the key out")
             } else {
-                (files.absent(message), "name the folder that has the model's tokenizer.json, or leave the key out")
+                (
+                    files.absent(message),
+                    "name the folder that has the model's tokenizer.json, or leave the key out",
+                )
             };
             findings.error(field, message, hint);
             None

@@ -167,11 +167,18 @@ impl TenantContext<'_> {
     ) {
         for (name, file) in std::mem::take(&mut all.files) {
             let field = key_files::field_of(&name);
-            let known = tenants.id(&file.tenant).and_then(|id| Some(CredentialHolder { id, row: tenants.get(id)? }));
+            let known =
+                tenants.id(&file.tenant).and_then(|id| Some(CredentialHolder { id, row: tenants.get(id)? }));
             let is_good = findings.apart(|findings| {
                 let Some(holder) = known else {
                     let field = field.key("tenant");
-                    return names::unknown("tenant", &file.tenant, self.file.tenants.names(), &field, findings);
+                    return names::unknown(
+                        "tenant",
+                        &file.tenant,
+                        self.file.tenants.names(),
+                        &field,
+                        findings,
+                    );
                 };
                 for (at, key) in file.keys.iter().enumerate() {
                     let place = KeyPlace { field: &field.key("keys").index(at), file: Some(&name) };
