@@ -162,6 +162,7 @@ fn auth(auth: &Auth, policy: &Policy) -> Value {
                 "keys": by_name(keys),
                 "client_certs": by_name(certs),
                 "issuers": issuers,
+                "keys_dir": known.key_folder.as_ref().map(|folder| folder.path.display().to_string()),
                 "failures": { "burst": known.failures.burst, "per_minute": known.failures.per_minute },
             })
         }

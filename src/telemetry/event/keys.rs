@@ -57,7 +57,7 @@ impl KeyChanged<'_> {
     }
 }
 
-/// The keys in force were counted.
+/// The keys in force were counted: some end within 14 days, or a key file has a mistake.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KeysCounted {
     /// Keys that open, those that end soon included.

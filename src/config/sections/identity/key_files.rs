@@ -1,6 +1,7 @@
 //! Key files: keys of tenants in a folder beside the configuration file.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -90,10 +91,10 @@ pub(in crate::config) fn read(
         KeyFiles { folder: KeyFolder { path: full.clone(), ..KeyFolder::default() }, ..KeyFiles::default() };
     let mut left = MAX_BYTES;
     for name in names {
-        let path = full.join(&name);
-        if path.is_dir() {
+        if full.join(&name).is_dir() {
             continue;
         }
+        let path = Path::new(path).join(&name);
         let read =
             secrets.list(&path.to_string_lossy()).and_then(|text| match left.checked_sub(text.len()) {
                 Some(rest) => {

@@ -37,7 +37,8 @@ pub struct StandingCache {
     facts: Mutex<Option<(Tick, Arc<StandingFacts>)>>,
     /// Waiting requests with their obstacles, as the facts: by tenant, since the facts were taken.
     waits: Mutex<HashMap<TenantId, (Tick, Value)>>,
-    bill: Arc<Mutex<Option<StandingBill>>>,
+    /// The last bill, with when it was asked for.
+    bill: Arc<Mutex<Option<(Tick, Option<StandingBill>)>>>,
     /// Held while a bill is made, whether its caller stays or not.
     making: Option<(RowSource, Arc<Semaphore>)>,
 }
@@ -51,7 +52,6 @@ pub(super) struct StandingFacts {
 /// A bill of this month by tenant.
 #[derive(Debug, Clone)]
 pub(super) struct StandingBill {
-    made: Tick,
     pub(super) since: Timestamp,
     pub(super) sums: Arc<BTreeMap<String, BillSums>>,
 }
@@ -113,32 +113,35 @@ impl StandingCache {
     pub(super) async fn bill(&self, now: Tick) -> Option<StandingBill> {
         let (source, making) = self.making.as_ref()?;
         let known = self.bill.lock().clone();
-        let is_fresh = known.as_ref().is_some_and(|bill| now.since(bill.made) < BILL_AGE);
-        let Ok(alone) = Arc::clone(making).try_acquire_owned() else { return known };
-        if is_fresh {
-            return known;
+        if known.as_ref().is_some_and(|(asked, _)| now.since(*asked) < BILL_AGE) {
+            return known?.1;
         }
+        let Ok(alone) = Arc::clone(making).try_acquire_owned() else { return known?.1 };
         let (source, held) = (source.clone(), Arc::clone(&self.bill));
         let made = spawn_blocking(move || {
             let _alone = alone;
-            let since = month_start(wall::now())?;
-            let query = BillQuery {
-                by: vec![Dimension::Tenant],
-                since_ms: Some(since.as_millisecond()),
-                ..BillQuery::default()
-            };
-            let bill = bill::make(&query, &source).ok()?;
-            let lines = bill.lines.into_iter().filter(|line| !line.unallocated);
-            let sums = lines.filter_map(|line| Some((line.key.first()?.clone(), line.sums))).collect();
-            let bill = StandingBill { made: now, since, sums: Arc::new(sums) };
-            *held.lock() = Some(bill.clone());
-            Some(bill)
+            let made = month_bill(&source);
+            let mut held = held.lock();
+            // A database that does not answer is asked again in a minute, too.
+            let bill = made.or_else(|| held.take()?.1);
+            *held = Some((now, bill.clone()));
+            bill
         });
         match timeout(BILL_WAIT, made).await {
-            Ok(Ok(Some(bill))) => Some(bill),
-            _ => known,
+            Ok(Ok(bill)) => bill,
+            _ => known?.1,
         }
     }
+}
+
+fn month_bill(source: &RowSource) -> Option<StandingBill> {
+    let since = month_start(wall::now())?;
+    let since_ms = Some(since.as_millisecond());
+    let query = BillQuery { by: vec![Dimension::Tenant], since_ms, ..BillQuery::default() };
+    let bill = bill::make(&query, source).ok()?;
+    let lines = bill.lines.into_iter().filter(|line| !line.unallocated);
+    let sums = lines.filter_map(|line| Some((line.key.first()?.clone(), line.sums))).collect();
+    Some(StandingBill { since, sums: Arc::new(sums) })
 }
 
 fn month_start(now: std::time::SystemTime) -> Option<Timestamp> {
