@@ -4,13 +4,12 @@
 //! Keys that agree with the right one in their first 0, 1, 8, ... letters are
 //! checked in turns, in changing order, so that whatever else the machine does hits all alike.
 
-use std::collections::HashMap;
 use std::hint::black_box;
 use std::time::SystemTime;
 
 use anyhow::{Result, ensure};
 use clap::Args;
-use penstock::config::keys;
+use penstock::config::keys::{self, KeyDigest, KeyRing};
 use penstock::config::settings::identity::{Grant, KeyEntry};
 use penstock::core::model::ids::TenantId;
 use tokio::time::Instant;
@@ -70,7 +69,7 @@ pub fn command(args: &KeyBenchArgs) -> Result<()> {
 }
 
 fn measure(args: &KeyBenchArgs) -> Result<Vec<Candidate>> {
-    let mut entries = HashMap::new();
+    let mut entries = KeyRing::default();
     let mut right = String::new();
     for number in 0..KEYS {
         let mut random = [0; keys::RANDOM_BYTES];
@@ -78,7 +77,8 @@ fn measure(args: &KeyBenchArgs) -> Result<Vec<Candidate>> {
         random[32..].copy_from_slice(&keys::digest("more")[..8]);
         let key = keys::new(&random);
         let grant = Grant::whole(TenantId::new(0));
-        entries.insert(key.id, KeyEntry { digest: keys::digest(&key.text), grant, expires: None });
+        let digest = KeyDigest::Blake3(keys::digest(&key.text));
+        entries.insert(&key.id, KeyEntry { digest, grant, expires: None, origin: Default::default() });
         right = key.text;
     }
     let secret = keys::parse(&right).map_or(0, |parts| parts.secret.len());
@@ -94,7 +94,7 @@ fn measure(args: &KeyBenchArgs) -> Result<Vec<Candidate>> {
             let mut opened = 0;
             for _ in 0..args.batch {
                 let text = black_box(&*candidate.text);
-                opened += u32::from(keys::verify(&entries, text, || SystemTime::UNIX_EPOCH).is_ok());
+                opened += u32::from(entries.verify(text, || SystemTime::UNIX_EPOCH).is_ok());
             }
             candidate.times.push(begun.elapsed().as_nanos() as f64 / f64::from(args.batch));
             let expected = if candidate.right == secret { args.batch } else { 0 };

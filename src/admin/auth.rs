@@ -14,7 +14,7 @@ use crate::admin::origin;
 use crate::admin::problem::problem;
 use crate::admin::state::AdminState;
 use crate::auth::throttle::{FailureRate, FailureThrottle};
-use crate::config::keys::{self, KeyError};
+use crate::config::keys::KeyError;
 use crate::config::settings::identity::{OperatorRole, Operators};
 use crate::core::model::time::Tick;
 use crate::protocol::headers;
@@ -132,8 +132,7 @@ fn identify(
         return Ok(Operator::local(from));
     }
     if let Some(text) = headers::credentials(headers) {
-        let token = keys::verify(&operators.tokens, text, wall::now).map_err(AdminAuthError::InvalidToken)?;
-        let id = keys::parse(text).map_or("", |parts| parts.id);
+        let (id, token) = operators.tokens.verify(text, wall::now).map_err(AdminAuthError::InvalidToken)?;
         return Ok(Operator { who: format!("token:{id}").into(), from, role: token.role });
     }
     let named = || names?.iter().find_map(|name| Some((name, *operators.certs.get(name)?)));
@@ -179,21 +178,21 @@ fn refuse(guard: &AdminGuard, from: SocketAddr, refusal: AdminAuthError) -> Resp
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
+    use std::time::SystemTime;
 
     use super::*;
-    use crate::config::keys::NewKey;
+    use crate::config::keys::{self, KeyDigest, NewKey};
     use crate::config::settings::identity::TokenEntry;
 
     const FAR: &str = "10.0.0.9:1";
     const NEAR: &str = "127.0.0.1:1";
 
+    fn entry(key: &NewKey, role: OperatorRole, expires: Option<SystemTime>) -> TokenEntry {
+        TokenEntry { digest: KeyDigest::Blake3(keys::digest(&key.text)), role, expires }
+    }
+
     fn operators(keys: &[(&NewKey, OperatorRole)]) -> Operators {
-        let entry = |(key, role): &(&NewKey, OperatorRole)| {
-            let entry = TokenEntry { digest: keys::digest(&key.text), role: *role, expires: None };
-            (key.id.clone(), entry)
-        };
-        let tokens: HashMap<_, _> = keys.iter().map(entry).collect();
+        let tokens = keys.iter().map(|(key, role)| (key.id.clone(), entry(key, *role, None))).collect();
         Operators { tokens, loopback: true, ..Operators::default() }
     }
 
@@ -235,7 +234,7 @@ mod tests {
         }
         known.loopback = false;
         assert_eq!(asks(&known, None, NEAR), Err(AdminAuthError::NoCredentials));
-        known.tokens.get_mut(&read.id).unwrap().expires = Some(std::time::SystemTime::UNIX_EPOCH);
+        known.tokens.insert(&read.id, entry(&read, OperatorRole::Read, Some(SystemTime::UNIX_EPOCH)));
         assert_eq!(asks(&known, Some(&read.text), FAR), Err(AdminAuthError::InvalidToken(KeyError::Expired)));
         assert_eq!(asks(&operators(&[]), Some("x"), FAR), Ok(("local".to_owned(), OperatorRole::Operate)));
     }

@@ -8,6 +8,7 @@ use arc_swap::ArcSwap;
 use tokio::sync::mpsc;
 
 use crate::admin::state::AdminState;
+use crate::config::keys::{KeyDigest, KeyRing};
 use crate::config::secret::Secret;
 use crate::config::settings::identity::{Auth, Credentials, Grant, KeyEntry, Listeners};
 use crate::config::settings::names::{ModelNames, Split, TenantNames};
@@ -68,8 +69,9 @@ fn edge(policy: &Policy) -> EdgeSettings {
     let name = policy.replicas.name(ReplicaId::new(0));
     replicas.insert(name, ReplicaSettings { pool, url, metrics_url: None, zone: None });
     let grant = Grant { class: Some(ClassId::new(0)), ..Grant::whole(TenantId::new(0)) };
-    let key = KeyEntry { digest: KEY_DIGEST, grant, expires: None };
-    let keys = HashMap::from([("pk_1".to_owned(), key)]);
+    let key =
+        KeyEntry { digest: KeyDigest::Blake3(KEY_DIGEST), grant, expires: None, origin: Default::default() };
+    let keys = KeyRing::from_iter([("pk_1".to_owned(), key)]);
     let split = Split { targets: vec![(ModelId::new(0), 3)], fallbacks: vec![ModelId::new(0)] };
     let own =
         TenantNames { map: HashMap::from([("mine".to_owned(), "gpt-4o".to_owned())]), allow_fallback: true };

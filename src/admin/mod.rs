@@ -4,6 +4,7 @@
 mod auth;
 mod config_view;
 mod explain;
+mod keys;
 mod operate;
 mod origin;
 mod problem;

@@ -180,6 +180,16 @@ impl CheckedVerb {
     }
 }
 
+/// Refuses a body that a browser may send to another site without asking it.
+pub(super) fn require_json(headers: &HeaderMap) -> Result<(), VerbError> {
+    let media = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    if !media.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json") {
+        let text = "send the header `content-type: application/json` and a JSON body";
+        return Err(VerbError(StatusCode::UNSUPPORTED_MEDIA_TYPE, text.into()));
+    }
+    Ok(())
+}
+
 /// Carries out a command and reports the change to telemetry.
 pub(super) fn carry_out(
     state: &AdminState,
@@ -188,11 +198,7 @@ pub(super) fn carry_out(
     headers: &HeaderMap,
     body: &[u8],
 ) -> Result<VerbOutcome, VerbError> {
-    let media = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    if !media.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json") {
-        let text = "send the header `content-type: application/json` and a JSON body";
-        return Err(VerbError(StatusCode::UNSUPPORTED_MEDIA_TYPE, text.into()));
-    }
+    require_json(headers)?;
     let ask: VerbBody = serde_json::from_slice(body).map_err(|problem| {
         bad_request(format!("the body is not what this asks for: {problem}; send {{\"name\": ..., \"for\": \"30m\", \"reason\": ...}}"))
     })?;
@@ -336,7 +342,7 @@ where
     Err(VerbError(StatusCode::NOT_FOUND, format!("there is no {what} `{name}`; {hint}")))
 }
 
-fn bad_request(text: String) -> VerbError {
+pub(super) fn bad_request(text: String) -> VerbError {
     VerbError(StatusCode::BAD_REQUEST, text)
 }
 

@@ -7,12 +7,13 @@ use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use axum::{Extension, Json, Router, middleware};
 use serde_json::json;
 use tokio::time::Instant;
 
 use crate::admin::auth::{self, AdminGuard, Operator};
+use crate::admin::keys::{self, KeyMaker};
 use crate::admin::operate::{self, OperatorVerb, VERBS, VerbError};
 pub(super) use crate::admin::problem::problem;
 use crate::admin::report::overview;
@@ -42,6 +43,7 @@ GET  /admin/v1/pools      pools with what runs there, and how their sources of r
 GET  /admin/v1/replicas   ledger and engine report of each replica
 GET  /admin/v1/tenants    tenants with their weights, classes, limits, what is left of them and what waits
 GET  /admin/v1/overrides  what operators have set apart from the file
+GET  /admin/v1/keys       API keys: whose they are, what they may do, when they end; nothing secret
 GET  /scale/v1/pools      what each pool needs, as scalers are told it
 GET  /scale/v1/{pool}     the same of one, for KEDA's metrics-api; takes a trigger's keys as its query
 GET  /admin/v1/demand     the demand that was seen, of models, pools, classes and tenants
@@ -52,6 +54,9 @@ POST /admin/v1/reload     read the configuration again
 
 Where the configuration has `admin.auth`, everything but /livez, /readyz and
 /healthz asks for `Authorization: Bearer <token>`.
+
+POST   /admin/v1/keys     make a key: {\"tenant\": ..., \"for\": \"90d\", \"note\": ...}; to replace one: {\"replaces\": id, \"overlap\": \"24h\"}
+DELETE /admin/v1/keys/{id}  revoke a key that was made so
 
 POST with a JSON body {\"name\": ..., \"for\": \"30m\" or \"forever\", \"reason\": ...}:
 POST /admin/v1/pools/     cordon, drain, spot-notice, uncordon
@@ -64,12 +69,18 @@ struct AdminRoutes {
     state: Arc<AdminState>,
     started: Instant,
     bills: Arc<BillMaker>,
+    keys: KeyMaker,
 }
 
 /// Admin routes, and the routes of `more` behind the same credentials. The uptime counts from this
 /// call.
 pub fn router(state: AdminState, more: Router) -> Router {
-    let admin = AdminRoutes { state: Arc::new(state), started: Instant::now(), bills: Arc::default() };
+    let admin = AdminRoutes {
+        state: Arc::new(state),
+        started: Instant::now(),
+        bills: Arc::default(),
+        keys: KeyMaker::default(),
+    };
     let guard = AdminGuard::new(&admin.state, admin.started);
     let verbs = VERBS.into_iter().fold(Router::new(), |router, (path, verb)| {
         router.route(path, post(move |state, who, headers, body| act(verb, state, who, headers, body)))
@@ -88,6 +99,8 @@ pub fn router(state: AdminState, more: Router) -> Router {
         .route("/admin/v1/overrides", get(overrides))
         .route("/admin/v1/requests/{id}", get(request))
         .route("/admin/v1/usage", get(usage))
+        .route("/admin/v1/keys", get(list_keys).post(make_key))
+        .route("/admin/v1/keys/{id}", delete(revoke_key))
         .route("/admin/v1/demand", get(demand))
         .route("/admin/v1/config", get(config))
         .route("/admin/v1/reload", post(reload))
@@ -181,6 +194,48 @@ async fn act(
     match operate::carry_out(&admin.state, verb, &who, &headers, &body) {
         Ok(outcome) => Json(outcome).into_response(),
         Err(VerbError(status, message)) => problem(status, &message),
+    }
+}
+
+async fn list_keys(State(admin): State<AdminRoutes>) -> impl IntoResponse {
+    Json(json!({ "keys": keys::list(&admin.state.settings()) }))
+}
+
+/// Makes a key. The work goes on when the caller hangs up.
+async fn make_key(
+    State(admin): State<AdminRoutes>,
+    Extension(who): Extension<Operator>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    if let Err(VerbError(status, message)) = operate::require_json(&headers) {
+        return problem(status, &message);
+    }
+    let made = tokio::spawn(async move { admin.keys.create(&admin.state, &who, &body).await });
+    match made.await {
+        Ok(Ok(made)) => (StatusCode::CREATED, Json(made)).into_response(),
+        Ok(Err(VerbError(status, message))) => problem(status, &message),
+        Err(_) => problem(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "it broke off; GET /admin/v1/keys says what is in force",
+        ),
+    }
+}
+
+async fn revoke_key(
+    State(admin): State<AdminRoutes>,
+    Extension(who): Extension<Operator>,
+    Path(id): Path<String>,
+) -> Response {
+    let revoked = id.clone();
+    let done = tokio::spawn(async move { admin.keys.revoke(&admin.state, &who, &id).await });
+    match done.await {
+        Ok(Ok(())) => Json(json!({ "id": revoked, "revoked": true })).into_response(),
+        Ok(Err(VerbError(status, message))) => problem(status, &message),
+        Err(_) => problem(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "it broke off; GET /admin/v1/keys says what is in force",
+        ),
     }
 }
 

@@ -117,12 +117,14 @@ impl Authenticator {
     ) -> Result<Identity, AuthError> {
         let text = headers::credentials(caller.headers);
         if let Some(text) = text {
-            if let Some(parts) = keys::parse(text) {
-                let key_id = Some(parts.id.to_owned());
-                return match keys::verify(&known.keys, text, wall::now) {
-                    Ok(entry) => Ok(Identity::new(entry.grant.clone(), key_id)),
-                    Err(error) => Err(wrong_key(error, key_id)),
-                };
+            match known.keys.verify(text, wall::now) {
+                Ok((id, entry)) => return Ok(Identity::new(entry.grant.clone(), Some(id.to_owned()))),
+                // Perhaps a token, or what an SDK sends that must send some key.
+                Err(KeyError::Malformed) => {}
+                Err(error) => {
+                    let key_id = keys::parse(text).map(|parts| parts.id.to_owned());
+                    return Err(wrong_key(error, key_id));
+                }
             }
             if !known.issuers.is_empty() && jwt::is_token(text) {
                 let verified = self.issuers.verify(known, text).await;

@@ -1,5 +1,7 @@
 //! Command line of `penstock`: its commands, arguments and help texts.
 
+pub mod config;
+pub mod import;
 pub mod operate;
 pub mod plan;
 pub mod usage;
@@ -10,6 +12,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+use crate::cli::config::{ConfigCommand, DiffArgs};
+use crate::cli::import::ImportCommand;
 use crate::cli::operate::{
     AccessArgs, ExplainArgs, PoolsCommand, ReadyArgs, ReplicasCommand, StatusArgs, TenantsCommand,
 };
@@ -61,13 +65,26 @@ pub enum Command {
     Demo(DemoArgs),
     /// Check a configuration file without running it.
     ///
-    /// Finds every mistake at once, with its line and what to do about it.
+    /// Finds every mistake at once, with its line and what to do about it. `-` is
+    /// standard input, whose paths start at the current folder. A file of LiteLLM,
+    /// llm-d or nginx is recognised: `penstock import` is for those.
     /// Exit code 0: valid, perhaps with warnings. 1: it has errors. 2: it
     /// could not be read.
     #[command(
-        after_help = "Examples:\n  penstock check penstock.yaml\n  penstock check penstock.yaml --format json\n  penstock check penstock.yaml --against http://127.0.0.1:8081"
+        after_help = "Examples:\n  penstock check penstock.yaml\n  penstock check penstock.yaml --format json\n  penstock check penstock.yaml --against http://127.0.0.1:8081\n  penstock check --offline - < penstock.yaml"
     )]
     Check(CheckArgs),
+    /// Explain the configuration.
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Say what a new configuration changes.
+    ///
+    /// Every key that differs, and whether its change takes effect at once or at the
+    /// next start; what each tenant gains and loses: its part of the work while all want
+    /// more than there is, models, classes, keys; models that come and go. Secrets need
+    /// not be here. Exit code 1: one of the files has errors.
+    #[command(after_help = "Example:\n  penstock diff penstock.yaml new.yaml")]
+    Diff(DiffArgs),
     /// Print the JSON Schema of the configuration file.
     #[command(
         after_help = "Example:\n  penstock schema > schema.json\n\nEditors check and complete the YAML file when its first line is:\n  # yaml-language-server: $schema=./schema.json"
@@ -149,6 +166,13 @@ pub enum Command {
     /// Make API keys, and the digests that the configuration stores.
     #[command(subcommand)]
     Keys(KeysCommand),
+    /// Make a configuration of another gateway's, and say how true it is.
+    ///
+    /// The report says what means the same (exact), what nearly the same (near), and
+    /// what has no counterpart (left out). Exit code 1: the file cannot be read, or
+    /// nothing of it can be had here.
+    #[command(subcommand)]
+    Import(ImportCommand),
     /// Run a simulated engine that speaks vLLM's or TGI's API.
     ///
     /// It takes the time that a real one would take on the accelerator of its
@@ -233,9 +257,13 @@ pub struct DemoArgs {
 /// `penstock check`
 #[derive(Debug, Args)]
 pub struct CheckArgs {
-    /// The configuration file.
+    /// The configuration file; `-` = standard input.
     #[arg(value_name = "FILE", default_value = "penstock.yaml")]
     pub config: PathBuf,
+    /// Check a file that is meant for another machine: secrets, certificates and
+    /// folders that are not here are remarks and no errors.
+    #[arg(long)]
+    pub offline: bool,
     /// How to print what was found.
     #[arg(long, value_enum, default_value_t = OutputFormat::Text)]
     pub format: OutputFormat,
@@ -313,11 +341,28 @@ pub struct KedaArgs {
 #[derive(Debug, Subcommand)]
 pub enum KeysCommand {
     /// Make a new key: prints it once, with the lines for the configuration.
-    #[command(after_help = "Example:\n  penstock keys new")]
-    New,
-    /// Print the configuration lines for a key read from standard input.
-    #[command(after_help = "Example:\n  printf '%s' \"$KEY\" | penstock keys hash")]
-    Hash,
+    #[command(after_help = "Examples:\n  penstock keys new\n  penstock keys new --json")]
+    New(KeyFormArgs),
+    /// Print the configuration lines for keys read from standard input.
+    ///
+    /// Any secret can be a key: Penstock's own, another gateway's (`sk-...`), an
+    /// identity provider's client secret. One secret a line; each gives one line for
+    /// the configuration, with the BLAKE3 digest of the secret. A plain digest keeps
+    /// only a random secret: anybody who reads the file can try passwords against it.
+    /// So a secret of fewer than 20 characters, or with fewer than 8 different ones, is
+    /// refused; whether a longer one is random cannot be seen.
+    #[command(
+        after_help = "Examples:\n  printf '%s' \"$KEY\" | penstock keys hash\n  penstock keys hash < keys.txt"
+    )]
+    Hash(KeyFormArgs),
+}
+
+/// How keys are printed.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct KeyFormArgs {
+    /// Print JSON: an object a key.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `penstock sim-engine`

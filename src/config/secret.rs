@@ -11,6 +11,8 @@ use crate::tokens::counter::{ModelFileError, TokenCounter};
 /// Bytes of the largest file that the file names: room for ten thousand
 /// endpoints.
 const MAX_NAMED_BYTES: u64 = 4 << 20;
+/// Names of a folder that are looked at.
+const MAX_NAMES: usize = 65_536;
 /// Bytes of the largest secret.
 const MAX_SECRET_BYTES: usize = 64 << 10;
 
@@ -49,6 +51,28 @@ pub trait SecretSource: Send + Sync {
     /// As the file system says.
     fn file(&self, path: &Path) -> io::Result<Vec<u8>>;
 
+    /// The names in a folder that do not begin with a dot, in order, and at most
+    /// [`MAX_NAMES`] of them.
+    ///
+    /// # Errors
+    /// As the file system says.
+    fn names(&self, folder: &Path) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(folder)?.take(MAX_NAMES) {
+            let name = entry?.file_name().to_string_lossy().into_owned();
+            if !name.starts_with('.') {
+                names.push(name);
+            }
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    /// Whether what is not here is no fault.
+    fn is_offline(&self) -> bool {
+        false
+    }
+
     /// The tokenizer in a folder; one that was read before, if its files are as
     /// they were.
     ///
@@ -78,6 +102,29 @@ impl SecretSource for MachineSecrets {
     }
 }
 
+/// The machine's environment and files, for a file that is meant for another machine:
+/// what is not here is not checked.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct OfflineSecrets;
+
+impl SecretSource for OfflineSecrets {
+    fn env(&self, name: &str) -> Option<String> {
+        MachineSecrets.env(name)
+    }
+
+    fn file(&self, path: &Path) -> io::Result<Vec<u8>> {
+        MachineSecrets.file(path)
+    }
+
+    fn is_offline(&self) -> bool {
+        true
+    }
+}
+
+/// How a message begins about what is not here and may be absent. Findings take it
+/// for a remark and not for an error.
+pub(super) const NOT_HERE: &str = "not here, so not checked: ";
+
 /// The bytes of a regular file (no pipe, which could block for ever) that is
 /// not larger than `limit`.
 pub(super) fn read_bounded(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
@@ -98,38 +145,60 @@ pub(super) struct SecretReader<'a> {
     source: &'a dyn SecretSource,
     base: &'a Path,
     read: Vec<(PathBuf, Option<blake3::Hash>)>,
+    folders: Vec<(PathBuf, Option<blake3::Hash>)>,
+}
+
+/// The hash of the names in a folder.
+pub(super) fn hash_of(names: &[String]) -> blake3::Hash {
+    // No name has a slash in it.
+    blake3::hash(names.join("/").as_bytes())
 }
 
 impl<'a> SecretReader<'a> {
     /// A reader that takes relative paths from `base`.
     pub(super) fn new(source: &'a dyn SecretSource, base: &'a Path) -> Self {
-        Self { source, base, read: Vec::new() }
+        Self { source, base, read: Vec::new(), folders: Vec::new() }
     }
 
-    /// The files read so far, with the hash of what was there.
-    pub(super) fn into_read(self) -> Vec<(PathBuf, Option<blake3::Hash>)> {
-        self.read
+    /// The files read so far, with the hash of what was there, and the folders with
+    /// the hash of their names.
+    pub(super) fn into_read(self) -> [Vec<(PathBuf, Option<blake3::Hash>)>; 2] {
+        [self.read, self.folders]
+    }
+
+    /// The names in the folder `path`. The error is a sentence for people.
+    pub(super) fn names(&mut self, path: &str) -> Result<Vec<String>, String> {
+        let full = self.path(path);
+        let names = self.source.names(&full);
+        self.folders.push((full, names.as_ref().ok().map(|names| hash_of(names))));
+        names.map_err(|error| self.absent(format!("the folder {path:?} cannot be read: {error}")))
     }
 
     /// The environment variable `name`. The error is a sentence for people
     /// and does not show the value.
     pub(super) fn env(&self, name: &str) -> Result<Secret, String> {
         let value = self.source.env(name);
-        let value = value.ok_or_else(|| format!("the environment variable {name:?} is not set"))?;
+        let value =
+            value.ok_or_else(|| self.absent(format!("the environment variable {name:?} is not set")))?;
         checked(&value).map_err(|why| format!("the environment variable {name:?} {why}"))
     }
 
     /// The text of a list of endpoints in the file `path`. The error is a
     /// sentence for people.
     pub(super) fn list(&mut self, path: &str) -> Result<String, String> {
-        let bytes = self.read(path).map_err(|error| format!("the file {path:?} cannot be read: {error}"))?;
-        String::from_utf8(bytes).map_err(|_| format!("the file {path:?} is not text"))
+        String::from_utf8(self.bytes(path)?).map_err(|_| format!("the file {path:?} is not text"))
     }
 
     /// The bytes of a file of certificates or keys. The error is a sentence
     /// for people and does not show the content.
     pub(super) fn bytes(&mut self, path: &str) -> Result<Vec<u8>, String> {
-        self.read(path).map_err(|error| format!("the file {path:?} cannot be read: {error}"))
+        let read = self.read(path);
+        read.map_err(|error| self.absent(format!("the file {path:?} cannot be read: {error}")))
+    }
+
+    /// A message about what is not here: an error, unless that is no fault.
+    pub(super) fn absent(&self, message: String) -> String {
+        if self.source.is_offline() { format!("{NOT_HERE}{message}") } else { message }
     }
 
     /// Where `path` leads to.
@@ -156,9 +225,7 @@ impl<'a> SecretReader<'a> {
     /// The file `path`. The error is a sentence for people and does not show
     /// the content.
     pub(super) fn file(&mut self, path: &str) -> Result<Secret, String> {
-        let bytes = self.read(path);
-        let bytes = bytes.map_err(|error| format!("the file {path:?} cannot be read: {error}"))?;
-        let text = String::from_utf8(bytes).map_err(|_| format!("the file {path:?} is not text"))?;
+        let text = self.list(path)?;
         checked(&text).map_err(|why| format!("the file {path:?} {why}"))
     }
 }
@@ -213,7 +280,7 @@ mod tests {
         assert!(reader.env("TWO_LINES").unwrap_err().ends_with("cannot stand in a header"));
         assert!(reader.file("binary").unwrap_err().ends_with("is not text"));
         assert!(reader.file("/none").unwrap_err().starts_with("the file \"/none\" cannot be read"));
-        let read = reader.into_read();
+        let [read, _] = reader.into_read();
         assert_eq!(read[0], (PathBuf::from("/etc/penstock/key"), Some(blake3::hash(b"sk-2\r\n"))));
         assert_eq!(read[2], (PathBuf::from("/none"), None));
     }

@@ -15,6 +15,8 @@ pub enum Route<'a> {
     Models,
     /// One model, by its name as the client wrote it, percent-decoded.
     Model(Cow<'a, str>),
+    /// What the caller has used, what is left, and why it waits.
+    Me,
     /// The health check: whether the gateway can queue work.
     Health,
     /// The path exists for another method.
@@ -44,6 +46,7 @@ pub enum RouteHint {
 }
 
 const MODELS: &str = "/v1/models";
+const ME: &str = "/v1/me";
 
 /// The route of a request line. `path` is the path alone, without a query.
 #[must_use]
@@ -68,6 +71,9 @@ fn known(path: &str) -> Option<Route<'_>> {
     }
     if path == "/health" || path == "/ping" {
         return Some(Route::Health);
+    }
+    if path == ME {
+        return Some(Route::Me);
     }
     match path.strip_prefix(MODELS)? {
         "" => Some(Route::Models),
@@ -144,6 +150,7 @@ mod tests {
     fn models_and_health() {
         assert_eq!(route(&Method::GET, "/v1/models"), Route::Models);
         assert_eq!(route(&Method::HEAD, "/health"), Route::Health);
+        assert_eq!(route(&Method::GET, "/v1/me"), Route::Me);
         assert_eq!(route(&Method::DELETE, "/v1/models"), Route::WrongMethod { allow: "GET, HEAD" });
         assert_eq!(
             route(&Method::GET, "/v1/models/meta-llama/Llama-3"),

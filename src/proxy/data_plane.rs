@@ -16,6 +16,7 @@ use crate::proxy::context::prompt_counter::PromptCounter;
 use crate::proxy::relay::itl::ItlCounters;
 use crate::proxy::relay::memory::AnswerMemory;
 use crate::proxy::request::superseding::LiveRequests;
+use crate::proxy::response::standing::cache::StandingCache;
 use crate::proxy::shadow::copies::ShadowCopies;
 use crate::proxy::upstream::Upstreams;
 use crate::telemetry::Telemetry;
@@ -47,6 +48,8 @@ pub struct Proxy {
     pub itl_samplers: Arc<ItlCounters>,
     /// Shadow copies that run now.
     pub shadow_copies: Arc<ShadowCopies>,
+    /// What `GET /v1/me` answers from.
+    pub standings: Arc<StandingCache>,
     /// Usage journal. `None` = usage is not recorded.
     pub journal: Option<Journal>,
 }

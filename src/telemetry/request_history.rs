@@ -171,6 +171,21 @@ impl RequestHistory {
     }
 }
 
+impl RequestHistory {
+    /// The first `most` requests of a tenant that wait for a replica, the oldest first, with their
+    /// ids in the scheduler.
+    pub fn waiting_of(&self, tenant: TenantId, most: usize) -> Vec<(String, JobId)> {
+        let trails: Vec<TrailRecorder> = self.ring.lock().iter().map(|(_, trail)| trail.clone()).collect();
+        let row = |trail: &TrailRecorder| {
+            let trail = trail.0.lock();
+            let at_replica = trail.tries.last().is_some_and(|attempt| attempt.back.is_none());
+            let waits = trail.tenant == tenant && trail.end.is_none() && !at_replica;
+            waits.then(|| (trail.request_id.to_str().unwrap_or_default().to_owned(), trail.job))
+        };
+        trails.iter().filter_map(row).take(most).collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

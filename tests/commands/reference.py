@@ -416,6 +416,9 @@ LABELS = {
     "penstock_scaler_clamped_total": "pool",
     "penstock_open_connections": "",
     "penstock_tls_certificate_ends_timestamp_seconds": "listener",
+    "penstock_keys": "state",
+    "penstock_key_next_expiry_timestamp_seconds": "",
+    "penstock_key_file_problems": "",
     "penstock_usage_unread_bytes": "",
     "penstock_usage_database_up": "database",
     "penstock_scale_peers": "state",
@@ -470,7 +473,7 @@ GROUPS = [
                              "recalls streams_broken continuations"),
     ("Cost and usage", "gpu_seconds cost wasted usage_"),
     ("Shadows", "shadow"),
-    ("Access and connections", "auth log_lines_kept connections open_connections answers tls issuer admin"),
+    ("Access and connections", "auth log_lines_kept connections open_connections answers tls issuer admin keys key_"),
     ("Process and configuration", "config build log_lines_dropped broken overrides audit"),
 ]
 
@@ -734,7 +737,7 @@ The first is for OpenAI's calls, the second for Anthropic's. TGI's calls get `er
 def admin_api():
     text = source("src/admin/routes.rs")
     index = re.search(r"const INDEX: &str = \"\\\n(.*?)\";", text, re.S).group(1).replace('\\"', '"')
-    routes = re.findall(r"^(GET|POST) +(/\S*) {2,}(.+)$", index, re.M)
+    routes = re.findall(r"^(GET|POST|DELETE) +(/\S*) {2,}(.+)$", index, re.M)
     served = set(re.findall(r'route\("(/[^"]*)"', text.partition("async fn")[0])) - {"/"}
     listed = {path for _, path, _ in routes}
     if served - listed:
@@ -759,6 +762,16 @@ $ curl -sX POST http://127.0.0.1:8081/admin/v1/tenants/resume -H 'Content-Type: 
 {"verb":"resume","name":"research","before":"boost x2","after":"none","ends_in_seconds":null,...
 ```
 """]
+    keys = source("src/admin/keys/mod.rs")
+    struct = re.search(r"struct KeyRequest \{\n(.*?)\n\}", keys, re.S).group(1)
+    rows = [(renamed or name, sentence(" ".join(line.strip(" /") for line in text.splitlines())))
+            for text, renamed, name in re.findall(r'((?: *///[^\n]*\n)+)(?: *#\[serde\(rename = "(\w+)"\)\]\n)? *(\w+): ', struct + "\n")]
+    body += ["## Keys", "",
+             "`POST /admin/v1/keys` makes an API key and writes its digest into `auth.keys_dir`, a file for each key, mode 0600. "
+             "The key is in force when the answer (201) comes, and is shown only there. Keys of the configuration file and of files "
+             "that people write are listed, and changed where they stand (409). The body's fields:", "",
+             table(("field", "meaning"), [(f"`{name}`", meaning) for name, meaning in rows]), "",
+             "[API keys](../guides/identity.md#keys-while-the-gateway-runs) shows it.", ""]
     body += ["## Reasons of the scale signal", "", "`reason` of `/scale/v1/pools`, and the label of `penstock_desired_reason`.", "",
              enum_table("src/core/autoscale/mod.rs", "ScaleReason", ("`reason`", "meaning")), ""]
     snapshot = "src/core/model/snapshot.rs"
@@ -772,10 +785,10 @@ The admin port (`server.admin`, default `127.0.0.1:8081`) answers with JSON unle
 `{"error": {"message": …}}`.
 
 Without `admin.auth`, whoever reaches the port may do everything. With it, every route but `/`, `/livez`, `/readyz` and `/healthz`
-asks for `Authorization: Bearer <token>` or a client certificate. The role `read` may GET; `operate` may POST, too:
+asks for `Authorization: Bearer <token>` or a client certificate. The role `read` may GET; `operate` may POST and DELETE, too:
 [Operators](../guides/identity.md#operators).
 
-A change needs a POST with a JSON body, so that no web page can act in an operator's name.
+A change needs a POST with a JSON body, or a DELETE, so that no web page can act in an operator's name.
 
 ```console
 $ curl -s http://127.0.0.1:8081/admin/v1/queues

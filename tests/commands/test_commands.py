@@ -60,6 +60,97 @@ def test_check_exit_codes(tmp_path):
         assert github.stdout.count("::error ") == text.stdout.count("error: ")
 
 
+def test_check_reads_standard_input_and_files_for_elsewhere(tmp_path):
+    config = ONE.replace("models: [m]", "models: [m], api_key: {env: PENSTOCK_NO_SUCH_VARIABLE}")
+    config += "server: {tls: {cert: none.crt, key: none.key}}\nusage: {folder: none/usage}\n"
+    config += "x-anchors: {a: &a 1}\nqueue: {requests: *a}\n"
+    bare = run("penstock check -", stdin=config, cwd=tmp_path)
+    assert bare.returncode == 1 and "standard input has 4 errors" in bare.stdout, bare.stdout
+    offline = run("penstock check - --offline", stdin=config, cwd=tmp_path)
+    assert offline.returncode == 0 and offline.stdout.count("not here, so not checked") == 4, offline.stdout
+    wrong = run("penstock check --offline -", stdin=config.replace("vllm", "vlmm"), cwd=tmp_path)
+    assert wrong.returncode == 1 and "did you mean" in wrong.stdout
+
+
+def test_variables_are_not_expanded_and_said_so(tmp_path):
+    (tmp_path / "penstock.yaml").write_text(ONE.replace("http://127.0.0.1:9", "'${ENGINE_URL}'"))
+    done = run("penstock check", cwd=tmp_path, ENGINE_URL="http://127.0.0.1:9")
+    assert done.returncode == 1 and "variables are not expanded" in done.stdout
+    (tmp_path / "penstock.yaml").write_text(ONE.replace("[m]", "['${MODEL}']"))
+    done = run("penstock check", cwd=tmp_path)
+    assert done.returncode == 0 and "`${MODEL}` is taken as it stands" in done.stdout
+
+
+def test_check_warns_about_keys_that_end(tmp_path):
+    digest = "blake3:" + "1" * 64
+    config = ONE.replace("auth: {mode: off}\n", "")
+    config += f"tenants: {{red: {{keys: [{{id: aaaaaaaa, digest: '{digest}', expires: 2001-01-31}}]}}}}\n"
+    (tmp_path / "penstock.yaml").write_text(config)
+    done = run("penstock check", cwd=tmp_path)
+    assert done.returncode == 0 and "`aaaaaaaa` ended at 2001-01-31T00:00:00Z" in done.stdout, done.stdout
+
+
+def test_check_reads_key_files_beside_the_file(tmp_path):
+    digest = "blake3:" + "1" * 64
+    keys = tmp_path / "etc" / "keys"
+    keys.mkdir(parents=True)
+    config = ONE.replace("auth: {mode: off}\n", "auth: {keys_dir: keys}\ntenants: {red: {}}\n")
+    (tmp_path / "etc" / "penstock.yaml").write_text(config)
+    (keys / "red.yaml").write_text(f"tenant: red\nkeys: [{{id: aaaaaaaa, digest: '{digest}'}}]\n")
+    done = run("penstock check etc/penstock.yaml", cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.endswith("\netc/penstock.yaml is valid\n"), done.stdout
+    (keys / "broken").write_text("tenant: red\nkyes: []\n")
+    done = run("penstock check etc/penstock.yaml", cwd=tmp_path)
+    assert done.returncode == 0 and "kyes: unknown key" in done.stdout and "the other files do" in done.stdout, done.stdout
+
+
+def test_config_explain(tmp_path):
+    (tmp_path / "penstock.yaml").write_text(ONE.replace("models: [m]", "models: [m], max_seqs: 7"))
+    done = run("penstock config explain pools.p.max_seqs --config penstock.yaml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for said in ("pools.*.max_seqs\n", "--max-num-seqs", "1 or more", "takes effect at once", "here      7",
+                 "docs/reference/configuration.md#poolsmax_seqs"):
+        assert said in done.stdout, done.stdout
+    grace = run("penstock config explain server.drain_grace").stdout
+    assert "default   1m" in grace and "at the next start" in grace, grace
+    wrong = run("penstock config explain pools.p.max_seq")
+    assert wrong.returncode == 1 and "did you mean `max_seqs`?" in wrong.stderr
+
+
+def test_each_link_of_the_checker_leads_somewhere(tmp_path):
+    page = (ROOT / "docs" / "reference" / "configuration.md").read_text()
+    headings = re.findall(r"^#+ (.+)$", page, re.M)
+    anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    linked = set()
+    for file in sorted((HERE / "broken").glob("*.yaml")):
+        report = json.loads(run(f"penstock check {file} --format json").stdout)
+        linked |= {problem["see"].partition("#")[2] for problem in report["problems"] if "see" in problem}
+    schema = json.loads((ROOT / "config" / "schema.json").read_text())
+    for section in schema["properties"]:
+        linked.add(re.search(r"configuration.md#(\S+)", run(f"penstock config explain {section}").stdout).group(1))
+    assert len(linked) > 20 and linked <= anchors, linked - anchors
+
+
+def test_diff_says_who_gains_and_loses(tmp_path):
+    old = f"{ONE}tenants: {{red: {{weight: 1}}, blue: {{weight: 1}}}}\n".replace("mode: off", "mode: off, tenant: red")
+    new = old.replace("red: {weight: 1}", "red: {weight: 3, models: [m]}") + "server: {drain_grace: 5s}\n"
+    (tmp_path / "old.yaml").write_text(old)
+    (tmp_path / "new.yaml").write_text(new)
+    done = run("penstock diff old.yaml new.yaml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "red: gains: 50.0 % -> 75.0 % of the work" in done.stdout
+    assert "blue: loses: 50.0 % -> 25.0 % of the work" in done.stdout
+    at_once, restart = done.stdout.split("at the next start\n")
+    assert "tenants.red.weight: 1.0 -> 3.0" in at_once and "server.drain_grace" in restart
+    as_json = json.loads(run("penstock diff old.yaml new.yaml --json", cwd=tmp_path).stdout)
+    assert as_json["tenants"].keys() == {"red", "blue"}
+    (tmp_path / "same.yaml").write_text(old)
+    assert run("penstock diff old.yaml same.yaml", cwd=tmp_path).stdout == "nothing changes\n"
+    (tmp_path / "bad.yaml").write_text(old.replace("vllm", "vlmm"))
+    bad = run("penstock diff old.yaml bad.yaml", cwd=tmp_path)
+    assert bad.returncode == 1 and "bad.yaml has errors" in bad.stderr
+
+
 class Measured(http.server.BaseHTTPRequestHandler):
     """An admin port whose pool has shown what it can do."""
 
@@ -153,10 +244,26 @@ def test_keys(tmp_path):
     config = f"{ONE}tenants: {{red: {{keys: [{line[2:]}]}}}}\n".replace("auth: {mode: off}\n", "")
     (tmp_path / "penstock.yaml").write_text(config)
     assert run("penstock check", cwd=tmp_path).returncode == 0
-    for stdin in ("", "sk-other", key[:24], f"{key} {key}"):
+    for stdin in ("", "sk-other", key[:24], f"{key} {key}", "hunter2 " * 5, "a" * 40):
         wrong = run("penstock keys hash", stdin=stdin)
         assert wrong.returncode == 1 and "penstock keys new" in wrong.stderr
         assert key[14:24] not in wrong.stderr
+    made = json.loads(run("penstock keys new --json").stdout)
+    assert made["id"] in made["key"] and made["digest"].startswith("blake3:")
+
+
+def test_keys_of_other_gateways(tmp_path):
+    secrets = [f"sk-{number:02}Xq3v9TtM0b7eKcYw2LpZ" for number in range(3)]
+    hashed = run("penstock keys hash", stdin="\n".join(secrets))
+    assert hashed.returncode == 0 and "keeps only a random secret" in hashed.stderr
+    lines = hashed.stdout.splitlines()
+    assert len(set(lines)) == 3 and not any(secret in hashed.stdout for secret in secrets)
+    as_json = run("penstock keys hash --json", stdin=secrets[0]).stdout
+    assert json.loads(as_json)["id"] in lines[0]
+    entries = ", ".join(line[2:] for line in lines)
+    config = f"{ONE}tenants: {{red: {{keys: [{entries}]}}}}\n".replace("auth: {mode: off}\n", "")
+    (tmp_path / "penstock.yaml").write_text(config)
+    assert run("penstock check", cwd=tmp_path).returncode == 0
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

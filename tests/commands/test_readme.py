@@ -319,6 +319,17 @@ def test_paths_and_metrics_exist(page):
     assert [metric for metric in sorted(metrics) if f'"{metric}"' not in catalogue] == []
 
 
+#: Files that examples of the help texts name.
+NAMED_FILES = {
+    "config.yaml": "model_list: [{model_name: m, litellm_params: {model: hosted_vllm/m, api_base: 'http://127.0.0.1:9/v1'}}]\n",
+    "keys.json": json.dumps({"keys": [{"token": "ab" * 32, "team_id": "t"}]}),
+    "teams.json": json.dumps([{"team_id": "t", "team_alias": "Search"}]),
+    "keys.txt": "sk-Xq3v9TtM0b7eKcYw2LpZ1A\n",
+    "manifests.yaml": "kind: InferencePool\nmetadata: {name: p, namespace: models}\nspec: {targetPorts: [{number: 8000}]}\n",
+    "nginx.conf": "upstream llm { server 127.0.0.1:9; }\n",
+}
+
+
 @pytest.mark.parametrize("command", help_examples())
 def test_help_example(command, tmp_path, start):
     """The examples of the help texts run as they are printed."""
@@ -330,6 +341,8 @@ def test_help_example(command, tmp_path, start):
     asked = asked.replace("/models/llama", str(ROOT / "tests/fixtures/tokenizers/byte-level"))
     request = {"messages": [{"role": "user", "content": "how high is the water?"}]}
     (tmp_path / "requests.jsonl").write_text(json.dumps(request) + "\n")
+    for name, text in {**NAMED_FILES, "new.yaml": file}.items():
+        (tmp_path / name).write_text(text)
     for folder in ("etc/penstock", "etc/bash_completion.d"):
         (tmp_path / folder).mkdir(parents=True)
     shutil.copy(tmp_path / "penstock.yaml", tmp_path / "etc/penstock/penstock.yaml")

@@ -153,7 +153,7 @@ fn auth(auth: &Auth, policy: &Policy) -> Value {
             let keys = known.keys.iter().map(|(id, key)| {
                 let mut row = grant(&key.grant, policy);
                 row["expires"] = json!(key.expires.map(unix_seconds));
-                (&**id, row)
+                (id, row)
             });
             let certs = known.certs.iter().map(|(name, held)| (&**name, grant(held, policy)));
             let issuers: Vec<&str> = known.issuers.iter().map(|issuer| &*issuer.source.issuer).collect();
@@ -162,6 +162,7 @@ fn auth(auth: &Auth, policy: &Policy) -> Value {
                 "keys": by_name(keys),
                 "client_certs": by_name(certs),
                 "issuers": issuers,
+                "keys_dir": known.key_folder.as_ref().map(|folder| folder.path.display().to_string()),
                 "failures": { "burst": known.failures.burst, "per_minute": known.failures.per_minute },
             })
         }
@@ -191,7 +192,7 @@ fn listeners_view(listeners: &Listeners) -> Value {
         OperatorRole::Operate => "operate",
     };
     let tokens = operators.tokens.iter().map(|(id, token)| {
-        (&**id, json!({ "role": role(token.role), "expires": token.expires.map(unix_seconds) }))
+        (id, json!({ "role": role(token.role), "expires": token.expires.map(unix_seconds) }))
     });
     let certs = operators.certs.iter().map(|(name, held)| (&**name, json!({ "role": role(*held) })));
     json!({

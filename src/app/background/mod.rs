@@ -3,5 +3,6 @@
 pub(super) mod calendar;
 pub(super) mod demand;
 pub(super) mod idle;
+pub(super) mod keys;
 pub(super) mod objectives;
 pub(super) mod scaler;

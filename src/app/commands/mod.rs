@@ -1,13 +1,17 @@
 //! Commands of the program.
 
+pub(super) mod config;
 pub(super) mod count;
 pub(super) mod demo;
+pub(super) mod import;
 pub(super) mod keda;
+pub(super) mod keys;
 pub(super) mod operate;
 pub(super) mod plan;
 pub(super) mod simulate;
 
 use std::io::{self, Read as _, Write as _};
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
@@ -19,22 +23,28 @@ use crate::app::gateway::{self, Gateway};
 use crate::app::usage;
 use crate::cli::operate::AccessArgs;
 use crate::cli::{
-    CheckArgs, Cli, Command, DemoArgs, DialectArg, KedaArgs, KeysCommand, OutputFormat, ServeArgs,
-    SimEngineArgs,
+    CheckArgs, Cli, Command, DemoArgs, DialectArg, KedaArgs, OutputFormat, ServeArgs, SimEngineArgs,
 };
-use crate::config::report::measured::check_file_against;
+use crate::config::load::LoadOutcome;
+use crate::config::report::expiring;
+use crate::config::report::measured::check_against;
 use crate::config::report::problem::Severity;
 use crate::config::report::{ConfigReport, UNREADABLE};
-use crate::config::secret::{MachineSecrets, SecretSource as _};
-use crate::config::{keys, load, schema};
-use crate::protocol::ids::random;
+use crate::config::secret::{MachineSecrets, OfflineSecrets, SecretSource};
+use crate::config::{load, schema};
 use crate::sim::engine::profile::StepProfile;
 use crate::sim::server::{ServerDialect, SimOptions, SimServer};
-use crate::telemetry::{Telemetry, log};
+use crate::telemetry::event::EXPIRES_SOON;
+use crate::telemetry::{Telemetry, log, wall};
 
 /// Threads of `penstock serve` for the work that belongs to no request, such as scrapes, discovery
 /// and reloads. Requests have threads of their own ([`crate::proxy::listener::Workers`]).
 const CONTROL_THREADS: usize = 2;
+
+/// What stands for standard input in place of a file.
+const STDIN: &str = "-";
+/// Bytes of standard input that are read: as many as of a file.
+const MAX_STDIN: u64 = 16 << 20;
 
 /// Smallest configuration: one engine, no keys.
 const FIRST_CONFIG: &str = include_str!("../../../config/examples/one-model.yaml");
@@ -46,6 +56,8 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Serve(args) => serve(args),
         Command::Demo(args) => demo(args),
         Command::Check(args) => check(&args),
+        Command::Config(command) => config::run(&command).and_then(|text| print(&text)),
+        Command::Diff(args) => config::compare(&args).and_then(|text| print(&text)),
         Command::Schema => print(&schema::schema_text()),
         Command::Status(args) => in_runtime(operate::status(args, |text| print(text).map(drop))),
         Command::Ready(args) => print_from(operate::ready(args)),
@@ -56,7 +68,8 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Usage(args) => usage::run(&args).and_then(|text| print(&text)),
         Command::Count(args) => count::run(&args, |text| print(text).map(drop)),
         Command::Keda(args) => keda(&args),
-        Command::Keys(command) => keys(&command),
+        Command::Keys(command) => keys::run(&command).and_then(|text| print(&text)),
+        Command::Import(command) => import::run(&command).and_then(|text| print(&text)),
         Command::SimEngine(args) => in_runtime(sim_engine(args)),
         Command::Simulate(args) => simulate::run(&args).and_then(|(text, code)| print(&text).map(|_| code)),
         Command::Plan(args) => plan::run(&args).and_then(|text| print(&text)),
@@ -142,15 +155,26 @@ fn demo(args: DemoArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
+    let secrets: &dyn SecretSource = if args.offline { &OfflineSecrets } else { &MachineSecrets };
+    let load = || -> anyhow::Result<LoadOutcome> {
+        let mut outcome = if args.config.as_os_str() == STDIN {
+            let text = io::read_to_string(io::stdin().take(MAX_STDIN)).context("read standard input")?;
+            load::load_str_with(&text, "standard input", Path::new("."), None, secrets)
+        } else {
+            load::load_file_with(&args.config, None, secrets)
+        };
+        expiring::warn(&mut outcome, wall::now(), EXPIRES_SOON);
+        Ok(outcome)
+    };
     let report = match &args.against {
         None if args.access != AccessArgs::default() => {
             bail!("--token-file, --ca, --cert and --key are for a gateway: --against says which")
         }
-        None => load::check_file(&args.config),
+        None => load()?.report,
         Some(gateway) => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             let bests = runtime.block_on(operate::best_latencies(gateway, &args.access))?;
-            check_file_against(&args.config, &|pool| bests.get(pool).copied())
+            check_against(load()?, &|pool| bests.get(pool).copied())
         }
     };
     print(&match args.format {
@@ -190,33 +214,6 @@ fn keda(args: &KedaArgs) -> anyhow::Result<ExitCode> {
         None => None,
     };
     print(&keda::manifests(args, measured)?)
-}
-
-fn keys(command: &KeysCommand) -> anyhow::Result<ExitCode> {
-    match command {
-        KeysCommand::New => {
-            let key = keys::new(&random::bytes());
-            print(&format!(
-                "key (shown only here; give it to its holder):\n  {}\n\n\
-                 in the configuration, under tenants.<name>.keys (an operator's: with a `role` under admin.auth.tokens):\n  {}\n",
-                key.text,
-                key_line(&key.id, &key.digest)
-            ))
-        }
-        KeysCommand::Hash => {
-            let mut text = String::new();
-            io::stdin().read_to_string(&mut text).context("read the key from standard input")?;
-            let text = text.trim();
-            let parts = keys::parse(text)
-                .context("standard input has no Penstock key in it; `penstock keys new` makes one")?;
-            print(&format!("{}\n", key_line(parts.id, &keys::digest_text(&keys::digest(text)))))
-        }
-    }
-}
-
-/// A key's entry in the configuration.
-fn key_line(id: &str, digest: &str) -> String {
-    format!("- {{id: {id}, digest: \"{digest}\"}}")
 }
 
 fn profile(name: &str) -> anyhow::Result<StepProfile> {

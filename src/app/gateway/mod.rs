@@ -23,6 +23,7 @@ use crate::admin::{self, AdminHandle, AdminState, AdminTls};
 use crate::app::background::calendar::{self, Today};
 use crate::app::background::demand;
 use crate::app::background::idle;
+use crate::app::background::keys;
 use crate::app::background::objectives;
 use crate::app::background::scaler;
 use crate::app::gateway::certificates::{certificate_source, certificates_loaded};
@@ -40,7 +41,7 @@ use crate::fleet::context::FleetTiming;
 use crate::fleet::discovery::DiscoverySources;
 use crate::fleet::handle::FleetMonitor;
 use crate::protocol::request::prefix::PrefixHasher;
-use crate::proxy::handler::Proxy;
+use crate::proxy::handler::{Proxy, StandingCache};
 use crate::proxy::listener::{self, ListenerShutdown, Workers};
 use crate::proxy::upstream::Upstreams;
 use crate::scaler::{ScalerHandle, SignalCache};
@@ -89,6 +90,7 @@ fn scheduler_tasks(proxy: &Arc<Proxy>, today: Today) -> JoinSet<()> {
         tasks.spawn(idle::follow(Arc::clone(proxy)));
     }
     tasks.spawn(objectives::watch(Arc::clone(proxy)));
+    tasks.spawn(keys::watch(Arc::clone(proxy)));
     if let Some(path) = &proxy.settings.load().scale.state_file {
         tasks.spawn(demand::follow(path.clone(), dispatcher(), proxy.telemetry.clone()));
     }
@@ -103,6 +105,7 @@ fn make_proxy(
     telemetry: &Telemetry,
     journal: Option<Journal>,
 ) -> Proxy {
+    let rows = settings.load().startup.usage.as_ref().map(usage::row_source);
     Proxy {
         dispatcher,
         settings,
@@ -118,6 +121,7 @@ fn make_proxy(
         prefixes: PrefixHasher::default(),
         itl_samplers: Arc::default(),
         shadow_copies: Arc::default(),
+        standings: Arc::new(StandingCache::new(rows)),
         journal,
     }
 }

@@ -9,7 +9,9 @@ use crate::config::file::ConfigFile;
 pub(super) use crate::config::load::folder::folder;
 use crate::config::report::ConfigReport;
 use crate::config::report::problem::ConfigProblem;
-use crate::config::secret::{MachineSecrets, SecretReader, SecretSource, read_bounded};
+use crate::config::secret::{
+    MachineSecrets, OfflineSecrets, SecretReader, SecretSource, hash_of, read_bounded,
+};
 use crate::config::settings::Settings;
 use crate::config::syntax::decode::{Decoded, decode};
 use crate::config::syntax::yaml;
@@ -18,6 +20,8 @@ use crate::config::validate::validate;
 
 /// Bytes of the largest file: room for some ten thousand tenants.
 const MAX_FILE_BYTES: u64 = 16 << 20;
+/// How a key at the top begins that is no section: a place for YAML anchors.
+const ANCHORS: &str = "x-";
 
 /// A configuration that holds.
 #[derive(Debug, Clone)]
@@ -55,12 +59,19 @@ impl LoadOutcome {
 pub(super) struct InputFiles {
     config: Option<(PathBuf, Option<blake3::Hash>)>,
     secrets: Vec<(PathBuf, Option<blake3::Hash>)>,
+    /// Folders with the hash of the names in them.
+    folders: Vec<(PathBuf, Option<blake3::Hash>)>,
 }
 
 impl InputFiles {
-    /// The paths, the configuration file first.
+    /// The paths of the files, the configuration file first.
     pub(super) fn paths(&self) -> impl Iterator<Item = &Path> {
         self.config.iter().chain(&self.secrets).map(|(path, _)| path.as_path())
+    }
+
+    /// The folders of which every file counts.
+    pub(super) fn folders(&self) -> impl Iterator<Item = &Path> {
+        self.folders.iter().map(|(path, _)| path.as_path())
     }
 
     /// Whether some file is no longer what it was, read as it was then.
@@ -70,6 +81,10 @@ impl InputFiles {
         };
         self.config.iter().any(|(path, hash)| differs(hash, read_bounded(path, MAX_FILE_BYTES)))
             || self.secrets.iter().any(|(path, hash)| differs(hash, source.file(path)))
+            || self
+                .folders
+                .iter()
+                .any(|(path, hash)| source.names(path).ok().map(|names| hash_of(&names)) != *hash)
     }
 }
 
@@ -116,9 +131,15 @@ pub fn load_str_with(
 ) -> LoadOutcome {
     let mut secrets = SecretReader::new(source, base);
     let (loaded, mut problems) = settle(text, previous, &mut secrets);
+    if problems.iter().any(ConfigProblem::is_error)
+        && let Some(problem) = foreign::recognised(text, name)
+    {
+        problems = vec![problem];
+    }
     problems.sort_by_key(|problem| (problem.line, problem.column));
     let loaded = loaded.filter(|_| !problems.iter().any(ConfigProblem::is_error));
-    let inputs = InputFiles { config: None, secrets: secrets.into_read() };
+    let [read, folders] = secrets.into_read();
+    let inputs = InputFiles { config: None, secrets: read, folders };
     LoadOutcome { loaded, report: ConfigReport::new(name, text, problems), inputs }
 }
 
@@ -131,13 +152,17 @@ fn settle(
         Ok(tree) => tree,
         Err(problem) => return (None, vec![problem]),
     };
+    tree.drop_entries(|key| key.starts_with(ANCHORS));
     let Decoded { value, dropped, mut problems } = decode::<ConfigFile>(&mut tree);
-    let Some(file) = value else { return (None, problems) };
-    let mut findings = Findings::new(&tree, &dropped);
-    let digest = blake3::hash(text.as_bytes()).to_hex().to_string();
-    let settings = validate(&file, digest, previous, secrets, &mut findings);
-    problems.extend(findings.into_problems());
-    (Some(Loaded { settings, file }), problems)
+    let loaded = value.map(|file| {
+        let mut findings = Findings::new(&tree, &dropped);
+        let digest = blake3::hash(text.as_bytes()).to_hex().to_string();
+        let settings = validate(&file, digest, previous, secrets, &mut findings);
+        problems.extend(findings.into_problems());
+        Loaded { settings, file }
+    });
+    variables::explain(&tree, &mut problems);
+    (loaded, problems)
 }
 
 /// Reads a YAML document of another shape than a configuration (a scenario),
@@ -158,7 +183,16 @@ pub fn check_file(path: &Path) -> ConfigReport {
     load_file(path, None).report
 }
 
+/// Loads a text that is meant for another machine: secrets and files that are not here are not
+/// checked.
+#[must_use]
+pub fn load_offline(text: &str, name: &str) -> LoadOutcome {
+    load_str_with(text, name, Path::new("."), None, &OfflineSecrets)
+}
+
 pub(super) mod folder;
+mod foreign;
 pub mod merge;
 #[cfg(test)]
 mod tests;
+mod variables;

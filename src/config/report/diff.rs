@@ -1,5 +1,6 @@
 //! Differences between two configurations, field by field.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use serde::Serialize;
@@ -8,7 +9,7 @@ use serde_json::{Map, Value};
 use crate::config::file::ConfigFile;
 use crate::config::load::Loaded;
 use crate::config::schema::{HOT_FIELDS, RESTART_SECTIONS};
-use crate::config::settings::identity::ListenerTls;
+use crate::config::settings::identity::{Auth, ListenerTls};
 use crate::config::syntax::field::{FieldPath, FieldStep};
 
 /// One field that differs.
@@ -46,6 +47,7 @@ pub fn diff(before: &Loaded, after: &Loaded) -> Vec<ConfigChange> {
     changes.extend(rotated(before, after));
     changes.extend(certificates(before, after));
     changes.extend(listed(before, after));
+    changes.extend(key_files(before, after));
     changes.sort_by(|a, b| a.path.cmp(&b.path));
     changes
 }
@@ -157,6 +159,35 @@ fn listed(before: &Loaded, after: &Loaded) -> Vec<ConfigChange> {
         (old != new).then(|| change(&field, Some(&old.len().into()), Some(&new.len().into())))
     });
     changes.collect()
+}
+
+/// Key files with other keys than before, in the same folder. The values are how many there are.
+fn key_files(before: &Loaded, after: &Loaded) -> Vec<ConfigChange> {
+    if before.file.auth.keys_dir != after.file.auth.keys_dir {
+        return Vec::new();
+    }
+    let ids = |loaded: &Loaded| {
+        let mut ids: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        if let Auth::Known(known) = &loaded.settings.edge.auth {
+            for (id, key) in known.keys.iter() {
+                if let Some(file) = &key.origin.file {
+                    ids.entry(file.to_string())
+                        .or_default()
+                        .insert(format!("{id} {:?} {:?}", key.expires, key.grant));
+                }
+            }
+        }
+        ids
+    };
+    let (old, new) = (ids(before), ids(after));
+    let names: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+    let differs = names.into_iter().filter(|name| old.get(*name) != new.get(*name));
+    let count = |keys: Option<&BTreeSet<String>>| keys.map(|keys| Value::from(keys.len()));
+    let row = |name: &String| {
+        let field = FieldPath::top("auth").key("keys_dir").key(name);
+        change(&field, count(old.get(name)).as_ref(), count(new.get(name)).as_ref())
+    };
+    differs.map(row).collect()
 }
 
 #[cfg(test)]

@@ -1,9 +1,8 @@
 //! A file's promises against what the pools of a running gateway have shown.
 
-use std::path::Path;
 use std::time::Duration;
 
-use crate::config::load::load_file;
+use crate::config::load::LoadOutcome;
 use crate::config::report::ConfigReport;
 use crate::config::report::problem::{ConfigProblem, Severity};
 use crate::config::syntax::field::FieldPath;
@@ -12,11 +11,10 @@ use crate::core::model::policy::Policy;
 use crate::core::placement::unattainable::{ObjectiveKind, UnattainableObjective, unattainable};
 use crate::core::replica::speed::pool_best::PoolBest;
 
-/// Checks a file as `penstock check` does, and warns about objectives that no
+/// The report on a file, with warnings about objectives that no
 /// pool has ever kept, by what `best` knows of each pool's name.
 #[must_use]
-pub fn check_file_against(path: &Path, best: &dyn Fn(&str) -> Option<PoolBest>) -> ConfigReport {
-    let mut outcome = load_file(path, None);
+pub fn check_against(mut outcome: LoadOutcome, best: &dyn Fn(&str) -> Option<PoolBest>) -> ConfigReport {
     if let Some(loaded) = &outcome.loaded {
         let policy = &loaded.settings.policy;
         let found = unattainable(policy, |pool| best(policy.pools.name(pool)));
@@ -68,6 +66,7 @@ fn millis(time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::load::load_file;
 
     const FILE: &str = "version: 1
 auth: {mode: off}
@@ -91,7 +90,7 @@ pools:
             read_per_second: 21_000,
         };
         let best = |name: &str| (name == "p").then_some(shown);
-        let report = check_file_against(&path, &best);
+        let report = check_against(load_file(&path, None), &best);
         let mut warnings = report.problems.iter().filter(|problem| problem.severity == Severity::Warning);
         let (Some(problem), None) = (warnings.next(), warnings.next()) else { panic!("{report}") };
         assert_eq!(
@@ -101,7 +100,7 @@ pools:
              (write more than 180ms, or let the class use faster pools)"
         );
         assert_eq!(report.exit_code(), 0);
-        let unseen = check_file_against(&path, &|_| None).problems;
+        let unseen = check_against(load_file(&path, None), &|_| None).problems;
         assert!(unseen.iter().all(|problem| problem.severity == Severity::Info), "{unseen:?}");
     }
 }

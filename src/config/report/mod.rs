@@ -1,6 +1,7 @@
 //! Problems with the lines they are about: as text, JSON and annotations.
 
 pub mod diff;
+pub mod expiring;
 pub mod measured;
 pub mod problem;
 
@@ -9,6 +10,7 @@ use std::fmt;
 use serde_json::{Value, json};
 
 use crate::config::report::problem::{ConfigProblem, Severity};
+use crate::config::schema::explain::link;
 
 /// Problems that one report shows.
 const MAX_SHOWN: usize = 200;
@@ -73,7 +75,15 @@ impl ConfigReport {
     /// For machines.
     #[must_use]
     pub fn to_json(&self) -> Value {
-        json!({ "file": self.name, "valid": !self.has_errors(), "problems": self.problems })
+        let problem = |problem: &ConfigProblem| {
+            let mut row = json!(problem);
+            if let Some(link) = link(&problem.path) {
+                row["see"] = link.into();
+            }
+            row
+        };
+        let problems: Vec<Value> = self.problems.iter().map(problem).collect();
+        json!({ "file": self.name, "valid": !self.has_errors(), "problems": problems })
     }
 
     /// For GitHub Actions: one annotation a line.
@@ -124,6 +134,9 @@ impl fmt::Display for ConfigReport {
             self.write_source(problem, f)?;
             if let Some(hint) = &problem.hint {
                 writeln!(f, "  = {hint}")?;
+            }
+            if let Some(link) = link(&problem.path) {
+                writeln!(f, "  = see {link}")?;
             }
         }
         Ok(())

@@ -1,5 +1,7 @@
 //! The file's JSON Schema, for editors and for checks before a roll-out.
 
+pub mod explain;
+
 use schemars::Schema;
 use schemars::generate::SchemaSettings;
 use serde_json::{Value, json};
@@ -44,6 +46,7 @@ pub(super) fn restart(schema: &mut Schema) {
 
 pub(super) fn top(schema: &mut Schema) {
     require(schema, &["version", "pools"]);
+    schema.insert("patternProperties".to_owned(), json!({ "^x-": {} }));
 }
 
 pub(super) fn key(schema: &mut Schema) {

@@ -55,6 +55,10 @@ impl SecretSource for EverySecret {
         };
         Ok(text.into())
     }
+
+    fn names(&self, _: &Path) -> io::Result<Vec<String>> {
+        Ok(Vec::new())
+    }
 }
 
 /// The text with every `#key:` and `#- item` line in force.

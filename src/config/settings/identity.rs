@@ -1,11 +1,12 @@
 //! Settings of identity: credentials and roles at each listener.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use crate::config::keys::{KeyDigest, KeyRing};
 use crate::core::model::ids::{ClassId, KeyId, ModelId, TenantId};
 
 /// Who may come in.
@@ -24,7 +25,7 @@ pub struct Credentials {
     /// another one.
     pub epoch: u64,
     /// API keys by their public id.
-    pub keys: HashMap<String, KeyEntry>,
+    pub keys: KeyRing<KeyEntry>,
     /// Certificates by subject alternative name: `dns:`, `uri:` or `email:`
     /// and the name.
     pub certs: HashMap<String, Grant>,
@@ -32,6 +33,20 @@ pub struct Credentials {
     pub issuers: Vec<Arc<Issuer>>,
     /// How many failed attempts an address may make.
     pub failures: FailureLimits,
+    /// The folder of key files; absent = there is none.
+    pub key_folder: Option<KeyFolder>,
+}
+
+/// The folder of key files.
+#[derive(Debug, Default)]
+pub struct KeyFolder {
+    /// Where it is.
+    pub path: PathBuf,
+    /// The text of each file when it was last good, by the file's name. A file that
+    /// is broken now stays in force as it was.
+    pub good: BTreeMap<String, Arc<str>>,
+    /// What is wrong with files that are broken now.
+    pub problems: Vec<String>,
 }
 
 /// What a credential stands for.
@@ -72,12 +87,23 @@ impl Grant {
 /// One API key.
 #[derive(Debug, Clone)]
 pub struct KeyEntry {
-    /// BLAKE3 of the whole key text.
-    pub digest: [u8; 32],
+    /// Digest of the whole key text.
+    pub digest: KeyDigest,
     /// What it stands for.
     pub grant: Grant,
     /// From when on it is not taken any more; absent = never.
     pub expires: Option<SystemTime>,
+    /// Where it stands, and whose it is.
+    pub origin: KeyOrigin,
+}
+
+/// Where a key stands, for people.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct KeyOrigin {
+    /// The file in the folder of key files; absent = the configuration file.
+    pub file: Option<Arc<str>>,
+    /// Who holds it.
+    pub note: Option<String>,
 }
 
 /// An identity provider.
@@ -173,7 +199,7 @@ impl PartialEq for ListenerTls {
 #[derive(Debug, Default)]
 pub struct Operators {
     /// Tokens by their public id.
-    pub tokens: HashMap<String, TokenEntry>,
+    pub tokens: KeyRing<TokenEntry>,
     /// Certificates by subject alternative name.
     pub certs: HashMap<String, OperatorRole>,
     /// Whether those on this machine need no credential.
@@ -195,8 +221,8 @@ impl Operators {
 /// An operator's token.
 #[derive(Debug, Clone)]
 pub struct TokenEntry {
-    /// BLAKE3 of the whole token.
-    pub digest: [u8; 32],
+    /// Digest of the whole token.
+    pub digest: KeyDigest,
     /// What its holder may do.
     pub role: OperatorRole,
     /// From when on it is not taken any more; absent = never.

@@ -105,6 +105,13 @@ impl TreeNode {
         entry.map(|entry| name.clone_into(&mut entry.key)).is_some()
     }
 
+    /// Takes entries out of a map for good.
+    pub(in crate::config) fn drop_entries(&mut self, is_out: impl Fn(&str) -> bool) {
+        if let TreeValue::Map(entries) = &mut self.value {
+            entries.retain(|entry| !is_out(&entry.key));
+        }
+    }
+
     fn find(&mut self, steps: &[FieldStep]) -> Option<&mut Self> {
         let Some((first, rest)) = steps.split_first() else { return Some(self) };
         let child = match (first, &mut self.value) {

@@ -19,7 +19,7 @@ pub(in crate::config) fn writable(
         findings.error(field, format!("{path:?} is no file"), "name a file to write to");
     } else if !folder(&full).is_dir() {
         let message = format!("the folder of {path:?} is not there");
-        findings.error(field, message, "make it, or name a file elsewhere");
+        findings.error(field, secrets.absent(message), "make it, or name a file elsewhere");
     }
     Some(full)
 }

@@ -1,6 +1,7 @@
 //! The list of what was found.
 
 use crate::config::report::problem::{ConfigProblem, Severity};
+use crate::config::secret::NOT_HERE;
 use crate::config::syntax::field::FieldPath;
 use crate::config::syntax::tree::TreeNode;
 
@@ -66,10 +67,29 @@ impl<'a> Findings<'a> {
         !self.dropped.is_empty() || self.problems.iter().any(ConfigProblem::is_error)
     }
 
+    /// How many errors there are so far, of those that this list holds.
+    pub(in crate::config) fn errors(&self) -> usize {
+        self.problems.iter().filter(|problem| problem.is_error()).count()
+    }
+
+    /// Checks a part of which the rest of the file does not depend: its errors are warnings. Returns
+    /// whether there was none.
+    pub(in crate::config) fn apart(&mut self, check: impl FnOnce(&mut Self)) -> bool {
+        let from = self.problems.len();
+        check(self);
+        let mut is_good = true;
+        for problem in self.problems[from..].iter_mut().filter(|problem| problem.is_error()) {
+            problem.severity = Severity::Warning;
+            is_good = false;
+        }
+        is_good
+    }
+
     fn push(&mut self, severity: Severity, field: &FieldPath, message: String, hint: String) {
         if self.dropped.iter().any(|dropped| field.is_within(dropped)) {
             return;
         }
+        let severity = if message.starts_with(NOT_HERE) { Severity::Info } else { severity };
         let mark = self.tree.locate(field);
         self.problems.push(ConfigProblem {
             severity,

@@ -43,11 +43,15 @@ impl FolderWatch {
         Self { events, watcher: Mutex::new(watcher.ok()), folders: Mutex::default() }
     }
 
-    /// Watches the folders of these files, and of all that they link to, in
-    /// place of what was watched before. A folder is watched anew each time,
+    /// Watches the folders of these files, and of all that they link to, and
+    /// these folders, in place of what was watched before. A folder is watched anew each time,
     /// because its name may stand for another folder now.
-    pub(super) fn follow<'a>(&self, files: impl Iterator<Item = &'a Path>) {
-        let wanted: BTreeSet<PathBuf> = files.flat_map(folders).collect();
+    pub(super) fn follow<'a>(
+        &self,
+        files: impl Iterator<Item = &'a Path>,
+        more: impl Iterator<Item = &'a Path>,
+    ) {
+        let wanted: BTreeSet<PathBuf> = files.flat_map(folders).chain(more.map(Path::to_owned)).collect();
         let mut folders = self.folders.lock();
         let mut watcher = self.watcher.lock();
         let Some(watcher) = watcher.as_mut() else { return };

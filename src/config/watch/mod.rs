@@ -231,7 +231,7 @@ impl Reloader {
             ReloadCause::Glance => None,
         };
         let seen = self.state.lock().seen.clone();
-        folders.follow(seen.paths());
+        folders.follow(seen.paths(), seen.folders());
         (report, changed())
     }
 }

@@ -29,7 +29,8 @@ use crate::proxy::body::{self, BodyError, RequestBody};
 pub use crate::proxy::data_plane::Proxy;
 use crate::proxy::request::superseding::{RetriableRequest, SupersededRequest, replaced};
 use crate::proxy::request::{self, InferenceRequest};
-use crate::proxy::response::{AnswerBody, ServedRequest, error_response};
+pub use crate::proxy::response::standing::cache::StandingCache;
+use crate::proxy::response::{AnswerBody, ServedRequest, error_response, standing};
 use crate::proxy::summary::RequestRecord;
 use crate::proxy::summary::active::ActiveRequest;
 use crate::telemetry::event::RequestOutcome;
@@ -69,6 +70,7 @@ impl Proxy {
             Route::Api(api) => return Ok(self.call(api, request, peer, id).await),
             Route::Models => self.list_models(request.headers(), peer).await,
             Route::Model(name) => self.one_model(request.headers(), peer, &name).await,
+            Route::Me => standing::me(&self, request.headers(), peer).await,
             Route::Health => self.health(),
             Route::WrongMethod { allow } => Err(ApiError::method_not_allowed(allow)),
             Route::NotFound { hint } => Err(ApiError::not_found(path, hint)),

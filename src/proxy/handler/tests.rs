@@ -81,6 +81,7 @@ async fn proxy(urls: [String; 2]) -> Arc<Proxy> {
         prefixes: PrefixHasher::default(),
         itl_samplers: Arc::default(),
         shadow_copies: Arc::default(),
+        standings: Arc::default(),
         journal: None,
     })
 }

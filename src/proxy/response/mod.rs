@@ -2,6 +2,7 @@
 
 pub(super) mod early_head;
 pub(super) mod models_api;
+pub(super) mod standing;
 
 use std::convert::Infallible;
 use std::pin::Pin;

@@ -7,6 +7,7 @@
 
 mod cost;
 mod identity;
+mod keys;
 mod limits;
 mod objective;
 mod overrides;
@@ -21,6 +22,7 @@ pub use crate::telemetry::summary::ShadowSide;
 pub use crate::telemetry::summary::{EngineTimings, RequestOutcome, RequestSummary, Timings};
 pub use cost::StayBilled;
 pub use identity::{AdminRefused, CertificateLoaded, HandshakeFailed, IssuerKeysFetched, IssuerKeysLost};
+pub use keys::{EXPIRES_SOON, KeyChanged, KeysCounted};
 pub use limits::LimitMet;
 pub use objective::ObjectiveUnattainable;
 pub use overrides::{OverrideChanged, OverrideExpired};

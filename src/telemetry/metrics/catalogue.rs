@@ -204,6 +204,21 @@ pub(super) const CERTIFICATE_ENDS: Metric = metric(
     "Unix time at which the listener's certificate ends.",
 );
 
+pub(super) const KEYS: Metric = metric(
+    "penstock_keys",
+    "API keys of tenants by state: active, expiring (active, and ends within 14 days), expired.",
+);
+
+pub(super) const KEY_NEXT_EXPIRY: Metric = metric(
+    "penstock_key_next_expiry_timestamp_seconds",
+    "Unix time at which the next API key ends; 0 = none of those in force ends.",
+);
+
+pub(super) const KEY_FILE_PROBLEMS: Metric = metric(
+    "penstock_key_file_problems",
+    "Files of `auth.keys_dir` that are broken, or some of whose keys are left out; at most 20 are counted.",
+);
+
 pub(super) const USAGE_UNREAD: Metric =
     metric("penstock_usage_unread_bytes", "Bytes of the usage journal that the database has not read yet.");
 
@@ -215,8 +230,16 @@ pub(super) const SCALE_PEERS: Metric = metric(
     "Other gateways that serve the same demand, by state: live, replayed (fell silent, what they said last still counts), silent (missed).",
 );
 
-pub(super) const GAUGES: &[Metric] =
-    &[OPEN_CONNECTIONS, CERTIFICATE_ENDS, SCALE_PEERS, USAGE_UNREAD, USAGE_DATABASE_UP];
+pub(super) const GAUGES: &[Metric] = &[
+    OPEN_CONNECTIONS,
+    CERTIFICATE_ENDS,
+    KEYS,
+    KEY_NEXT_EXPIRY,
+    KEY_FILE_PROBLEMS,
+    SCALE_PEERS,
+    USAGE_UNREAD,
+    USAGE_DATABASE_UP,
+];
 
 // Histograms.
 pub(super) const QUEUE_WAIT: Metric =

@@ -1,6 +1,8 @@
 //! Access tests: credentials at each listener.
 
+pub(crate) mod key_files;
 pub(crate) mod keys;
+pub(crate) mod me;
 pub(crate) mod oidc;
 pub(crate) mod operators;
 pub(crate) mod tls;

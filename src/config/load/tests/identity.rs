@@ -79,19 +79,19 @@ admin: {auth: {tokens: [{id: cccccccc, digest: 'blake3:0000000000000000000000000
 auth: {oidc: [{issuer: 'https://id.test', audience: [x], class_claim: c, tenants: {one: a}}], failures: {burst: 3}}";
     let (loaded, known) =
         known(load(sections, &keys.join(", "), ", client_certs: [{dns: A.Test}, {uri: 'spiffe://x'}]"));
-    let first = &known.keys["aaaaaaaa"];
+    let first = known.keys.get("aaaaaaaa").unwrap();
     let batch = loaded.settings.policy.classes.id("batch").unwrap();
     assert_eq!((first.grant.tenant, first.grant.class), (TenantId::new(0), Some(batch)));
     assert!(first.grant.allows_class(batch) && !first.grant.allows_class(ClassId::new(0)));
     assert_eq!(first.expires, Some(SystemTime::UNIX_EPOCH + Duration::from_secs(86_400)));
-    assert_eq!(known.keys["bbbbbbbb"].grant.models.as_ref().unwrap().len(), 1);
+    assert_eq!(known.keys.get("bbbbbbbb").unwrap().grant.models.as_ref().unwrap().len(), 1);
     assert!(known.certs.contains_key("dns:a.test") && known.certs.contains_key("uri:spiffe://x"));
     let issuer = &known.issuers[0];
     assert_eq!(issuer.tenants.values, [("one".to_owned(), TenantId::new(0))]);
     assert_eq!(issuer.classes.as_ref().unwrap().values.len(), 3);
     assert_eq!((known.failures.burst, known.failures.per_minute), (3, 30));
     let listeners = &loaded.settings.listeners;
-    assert_eq!(listeners.operators.tokens["cccccccc"].role, OperatorRole::Operate);
+    assert_eq!(listeners.operators.tokens.get("cccccccc").unwrap().role, OperatorRole::Operate);
     let tls = listeners.clients.as_ref().unwrap();
     assert_eq!(tls.config.alpn_protocols, [b"h2".to_vec(), b"http/1.1".to_vec()]);
     assert!(listeners.admin.is_none());

@@ -4,16 +4,18 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use crate::config::keys;
+use crate::config::keys::{self, KeyDigest};
 use crate::config::sections::identity::{
     AdminAuthSection, ClientCertSection, Moment, RoleName as WrittenRole,
 };
 use crate::config::sections::tenants::KeySection;
 use crate::config::sections::tenants::context::TenantContext;
-use crate::config::settings::identity::{Credentials, Grant, KeyEntry, OperatorRole, Operators, TokenEntry};
+use crate::config::settings::identity::{
+    Credentials, Grant, KeyEntry, KeyOrigin, OperatorRole, Operators, TokenEntry,
+};
 use crate::config::syntax::field::FieldPath;
 use crate::config::validate::findings::Findings;
-use crate::core::model::ids::{ClassId, KeyId, ModelId, TenantId};
+use crate::core::model::ids::{ClassId, ModelId, TenantId};
 use crate::core::model::policy::Tenant;
 
 /// Bytes of the longest name of a certificate.
@@ -41,26 +43,24 @@ struct CredentialScope<'a> {
 }
 
 impl CredentialSet {
-    /// Adds a tenant's key, with its number if it has limits of its own.
+    /// Checks a tenant's key, which is not yet in force.
     pub(in crate::config) fn key(
         &mut self,
         context: &TenantContext<'_>,
         holder: CredentialHolder<'_>,
         key: &KeySection,
-        limited: Option<KeyId>,
         field: &FieldPath,
         findings: &mut Findings<'_>,
-    ) {
+    ) -> Option<KeyEntry> {
         let narrow = CredentialScope {
             class: key.class.as_deref(),
             classes: key.classes.as_deref(),
             models: key.models.as_deref(),
         };
-        let grant = Grant { limited, ..context.grant(holder, &narrow, field, findings) };
-        if let Some(digest) = self.digest(&key.id, &key.digest, field, findings) {
-            let expires = key.expires.map(system_time);
-            self.held.keys.insert(key.id.clone(), KeyEntry { digest, grant, expires });
-        }
+        let grant = context.grant(holder, &narrow, field, findings);
+        let digest = self.digest(&key.id, &key.digest, field, findings)?;
+        let origin = KeyOrigin { file: None, note: key.note.clone() };
+        Some(KeyEntry { digest, grant, expires: key.expires.map(system_time), origin })
     }
 
     /// Adds a tenant's certificate.
@@ -90,23 +90,27 @@ impl CredentialSet {
         digest: &str,
         field: &FieldPath,
         findings: &mut Findings<'_>,
-    ) -> Option<[u8; 32]> {
+    ) -> Option<KeyDigest> {
         let seen = &mut self.seen;
         if !keys::is_id(id) {
             let message =
                 if id.is_empty() { "is missing".to_owned() } else { format!("{id:?} is no key id") };
-            findings.error(&field.key("id"), message, "copy what `penstock keys new` printed");
+            findings.error(
+                &field.key("id"),
+                message,
+                "copy what `penstock keys new` or `penstock keys hash` printed",
+            );
         } else if let Some(first) = seen.insert(id.to_owned(), field.clone()) {
             let message = format!("`{id}` is {first} already");
             findings.error(&field.key("id"), message, "an id belongs to one key");
         }
-        let Some(read) = keys::parse_digest(digest) else {
+        let Some(read) = KeyDigest::parse(digest) else {
             let message = if digest.is_empty() { "is missing" } else { "is not a digest" };
-            let hint = "write `blake3:` and 64 hex digits, as `penstock keys new` printed";
+            let hint = "write `blake3:` (or `sha256:`) and 64 hex digits, as `penstock keys new` printed";
             findings.error(&field.key("digest"), message, hint);
             return None;
         };
-        if let Some(first) = seen.insert(keys::digest_text(&read), field.clone()) {
+        if let Some(first) = seen.insert(read.to_string(), field.clone()) {
             findings.error(&field.key("digest"), format!("is the digest of {first}"), "each key has its own");
         }
         Some(read)
@@ -170,7 +174,7 @@ impl CredentialSet {
             if let Some(digest) = self.digest(&token.id, &token.digest, &field, findings) {
                 let entry =
                     TokenEntry { digest, role: role(token.role), expires: token.expires.map(system_time) };
-                operators.tokens.insert(token.id.clone(), entry);
+                operators.tokens.insert(&token.id, entry);
             }
         }
         for (at, cert) in auth.client_certs.iter().enumerate() {

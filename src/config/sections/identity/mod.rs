@@ -2,6 +2,7 @@
 
 pub mod audit;
 pub(in crate::config) mod credentials;
+pub mod key_files;
 pub(in crate::config) mod oidc;
 pub mod tls;
 
@@ -187,8 +188,9 @@ pub struct AdminTokenSection {
     /// the audit log shows.
     #[schemars(regex(pattern = "^[a-z0-9]{8,12}$"))]
     pub id: String,
-    /// `blake3:` and 64 hex digits: the digest of the whole token.
-    #[schemars(regex(pattern = "^blake3:[0-9a-f]{64}$"))]
+    /// `blake3:` and 64 hex digits: the digest of the whole token. `sha256:`
+    /// for one that another program hashed.
+    #[schemars(regex(pattern = "^(blake3|sha256):[0-9a-f]{64}$"))]
     pub digest: String,
     /// What its holder may do.
     pub role: RoleName,

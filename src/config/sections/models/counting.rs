@@ -69,12 +69,16 @@ fn counter(
         }
         Err(broken) => {
             let file = broken.file.display().to_string();
-            let hint = if Path::new(&file).exists() {
-                "copy the file again from the model that the engine serves, or leave the key out"
+            let message = format!("{file}: {}", broken.why);
+            let (message, hint) = if Path::new(&file).exists() {
+                (message, "copy the file again from the model that the engine serves, or leave the key out")
             } else {
-                "name the folder that has the model's tokenizer.json, or leave the key out"
+                (
+                    files.absent(message),
+                    "name the folder that has the model's tokenizer.json, or leave the key out",
+                )
             };
-            findings.error(field, format!("{file}: {}", broken.why), hint);
+            findings.error(field, message, hint);
             None
         }
     }

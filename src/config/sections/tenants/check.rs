@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use crate::config::secret::SecretReader;
 use crate::config::sections::identity::credentials::{CredentialHolder, CredentialSet};
+use crate::config::sections::identity::key_files::{self, KeyFiles};
 use crate::config::sections::identity::oidc;
 use crate::config::sections::placement::check::rules;
 use crate::config::sections::tenants::context::TenantContext;
 use crate::config::sections::tenants::family;
 use crate::config::sections::tenants::usage_limits::check::CheckedLimits;
-use crate::config::sections::tenants::{AuthMode, TenantQuotaSection, TenantSection as Written};
+use crate::config::sections::tenants::{AuthMode, KeySection, TenantQuotaSection, TenantSection as Written};
 use crate::config::settings::identity::{Auth, Credentials, FailureLimits};
 use crate::config::settings::names::{NamedModel, TenantNames};
 use crate::config::syntax::field::FieldPath;
@@ -61,9 +62,8 @@ pub(in crate::config) fn validate(
         let holder = CredentialHolder { id, row: &row };
         own_names.insert(id, TenantNames { map, allow_fallback: tenant.allow_fallback });
         for (at, key) in tenant.keys.iter().enumerate() {
-            let field = field.key("keys").index(at);
-            let limited = limits.add_key(key, &field, findings);
-            credentials.key(context, holder, key, limited, &field, findings);
+            let place = KeyPlace { field: &field.key("keys").index(at), file: None };
+            context.key((holder, key), place, &mut credentials, &mut limits, findings);
         }
         for (at, cert) in tenant.client_certs.iter().enumerate() {
             credentials.cert(context, holder, cert, &field.key("client_certs").index(at), findings);
@@ -72,6 +72,9 @@ pub(in crate::config) fn validate(
     family::guarantees(&file.tenants, findings);
     let auth = match file.auth.mode {
         AuthMode::Keys => {
+            if let Some(files) = key_files::read(file, context.previous, secrets, findings) {
+                context.key_files(files, &tenants, &mut credentials, &mut limits, findings);
+            }
             let mut held = credentials.held;
             held.issuers = oidc::validate(context, &tenants, secrets, findings);
             by_credential(context, held, findings)
@@ -79,6 +82,13 @@ pub(in crate::config) fn validate(
         AuthMode::Off => Auth::Off(context.everybody(&mut tenants, findings)),
     };
     CheckedTenants { tenants, auth, names: own_names, limits }
+}
+
+/// Where a key stands.
+#[derive(Debug, Clone, Copy)]
+struct KeyPlace<'a> {
+    field: &'a FieldPath,
+    file: Option<&'a Arc<str>>,
 }
 
 fn quota(quota: &TenantQuotaSection, field: &FieldPath, findings: &mut Findings<'_>) -> Quota {
@@ -94,7 +104,8 @@ fn by_credential(context: &TenantContext<'_>, mut held: Credentials, findings: &
     let file = context.file;
     let field = FieldPath::top("tenants");
     let has_one = |tenant: &Written| !(tenant.keys.is_empty() && tenant.client_certs.is_empty());
-    let has_issuer = !file.auth.oidc.is_empty();
+    // With a folder, keys may come at any time.
+    let has_issuer = !file.auth.oidc.is_empty() || file.auth.keys_dir.is_some();
     if !has_issuer && !file.tenants.iter().any(|(_, tenant)| has_one(tenant)) {
         if findings.whole("tenants") {
             let hint = "make one with `penstock keys new` and put it under a tenant's `keys`, or set `auth: {mode: off}` on \
@@ -125,6 +136,62 @@ fn by_credential(context: &TenantContext<'_>, mut held: Credentials, findings: &
 }
 
 impl TenantContext<'_> {
+    /// Puts a key in force, if nothing is wrong with it.
+    fn key(
+        &self,
+        (holder, key): (CredentialHolder<'_>, &KeySection),
+        place: KeyPlace<'_>,
+        credentials: &mut CredentialSet,
+        limits: &mut CheckedLimits,
+        findings: &mut Findings<'_>,
+    ) {
+        let errors = findings.errors();
+        let Some(mut entry) = credentials.key(self, holder, key, place.field, findings) else { return };
+        if findings.errors() == errors {
+            entry.grant.limited = limits.add_key(key, place.field, findings);
+            entry.origin.file = place.file.cloned();
+        }
+        if findings.errors() == errors {
+            credentials.held.keys.insert(&key.id, entry);
+        }
+    }
+
+    /// Puts the keys of the key files in force, but for those with a mistake.
+    fn key_files(
+        &self,
+        mut all: KeyFiles,
+        tenants: &IdTable<TenantId, Tenant>,
+        credentials: &mut CredentialSet,
+        limits: &mut CheckedLimits,
+        findings: &mut Findings<'_>,
+    ) {
+        for (name, file) in std::mem::take(&mut all.files) {
+            let field = key_files::field_of(&name);
+            let known =
+                tenants.id(&file.tenant).and_then(|id| Some(CredentialHolder { id, row: tenants.get(id)? }));
+            let is_good = findings.apart(|findings| {
+                let Some(holder) = known else {
+                    let field = field.key("tenant");
+                    return names::unknown(
+                        "tenant",
+                        &file.tenant,
+                        self.file.tenants.names(),
+                        &field,
+                        findings,
+                    );
+                };
+                for (at, key) in file.keys.iter().enumerate() {
+                    let place = KeyPlace { field: &field.key("keys").index(at), file: Some(&name) };
+                    self.key((holder, key), place, credentials, limits, findings);
+                }
+            });
+            if !is_good {
+                all.problem(format!("{name}: some of its keys are left out; `penstock check` says why"));
+            }
+        }
+        credentials.held.key_folder = Some(all.folder);
+    }
+
     fn row(&self, tenant: &Written, field: &FieldPath, findings: &mut Findings<'_>) -> Tenant {
         if !(tenant.weight.is_finite() && tenant.weight > 0.0) {
             let message = format!("{} is not a weight", tenant.weight);

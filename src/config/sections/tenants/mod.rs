@@ -26,6 +26,13 @@ pub struct AuthSection {
     /// With `mode: off`: the tenant that everybody is; absent = the only one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
+    /// Folder with files of more keys, from this file's folder: a mounted Secret,
+    /// or a folder that `POST /admin/v1/keys` writes to. It is watched. Each file
+    /// whose name does not begin with a dot is YAML or JSON: `tenant: NAME` and
+    /// `keys:`, a list as under a tenant. A broken file stays in force as it last
+    /// was, and takes nothing of the others away. At most 4096 files, 16 MiB in all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keys_dir: Option<String>,
     /// Identity providers whose tokens (JWT) are taken as `Authorization:
     /// Bearer` beside keys.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -175,12 +182,13 @@ impl Default for TenantQuotaSection {
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::key)]
 pub struct KeySection {
-    /// The public part of the key, between its two underscores. It is what
-    /// logs show.
+    /// The public part of the key, between its two underscores; of another
+    /// secret what `penstock keys hash` printed. It is what logs show.
     #[schemars(regex(pattern = "^[a-z0-9]{8,12}$"))]
     pub id: String,
-    /// `blake3:` and 64 hex digits: the digest of the whole key.
-    #[schemars(regex(pattern = "^blake3:[0-9a-f]{64}$"))]
+    /// `blake3:` and 64 hex digits: the digest of the whole key. `sha256:`
+    /// for one that another program hashed.
+    #[schemars(regex(pattern = "^(blake3|sha256):[0-9a-f]{64}$"))]
     pub digest: String,
     /// The class of requests that ask for none; absent = the tenant's.
     #[serde(skip_serializing_if = "Option::is_none")]

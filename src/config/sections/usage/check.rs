@@ -37,7 +37,11 @@ pub(in crate::config) fn validate(
         findings.error(&section.key("folder"), format!("{path:?} is no folder"), "name a folder");
     } else if !full.is_dir() && !folder(&full).is_dir() {
         let message = format!("the folder that {path:?} is in is not there");
-        findings.error(&section.key("folder"), message, "make it, or name a folder elsewhere");
+        findings.error(
+            &section.key("folder"),
+            secrets.absent(message),
+            "make it, or name a folder elsewhere",
+        );
     }
     let database = match written.database {
         DatabaseSection::Sqlite => Some(usage::UsageDatabase::Sqlite(full.join(SQLITE_FILE))),

@@ -50,7 +50,7 @@ impl Proxy {
     }
 }
 
-fn json_response(value: &Value) -> Response<Bytes> {
+pub(in crate::proxy) fn json_response(value: &Value) -> Response<Bytes> {
     let mut response = Response::new(Bytes::from(value.to_string()));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response

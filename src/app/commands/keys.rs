@@ -1,0 +1,70 @@
+//! `penstock keys`: new keys, and the digests of secrets that exist already.
+
+use std::io::{self, Read as _};
+
+use anyhow::{Context as _, bail};
+use serde_json::json;
+
+use crate::cli::{KeyFormArgs, KeysCommand};
+use crate::config::keys::{self, HashedKey};
+use crate::protocol::ids::random;
+
+/// Most bytes of standard input: some ten thousand keys.
+const MAX_INPUT: u64 = 1 << 20;
+
+/// `penstock keys`; the text to print.
+pub(super) fn run(command: &KeysCommand) -> anyhow::Result<String> {
+    match command {
+        KeysCommand::New(form) => Ok(new(*form)),
+        KeysCommand::Hash(form) => hash(*form),
+    }
+}
+
+fn new(form: KeyFormArgs) -> String {
+    let key = keys::new(&random::bytes());
+    if form.json {
+        return format!("{:#}\n", json!({ "key": key.text, "id": key.id, "digest": key.digest }));
+    }
+    format!(
+        "key (shown only here; give it to its holder):\n  {}\n\n\
+         in the configuration, under tenants.<name>.keys (an operator's: with a `role` under admin.auth.tokens):\n  {}\n",
+        key.text,
+        key_line(&key.id, &key.digest)
+    )
+}
+
+fn hash(form: KeyFormArgs) -> anyhow::Result<String> {
+    let mut text = String::new();
+    io::stdin().take(MAX_INPUT + 1).read_to_string(&mut text).context("read the keys from standard input")?;
+    if text.len() as u64 > MAX_INPUT {
+        bail!("standard input has more than {MAX_INPUT} bytes; hash the keys in parts");
+    }
+    let secrets: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    if secrets.is_empty() {
+        bail!("standard input has no key in it; `penstock keys new` makes one");
+    }
+    let mut hashed = Vec::new();
+    for (at, secret) in secrets.iter().enumerate() {
+        let which = if secrets.len() == 1 { "the secret".to_owned() } else { format!("secret {}", at + 1) };
+        let key = keys::hash(secret);
+        hashed
+            .push(key.map_err(|why| anyhow::anyhow!("{which} {why}; `penstock keys new` makes a good key"))?);
+    }
+    if hashed.iter().any(|key| key.is_foreign) {
+        eprintln!(
+            "penstock: the digest keeps only a random secret; make a new key in place of a password or a text that people chose"
+        );
+    }
+    let line = |key: &HashedKey| {
+        if form.json {
+            return format!("{}\n", json!({ "id": key.id, "digest": key.digest }));
+        }
+        format!("{}\n", key_line(&key.id, &key.digest))
+    };
+    Ok(hashed.iter().map(line).collect())
+}
+
+/// A key's entry in the configuration.
+fn key_line(id: &str, digest: &str) -> String {
+    format!("- {{id: {id}, digest: \"{digest}\"}}")
+}
