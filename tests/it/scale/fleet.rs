@@ -35,6 +35,7 @@ use penstock::fleet::handle::FleetMonitor;
 use penstock::fleet::sleep::SleepOrder;
 use penstock::telemetry::Telemetry;
 use penstock::telemetry::event::ConfigReloaded;
+use penstock::telemetry::metrics::ModelPairs;
 use serde_json::Value;
 use tokio::sync::mpsc::channel;
 
@@ -381,7 +382,8 @@ fn start(
 ) -> (FleetMonitor, Reports, Arc<ArcSwap<Settings>>) {
     let shared = Arc::new(ArcSwap::from_pointee(settings(None, rows)));
     let (telemetry, policy) = (Telemetry::for_tests(), Arc::clone(&shared.load().policy));
-    ConfigReloaded { policy: &policy, digest: "", restart_needed: &[] }.emit(&telemetry);
+    let pairs = &ModelPairs::default();
+    ConfigReloaded { policy: &policy, digest: "", restart_needed: &[], pairs }.emit(&telemetry);
     let (actions, _) = channel(1);
     let dispatcher = Dispatcher::new(policy, GatewayClock::start(), actions);
     let events = EventLog::default();
