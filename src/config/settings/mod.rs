@@ -128,10 +128,29 @@ pub struct TelemetrySettings {
     pub log_format: LogFormat,
     /// A tracing filter such as `info` or `penstock=debug`.
     pub log_level: String,
-    /// OTLP gRPC endpoint for traces; absent = no traces.
-    pub otlp_endpoint: Option<String>,
+    pub otlp: OtlpSettings,
+}
+
+/// Where traces go. What is absent, the `OTEL_*` variables may say.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct OtlpSettings {
+    /// URL of the collector; absent = no traces, unless a variable names one.
+    pub endpoint: Option<String>,
+    pub protocol: Option<OtlpProtocol>,
+    /// Headers of each call, by lower-case names.
+    pub headers: BTreeMap<String, Secret>,
+    /// PEM file of the authorities that the collector's certificate may come from; absent = those
+    /// of the system.
+    pub ca: Option<Vec<u8>>,
     /// Share of the requests that start a trace of their own, `0.0..=1.0`.
-    pub trace_sample: f64,
+    pub sample: Option<f64>,
+}
+
+/// How spans travel to the collector.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OtlpProtocol {
+    Grpc,
+    HttpProtobuf,
 }
 
 /// How log lines are written.

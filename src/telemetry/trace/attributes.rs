@@ -6,6 +6,7 @@ use opentelemetry::{Array, KeyValue, StringValue, Value};
 use crate::core::model::policy::Policy;
 use crate::telemetry::summary::RequestSummary;
 use crate::telemetry::text::{known, shorten};
+use crate::telemetry::trace::EngineCall;
 
 /// Attributes of the request's span. An unknown fact has no attribute.
 pub(super) fn of(event: &RequestSummary<'_>, policy: &Policy) -> Vec<KeyValue> {
@@ -47,6 +48,26 @@ pub(super) fn of(event: &RequestSummary<'_>, policy: &Policy) -> Vec<KeyValue> {
         add("penstock.placed.running", Some(i64::from(why.running).into()));
         add("penstock.placed.limit", Some(i64::from(why.limit).into()));
     }
+    list
+}
+
+/// Attributes of the client span of an attempt. Tokens are on the span of the request alone, so that
+/// sums count them once.
+pub(super) fn of_call(call: &EngineCall<'_>) -> Vec<KeyValue> {
+    let mut list = vec![
+        KeyValue::new("gen_ai.operation.name", call.operation),
+        KeyValue::new("gen_ai.provider.name", call.engine.unwrap_or("penstock")),
+        KeyValue::new("penstock.attempt", i64::from(call.number)),
+        KeyValue::new("penstock.pool", shorten(call.pool).to_owned()),
+        KeyValue::new("penstock.replica", shorten(call.replica).to_owned()),
+    ];
+    list.extend(call.model.map(|model| KeyValue::new("gen_ai.request.model", shorten(model).to_owned())));
+    if let Some(host) = call.url.and_then(|url| url.host()) {
+        list.push(KeyValue::new("server.address", host.to_owned()));
+    }
+    let usual = |url: &http::Uri| if url.scheme_str() == Some("https") { 443 } else { 80 };
+    let port = call.url.map(|url| url.port_u16().unwrap_or(usual(url)));
+    list.extend(port.map(|port| KeyValue::new("server.port", i64::from(port))));
     list
 }
 

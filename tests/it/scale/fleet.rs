@@ -18,7 +18,7 @@ use penstock::config::settings::identity::{Auth, Listeners};
 use penstock::config::settings::names::ModelNames;
 use penstock::config::settings::scale::ScaleSettings;
 use penstock::config::settings::{
-    EdgeSettings, ListenerLimits, LogFormat, PoolSettings, ReplicaSettings, RequestLimits, Settings, Startup,
+    EdgeSettings, ListenerLimits, LogFormat, OtlpSettings, PoolSettings, ReplicaSettings, RequestLimits, Settings, Startup,
     TelemetrySettings, UpstreamLimits,
 };
 use penstock::core::model::event::{Event, ReplicaReport};
@@ -357,8 +357,7 @@ fn startup() -> Startup {
         telemetry: TelemetrySettings {
             log_format: LogFormat::Text,
             log_level: "info".to_owned(),
-            otlp_endpoint: None,
-            trace_sample: 0.0,
+            otlp: OtlpSettings::default(),
         },
     }
 }
