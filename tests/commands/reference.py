@@ -80,11 +80,11 @@ def variants(text, name):
     return found
 
 
-def names(text, enum):
-    """Each variant's stable name, from the method `name`: variant -> names."""
+def names(text, enum, method="name"):
+    """Each variant's stable name, from the method that gives it: variant -> names."""
     start = text.index(f"impl {enum} {{")
     body = text[start:]
-    body = body[body.index("fn name(self)"):]
+    body = body[body.index(f"fn {method}(self)"):]
     body = body[: body.index("\n    }\n")]
     found = {}
     for variant, name in re.findall(r"Self::(\w+)[^=]*?=> \"(\w+)\"", body):
