@@ -13,8 +13,8 @@ use crate::config::settings::identity::{Auth, Credentials, Grant, KeyEntry, List
 use crate::config::settings::names::{ModelNames, Split, TenantNames};
 use crate::config::settings::scale::ScaleSettings;
 use crate::config::settings::{
-    EdgeSettings, ListenerLimits, LogFormat, OtlpSettings, PoolSettings, ReplicaSettings, RequestLimits, Settings, Startup,
-    TelemetrySettings, UpstreamLimits,
+    EdgeSettings, ListenerLimits, LogFormat, OtlpSettings, PoolSettings, ReplicaSettings, RequestLimits,
+    Settings, Startup, TelemetrySettings, UpstreamLimits,
 };
 use crate::config::watch::{ReloadHandle, ReloadOutcome, ReloadReport};
 use crate::core::model::id_table::IdTable;

@@ -143,6 +143,9 @@ impl InferenceRequest {
                 AttemptError::failed(error.fault())
             })?;
             note_connect(&exchange, record);
+            if let Some(trace) = &record.trace {
+                trace.attempt_answered(exchange.head.status);
+            }
             let judge = self.classifier(pool.engine, shown_model.clone(), so_far);
             self.read(proxy, (exchange, judge), shown_model, &edge.requests, &meter).await
         };

@@ -171,13 +171,11 @@ impl RequestRecord {
     /// Starts the trace's span of the attempt.
     fn trace_attempt(&mut self, grant: DispatchGrant, settings: &Settings) {
         let now = self.clock.now();
-        let (policy, engine) = (&settings.policy, self.at_engine.dispatch.engine);
+        let policy = &settings.policy;
         let Some(trace) = &mut self.trace else { return };
         let call = EngineCall {
             url: settings.edge.replicas.get(grant.replica).map(|replica| &replica.url),
-            engine,
-            operation: self.work.api.operation_name(),
-            model: self.work.model.map(|model| policy.models.name(model)),
+            path: self.work.api.upstream_path(),
             pool: policy.pools.name(grant.pool),
             replica: policy.replicas.name(grant.replica),
             number: self.at_engine.attempts,

@@ -239,7 +239,13 @@ mod tests {
         let telemetry = fixtures::telemetry(1);
         let policy = Arc::new(fixtures::policy(1));
         let keys = ["listen".to_owned(), "admin".to_owned()];
-        ConfigReloaded { policy: &policy, digest: "d2", restart_needed: &keys, pairs: &ModelPairs::default() }.emit(&telemetry);
+        ConfigReloaded {
+            policy: &policy,
+            digest: "d2",
+            restart_needed: &keys,
+            pairs: &ModelPairs::default(),
+        }
+        .emit(&telemetry);
         let line = last_line(&telemetry);
         assert_eq!((&line["digest"], &line["restart_needed"]), (&json!("d2"), &json!("listen, admin")));
 

@@ -66,10 +66,9 @@ fn judge(class: &Class, event: &RequestSummary<'_>) -> [Option<bool>; 3] {
     let ttft = within(event.timings.first_token, class.ttft_objective).or_else(|| match answer {
         Some(false) => Some(false),
         // A client that left after the objective had passed waited in vain.
-        None if event.outcome == RequestOutcome::ClientGone => {
-            (event.reason != Some("superseded") && event.timings.total > class.ttft_objective)
-                .then_some(false)
-        }
+        None if event.outcome == RequestOutcome::ClientGone => (event.reason != Some("superseded")
+            && event.timings.total > class.ttft_objective)
+            .then_some(false),
         Some(true) | None => None,
     });
     let itl = within(event.timings.gap_mean, class.itl_objective);
@@ -153,9 +152,7 @@ mod tests {
     fn each_class_has_its_rows_from_the_start_and_after_a_reload() {
         let telemetry = telemetry(1);
         let row = |class: &str, objective: &str, kept: &str| {
-            format!(
-                r#"penstock_objective_total{{class="{class}",objective="{objective}",kept="{kept}"}}"#
-            )
+            format!(r#"penstock_objective_total{{class="{class}",objective="{objective}",kept="{kept}"}}"#)
         };
         let text = render(&telemetry);
         for (objective, kept) in NAMES.into_iter().flat_map(|name| KEPT.map(|kept| (name, kept))) {

@@ -62,10 +62,7 @@ const FIXED: &[(Metric, &[Dimension])] = &[
     ),
     (
         catalogue::ADMIN_REFUSALS,
-        &[(
-            "reason",
-            &["missing", "wrong", "expired", "certificate", "role", "host", "site", "throttled"],
-        )],
+        &[("reason", &["missing", "wrong", "expired", "certificate", "role", "host", "site", "throttled"])],
     ),
     (
         catalogue::CONNECTIONS_REFUSED,
@@ -114,10 +111,7 @@ const FIXED: &[(Metric, &[Dimension])] = &[
         catalogue::SCALER_CALLS,
         &[
             ("code", &["ok", "invalid_argument", "not_found", "resource_exhausted", "unavailable"]),
-            (
-                "method",
-                &["GetMetricSpec", "GetMetrics", "IsActive", "StreamIsActive", "StreamMetricSpec"],
-            ),
+            ("method", &["GetMetricSpec", "GetMetrics", "IsActive", "StreamIsActive", "StreamMetricSpec"]),
         ],
     ),
     (catalogue::LINES_KEPT_BACK, &[]),
@@ -347,7 +341,8 @@ mod tests {
         let both = vec![(ModelId::new(0), small)];
         let pairs = &ModelPairs { fallbacks: both.clone(), shadows: both };
         let telemetry = Telemetry::for_tests();
-        ConfigReloaded { policy: &Arc::new(policy), digest: "d", restart_needed: &[], pairs }.emit(&telemetry);
+        ConfigReloaded { policy: &Arc::new(policy), digest: "d", restart_needed: &[], pairs }
+            .emit(&telemetry);
         let before = counters(&telemetry);
 
         let (replica, fault, problem) = (ReplicaId::new(0), EngineFault::Refused, "refused");
@@ -388,8 +383,7 @@ mod tests {
         let text = render(&telemetry);
         let of = |pool: &str| format!(r#"penstock_ejections_total{{pool="{pool}",fault="reset"}}"#);
         assert_eq!(samples(&text)[&*of("a100")], 1.0);
-        let tokens =
-            r#"penstock_tokens_total{tenant="team-1",model="llama",kind="input",source="exact"}"#;
+        let tokens = r#"penstock_tokens_total{tenant="team-1",model="llama",kind="input",source="exact"}"#;
         assert_eq!(samples(&text)[tokens], 0.0);
     }
 

@@ -51,23 +51,25 @@ pub(super) fn of(event: &RequestSummary<'_>, policy: &Policy) -> Vec<KeyValue> {
     list
 }
 
-/// Attributes of the client span of an attempt. Tokens are on the span of the request alone, so that
-/// sums count them once.
+/// Attributes of the client span of an attempt, by the conventions for HTTP clients.
 pub(super) fn of_call(call: &EngineCall<'_>) -> Vec<KeyValue> {
     let mut list = vec![
-        KeyValue::new("gen_ai.operation.name", call.operation),
-        KeyValue::new("gen_ai.provider.name", call.engine.unwrap_or("penstock")),
-        KeyValue::new("penstock.attempt", i64::from(call.number)),
+        KeyValue::new("http.request.method", "POST"),
         KeyValue::new("penstock.pool", shorten(call.pool).to_owned()),
         KeyValue::new("penstock.replica", shorten(call.replica).to_owned()),
     ];
-    list.extend(call.model.map(|model| KeyValue::new("gen_ai.request.model", shorten(model).to_owned())));
-    if let Some(host) = call.url.and_then(|url| url.host()) {
-        list.push(KeyValue::new("server.address", host.to_owned()));
+    if call.number > 1 {
+        list.push(KeyValue::new("http.request.resend_count", i64::from(call.number) - 1));
     }
-    let usual = |url: &http::Uri| if url.scheme_str() == Some("https") { 443 } else { 80 };
-    let port = call.url.map(|url| url.port_u16().unwrap_or(usual(url)));
-    list.extend(port.map(|port| KeyValue::new("server.port", i64::from(port))));
+    if let Some(url) = call.url {
+        let usual = if url.scheme_str() == Some("https") { 443 } else { 80 };
+        let full = format!("{}{}", url.to_string().trim_end_matches('/'), call.path);
+        list.extend([
+            KeyValue::new("url.full", full),
+            KeyValue::new("server.address", url.host().unwrap_or_default().to_owned()),
+            KeyValue::new("server.port", i64::from(url.port_u16().unwrap_or(usual))),
+        ]);
+    }
     list
 }
 

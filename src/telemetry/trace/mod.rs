@@ -10,7 +10,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{HeaderMap, Uri};
+use http::{HeaderMap, StatusCode, Uri};
 use opentelemetry::trace::{Span, SpanKind, Status, TraceContextExt, Tracer as _, TracerProvider as _};
 use opentelemetry::{Context, InstrumentationScope, KeyValue};
 use opentelemetry_sdk::Resource;
@@ -113,9 +113,13 @@ impl Tracer {
             Some(client) => Context::new().with_remote_span_context(client.as_parent()),
         };
         let anchor = Anchor::at(request.now);
+        let name = match request.model {
+            Some(model) => format!("{} {}", request.operation, shorten(model)),
+            None => request.operation.to_owned(),
+        };
         let span = enabled
             .tracer
-            .span_builder(span_name(request.operation, request.model))
+            .span_builder(name)
             .with_kind(SpanKind::Server)
             .with_start_time(anchor.wall(request.arrived))
             .start_with_context(&enabled.tracer, &parent);
@@ -135,11 +139,6 @@ impl Tracer {
             Ok(Err(_)) | Err(_) => tracing::warn!("traces not sent in time"),
         }
     }
-}
-
-/// Name of a span in the GenAI conventions: the operation and the model.
-fn span_name(operation: &str, model: Option<&str>) -> String {
-    model.map_or_else(|| operation.to_owned(), |model| format!("{operation} {}", shorten(model)))
 }
 
 impl fmt::Debug for Tracer {
@@ -168,17 +167,14 @@ struct LiveTrace {
     anchor: Anchor,
 }
 
-/// Attempt of a request at an engine.
+/// Attempt of a request at an engine: an HTTP call. The span of the request is that of the whole
+/// operation in the GenAI conventions, with all its attempts.
 #[derive(Debug, Clone, Copy)]
 pub struct EngineCall<'a> {
-    /// URL of the replica.
+    /// URL of the replica; absent = it has left the configuration.
     pub url: Option<&'a Uri>,
-    /// `gen_ai.provider.name`: the kind of engine.
-    pub engine: Option<&'static str>,
-    /// `gen_ai.operation.name`.
-    pub operation: &'static str,
-    /// Configured model.
-    pub model: Option<&'a str>,
+    /// Path of the call.
+    pub path: &'static str,
     pub pool: &'a str,
     pub replica: &'a str,
     /// Number of the attempt, from 1.
@@ -239,12 +235,20 @@ impl RequestTrace {
         let Some(live) = self.recorded_mut() else { return };
         let span = live
             .tracer
-            .span_builder(span_name(call.operation, call.model))
+            .span_builder(format!("POST {}", call.path))
             .with_kind(SpanKind::Client)
             .with_attributes(attributes::of_call(call))
             .with_start_time(live.anchor.wall(at))
             .start_with_context(&live.tracer, &live.context);
         live.attempt = Some(live.context.with_span(span));
+    }
+
+    /// Notes the status with which the engine answered the attempt that is under way.
+    pub fn attempt_answered(&self, status: StatusCode) {
+        if let Some(attempt) = self.recorded().and_then(|live| live.attempt.as_ref()) {
+            let status = i64::from(status.as_u16());
+            attempt.span().set_attribute(KeyValue::new("http.response.status_code", status));
+        }
     }
 
     /// Ends the attempt at an engine that is under way, if any. `error` = why it failed.

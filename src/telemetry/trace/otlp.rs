@@ -147,7 +147,8 @@ impl OtlpTarget {
     }
 
     fn http_client(&self) -> Result<reqwest::Client, TelemetryError> {
-        let mut builder = reqwest::Client::builder().no_proxy().redirect(Policy::none()).timeout(self.timeout);
+        let mut builder =
+            reqwest::Client::builder().no_proxy().redirect(Policy::none()).timeout(self.timeout);
         if let Some(pem) = &self.ca {
             let certificates = reqwest::Certificate::from_pem_bundle(pem)
                 .map_err(|problem| TelemetryError::Exporter(problem.to_string()))?;
@@ -260,7 +261,9 @@ fn sampler(env: ReadEnv<'_>) -> Result<Sampler, TelemetryError> {
         Some("parentbased_always_on") => Ok(parent_based(Sampler::AlwaysOn)),
         Some("parentbased_always_off") => Ok(parent_based(Sampler::AlwaysOff)),
         Some("parentbased_traceidratio") => ratio(1.0).map(parent_based),
-        Some(other) => Err(TelemetryError::variable(NAME, format!("{other:?} is not a sampler of this program"))),
+        Some(other) => {
+            Err(TelemetryError::variable(NAME, format!("{other:?} is not a sampler of this program")))
+        }
     }
 }
 

@@ -18,8 +18,8 @@ use penstock::config::settings::identity::{Auth, Listeners};
 use penstock::config::settings::names::ModelNames;
 use penstock::config::settings::scale::ScaleSettings;
 use penstock::config::settings::{
-    EdgeSettings, ListenerLimits, LogFormat, OtlpSettings, PoolSettings, ReplicaSettings, RequestLimits, Settings, Startup,
-    TelemetrySettings, UpstreamLimits,
+    EdgeSettings, ListenerLimits, LogFormat, OtlpSettings, PoolSettings, ReplicaSettings, RequestLimits,
+    Settings, Startup, TelemetrySettings, UpstreamLimits,
 };
 use penstock::core::model::event::{Event, ReplicaReport};
 use penstock::core::model::id_table::IdTable;

@@ -94,7 +94,7 @@ fn faults_of_limits() {
         (with("telemetry: {otlp: {ca: none.pem}}"), "telemetry.otlp.ca: "),
         (
             with("telemetry: {otlp: {headers: {'a b': {env: PATH}}}}"),
-            "telemetry.otlp.headers.'a b': \"a b\" is not the name of a header",
+            "telemetry.otlp.headers[\"a b\"]: \"a b\" is not the name of a header",
         ),
         (
             with("telemetry: {otlp: {endpoint: otel:4317}}"),

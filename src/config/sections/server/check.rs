@@ -8,13 +8,9 @@ use ipnet::IpNet;
 use crate::config::file::ConfigFile;
 use crate::config::secret::SecretReader;
 use crate::config::sections::identity::{AdminAuthSection, audit};
-use crate::config::sections::server::{
-    ProxiesSection, ProxyHeaderName, ServerSection, telemetry,
-};
+use crate::config::sections::server::{ProxiesSection, ProxyHeaderName, ServerSection, telemetry};
 use crate::config::sections::usage;
-use crate::config::settings::{
-    ListenerLimits, ProxyHeader, Startup, TrustedProxies,
-};
+use crate::config::settings::{ListenerLimits, ProxyHeader, Startup, TrustedProxies};
 use crate::config::syntax::field::FieldPath;
 use crate::config::syntax::units::Span;
 use crate::config::validate::findings::Findings;

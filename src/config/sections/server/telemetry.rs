@@ -1,5 +1,7 @@
 //! Check of `telemetry`.
 
+use std::collections::BTreeMap;
+
 use http::HeaderName;
 use tracing_subscriber::EnvFilter;
 
@@ -52,11 +54,12 @@ fn otlp_settings(
     if otlp.headers.len() > MAX_HEADERS {
         findings.error(&headers, format!("has more than {MAX_HEADERS} entries"), "take some away");
     }
-    let mut values = std::collections::BTreeMap::new();
+    let mut values = BTreeMap::new();
     for (name, value) in &otlp.headers {
         let own = headers.key(name);
         if HeaderName::from_bytes(name.as_bytes()).is_err() {
             findings.error(&own, format!("{name:?} is not the name of a header"), "write it like x-api-key");
+            continue;
         }
         let Some(secret) = secret_ref::read(value, &own, secrets, findings) else { continue };
         values.insert(name.to_ascii_lowercase(), secret);
