@@ -26,10 +26,10 @@ use crate::tokens::CountSource;
 const MAX_ROWS: usize = 1_000;
 
 /// Label with its known values.
-type Dimension = (&'static str, &'static [&'static str]);
+type LabelValues = (&'static str, &'static [&'static str]);
 
 /// Counters whose labels are all this program's own codes.
-const FIXED: &[(Metric, &[Dimension])] = &[
+const FIXED: &[(Metric, &[LabelValues])] = &[
     (catalogue::REJECTIONS, &[("reason", &RejectReason::NAMES)]),
     // The code of a refusal that is not the scheduler's: there is no memory for the body.
     (catalogue::REJECTIONS, &[("reason", &["slow_down"])]),
@@ -121,7 +121,7 @@ const FIXED: &[(Metric, &[Dimension])] = &[
 ];
 
 /// Counters of each pool, with their further label.
-const OF_POOLS: &[(Metric, Option<Dimension>)] = &[
+const OF_POOLS: &[(Metric, Option<LabelValues>)] = &[
     (catalogue::REQUEUES, Some(("fault", &EngineFault::NAMES))),
     (catalogue::STREAMS_BROKEN, Some(("fault", &EngineFault::NAMES))),
     (catalogue::EJECTIONS, Some(("fault", &EngineFault::NAMES))),
@@ -272,7 +272,7 @@ fn of_owners(policy: &Policy, start: &mut impl FnMut(&Metric, Vec<Label>)) {
 }
 
 /// Every combination of the values.
-fn product(dimensions: &[Dimension]) -> Vec<Vec<Label>> {
+fn product(dimensions: &[LabelValues]) -> Vec<Vec<Label>> {
     dimensions.iter().fold(vec![Vec::new()], |rows, (key, values)| {
         let longer = |row: &Vec<Label>, value| row.iter().cloned().chain([code(key, value)]).collect();
         rows.iter().flat_map(|row| values.iter().map(move |value| longer(row, value))).collect()

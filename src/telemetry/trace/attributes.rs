@@ -1,12 +1,26 @@
 //! Span attributes of a request: those of the OpenTelemetry GenAI conventions, and `penstock.*` for
 //! facts that the conventions do not cover.
 
+use http::Uri;
 use opentelemetry::{Array, KeyValue, StringValue, Value};
 
 use crate::core::model::policy::Policy;
 use crate::telemetry::summary::RequestSummary;
 use crate::telemetry::text::{known, shorten};
-use crate::telemetry::trace::EngineCall;
+
+/// Attempt of a request at an engine: an HTTP call. The span of the request is that of the whole
+/// operation in the GenAI conventions, with all its attempts.
+#[derive(Debug, Clone, Copy)]
+pub struct EngineCall<'a> {
+    /// URL of the replica; absent = it has left the configuration.
+    pub url: Option<&'a Uri>,
+    /// Path of the call.
+    pub path: &'static str,
+    pub pool: &'a str,
+    pub replica: &'a str,
+    /// Number of the attempt, from 1.
+    pub number: u32,
+}
 
 /// Attributes of the request's span. An unknown fact has no attribute.
 pub(super) fn of(event: &RequestSummary<'_>, policy: &Policy) -> Vec<KeyValue> {

@@ -10,7 +10,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{HeaderMap, StatusCode, Uri};
+use http::{HeaderMap, StatusCode};
 use opentelemetry::trace::{Span, SpanKind, Status, TraceContextExt, Tracer as _, TracerProvider as _};
 use opentelemetry::{Context, InstrumentationScope, KeyValue};
 use opentelemetry_sdk::Resource;
@@ -24,8 +24,9 @@ use crate::core::model::time::Tick;
 use crate::telemetry::error::TelemetryError;
 use crate::telemetry::summary::{RequestOutcome, RequestSummary};
 use crate::telemetry::text::shorten;
+pub use crate::telemetry::trace::attributes::EngineCall;
 use crate::telemetry::trace::context::ClientContext;
-use crate::telemetry::trace::otlp::{OtlpTarget, SERVICE, process_env};
+use crate::telemetry::trace::otlp::{OtlpTarget, SERVICE};
 use crate::telemetry::wall::Anchor;
 
 /// Most spans that wait to be sent; further spans are dropped.
@@ -66,7 +67,7 @@ impl Tracer {
     }
 
     pub(super) fn new(settings: &TelemetrySettings) -> Result<Self, TelemetryError> {
-        let Some(target) = OtlpTarget::resolve(&settings.otlp, &process_env)? else {
+        let Some(target) = OtlpTarget::resolve(&settings.otlp)? else {
             return Ok(Self::disabled());
         };
         let (sampler, service) = (target.sampler.clone(), target.service);
@@ -165,20 +166,6 @@ struct LiveTrace {
     /// Client span of the attempt that is under way.
     attempt: Option<Context>,
     anchor: Anchor,
-}
-
-/// Attempt of a request at an engine: an HTTP call. The span of the request is that of the whole
-/// operation in the GenAI conventions, with all its attempts.
-#[derive(Debug, Clone, Copy)]
-pub struct EngineCall<'a> {
-    /// URL of the replica; absent = it has left the configuration.
-    pub url: Option<&'a Uri>,
-    /// Path of the call.
-    pub path: &'static str,
-    pub pool: &'a str,
-    pub replica: &'a str,
-    /// Number of the attempt, from 1.
-    pub number: u32,
 }
 
 /// Phase of a request that gets a span of its own.

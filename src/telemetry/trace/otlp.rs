@@ -33,7 +33,7 @@ const MAX_ANSWER: usize = 64 << 10;
 /// Name of the service in traces, unless a variable says another.
 pub(super) const SERVICE: &str = "penstock";
 
-/// Reads an environment variable. An empty value is as good as none.
+/// Reads one of the variables that are set.
 type ReadEnv<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// Where spans go, and which requests are traced.
@@ -48,18 +48,14 @@ pub(super) struct OtlpTarget {
     pub(super) service: Option<&'static str>,
 }
 
-/// Value of a variable of the process; `None` for an empty one.
-pub(super) fn process_env(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.trim().is_empty())
-}
-
 impl OtlpTarget {
-    /// The target of the settings, and of the variables where the settings say nothing. `None` =
-    /// there is none, or the variables switch traces off.
+    /// The target of the file, and of the variables where the file says nothing. `None` = there is
+    /// none, or the variables switch traces off.
     ///
     /// # Errors
     /// The key or variable that cannot be used.
-    pub(super) fn resolve(settings: &OtlpSettings, env: ReadEnv<'_>) -> Result<Option<Self>, TelemetryError> {
+    pub(super) fn resolve(settings: &OtlpSettings) -> Result<Option<Self>, TelemetryError> {
+        let env: ReadEnv<'_> = &|name| settings.variables.get(name).cloned();
         let is = |name: &str, value: &str| env(name).is_some_and(|text| text.eq_ignore_ascii_case(value));
         if is("OTEL_SDK_DISABLED", "true") || is("OTEL_TRACES_EXPORTER", "none") {
             return Ok(None);
@@ -327,17 +323,18 @@ async fn send(client: &reqwest::Client, request: Request<Bytes>) -> Result<Respo
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::secret::Secret;
+    use crate::config::settings::Secret;
 
-    fn resolve(settings: &OtlpSettings, variables: &[(&str, &str)]) -> Result<Option<OtlpTarget>, String> {
-        let read = |name: &str| {
-            let found = variables.iter().find(|(known, _)| *known == name);
-            found.map(|(_, value)| (*value).to_owned())
-        };
-        OtlpTarget::resolve(settings, &read).map_err(|problem| problem.to_string())
+    fn resolve(
+        settings: &OtlpSettings,
+        variables: &[(&'static str, &str)],
+    ) -> Result<Option<OtlpTarget>, String> {
+        let variables = variables.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
+        let settings = OtlpSettings { variables, ..settings.clone() };
+        OtlpTarget::resolve(&settings).map_err(|problem| problem.to_string())
     }
 
-    fn target(settings: &OtlpSettings, variables: &[(&str, &str)]) -> OtlpTarget {
+    fn target(settings: &OtlpSettings, variables: &[(&'static str, &str)]) -> OtlpTarget {
         resolve(settings, variables).unwrap().expect("there is a target")
     }
 
@@ -378,7 +375,7 @@ mod tests {
     #[test]
     fn the_path_is_added_where_the_specification_says_so() {
         let http = ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf");
-        let endpoint = |settings: &OtlpSettings, more: &[(&str, &str)]| {
+        let endpoint = |settings: &OtlpSettings, more: &[(&'static str, &str)]| {
             let variables: Vec<_> = more.iter().copied().chain([http]).collect();
             target(settings, &variables).endpoint
         };

@@ -21,8 +21,7 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
 
-use crate::config::secret::Secret;
-use crate::config::settings::{LogFormat, OtlpProtocol, OtlpSettings, TelemetrySettings};
+use crate::config::settings::{LogFormat, OtlpProtocol, OtlpSettings, Secret, TelemetrySettings};
 use crate::core::model::job::{JobUsage, TokenCounts};
 use crate::core::model::time::Tick;
 use crate::telemetry::Telemetry;
@@ -82,8 +81,8 @@ fn at(millis: u64) -> Tick {
     Tick::from_millis(millis)
 }
 
-#[test]
-fn a_request_becomes_a_span_under_the_clients_with_one_for_each_wait_and_attempt() {
+/// The spans of a request whose first attempt fails, and the headers that the engines got.
+fn two_attempts() -> (Vec<SpanData>, [HeaderMap; 2]) {
     let (tracer, memory) = recording(0.0);
     let mut trace = tracer.start(start(&client_headers(PARENT)));
     assert_eq!(trace.trace_id().as_deref(), Some("0af7651916cd43dd8448eb211c80319c"));
@@ -110,8 +109,13 @@ fn a_request_becomes_a_span_under_the_clients_with_one_for_each_wait_and_attempt
         ..RequestSummary::default()
     };
     trace.finish(&event, &Telemetry::for_tests().policy(), at(2_000));
+    let spans = memory.0.lock().clone();
+    (spans, [first, second])
+}
 
-    let spans = memory.0.lock();
+#[test]
+fn a_request_becomes_a_span_under_the_clients_with_one_for_each_wait_and_attempt() {
+    let (spans, headers) = two_attempts();
     let names: Vec<_> = spans.iter().map(|span| &*span.name).collect();
     assert_eq!(names, ["queue", "connect", POST, "first_token", POST, "chat llama"]);
     let [queue, connect, broken, first_token, last, server] = &spans[..] else { panic!("{names:?}") };
@@ -132,6 +136,17 @@ fn a_request_becomes_a_span_under_the_clients_with_one_for_each_wait_and_attempt
         (millis(broken.start_time, broken.end_time), millis(last.start_time, last.end_time)),
         (6, 880)
     );
+    for (headers, span) in headers.iter().zip([broken, last]) {
+        let own = span.span_context.span_id();
+        assert_eq!(headers["traceparent"], format!("00-0af7651916cd43dd8448eb211c80319c-{own}-01"));
+        assert_eq!(headers["tracestate"], "vendor=1");
+    }
+}
+
+#[test]
+fn the_operation_is_one_span_and_each_attempt_an_http_call() {
+    let (spans, _) = two_attempts();
+    let [_, _, broken, _, last, server] = &spans[..] else { panic!("{spans:?}") };
     for (span, key, value) in [
         (server, "gen_ai.operation.name", "chat"),
         (server, "gen_ai.provider.name", "vllm"),
@@ -143,8 +158,8 @@ fn a_request_becomes_a_span_under_the_clients_with_one_for_each_wait_and_attempt
         (broken, "error.type", "reset"),
         (broken, "server.address", "engine.example.com"),
         (broken, "server.port", "443"),
-        (last, "server.port", "8000"),
         (broken, "url.full", "https://engine.example.com/base/v1/chat/completions"),
+        (last, "server.port", "8000"),
         (last, "http.response.status_code", "200"),
         (last, "http.request.resend_count", "1"),
         (last, "error.type", "upstream_failed"),
@@ -153,12 +168,6 @@ fn a_request_becomes_a_span_under_the_clients_with_one_for_each_wait_and_attempt
     }
     assert_eq!(attribute(server, "penstock.tenant"), None);
     assert_eq!(attribute(last, "gen_ai.operation.name"), None, "the operation is one span");
-
-    for (headers, span) in [(&first, broken), (&second, last)] {
-        let own = span.span_context.span_id();
-        assert_eq!(headers["traceparent"], format!("00-0af7651916cd43dd8448eb211c80319c-{own}-01"));
-        assert_eq!(headers["tracestate"], "vendor=1");
-    }
 }
 
 #[test]

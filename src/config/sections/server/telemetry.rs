@@ -9,7 +9,7 @@ use crate::config::secret::SecretReader;
 use crate::config::sections::identity::tls;
 use crate::config::sections::secret_ref;
 use crate::config::sections::server::{LogFormatName, OtlpProtocolName, OtlpSection, TelemetrySection};
-use crate::config::settings::{LogFormat, OtlpProtocol, OtlpSettings, TelemetrySettings};
+use crate::config::settings::{LogFormat, OTEL_VARIABLES, OtlpProtocol, OtlpSettings, TelemetrySettings};
 use crate::config::syntax::field::FieldPath;
 use crate::config::validate::findings::Findings;
 use crate::config::validate::{numbers, url};
@@ -76,5 +76,9 @@ fn otlp_settings(
             pem.map_err(|message| findings.error(&field.key("ca"), message, "name a PEM file")).ok()
         }),
         sample: otlp.sample,
+        variables: OTEL_VARIABLES
+            .into_iter()
+            .filter_map(|name| secrets.variable(name).map(|value| (name, value)))
+            .collect(),
     }
 }
