@@ -14,8 +14,8 @@ use crate::config::settings::identity::{Auth, Credentials, Grant, KeyEntry, List
 use crate::config::settings::names::{ModelNames, Split, TenantNames};
 use crate::config::settings::scale::ScaleSettings;
 use crate::config::settings::{
-    EdgeSettings, ListenerLimits, LogFormat, PoolSettings, ReplicaSettings, RequestLimits, Settings, Startup,
-    TelemetrySettings, UpstreamLimits,
+    EdgeSettings, ListenerLimits, LogFormat, OtlpSettings, PoolSettings, ReplicaSettings, RequestLimits,
+    Settings, Startup, TelemetrySettings, UpstreamLimits,
 };
 use crate::config::watch::{ReloadHandle, ReloadOutcome, ReloadReport};
 use crate::core::model::id_table::IdTable;
@@ -143,8 +143,11 @@ pub(super) fn settings() -> Settings {
             telemetry: TelemetrySettings {
                 log_format: LogFormat::Json,
                 log_level: "info".into(),
-                otlp_endpoint: Some("http://user:password@collector:4317".into()),
-                trace_sample: 0.1,
+                otlp: OtlpSettings {
+                    endpoint: Some("http://user:password@collector:4317".into()),
+                    headers: [("x-key".to_owned(), Secret::new("of the collector"))].into(),
+                    ..OtlpSettings::default()
+                },
             },
         },
         listeners: Listeners::default(),

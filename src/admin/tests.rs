@@ -247,6 +247,7 @@ async fn the_config_is_shown_whole_without_its_secrets() {
     assert_eq!(pool["models"], json!({ "llama": "meta/llama" }));
     assert_eq!(pool["replicas"][0]["url"], "http://10.0.0.1:8000/");
     assert_eq!(config["startup"]["telemetry"]["otlp_endpoint"], "http://collector:4317");
+    assert_eq!(config["startup"]["telemetry"]["otlp_headers"], json!(["x-key"]));
 
     let digest: String = KEY_DIGEST.iter().map(|byte| format!("{byte:02x}")).collect();
     for path in

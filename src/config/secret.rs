@@ -183,6 +183,11 @@ impl<'a> SecretReader<'a> {
         checked(&value).map_err(|why| format!("the environment variable {name:?} {why}"))
     }
 
+    /// The value of an environment variable that need not be set; `None` for a blank one.
+    pub(super) fn variable(&self, name: &str) -> Option<String> {
+        self.source.env(name).filter(|value| !value.trim().is_empty())
+    }
+
     /// The text of a list of endpoints in the file `path`. The error is a
     /// sentence for people.
     pub(super) fn list(&mut self, path: &str) -> Result<String, String> {

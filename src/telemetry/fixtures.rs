@@ -12,7 +12,7 @@ use crate::core::model::snapshot::Snapshot;
 use crate::core::placement::choose::PlacementReason;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::ConfigReloaded;
-use crate::telemetry::metrics::Scrape;
+use crate::telemetry::metrics::{ModelPairs, Scrape};
 use crate::telemetry::summary::{
     AttemptCounts, CallFacts, CallerFacts, LastDispatch, ModelFacts, RequestOutcome, RequestSummary, Timings,
     TokenFacts,
@@ -66,7 +66,8 @@ pub(crate) fn telemetry(tenants: usize) -> Telemetry {
 }
 
 pub(crate) fn load(telemetry: &Telemetry, policy: Policy, digest: &str) {
-    ConfigReloaded { policy: &Arc::new(policy), digest, restart_needed: &[] }.emit(telemetry);
+    let pairs = &ModelPairs::default();
+    ConfigReloaded { policy: &Arc::new(policy), digest, restart_needed: &[], pairs }.emit(telemetry);
 }
 
 fn dispatch_reason() -> DispatchReason {

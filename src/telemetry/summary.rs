@@ -150,6 +150,9 @@ pub enum RequestOutcome {
 }
 
 impl RequestOutcome {
+    pub const ALL: [Self; 5] =
+        [Self::Success, Self::ClientError, Self::Rejected, Self::ClientGone, Self::Failed];
+
     /// Short stable name for logs and metric labels.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -28,6 +28,8 @@ pub enum CountSource {
 }
 
 impl CountSource {
+    pub const ALL: [Self; 5] = [Self::Estimate, Self::Bound, Self::Ids, Self::Exact, Self::Engine];
+
     /// Short stable name for logs and metric labels.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -80,11 +80,11 @@ def variants(text, name):
     return found
 
 
-def names(text, enum):
-    """Each variant's stable name, from the method `name`: variant -> names."""
+def names(text, enum, method="name"):
+    """Each variant's stable name, from the method that gives it: variant -> names."""
     start = text.index(f"impl {enum} {{")
     body = text[start:]
-    body = body[body.index("fn name(self)"):]
+    body = body[body.index(f"fn {method}(self)"):]
     body = body[: body.index("\n    }\n")]
     found = {}
     for variant, name in re.findall(r"Self::(\w+)[^=]*?=> \"(\w+)\"", body):
@@ -372,6 +372,7 @@ GEN_AI = "gen_ai_operation_name gen_ai_provider_name gen_ai_request_model error_
 LABELS = {
     "penstock_requests_total": f"{OWNER} outcome reason",
     "penstock_rejections_total": "reason",
+    "penstock_objective_total": "class objective kept",
     "penstock_tokens_total": "tenant model kind source",
     "penstock_usage_unknown_total": "tenant model",
     "penstock_prompt_counts_total": "model source",
@@ -465,7 +466,7 @@ LABELS = {
 #: The order of the page: a heading, and the beginnings of the names below it.
 GROUPS = [
     ("Requests", "requests rejections request_duration queue_wait time_to_first inter_token tokens usage_unknown "
-                 "prompt_counts fallbacks limits_met jobs"),
+                 "prompt_counts fallbacks limits_met objective jobs"),
     ("Queues", "queue_"),
     ("Pools and the scale signal", "pool desired cold_start wake_ seats scale replica_seconds replica_changes source_ "
                                    "promises"),
@@ -510,7 +511,9 @@ def metrics():
     intro = """
 Every metric of `GET /metrics` on the admin port, with the HELP text that Prometheus gets. All durations are in seconds.
 
-- A series appears with its first sample. Counters of events that have not happened are absent.
+- Counters start at 0 for the names of the configuration, at most 1,000 series of each, also after a reload. What only an event can
+  name, such as the reason of a tenant's refusal or the limit of a key, has a series from its first event. Histograms have one from
+  their first sample.
 - Values of `tenant`, `class`, `model` and `pool` come from the configuration. Names that it does not have, and the tenants
   beyond 1,000 series, are `other`.
 - A histogram has the series `_bucket`, `_sum` and `_count`.

@@ -5,7 +5,10 @@ import re
 import signal
 import subprocess
 
+import pytest
+import reference
 from conftest import BUILT, elsewhere, get, run, wait_until
+from prometheus import Prometheus, unknown_values, without_data
 
 DEMO = "penstock demo" if BUILT else "cargo run --release -- demo"
 
@@ -65,8 +68,62 @@ def test_printed_lines_work(start):
     assert run(f"ls {config}").returncode != 0, "its folder is gone"
 
 
-def test_load_moves_queues_and_replicas(start):
+#: Counters that the demo has no labels for, and why.
+NOT_BORN = {
+    "penstock_fallbacks_total": "it has one model",
+    "penstock_limits_met_total": "no tenant has a limit",
+    "penstock_rest_orders_total": "its engines do not sleep",
+    "penstock_shadow_requests_total": "nothing is copied",
+    "penstock_shadow_output_tokens_total": "nothing is copied",
+    "penstock_shadow_skipped_total": "nothing is copied",
+    "penstock_usage_rows_total": "it has no usage folder",
+    "penstock_usage_rows_dropped_total": "it has no usage folder",
+    "penstock_usage_database_rows_total": "it has no usage folder",
+}
+
+
+def check_zeros(rows):
+    """Counters are there before their first event, with every value that their label may have."""
+    counters = {name for name, (kind, _) in reference.metric_rows().items() if kind == "counter"}
+    assert counters - {name for name, _, _ in rows} == set(NOT_BORN)
+
+    def values(metric, label):
+        return {have[label] for name, have, _ in rows if name == metric}
+
+    for metric, label, path, enum, *method in [
+        ("penstock_rejections_total", "reason", "src/core/model/reason.rs", "RejectReason"),
+        ("penstock_recalls_total", "reason", "src/core/model/reason.rs", "PreemptReason"),
+        ("penstock_ejections_total", "fault", "src/core/model/reason.rs", "EngineFault"),
+        ("penstock_wasted_tokens_total", "reason", "src/core/billing/bill.rs", "WasteCause"),
+        ("penstock_prompt_counts_total", "source", "src/tokens/mod.rs", "CountSource"),
+        ("penstock_tls_handshakes_failed_total", "reason", "src/tls/mod.rs", "HandshakeError", "label"),
+        ("penstock_auth_failures_total", "reason", "src/auth/jwt.rs", "TokenError", "reason"),
+        ("penstock_admin_refusals_total", "reason", "src/admin/origin.rs", "ForeignRequest", "label"),
+        ("penstock_connections_refused_total", "reason", "src/proxy/listener/client_address.rs", "ConnectionDenied",
+         "label"),
+    ]:
+        named = {name for row in reference.names(reference.source(path), enum, *method).values() for name in row}
+        assert named and named <= values(metric, label), metric
+    # Reasons that are written where they arise.
+    for metric, paths in {
+        "penstock_auth_failures_total": ["src/auth/mod.rs"],
+        "penstock_admin_refusals_total": ["src/admin/auth.rs"],
+        "penstock_connections_refused_total": [
+            "src/admin/server.rs", "src/scaler/server.rs", "src/proxy/listener/rejected.rs",
+        ],
+    }.items():
+        text = "".join(reference.source(path).split("#[cfg(test)]")[0] for path in paths)
+        written = set(re.findall(r'reason: "(\w+)"|=> \("(\w+)", |=> \{\s*\("(\w+)", ', text))
+        written = {word for words in written for word in words if word}
+        assert written and written <= values(metric, "reason"), metric
+
+
+def test_load_moves_queues_and_replicas(start, tmp_path):
     demo, admin = begin(start, " --load")
+    check_zeros(samples(admin))
+    prometheus = Prometheus(start, tmp_path, admin)
+    wrong = printed(demo, "curl").replace('"model":"llama-3-8b"', '"model":"none"')
+    assert "model_not_found" in run(wrong).stdout
     for tenant, classes in {
         "chat": ["interactive", "standard"],
         "search": ["standard", "interactive", "batch"],
@@ -94,6 +151,22 @@ def test_load_moves_queues_and_replicas(start):
         ["promtool", "check", "metrics"], input=metrics, text=True, capture_output=True, check=False
     )
     assert promtool.returncode == 0, promtool.stdout + promtool.stderr
+
+    empty = []
+
+    def all_show_data():
+        empty[:] = without_data(prometheus)
+        return not empty
+
+    try:
+        wait_until("data in every panel", all_show_data)
+    except AssertionError:
+        pytest.fail("\n".join(empty))
+    assert not unknown_values(prometheus)
+    rules = prometheus.rules()
+    assert {rule["health"] for rule in rules} == {"ok"}, rules
+    called = [rule["name"] for rule in rules if rule.get("state") == "firing" and rule["labels"]["severity"] == "page"]
+    assert not called
     assert demo.stop(signal.SIGINT) == 0, demo.output
     assert demo.lines[-1] == "drained"
 

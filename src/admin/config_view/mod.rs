@@ -140,8 +140,9 @@ fn startup_view(startup: &Startup) -> Value {
                 LogFormat::Text => "text",
             },
             "log_level": telemetry.log_level,
-            "otlp_endpoint": telemetry.otlp_endpoint.as_deref().map(without_credentials),
-            "trace_sample": telemetry.trace_sample,
+            "otlp_endpoint": telemetry.otlp.endpoint.as_deref().map(without_credentials),
+            "otlp_headers": telemetry.otlp.headers.keys().collect::<Vec<_>>(),
+            "trace_sample": telemetry.otlp.sample,
         },
     })
 }

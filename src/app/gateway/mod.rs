@@ -27,7 +27,7 @@ use crate::app::background::keys;
 use crate::app::background::objectives;
 use crate::app::background::scaler;
 use crate::app::gateway::certificates::{certificate_source, certificates_loaded};
-use crate::app::gateway::reload::{SettingsFollowers, follow_file, follow_sources};
+use crate::app::gateway::reload::{SettingsFollowers, follow_file, follow_sources, model_pairs};
 use crate::app::gateway::start_error::StartError;
 use crate::app::usage;
 use crate::auth::Authenticator;
@@ -170,7 +170,9 @@ impl Gateway {
         // SIGHUP is handled before any log line or listener shows that the process is there. Until
         // this call a SIGHUP ends the process.
         let hang_up = signals::hang_up().map_err(StartError::Signals)?;
-        ConfigReloaded { policy: &now.policy, digest: &now.digest, restart_needed: &[] }.emit(&telemetry);
+        let pairs = &model_pairs(&now);
+        ConfigReloaded { policy: &now.policy, digest: &now.digest, restart_needed: &[], pairs }
+            .emit(&telemetry);
         ServerStarted { listen: address, admin: admin.addr(), scale: scale.address() }.emit(&telemetry);
         let shutdown = ListenerShutdown::default();
         let workers = Arc::new(Workers::start().map_err(StartError::Workers)?);

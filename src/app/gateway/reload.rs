@@ -18,6 +18,7 @@ use crate::telemetry::Telemetry;
 use crate::telemetry::event::{
     ConfigAudited, ConfigRejected, ConfigReloaded, ConfigUnchanged, ReplicasChanged,
 };
+use crate::telemetry::metrics::ModelPairs;
 
 /// Passes each reload of the files to the followers. Runs until dropped.
 pub(super) async fn follow_file(reloader: Arc<Reloader>, asks: ReloadRequests, followers: SettingsFollowers) {
@@ -95,7 +96,8 @@ impl SettingsFollowers {
                 certificates_loaded(&listeners, &settings.listeners, telemetry);
                 let policy = &settings.policy;
                 let restart_needed = &report.needs_restart;
-                ConfigReloaded { policy, digest: &settings.digest, restart_needed }.emit(telemetry);
+                let pairs = &model_pairs(&settings);
+                ConfigReloaded { policy, digest: &settings.digest, restart_needed, pairs }.emit(telemetry);
                 ReplicasChanged { before: &before, after: policy }.emit(telemetry);
             }
         }
@@ -107,6 +109,20 @@ impl SettingsFollowers {
             self.apply_settings();
             ReplicasChanged { before: &before.policy, after: &after.policy }.emit(&self.proxy.telemetry);
         }
+    }
+}
+
+/// The models that may serve in place of others, or that get copies of their requests.
+pub(super) fn model_pairs(settings: &Settings) -> ModelPairs {
+    let names = &settings.edge.names;
+    let usual = names.fallbacks.iter().flat_map(|(from, to)| to.iter().map(move |to| (*from, *to)));
+    let of_splits = names.splits.values().flat_map(|split| {
+        split.targets.iter().flat_map(|(from, _)| split.fallbacks.iter().map(|to| (*from, *to)))
+    });
+    let rules = settings.edge.shadows.iter().flat_map(|shadows| &shadows.rules);
+    ModelPairs {
+        fallbacks: usual.chain(of_splits).filter(|(from, to)| from != to).collect(),
+        shadows: rules.map(|(model, rule)| (*model, rule.to)).collect(),
     }
 }
 

@@ -15,7 +15,7 @@ use http::Uri;
 use ipnet::IpNet;
 
 use crate::config::discover::Discovery;
-use crate::config::secret::Secret;
+pub use crate::config::secret::Secret;
 pub use crate::config::sections::routing::SessionField;
 use crate::config::settings::identity::{AuditFile, Auth, Listeners};
 use crate::config::settings::names::ModelNames;
@@ -128,10 +128,50 @@ pub struct TelemetrySettings {
     pub log_format: LogFormat,
     /// A tracing filter such as `info` or `penstock=debug`.
     pub log_level: String,
-    /// OTLP gRPC endpoint for traces; absent = no traces.
-    pub otlp_endpoint: Option<String>,
+    pub otlp: OtlpSettings,
+}
+
+/// Where traces go. What is absent, the `OTEL_*` variables may say.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct OtlpSettings {
+    /// URL of the collector; absent = no traces, unless a variable names one.
+    pub endpoint: Option<String>,
+    pub protocol: Option<OtlpProtocol>,
+    /// Headers of each call, by lower-case names.
+    pub headers: BTreeMap<String, Secret>,
+    /// PEM file of the authorities that the collector's certificate may come from; absent = those
+    /// of the system.
+    pub ca: Option<Vec<u8>>,
     /// Share of the requests that start a trace of their own, `0.0..=1.0`.
-    pub trace_sample: f64,
+    pub sample: Option<f64>,
+    /// Those of [`OTEL_VARIABLES`] that are set and not blank.
+    pub variables: BTreeMap<&'static str, String>,
+}
+
+/// Variables of the process that say what the file does not. The exporter itself reads those with
+/// headers, which may be secrets.
+pub const OTEL_VARIABLES: [&str; 14] = [
+    "OTEL_SDK_DISABLED",
+    "OTEL_TRACES_EXPORTER",
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
+    "OTEL_EXPORTER_OTLP_PROTOCOL",
+    "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT",
+    "OTEL_EXPORTER_OTLP_TIMEOUT",
+    "OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE",
+    "OTEL_EXPORTER_OTLP_CERTIFICATE",
+    "OTEL_TRACES_SAMPLER",
+    "OTEL_TRACES_SAMPLER_ARG",
+    "OTEL_SERVICE_NAME",
+    "OTEL_RESOURCE_ATTRIBUTES",
+];
+
+/// How spans travel to the collector.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OtlpProtocol {
+    Grpc,
+    HttpProtobuf,
 }
 
 /// How log lines are written.

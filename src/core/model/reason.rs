@@ -128,6 +128,9 @@ pub enum PreemptReason {
 }
 
 impl PreemptReason {
+    /// Every name, in the order of the variants.
+    pub const NAMES: [&'static str; 5] = ["stalled", "preempted", "drained", "spot_notice", "asleep"];
+
     /// Short stable name for logs and metric labels.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -202,6 +205,27 @@ pub enum RejectReason {
 }
 
 impl RejectReason {
+    /// Every name, in the order of the variants.
+    pub const NAMES: [&'static str; 17] = [
+        "quota_spent",
+        "rate_limited",
+        "tenant_queue_full",
+        "queue_full",
+        "deadline_exceeded",
+        "deadline_unmeetable",
+        "cold_start",
+        "displaced",
+        "tenant_paused",
+        "no_replica",
+        "no_room",
+        "too_many_sequences",
+        "no_pool",
+        "withdrawn",
+        "attempts_exhausted",
+        "retries_spent",
+        "draining",
+    ];
+
     /// Short stable name for logs and metric labels.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -274,6 +298,20 @@ pub enum EngineFault {
 }
 
 impl EngineFault {
+    /// Every name, in the order of the variants.
+    pub const NAMES: [&'static str; 10] = [
+        "refused",
+        "reset",
+        "server_error",
+        "draining",
+        "aborted",
+        "error_event",
+        "malformed",
+        "silent",
+        "overtime",
+        "busy",
+    ];
+
     /// Whether a replica with this fault still answers, though badly. The cause may be the request,
     /// or something that all replicas depend on.
     #[must_use]

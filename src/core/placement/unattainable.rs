@@ -21,6 +21,8 @@ pub enum ObjectiveKind {
 }
 
 impl ObjectiveKind {
+    pub const ALL: [Self; 2] = [Self::Ttft, Self::Itl];
+
     /// The objective's key in the configuration.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -143,6 +143,9 @@ impl InferenceRequest {
                 AttemptError::failed(error.fault())
             })?;
             note_connect(&exchange, record);
+            if let Some(trace) = &record.trace {
+                trace.attempt_answered(exchange.head.status);
+            }
             let judge = self.classifier(pool.engine, shown_model.clone(), so_far);
             self.read(proxy, (exchange, judge), shown_model, &edge.requests, &meter).await
         };
@@ -150,9 +153,8 @@ impl InferenceRequest {
         let deadline = begun + limit;
         let attempt = timeout_at(deadline, Box::pin(trying)).await;
         let clock = record.clock;
-        if let Some(trace) = &record.trace {
-            let phase = if self.parsed.stream { RequestPhase::FirstToken } else { RequestPhase::Engine };
-            trace.phase(phase, clock.tick(begun), clock.now());
+        if let Some(trace) = record.trace.as_ref().filter(|_| self.parsed.stream) {
+            trace.phase(RequestPhase::FirstToken, clock.tick(begun), clock.now());
         }
         attempt.unwrap_or(Err(AttemptError::failed(too_late))).map_err(|error| match error {
             AttemptError::Refused(error, usage) => {

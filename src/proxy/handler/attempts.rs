@@ -83,6 +83,7 @@ impl Proxy {
                         EngineAnswer::Whole { usage, finish_reason, .. } => {
                             record.at_engine.finish_reason = *finish_reason;
                             record.at_engine.whole_answer = Some(record.clock.now().since(sent));
+                            record.attempt_ended(None);
                             record.succeeded(*usage);
                         }
                     }
@@ -91,6 +92,7 @@ impl Proxy {
                 Ok(Err(AttemptError::Refused(error, usage)))
                     if ticket.finish(AttemptOutcome::Done(before.unwrap_or(usage))) =>
                 {
+                    record.attempt_ended(Some(error.kind().code()));
                     record.end.usage = Some(before.unwrap_or(usage));
                     return Err(ServeError::Refused(error));
                 }

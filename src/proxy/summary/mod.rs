@@ -34,7 +34,7 @@ use crate::telemetry::event::{
 };
 use crate::telemetry::request_history::{AttemptEnd, AttemptTrail, TrailRecorder};
 use crate::telemetry::summary::{CallFacts, CallerFacts, LastDispatch, ModelFacts, RetryIds, TokenFacts};
-use crate::telemetry::trace::RequestTrace;
+use crate::telemetry::trace::{EngineCall, RequestTrace};
 use crate::tokens::CountSource;
 use crate::usage::Journal;
 
@@ -163,8 +163,32 @@ impl RequestRecord {
             self.at_engine.sent_at = Some(self.clock.now());
         }
         self.end.usage.get_or_insert(JobUsage::Unknown);
+        self.trace_attempt(grant, settings);
         let at = self.age();
         self.with_trail(|trail| trail.sent(AttemptTrail { at, grant, first_token: None, back: None }));
+    }
+
+    /// Starts the trace's span of the attempt.
+    fn trace_attempt(&mut self, grant: DispatchGrant, settings: &Settings) {
+        let now = self.clock.now();
+        let policy = &settings.policy;
+        let Some(trace) = &mut self.trace else { return };
+        let call = EngineCall {
+            url: settings.edge.replicas.get(grant.replica).map(|replica| &replica.url),
+            path: self.work.api.upstream_path(),
+            pool: policy.pools.name(grant.pool),
+            replica: policy.replicas.name(grant.replica),
+            number: self.at_engine.attempts,
+        };
+        trace.attempt(&call, now);
+    }
+
+    /// Ends the trace's span of the attempt. `error` = why the attempt failed.
+    pub(super) fn attempt_ended(&mut self, error: Option<&'static str>) {
+        let now = self.clock.now();
+        if let Some(trace) = &mut self.trace {
+            trace.attempt_ended(error, now);
+        }
     }
 
     /// Records the first token of a stream.
@@ -176,7 +200,8 @@ impl RequestRecord {
 
     /// Records that an engine failed before the client saw anything, and that the request waits
     /// again.
-    pub(super) fn requeued(&self, replica: ReplicaId, fault: EngineFault) {
+    pub(super) fn requeued(&mut self, replica: ReplicaId, fault: EngineFault) {
+        self.attempt_ended(Some(fault.name()));
         self.with_trail(|trail| trail.back(self.age(), AttemptEnd::Failed(fault)));
         let request_id = self.request_id.to_str().unwrap_or_default();
         RequestRequeued { request_id, replica, fault, attempt: self.at_engine.attempts }
@@ -185,7 +210,8 @@ impl RequestRecord {
 
     /// Records that the stream broke, and that the request waits for another replica to continue
     /// it.
-    pub(super) fn interrupted(&self, fault: EngineFault) {
+    pub(super) fn interrupted(&mut self, fault: EngineFault) {
+        self.attempt_ended(Some(fault.name()));
         self.with_trail(|trail| trail.back(self.age(), AttemptEnd::Failed(fault)));
     }
 
@@ -219,6 +245,7 @@ impl RequestRecord {
     /// Records that the scheduler preempted the request at the replica, and that the request waits
     /// again.
     pub(super) fn preempted(&mut self, replica: ReplicaId, why: PreemptReason) {
+        self.attempt_ended(Some(why.name()));
         self.at_engine.preemptions = (self.at_engine.preemptions.0 + 1, Some(why));
         self.with_trail(|trail| trail.back(self.age(), AttemptEnd::Recalled(why)));
         let request_id = self.request_id.to_str().unwrap_or_default();

@@ -9,6 +9,7 @@ use serde_json::json;
 use tracing::{debug, error, info};
 
 use crate::core::model::policy::Policy;
+use crate::telemetry::metrics::ModelPairs;
 use crate::telemetry::status::ConfigStatus;
 use crate::telemetry::text::{millis, shorten};
 use crate::telemetry::{Telemetry, wall};
@@ -23,6 +24,8 @@ pub struct ConfigReloaded<'a> {
     pub digest: &'a str,
     /// Keys of the file that changed and need a restart.
     pub restart_needed: &'a [String],
+    /// Models that may stand in for others, whose counters start at 0.
+    pub pairs: &'a ModelPairs,
 }
 
 impl ConfigReloaded<'_> {
@@ -30,6 +33,7 @@ impl ConfigReloaded<'_> {
     pub fn emit(&self, telemetry: &Telemetry) {
         let at = Some(wall::now());
         telemetry.set_policy(Arc::clone(self.policy));
+        telemetry.metrics().config_loaded(self.policy, self.pairs);
         telemetry.set_config_status(ConfigStatus {
             generation: self.policy.generation,
             digest: self.digest.to_owned(),
@@ -235,7 +239,13 @@ mod tests {
         let telemetry = fixtures::telemetry(1);
         let policy = Arc::new(fixtures::policy(1));
         let keys = ["listen".to_owned(), "admin".to_owned()];
-        ConfigReloaded { policy: &policy, digest: "d2", restart_needed: &keys }.emit(&telemetry);
+        ConfigReloaded {
+            policy: &policy,
+            digest: "d2",
+            restart_needed: &keys,
+            pairs: &ModelPairs::default(),
+        }
+        .emit(&telemetry);
         let line = last_line(&telemetry);
         assert_eq!((&line["digest"], &line["restart_needed"]), (&json!("d2"), &json!("listen, admin")));
 

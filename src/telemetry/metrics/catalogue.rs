@@ -19,6 +19,10 @@ pub(super) const REQUESTS: Metric = metric(
 );
 pub(super) const REJECTIONS: Metric =
     metric("penstock_rejections_total", "Requests that the gateway refused, by reason.");
+pub(super) const OBJECTIVES: Metric = metric(
+    "penstock_objective_total",
+    "Requests by class and by whether they kept the objective: `ttft` and `itl` of streams, `answer` (neither failed nor refused for lack of capacity) of all.",
+);
 pub(super) const TOKENS: Metric = metric(
     "penstock_tokens_total",
     "Tokens as counted by the engines; cached ones are part of input. Source is `exact`, or `partial` for a lower bound.",
@@ -157,6 +161,7 @@ pub(super) const SCALER_CLAMPED: Metric = metric(
 pub(super) const COUNTERS: &[Metric] = &[
     REQUESTS,
     REJECTIONS,
+    OBJECTIVES,
     TOKENS,
     USAGE_UNKNOWN,
     PROMPT_COUNTS,

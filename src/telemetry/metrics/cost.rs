@@ -11,8 +11,7 @@ use crate::core::model::ids::{PoolId, TenantId};
 use crate::core::model::policy::Policy;
 use crate::telemetry::metrics::catalogue::{self, Metric};
 use crate::telemetry::metrics::exposition::Exposition;
-use crate::telemetry::metrics::labels;
-use crate::telemetry::metrics::series::MAX_OWNERS;
+use crate::telemetry::metrics::labels::{self, MAX_OWNERS};
 use crate::telemetry::text::known;
 
 type CostOwner = (Option<TenantId>, Option<PoolId>);
@@ -36,6 +35,17 @@ impl Costs {
         let nanos = u64::try_from(bill.time.as_nanos()).unwrap_or(u64::MAX);
         sums.nanos.fetch_add(nanos, Ordering::Relaxed);
         sums.money.fetch_add(bill.money, Ordering::Relaxed);
+    }
+
+    /// Starts the sums of the tenants and pools of the policy at 0, for at most half of the owners:
+    /// the others are for those that use something.
+    pub(super) fn register(&self, policy: &Policy) {
+        for owner in labels::owners(policy) {
+            if self.0.len() >= MAX_OWNERS / 2 {
+                return;
+            }
+            self.sums((owner.tenant, owner.pool));
+        }
     }
 
     fn sums(&self, payer: CostOwner) -> Arc<CostSums> {

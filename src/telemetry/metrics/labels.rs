@@ -11,6 +11,10 @@ use crate::telemetry::text::known;
 /// Label value of a subject that the configuration does not name.
 pub(super) const OTHER: &str = "other";
 
+/// Most owners with series of their own. Beyond this number, further tenants share the series of
+/// the tenant `other`.
+pub(super) const MAX_OWNERS: usize = 1_000;
+
 /// Owner of series: tenant, class, model and pool. An id is present only when the policy has a name
 /// for it, so that a cached series never keeps the label `other` of an id that gets a name later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -43,6 +47,28 @@ impl SeriesOwner {
             Label::new("pool", pool(policy, self.pool).to_owned()),
         ]
     }
+}
+
+/// Every combination of tenant, class, model and pool that the policy allows, of at most
+/// [`MAX_OWNERS`] owners.
+pub(super) fn owners(policy: &Policy) -> impl Iterator<Item = SeriesOwner> {
+    let all = policy.tenants.iter().flat_map(move |(tenant, _, rights)| {
+        let models = policy
+            .models
+            .iter()
+            .filter(|(id, ..)| rights.models.as_ref().is_none_or(|allowed| allowed.contains(id)));
+        models.flat_map(move |(model, _, served)| {
+            served.pools.iter().flat_map(move |pool| {
+                rights.classes.iter().map(move |class| SeriesOwner {
+                    tenant: Some(tenant),
+                    class: Some(*class),
+                    model: Some(model),
+                    pool: Some(*pool),
+                })
+            })
+        })
+    });
+    all.take(MAX_OWNERS)
 }
 
 pub(super) fn tenant(policy: &Policy, id: Option<TenantId>) -> &str {

@@ -7,12 +7,14 @@ mod catalogue;
 mod cost;
 mod exposition;
 mod labels;
+mod objectives;
 mod recorder;
 mod scale;
 mod scrape;
 mod series;
 mod shadow;
 mod usage;
+mod zeros;
 
 use std::fmt;
 
@@ -27,6 +29,7 @@ use crate::telemetry::metrics::catalogue::Metric;
 use crate::telemetry::metrics::cost::Costs;
 use crate::telemetry::metrics::scrape::SeenQueues;
 use crate::telemetry::metrics::series::{GenAiCache, RequestCache};
+use crate::telemetry::metrics::zeros::Zeros;
 use crate::telemetry::status::ConfigStatus;
 use crate::telemetry::summary::{RequestSummary, ShadowSide};
 use crate::telemetry::wall;
@@ -34,6 +37,7 @@ use crate::telemetry::wall;
 use self::recorder::{METADATA, counter, recorder};
 pub use crate::telemetry::metrics::scrape::{EngineView, Scrape};
 pub use crate::telemetry::metrics::usage::UsageMeters;
+pub use crate::telemetry::metrics::zeros::ModelPairs;
 
 /// `Content-Type` of the text that [`crate::telemetry::Telemetry::render`] returns.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -47,6 +51,7 @@ pub(super) struct Metrics {
     open_connections: Gauge,
     costs: Costs,
     seen_queues: SeenQueues,
+    zeros: Zeros,
 }
 
 impl Metrics {
@@ -71,6 +76,7 @@ impl Metrics {
             open_connections,
             costs: Costs::default(),
             seen_queues: SeenQueues::default(),
+            zeros: Zeros::default(),
         }
     }
 
@@ -87,6 +93,12 @@ impl Metrics {
         self.costs.write(policy, &mut text);
         scrape.write(policy, config, &self.seen_queues, &mut text);
         text
+    }
+
+    /// Starts the counters of the labels that the policy names at 0.
+    pub(super) fn config_loaded(&self, policy: &Policy, pairs: &ModelPairs) {
+        self.zeros.register(&self.recorder, policy, pairs);
+        self.costs.register(policy);
     }
 
     pub(super) fn request_finished(&self, policy: &Policy, event: &RequestSummary<'_>) {

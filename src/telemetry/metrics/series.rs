@@ -12,14 +12,11 @@ use crate::core::model::ids::ModelId;
 use crate::core::model::job::{JobUsage, TokenCounts};
 use crate::core::model::policy::Policy;
 use crate::telemetry::metrics::catalogue::{self, Metric};
-use crate::telemetry::metrics::labels::{self, SeriesOwner};
+use crate::telemetry::metrics::labels::{self, MAX_OWNERS, SeriesOwner};
+use crate::telemetry::metrics::objectives::ObjectiveCounters;
 use crate::telemetry::metrics::recorder::{METADATA, counter};
 use crate::telemetry::summary::{RequestOutcome, RequestSummary};
 use crate::tokens::CountSource;
-
-/// Most owners with series of their own. Beyond this number, further tenants share the series of
-/// the tenant `other`.
-pub(super) const MAX_OWNERS: usize = 1_000;
 
 /// Cache of the `penstock_*` series of requests, by owner.
 #[derive(Default)]
@@ -28,7 +25,7 @@ pub(super) struct RequestCache(DashMap<SeriesOwner, Arc<RequestSeries>>);
 impl RequestCache {
     pub(super) fn record(&self, recorder: &PrometheusRecorder, policy: &Policy, event: &RequestSummary<'_>) {
         let series = self.series(policy, SeriesOwner::of(policy, event));
-        series.record(recorder, event);
+        series.record(recorder, policy, event);
     }
 
     fn series(&self, policy: &Policy, owner: SeriesOwner) -> Arc<RequestSeries> {
@@ -54,6 +51,7 @@ struct RequestSeries {
     exact: OnceLock<TokenCounters>,
     partial: OnceLock<TokenCounters>,
     unknown: OnceLock<Counter>,
+    objectives: OnceLock<ObjectiveCounters>,
     /// Prompts by the source of their token count, indexed by `CountSource`.
     counted: [OnceLock<Counter>; 5],
 }
@@ -94,12 +92,19 @@ impl RequestSeries {
             exact: OnceLock::new(),
             partial: OnceLock::new(),
             unknown: OnceLock::new(),
+            objectives: OnceLock::new(),
             counted: Default::default(),
         }
     }
 
-    fn record(&self, recorder: &PrometheusRecorder, event: &RequestSummary<'_>) {
+    fn record(&self, recorder: &PrometheusRecorder, policy: &Policy, event: &RequestSummary<'_>) {
         self.count_end(recorder, event);
+        if let Some(class) = event.caller.class.and_then(|id| policy.classes.get(id)) {
+            let name = || self.only(&["class"]);
+            self.objectives
+                .get_or_init(|| ObjectiveCounters::register(recorder, &name()))
+                .count(class, event);
+        }
         self.count_usage(recorder, event.tokens.usage);
         self.count_source(recorder, event.tokens.prompt.map(|(_, source)| source));
         let times = &event.timings;

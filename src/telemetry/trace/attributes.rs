@@ -1,11 +1,26 @@
 //! Span attributes of a request: those of the OpenTelemetry GenAI conventions, and `penstock.*` for
 //! facts that the conventions do not cover.
 
+use http::Uri;
 use opentelemetry::{Array, KeyValue, StringValue, Value};
 
 use crate::core::model::policy::Policy;
 use crate::telemetry::summary::RequestSummary;
 use crate::telemetry::text::{known, shorten};
+
+/// Attempt of a request at an engine: an HTTP call. The span of the request is that of the whole
+/// operation in the GenAI conventions, with all its attempts.
+#[derive(Debug, Clone, Copy)]
+pub struct EngineCall<'a> {
+    /// URL of the replica; absent = it has left the configuration.
+    pub url: Option<&'a Uri>,
+    /// Path of the call.
+    pub path: &'static str,
+    pub pool: &'a str,
+    pub replica: &'a str,
+    /// Number of the attempt, from 1.
+    pub number: u32,
+}
 
 /// Attributes of the request's span. An unknown fact has no attribute.
 pub(super) fn of(event: &RequestSummary<'_>, policy: &Policy) -> Vec<KeyValue> {
@@ -46,6 +61,28 @@ pub(super) fn of(event: &RequestSummary<'_>, policy: &Policy) -> Vec<KeyValue> {
         add("penstock.placed.outstanding_tokens", Some(count(why.outstanding_tokens)));
         add("penstock.placed.running", Some(i64::from(why.running).into()));
         add("penstock.placed.limit", Some(i64::from(why.limit).into()));
+    }
+    list
+}
+
+/// Attributes of the client span of an attempt, by the conventions for HTTP clients.
+pub(super) fn of_call(call: &EngineCall<'_>) -> Vec<KeyValue> {
+    let mut list = vec![
+        KeyValue::new("http.request.method", "POST"),
+        KeyValue::new("penstock.pool", shorten(call.pool).to_owned()),
+        KeyValue::new("penstock.replica", shorten(call.replica).to_owned()),
+    ];
+    if call.number > 1 {
+        list.push(KeyValue::new("http.request.resend_count", i64::from(call.number) - 1));
+    }
+    if let Some(url) = call.url {
+        let usual = if url.scheme_str() == Some("https") { 443 } else { 80 };
+        let full = format!("{}{}", url.to_string().trim_end_matches('/'), call.path);
+        list.extend([
+            KeyValue::new("url.full", full),
+            KeyValue::new("server.address", url.host().unwrap_or_default().to_owned()),
+            KeyValue::new("server.port", i64::from(url.port_u16().unwrap_or(usual))),
+        ]);
     }
     list
 }

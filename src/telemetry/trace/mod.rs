@@ -1,18 +1,18 @@
-//! Request traces: one server span for each request and one child span for each of its phases.
-//! Spans are sent over OTLP gRPC, in batches from a bounded queue.
+//! Request traces: one server span for each request, with a child span for each wait in the queue
+//! and a client span for each attempt at an engine. Spans are sent over OTLP, in batches from a
+//! bounded queue.
 
 mod attributes;
 mod context;
+mod otlp;
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::uri::Scheme;
-use http::{HeaderMap, Uri};
+use http::{HeaderMap, StatusCode};
 use opentelemetry::trace::{Span, SpanKind, Status, TraceContextExt, Tracer as _, TracerProvider as _};
-use opentelemetry::{Context, InstrumentationScope};
-use opentelemetry_otlp::{SpanExporter, WithExportConfig};
+use opentelemetry::{Context, InstrumentationScope, KeyValue};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{
     BatchConfigBuilder, BatchSpanProcessor, Sampler, SdkTracer, SdkTracerProvider, SpanProcessor,
@@ -24,7 +24,9 @@ use crate::core::model::time::Tick;
 use crate::telemetry::error::TelemetryError;
 use crate::telemetry::summary::{RequestOutcome, RequestSummary};
 use crate::telemetry::text::shorten;
+pub use crate::telemetry::trace::attributes::EngineCall;
 use crate::telemetry::trace::context::ClientContext;
+use crate::telemetry::trace::otlp::{OtlpTarget, SERVICE};
 use crate::telemetry::wall::Anchor;
 
 /// Most spans that wait to be sent; further spans are dropped.
@@ -33,8 +35,6 @@ const QUEUE_SPANS: usize = 8_192;
 const BATCH_SPANS: usize = 512;
 /// Longest delay before a batch is sent.
 const BATCH_EVERY: Duration = Duration::from_secs(2);
-/// Timeout for sending one batch.
-const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Source of request traces. Clones share one exporter.
 #[derive(Clone)]
@@ -67,36 +67,38 @@ impl Tracer {
     }
 
     pub(super) fn new(settings: &TelemetrySettings) -> Result<Self, TelemetryError> {
-        let Some(endpoint) = &settings.otlp_endpoint else { return Ok(Self::disabled()) };
-        check_endpoint(endpoint)?;
-        tokio::runtime::Handle::try_current().map_err(|_| TelemetryError::NoRuntime)?;
-        let exporter = SpanExporter::builder()
-            .with_tonic()
-            .with_endpoint(endpoint)
-            .with_timeout(EXPORT_TIMEOUT)
-            .build()
-            .map_err(|problem| TelemetryError::Endpoint(problem.to_string()))?;
+        let Some(target) = OtlpTarget::resolve(&settings.otlp)? else {
+            return Ok(Self::disabled());
+        };
+        let (sampler, service) = (target.sampler.clone(), target.service);
+        let exporter = target.exporter()?;
         let batch = BatchConfigBuilder::default()
             .with_max_queue_size(QUEUE_SPANS)
             .with_max_export_batch_size(BATCH_SPANS)
             .with_scheduled_delay(BATCH_EVERY)
             .build();
         let processor = BatchSpanProcessor::builder(exporter).with_batch_config(batch).build();
-        Ok(Self::with_processor(processor, settings.trace_sample))
+        Ok(Self::with_processor(processor, sampler, service))
     }
 
-    fn with_processor<P: SpanProcessor + 'static>(processor: P, sample: f64) -> Self {
+    /// Without `service`, a variable of the process names the service.
+    fn with_processor<P: SpanProcessor + 'static>(
+        processor: P,
+        sampler: Sampler,
+        service: Option<&'static str>,
+    ) -> Self {
         let version = env!("CARGO_PKG_VERSION");
-        let resource = Resource::builder()
-            .with_service_name("penstock")
-            .with_attribute(opentelemetry::KeyValue::new("service.version", version))
-            .build();
+        let resource = Resource::builder().with_attribute(KeyValue::new("service.version", version));
+        let resource = match service {
+            Some(name) => resource.with_service_name(name),
+            None => resource,
+        };
         let provider = SdkTracerProvider::builder()
             .with_span_processor(processor)
-            .with_sampler(Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(sample))))
-            .with_resource(resource)
+            .with_sampler(sampler)
+            .with_resource(resource.build())
             .build();
-        let scope = InstrumentationScope::builder("penstock").with_version(version).build();
+        let scope = InstrumentationScope::builder(SERVICE).with_version(version).build();
         let tracer = provider.tracer_with_scope(scope);
         Self(Some(Arc::new(Enabled { provider, tracer })))
     }
@@ -123,7 +125,7 @@ impl Tracer {
             .with_start_time(anchor.wall(request.arrived))
             .start_with_context(&enabled.tracer, &parent);
         let context = Context::new().with_span(span);
-        let live = LiveTrace { tracer: enabled.tracer.clone(), context, anchor };
+        let live = LiveTrace { tracer: enabled.tracer.clone(), context, attempt: None, anchor };
         RequestTrace(TraceState::Live(Box::new(live)))
     }
 
@@ -138,18 +140,6 @@ impl Tracer {
             Ok(Err(_)) | Err(_) => tracing::warn!("traces not sent in time"),
         }
     }
-}
-
-/// Checks that the endpoint is an `http` URL. The exporter has no TLS: the collector runs on the
-/// same machine or behind a local proxy.
-fn check_endpoint(endpoint: &str) -> Result<(), TelemetryError> {
-    let problem = match endpoint.parse::<Uri>() {
-        Err(problem) => problem.to_string(),
-        Ok(url) if url.scheme() == Some(&Scheme::HTTPS) => "https is not supported".to_owned(),
-        Ok(url) if url.scheme() != Some(&Scheme::HTTP) => "it has no scheme".to_owned(),
-        Ok(_) => return Ok(()),
-    };
-    Err(TelemetryError::Endpoint(problem))
 }
 
 impl fmt::Debug for Tracer {
@@ -173,24 +163,20 @@ enum TraceState {
 struct LiveTrace {
     tracer: SdkTracer,
     context: Context,
+    /// Client span of the attempt that is under way.
+    attempt: Option<Context>,
     anchor: Anchor,
 }
 
-/// Phase of a request that gets a child span.
+/// Phase of a request that gets a span of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequestPhase {
     /// Wait in the gateway's queue.
     Queue,
-    /// Connecting to the engine.
+    /// Connecting to the engine, a part of the attempt.
     Connect,
-    /// Prefill of the engine: from sending the request to the first token.
+    /// From sending the request to the first token of a stream, a part of the attempt.
     FirstToken,
-    /// Plain (not streamed) answer: from sending the request to the end of the answer.
-    Engine,
-    /// Decode: from the first token to the last.
-    Stream,
-    /// Accounting after the last byte.
-    Settle,
 }
 
 impl RequestPhase {
@@ -201,9 +187,6 @@ impl RequestPhase {
             Self::Queue => "queue",
             Self::Connect => "connect",
             Self::FirstToken => "first_token",
-            Self::Engine => "engine",
-            Self::Stream => "stream",
-            Self::Settle => "settle",
         }
     }
 }
@@ -220,32 +203,83 @@ impl RequestTrace {
     /// once.
     pub fn phase(&self, phase: RequestPhase, start: Tick, end: Tick) {
         let Some(live) = self.recorded() else { return };
+        let parent = match (phase, &live.attempt) {
+            (RequestPhase::Connect | RequestPhase::FirstToken, Some(attempt)) => attempt,
+            (RequestPhase::Queue, _) | (_, None) => &live.context,
+        };
         let mut span = live
             .tracer
             .span_builder(phase.name())
             .with_kind(SpanKind::Internal)
             .with_start_time(live.anchor.wall(start))
-            .start_with_context(&live.tracer, &live.context);
+            .start_with_context(&live.tracer, parent);
         span.end_with_timestamp(live.anchor.wall(end));
     }
 
-    /// Replaces the trace context in the headers of the request to the engine.
+    /// Starts the client span of an attempt at an engine. An attempt that is still under way ends.
+    pub fn attempt(&mut self, call: &EngineCall<'_>, at: Tick) {
+        self.attempt_ended(None, at);
+        let Some(live) = self.recorded_mut() else { return };
+        let span = live
+            .tracer
+            .span_builder(format!("POST {}", call.path))
+            .with_kind(SpanKind::Client)
+            .with_attributes(attributes::of_call(call))
+            .with_start_time(live.anchor.wall(at))
+            .start_with_context(&live.tracer, &live.context);
+        live.attempt = Some(live.context.with_span(span));
+    }
+
+    /// Notes the status with which the engine answered the attempt that is under way.
+    pub fn attempt_answered(&self, status: StatusCode) {
+        if let Some(attempt) = self.recorded().and_then(|live| live.attempt.as_ref()) {
+            let status = i64::from(status.as_u16());
+            attempt.span().set_attribute(KeyValue::new("http.response.status_code", status));
+        }
+    }
+
+    /// Ends the attempt at an engine that is under way, if any. `error` = why it failed.
+    pub fn attempt_ended(&mut self, error: Option<&'static str>, at: Tick) {
+        let Some(live) = self.recorded_mut() else { return };
+        let Some(attempt) = live.attempt.take() else { return };
+        let span = attempt.span();
+        if let Some(error) = error {
+            span.set_attribute(KeyValue::new("error.type", error));
+            span.set_status(Status::error(error));
+        }
+        span.end_with_timestamp(live.anchor.wall(at));
+    }
+
+    /// Replaces the trace context in the headers of the request to the engine. The engine's spans
+    /// come under the attempt that is under way.
     pub fn inject(&self, headers: &mut HeaderMap) {
         match &self.0 {
             TraceState::PassOn(client) => context::pass_through(client.as_ref(), headers),
-            TraceState::Live(live) => context::inject(live.context.span().span_context(), headers),
+            TraceState::Live(live) => {
+                let parent = live.attempt.as_ref().unwrap_or(&live.context);
+                context::inject(parent.span().span_context(), headers);
+            }
         }
     }
 
     /// Ends the request's span at `at`, with the attributes and status of its summary.
-    pub fn finish(self, event: &RequestSummary<'_>, policy: &Policy, at: Tick) {
+    pub fn finish(mut self, event: &RequestSummary<'_>, policy: &Policy, at: Tick) {
+        let failed = event.outcome == RequestOutcome::Failed;
+        self.attempt_ended(failed.then(|| event.reason.unwrap_or("failed")), at);
         let Some(live) = self.recorded() else { return };
         let span = live.context.span();
         span.set_attributes(attributes::of(event, policy));
-        if event.outcome == RequestOutcome::Failed {
+        if failed {
             span.set_status(Status::error(event.reason.unwrap_or("failed")));
         }
         span.end_with_timestamp(live.anchor.wall(at));
+    }
+
+    fn recorded_mut(&mut self) -> Option<&mut LiveTrace> {
+        match &mut self.0 {
+            TraceState::Live(live) if live.context.span().is_recording() => Some(live),
+            TraceState::Live(_) | TraceState::PassOn(_) => None,
+        }
     }
 
     fn recorded(&self) -> Option<&LiveTrace> {

@@ -12,7 +12,7 @@ use hyper::body::{Frame, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use penstock::app::Gateway;
-use penstock::config::settings::{LogFormat, TelemetrySettings};
+use penstock::config::settings::{LogFormat, OtlpSettings, TelemetrySettings};
 use penstock::config::watch::Reloader;
 use penstock::sim::faults::FaultKind;
 use penstock::sim::server::{SimOptions, SimServer, VllmFlags};
@@ -170,8 +170,7 @@ async fn the_trace_says_why_an_answer_ended() {
     let telemetry = Telemetry::new(&TelemetrySettings {
         log_format: LogFormat::Json,
         log_level: "info".to_owned(),
-        otlp_endpoint: Some(endpoint),
-        trace_sample: 1.0,
+        otlp: OtlpSettings { endpoint: Some(endpoint), sample: Some(1.0), ..OtlpSettings::default() },
     })
     .unwrap();
     let (reloader, _) = Reloader::start(path).unwrap_or_else(|report| panic!("{report}"));

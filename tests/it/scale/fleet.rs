@@ -18,8 +18,8 @@ use penstock::config::settings::identity::{Auth, Listeners};
 use penstock::config::settings::names::ModelNames;
 use penstock::config::settings::scale::ScaleSettings;
 use penstock::config::settings::{
-    EdgeSettings, ListenerLimits, LogFormat, PoolSettings, ReplicaSettings, RequestLimits, Settings, Startup,
-    TelemetrySettings, UpstreamLimits,
+    EdgeSettings, ListenerLimits, LogFormat, OtlpSettings, PoolSettings, ReplicaSettings, RequestLimits,
+    Settings, Startup, TelemetrySettings, UpstreamLimits,
 };
 use penstock::core::model::event::{Event, ReplicaReport};
 use penstock::core::model::id_table::IdTable;
@@ -35,6 +35,7 @@ use penstock::fleet::handle::FleetMonitor;
 use penstock::fleet::sleep::SleepOrder;
 use penstock::telemetry::Telemetry;
 use penstock::telemetry::event::ConfigReloaded;
+use penstock::telemetry::metrics::ModelPairs;
 use serde_json::Value;
 use tokio::sync::mpsc::channel;
 
@@ -356,8 +357,7 @@ fn startup() -> Startup {
         telemetry: TelemetrySettings {
             log_format: LogFormat::Text,
             log_level: "info".to_owned(),
-            otlp_endpoint: None,
-            trace_sample: 0.0,
+            otlp: OtlpSettings::default(),
         },
     }
 }
@@ -381,7 +381,8 @@ fn start(
 ) -> (FleetMonitor, Reports, Arc<ArcSwap<Settings>>) {
     let shared = Arc::new(ArcSwap::from_pointee(settings(None, rows)));
     let (telemetry, policy) = (Telemetry::for_tests(), Arc::clone(&shared.load().policy));
-    ConfigReloaded { policy: &policy, digest: "", restart_needed: &[] }.emit(&telemetry);
+    let pairs = &ModelPairs::default();
+    ConfigReloaded { policy: &policy, digest: "", restart_needed: &[], pairs }.emit(&telemetry);
     let (actions, _) = channel(1);
     let dispatcher = Dispatcher::new(policy, GatewayClock::start(), actions);
     let events = EventLog::default();

@@ -91,6 +91,11 @@ fn faults_of_limits() {
         (with("server: {head_timeout: 0s}"), "server.head_timeout: must not be zero"),
         (with("telemetry: {log: {level: 'a=b=c'}}"), "telemetry.log.level: \"a=b=c\" is not a log level"),
         (with("telemetry: {otlp: {sample: 2}}"), "telemetry.otlp.sample: 2 is not a share"),
+        (with("telemetry: {otlp: {ca: none.pem}}"), "telemetry.otlp.ca: "),
+        (
+            with("telemetry: {otlp: {headers: {'a b': {env: PATH}}}}"),
+            "telemetry.otlp.headers[\"a b\"]: \"a b\" is not the name of a header",
+        ),
         (
             with("telemetry: {otlp: {endpoint: otel:4317}}"),
             "telemetry.otlp.endpoint: \"otel:4317\" is not a whole URL",

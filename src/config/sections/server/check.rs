@@ -4,23 +4,17 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use ipnet::IpNet;
-use tracing_subscriber::EnvFilter;
 
 use crate::config::file::ConfigFile;
 use crate::config::secret::SecretReader;
 use crate::config::sections::identity::{AdminAuthSection, audit};
-use crate::config::sections::server::{
-    LogFormatName, ProxiesSection, ProxyHeaderName, ServerSection, TelemetrySection,
-};
+use crate::config::sections::server::{ProxiesSection, ProxyHeaderName, ServerSection, telemetry};
 use crate::config::sections::usage;
-use crate::config::settings::{
-    ListenerLimits, LogFormat, ProxyHeader, Startup, TelemetrySettings, TrustedProxies,
-};
+use crate::config::settings::{ListenerLimits, ProxyHeader, Startup, TrustedProxies};
 use crate::config::syntax::field::FieldPath;
 use crate::config::syntax::units::Span;
 use crate::config::validate::findings::Findings;
 use crate::config::validate::numbers;
-use crate::config::validate::url;
 
 /// hyper reads no head into less than this.
 const MIN_HEAD_BYTES: u64 = 8 << 10;
@@ -68,7 +62,7 @@ pub(in crate::config) fn validate(
         drain_grace: server.drain_grace.0,
         audit: audit::validate(&file.audit, secrets, findings),
         usage: usage::check::validate(&file.usage, secrets, findings),
-        telemetry: telemetry_settings(&file.telemetry, findings),
+        telemetry: telemetry::validate(&file.telemetry, secrets, findings),
     }
 }
 
@@ -118,27 +112,4 @@ fn listeners(
 pub(in crate::config) fn collide(a: SocketAddr, b: SocketAddr) -> bool {
     let same_host = a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified();
     a.port() != 0 && a.port() == b.port() && same_host
-}
-
-fn telemetry_settings(telemetry: &TelemetrySection, findings: &mut Findings<'_>) -> TelemetrySettings {
-    let section = FieldPath::top("telemetry");
-    let level = &telemetry.log.level;
-    if level.trim().is_empty() || EnvFilter::builder().parse(level).is_err() {
-        let hint = "write error, warn, info, debug, trace or a filter such as info,penstock::proxy=debug";
-        findings.error(&section.key("log").key("level"), format!("{level:?} is not a log level"), hint);
-    }
-    let otlp = section.key("otlp");
-    if let Some((message, hint)) = telemetry.otlp.endpoint.as_deref().and_then(|text| url::any(text).err()) {
-        findings.error(&otlp.key("endpoint"), message, hint);
-    }
-    numbers::share(telemetry.otlp.sample, &otlp.key("sample"), findings);
-    TelemetrySettings {
-        log_format: match telemetry.log.format {
-            LogFormatName::Json => LogFormat::Json,
-            LogFormatName::Text => LogFormat::Text,
-        },
-        log_level: level.clone(),
-        otlp_endpoint: telemetry.otlp.endpoint.clone(),
-        trace_sample: telemetry.otlp.sample,
-    }
 }

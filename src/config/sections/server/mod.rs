@@ -1,8 +1,10 @@
 //! Sections that take effect only at a start: `server` and `telemetry`.
 
 pub(in crate::config) mod check;
+mod telemetry;
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -11,6 +13,7 @@ use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 
 use crate::config::sections::identity::tls::TlsSection;
+use crate::config::sections::secret_ref::SecretRef;
 use crate::config::syntax::units::{ByteSize, Span};
 
 /// Listeners and their limits.
@@ -154,24 +157,46 @@ pub enum LogFormatName {
     Text,
 }
 
-/// Traces over OTLP (gRPC).
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+/// Traces over OTLP. The usual `OTEL_*` variables say what is absent here.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::restart)]
 pub struct OtlpSection {
-    /// Where traces go, such as `http://otel-collector:4317`; absent = none.
+    /// URL of the collector, such as `http://otel-collector:4317`. With
+    /// `http/protobuf`, `/v1/traces` is added to a URL without a path. Absent =
+    /// `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or `OTEL_EXPORTER_OTLP_ENDPOINT`;
+    /// without these, no traces.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
+    /// How spans travel. Absent = `OTEL_EXPORTER_OTLP_TRACES_PROTOCOL` or
+    /// `OTEL_EXPORTER_OTLP_PROTOCOL`, else `grpc`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub protocol: Option<OtlpProtocolName>,
+    /// Headers of each call to the collector, such as `authorization`. Those of
+    /// `OTEL_EXPORTER_OTLP_HEADERS` are sent, too.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub headers: BTreeMap<String, SecretRef>,
+    /// PEM file of the authorities that may sign the collector's certificate, for
+    /// `https`. Absent = `OTEL_EXPORTER_OTLP_CERTIFICATE`, else those of the system.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ca: Option<String>,
     /// Share of the requests that start a trace of their own, from 0 to 1.
-    /// Requests that bring a sampled `traceparent` are always traced.
+    /// Requests that bring a sampled `traceparent` are always traced. Absent =
+    /// what `OTEL_TRACES_SAMPLER` says, else 0.1.
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 1.0))]
-    pub sample: f64,
+    pub sample: Option<f64>,
 }
 
-impl Default for OtlpSection {
-    fn default() -> Self {
-        Self { endpoint: None, sample: 0.1 }
-    }
+/// How spans travel to the collector.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum OtlpProtocolName {
+    /// gRPC, usually port 4317.
+    #[serde(rename = "grpc")]
+    Grpc,
+    /// HTTP/1.1 with protobuf bodies, usually port 4318.
+    #[serde(rename = "http/protobuf")]
+    HttpProtobuf,
 }
 
 /// An IP address and a port.
