@@ -48,7 +48,7 @@ GET  /admin/v1/demand     the demand that was seen, of models, pools, classes an
 GET  /admin/v1/requests   requests that wait, run and ended last: ?state=waiting&tenant=...&class=...&model=...&pool=...&limit=100
 GET  /admin/v1/events     what happens to requests, as server-sent events: ?event=dispatched&tenant=...&class=...&model=...&pool=...
 GET  /admin/v1/requests/{id}  why a recent request went where it went, or why it waits
-GET  /admin/v1/usage      who used what, and what it cost: ?by=tenant,model&since=7d&until=...&share=steps
+GET  /admin/v1/usage      who used what, and what it cost: ?by=tenant,model&since=7d&until=...&share=steps&format=csv
 GET  /admin/v1/config     the configuration in force, without secrets
 POST /admin/v1/reload     read the configuration again
 
@@ -208,11 +208,13 @@ async fn act(
     }
 }
 
-async fn usage(State(admin): State<AdminRoutes>, uri: Uri) -> Response {
-    match admin.bills.make(admin.state.usage.as_ref(), uri.query().unwrap_or_default()).await {
-        Ok(bill) => Json(bill).into_response(),
-        Err(VerbError(status, message)) => problem(status, &message),
-    }
+async fn usage(State(admin): State<AdminRoutes>, uri: Uri, headers: HeaderMap) -> Response {
+    let query = uri.query().unwrap_or_default();
+    let (form, query) = match csv::BillForm::asked(&headers, query) {
+        Ok(asked) => asked,
+        Err(VerbError(status, message)) => return problem(status, &message),
+    };
+    answered(admin.bills.make(admin.state.usage.as_ref(), &query).await.map(|bill| form.answer(&bill)))
 }
 
 async fn demand(State(admin): State<AdminRoutes>) -> impl IntoResponse {

@@ -206,7 +206,7 @@ fn rows_name_what_they_are_of() {
     let row = json!({
         "replica": "a100/http://10.0.0.1:8000", "pool": "a100", "state": "slow_start",
         "running": 2, "limit": 4, "prefill_tokens": 10, "kv_tokens": 20,
-        "speed_factor": 1.5, "expected_ttft_seconds": 0.08,
+        "speed": 1.0 / 1.5, "speed_factor": 1.5, "expected_ttft_seconds": 0.08,
         "held_back_by": null, "guests_held_back_by": "reading",
         "engine": {
             "running": 1, "waiting": null, "kv_usage": null, "slots": null, "kv_tokens": null,

@@ -3,6 +3,7 @@
 pub mod operate;
 pub mod plan;
 pub mod usage;
+pub mod watch;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -15,6 +16,7 @@ use crate::cli::operate::{
 };
 use crate::cli::plan::PlanArgs;
 use crate::cli::usage::UsageArgs;
+use crate::cli::watch::{QueuesCommand, RequestsCommand, TailArgs, TopArgs};
 use crate::config::syntax::units::Span;
 
 /// Inference gateway and queue-aware request router.
@@ -78,7 +80,7 @@ pub enum Command {
     /// Pools, replicas with their ledgers and predictions, what waits by class
     /// and tenant, and what operators have set apart from the file. SPEED is
     /// against a usual H100; TTFT OF 1000 is the predicted first token of a
-    /// prompt of 1000 tokens sent now. ROOM and LESS URGENT say whether the
+    /// prompt of 1000 tokens sent now. SPEED is `-` until a replica has answered. ROOM and LESS URGENT say whether the
     /// replica takes one more request of the most urgent class that uses it, and
     /// of a less urgent one: yes, or what keeps it from that. pace: one more
     /// sequence would cost the objective between tokens; slots: its places are
@@ -96,6 +98,34 @@ pub enum Command {
     /// rule, its prediction and the ledger of that moment; no prompts, no keys.
     #[command(after_help = "Examples:\n  penstock explain hello-1\n  penstock explain hello-1 --json")]
     Explain(ExplainArgs),
+    /// Say the same in one paragraph.
+    #[command(after_help = "Example:\n  penstock why hello-1")]
+    Why(ExplainArgs),
+    /// List requests: those that wait, that run, and that ended last.
+    #[command(subcommand)]
+    Requests(RequestsCommand),
+    /// List what waits.
+    #[command(subcommand)]
+    Queues(QueuesCommand),
+    /// Watch decisions as the gateway makes them.
+    ///
+    /// One line for each: a request came, went to a replica and why, had its first
+    /// token, came back, fell back to another model, or ended; and changes of the
+    /// fleet, of overrides and of the configuration. Reads on when a connection
+    /// ends. A reader that is too slow is told how many events it missed.
+    #[command(
+        after_help = "Examples:\n  penstock tail --for 2s\n  penstock tail --for 2s --tenant search --event dispatched\n  penstock tail --for 2s -o json"
+    )]
+    Tail(TailArgs),
+    /// Watch queues, pools, replicas, tenants and requests on a terminal.
+    ///
+    /// Keys: 1 to 5, Tab and arrows choose a table and a line; s sorts by the next
+    /// column and r turns the order round; / filters; p pauses; q ends. Colours obey
+    /// NO_COLOR.
+    #[command(
+        after_help = "Examples:\n  penstock top --once\n  penstock top --once --view requests --sort -since\n  penstock top --once --csv --view requests"
+    )]
+    Top(TopArgs),
     /// List pools; close them to new work, and open them again.
     #[command(subcommand)]
     Pools(PoolsCommand),
@@ -189,6 +219,15 @@ pub enum Command {
     /// Exit code 1: the source or the setting cannot be used.
     #[command(after_help = plan::EXAMPLES)]
     Plan(Box<PlanArgs>),
+    /// Print the manual page of a command, for man.
+    #[command(
+        after_help = "Examples:\n  penstock man > penstock.1\n  penstock man pools drain > penstock-pools-drain.1"
+    )]
+    Man {
+        /// The command, such as `pools drain`; absent = penstock itself.
+        #[arg(value_name = "COMMAND")]
+        command: Vec<String>,
+    },
     /// Print a completion script for a shell.
     #[command(after_help = "Example:\n  penstock completion bash > /etc/bash_completion.d/penstock")]
     Completion {

@@ -6,7 +6,8 @@ use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 
 use crate::admin::operate::VerbError;
-use crate::usage::bill::text::quoted;
+use crate::usage::bill::Bill;
+use crate::usage::bill::text::{self, quoted};
 
 /// Columns of the other lists. A dot leads into an object.
 pub(in crate::admin) const QUEUES: &[&str] =
@@ -41,6 +42,7 @@ pub(in crate::admin) const REPLICAS: &[&str] = &[
     "limit",
     "prefill_tokens",
     "kv_tokens",
+    "speed",
     "speed_factor",
     "expected_ttft_seconds",
     "held_back_by",
@@ -87,24 +89,67 @@ pub(in crate::admin) fn answer(
     let csv = match asked.as_ref().map(|(_, value)| &**value) {
         Some("csv") => true,
         Some("json") => false,
-        Some(other) => {
-            let message = format!("`format`: `{other}` is none; there are: json, csv");
-            return Err(VerbError(StatusCode::BAD_REQUEST, message));
-        }
-        None => {
-            let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
-            accept.unwrap_or_default().trim_start().starts_with("text/csv")
-        }
+        Some(other) => return Err(unknown_format(other, "json, csv")),
+        None => prefers_csv(headers),
     };
     if !csv {
         return Ok(Json(body).into_response());
     }
     let rows = body[list].as_array().map(Vec::as_slice).unwrap_or_default();
-    Ok(([(header::CONTENT_TYPE, "text/csv; charset=utf-8; header=present")], text(rows, columns))
-        .into_response())
+    Ok(csv_response(lines(rows, columns)))
 }
 
-fn text(rows: &[Value], columns: &[&str]) -> String {
+/// Form of a bill.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::admin) enum BillForm {
+    Json,
+    Csv,
+    /// As the command line prints it.
+    Table,
+}
+
+impl BillForm {
+    /// The form that a request asks for, and its query without `format`.
+    ///
+    /// # Errors
+    /// The format is not known.
+    pub(in crate::admin) fn asked(headers: &HeaderMap, query: &str) -> Result<(Self, String), VerbError> {
+        let (own, rest): (Vec<_>, Vec<_>) =
+            query.split('&').partition(|pair| pair.split('=').next() == Some("format"));
+        let form = match own.last().map(|pair| pair.trim_start_matches("format=")) {
+            Some("json") => Self::Json,
+            Some("csv") => Self::Csv,
+            Some("table") => Self::Table,
+            Some(other) => return Err(unknown_format(other, "json, csv, table")),
+            None if prefers_csv(headers) => Self::Csv,
+            None => Self::Json,
+        };
+        Ok((form, rest.join("&")))
+    }
+
+    pub(in crate::admin) fn answer(self, bill: &Bill) -> Response {
+        match self {
+            Self::Json => Json(text::json(bill)).into_response(),
+            Self::Csv => csv_response(text::csv(bill)),
+            Self::Table => text::table(bill).into_response(),
+        }
+    }
+}
+
+fn unknown_format(asked: &str, known: &str) -> VerbError {
+    VerbError(StatusCode::BAD_REQUEST, format!("`format`: `{asked}` is none; there are: {known}"))
+}
+
+fn prefers_csv(headers: &HeaderMap) -> bool {
+    let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
+    accept.unwrap_or_default().trim_start().starts_with("text/csv")
+}
+
+fn csv_response(text: String) -> Response {
+    ([(header::CONTENT_TYPE, "text/csv; charset=utf-8; header=present")], text).into_response()
+}
+
+fn lines(rows: &[Value], columns: &[&str]) -> String {
     let head = columns.iter().map(|column| column.replace('.', "_")).collect::<Vec<_>>();
     let line = |row: &Value| {
         let cells = columns.iter().map(|column| {
@@ -140,7 +185,7 @@ mod tests {
             "a": "x,\"y\"", "b": null, "c": { "d": -1.5 }, "e": "=1+1", "f": ["m", "n"], "g": [{ "h": 1 }],
         });
         assert_eq!(
-            text(&[row], &["a", "b", "c.d", "c.missing", "e", "f", "g"]),
+            lines(&[row], &["a", "b", "c.d", "c.missing", "e", "f", "g"]),
             "a,b,c_d,c_missing,e,f,g\r\n\"x,\"\"y\"\"\",,-1.5,,'=1+1,m n,\"[{\"\"h\"\":1}]\"\r\n"
         );
     }

@@ -116,6 +116,8 @@ pub struct ReplicaSnapshot {
     pub kv_tokens: u64,
     /// Speed factor: the multiplier of predicted times. 2 = half as fast as the reference.
     pub speed_factor: f64,
+    /// Whether the speed factor was learned from answers of this replica.
+    pub speed_known: bool,
     /// Predicted TTFT of a prompt of [`SAMPLE_PROMPT_TOKENS`] tokens sent to the replica now.
     pub expected: Duration,
     /// Age of the last scrape; absent before the first.

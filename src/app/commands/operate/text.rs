@@ -58,6 +58,13 @@ pub(super) fn span(seconds: f64) -> String {
     }
 }
 
+/// Time of day in UTC, from seconds since 1970: `08:00:00.250`.
+pub(super) fn clock_time(unix_seconds: f64) -> String {
+    let millis = (unix_seconds.max(0.0) * 1e3).round() as u64 % 86_400_000;
+    let (hours, minutes, seconds) = (millis / 3_600_000, millis / 60_000 % 60, millis / 1000 % 60);
+    format!("{hours:02}:{minutes:02}:{seconds:02}.{:03}", millis % 1000)
+}
+
 /// A number and its unit, followed by the smaller unit when that is not 0.
 fn pair(large: u64, unit: &str, small: u64, smaller: &str) -> String {
     if small == 0 { format!("{large}{unit}") } else { format!("{large}{unit}{small:02}{smaller}") }
