@@ -16,7 +16,7 @@ use crate::cli::operate::{
 };
 use crate::cli::plan::PlanArgs;
 use crate::cli::usage::UsageArgs;
-use crate::cli::watch::{QueuesCommand, RequestsCommand, TailArgs, TopArgs};
+use crate::cli::watch::{DoctorArgs, QueuesCommand, RequestsCommand, TailArgs, TopArgs};
 use crate::config::syntax::units::Span;
 
 /// Inference gateway and queue-aware request router.
@@ -94,8 +94,9 @@ pub enum Command {
     Status(StatusArgs),
     /// Say why a request went where it went, or why it waits.
     ///
-    /// The gateway remembers its last 10000 requests: each decision with its
-    /// rule, its prediction and the ledger of that moment; no prompts, no keys.
+    /// The gateway remembers all requests that wait or run, and the last 10000 that
+    /// ended: each decision with its rule, its prediction and the ledger of that
+    /// moment; no prompts, no keys.
     #[command(after_help = "Examples:\n  penstock explain hello-1\n  penstock explain hello-1 --json")]
     Explain(ExplainArgs),
     /// Say the same in one paragraph.
@@ -146,7 +147,7 @@ pub enum Command {
     ///
     /// Exit code 1: the database or journal cannot be read.
     #[command(
-        after_help = "Examples:\n  penstock usage\n  penstock usage --by tenant,model --since 7d\n  penstock usage --by day,pool --since 2026-11-01 --format csv > november.csv\n  penstock usage --journal usage --by key --share tokens\n  penstock usage --format json"
+        after_help = "Examples:\n  penstock usage\n  penstock usage --by tenant,model --since 7d\n  penstock usage --by day,pool --since 2026-11-01 --format csv > november.csv\n  penstock usage --journal usage --by key --share tokens\n  penstock usage --format json\n  penstock usage --admin http://127.0.0.1:8081 --by model -o csv"
     )]
     Usage(UsageArgs),
     /// Count the prompt tokens of requests with a model's own tokenizer.
@@ -219,6 +220,19 @@ pub enum Command {
     /// Exit code 1: the source or the setting cannot be used.
     #[command(after_help = plan::EXAMPLES)]
     Plan(Box<PlanArgs>),
+    /// Look for what would keep a gateway from working here.
+    ///
+    /// Checks the configuration; the file descriptors that this user may open,
+    /// against server.max_connections; whether the ports of server.listen,
+    /// server.admin and scale.listen are free, or have a gateway behind them; and of each engine
+    /// that the file names whether it answers, serves the models of its pool, and
+    /// has the same time. Changes nothing.
+    ///
+    /// Exit code 1: a check failed. Warnings change no exit code.
+    #[command(
+        after_help = "Examples:\n  penstock doctor penstock.yaml || true\n  penstock doctor -o json || true"
+    )]
+    Doctor(DoctorArgs),
     /// Print the manual page of a command, for man.
     #[command(
         after_help = "Examples:\n  penstock man > penstock.1\n  penstock man pools drain > penstock-pools-drain.1"

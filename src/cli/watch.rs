@@ -1,8 +1,10 @@
 //! Arguments of the commands that list and watch requests.
 
+use std::path::PathBuf;
+
 use clap::{Args, Subcommand};
 
-use crate::cli::operate::AdminArgs;
+use crate::cli::operate::{AdminArgs, OutputArg};
 use crate::config::syntax::units::Span;
 
 /// `penstock requests`
@@ -87,6 +89,17 @@ pub struct TailArgs {
     /// Where the gateway is.
     #[command(flatten)]
     pub admin: AdminArgs,
+}
+
+/// `penstock doctor`
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// The configuration file.
+    #[arg(value_name = "FILE", default_value = "penstock.yaml")]
+    pub config: PathBuf,
+    /// How to print what was found.
+    #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t = OutputArg::Table)]
+    pub output: OutputArg,
 }
 
 /// `penstock top`

@@ -2,6 +2,7 @@
 
 pub(super) mod count;
 pub(super) mod demo;
+pub(super) mod doctor;
 pub(super) mod keda;
 pub(super) mod operate;
 pub(super) mod plan;
@@ -18,7 +19,7 @@ use crate::app::gateway::start_error;
 use crate::app::gateway::{self, Gateway};
 use crate::app::usage;
 use crate::cli::operate::AccessArgs;
-use crate::cli::watch::{QueuesCommand, RequestsCommand};
+use crate::cli::watch::{DoctorArgs, QueuesCommand, RequestsCommand};
 use crate::cli::{
     CheckArgs, Cli, Command, DemoArgs, DialectArg, KedaArgs, KeysCommand, OutputFormat, ServeArgs,
     SimEngineArgs,
@@ -68,6 +69,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::SimEngine(args) => in_runtime(sim_engine(args)),
         Command::Simulate(args) => simulate::run(&args).and_then(|(text, code)| print(&text).map(|_| code)),
         Command::Plan(args) => plan::run(&args).and_then(|text| print(&text)),
+        Command::Doctor(args) => doctor(&args),
         Command::Man { command } => man(&command).and_then(|text| print(&text)),
         Command::Completion { shell } => {
             let mut script = Vec::new();
@@ -202,6 +204,21 @@ fn summary(report: &ConfigReport) -> String {
         (_, 0) => format!("{gap}{name} has {}\n", counted(errors, "error")),
         _ => format!("{gap}{name} has {} and {}\n", counted(errors, "error"), counted(warnings, "warning")),
     }
+}
+
+fn doctor(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
+    let loaded = load::load_file(&args.config, None);
+    let settings = match loaded.into_result() {
+        Ok(loaded) => loaded.settings,
+        Err(report) => {
+            eprint!("{report}");
+            return Ok(ExitCode::from(report.exit_code()));
+        }
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let findings = runtime.block_on(doctor::look(&settings))?;
+    print(&doctor::text(&findings, args.output))?;
+    Ok(ExitCode::from(u8::from(doctor::has_failed(&findings))))
 }
 
 /// `penstock keda`.

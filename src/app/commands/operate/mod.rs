@@ -5,7 +5,7 @@ mod drain;
 mod explain;
 mod status;
 pub(in crate::app) mod tail;
-mod text;
+pub(super) mod text;
 pub(in crate::app) mod top;
 mod views;
 mod why;

@@ -16,6 +16,10 @@ use crate::app::commands::operate::views::{self, View};
 
 /// Least width to which a column is cut.
 const MIN_WIDTH: usize = 6;
+/// The same of the first column, which has the name.
+const MIN_NAME: usize = 20;
+/// Space between two columns.
+const GAP: usize = 2;
 const HELP: &str = "1-5 table  s sort  r reverse  / filter  p pause  q quit";
 
 /// A key that was pressed.
@@ -203,16 +207,19 @@ impl Screen {
         });
         let heads: Vec<String> = heads.collect();
         let widths = widths(&heads, &rows, usize::from(body.width));
-        let lines = rows.iter().map(|cells| Row::new(cells.iter().map(|cell| self.cell(cell))));
+        let lines = rows
+            .iter()
+            .map(|cells| Row::new(cells.iter().zip(&widths).map(|(cell, width)| self.cell(cell, *width))));
+        let heads = heads.iter().zip(&widths).map(|(head, width)| fitted(head, *width));
         let table = Table::new(lines, widths.iter().map(|width| Constraint::Length(*width as u16)))
-            .header(Row::new(heads).style(bold.add_modifier(Modifier::UNDERLINED)))
-            .column_spacing(2)
+            .header(Row::new(heads.collect::<Vec<_>>()).style(bold.add_modifier(Modifier::UNDERLINED)))
+            .column_spacing(GAP as u16)
             .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
         frame.render_stateful_widget(table, body, &mut self.table);
     }
 
     /// A cell in the colour of its meaning.
-    fn cell<'a>(&self, text: &'a str) -> Cell<'a> {
+    fn cell(&self, text: &str, width: usize) -> Cell<'static> {
         let colour = match text {
             "serving" | "ready" | "running" | "success" => Some(Color::Green),
             "ejected" | "gone" | "down" | "removed" => Some(Color::Red),
@@ -223,7 +230,7 @@ impl Screen {
             _ => None,
         };
         let style = colour.filter(|_| self.colour).map_or(Style::new(), |colour| Style::new().fg(colour));
-        Cell::from(text).style(style)
+        Cell::from(fitted(text, width)).style(style)
     }
 
     fn tabs(&self) -> Line<'static> {
@@ -250,22 +257,41 @@ impl Screen {
     }
 }
 
-/// Widths of columns so that all fit: the widest are cut, as far as `MIN_WIDTH`.
+/// Widths of the columns that fit. The last columns are left out where the others would be cut
+/// too far; then the widest are cut.
 fn widths(heads: &[String], rows: &[Vec<String>], room: usize) -> Vec<usize> {
     let natural = |at: usize| {
         let cells = rows.iter().map(|row| row[at].chars().count());
         cells.chain([heads[at].chars().count()]).max().unwrap_or(0)
     };
     let mut widths: Vec<usize> = (0..heads.len()).map(natural).collect();
-    let room = room.saturating_sub(2 * heads.len().saturating_sub(1));
+    let least = |at: usize, width: usize| width.min(if at == 0 { MIN_NAME } else { MIN_WIDTH });
+    let needed = |widths: &[usize]| {
+        let least = widths.iter().enumerate().map(|(at, width)| least(at, *width));
+        least.sum::<usize>() + GAP * widths.len().saturating_sub(1)
+    };
+    while widths.len() > 1 && needed(&widths) > room {
+        widths.pop();
+    }
+    let room = room.saturating_sub(GAP * widths.len().saturating_sub(1));
     while widths.iter().sum::<usize>() > room {
-        let Some(widest) = widths.iter_mut().max_by_key(|width| **width).filter(|width| **width > MIN_WIDTH)
-        else {
-            break;
-        };
+        let cut = widths.iter_mut().enumerate().filter(|(at, width)| **width > least(*at, **width));
+        let Some((_, widest)) = cut.max_by_key(|(_, width)| **width) else { break };
         *widest -= 1;
     }
     widths
+}
+
+/// A text in `width` columns: without its middle if it is longer, as the ends of names tell them
+/// apart.
+fn fitted(text: &str, width: usize) -> String {
+    let letters: Vec<char> = text.chars().collect();
+    if letters.len() <= width {
+        return text.to_owned();
+    }
+    let tail = width.saturating_sub(1) / 2;
+    let head = width.saturating_sub(1) - tail;
+    letters[..head].iter().chain(&['…']).chain(&letters[letters.len() - tail..]).collect()
 }
 
 #[cfg(test)]
