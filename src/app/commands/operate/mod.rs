@@ -1,31 +1,30 @@
 //! Operator commands: inspect a running gateway and change what it does.
 
 mod client;
-mod drain;
 mod explain;
 mod status;
 pub(in crate::app) mod tail;
 pub(super) mod text;
 pub(in crate::app) mod top;
+mod verbs;
 mod views;
 mod why;
 
 use std::collections::HashMap;
 use std::time::Duration;
 
-use anyhow::bail;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::cli::operate::{
-    AccessArgs, AdminArgs, BoostArgs, ExplainArgs, NameArgs, OutputArg, OverrideArgs, PoolsCommand,
-    ReplicasCommand, StatusArgs, TenantsCommand,
+    AccessArgs, AdminArgs, BoostArgs, ExplainArgs, OutputArg, PoolsCommand, ReplicasCommand, StatusArgs,
+    TenantsCommand,
 };
 use crate::cli::watch::{FilterArgs, RequestListArgs};
 
 use crate::core::replica::speed::pool_best::PoolBest;
 
 use self::client::{AdminClient, as_path_part, query};
-use self::text::{plain, time};
+use self::verbs::{end, set, shown};
 
 /// Time between two refreshes of `status --watch`.
 const WATCH_EVERY: Duration = Duration::from_secs(2);
@@ -38,7 +37,7 @@ pub(in crate::app) async fn pools(command: PoolsCommand) -> anyhow::Result<Strin
         PoolsCommand::List(args) => list(&args, "pools", status::pools).await,
         PoolsCommand::Cordon(args) => set("pools/cordon", &args, None).await,
         PoolsCommand::Uncordon(args) => end("pools/uncordon", &args).await,
-        PoolsCommand::Drain(args) => drain::run("pool", &args).await,
+        PoolsCommand::Drain(args) => verbs::drain("pool", &args).await,
         PoolsCommand::SpotNotice(args) => set("pools/spot-notice", &args, None).await,
     }
 }
@@ -54,7 +53,7 @@ pub(in crate::app) async fn replicas(command: ReplicasCommand) -> anyhow::Result
         ReplicasCommand::List(args) => list(&args, "replicas", |list| views::REPLICAS.table(list)).await,
         ReplicasCommand::Cordon(args) => set("replicas/cordon", &args, None).await,
         ReplicasCommand::Uncordon(args) => end("replicas/uncordon", &args).await,
-        ReplicasCommand::Drain(args) => drain::run("replica", &args).await,
+        ReplicasCommand::Drain(args) => verbs::drain("replica", &args).await,
         ReplicasCommand::SpotNotice(args) => set("replicas/spot-notice", &args, None).await,
     }
 }
@@ -176,60 +175,4 @@ async fn list(args: &AdminArgs, what: &str, table: impl Fn(&Value) -> String) ->
         return client.text(&format!("{what}?format=csv")).await;
     }
     shown(args, &client.get(what).await?, |answer| table(&answer[what]))
-}
-
-async fn set(path: &str, args: &OverrideArgs, by: Option<f64>) -> anyhow::Result<String> {
-    let answer = set_override(&AdminClient::new(&args.admin)?, path, args, by).await?;
-    shown(&args.admin, &answer, outcome)
-}
-
-async fn set_override(
-    client: &AdminClient,
-    path: &str,
-    args: &OverrideArgs,
-    by: Option<f64>,
-) -> anyhow::Result<Value> {
-    let mut body = json!({ "name": args.name, "for": args.lasts, "reason": args.reason });
-    if let Some(by) = by {
-        body["by"] = json!(by);
-    }
-    client.post(path, &body).await
-}
-
-async fn end(path: &str, args: &NameArgs) -> anyhow::Result<String> {
-    let answer = AdminClient::new(&args.admin)?.post(path, &json!({ "name": args.name })).await?;
-    shown(&args.admin, &answer, outcome)
-}
-
-fn shown(args: &AdminArgs, answer: &Value, words: impl Fn(&Value) -> String) -> anyhow::Result<String> {
-    match args.format() {
-        OutputArg::Table => Ok(words(answer)),
-        OutputArg::Json => Ok(format!("{answer:#}\n")),
-        OutputArg::Csv => bail!("only lists have a CSV; `-o json` prints this one for programs"),
-    }
-}
-
-/// Text for the outcome of an operator command.
-fn outcome(answer: &Value) -> String {
-    let words = |state: &Value| match state.as_str() {
-        Some("none") => "as the file says".to_owned(),
-        _ => plain(state),
-    };
-    let lasts = match &answer["ends_in_seconds"] {
-        _ if answer["after"] == "none" => String::new(),
-        Value::Null => ", until somebody ends it".to_owned(),
-        seconds => format!(", for {}", time(seconds)),
-    };
-    let (name, before, after) = (plain(&answer["name"]), words(&answer["before"]), words(&answer["after"]));
-    let mut text = format!("{name}: {after}{lasts}; before: {before}\n");
-    if answer["requeued"] != 0 {
-        text += &format!("{} requests that were not begun went back to the queue\n", answer["requeued"]);
-    }
-    if answer["still_running"] != 0 && answer["after"] != "none" {
-        text += &format!("{} sequences still run there\n", answer["still_running"]);
-    }
-    for note in answer["notes"].as_array().into_iter().flatten() {
-        text += &format!("note: {}\n", plain(note));
-    }
-    text
 }

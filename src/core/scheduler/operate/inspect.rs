@@ -79,7 +79,7 @@ impl Scheduler {
             ahead,
             waiting: here.waiting(),
             obstacle,
-            starts_in: self.starts_in(job, spot, obstacle, now),
+            starts_in: self.starts_in(job, spot, (obstacle, self.place_in_lane(job)), now),
             replicas_in_all,
             replicas,
         })
@@ -100,12 +100,13 @@ impl Scheduler {
             let required = job.requirements(&cached, here.is_background(spot.class), &self.policy);
             self.fleet.find(pools, &required, &|id| shunned.contains(&id)).is_some()
         });
+        let ahead = self.place_in_lane(job);
         Some(WaitSummary {
             queued: job.queued(now),
             left: job.spec.deadline.since(now),
-            ahead: self.place_in_lane(job),
+            ahead,
             obstacle,
-            starts_in: self.starts_in(job, spot, obstacle, now),
+            starts_in: self.starts_in(job, spot, (obstacle, ahead), now),
         })
     }
 
@@ -117,7 +118,13 @@ impl Scheduler {
 
     /// Predicted time until a waiting job starts: by the end of its tenant's pause, the start of
     /// its pools, or the rate at which its tenant's jobs of the class have started.
-    fn starts_in(&self, job: &Job, spot: LanePosition, obstacle: Obstacle, now: Tick) -> Option<Duration> {
+    fn starts_in(
+        &self,
+        job: &Job,
+        spot: LanePosition,
+        obstacle: Obstacle,
+        ahead: Option<u64>,
+    ) -> Option<Duration> {
         let key = LaneKey::of(&job.spec);
         match obstacle {
             Obstacle::Paused => {
@@ -128,7 +135,7 @@ impl Scheduler {
             Obstacle::NoReplica => None,
             _ => {
                 let here = &self.groups[spot.group];
-                let before = self.place_in_lane(job)?.saturating_add(1);
+                let before = ahead?.saturating_add(1);
                 let wait = here.drain_rates(spot.class).wait(key.tenant, before, self.now)?;
                 let growth = self.demand.growth(here.shape.pool_set(spot.pool_set).pools.iter());
                 let lane = self.queue.lane(key).filter(|_| job.place.late);
