@@ -184,6 +184,7 @@ pub(super) fn snapshot() -> Snapshot {
             prefill_tokens: 10,
             kv_tokens: 20,
             speed_factor: 1.5,
+            speed_known: true,
             expected: Duration::from_millis(80),
             report_age: None,
             bottleneck: None,

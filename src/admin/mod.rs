@@ -3,12 +3,12 @@
 
 mod auth;
 mod config_view;
-mod explain;
 mod keys;
 mod operate;
 mod origin;
 mod problem;
 mod report;
+mod requests;
 mod routes;
 mod server;
 mod state;

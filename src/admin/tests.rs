@@ -206,7 +206,7 @@ fn rows_name_what_they_are_of() {
     let row = json!({
         "replica": "a100/http://10.0.0.1:8000", "pool": "a100", "state": "slow_start",
         "running": 2, "limit": 4, "prefill_tokens": 10, "kv_tokens": 20,
-        "speed_factor": 1.5, "expected_ttft_seconds": 0.08,
+        "speed": 1.0 / 1.5, "speed_factor": 1.5, "expected_ttft_seconds": 0.08,
         "held_back_by": null, "guests_held_back_by": "reading",
         "engine": {
             "running": 1, "waiting": null, "kv_usage": null, "slots": null, "kv_tokens": null,
@@ -332,6 +332,9 @@ async fn unknown_paths_and_methods_are_json_errors_that_help() {
     assert!(headers["content-type"].to_str().unwrap().starts_with("text/plain"));
     for line in index.lines().filter(|line| line.starts_with("GET  ") && !line.contains('{')) {
         let path = line.split_whitespace().nth(1).unwrap();
+        if path == "/admin/v1/events" {
+            continue; // This answer does not end.
+        }
         assert_eq!(call(&world, "GET", path).await.0, StatusCode::OK, "{path}");
     }
 }

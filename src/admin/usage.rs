@@ -3,13 +3,12 @@
 use std::sync::Arc;
 
 use axum::http::StatusCode;
-use serde_json::Value;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
 use crate::admin::operate::VerbError;
 use crate::telemetry::wall;
-use crate::usage::bill::{self, RowSource, ask, text};
+use crate::usage::bill::{self, Bill, RowSource, ask};
 
 /// Maker of bills, one at a time, because each bill reads a database.
 #[derive(Debug)]
@@ -27,7 +26,7 @@ impl BillMaker {
     /// # Errors
     /// The configuration keeps no usage rows, the query is invalid, another bill is being made, or
     /// the database does not answer.
-    pub(super) async fn make(&self, source: Option<&RowSource>, query: &str) -> Result<Value, VerbError> {
+    pub(super) async fn make(&self, source: Option<&RowSource>, query: &str) -> Result<Bill, VerbError> {
         let Some(source) = source.cloned() else {
             let message = "nothing is written down: the configuration has no `usage.folder`";
             return Err(VerbError(StatusCode::NOT_FOUND, message.to_owned()));
@@ -46,7 +45,6 @@ impl BillMaker {
         });
         let unavailable = |message| VerbError(StatusCode::SERVICE_UNAVAILABLE, message);
         let bill = made.await.map_err(|error| unavailable(error.to_string()))?;
-        let bill = bill.map_err(|error| unavailable(error.to_string()))?;
-        Ok(text::json(&bill))
+        bill.map_err(|error| unavailable(error.to_string()))
     }
 }

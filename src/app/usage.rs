@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 
-use crate::cli::usage::{BillFormat, UsageArgs};
+use crate::cli::usage::{BillFormat, ShareArg, UsageArgs};
 use crate::config::load;
 use crate::config::secret::{MachineSecrets, Secret, SecretSource as _};
 use crate::config::settings::Settings;
@@ -90,6 +90,27 @@ fn amount(unit: LimitUnit, sums: &BillSums) -> u64 {
 pub(super) fn row_source(settings: &UsageSettings) -> RowSource {
     let database = settings.database.clone();
     database.map_or_else(|| RowSource::Journal(settings.folder.clone()), RowSource::Database)
+}
+
+/// Path of the bill at the admin port of a running gateway, if the arguments name one.
+pub(super) fn of_gateway(args: &UsageArgs) -> Option<String> {
+    args.admin.as_ref()?;
+    let by = args.by.iter().map(|dimension| dimension.name()).collect::<Vec<_>>().join(",");
+    let share = match args.share {
+        ShareArg::Steps => "steps",
+        ShareArg::Tokens => "tokens",
+    };
+    let format = match args.format {
+        BillFormat::Table => "table",
+        BillFormat::Csv => "csv",
+        BillFormat::Json => "json",
+    };
+    let mut query = url::form_urlencoded::Serializer::new("usage?".to_owned());
+    query.append_pair("by", &by).append_pair("share", share).append_pair("format", format);
+    for (key, value) in [("since", &args.since), ("until", &args.until)] {
+        value.iter().for_each(|value| _ = query.append_pair(key, value));
+    }
+    Some(query.finish())
 }
 
 /// Runs `penstock usage` and returns the text to print.

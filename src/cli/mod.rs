@@ -5,6 +5,7 @@ pub mod import;
 pub mod operate;
 pub mod plan;
 pub mod usage;
+pub mod watch;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -19,6 +20,7 @@ use crate::cli::operate::{
 };
 use crate::cli::plan::PlanArgs;
 use crate::cli::usage::UsageArgs;
+use crate::cli::watch::{DoctorArgs, QueuesCommand, RequestsCommand, TailArgs, TopArgs};
 use crate::config::syntax::units::Span;
 
 /// Inference gateway and queue-aware request router.
@@ -95,7 +97,7 @@ pub enum Command {
     /// Pools, replicas with their ledgers and predictions, what waits by class
     /// and tenant, and what operators have set apart from the file. SPEED is
     /// against a usual H100; TTFT OF 1000 is the predicted first token of a
-    /// prompt of 1000 tokens sent now. ROOM and LESS URGENT say whether the
+    /// prompt of 1000 tokens sent now. SPEED is `-` until a replica has answered. ROOM and LESS URGENT say whether the
     /// replica takes one more request of the most urgent class that uses it, and
     /// of a less urgent one: yes, or what keeps it from that. pace: one more
     /// sequence would cost the objective between tokens; slots: its places are
@@ -117,10 +119,39 @@ pub enum Command {
     Ready(ReadyArgs),
     /// Say why a request went where it went, or why it waits.
     ///
-    /// The gateway remembers its last 10000 requests: each decision with its
-    /// rule, its prediction and the ledger of that moment; no prompts, no keys.
+    /// The gateway remembers all requests that wait or run, and the last 10000 that
+    /// ended: each decision with its rule, its prediction and the ledger of that
+    /// moment; no prompts, no keys.
     #[command(after_help = "Examples:\n  penstock explain hello-1\n  penstock explain hello-1 --json")]
     Explain(ExplainArgs),
+    /// Say the same in one paragraph.
+    #[command(after_help = "Example:\n  penstock why hello-1")]
+    Why(ExplainArgs),
+    /// List requests: those that wait, that run, and that ended last.
+    #[command(subcommand)]
+    Requests(RequestsCommand),
+    /// List what waits.
+    #[command(subcommand)]
+    Queues(QueuesCommand),
+    /// Watch decisions as the gateway makes them.
+    ///
+    /// One line for each: a request came, went to a replica and why, had its first
+    /// token, came back, fell back to another model, or ended; and changes of the
+    /// fleet, of overrides and of the configuration. Reads on when a connection
+    /// ends. A reader that is too slow is told how many events it missed.
+    #[command(
+        after_help = "Examples:\n  penstock tail --for 1s\n  penstock tail --for 1s --tenant search --event dispatched\n  penstock tail --for 1s -o json"
+    )]
+    Tail(TailArgs),
+    /// Watch queues, pools, replicas, tenants and requests on a terminal.
+    ///
+    /// Keys: 1 to 5, Tab and arrows choose a table and a line; s sorts by the next
+    /// column and r turns the order round; / filters; p pauses; q ends. Colours obey
+    /// NO_COLOR.
+    #[command(
+        after_help = "Examples:\n  penstock top --once\n  penstock top --once --view requests --sort -since\n  penstock top --once --csv --view requests"
+    )]
+    Top(TopArgs),
     /// List pools; close them to new work, and open them again.
     #[command(subcommand)]
     Pools(PoolsCommand),
@@ -141,7 +172,7 @@ pub enum Command {
     ///
     /// Exit code 1: the database or journal cannot be read.
     #[command(
-        after_help = "Examples:\n  penstock usage\n  penstock usage --by tenant,model --since 7d\n  penstock usage --by day,pool --since 2026-11-01 --format csv > november.csv\n  penstock usage --journal usage --by key --share tokens\n  penstock usage --format json"
+        after_help = "Examples:\n  penstock usage\n  penstock usage --by tenant,model --since 7d\n  penstock usage --by day,pool --since 2026-11-01 --format csv > november.csv\n  penstock usage --journal usage --by key --share tokens\n  penstock usage --format json\n  penstock usage --admin http://127.0.0.1:8081 --by model -o csv"
     )]
     Usage(UsageArgs),
     /// Count the prompt tokens of requests with a model's own tokenizer.
@@ -221,6 +252,28 @@ pub enum Command {
     /// Exit code 1: the source or the setting cannot be used.
     #[command(after_help = plan::EXAMPLES)]
     Plan(Box<PlanArgs>),
+    /// Look for what would keep a gateway from working here.
+    ///
+    /// Checks the configuration; the file descriptors that this user may open,
+    /// against server.max_connections; whether the ports of server.listen,
+    /// server.admin and scale.listen are free, or have a gateway behind them; and of each engine
+    /// that the file names whether it answers, serves the models of its pool, and
+    /// has the same time. Changes nothing.
+    ///
+    /// Exit code 1: a check failed. Warnings change no exit code.
+    #[command(
+        after_help = "Examples:\n  penstock doctor penstock.yaml || true\n  penstock doctor -o json || true"
+    )]
+    Doctor(DoctorArgs),
+    /// Print the manual page of a command, for man.
+    #[command(
+        after_help = "Examples:\n  penstock man > penstock.1\n  penstock man pools drain > penstock-pools-drain.1"
+    )]
+    Man {
+        /// The command, such as `pools drain`; absent = penstock itself.
+        #[arg(value_name = "COMMAND")]
+        command: Vec<String>,
+    },
     /// Print a completion script for a shell.
     #[command(after_help = "Example:\n  penstock completion bash > /etc/bash_completion.d/penstock")]
     Completion {

@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
+
+use crate::config::syntax::units::Span;
 
 /// Where the gateway is, and how to print what it says.
 #[derive(Debug, Clone, Args, Default)]
@@ -14,7 +16,10 @@ pub struct AdminArgs {
     /// How to get in there.
     #[command(flatten)]
     pub access: AccessArgs,
-    /// Print the gateway's answer as JSON.
+    /// How to print the gateway's answer.
+    #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t = OutputArg::Table, conflicts_with = "json")]
+    pub output: OutputArg,
+    /// The same as `--output json`.
     #[arg(long)]
     pub json: bool,
 }
@@ -33,6 +38,26 @@ pub struct ReadyArgs {
     /// How to get in there.
     #[command(flatten)]
     pub access: AccessArgs,
+}
+
+impl AdminArgs {
+    /// How the answer is to be printed.
+    #[must_use]
+    pub const fn format(&self) -> OutputArg {
+        if self.json { OutputArg::Json } else { self.output }
+    }
+}
+
+/// How an answer is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Default)]
+pub enum OutputArg {
+    /// For people.
+    #[default]
+    Table,
+    /// For programs.
+    Json,
+    /// For spreadsheets; lists only.
+    Csv,
 }
 
 /// What opens a gateway's admin port.
@@ -71,6 +96,20 @@ pub struct OverrideArgs {
     pub admin: AdminArgs,
 }
 
+/// What is drained, and whether to wait for its end.
+#[derive(Debug, Clone, Args)]
+pub struct DrainArgs {
+    /// Wait until nothing runs there any more.
+    #[arg(long)]
+    pub wait: bool,
+    /// With --wait: give up after this time, with exit code 1.
+    #[arg(long, value_name = "TIME", default_value = "10m", requires = "wait")]
+    pub timeout: Span,
+    /// What, how long, and why.
+    #[command(flatten)]
+    pub what: OverrideArgs,
+}
+
 /// What is to be as the file says again.
 #[derive(Debug, Clone, Args)]
 pub struct NameArgs {
@@ -98,8 +137,10 @@ pub enum PoolsCommand {
     ///
     /// Streams go on to their end. A request that no other pool can take stays
     /// where it is.
-    #[command(after_help = "Example:\n  penstock pools drain qwen --for 2h")]
-    Drain(OverrideArgs),
+    #[command(
+        after_help = "Examples:\n  penstock pools drain qwen --for 2h\n  penstock pools drain qwen --wait --timeout 30m"
+    )]
+    Drain(DrainArgs),
     /// Drain a pool whose machines will be taken away.
     #[command(after_help = "Example:\n  penstock pools spot-notice qwen --for forever")]
     SpotNotice(OverrideArgs),
@@ -122,9 +163,9 @@ pub enum ReplicasCommand {
     /// Streams go on to their end. A request that no other replica can take
     /// stays where it is.
     #[command(
-        after_help = "Example:\n  penstock replicas drain qwen/http://127.0.0.1:8001 --reason 'new driver'"
+        after_help = "Example:\n  penstock replicas drain qwen/http://127.0.0.1:8001 --wait --reason 'new driver'"
     )]
-    Drain(OverrideArgs),
+    Drain(DrainArgs),
     /// Drain a replica whose machine will be taken away.
     #[command(
         after_help = "Example:\n  penstock replicas spot-notice qwen/http://127.0.0.1:8001 --for forever"

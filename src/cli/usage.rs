@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use crate::cli::operate::{AccessArgs, AdminArgs};
 use crate::usage::bill::ask;
 use crate::usage::bill::{Dimension, TimeShare};
 
@@ -26,8 +27,14 @@ pub struct UsageArgs {
     #[arg(long, value_enum, default_value_t = ShareArg::Steps)]
     pub share: ShareArg,
     /// How to print it.
-    #[arg(long, value_enum, default_value_t = BillFormat::Table)]
+    #[arg(short = 'o', long, visible_alias = "output", value_enum, default_value_t = BillFormat::Table)]
     pub format: BillFormat,
+    /// Ask the running gateway with this admin address instead.
+    #[arg(long, value_name = "URL", conflicts_with_all = ["sqlite", "postgres", "journal"])]
+    pub admin: Option<String>,
+    /// How to get in there.
+    #[command(flatten)]
+    pub access: AccessArgs,
     /// The configuration whose database is asked.
     #[arg(short, long, value_name = "FILE", default_value = "penstock.yaml")]
     pub config: PathBuf,
@@ -41,6 +48,14 @@ pub struct UsageArgs {
     /// Read the JSON lines of the journal in this folder instead.
     #[arg(long, value_name = "FOLDER")]
     pub journal: Option<PathBuf>,
+}
+
+impl UsageArgs {
+    /// The gateway that is asked.
+    #[must_use]
+    pub fn admin_args(&self) -> AdminArgs {
+        AdminArgs { admin: self.admin.clone(), access: self.access.clone(), ..AdminArgs::default() }
+    }
 }
 
 /// How busy time is shared.

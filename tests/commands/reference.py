@@ -775,6 +775,16 @@ $ curl -sX POST http://127.0.0.1:8081/admin/v1/tenants/resume -H 'Content-Type: 
              "that people write are listed, and changed where they stand (409). The body's fields:", "",
              table(("field", "meaning"), [(f"`{name}`", meaning) for name, meaning in rows]), "",
              "[API keys](../guides/identity.md#keys-while-the-gateway-runs) shows it.", ""]
+    columns = re.search(r"const COLUMNS: &\[&str\] = &\[(.*?)\];", source("src/admin/requests/mod.rs"), re.S).group(1)
+    columns = re.findall(r'"([\w.]+)"', columns)
+    same("REQUEST_FIELDS", REQUEST_FIELDS, columns)
+    names = re.search(r"const NAMES: .*? =\s*\[(.*?)\];", source("src/admin/requests/events.rs"), re.S).group(1)
+    names = re.findall(r'"(\w+)"', names)
+    same("EVENTS", EVENTS, names)
+    body += ["## Requests", "", REQUESTS.strip(), "",
+             table(("field", "meaning"), [(f"`{name}`", REQUEST_FIELDS[name]) for name in columns]), "",
+             "## Events", "", EVENTS_INTRO.strip(), "",
+             table(("`event`", "when"), [(f"`{name}`", EVENTS[name]) for name in names]), ""]
     body += ["## Reasons of the scale signal", "", "`reason` of `/scale/v1/pools`, and the label of `penstock_desired_reason`.", "",
              enum_table("src/core/autoscale/mod.rs", "ScaleReason", ("`reason`", "meaning")), ""]
     snapshot = "src/core/model/snapshot.rs"
@@ -827,6 +837,63 @@ VERB_FIELDS = {
 }
 
 
+REQUESTS = """
+`GET /admin/v1/requests` has all requests that wait or run, and the last 10,000 that ended. Those that wait come first, the oldest
+first; then those that run, the oldest first; then those that ended, the last one first. The query takes `state` (`waiting`, `running`,
+`finished`), `tenant`, `class`, `model` and `pool`, each more than once, and `limit` (1 to 1,000, default 100). `matched` has the
+number of all that match, by state. No field has prompt text or a key.
+
+```console
+$ curl -s "http://127.0.0.1:8081/admin/v1/requests?state=waiting&limit=10"
+{"limit":10,"matched":{"finished":0,"running":0,"waiting":0},"requests":[]}
+```
+
+In CSV, which this list, `/admin/v1/queues`, `pools`, `replicas` and `tenants` have as well, a dot in a name is `_`. A text that begins
+like a formula has `'` before it.
+"""
+REQUEST_FIELDS = {
+    "request_id": "The id of the answer's header `x-request-id`.",
+    "state": "`waiting`, `running` or `finished`.",
+    "tenant": "Its tenant.",
+    "class": "The class that it asked for.",
+    "model": "The model that serves it, after a fallback the other one.",
+    "came_at_unix": "When it came, in seconds since 1970.",
+    "age_seconds": "Time since then.",
+    "state_seconds": "Time in its state.",
+    "stream": "Whether it asked for a stream.",
+    "prompt_tokens": "Tokens of its prompt, as the gateway counts or estimates them.",
+    "output_tokens": "Tokens so far, at least: the events with output of its stream. After its end, as counted.",
+    "attempts": "How often it was sent to a replica.",
+    "pool": "Pool of the last attempt.",
+    "replica": "Replica of the last attempt.",
+    "ttft_seconds": "Time from its arrival to the first token of the last attempt.",
+    "waits.obstacle": "[Why it waits](#why-a-request-waits).",
+    "waits.ahead": "Requests that go before it, of its tenant, class and model; absent when it is far from both ends of a long queue.",
+    "waits.queued_seconds": "Time in the queue, over all attempts.",
+    "waits.may_wait_seconds": "Time that it may still wait.",
+    "waits.starts_in_seconds": "Predicted time until it starts, from how fast its tenant's requests of the class have started; absent while that is not known.",
+    "end.outcome": "As `outcome` in the [log](log-fields.md).",
+    "end.reason": "As `reason` in the log.",
+    "end.status": "HTTP status that the client got.",
+    "end.total_seconds": "Time from its arrival to its end.",
+}
+EVENTS_INTRO = """
+`GET /admin/v1/events` is a stream of server-sent events. Each message is a JSON object with `event`, `at_unix` and, except for `change`,
+the request's `request_id`, `tenant`, `class` and `model`. The query takes `event`, `tenant`, `class`, `model` and `pool`, each more
+than once. At most 8 readers are served at once. A last message `{"event": "end", "why": …}` comes after 240 s, and at once with
+`missed`, the number of lost events, when a reader is too slow; a browser's `EventSource` then connects again by itself.
+"""
+EVENTS = {
+    "arrived": "A request came and was understood.",
+    "dispatched": "It was sent to `pool` and `replica`; `why` is the decision, as in `/admin/v1/requests/{id}`.",
+    "first_token": "The first token of its stream came, `after_seconds` from its arrival.",
+    "returned": "It is back in the queue: `reason` is the engine's fault or the scheduler's reason.",
+    "fell_back": "Another model is to serve it.",
+    "ended": "It ended, with `outcome`, `reason`, `status`, `total_seconds` and `output_tokens`.",
+    "change": "`change` of `subject`, with `detail` for people: `ejected`, `readmitted`, `pool_wanted`, `pool_started`, `pool_down`, `desired`, `override`, `config`.",
+}
+
+
 # Commands.
 
 
@@ -853,7 +920,7 @@ def commands():
         body += [f"## penstock {' '.join(words)}".rstrip(), "", "```text", text, "```", ""]
     intro = """
 Every command with its help text. All commands that ask a running gateway take `--admin URL` (or `PENSTOCK_ADMIN`), `--token-file` (or
-`PENSTOCK_ADMIN_TOKEN`), `--ca`, `--cert`, `--key` and `--json`.
+`PENSTOCK_ADMIN_TOKEN`), `--ca`, `--cert`, `--key` and `-o table|json|csv` (CSV: lists).
 
 ```sh
 penstock --help

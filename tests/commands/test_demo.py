@@ -1,6 +1,9 @@
 """The demo as a newcomer meets it: its printed lines, its traffic, its end."""
 
+import csv
+import io
 import json
+import os
 import re
 import signal
 import subprocess
@@ -146,6 +149,8 @@ def test_load_moves_queues_and_replicas(start, tmp_path):
     assert len(replicas) == 3
     assert total(admin, "penstock_broken_invariants") == 0
 
+    requests_are_listed_and_watched(admin)
+
     metrics = get(f"{admin}/metrics")
     promtool = subprocess.run(
         ["promtool", "check", "metrics"], input=metrics, text=True, capture_output=True, check=False
@@ -169,6 +174,70 @@ def test_load_moves_queues_and_replicas(start, tmp_path):
     assert not called
     assert demo.stop(signal.SIGINT) == 0, demo.output
     assert demo.lines[-1] == "drained"
+
+
+def requests_are_listed_and_watched(admin):
+    """`requests list`, `why`, `tail` and `top` over a demo under load, as on an operator's terminal of 80 by 24."""
+    def ask(command, code=0):
+        done = run(f"penstock {command}", PENSTOCK_ADMIN=admin)
+        assert done.returncode == code, (command, done.stdout, done.stderr)
+        return done.stdout
+
+    waiting = wait_until("waiting requests", lambda: json.loads(
+        ask("requests list --waiting -o json"))["requests"])
+    assert {row["state"] for row in waiting} == {"waiting"}
+    reports = json.loads(ask("requests list --tenant reports -o json"))["requests"]
+    assert {row["tenant"] for row in reports} == {"reports"}
+    assert all("prompt" not in key for row in waiting for key in row if key != "prompt_tokens")
+    ages = [row["age_seconds"] for row in waiting]
+    assert ages == sorted(ages, reverse=True), "the oldest first"
+    reasons = {row["waits"]["obstacle"] for row in waiting if row["waits"]}
+    assert reasons <= {"no_room", "not_its_turn", "quota_reached", "waits_for_sooner_replica", "waits_for_wanted_pools"}
+    table = ask("requests list --running --limit 5")
+    assert table.startswith("REQUEST") and 1 <= table.count(" running ") <= 5
+    lines = list(csv.DictReader(io.StringIO(ask("requests list --finished -o csv"))))
+    assert lines and all(row["end_outcome"] for row in lines)
+    why = ask(f"why {lines[0]['request_id']}")
+    assert why.count("\n") == 1 and "It went to" in why and "It ended after" in why
+    for command in ("queues list", "pools list", "replicas list", "tenants list"):
+        rows = list(csv.reader(io.StringIO(ask(f"{command} -o csv"))))
+        assert len(rows) > 1 and {len(row) for row in rows} == {len(rows[0])}, command
+    assert "no CSV" not in ask("status -o json") and ask("status -o csv", code=1) == ""
+    speeds = [row["speed"] for row in json.loads(ask("replicas list -o json"))["replicas"]]
+    assert all(speed is None or 0 < speed < 4 for speed in speeds)
+
+    events = [json.loads(line) for line in ask("tail --count 40 -o json --for 30s").splitlines()]
+    assert len(events) == 40 and {"dispatched", "ended"} <= {event["event"] for event in events}
+    chat = ask("tail --count 3 --tenant chat --event dispatched --for 30s").splitlines()
+    assert len(chat) == 3 and all(" dispatched " in line and "chat/" in line and " to " in line for line in chat)
+    assert ask("top --once --csv --view requests").startswith("request_id,state,")
+    assert re.search(r"^queues \(\d+\)$", ask("top --once"), re.M)
+
+    tmux = f"tmux -L penstock-{os.getpid()}"
+    def screen(wanted):
+        def look():
+            text = run(f"{tmux} capture-pane -p -t top").stdout
+            return text if re.search(wanted, text, re.M) else None
+        return wait_until(wanted, look, 30)
+
+    started = run(f"{tmux} new-session -d -s top -x 80 -y 24 'PENSTOCK_ADMIN={admin} penstock top'")
+    assert started.returncode == 0, started.stderr
+    try:
+        first = screen(r"^ 1 queues \d+ +2 pools 2 +3 replicas 3 +4 tenants \d+ +5 requests \d+")
+        assert first.startswith("penstock ") and " ready " in first and "q quit" in first
+        assert max(map(len, first.splitlines())) <= 80
+        run(f"{tmux} send-keys -t top 5")
+        assert re.search(r" (waiting|running) ", screen("^REQUEST +STATE"))
+        run(f"{tmux} send-keys -t top / reports Enter")
+        assert "chat" not in screen("^filter: reports ").partition("REQUEST")[2]
+        run(f"{tmux} send-keys -t top Escape")
+        wait_until("no filter", lambda: "filter: reports" not in run(f"{tmux} capture-pane -p -t top").stdout)
+        run(f"{tmux} send-keys -t top 3 s s r p")
+        assert "serving" in screen("^PAUSED .*") and "STATEv" in screen("SPEED")
+        run(f"{tmux} send-keys -t top q")
+        wait_until("the end of top", lambda: run(f"{tmux} has-session -t top").returncode != 0)
+    finally:
+        run(f"{tmux} kill-server")
 
 
 def test_second_signal_does_not_wait(start):

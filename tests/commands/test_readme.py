@@ -263,7 +263,10 @@ def test_yaml_block_is_valid(place, config, tmp_path):
 
 
 def asks_a_gateway(command):
-    asks = command.split()[1] in ("status", "ready", "explain", "pools", "replicas", "tenants", "usage")
+    asks = command.split()[1] in (
+        "status", "ready", "explain", "why", "pools", "replicas", "tenants", "queues",
+        "requests", "tail", "top", "usage", "doctor",
+    )
     return asks or "--against" in command
 
 
@@ -353,7 +356,7 @@ def test_help_example(command, tmp_path, start):
         gateway.wait_for(READY["serve"])
         if "usage" in asked:
             gateway.wait_for("usage database takes rows")
-        if "explain" in asked:
+        if " explain " in asked or " why " in asked:
             remember(server["listen"], key)
         done = run(asked, cwd=tmp_path, PENSTOCK_ADMIN=server["admin"])
         assert (done.returncode, done.stderr) == (0, "")

@@ -4,10 +4,10 @@
 set -uo pipefail
 die() { echo "commands: $1" >&2; echo "counts: 0 passed, 1 failed, 0 skipped"; exit 1; }
 
-if ! command -v promtool >/dev/null; then
+if ! { command -v promtool && command -v tmux; } >/dev/null; then
   sudo=$([ "$(id -u)" -eq 0 ] || echo sudo)
-  { $sudo apt-get update -q && $sudo apt-get install -yq --no-install-recommends prometheus; } >/dev/null 2>&1
-  command -v promtool >/dev/null || die "needs promtool: apt-get install prometheus"
+  { $sudo apt-get update -q && $sudo apt-get install -yq --no-install-recommends prometheus tmux; } >/dev/null 2>&1
+  { command -v promtool && command -v tmux; } >/dev/null || die "needs promtool and tmux: apt-get install prometheus tmux"
 fi
 book=$PENSTOCK_CACHE/mdbook
 if ! command -v mdbook >/dev/null && [ ! -x "$book/bin/mdbook" ]; then

@@ -1,6 +1,7 @@
 //! Bodies of the admin API. Field names are stable; times are in seconds.
 
 pub(super) mod bounds;
+pub(super) mod csv;
 pub(super) mod overview;
 pub(super) mod standing;
 
@@ -154,6 +155,9 @@ pub(super) struct ReplicaRow {
     limit: u32,
     prefill_tokens: u64,
     kv_tokens: u64,
+    /// Speed against a usual H100, 1 = as fast; `null` until the replica has answered. The
+    /// reciprocal of `speed_factor`.
+    speed: Option<f64>,
     speed_factor: f64,
     expected_ttft_seconds: f64,
     held_back_by: Option<&'static str>,
@@ -185,6 +189,7 @@ pub(super) fn replicas(snapshot: &Snapshot, engines: &[EngineView], policy: &Pol
         limit: view.limit,
         prefill_tokens: view.prefill_tokens,
         kv_tokens: view.kv_tokens,
+        speed: (view.speed_known && view.speed_factor > 0.0).then(|| 1.0 / view.speed_factor),
         speed_factor: view.speed_factor,
         expected_ttft_seconds: view.expected.as_secs_f64(),
         held_back_by: view.bottleneck.map(Bottleneck::name),

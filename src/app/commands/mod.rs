@@ -3,6 +3,7 @@
 pub(super) mod config;
 pub(super) mod count;
 pub(super) mod demo;
+pub(super) mod doctor;
 pub(super) mod import;
 pub(super) mod keda;
 pub(super) mod keys;
@@ -22,6 +23,7 @@ use crate::app::gateway::start_error;
 use crate::app::gateway::{self, Gateway};
 use crate::app::usage;
 use crate::cli::operate::AccessArgs;
+use crate::cli::watch::{DoctorArgs, QueuesCommand, RequestsCommand};
 use crate::cli::{
     CheckArgs, Cli, Command, DemoArgs, DialectArg, KedaArgs, OutputFormat, ServeArgs, SimEngineArgs,
 };
@@ -62,10 +64,18 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Status(args) => in_runtime(operate::status(args, |text| print(text).map(drop))),
         Command::Ready(args) => print_from(operate::ready(args)),
         Command::Explain(args) => print_from(operate::explain(args)),
+        Command::Why(args) => print_from(operate::why(args)),
+        Command::Requests(RequestsCommand::List(args)) => print_from(operate::requests(args)),
+        Command::Queues(QueuesCommand::List(args)) => print_from(operate::queues(args)),
+        Command::Tail(args) => in_runtime(operate::tail::run(args)),
+        Command::Top(args) => in_runtime(operate::top::run(args, |text| print(text).map(drop))),
         Command::Pools(command) => print_from(operate::pools(command)),
         Command::Replicas(command) => print_from(operate::replicas(command)),
         Command::Tenants(command) => print_from(operate::tenants(command)),
-        Command::Usage(args) => usage::run(&args).and_then(|text| print(&text)),
+        Command::Usage(args) => match usage::of_gateway(&args) {
+            Some(path) => print_from(operate::usage(path, args.admin_args())),
+            None => usage::run(&args).and_then(|text| print(&text)),
+        },
         Command::Count(args) => count::run(&args, |text| print(text).map(drop)),
         Command::Keda(args) => keda(&args),
         Command::Keys(command) => keys::run(&command).and_then(|text| print(&text)),
@@ -73,6 +83,8 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::SimEngine(args) => in_runtime(sim_engine(args)),
         Command::Simulate(args) => simulate::run(&args).and_then(|(text, code)| print(&text).map(|_| code)),
         Command::Plan(args) => plan::run(&args).and_then(|text| print(&text)),
+        Command::Doctor(args) => doctor(&args),
+        Command::Man { command } => man(&command).and_then(|text| print(&text)),
         Command::Completion { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "penstock", &mut script);
@@ -95,6 +107,21 @@ fn in_runtime(command: impl Future<Output = anyhow::Result<()>>) -> anyhow::Resu
 fn print_from(command: impl Future<Output = anyhow::Result<String>>) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     print(&runtime.block_on(command)?)
+}
+
+/// The manual page of a command.
+fn man(words: &[String]) -> anyhow::Result<String> {
+    let mut command = Cli::command();
+    command.build();
+    for word in words {
+        let found = command.find_subcommand(word).cloned();
+        command = found.with_context(|| {
+            format!("there is no command `{}`; `penstock help` lists them", words.join(" "))
+        })?;
+    }
+    let mut page = Vec::new();
+    clap_mangen::Man::new(command).render(&mut page)?;
+    Ok(String::from_utf8_lossy(&page).into_owned())
 }
 
 /// Prints a result. A reader that has seen enough (`| head`) is no error.
@@ -202,6 +229,21 @@ fn summary(report: &ConfigReport) -> String {
         (_, 0) => format!("{gap}{name} has {}\n", counted(errors, "error")),
         _ => format!("{gap}{name} has {} and {}\n", counted(errors, "error"), counted(warnings, "warning")),
     }
+}
+
+fn doctor(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
+    let loaded = load::load_file(&args.config, None);
+    let settings = match loaded.into_result() {
+        Ok(loaded) => loaded.settings,
+        Err(report) => {
+            eprint!("{report}");
+            return Ok(ExitCode::from(report.exit_code()));
+        }
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let findings = runtime.block_on(doctor::look(&settings))?;
+    print(&doctor::text(&findings, args.output))?;
+    Ok(ExitCode::from(u8::from(doctor::has_failed(&findings))))
 }
 
 /// `penstock keda`.

@@ -41,6 +41,7 @@ impl ConfigReloaded<'_> {
             tried_at: at,
             problems: Vec::new(),
         });
+        telemetry.changed("config", self.digest, || "loaded".to_owned());
         let restart = Some(self.restart_needed.join(", ")).filter(|keys| !keys.is_empty());
         telemetry.log(|| {
             info!(
@@ -83,6 +84,7 @@ impl ConfigRejected<'_> {
         status.tried_at = Some(wall::now());
         status.problems = self.problems.to_vec();
         telemetry.set_config_status(status);
+        telemetry.changed("config", "", || format!("rejected: {}", self.problems.join("; ")));
         telemetry.log(|| error!(problems = self.problems.join("; "), "config rejected"));
     }
 }

@@ -397,6 +397,7 @@ mod tests {
             prefill_tokens: 900,
             kv_tokens: 4_000,
             speed_factor: 1.5,
+            speed_known: true,
             expected: Duration::from_millis(80),
             report_age: None,
             bottleneck: None,

@@ -137,6 +137,15 @@ async fn a_paused_tenant_waits_is_explained_and_resumes() {
     let told = rig.told("waiting").await;
     assert_eq!((&told["state"], &told["waiting"]["obstacle"]), (&json!("waiting"), &json!("tenant_paused")));
     assert_eq!(told["waiting"]["replicas"].as_array().unwrap().len(), 2);
+    let list: Value = rig.admin(Method::GET, "/admin/v1/requests").await.ok().json();
+    let [first, second] = list["requests"].as_array().unwrap().as_slice() else { panic!("{list}") };
+    assert_eq!(
+        (&first["request_id"], &first["waits"]["obstacle"]),
+        (&json!("waiting"), &json!("tenant_paused"))
+    );
+    let (starts, replica) = (first["waits"]["starts_in_seconds"].as_f64().unwrap(), &second["replica"]);
+    assert!((0.0..=5.0).contains(&starts) && replica.as_str().unwrap().starts_with("main/"), "{list}");
+    assert_eq!((&second["end"]["outcome"], &second["output_tokens"]), (&json!("success"), &json!(2)));
     let status: Value = rig.admin(Method::GET, "/admin/v1/status").await.ok().json();
     assert_eq!(status["overrides"][0]["kind"], "pause");
     let answer = rig.done("/admin/v1/tenants/resume", &json!({ "name": TENANT })).await;

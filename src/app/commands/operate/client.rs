@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use reqwest::{Certificate, Client, Identity, RequestBuilder, StatusCode};
+use reqwest::{Certificate, Client, Identity, RequestBuilder, Response, StatusCode};
 use serde_json::Value;
 
 use crate::cli::operate::{AccessArgs, AdminArgs};
@@ -17,8 +17,10 @@ const DEFAULT_ADDRESS: &str = "http://127.0.0.1:8081";
 const ADDRESS_VARIABLE: &str = "PENSTOCK_ADMIN";
 /// Environment variable with an operator's token.
 const TOKEN_VARIABLE: &str = "PENSTOCK_ADMIN_TOKEN";
-/// Limit for a whole answer.
+/// Limit for a whole answer that is not a stream.
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest silence of a stream, which shows every 10 s that it lives.
+const SILENCE: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub(super) struct AdminClient {
@@ -39,7 +41,7 @@ impl AdminClient {
             .unwrap_or_else(|| DEFAULT_ADDRESS.to_owned());
         let base = base.trim_end_matches('/');
         let base = if base.contains("://") { base.to_owned() } else { format!("http://{base}") };
-        let mut http = Client::builder().timeout(TIMEOUT).no_proxy();
+        let mut http = Client::builder().connect_timeout(TIMEOUT).read_timeout(SILENCE).no_proxy();
         let access = &args.access;
         if let Some(path) = &access.ca {
             let certs = Certificate::from_pem_bundle(&read(path)?);
@@ -89,31 +91,59 @@ impl AdminClient {
         format!("{}/admin/v1/{path}", self.base)
     }
 
-    async fn answer(&self, mut request: RequestBuilder) -> anyhow::Result<Value> {
-        let base = &self.base;
+    /// An answer that is no JSON.
+    ///
+    /// # Errors
+    /// The gateway cannot be reached, or refuses.
+    pub(super) async fn text(&self, path: &str) -> anyhow::Result<String> {
+        let answer = self.send(self.http.get(self.url(path)).timeout(TIMEOUT)).await?;
+        answer.text().await.with_context(|| self.unreachable())
+    }
+
+    /// An answer that comes piece by piece, without end.
+    ///
+    /// # Errors
+    /// The gateway cannot be reached, or refuses.
+    pub(super) async fn stream(&self, path: &str) -> anyhow::Result<Response> {
+        self.send(self.http.get(self.url(path))).await
+    }
+
+    async fn answer(&self, request: RequestBuilder) -> anyhow::Result<Value> {
+        let text = self.send(request.timeout(TIMEOUT)).await?.text().await;
+        let text = text.with_context(|| self.unreachable())?;
+        serde_json::from_str(&text).ok().with_context(|| self.stranger("an answer"))
+    }
+
+    /// Sends a request and checks that it succeeded.
+    async fn send(&self, mut request: RequestBuilder) -> anyhow::Result<Response> {
         if let Some(token) = &self.token {
             request = request.bearer_auth(token.expose());
         }
-        let unreachable = || {
-            let hint =
-                if base.starts_with("https") { "; --ca names its certificate's authorities" } else { "" };
-            format!(
-                "no gateway answers at {base}; is it running, and is that its admin address? \
-                 --admin or {ADDRESS_VARIABLE} choose another one{hint}"
-            )
-        };
-        let response = request.send().await.with_context(unreachable)?;
+        let response = request.send().await.with_context(|| self.unreachable())?;
         let status = response.status();
-        let text = response.text().await.with_context(unreachable)?;
-        let Ok(answer) = serde_json::from_str::<Value>(&text) else {
-            bail!(
-                "{base} answers {status}, which no Penstock admin port does; --admin or {ADDRESS_VARIABLE} choose another address"
-            );
-        };
-        if !status.is_success() {
-            bail!("{}", answer["error"]["message"].as_str().unwrap_or(&text));
+        if status.is_success() {
+            return Ok(response);
         }
-        Ok(answer)
+        let text = response.text().await.with_context(|| self.unreachable())?;
+        let answer =
+            serde_json::from_str::<Value>(&text).ok().with_context(|| self.stranger(&status.to_string()))?;
+        bail!("{}", answer["error"]["message"].as_str().unwrap_or(&text));
+    }
+
+    fn unreachable(&self) -> String {
+        let base = &self.base;
+        let hint = if base.starts_with("https") { "; --ca names its certificate's authorities" } else { "" };
+        format!(
+            "no gateway answers at {base}; is it running, and is that its admin address? \
+             --admin or {ADDRESS_VARIABLE} choose another one{hint}"
+        )
+    }
+
+    fn stranger(&self, answer: &str) -> String {
+        format!(
+            "{} answers {answer}, which no Penstock admin port does; --admin or {ADDRESS_VARIABLE} choose another address",
+            self.base
+        )
     }
 }
 
@@ -134,6 +164,12 @@ fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     MachineSecrets.file(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
+/// The query of a path: `?tenant=a&limit=1`, or nothing.
+pub(super) fn query(pairs: &[(&str, String)]) -> String {
+    let text = url::form_urlencoded::Serializer::new(String::new()).extend_pairs(pairs).finish();
+    if text.is_empty() { text } else { format!("?{text}") }
+}
+
 /// A text, percent-encoded as one segment of a path.
 pub(super) fn as_path_part(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~');
@@ -148,6 +184,11 @@ mod tests {
     #[test]
     fn ids_cannot_leave_their_part_of_the_path() {
         assert_eq!(as_path_part("req_1-a.b~"), "req_1-a.b~");
+        assert_eq!(query(&[]), "");
+        assert_eq!(
+            query(&[("tenant", "a&b".to_owned()), ("limit", "1".to_owned())]),
+            "?tenant=a%26b&limit=1"
+        );
         assert_eq!(as_path_part("../a?b#c%"), "..%2Fa%3Fb%23c%25");
     }
 }

@@ -93,22 +93,25 @@ fn one_try(attempt: &Value) -> String {
     text
 }
 
-/// The reason why the request went before others.
 fn turn_text(why: &Value) -> String {
-    let words = match why["turn"].as_str().unwrap_or_default() {
+    format!("{}: {}", plain(&why["turn"]), turn_words(why))
+}
+
+/// The reason why the request went before others.
+pub(super) fn turn_words(why: &Value) -> &str {
+    match why["turn"].as_str().unwrap_or_default() {
         "alone" => "nobody else waited for these replicas",
         "fair" => "its class was first, and its tenant had had least for its weight",
         "guaranteed_share" => "its class was owed its minimum share",
         "own_quota" => "its tenant had less than its quota guarantees",
         "requeued" => "it was back from a replica, at its old age",
-        other => return other.to_owned(),
-    };
-    format!("{}: {words}", plain(&why["turn"]))
+        other => other,
+    }
 }
 
-/// The reason for the pool, and the pool that was preferred.
-fn pool_text(why: &Value) -> String {
-    let words = match why["choice"].as_str().unwrap_or_default() {
+/// The reason for the pool.
+pub(super) fn pool_words(why: &Value) -> Option<&'static str> {
+    Some(match why["choice"].as_str().unwrap_or_default() {
         "session" => "its session was there before",
         "prefix" => "the start of its prompt is in the replica's cache",
         "wanted" => "of those that keep the objective, the one wanted most",
@@ -117,8 +120,13 @@ fn pool_text(why: &Value) -> String {
         "fastest" => "none keeps the objective, and this one is soonest",
         "waited" => "none keeps the objective, and it waited for this one",
         "held" => "a replica was kept free for it, which others had passed",
-        _ => return String::new(),
-    };
+        _ => return None,
+    })
+}
+
+/// The reason for the pool, and the pool that was preferred.
+fn pool_text(why: &Value) -> String {
+    let Some(words) = pool_words(why) else { return String::new() };
     let over = &why["passed_over"];
     let over = match over["why"].as_str() {
         Some("busy") => format!("; {} is cheaper or preferred, but was busy", plain(&over["pool"])),
@@ -130,8 +138,9 @@ fn pool_text(why: &Value) -> String {
     format!("  pool       {}: {words}{over}\n", plain(&why["choice"]))
 }
 
-fn waiting(waiting: &Value) -> String {
-    let words = match waiting["obstacle"].as_str().unwrap_or_default() {
+/// What a request waits for.
+pub(super) fn obstacle_text(waiting: &Value) -> &'static str {
+    match waiting["obstacle"].as_str().unwrap_or_default() {
         "tenant_paused" => "an operator has paused its tenant; `penstock tenants resume` ends that",
         "quota_reached" => "its tenant holds all that its quota allows",
         "no_replica_in_service" => {
@@ -144,9 +153,17 @@ fn waiting(waiting: &Value) -> String {
         }
         "waits_for_sooner_replica" => "a replica that is busy now will be sooner than one that is free",
         _ => "there is room, and others go first",
+    }
+}
+
+fn waiting(waiting: &Value) -> String {
+    let starts = match waiting["starts_in"].as_f64() {
+        Some(_) => format!(", and is expected to start in about {}", time(&waiting["starts_in"])),
+        None => String::new(),
     };
+    let words = obstacle_text(waiting);
     let mut text = format!(
-        "\nwaits for {}, and may for {} more: {words}\n  {} ahead of it in its own lane, {} wait in all\n\n",
+        "\nwaits for {}, and may for {} more: {words}{starts}\n  {} ahead of it in its own lane, {} wait in all\n\n",
         time(&waiting["queued"]),
         time(&waiting["may_wait_on"]),
         waiting["ahead_of_it"],

@@ -3,22 +3,28 @@
 mod client;
 mod explain;
 mod status;
-mod text;
+pub(in crate::app) mod tail;
+pub(super) mod text;
+pub(in crate::app) mod top;
+mod verbs;
+mod views;
+mod why;
 
 use std::collections::HashMap;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::cli::operate::{
-    AccessArgs, AdminArgs, BoostArgs, ExplainArgs, NameArgs, OverrideArgs, PoolsCommand, ReadyArgs,
-    ReplicasCommand, StatusArgs, TenantsCommand,
+    AccessArgs, AdminArgs, BoostArgs, ExplainArgs, OutputArg, PoolsCommand, ReadyArgs, ReplicasCommand,
+    StatusArgs, TenantsCommand,
 };
+use crate::cli::watch::{FilterArgs, RequestListArgs};
 
 use crate::core::replica::speed::pool_best::PoolBest;
 
-use self::client::{AdminClient, as_path_part};
-use self::text::{plain, time};
+use self::client::{AdminClient, as_path_part, query};
+use self::verbs::{end, set, shown};
 
 /// Time between two refreshes of `status --watch`.
 const WATCH_EVERY: Duration = Duration::from_secs(2);
@@ -31,7 +37,7 @@ pub(in crate::app) async fn pools(command: PoolsCommand) -> anyhow::Result<Strin
         PoolsCommand::List(args) => list(&args, "pools", status::pools).await,
         PoolsCommand::Cordon(args) => set("pools/cordon", &args, None).await,
         PoolsCommand::Uncordon(args) => end("pools/uncordon", &args).await,
-        PoolsCommand::Drain(args) => set("pools/drain", &args, None).await,
+        PoolsCommand::Drain(args) => verbs::drain("pool", &args).await,
         PoolsCommand::SpotNotice(args) => set("pools/spot-notice", &args, None).await,
     }
 }
@@ -44,10 +50,10 @@ pub(in crate::app) async fn demand(admin: &AdminArgs) -> anyhow::Result<Value> {
 /// `penstock replicas`; the text to print.
 pub(in crate::app) async fn replicas(command: ReplicasCommand) -> anyhow::Result<String> {
     match command {
-        ReplicasCommand::List(args) => list(&args, "replicas", status::replicas).await,
+        ReplicasCommand::List(args) => list(&args, "replicas", |list| views::REPLICAS.table(list)).await,
         ReplicasCommand::Cordon(args) => set("replicas/cordon", &args, None).await,
         ReplicasCommand::Uncordon(args) => end("replicas/uncordon", &args).await,
-        ReplicasCommand::Drain(args) => set("replicas/drain", &args, None).await,
+        ReplicasCommand::Drain(args) => verbs::drain("replica", &args).await,
         ReplicasCommand::SpotNotice(args) => set("replicas/spot-notice", &args, None).await,
     }
 }
@@ -67,7 +73,7 @@ pub(in crate::app) async fn best_latencies(
     admin: &str,
     access: &AccessArgs,
 ) -> anyhow::Result<HashMap<String, PoolBest>> {
-    let args = AdminArgs { admin: Some(admin.to_owned()), access: access.clone(), json: false };
+    let args = AdminArgs { admin: Some(admin.to_owned()), access: access.clone(), ..AdminArgs::default() };
     let answer = AdminClient::new(&args)?.get("pools").await?;
     let time = |value: &Value| Duration::try_from_secs_f64(value.as_f64()?).ok();
     let row = |row: &Value| {
@@ -106,7 +112,53 @@ pub(in crate::app) async fn ready(args: ReadyArgs) -> anyhow::Result<String> {
 pub(in crate::app) async fn explain(args: ExplainArgs) -> anyhow::Result<String> {
     let path = format!("requests/{}", as_path_part(&args.request_id));
     let answer = AdminClient::new(&args.admin)?.get(&path).await?;
-    Ok(shown(&args.admin, &answer, explain::render))
+    shown(&args.admin, &answer, explain::render)
+}
+
+/// `penstock why`; the text to print.
+pub(in crate::app) async fn why(args: ExplainArgs) -> anyhow::Result<String> {
+    let path = format!("requests/{}", as_path_part(&args.request_id));
+    let answer = AdminClient::new(&args.admin)?.get(&path).await?;
+    shown(&args.admin, &answer, why::paragraph)
+}
+
+/// `penstock requests list`; the text to print.
+pub(in crate::app) async fn requests(args: RequestListArgs) -> anyhow::Result<String> {
+    let mut pairs = filter_pairs(&args.filter);
+    let states = [("waiting", args.waiting), ("running", args.running), ("finished", args.finished)];
+    pairs.extend(states.iter().filter(|(_, on)| *on).map(|(state, _)| ("state", (*state).to_owned())));
+    pairs.push(("limit", args.limit.to_string()));
+    if args.admin.format() == OutputArg::Csv {
+        pairs.push(("format", "csv".to_owned()));
+        return AdminClient::new(&args.admin)?.text(&format!("requests{}", query(&pairs))).await;
+    }
+    let answer = AdminClient::new(&args.admin)?.get(&format!("requests{}", query(&pairs))).await?;
+    shown(&args.admin, &answer, |answer| {
+        let list = &answer["requests"];
+        let matched: u64 =
+            answer["matched"].as_object().into_iter().flatten().filter_map(|(_, n)| n.as_u64()).sum();
+        let more = matched.saturating_sub(list.as_array().map_or(0, Vec::len) as u64);
+        let rest =
+            if more > 0 { format!("and {more} more: --limit shows up to 1000\n") } else { String::new() };
+        views::REQUESTS.table(list) + &rest
+    })
+}
+
+/// `penstock queues list`; the text to print.
+pub(in crate::app) async fn queues(args: AdminArgs) -> anyhow::Result<String> {
+    list(&args, "queues", |list| views::QUEUES.table(list)).await
+}
+
+/// Bill of a running gateway, as its path asks for it.
+pub(in crate::app) async fn usage(path: String, admin: AdminArgs) -> anyhow::Result<String> {
+    let text = AdminClient::new(&admin)?.text(&path).await?;
+    Ok(serde_json::from_str::<Value>(&text).map_or(text, |bill| format!("{bill:#}\n")))
+}
+
+fn filter_pairs(filter: &FilterArgs) -> Vec<(&'static str, String)> {
+    let FilterArgs { tenant, class, model, pool } = filter;
+    let keys = [("tenant", tenant), ("class", class), ("model", model), ("pool", pool)];
+    keys.into_iter().flat_map(|(key, names)| names.iter().map(move |name| (key, name.clone()))).collect()
 }
 
 /// `penstock status`: prints with `print` once, or until it fails.
@@ -116,7 +168,7 @@ pub(in crate::app) async fn status(
 ) -> anyhow::Result<()> {
     let client = AdminClient::new(&args.admin)?;
     loop {
-        let text = shown(&args.admin, &client.get("status").await?, status::screen);
+        let text = shown(&args.admin, &client.get("status").await?, status::screen)?;
         if !args.watch {
             return print(&text);
         }
@@ -125,50 +177,10 @@ pub(in crate::app) async fn status(
     }
 }
 
-async fn list(args: &AdminArgs, what: &str, table: fn(&Value) -> String) -> anyhow::Result<String> {
-    let answer = AdminClient::new(args)?.get(what).await?;
-    Ok(shown(args, &answer, |answer| table(&answer[what])))
-}
-
-async fn set(path: &str, args: &OverrideArgs, by: Option<f64>) -> anyhow::Result<String> {
-    let mut body = json!({ "name": args.name, "for": args.lasts, "reason": args.reason });
-    if let Some(by) = by {
-        body["by"] = json!(by);
+async fn list(args: &AdminArgs, what: &str, table: impl Fn(&Value) -> String) -> anyhow::Result<String> {
+    let client = AdminClient::new(args)?;
+    if args.format() == OutputArg::Csv {
+        return client.text(&format!("{what}?format=csv")).await;
     }
-    let answer = AdminClient::new(&args.admin)?.post(path, &body).await?;
-    Ok(shown(&args.admin, &answer, outcome))
-}
-
-async fn end(path: &str, args: &NameArgs) -> anyhow::Result<String> {
-    let answer = AdminClient::new(&args.admin)?.post(path, &json!({ "name": args.name })).await?;
-    Ok(shown(&args.admin, &answer, outcome))
-}
-
-fn shown(args: &AdminArgs, answer: &Value, words: impl Fn(&Value) -> String) -> String {
-    if args.json { format!("{answer:#}\n") } else { words(answer) }
-}
-
-/// Text for the outcome of an operator command.
-fn outcome(answer: &Value) -> String {
-    let words = |state: &Value| match state.as_str() {
-        Some("none") => "as the file says".to_owned(),
-        _ => plain(state),
-    };
-    let lasts = match &answer["ends_in_seconds"] {
-        _ if answer["after"] == "none" => String::new(),
-        Value::Null => ", until somebody ends it".to_owned(),
-        seconds => format!(", for {}", time(seconds)),
-    };
-    let (name, before, after) = (plain(&answer["name"]), words(&answer["before"]), words(&answer["after"]));
-    let mut text = format!("{name}: {after}{lasts}; before: {before}\n");
-    if answer["requeued"] != 0 {
-        text += &format!("{} requests that were not begun went back to the queue\n", answer["requeued"]);
-    }
-    if answer["still_running"] != 0 && answer["after"] != "none" {
-        text += &format!("{} sequences still run there\n", answer["still_running"]);
-    }
-    for note in answer["notes"].as_array().into_iter().flatten() {
-        text += &format!("note: {}\n", plain(note));
-    }
-    text
+    shown(args, &client.get(what).await?, |answer| table(&answer[what]))
 }

@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::text::{plain, rows, span, table, tenant_name, time};
+use super::text::{plain, rows, span, table, time};
+use super::views::{self, oldest};
 
 /// Most replicas on the screen. When there are more, the screen shows those that need attention.
 const MAX_REPLICAS: usize = 24;
@@ -38,7 +39,7 @@ pub(super) fn screen(status: &Value) -> String {
         pools(&status["pools"]),
         shown_replicas(&status["replicas"]),
         classes(&status["classes"]),
-        tenants(&status["tenants"]),
+        views::TENANTS.table(&status["tenants"]),
         if overrides.is_empty() { "no overrides are in force\n".to_owned() } else { overrides },
     ];
     for part in parts {
@@ -65,18 +66,7 @@ fn unattainable_objectives(list: &Value) -> String {
 }
 
 pub(super) fn pools(list: &Value) -> String {
-    let rows = rows(list, |row| {
-        vec![
-            plain(&row["pool"]),
-            if row["closed"] == "none" { plain(&row["state"]) } else { plain(&row["closed"]) },
-            format!("{}/{}", row["in_service"], row["replicas"]),
-            format!("{}/{}", row["running"], row["limit"]),
-            desired_text(row),
-            plain(&row["models"]),
-            source(&row["source"]),
-        ]
-    });
-    let mut text = table(&["POOL", "STATE", "IN SERVICE", "RUNNING", "NEEDED", "MODELS", "SOURCE"], &rows);
+    let mut text = views::POOLS.table(list);
     for row in list.as_array().into_iter().flatten() {
         if let Some(problem) = row["source"]["problem"].as_str() {
             let _infallible =
@@ -84,24 +74,6 @@ pub(super) fn pools(list: &Value) -> String {
         }
     }
     text
-}
-
-/// Desired replicas, and the reason.
-fn desired_text(row: &Value) -> String {
-    match row["desired"].as_u64() {
-        Some(desired) => format!("{desired} ({})", plain(&row["desired_reason"])),
-        None => "?".to_owned(),
-    }
-}
-
-/// Source of a pool's replicas, and the age of its last answer.
-fn source(source: &Value) -> String {
-    let Some(kind) = source["kind"].as_str() else { return "file".to_owned() };
-    let trouble = if source["problem"].is_null() { "" } else { ", lost" };
-    match source["age_seconds"].as_f64() {
-        Some(age) => format!("{kind}, {} ago{trouble}", span(age)),
-        None => format!("{kind}, no answer yet{trouble}"),
-    }
 }
 
 /// Limits of tenants, with the amount left of each.
@@ -132,59 +104,7 @@ pub(super) fn limits(list: &Value) -> String {
 pub(super) fn tenants_in_full(list: &Value) -> String {
     let limits = limits(list);
     let gap = if limits.is_empty() { "" } else { "\n" };
-    tenants(list) + gap + &limits
-}
-
-/// What keeps a replica from taking more; `yes` when nothing does.
-fn room_text(held_back_by: &Value) -> String {
-    held_back_by.as_str().unwrap_or("yes").to_owned()
-}
-
-pub(super) fn replicas(list: &Value) -> String {
-    let rows = rows(list, |row| {
-        let factor = row["speed_factor"].as_f64().filter(|factor| *factor > 0.0);
-        vec![
-            plain(&row["replica"]),
-            plain(&row["state"]),
-            format!("{}/{}", row["running"], row["limit"]),
-            plain(&row["prefill_tokens"]),
-            plain(&row["kv_tokens"]),
-            factor.map_or_else(|| "-".to_owned(), |factor| format!("{:.2}", 1.0 / factor)),
-            time(&row["expected_ttft_seconds"]),
-            room_text(&row["held_back_by"]),
-            room_text(&row["guests_held_back_by"]),
-        ]
-    });
-    let head = [
-        "REPLICA",
-        "STATE",
-        "RUNNING",
-        "READING",
-        "KV TOKENS",
-        "SPEED",
-        "TTFT OF 1000",
-        "ROOM",
-        "LESS URGENT",
-    ];
-    table(&head, &rows)
-}
-
-pub(super) fn tenants(list: &Value) -> String {
-    let rows = rows(list, |row| {
-        let set = row["overrides"].as_array().into_iter().flatten().map(|set| match set["by"].as_f64() {
-            Some(factor) => format!("boost x{factor}"),
-            None => plain(&set["kind"]),
-        });
-        let set: Vec<String> = set.collect();
-        vec![
-            tenant_name(&row["tenant"], &row["parent"]),
-            plain(&row["weight"]),
-            plain(&row["waiting"]),
-            oldest(row),
-            if set.is_empty() { "-".to_owned() } else { set.join(", ") },
-        ]
-    });
-    table(&["TENANT", "WEIGHT", "WAITING", "OLDEST", "OVERRIDES"], &rows)
+    views::TENANTS.table(list) + gap + &limits
 }
 
 fn classes(list: &Value) -> String {
@@ -211,10 +131,6 @@ fn overrides(list: &Value) -> String {
     if rows.is_empty() { String::new() } else { table(&["OVERRIDE", "OF", "ENDS", "REASON"], &rows) }
 }
 
-fn oldest(row: &Value) -> String {
-    if row["waiting"] == 0 { "-".to_owned() } else { time(&row["oldest_seconds"]) }
-}
-
 /// The replicas that do not serve, then the fullest ones.
 fn shown_replicas(list: &Value) -> String {
     let mut all: Vec<Value> = list.as_array().cloned().unwrap_or_default();
@@ -223,7 +139,7 @@ fn shown_replicas(list: &Value) -> String {
         all.sort_by_key(|row| (row["state"] == "serving", std::cmp::Reverse(row["running"].as_u64())));
         all.truncate(MAX_REPLICAS);
     }
-    let mut text = replicas(&Value::Array(all));
+    let mut text = views::REPLICAS.table(&Value::Array(all));
     if more > 0 {
         let _infallible = writeln!(text, "and {more} more: `penstock replicas list` shows all");
     }

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 /// Columns under headings, two spaces apart.
-pub(super) fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
+pub(in crate::app::commands) fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
     let heading: Vec<String> = headings.iter().map(|text| (*text).to_owned()).collect();
     let all: Vec<&Vec<String>> = std::iter::once(&heading).chain(rows).collect();
     let width = |column: usize| all.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
@@ -44,7 +44,7 @@ pub(super) fn time(value: &Value) -> String {
 }
 
 /// Seconds as text: `42 ms`, `3.2 s`, `3m12s`, `1h30m`, `2d04h`.
-pub(super) fn span(seconds: f64) -> String {
+pub(in crate::app::commands) fn span(seconds: f64) -> String {
     let whole = seconds.max(0.0) as u64;
     let (days, hours, minutes) = (whole / 86_400, whole / 3_600 % 24, whole / 60 % 60);
     match whole {
@@ -56,6 +56,13 @@ pub(super) fn span(seconds: f64) -> String {
         3_600..86_400 => pair(hours, "h", minutes, "m"),
         _ => pair(days, "d", hours, "h"),
     }
+}
+
+/// Time of day in UTC, from seconds since 1970: `08:00:00.250`.
+pub(super) fn clock_time(unix_seconds: f64) -> String {
+    let millis = (unix_seconds.max(0.0) * 1e3).round() as u64 % 86_400_000;
+    let (hours, minutes, seconds) = (millis / 3_600_000, millis / 60_000 % 60, millis / 1000 % 60);
+    format!("{hours:02}:{minutes:02}:{seconds:02}.{:03}", millis % 1000)
 }
 
 /// A number and its unit, followed by the smaller unit when that is not 0.

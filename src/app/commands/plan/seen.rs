@@ -39,7 +39,7 @@ pub(super) fn read_measured(args: &PlanArgs) -> anyhow::Result<Option<MeasuredDe
 
 fn live(address: &str, args: &PlanArgs) -> anyhow::Result<MeasuredDemand> {
     let admin = Some(address.to_owned()).filter(|address| !address.is_empty());
-    let admin = AdminArgs { admin, access: args.source.access.clone(), json: false };
+    let admin = AdminArgs { admin, access: args.source.access.clone(), ..AdminArgs::default() };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let answer = runtime.block_on(operate::demand(&admin))?;
     let state = serde_json::from_value(answer).context("the gateway's answer is not what it has seen")?;

@@ -360,6 +360,7 @@ impl Fleet {
                 prefill_tokens: node.ledger.prefill.saturating_add(node.ledger.ahead),
                 kv_tokens: node.ledger.kv,
                 speed_factor: node.speed.factor,
+                speed_known: node.speed.learned.is_known(),
                 expected: Duration::from_nanos(node.ttft_model().ttft(sample)),
                 report_age: node.reported.latest.map(|(at, _)| now.since(at)),
                 bottleneck: node.bottleneck(pool, now, &self.rules),

@@ -4,7 +4,9 @@ use std::cmp::Reverse;
 use std::time::Duration;
 
 use crate::core::model::ids::{JobId, PoolId};
-use crate::core::model::snapshot::{Obstacle, QueueSnapshot, ReplicaOption, Snapshot, WaitExplanation};
+use crate::core::model::snapshot::{
+    Obstacle, QueueSnapshot, ReplicaOption, Snapshot, WaitExplanation, WaitSummary,
+};
 use crate::core::model::time::Tick;
 use crate::core::queue::lane_key::{LaneKey, LanePart};
 use crate::core::replica::fleet::ReplicaRequirements;
@@ -66,19 +68,7 @@ impl Scheduler {
         let background = here.is_background(spot.class);
         let mut replicas = self.replica_options(job, pools, background, now);
         replicas.sort_by_key(|choice| (Reverse(choice.fits), choice.expected, choice.replica));
-        let obstacle = if self.overrides.paused_until(key.tenant).is_some() {
-            Obstacle::Paused
-        } else if !self.allows(spot.group, key.tenant, job.spec.sequences) {
-            Obstacle::Quota
-        } else if self.start_left(key).is_some() {
-            Obstacle::Starting
-        } else if self.fleet.count_up(pools) == 0 {
-            Obstacle::NoReplica
-        } else if !replicas.iter().any(|choice| choice.fits) {
-            Obstacle::NoRoom
-        } else {
-            self.obstacle_at_free(job, spot)
-        };
+        let obstacle = self.obstacle(job, spot, || replicas.iter().any(|choice| choice.fits));
         let replicas_in_all = replicas.len();
         replicas.truncate(MAX_CHOICES);
         Some(WaitExplanation {
@@ -89,9 +79,89 @@ impl Scheduler {
             ahead,
             waiting: here.waiting(),
             obstacle,
+            starts_in: self.starts_in(job, spot, (obstacle, self.place_in_lane(job)), now),
             replicas_in_all,
             replicas,
         })
+    }
+
+    /// What a waiting job waits for, in short; `None` for one that does not wait. Searches for a
+    /// replica as a dispatch does.
+    #[must_use]
+    pub fn wait_summary(&self, id: JobId, now: Tick) -> Option<WaitSummary> {
+        let now = self.now.max(now);
+        let job = self.jobs.get(&id).filter(|job| job.part().is_some())?;
+        let spot = self.lane_position(LaneKey::of(&job.spec))?;
+        let here = &self.groups[spot.group];
+        let obstacle = self.obstacle(job, spot, || {
+            let pools = &here.shape.pool_set(spot.pool_set).pools;
+            let shunned = self.avoided_replicas(id, pools);
+            let cached = self.affinity.prefixes.matches(&job.prefix);
+            let required = job.requirements(&cached, here.is_background(spot.class), &self.policy);
+            self.fleet.find(pools, &required, &|id| shunned.contains(&id)).is_some()
+        });
+        let ahead = self.place_in_lane(job);
+        Some(WaitSummary {
+            queued: job.queued(now),
+            left: job.spec.deadline.since(now),
+            ahead,
+            obstacle,
+            starts_in: self.starts_in(job, spot, (obstacle, ahead), now),
+        })
+    }
+
+    /// Jobs before a waiting job in its part of its lane.
+    fn place_in_lane(&self, job: &Job) -> Option<u64> {
+        let part = job.part()?;
+        self.queue.lane(LaneKey::of(&job.spec))?.place_of(part, job.position_in(part), job.spec.id)
+    }
+
+    /// Predicted time until a waiting job starts: by the end of its tenant's pause, the start of
+    /// its pools, or the rate at which its tenant's jobs of the class have started.
+    fn starts_in(
+        &self,
+        job: &Job,
+        spot: LanePosition,
+        obstacle: Obstacle,
+        ahead: Option<u64>,
+    ) -> Option<Duration> {
+        let key = LaneKey::of(&job.spec);
+        match obstacle {
+            Obstacle::Paused => {
+                let until = self.overrides.paused_until(key.tenant)?;
+                (until != Tick::NEVER).then(|| until.since(now))
+            }
+            Obstacle::Starting => self.start_left(key).flatten(),
+            Obstacle::NoReplica => None,
+            _ => {
+                let here = &self.groups[spot.group];
+                let before = ahead?.saturating_add(1);
+                let wait = here.drain_rates(spot.class).wait(key.tenant, before, self.now)?;
+                let growth = self.demand.growth(here.shape.pool_set(spot.pool_set).pools.iter());
+                let lane = self.queue.lane(key).filter(|_| job.place.late);
+                let part = lane.map_or(1.0, |lane| lane.late_part(self.late_share(key.class)));
+                Duration::try_from_secs_f64(wait.as_secs_f64() / (growth * part)).ok()
+            }
+        }
+    }
+
+    /// What keeps a job from a replica. `has_room` says whether a replica in service has room for it.
+    fn obstacle(&self, job: &Job, spot: LanePosition, has_room: impl FnOnce() -> bool) -> Obstacle {
+        let key = LaneKey::of(&job.spec);
+        let pools = &self.groups[spot.group].shape.pool_set(spot.pool_set).pools;
+        if self.overrides.paused_until(key.tenant).is_some() {
+            Obstacle::Paused
+        } else if !self.allows(spot.group, key.tenant, job.spec.sequences) {
+            Obstacle::Quota
+        } else if self.start_left(key).is_some() {
+            Obstacle::Starting
+        } else if self.fleet.count_up(pools) == 0 {
+            Obstacle::NoReplica
+        } else if !has_room() {
+            Obstacle::NoRoom
+        } else {
+            self.obstacle_at_free(job, spot)
+        }
     }
 
     /// What keeps a job from replicas that have room for it.

@@ -19,6 +19,7 @@ use crate::core::model::policy::Policy;
 use crate::core::model::snapshot::Snapshot;
 use crate::core::model::time::Tick;
 use crate::dispatcher::Dispatcher;
+use crate::telemetry::request_history::{RequestState, RequestTrail};
 use crate::telemetry::{Telemetry, wall};
 use crate::usage::bill::{self, BillQuery, BillSums, Dimension, RowSource};
 
@@ -91,7 +92,11 @@ impl StandingCache {
         {
             return known.clone();
         }
-        let waiting = telemetry.history().waiting_of(tenant, MAX_EXPLAINED);
+        let waiting = telemetry.history().unended().filter_map(|request| {
+            let waits = |trail: &RequestTrail| trail.tenant == tenant && trail.state() == RequestState::Waiting;
+            let facts = |trail: &RequestTrail| (trail.request_id.to_str().unwrap_or_default().to_owned(), trail.job);
+            request.look(|trail| waits(trail).then(|| facts(trail)))
+        });
         let row = |(request, job): (String, _)| {
             let view = dispatcher.explain(job)?;
             Some(json!({
@@ -103,7 +108,7 @@ impl StandingCache {
                 "ahead_of_it": view.ahead,
             }))
         };
-        let rows: Vec<Value> = waiting.into_iter().filter_map(row).collect();
+        let rows: Vec<Value> = waiting.take(MAX_EXPLAINED).filter_map(row).collect();
         let rows = Value::from(rows);
         held.insert(tenant, (now, rows.clone()));
         rows
