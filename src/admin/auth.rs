@@ -10,6 +10,7 @@ use axum::response::Response;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use crate::admin::console;
 use crate::admin::origin;
 use crate::admin::problem::problem;
 use crate::admin::state::AdminState;
@@ -91,7 +92,7 @@ pub(super) async fn check(
     let settings = guard.state.settings();
     let operators = &settings.listeners.operators;
     let path = request.uri().path();
-    let is_open = OPEN_PATHS.contains(&path) || (operators.open_metrics && path == METRICS);
+    let is_open = OPEN_PATHS.contains(&path) || console::is_file(path) || (operators.open_metrics && path == METRICS);
     if is_open {
         request.extensions_mut().insert(Operator::local(from));
         return next.run(request).await;

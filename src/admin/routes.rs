@@ -18,7 +18,7 @@ pub(super) use crate::admin::problem::problem;
 use crate::admin::report::overview;
 use crate::admin::state::AdminState;
 use crate::admin::usage::BillMaker;
-use crate::admin::{config_view, explain, report};
+use crate::admin::{config_view, console, explain, report};
 use crate::config::watch::ReloadOutcome;
 use crate::telemetry::metrics::{CONTENT_TYPE, Scrape};
 use crate::telemetry::request_history::MAX_STORIES;
@@ -48,10 +48,14 @@ GET  /admin/v1/demand     the demand that was seen, of models, pools, classes an
 GET  /admin/v1/requests/{id}  why a recent request went where it went, or why it waits
 GET  /admin/v1/usage      who used what, and what it cost: ?by=tenant,model&since=7d&until=...&share=steps
 GET  /admin/v1/config     the configuration in force, without secrets
+GET  /admin/v1/shares     who waits and runs: share against use, what is borrowed, predicted wait, what blocks
+GET  /admin/v1/scale      desired and ready replicas of the last hour, and what KEDA asked last
+GET  /admin/v1/live       status and shares once a second, as a stream of events
+GET  /console             the same for people, as web pages
 POST /admin/v1/reload     read the configuration again
 
-Where the configuration has `admin.auth`, everything but /livez, /readyz and
-/healthz asks for `Authorization: Bearer <token>`.
+Where the configuration has `admin.auth`, everything but /livez, /readyz, /healthz
+and the files of /console asks for `Authorization: Bearer <token>`.
 
 POST with a JSON body {\"name\": ..., \"for\": \"30m\" or \"forever\", \"reason\": ...}:
 POST /admin/v1/pools/     cordon, drain, spot-notice, uncordon
@@ -91,7 +95,8 @@ pub fn router(state: AdminState, more: Router) -> Router {
         .route("/admin/v1/demand", get(demand))
         .route("/admin/v1/config", get(config))
         .route("/admin/v1/reload", post(reload))
-        .with_state(admin)
+        .with_state(admin.clone())
+        .merge(console::router(admin.state, admin.started))
         .merge(more)
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
@@ -116,17 +121,7 @@ async fn ready(State(admin): State<AdminRoutes>) -> (StatusCode, String) {
 }
 
 async fn status(State(admin): State<AdminRoutes>) -> impl IntoResponse {
-    let ready = admin.state.readiness();
-    let config = admin.state.telemetry.config_status();
-    let settings = admin.state.settings();
-    let uptime = admin.started.elapsed();
-    Json(report::StatusReport::new(
-        uptime,
-        ready,
-        &report::ProcessFacts::collect(&admin.state),
-        &settings,
-        &config,
-    ))
+    Json(report::StatusReport::of(&admin.state, admin.started.elapsed()))
 }
 
 async fn queues(State(admin): State<AdminRoutes>) -> impl IntoResponse {

@@ -66,7 +66,7 @@ pub(crate) fn telemetry(tenants: usize) -> Telemetry {
 }
 
 pub(crate) fn load(telemetry: &Telemetry, policy: Policy, digest: &str) {
-    ConfigReloaded { policy: &Arc::new(policy), digest, restart_needed: &[] }.emit(telemetry);
+    ConfigReloaded { policy: &Arc::new(policy), digest, restart_needed: &[], changed: &[] }.emit(telemetry);
 }
 
 fn dispatch_reason() -> DispatchReason {

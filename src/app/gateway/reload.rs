@@ -95,7 +95,9 @@ impl SettingsFollowers {
                 certificates_loaded(&listeners, &settings.listeners, telemetry);
                 let policy = &settings.policy;
                 let restart_needed = &report.needs_restart;
-                ConfigReloaded { policy, digest: &settings.digest, restart_needed }.emit(telemetry);
+                let changed: Vec<String> = report.changed.iter().map(ToString::to_string).collect();
+                let digest = &*settings.digest;
+                ConfigReloaded { policy, digest, restart_needed, changed: &changed }.emit(telemetry);
                 ReplicasChanged { before: &before, after: policy }.emit(telemetry);
             }
         }

@@ -9,7 +9,7 @@ use serde_json::json;
 use tracing::{debug, error, info};
 
 use crate::core::model::policy::Policy;
-use crate::telemetry::status::ConfigStatus;
+use crate::telemetry::status::{ConfigStatus, MAX_CHANGES};
 use crate::telemetry::text::{millis, shorten};
 use crate::telemetry::{Telemetry, wall};
 
@@ -23,6 +23,8 @@ pub struct ConfigReloaded<'a> {
     pub digest: &'a str,
     /// Keys of the file that changed and need a restart.
     pub restart_needed: &'a [String],
+    /// What changed, a line for each key.
+    pub changed: &'a [String],
 }
 
 impl ConfigReloaded<'_> {
@@ -36,6 +38,8 @@ impl ConfigReloaded<'_> {
             loaded_at: at,
             tried_at: at,
             problems: Vec::new(),
+            changed: self.changed.iter().take(MAX_CHANGES).cloned().collect(),
+            restart_needed: self.restart_needed.to_vec(),
         });
         let restart = Some(self.restart_needed.join(", ")).filter(|keys| !keys.is_empty());
         telemetry.log(|| {
@@ -235,7 +239,7 @@ mod tests {
         let telemetry = fixtures::telemetry(1);
         let policy = Arc::new(fixtures::policy(1));
         let keys = ["listen".to_owned(), "admin".to_owned()];
-        ConfigReloaded { policy: &policy, digest: "d2", restart_needed: &keys }.emit(&telemetry);
+        ConfigReloaded { policy: &policy, digest: "d2", restart_needed: &keys, changed: &[] }.emit(&telemetry);
         let line = last_line(&telemetry);
         assert_eq!((&line["digest"], &line["restart_needed"]), (&json!("d2"), &json!("listen, admin")));
 

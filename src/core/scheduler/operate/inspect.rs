@@ -1,10 +1,13 @@
 //! What the scheduler shows: the whole state at one instant, and why one job waits.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::core::model::ids::{JobId, PoolId};
-use crate::core::model::snapshot::{Obstacle, QueueSnapshot, ReplicaOption, Snapshot, WaitExplanation};
+use crate::core::model::ids::{ClassId, JobId, ModelId, PoolId, TenantId};
+use crate::core::model::snapshot::{
+    Obstacle, QueueSnapshot, QueueStanding, ReplicaOption, Snapshot, WaitExplanation,
+};
 use crate::core::model::time::Tick;
 use crate::core::queue::lane_key::{LaneKey, LanePart};
 use crate::core::replica::fleet::ReplicaRequirements;
@@ -66,19 +69,7 @@ impl Scheduler {
         let background = here.is_background(spot.class);
         let mut replicas = self.replica_options(job, pools, background, now);
         replicas.sort_by_key(|choice| (Reverse(choice.fits), choice.expected, choice.replica));
-        let obstacle = if self.overrides.paused_until(key.tenant).is_some() {
-            Obstacle::Paused
-        } else if !self.allows(spot.group, key.tenant, job.spec.sequences) {
-            Obstacle::Quota
-        } else if self.start_left(key).is_some() {
-            Obstacle::Starting
-        } else if self.fleet.count_up(pools) == 0 {
-            Obstacle::NoReplica
-        } else if !replicas.iter().any(|choice| choice.fits) {
-            Obstacle::NoRoom
-        } else {
-            self.obstacle_at_free(job, spot)
-        };
+        let obstacle = self.obstacle(job, spot, || replicas.iter().any(|choice| choice.fits));
         let replicas_in_all = replicas.len();
         replicas.truncate(MAX_CHOICES);
         Some(WaitExplanation {
@@ -92,6 +83,81 @@ impl Scheduler {
             replicas_in_all,
             replicas,
         })
+    }
+
+    /// What every tenant, class and model with jobs has waiting and running. Looks at every job.
+    #[must_use]
+    pub fn standings(&self, now: Tick) -> Vec<QueueStanding> {
+        let now = self.now.max(now);
+        let mut rows: BTreeMap<(TenantId, ClassId, ModelId), QueueStanding> = BTreeMap::new();
+        for job in self.jobs.values() {
+            let (tenant, class, model) = (job.spec.tenant, job.spec.class, job.spec.model);
+            let row =
+                rows.entry((tenant, class, model)).or_insert_with(|| self.standing(LaneKey::of(&job.spec)));
+            match job.attempt() {
+                Some(run) => row.running += u64::from(run.booking.seqs),
+                None => {
+                    row.waiting += 1;
+                    row.oldest = row.oldest.max(job.queued(now));
+                }
+            }
+        }
+        rows.into_values().collect()
+    }
+
+    /// The standing of a lane's tenant, class and model, with no job counted yet. When jobs of one
+    /// model wait in several lanes, the longest lane speaks for them.
+    fn standing(&self, of: LaneKey) -> QueueStanding {
+        let lanes = self.queue.lanes_of(of.class, of.tenant).filter(|(key, _)| key.model == of.model);
+        let longest = lanes.max_by_key(|(_, lane)| lane.load().requests);
+        let key = longest.map_or(of, |(key, _)| key);
+        let waiting = longest.map_or(0, |(_, lane)| lane.load().requests);
+        let head = longest.and_then(|(_, lane)| LanePart::ALL.into_iter().find_map(|part| lane.head(part)));
+        let head = head.and_then(|id| self.jobs.get(&id));
+        let spot = self.lane_position(key);
+        let start = self.start_left(key).flatten();
+        let group = self.placement.group_of_model(key.model);
+        QueueStanding {
+            tenant: key.tenant,
+            class: key.class,
+            model: key.model,
+            group,
+            waiting: 0,
+            running: 0,
+            oldest: Duration::ZERO,
+            predicted_wait: self.expected_wait(key, waiting).max(start),
+            quota: group.and_then(|group| self.groups[group].quotas.usage(key.tenant)),
+            obstacle: head.zip(spot).map(|(job, spot)| self.obstacle(job, spot, || self.has_room(job, spot))),
+        }
+    }
+
+    /// What a waiting job waits for. `fits` tells whether a replica in service has room for it.
+    fn obstacle(&self, job: &Job, spot: LanePosition, fits: impl FnOnce() -> bool) -> Obstacle {
+        let key = LaneKey::of(&job.spec);
+        let pools = &self.groups[spot.group].shape.pool_set(spot.pool_set).pools;
+        if self.overrides.paused_until(key.tenant).is_some() {
+            Obstacle::Paused
+        } else if !self.allows(spot.group, key.tenant, job.spec.sequences) {
+            Obstacle::Quota
+        } else if self.start_left(key).is_some() {
+            Obstacle::Starting
+        } else if self.fleet.count_up(pools) == 0 {
+            Obstacle::NoReplica
+        } else if !fits() {
+            Obstacle::NoRoom
+        } else {
+            self.obstacle_at_free(job, spot)
+        }
+    }
+
+    /// Whether a replica in service has room for the job.
+    fn has_room(&self, job: &Job, spot: LanePosition) -> bool {
+        let here = &self.groups[spot.group];
+        let pools = &here.shape.pool_set(spot.pool_set).pools;
+        let shunned = self.avoided_replicas(job.spec.id, pools);
+        let cached = self.affinity.prefixes.matches(&job.prefix);
+        let required = job.requirements(&cached, here.is_background(spot.class), &self.policy);
+        self.fleet.find(pools, &required, &|id| shunned.contains(&id)).is_some()
     }
 
     /// What keeps a job from replicas that have room for it.
