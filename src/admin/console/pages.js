@@ -80,11 +80,11 @@ export function queues(ctx) {
         { name: "Use against share", cell: (row) => bar([[row.used > row.share + 0.02 ? "over" : "used", row.used]], most * 1.05, `uses ${percent(row.used)} of a share of ${percent(row.share)}`, row.share) },
         { name: "Borrowed", num: true, value: (row) => row.borrowed, cell: (row) => (row.borrowed === null ? muted("no quota") : row.borrowed ? count(row.borrowed) : "0") },
       ], tenants, { key: (row) => row.tenant, label: "Tenants that contend" }) : empty("Nothing runs and nothing waits", "As soon as a request comes, its tenant stands here with its share and its use."),
-      h("div", { class: "legend" }, h("span", { class: "used" }, "used"), h("span", { class: "over" }, "used beyond the share: others leave it free"), h("span", {}, "the dark mark is the share"))),
+      h("div", { class: "legend" }, h("span", { class: "used" }, "used"), h("span", { class: "over" }, "used beyond the share: others leave it free"), h("span", {}, "the mark is the share"))),
     panel("Queues", { note: "tenant × class", aside: [filterBox(ctx, "queue-filter", "Filter by tenant, class, cause"), saves("queues")] },
       rows.length ? table("queues", [
-        { name: "Tenant", value: (row) => row.tenant },
-        { name: "Class", value: (row) => row.class },
+        { name: "Tenant", value: (row) => row.tenant, cell: (row) => [row.tenant, h("span", { class: "narrow" }, ` · ${row.class}`)] },
+        { name: "Class", cls: "broad", value: (row) => row.class },
         { name: "Model", value: (row) => row.model, hide: models < 2 },
         { name: "Waiting", num: true, value: (row) => row.waiting, cell: (row) => count(row.waiting) },
         { name: "Oldest", num: true, value: (row) => row.oldest_seconds, cell: (row) => (row.waiting ? time(row.oldest_seconds) : none) },
@@ -166,7 +166,7 @@ function engine(row) {
   if (!row.engine) return muted("not scraped");
   if (row.engine.problem) return badge("warn", "no metrics", row.engine.problem);
   const own = row.engine.running === null ? "" : `${count(row.engine.running)} run, ${count(row.engine.waiting)} wait`;
-  return h("span", { class: "muted" }, own || "answers", h("span", { class: "two" }, `${time(row.engine.age_seconds)} ago`));
+  return h("span", { class: "muted nowrap" }, own || "answers", h("span", { class: "two" }, `${time(row.engine.age_seconds)} ago`));
 }
 
 function replicaButtons(row, poolClosed) {
@@ -178,8 +178,53 @@ function replicaButtons(row, poolClosed) {
 
 // Requests
 
+const STATES = [["", "All"], ["waiting", "Waiting"], ["running", "Running"], ["finished", "Finished"]];
+
+function select(ctx, id, name, values) {
+  return h("select", { id, "data-input": id, "aria-label": name }, ["", ...values].map((value) => h("option", { value, selected: ctx.text(id) === value }, value || `all ${name}`)));
+}
+
 export function requests(ctx) {
-  return [panel("Requests", {}, empty("Loading", ""))];
+  const { status, shares } = ctx.view, state = ctx.choice("request-state", ""), many = ctx.choice("request-limit", "100") === "1000", filter = ctx.text("request-filter").trim();
+  const query = new URLSearchParams({ limit: many ? 1000 : 100, ...(state ? { state } : {}) });
+  for (const name of ["tenant", "class", "pool"]) if (ctx.text(`request-${name}`)) query.set(name, ctx.text(`request-${name}`));
+  const answer = ctx.need(`/admin/v1/requests?${query}`, many ? 10 : 2);
+  const models = new Set(shares.map((row) => row.model)).size > 1;
+  const all = answer.data ? answer.data.requests : [], matched = answer.data ? answer.data.matched : {};
+  const rows = all.filter((row) => contains(filter, row.request_id, row.tenant, row.class, row.model, row.replica || "", row.end ? `${row.end.outcome} ${row.end.reason || ""}` : row.state, row.waits ? row.waits.obstacle : ""));
+  const total = (matched.waiting || 0) + (matched.running || 0) + (matched.finished || 0);
+  return [panel("Requests", {
+    key: "requests", note: answer.data ? `${count(matched.waiting)} wait, ${count(matched.running)} run, ${count(matched.finished)} of the past are remembered` : "",
+    aside: saves("requests"),
+  },
+    h("div", { class: "filters" }, h("div", { class: "tabs", role: "group", "aria-label": "State" }, STATES.map(([value, text]) => button(text, "choose", { choice: "request-state", value }, { class: "quiet small", "aria-pressed": String(state === value) }))),
+      filterBox(ctx, "request-filter", "Filter by id, tenant, replica, outcome"), select(ctx, "request-tenant", "tenants", status.tenants.map((row) => row.tenant)), select(ctx, "request-class", "classes", status.classes.map((row) => row.class)), select(ctx, "request-pool", "pools", status.pools.map((row) => row.pool)),
+      button(many ? "Show 100" : "Show 1,000", "choose", { choice: "request-limit", value: many ? "100" : "1000" }, { class: "small", title: many ? "" : "Asked again every 10 s instead of every 2 s" })),
+    !answer.data ? pending(answer, "The requests") : rows.length ? table("requests", [
+      { name: "Request", value: (row) => row.request_id, cell: (row) => h("span", { class: "code" }, row.request_id) },
+      { name: "State", value: (row) => (row.end ? row.end.outcome : row.state), cell: (row) => outcome(row) },
+      { name: "Tenant", value: (row) => row.tenant },
+      { name: "Class", value: (row) => row.class },
+      { name: "Model", value: (row) => row.model, hide: !models },
+      { name: "Came", value: (row) => row.came_at_unix, cell: (row) => clock(row.came_at_unix) },
+      { name: "For", num: true, value: (row) => (row.end ? row.end.total_seconds : row.state_seconds), cell: (row) => time(row.end ? row.end.total_seconds : row.state_seconds), help: "In its state; of finished ones, in all" },
+      { name: "Prompt", num: true, value: (row) => row.prompt_tokens, cell: (row) => count(row.prompt_tokens) },
+      { name: "Output", num: true, value: (row) => row.output_tokens, cell: (row) => count(row.output_tokens) },
+      { name: "First token", num: true, value: (row) => row.ttft_seconds, cell: (row) => time(row.ttft_seconds) },
+      { name: "Where", value: (row) => row.replica || (row.waits ? row.waits.obstacle : null), cell: (row) => where(row) },
+    ], rows, { key: (row) => row.request_id, open: (row) => row.request_id, label: "Requests" }) : total || filter ? empty("No request fits", filter ? [`Nothing of the ${count(all.length)} rows here has “${filter}”. `, button("Open it by its id", "open", { id: filter }, { class: "small" })] : "Choose another state or tenant.") : empty("No requests yet", "As soon as one comes, it stands here; finished ones stay for a while."),
+    total > all.length && all.length ? h("p", { class: "muted" }, `${count(all.length)} of ${count(total)} are shown.`) : null)];
+}
+
+function outcome(row) {
+  if (!row.end) return badge(row.state === "waiting" ? "warn" : "info", row.state);
+  return badge(row.end.outcome === "success" ? "good" : row.end.status >= 500 ? "bad" : "quiet", row.end.reason || row.end.outcome, `status ${row.end.status}`);
+}
+
+function where(row) {
+  if (!row.waits) return row.replica ? [short(row.replica), row.attempts > 1 ? muted(` attempt ${row.attempts}`) : null] : none;
+  const [name, why] = BLOCKED[row.waits.obstacle] || [row.waits.obstacle, ""];
+  return h("span", { title: why }, name, h("span", { class: "muted two" }, row.waits.starts_in_seconds === null ? "start not known" : `starts in about ${time(row.waits.starts_in_seconds)}`));
 }
 
 // Scale
@@ -207,6 +252,17 @@ export function scale(ctx) {
   ];
 }
 
+/** Samples with the same kind of reason in a row, as parts of a bar. */
+function runs(samples) {
+  const parts = [];
+  for (const { reason } of samples) {
+    const kind = KIND[reason] || "up", last = parts[parts.length - 1];
+    if (last && last[0] === kind) last[1] += 1;
+    else parts.push([kind, 1]);
+  }
+  return parts;
+}
+
 function scalePanel(pool, samples, seen) {
   const changes = [];
   samples.forEach((row, at) => {
@@ -218,7 +274,7 @@ function scalePanel(pool, samples, seen) {
   return panel(pool.pool, { key: `scale-${pool.pool}`, note: `needs ${pool.desired ?? "?"}, has ${pool.in_service}: ${REASON[pool.desired_reason] || pool.desired_reason || "no signal yet"}`, aside: saves(`changes-${pool.pool}`) },
     samples.length < 2 ? empty("No history yet", "The gateway keeps a sample every 10 s for one hour, from its start.") : h("div", { class: "grid2" },
       h("div", {}, chart({ label: `Replicas of ${pool.pool} in the last hour`, times: samples.map((row) => row.at_unix), series: [{ name: "needed", cls: "first", step: true, values: samples.map((row) => row.desired) }, { name: "in service", cls: "second", step: true, area: true, values: samples.map((row) => row.ready) }] }),
-        bar(samples.map((row) => [KIND[row.reason] || "up", 1]), samples.length, `Reasons over time: ${reasons.join(", ")}`),
+        bar(runs(samples), samples.length, `Reasons over time: ${reasons.join(", ")}`),
         h("div", { class: "legend" }, reasons.map((name) => h("span", { class: KIND[name] === "out" ? "out" : KIND[name] || "up", title: REASON[name] }, name.replace("_", " "))))),
       h("div", {}, chart({ label: `Load of ${pool.pool} in the last hour`, times: samples.map((row) => row.at_unix), series: [{ name: "at replicas", cls: "first", area: true, values: samples.map((row) => row.inflight) }, { name: "waiting for it", cls: "second", values: samples.map((row) => row.queued) }] }))),
     h("div", { class: "grid2" },
@@ -230,7 +286,7 @@ function scalePanel(pool, samples, seen) {
         { name: "Needed", num: true, value: (row) => row.desired, cell: (row) => (row.before === null || row.before === row.desired ? String(row.desired ?? "?") : `${row.before} → ${row.desired ?? "?"}`) },
         { name: "In service", num: true, value: (row) => row.ready },
         { name: "Why", value: (row) => row.reason, cell: (row) => [h("b", {}, row.reason.replace("_", " ")), " ", muted(REASON[row.reason] || "")] },
-      ], changes.reverse().slice(0, 8), { key: (row) => `${row.at_unix}`, label: `Changes of ${pool.pool}` }) : empty("None", "The number has not changed since the start."))));
+      ], changes.reverse().slice(0, 5), { key: (row) => `${row.at_unix}`, label: `Changes of ${pool.pool}` }) : empty("None", "The number has not changed since the start."))));
 }
 
 // Tenants
@@ -239,16 +295,17 @@ const SPANS = [["1h", "1 hour"], ["24h", "24 hours"], ["7d", "7 days"], ["30d", 
 
 export function tenants(ctx) {
   const { status, shares } = ctx.view, filter = ctx.text("tenant-filter"), since = ctx.choice("since", "24h");
-  const bill = ctx.need(`/admin/v1/usage?by=tenant&since=${since}`, 30);
+  const running = ctx.need("/admin/v1/config", 3600, status.config.generation), off = running.data && !running.data.startup.usage;
+  const bill = running.data && !off ? ctx.need(`/admin/v1/usage?by=tenant&since=${since}`, 30) : running;
   const rows = status.tenants.filter((row) => contains(filter, row.tenant, row.parent || ""));
   const limits = rows.flatMap((row) => row.limits.map((limit) => ({ ...limit, tenant: row.tenant, part: Number(limit.amount) > 0 ? Number(limit.left) / Number(limit.amount) : null })));
-  const running = (name) => sum(shares.filter((row) => row.tenant === name), (row) => row.running);
+  const active = (name) => sum(shares.filter((row) => row.tenant === name), (row) => row.running);
   return [
     panel("Tenants", { note: count(status.tenants.length), aside: [filterBox(ctx, "tenant-filter", "Filter by name"), saves("tenants")] }, table("tenants", [
       { name: "Tenant", value: (row) => row.tenant, cell: (row) => [row.tenant, row.parent ? muted(` of ${row.parent}`) : null] },
       { name: "Weight", num: true, value: (row) => row.weight },
       { name: "Classes", value: (row) => row.classes, cell: (row) => row.classes.map((name, at) => [at ? ", " : "", name === row.default_class ? h("b", { title: "the class without asking" }, name) : name]) },
-      { name: "Running", num: true, value: (row) => running(row.tenant), cell: (row) => count(running(row.tenant)) },
+      { name: "Running", num: true, value: (row) => active(row.tenant), cell: (row) => count(active(row.tenant)) },
       { name: "Waiting", num: true, value: (row) => row.waiting, cell: (row) => count(row.waiting) },
       { name: "Oldest", num: true, value: (row) => row.oldest_seconds, cell: (row) => (row.waiting ? time(row.oldest_seconds) : none) },
       { name: "Set by operators", value: (row) => row.overrides.map(word), cell: (row) => (row.overrides.length ? row.overrides.map((set) => [badge("warn", word(set)), muted(` ${ends(set)} `)]) : none) },
@@ -260,7 +317,7 @@ export function tenants(ctx) {
       { name: "Left", num: true, value: (row) => Number(row.left), cell: (row) => [`${count(row.left)} of ${count(row.amount)}`, bar([[row.part < 0.1 ? "out" : row.part < 0.3 ? "held" : "good", row.part || 0]], 1, `${percent(row.part)} left`)] },
       { name: "Whole in", num: true, value: (row) => row.whole_in_seconds, cell: (row) => time(row.whole_in_seconds) },
     ], limits, { key: (row) => `${row.tenant} ${row.scope} ${row.of} ${row.unit} ${row.period}`, label: "Limits" }) : empty("No limits", "No tenant here has any. ", h("code", {}, "tenants.NAME.limits"), " bounds requests, tokens or money by the minute, day or month.")),
-    panel("Bill and waste", { note: "idle time has a line of its own, so the lines add up to what the replicas cost", aside: [h("div", { class: "tabs", role: "group", "aria-label": "Time span" }, SPANS.map(([value, text]) => button(text, "choose", { choice: "since", value }, { class: "quiet small", "aria-pressed": String(since === value) }))), bill.data ? saves("bill") : null] }, bill.data ? billTable(bill.data) : bill.error ? empty("No bill", `${bill.error}. `, "Set ", h("code", {}, "usage.folder"), " in the file and restart: each request then leaves a row with its tokens, its GPU time and its price.") : pending(bill, "The bill")),
+    panel("Bill and waste", { note: "idle time has a line of its own, so the lines add up to what the replicas cost", aside: [h("div", { class: "tabs", role: "group", "aria-label": "Time span" }, SPANS.map(([value, text]) => button(text, "choose", { choice: "since", value }, { class: "quiet small", "aria-pressed": String(since === value) }))), bill.data && bill !== running ? saves("bill") : null] }, off ? empty("Nothing is written down", "Set ", h("code", {}, "usage.folder"), " in the file and restart: each request then leaves a row with its tokens, its GPU time and its price.") : bill.data && bill !== running ? billTable(bill.data) : pending(bill, "The bill")),
   ];
 }
 
@@ -286,9 +343,9 @@ function billTable(bill) {
 export function config(ctx) {
   const { config: known } = ctx.view.status, last = known.last_reload, filter = ctx.text("config-filter");
   const running = ctx.need("/admin/v1/config", 3600, known.generation);
-  const leaves = running.data ? flatten(running.data) : [];
-  const rows = leaves.filter((row) => contains(filter, row.path, row.value));
-  const most = 400;
+  const leaves = running.data ? flatten(running.data).filter((row) => row.path !== "digest" && row.path !== "generation") : [];
+  const rows = leaves.filter((row) => row.value !== none && contains(filter, row.path, row.value));
+  const sections = [...new Set(rows.map((row) => row.path.split(".")[0]))];
   return [
     panel("Running against file", { aside: button("Read the file again", "reload", {}, { title: "The gateway follows the file by itself; this asks at once" }) },
       h("dl", { class: "facts" },
@@ -299,11 +356,11 @@ export function config(ctx) {
     last.problems.length ? panel("Errors of the file", { class: "error", note: "the configuration before it stays in force" }, h("pre", {}, last.problems.join("\n\n")), h("p", { class: "muted" }, "Mend the file; it is read again at once. ", h("code", {}, "penstock check"), " says the same with places.")) : null,
     last.restart_needed.length ? panel("Waits for a restart", {}, h("pre", {}, last.restart_needed.join("\n"))) : null,
     panel("Last change", { note: last.changed.length ? `${last.changed.length} keys` : "" }, last.changed.length ? h("pre", {}, last.changed.join("\n")) : empty("No change since the start", "After an edit of the file, the keys that changed stand here with their values before and after.")),
-    panel("Configuration in force", { note: "defaults included, without secrets; durations in seconds", aside: [filterBox(ctx, "config-filter", "Filter, such as pools h100"), saves("config")] },
-      running.data ? rows.length ? [h("div", { class: "tree" }, table("config", [
-        { name: "Key", value: (row) => row.path, cell: (row) => h("span", { class: "code" }, row.path) },
-        { name: "Value", value: (row) => row.value, cell: (row) => h("span", { class: "code" }, row.value) },
-      ], rows.slice(0, most), { key: (row) => row.path, label: "Configuration" })), rows.length > most ? muted(`${rows.length - most} more; filter to see them`) : null] : empty("No key fits the filter", "Clear it to see all.") : pending(running, "The configuration")),
+    panel("Configuration in force", { note: "defaults included, what is not set left out; durations in seconds", aside: filterBox(ctx, "config-filter", "Filter, such as pools h100") },
+      running.data ? rows.length ? sections.map((name) => {
+        const own = rows.filter((row) => row.path.split(".")[0] === name);
+        return h("details", { "data-key": `${name} ${filter}`, open: filter !== "" }, h("summary", {}, h("span", { class: "code" }, name), muted(` ${own.length}`)), own.map((row) => h("div", { class: "leaf", "data-key": row.path }, h("span", { class: "code" }, row.path), h("span", { class: "code" }, row.value))));
+      }) : empty("No key fits the filter", "Clear it to see all.") : pending(running, "The configuration")),
   ];
 }
 
@@ -365,10 +422,5 @@ function decision(one) {
     h("dl", { class: "facts" }, fact("Turn", `${why.turn}: ${TURN[why.turn] || ""}`), fact("Pool", `${one.pool}: ${CHOICE[why.choice] || why.choice}`),
       why.passed_over ? fact("Passed over", `${why.passed_over.pool}: ${why.passed_over.why === "busy" ? "wanted more, but busy" : "wanted more, but too late"}`) : null,
       fact("Replica", `soonest first token of ${count(why.candidates)} with room: ${time(why.expected_ttft)}`), fact("Cached", `${count(why.cached_tokens)} of the prompt's tokens`), fact("Ledger there", `${count(why.running)} of ${count(why.limit)} places, ${count(why.outstanding_tokens)} tokens outstanding`), fact("Left waiting", count(why.left_waiting)),
-      why.demoted_from ? fact("Class", `${why.class}, too late for ${why.demoted_from}`) : null, why.adapter ? fact("Adapter", why.adapter) : null),
-    one.losers && one.losers.length ? table(`losers-${why.attempt}`, [
-      { name: "Not chosen", value: (row) => row.replica, cell: (row) => short(row.replica) },
-      { name: "First token in", num: true, value: (row) => row.expected_ttft, cell: (row) => time(row.expected_ttft) },
-      { name: "Later by", num: true, value: (row) => row.expected_ttft - why.expected_ttft, cell: (row) => time(row.expected_ttft - why.expected_ttft) },
-    ], one.losers, { key: (row) => row.replica, label: "Replicas that were not chosen" }) : null);
+      why.demoted_from ? fact("Class", `${why.class}, too late for ${why.demoted_from}`) : null, why.adapter ? fact("Adapter", why.adapter) : null));
 }

@@ -80,6 +80,7 @@ export function time(seconds) {
   if (!known(seconds)) return none;
   const value = Number(seconds);
   if (value <= 0) return "0 s";
+  if (value < 0.00005) return "< 0.1 ms";
   if (value < 0.9995) return `${value < 0.0095 ? (value * 1e3).toFixed(1) : Math.round(value * 1e3)} ms`;
   if (value < 59.95) return `${value < 9.95 ? value.toFixed(1) : Math.round(value)} s`;
   const whole = Math.round(value), pair = (big, small, a, b) => `${Math.floor(whole / big)} ${a}${Math.floor((whole % big) / small) ? ` ${Math.floor((whole % big) / small)} ${b}` : ""}`;
@@ -151,7 +152,7 @@ export function table(id, columns, rows, options = {}) {
   const body = rows.map((row) => {
     const open = options.open && options.open(row);
     return h("tr", { "data-key": options.key ? options.key(row) : null, class: open ? "opens" : null, tabindex: open ? 0 : null, "data-act": open ? "open" : null, "data-id": open || null, "aria-label": open ? `Open ${open}` : null },
-      shown.map((column) => h("td", { class: column.num ? "num" : null, "data-label": column.name }, column.cell ? column.cell(row) : String(column.value(row) ?? none))));
+      shown.map((column) => h("td", { class: column.num ? "num" : column.cls || null, "data-label": column.name }, column.cell ? column.cell(row) : String(column.value(row) ?? none))));
   });
   exports.set(id, { columns: shown.filter((column) => column.value), rows });
   return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": options.label || id, "data-key": id },
@@ -161,7 +162,7 @@ export function table(id, columns, rows, options = {}) {
 const exports = new Map();
 
 /** Buttons that save a table as it stands. */
-export const saves = (id) => ["csv", "json"].map((form) => button(form.toUpperCase(), "save", { table: id, form }, { class: "quiet small", title: `Save this table as ${form.toUpperCase()}` }));
+export const saves = (id) => h("span", { class: "nowrap" }, ["csv", "json"].map((form) => button(form.toUpperCase(), "save", { table: id, form }, { class: "quiet small", title: `Save this table as ${form.toUpperCase()}` })));
 
 export function save(id, form) {
   const { columns, rows } = exports.get(id) || { columns: [], rows: [] };

@@ -81,6 +81,19 @@ export const CHOICE = {
   held: "a replica was kept free for it, which others had passed",
 };
 
+/** What to do about replicas that take no more, by the most common cause. */
+function full(replicas, urgent) {
+  const causes = new Map(), up = replicas.filter((row) => ["serving", "slow_start", "busy"].includes(row.state));
+  for (const row of up) {
+    const cause = urgent ? row.held_back_by : row.guests_held_back_by || row.held_back_by;
+    if (cause) causes.set(cause, (causes.get(cause) || 0) + 1);
+  }
+  const [cause, times] = [...causes].sort((a, b) => b[1] - a[1])[0] || [];
+  if (!cause) return "Replicas free places just now; look again in a moment.";
+  const advice = { pace: "Add a replica, or loosen itl_objective of the classes that share it.", slots: "Add a replica, or raise max_seqs if its memory allows.", kv: "Add a replica, or one with more memory.", reserve: "Add a replica; the headroom is what keeps the urgent class in time.", slow_start: "It passes by itself." }[cause] || "Add a replica if it lasts.";
+  return `At ${times} of ${up.length} replicas: ${HELD[cause] || cause}. ${advice}`;
+}
+
 const action = (level, title, text, where, command) => ({ level, title, text, where, command });
 const plural = (count, one, many = one + "s") => `${count} ${count === 1 ? one : many}`;
 
@@ -122,7 +135,8 @@ export function findings(view, f) {
     if (row.waiting && row.oldest_seconds > row.ttft_objective_seconds) {
       const held = shares.filter((share) => share.class === row.class && share.waiting && share.blocked_by);
       held.sort((a, b) => b.waiting - a.waiting);
-      const why = held[0] ? (BLOCKED[held[0].blocked_by] || ["", ""])[1] : "";
+      const cause = held[0] ? held[0].blocked_by : "", urgent = row.rank === Math.min(...status.classes.map((other) => other.rank));
+      const why = cause === "no_room" ? full(status.replicas, urgent) : (BLOCKED[cause] || ["", ""])[1];
       say("warn", `Class ${row.class} is late`, `The oldest of ${f.count(row.waiting)} has waited ${f.time(row.oldest_seconds)}, and the first token is promised in ${f.time(row.ttft_objective_seconds)}. ${why}`, "#/queues");
     }
   }
@@ -158,6 +172,6 @@ export function verdict(view, list, f) {
   const facts = `${f.count(running)} of ${f.count(limit)} places taken, ${waiting ? `${f.count(waiting)} wait, the oldest ${f.time(oldest)}` : "nobody waits"}`;
   const bad = list.filter((row) => row.level === "bad").length, warn = list.filter((row) => row.level === "warn").length;
   if (bad) return { level: "bad", title: list[0].title, text: facts };
-  if (warn) return { level: "warn", title: warn === 1 ? list[0].title : `${warn} things to look at`, text: facts };
+  if (warn) return { level: "warn", title: warn === 1 ? list[0].title : `${list[0].title}, and ${warn - 1} more`, text: facts };
   return { level: "good", title: waiting ? "Busy, and every class within its objective" : "All is well", text: facts };
 }
