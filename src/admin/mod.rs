@@ -4,11 +4,11 @@
 mod auth;
 mod config_view;
 mod console;
-mod explain;
 mod operate;
 mod origin;
 mod problem;
 mod report;
+mod requests;
 mod routes;
 mod server;
 mod state;

@@ -314,7 +314,7 @@ fn refuse_if_pool_closed(policy: &Policy, now: &Snapshot, target: OverrideTarget
 }
 
 /// Id of a name, or an error that lists similar names.
-fn lookup<I, T>(what: &str, name: &str, table: &IdTable<I, T>) -> Result<I, VerbError>
+pub(super) fn lookup<I, T>(what: &str, name: &str, table: &IdTable<I, T>) -> Result<I, VerbError>
 where
     I: Copy + From<usize> + Into<usize>,
 {

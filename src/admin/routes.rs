@@ -15,13 +15,13 @@ use tokio::time::Instant;
 use crate::admin::auth::{self, AdminGuard, Operator};
 use crate::admin::operate::{self, OperatorVerb, VERBS, VerbError};
 pub(super) use crate::admin::problem::problem;
-use crate::admin::report::overview;
+use crate::admin::report::{csv, overview};
 use crate::admin::state::AdminState;
 use crate::admin::usage::BillMaker;
-use crate::admin::{config_view, console, explain, report};
+use crate::admin::{config_view, console, report, requests};
 use crate::config::watch::ReloadOutcome;
 use crate::telemetry::metrics::{CONTENT_TYPE, Scrape};
-use crate::telemetry::request_history::MAX_STORIES;
+use crate::telemetry::request_history::{MAX_STORIES, RequestTrail};
 
 /// Longest time for a reload.
 const RELOAD_TIMEOUT: Duration = Duration::from_secs(30);
@@ -45,6 +45,8 @@ GET  /admin/v1/overrides  what operators have set apart from the file
 GET  /scale/v1/pools      what each pool needs, as scalers are told it
 GET  /scale/v1/{pool}     the same of one, for KEDA's metrics-api; takes a trigger's keys as its query
 GET  /admin/v1/demand     the demand that was seen, of models, pools, classes and tenants
+GET  /admin/v1/requests   requests that wait, run and ended last: ?state=waiting&tenant=...&class=...&model=...&pool=...&limit=100
+GET  /admin/v1/events     what happens to requests, as server-sent events: ?event=dispatched&tenant=...&class=...&model=...&pool=...
 GET  /admin/v1/requests/{id}  why a recent request went where it went, or why it waits
 GET  /admin/v1/usage      who used what, and what it cost: ?by=tenant,model&since=7d&until=...&share=steps
 GET  /admin/v1/config     the configuration in force, without secrets
@@ -53,6 +55,9 @@ GET  /admin/v1/scale      desired and ready replicas of the last hour, and what 
 GET  /admin/v1/live       status and shares once a second, as a stream of events
 GET  /console             the same for people, as web pages
 POST /admin/v1/reload     read the configuration again
+
+/admin/v1/queues, pools, replicas, tenants, shares and requests are also CSV: ?format=csv,
+or `Accept: text/csv`.
 
 Where the configuration has `admin.auth`, everything but /livez, /readyz, /healthz
 and the files of /console asks for `Authorization: Bearer <token>`.
@@ -90,7 +95,10 @@ pub fn router(state: AdminState, more: Router) -> Router {
         .route("/admin/v1/tenants", get(tenants))
         .route("/admin/v1/pools", get(pools))
         .route("/admin/v1/overrides", get(overrides))
+        .route("/admin/v1/shares", get(shares))
+        .route("/admin/v1/requests", get(requests))
         .route("/admin/v1/requests/{id}", get(request))
+        .route("/admin/v1/events", get(events))
         .route("/admin/v1/usage", get(usage))
         .route("/admin/v1/demand", get(demand))
         .route("/admin/v1/config", get(config))
@@ -124,29 +132,50 @@ async fn status(State(admin): State<AdminRoutes>) -> impl IntoResponse {
     Json(report::StatusReport::of(&admin.state, admin.started.elapsed()))
 }
 
-async fn queues(State(admin): State<AdminRoutes>) -> impl IntoResponse {
+async fn queues(State(admin): State<AdminRoutes>, uri: Uri, headers: HeaderMap) -> Response {
     let settings = admin.state.settings();
-    Json(json!({ "queues": report::queues(&admin.state.snapshot(), &settings.policy) }))
+    let body = json!({ "queues": report::queues(&admin.state.snapshot(), &settings.policy) });
+    answered(csv::answer(&headers, uri.query(), body, "queues", csv::QUEUES))
 }
 
-async fn replicas(State(admin): State<AdminRoutes>) -> impl IntoResponse {
+async fn replicas(State(admin): State<AdminRoutes>, uri: Uri, headers: HeaderMap) -> Response {
     let settings = admin.state.settings();
     let (snapshot, engines) = (admin.state.snapshot(), admin.state.engine_views());
-    Json(json!({ "replicas": report::replicas(&snapshot, &engines, &settings.policy) }))
+    let body = json!({ "replicas": report::replicas(&snapshot, &engines, &settings.policy) });
+    answered(csv::answer(&headers, uri.query(), body, "replicas", csv::REPLICAS))
 }
 
-async fn tenants(State(admin): State<AdminRoutes>) -> impl IntoResponse {
+async fn tenants(State(admin): State<AdminRoutes>, uri: Uri, headers: HeaderMap) -> Response {
     let settings = admin.state.settings();
-    Json(
-        json!({ "tenants": report::tenants(&admin.state.snapshot(), &admin.state.dispatcher.limits(), &settings) }),
-    )
+    let limits = admin.state.dispatcher.limits();
+    let body = json!({ "tenants": report::tenants(&admin.state.snapshot(), &limits, &settings) });
+    answered(csv::answer(&headers, uri.query(), body, "tenants", csv::TENANTS))
 }
 
-async fn pools(State(admin): State<AdminRoutes>) -> impl IntoResponse {
+async fn pools(State(admin): State<AdminRoutes>, uri: Uri, headers: HeaderMap) -> Response {
     let settings = admin.state.settings();
     let (snapshot, sources, needs) =
         (admin.state.snapshot(), admin.state.sources.statuses(), admin.state.demands());
-    Json(json!({ "pools": overview::pools(&snapshot, &sources, &needs, &settings.policy) }))
+    let body = json!({ "pools": overview::pools(&snapshot, &sources, &needs, &settings.policy) });
+    answered(csv::answer(&headers, uri.query(), body, "pools", csv::POOLS))
+}
+
+async fn shares(State(admin): State<AdminRoutes>, uri: Uri, headers: HeaderMap) -> Response {
+    let body = json!({ "shares": report::shares::now(&admin.state) });
+    answered(csv::answer(&headers, uri.query(), body, "shares", csv::SHARES))
+}
+
+async fn requests(State(admin): State<AdminRoutes>, uri: Uri, headers: HeaderMap) -> Response {
+    let listed = requests::list(&admin.state, uri.query().unwrap_or_default());
+    answered(listed.and_then(|body| csv::answer(&headers, uri.query(), body, "requests", requests::COLUMNS)))
+}
+
+async fn events(State(admin): State<AdminRoutes>, uri: Uri) -> Response {
+    answered(requests::events::stream(&admin.state, uri.query().unwrap_or_default()))
+}
+
+fn answered(answer: Result<Response, VerbError>) -> Response {
+    answer.unwrap_or_else(|VerbError(status, message)| problem(status, &message))
 }
 
 async fn overrides(State(admin): State<AdminRoutes>) -> impl IntoResponse {
@@ -155,15 +184,16 @@ async fn overrides(State(admin): State<AdminRoutes>) -> impl IntoResponse {
 }
 
 async fn request(State(admin): State<AdminRoutes>, Path(id): Path<String>) -> Response {
-    let Some(trail) = admin.state.telemetry.history().find(&id) else {
+    let Some(request) = admin.state.telemetry.history().find(&id) else {
         let message = format!(
-            "no request `{id}` is remembered: the last {MAX_STORIES} that got past the door are; \
+            "no request `{id}` is remembered: all that wait or run are, and the last {MAX_STORIES} that ended; \
              the id is in the answer's header x-request-id and in the log"
         );
         return problem(StatusCode::NOT_FOUND, &message);
     };
+    let trail = request.look(RequestTrail::clone);
     let waiting = admin.state.dispatcher.explain(trail.job);
-    Json(explain::request(&trail, waiting.as_ref(), &admin.state.settings().policy)).into_response()
+    Json(requests::explain::request(&trail, waiting.as_ref(), &admin.state.settings().policy)).into_response()
 }
 
 async fn act(

@@ -331,6 +331,9 @@ async fn unknown_paths_and_methods_are_json_errors_that_help() {
     assert!(headers["content-type"].to_str().unwrap().starts_with("text/plain"));
     for line in index.lines().filter(|line| line.starts_with("GET  ") && !line.contains('{')) {
         let path = line.split_whitespace().nth(1).unwrap();
+        if path == "/admin/v1/events" {
+            continue; // This answer does not end.
+        }
         assert_eq!(call(&world, "GET", path).await.0, StatusCode::OK, "{path}");
     }
 }

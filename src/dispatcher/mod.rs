@@ -23,7 +23,7 @@ use crate::core::model::event::{Action, Event, Rejection, ReplicaAction};
 use crate::core::model::ids::JobId;
 use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
 use crate::core::model::policy::Policy;
-use crate::core::model::snapshot::{OverrideResult, QueueStanding, Snapshot, WaitExplanation};
+use crate::core::model::snapshot::{OverrideResult, QueueStanding, Snapshot, WaitExplanation, WaitSummary};
 use crate::core::model::time::Tick;
 use crate::core::scheduler::Scheduler;
 use crate::dispatcher::clock::GatewayClock;
@@ -33,6 +33,9 @@ use crate::dispatcher::waiters::{Notification, Notifications, WaitEnd, Waiters};
 /// Log of the events that a scheduler got since [`Dispatcher::log_events`]. Memory grows with every
 /// event.
 pub type EventLog = Arc<Mutex<Vec<(Tick, Event)>>>;
+
+/// Jobs that [`Dispatcher::wait_summaries`] looks at in one hold of the lock.
+const JOBS_A_LOOK: usize = 16;
 
 /// The one scheduler of this process, with the waiters of its live jobs.
 #[derive(Debug)]
@@ -203,6 +206,18 @@ impl Dispatcher {
     pub fn explain(&self, job: JobId) -> Option<WaitExplanation> {
         let now = self.clock.now();
         self.state.lock().scheduler.explain(job, now)
+    }
+
+    /// The reasons why jobs wait, in short. `None` for a job that does not wait. The lock is held
+    /// for `JOBS_A_LOOK` of them at a time, so that a long list delays no request.
+    #[must_use]
+    pub fn wait_summaries(&self, jobs: &[JobId]) -> Vec<Option<WaitSummary>> {
+        let look = |jobs: &[JobId]| -> Vec<_> {
+            let now = self.clock.now();
+            let state = self.state.lock();
+            jobs.iter().map(|job| state.scheduler.wait_summary(*job, now)).collect()
+        };
+        jobs.chunks(JOBS_A_LOOK).flat_map(look).collect()
     }
 
     /// Whether a job waits for a pool start.

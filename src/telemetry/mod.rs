@@ -35,6 +35,7 @@ use crate::telemetry::log::LogCapture;
 use crate::telemetry::log::sampler::Sampler;
 use crate::telemetry::metrics::{Metrics, Scrape, UsageMeters};
 use crate::telemetry::request_history::RequestHistory;
+use crate::telemetry::request_history::live_events::{LiveEvent, LiveEventKind};
 use crate::telemetry::trace::Tracer;
 
 /// Interval at which raw histogram samples are folded into their buckets.
@@ -154,6 +155,19 @@ impl Telemetry {
         if let Some(audit) = self.0.audit.get() {
             audit.add(entry);
         }
+    }
+
+    /// Tells those who watch live events of a change.
+    pub(in crate::telemetry) fn changed(
+        &self,
+        change: &'static str,
+        subject: &str,
+        detail: impl FnOnce() -> String,
+    ) {
+        self.0.history.events().publish(|| LiveEvent {
+            at: wall::now(),
+            what: LiveEventKind::Change { change, subject: subject.into(), detail: detail().into() },
+        });
     }
 
     /// Waits until all audit entries are written. Blocks: at most `limit` for a place in the queue,

@@ -4,11 +4,14 @@
 set -uo pipefail
 die() { echo "commands: $1" >&2; echo "counts: 0 passed, 1 failed, 0 skipped"; exit 1; }
 
-if ! command -v promtool >/dev/null; then
+provide() { # command, Debian package
+  command -v "$1" >/dev/null && return
   sudo=$([ "$(id -u)" -eq 0 ] || echo sudo)
-  { $sudo apt-get update -q && $sudo apt-get install -yq --no-install-recommends prometheus; } >/dev/null 2>&1
-  command -v promtool >/dev/null || die "needs promtool: apt-get install prometheus"
-fi
+  { $sudo apt-get update -q && $sudo apt-get install -yq --no-install-recommends "$2"; } >/dev/null 2>&1
+  command -v "$1" >/dev/null || die "needs $1: apt-get install $2"
+}
+provide promtool prometheus
+provide chromium chromium
 book=$PENSTOCK_CACHE/mdbook
 if ! command -v mdbook >/dev/null && [ ! -x "$book/bin/mdbook" ]; then
   cargo install --quiet mdbook --version "^0.5" --no-default-features --locked --root "$book" ||
@@ -16,7 +19,7 @@ if ! command -v mdbook >/dev/null && [ ! -x "$book/bin/mdbook" ]; then
 fi
 export PATH=$PATH:$book/bin
 venv=$PENSTOCK_CACHE/commands-venv
-pins=(pytest==8.4.2 openai==3.52.0 PyYAML==6.0.3)
+pins=(pytest==8.4.2 openai==3.52.0 PyYAML==6.0.3 playwright==1.65.2)
 if [ "$(cat "$venv/pins" 2>/dev/null)" != "${pins[*]}" ]; then
   rm -rf "$venv"
   python3 -m venv "$venv" && "$venv/bin/pip" install -q "${pins[@]}" || die "cannot make $venv"

@@ -14,7 +14,7 @@ const token = () => sessionStorage.getItem("penstock-token") || "";
 
 async function call(path, options = {}) {
   const headers = { ...(token() ? { authorization: `Bearer ${token()}` } : {}), ...(options.body ? { "content-type": "application/json" } : {}) };
-  const answer = await fetch(path, { ...options, headers, cache: "no-store", credentials: "omit" });
+  const answer = await fetch(path, { ...options, headers, cache: "no-store" });
   if (answer.status === 401) {
     signIn((await message(answer)) || "");
     throw new Error("sign in first");

@@ -19,8 +19,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval};
 
 use crate::admin::problem::problem;
-use crate::admin::report::StatusReport;
-use crate::admin::report::shares::shares;
+use crate::admin::report::{StatusReport, shares};
 use crate::admin::state::AdminState;
 
 /// Time between two events of a stream.
@@ -45,20 +44,11 @@ struct LiveStream {
     _permit: OwnedSemaphorePermit,
 }
 
-/// Routes `GET /admin/v1/live` and `GET /admin/v1/shares`.
+/// Route `GET /admin/v1/live`.
 pub(super) fn router(state: Arc<AdminState>, started: Instant) -> Router {
     let streams = Arc::new(Semaphore::new(MAX_STREAMS));
-    let shown = Arc::clone(&state);
     let feed = Arc::new(LiveFeed { state, started, streams, latest: Mutex::default() });
-    Router::new().route("/admin/v1/live", get(move || async move { open(feed) })).route(
-        "/admin/v1/shares",
-        get(move || async move { axum::Json(json!({ "shares": shares_now(&shown) })) }),
-    )
-}
-
-fn shares_now(state: &AdminState) -> impl serde::Serialize {
-    let overrides = state.snapshot().overrides;
-    shares(&state.dispatcher.standings(), &overrides, &state.settings().policy)
+    Router::new().route("/admin/v1/live", get(move || async move { open(feed) }))
 }
 
 fn open(feed: Arc<LiveFeed>) -> Response {
@@ -92,7 +82,7 @@ impl LiveFeed {
 
     fn make(&self) -> Bytes {
         let status = StatusReport::of(&self.state, self.started.elapsed());
-        let view = json!({ "status": status, "shares": shares_now(&self.state) });
+        let view = json!({ "status": status, "shares": shares::now(&self.state) });
         format!("event: view\ndata: {view}\n\n").into()
     }
 }

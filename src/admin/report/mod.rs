@@ -1,6 +1,7 @@
 //! Bodies of the admin API. Field names are stable; times are in seconds.
 
 pub(super) mod bounds;
+pub(super) mod csv;
 pub(super) mod overview;
 pub(super) mod shares;
 pub(super) mod standing;

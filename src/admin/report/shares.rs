@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
+use crate::admin::state::AdminState;
 use crate::core::model::ids::{GroupIndex, TenantId};
 use crate::core::model::overrides::{ActiveOverride, OverrideChange};
 use crate::core::model::policy::Policy;
@@ -48,11 +49,13 @@ struct TenantUse {
 /// Tenants with requests in one group of pools.
 type GroupUse = BTreeMap<TenantId, TenantUse>;
 
-pub(in crate::admin) fn shares(
-    standings: &[QueueStanding],
-    overrides: &[ActiveOverride],
-    policy: &Policy,
-) -> Vec<ShareRow> {
+/// The rows of this moment.
+pub(in crate::admin) fn now(state: &AdminState) -> Vec<ShareRow> {
+    let overrides = state.snapshot().overrides;
+    shares(&state.dispatcher.standings(), &overrides, &state.settings().policy)
+}
+
+fn shares(standings: &[QueueStanding], overrides: &[ActiveOverride], policy: &Policy) -> Vec<ShareRow> {
     let mut groups: BTreeMap<Option<GroupIndex>, GroupUse> = BTreeMap::new();
     for row in standings {
         let held = groups.entry(row.group).or_default().entry(row.tenant).or_default();

@@ -166,7 +166,8 @@ impl Gateway {
         // SIGHUP is handled before any log line or listener shows that the process is there. Until
         // this call a SIGHUP ends the process.
         let hang_up = signals::hang_up().map_err(StartError::Signals)?;
-        ConfigReloaded { policy: &now.policy, digest: &now.digest, restart_needed: &[], changed: &[] }.emit(&telemetry);
+        ConfigReloaded { policy: &now.policy, digest: &now.digest, restart_needed: &[], changed: &[] }
+            .emit(&telemetry);
         ServerStarted { listen: address, admin: admin.addr(), scale: scale.address() }.emit(&telemetry);
         let shutdown = ListenerShutdown::default();
         let workers = Arc::new(Workers::start().map_err(StartError::Workers)?);

@@ -238,10 +238,26 @@ pub struct WaitExplanation {
     /// Waiting jobs of the same pool group.
     pub waiting: u64,
     pub obstacle: Obstacle,
+    /// Predicted time until the job starts; absent while it is not known.
+    pub starts_in: Option<Duration>,
     /// Number of replicas that serve the job's model.
     pub replicas_in_all: usize,
     /// The most promising of these replicas, the best first.
     pub replicas: Vec<ReplicaOption>,
+}
+
+/// Short form of a [`WaitExplanation`], which costs no look at every replica.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WaitSummary {
+    /// Time that the job has waited, over all its attempts.
+    pub queued: Duration,
+    /// Time that the job may still wait.
+    pub left: Duration,
+    /// Jobs that go before this one in its lane; absent when the job is far from both ends of it.
+    pub ahead: Option<u64>,
+    pub obstacle: Obstacle,
+    /// Predicted time until the job starts; absent while it is not known.
+    pub starts_in: Option<Duration>,
 }
 
 /// Obstacle between a job and a replica.

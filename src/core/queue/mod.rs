@@ -35,6 +35,9 @@ use crate::core::queue::order::HeadPosition;
 /// The most jobs behind a job that are counted to find the number of jobs before it.
 const MAX_BEHIND: usize = 64;
 
+/// The most jobs that are counted from each end of a lane to find a job's place in it.
+const MAX_COUNTED: usize = 256;
+
 /// Amount of waiting work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct QueuedLoad {
@@ -166,6 +169,20 @@ impl Lane {
         let behind = self.parts[LanePart::Fresh as usize].range(after).take(MAX_BEHIND + 1).count();
         let rest = self.load.requests.saturating_sub((self.late.len() + behind + 1) as u64);
         if behind > MAX_BEHIND { 0 } else { rest }
+    }
+
+    /// Jobs that go before a job among those of its part, late or in time as it is. `None` when
+    /// more than `MAX_COUNTED` jobs go before it and as many after it.
+    #[must_use]
+    pub fn place_of(&self, part: LanePart, place: LanePlace, job: JobId) -> Option<u64> {
+        let peers = if place.late { &self.late } else { &self.parts[part as usize] };
+        let before = peers.range(..(place, job)).take(MAX_COUNTED + 1).count();
+        if before <= MAX_COUNTED {
+            return Some(before as u64);
+        }
+        let after = (Bound::Excluded((place, job)), Bound::Unbounded);
+        let behind = peers.range(after).take(MAX_COUNTED + 1).count();
+        (behind <= MAX_COUNTED).then(|| peers.len().saturating_sub(behind + 1) as u64)
     }
 
     /// Waiting work of the lane.

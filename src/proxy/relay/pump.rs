@@ -213,6 +213,7 @@ impl Pump {
         (self.last, self.stalled_deadline) = (Instant::now(), None);
         let record = &mut self.live.active.record;
         record.at_engine.gaps.piece(record.clock.tick(self.last));
+        record.wrote(self.live.stream.outputs());
         if let Some(pacer) = &mut self.itl_sampler {
             pacer.read(self.live.stream.outputs(), self.last);
         }

@@ -174,6 +174,11 @@ impl RequestRecord {
         self.with_trail(|trail| trail.first_token(at));
     }
 
+    /// Records the number of output events that the stream has had.
+    pub(super) fn wrote(&self, outputs: u64) {
+        self.with_trail(|trail| trail.wrote(outputs));
+    }
+
     /// Records that an engine failed before the client saw anything, and that the request waits
     /// again.
     pub(super) fn requeued(&self, replica: ReplicaId, fault: EngineFault) {
@@ -364,7 +369,7 @@ impl RequestRecord {
         };
         summary.emit(&self.telemetry);
         self.write_bills(&summary);
-        self.with_trail(|trail| trail.ended(summary.end()));
+        self.with_trail(|trail| self.telemetry.history().ended(trail, summary.end()));
         if let (Some(half), Some(side)) = (&self.shadow_half, summary.shadow_side()) {
             half.ended(side);
         }

@@ -46,6 +46,11 @@ impl OverrideChanged<'_> {
             "lasts_s": self.lasts.map(|lasts| lasts.as_secs()),
             "reason": self.reason,
         }));
+        telemetry.changed("override", self.subject, || {
+            let Self { verb, before, after, who, reason, .. } = self;
+            let gap = if reason.is_empty() { "" } else { ": " };
+            format!("{verb} by {who}: {before}, now {after}{gap}{}", shorten(reason))
+        });
         telemetry.log(|| {
             warn!(
                 who = self.who,
@@ -73,6 +78,7 @@ impl OverrideExpired<'_> {
     /// Writes the event to the log and the audit file.
     pub fn emit(&self, telemetry: &Telemetry) {
         telemetry.audit(json!({ "action": "expire", "who": "time", "subject": self.subject }));
+        telemetry.changed("override", self.subject, || "expired".to_owned());
         telemetry.log(|| info!(subject = self.subject, "override expired"));
     }
 }

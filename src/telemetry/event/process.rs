@@ -41,6 +41,7 @@ impl ConfigReloaded<'_> {
             changed: self.changed.iter().take(MAX_CHANGES).cloned().collect(),
             restart_needed: self.restart_needed.to_vec(),
         });
+        telemetry.changed("config", self.digest, || "loaded".to_owned());
         let restart = Some(self.restart_needed.join(", ")).filter(|keys| !keys.is_empty());
         telemetry.log(|| {
             info!(
@@ -83,6 +84,7 @@ impl ConfigRejected<'_> {
         status.tried_at = Some(wall::now());
         status.problems = self.problems.to_vec();
         telemetry.set_config_status(status);
+        telemetry.changed("config", "", || format!("rejected: {}", self.problems.join("; ")));
         telemetry.log(|| error!(problems = self.problems.join("; "), "config rejected"));
     }
 }
@@ -239,7 +241,8 @@ mod tests {
         let telemetry = fixtures::telemetry(1);
         let policy = Arc::new(fixtures::policy(1));
         let keys = ["listen".to_owned(), "admin".to_owned()];
-        ConfigReloaded { policy: &policy, digest: "d2", restart_needed: &keys, changed: &[] }.emit(&telemetry);
+        ConfigReloaded { policy: &policy, digest: "d2", restart_needed: &keys, changed: &[] }
+            .emit(&telemetry);
         let line = last_line(&telemetry);
         assert_eq!((&line["digest"], &line["restart_needed"]), (&json!("d2"), &json!("listen, admin")));
 

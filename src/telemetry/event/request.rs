@@ -58,12 +58,13 @@ impl RequestSummary<'_> {
 
     /// End of the request for its trail.
     #[must_use]
-    pub const fn end(&self) -> RequestEnd {
+    pub fn end(&self) -> RequestEnd {
         RequestEnd {
             outcome: self.outcome,
             reason: self.reason,
             status: self.status,
             total: self.timings.total,
+            output_tokens: self.tokens.usage.and_then(JobUsage::tokens).map(|tokens| tokens.output),
         }
     }
 

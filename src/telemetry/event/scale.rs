@@ -26,6 +26,7 @@ impl DesiredChanged<'_> {
     /// Writes the event. The metric is read at each scrape.
     pub fn emit(&self, telemetry: &Telemetry) {
         let Self { pool, from, to, reason, ready } = self;
+        telemetry.changed("desired", pool, || format!("{to} replicas ({reason}), {ready} in service"));
         telemetry.log(|| info!(pool, from, to, reason, ready, "desired replicas changed"));
     }
 }

@@ -133,7 +133,9 @@ pub fn csv(bill: &Bill) -> String {
     text
 }
 
-fn quoted(text: &str) -> String {
+/// A cell of a CSV file (RFC 4180).
+#[must_use]
+pub fn quoted(text: &str) -> String {
     // A spreadsheet would run a text that begins like a formula.
     let formula = text.starts_with(['=', '+', '-', '@']);
     let text = if formula { format!("'{text}") } else { text.to_owned() };

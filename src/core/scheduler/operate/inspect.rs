@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::core::model::ids::{ClassId, JobId, ModelId, PoolId, TenantId};
 use crate::core::model::snapshot::{
-    Obstacle, QueueSnapshot, QueueStanding, ReplicaOption, Snapshot, WaitExplanation,
+    Obstacle, QueueSnapshot, QueueStanding, ReplicaOption, Snapshot, WaitExplanation, WaitSummary,
 };
 use crate::core::model::time::Tick;
 use crate::core::queue::lane_key::{LaneKey, LanePart};
@@ -80,6 +80,7 @@ impl Scheduler {
             ahead,
             waiting: here.waiting(),
             obstacle,
+            starts_in: self.starts_in(job, spot, obstacle, now),
             replicas_in_all,
             replicas,
         })
@@ -131,8 +132,54 @@ impl Scheduler {
         }
     }
 
-    /// What a waiting job waits for. `fits` tells whether a replica in service has room for it.
-    fn obstacle(&self, job: &Job, spot: LanePosition, fits: impl FnOnce() -> bool) -> Obstacle {
+    /// What a waiting job waits for, in short; `None` for one that does not wait. Searches for a
+    /// replica as a dispatch does.
+    #[must_use]
+    pub fn wait_summary(&self, id: JobId, now: Tick) -> Option<WaitSummary> {
+        let now = self.now.max(now);
+        let job = self.jobs.get(&id).filter(|job| job.part().is_some())?;
+        let spot = self.lane_position(LaneKey::of(&job.spec))?;
+        let obstacle = self.obstacle(job, spot, || self.has_room(job, spot));
+        Some(WaitSummary {
+            queued: job.queued(now),
+            left: job.spec.deadline.since(now),
+            ahead: self.place_in_lane(job),
+            obstacle,
+            starts_in: self.starts_in(job, spot, obstacle, now),
+        })
+    }
+
+    /// Jobs before a waiting job in its part of its lane.
+    fn place_in_lane(&self, job: &Job) -> Option<u64> {
+        let part = job.part()?;
+        self.queue.lane(LaneKey::of(&job.spec))?.place_of(part, job.position_in(part), job.spec.id)
+    }
+
+    /// Predicted time until a waiting job starts: by the end of its tenant's pause, the start of
+    /// its pools, or the rate at which its tenant's jobs of the class have started.
+    fn starts_in(&self, job: &Job, spot: LanePosition, obstacle: Obstacle, now: Tick) -> Option<Duration> {
+        let key = LaneKey::of(&job.spec);
+        match obstacle {
+            Obstacle::Paused => {
+                let until = self.overrides.paused_until(key.tenant)?;
+                (until != Tick::NEVER).then(|| until.since(now))
+            }
+            Obstacle::Starting => self.start_left(key).flatten(),
+            Obstacle::NoReplica => None,
+            _ => {
+                let here = &self.groups[spot.group];
+                let before = self.place_in_lane(job)?.saturating_add(1);
+                let wait = here.drain_rates(spot.class).wait(key.tenant, before, self.now)?;
+                let growth = self.demand.growth(here.shape.pool_set(spot.pool_set).pools.iter());
+                let lane = self.queue.lane(key).filter(|_| job.place.late);
+                let part = lane.map_or(1.0, |lane| lane.late_part(self.late_share(key.class)));
+                Duration::try_from_secs_f64(wait.as_secs_f64() / (growth * part)).ok()
+            }
+        }
+    }
+
+    /// What keeps a job from a replica. `has_room` says whether a replica in service has room for it.
+    fn obstacle(&self, job: &Job, spot: LanePosition, has_room: impl FnOnce() -> bool) -> Obstacle {
         let key = LaneKey::of(&job.spec);
         let pools = &self.groups[spot.group].shape.pool_set(spot.pool_set).pools;
         if self.overrides.paused_until(key.tenant).is_some() {
@@ -143,7 +190,7 @@ impl Scheduler {
             Obstacle::Starting
         } else if self.fleet.count_up(pools) == 0 {
             Obstacle::NoReplica
-        } else if !fits() {
+        } else if !has_room() {
             Obstacle::NoRoom
         } else {
             self.obstacle_at_free(job, spot)

@@ -295,10 +295,13 @@ fn who_waits_is_told_what_for() {
     let third = told(&world, 3).expect("it waits");
     assert_eq!((third.obstacle, third.ahead, third.waiting), (Obstacle::NoRoom, 1, 2));
     assert_eq!((third.queued, third.left), (Duration::from_secs(2), Duration::from_secs(48)));
+    let short = world.scheduler.wait_summary(JobId::new(3), world.now).expect("it waits");
+    assert_eq!((short.ahead, short.starts_in), (Some(1), None), "no rate is known yet");
     let states: Vec<_> = third.replicas.iter().map(|choice| (choice.state, choice.fits)).collect();
     assert!(states.contains(&(ReplicaStatus::Cordoned, false)), "{states:?}");
     world.close(0, Closed::Cordoned);
     assert_eq!(told(&world, 2).map(|view| view.obstacle), Some(Obstacle::NoReplica));
     world.pause(0, far);
-    assert_eq!(told(&world, 2).map(|view| view.obstacle), Some(Obstacle::Paused));
+    let paused = told(&world, 2).expect("it waits");
+    assert_eq!((paused.obstacle, paused.starts_in), (Obstacle::Paused, Some(Duration::from_secs(48))));
 }

@@ -22,6 +22,7 @@ impl PoolWanted {
     pub fn emit(&self, telemetry: &Telemetry) {
         let policy = telemetry.policy();
         let (pool, expected_ms) = (policy.pools.name(self.pool), self.expected.map(millis));
+        telemetry.changed("pool_wanted", pool, || "requests are held until it starts".to_owned());
         telemetry.log(|| info!(pool, expected_ms, "requests are held until the pool starts"));
     }
 }
@@ -39,6 +40,7 @@ impl PoolDown {
     pub fn emit(&self, telemetry: &Telemetry) {
         let policy = telemetry.policy();
         let (pool, fault) = (policy.pools.name(self.pool), self.fault.name());
+        telemetry.changed("pool_down", pool, || fault.to_owned());
         telemetry.log(|| warn!(pool, fault, "pool is down: its last replica in service was ejected"));
         telemetry.metrics().pool_emptied(&policy, self.pool);
     }
@@ -57,6 +59,7 @@ impl PoolStarted {
     pub fn emit(&self, telemetry: &Telemetry) {
         let policy = telemetry.policy();
         let pool = policy.pools.name(self.pool);
+        telemetry.changed("pool_started", pool, || format!("in {} ms", self.took.as_millis()));
         telemetry.log(|| info!(pool, took_ms = millis(self.took), "pool started"));
     }
 }

@@ -21,7 +21,9 @@ impl ReplicaEjected {
     pub fn emit(&self, telemetry: &Telemetry) {
         let policy = telemetry.policy();
         let fault = self.fault.name();
-        telemetry.log(|| warn!(replica = policy.replicas.name(self.replica), fault, "replica ejected"));
+        let replica = policy.replicas.name(self.replica);
+        telemetry.changed("ejected", replica, || fault.to_owned());
+        telemetry.log(|| warn!(replica, fault, "replica ejected"));
         telemetry.metrics().ejected(&policy, pool_of(&policy, self.replica), fault);
     }
 }
@@ -57,6 +59,7 @@ impl ReplicaReadmitted {
     pub fn emit(&self, telemetry: &Telemetry) {
         let policy = telemetry.policy();
         let replica = policy.replicas.name(self.replica);
+        telemetry.changed("readmitted", replica, || format!("after {} ms", self.after.as_millis()));
         telemetry.log(|| info!(replica, after_ms = millis(self.after), "replica readmitted"));
         telemetry.metrics().readmitted(&policy, pool_of(&policy, self.replica));
     }

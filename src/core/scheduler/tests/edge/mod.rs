@@ -87,7 +87,11 @@ impl Edge {
         let waiting = self.jobs.values().filter(|seen| seen.ends == 0 && seen.at.is_none()).count();
         assert_eq!(self.scheduler.waiting().requests, waiting as u64);
         if let Some((id, seen)) = self.jobs.iter().find(|(_, seen)| seen.ends == 0) {
-            assert_eq!(self.scheduler.explain(*id, self.now).is_some(), seen.at.is_none());
+            let explained = self.scheduler.explain(*id, self.now);
+            assert_eq!(explained.is_some(), seen.at.is_none());
+            let short = self.scheduler.wait_summary(*id, self.now);
+            let told = explained.map(|view| (view.obstacle, view.queued, view.left, view.starts_in));
+            assert_eq!(short.map(|view| (view.obstacle, view.queued, view.left, view.starts_in)), told);
         }
         let billed = |job: &JobId| self.jobs[job].at.is_some() && self.jobs[job].ends == 0;
         assert!(self.stays.keys().all(billed), "a stay is over and has no bill");

@@ -1,30 +1,32 @@
 //! `GET /admin/v1/requests/{id}`: the reasons for a request's replica, or for its wait. Times are
 //! in seconds. Fields with `after` count from the request's arrival.
 
-use std::time::Duration;
-
 use serde_json::{Value, json};
 
+use crate::admin::requests::secs;
 use crate::core::model::event::DispatchReason;
 use crate::core::model::policy::Policy;
 use crate::core::model::snapshot::WaitExplanation;
 use crate::core::replica::affinity::adapter_slots::AdapterState;
 use crate::core::replica::bottleneck::Bottleneck;
-use crate::telemetry::request_history::{AttemptTrail, RequestTrail};
+use crate::telemetry::request_history::{AttemptTrail, RequestState, RequestTrail};
 use crate::telemetry::wall;
 
 /// Request trail as JSON.
-pub(super) fn request(trail: &RequestTrail, waiting: Option<&WaitExplanation>, policy: &Policy) -> Value {
+pub(in crate::admin) fn request(
+    trail: &RequestTrail,
+    waiting: Option<&WaitExplanation>,
+    policy: &Policy,
+) -> Value {
     let tries = trail.tries.iter().map(|attempt| attempt_json(attempt, policy));
-    let at_replica = trail.tries.last().is_some_and(|attempt| attempt.back.is_none());
-    let state = match (&trail.end, waiting) {
-        (Some(_), _) => "finished",
-        (None, None) if at_replica => "running",
-        (None, _) => "waiting",
+    // The scheduler may have taken the request back a moment ago.
+    let state = match (trail.state(), waiting) {
+        (RequestState::Running, Some(_)) => RequestState::Waiting,
+        (state, _) => state,
     };
     json!({
         "request_id": trail.request_id.to_str().unwrap_or_default(),
-        "state": state,
+        "state": state.name(),
         "came_at_unix": wall::unix_seconds(trail.came),
         "age": wall::seconds_since(trail.came),
         "tenant": policy.tenants.name(trail.tenant),
@@ -66,7 +68,7 @@ fn attempt_json(attempt: &AttemptTrail, policy: &Policy) -> Value {
 }
 
 /// Dispatch decision, with the ledger on which the decision was made.
-fn decision(why: &DispatchReason, policy: &Policy) -> Value {
+pub(super) fn decision(why: &DispatchReason, policy: &Policy) -> Value {
     json!({
         "turn": why.order.name(),
         "choice": why.placement.name(),
@@ -110,11 +112,8 @@ fn waits(view: &WaitExplanation, policy: &Policy) -> Value {
         "may_wait_on": secs(view.left),
         "ahead_of_it": view.ahead,
         "waiting_in_group": view.waiting,
+        "starts_in": view.starts_in.map(secs),
         "replicas_in_all": view.replicas_in_all,
         "replicas": replicas.collect::<Vec<_>>(),
     })
-}
-
-fn secs(duration: Duration) -> f64 {
-    duration.as_secs_f64()
 }

@@ -1,0 +1,142 @@
+//! Request trail: what became of one request so far.
+
+use std::time::{Duration, SystemTime};
+
+use http::HeaderValue;
+use smallvec::SmallVec;
+
+use crate::core::model::event::{DispatchGrant, EngineFault, PreemptReason, RejectReason};
+use crate::core::model::ids::{ClassId, JobId, ModelId, TenantId};
+use crate::telemetry::summary::RequestOutcome;
+use crate::tokens::CountSource;
+
+/// Trail of one request: its facts, its attempts and its end.
+#[derive(Debug, Clone)]
+pub struct RequestTrail {
+    /// Request id, from the client or given by the gateway.
+    pub request_id: HeaderValue,
+    /// Id of the request in the scheduler.
+    pub job: JobId,
+    /// Arrival of the request.
+    pub came: SystemTime,
+    pub tenant: TenantId,
+    /// Class that the request asked for.
+    pub class: ClassId,
+    pub model: ModelId,
+    /// Fallback model, and why the requested model could not serve the request.
+    pub fallback: Option<(ModelId, RejectReason)>,
+    /// API of the call, as its path at the engine.
+    pub api: &'static str,
+    /// Whether the client asked for a stream.
+    pub stream: bool,
+    /// Prompt tokens, before any engine counted them.
+    pub prompt_tokens: u64,
+    /// Source of `prompt_tokens`.
+    pub prompt_source: CountSource,
+    /// Attempts in order: the first four and the last four of more than eight.
+    pub tries: SmallVec<[AttemptTrail; 1]>,
+    /// Number of attempts between the first and the last ones that are not kept.
+    pub forgotten_tries: u32,
+    /// End of the request; absent while it waits or runs.
+    pub end: Option<RequestEnd>,
+}
+
+/// State of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RequestState {
+    /// In the queue, or not yet there.
+    Waiting,
+    /// At a replica.
+    Running,
+    Finished,
+}
+
+impl RequestState {
+    /// Every state, in the order of a list.
+    pub const ALL: [Self; 3] = [Self::Waiting, Self::Running, Self::Finished];
+
+    /// Short stable name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Running => "running",
+            Self::Finished => "finished",
+        }
+    }
+}
+
+impl RequestTrail {
+    /// State of the request.
+    #[must_use]
+    pub fn state(&self) -> RequestState {
+        match (&self.end, self.tries.last()) {
+            (Some(_), _) => RequestState::Finished,
+            (None, Some(last)) if last.back.is_none() => RequestState::Running,
+            (None, _) => RequestState::Waiting,
+        }
+    }
+
+    /// Time of the request's present state, counted from the request's arrival.
+    #[must_use]
+    pub fn state_since(&self) -> Duration {
+        match (&self.end, self.tries.last()) {
+            (Some(end), _) => end.total,
+            (None, Some(last)) => last.back.map_or(last.at, |(at, _)| at),
+            (None, None) => Duration::ZERO,
+        }
+    }
+
+    /// Model that serves the request.
+    #[must_use]
+    pub fn serving_model(&self) -> ModelId {
+        self.fallback.map_or(self.model, |(model, _)| model)
+    }
+}
+
+/// One attempt of a request. Times count from the arrival of the request.
+#[derive(Debug, Clone, Copy)]
+pub struct AttemptTrail {
+    /// Dispatch of the attempt.
+    pub at: Duration,
+    /// The replica, and the reason for it with the state of the ledger at that moment.
+    pub grant: DispatchGrant,
+    /// Arrival of the first token.
+    pub first_token: Option<Duration>,
+    /// Time and cause of the request's return to the queue; absent without a return.
+    pub back: Option<(Duration, AttemptEnd)>,
+}
+
+/// Cause of an attempt's end without an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttemptEnd {
+    /// The engine failed the attempt.
+    Failed(EngineFault),
+    /// The scheduler preempted the job.
+    Recalled(PreemptReason),
+}
+
+impl AttemptEnd {
+    /// Short stable name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Failed(fault) => fault.name(),
+            Self::Recalled(why) => why.name(),
+        }
+    }
+}
+
+/// End of a request.
+#[derive(Debug, Clone, Copy)]
+pub struct RequestEnd {
+    pub outcome: RequestOutcome,
+    /// Code of the error or refusal; absent for a success.
+    pub reason: Option<&'static str>,
+    /// HTTP status that the client got.
+    pub status: u16,
+    /// Time from the arrival of the request to its end.
+    pub total: Duration,
+    /// Output tokens; absent = not known.
+    pub output_tokens: Option<u64>,
+}
