@@ -168,9 +168,12 @@ async fn status_has_the_problems_of_the_last_reload() {
 async fn queues_pools_replicas_and_tenants_are_lists_of_rows() {
     let world = world();
     let _tickets = [world.admit(), world.admit()];
-    for (path, list) in
-        [("/admin/v1/queues", "queues"), ("/admin/v1/pools", "pools"), ("/admin/v1/replicas", "replicas")]
-    {
+    for (path, list) in [
+        ("/admin/v1/queues", "queues"),
+        ("/admin/v1/pools", "pools"),
+        ("/admin/v1/replicas", "replicas"),
+        ("/admin/v1/shares", "shares"),
+    ] {
         let rows = json_of(&world, path).await;
         assert_eq!(rows[list].as_array().unwrap().len(), 1, "{path}");
     }
@@ -208,6 +211,7 @@ fn rows_name_what_they_are_of() {
         "running": 2, "limit": 4, "prefill_tokens": 10, "kv_tokens": 20,
         "speed_factor": 1.5, "expected_ttft_seconds": 0.08,
         "held_back_by": null, "guests_held_back_by": "reading",
+        "slots": {"running": 2, "free": 2, "above_limit": 0, "withheld": 0, "out_of_service": 0},
         "engine": {
             "running": 1, "waiting": null, "kv_usage": null, "slots": null, "kv_tokens": null,
             "max_model_len": null, "age_seconds": 0.5, "problem": null,

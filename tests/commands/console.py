@@ -23,6 +23,7 @@ WHOLE = {
 }
 
 CONFIG = """\
+version: 1
 server: {{listen: "{listen}", admin: "{admin}"}}
 admin:
   auth:
@@ -33,16 +34,14 @@ usage: {{folder: "{folder}"}}
 tenants:
   chat:
     quota: {{guarantee: 0.25}}
-    limits: [{{unit: tokens, per: day, amount: 2000000}}]
+    limits: {{per_day: {{tokens: 2000000}}}}
     keys: [{{{key}}}]
-  reports: {{}}
 pools:
   h100:
     engine: vllm
     price: 3.2
+    models: [llama-3-8b]
     replicas: [{{url: "http://{engine}"}}]
-models:
-  llama-3-8b: {{pools: [h100]}}
 """
 
 

@@ -105,7 +105,8 @@ mod tests {
     #[test]
     fn pages_may_not_be_framed_and_run_only_own_scripts() {
         let page = file("");
-        assert_eq!((page.status(), &page.headers()[CONTENT_TYPE]), (StatusCode::OK, HTML));
+        assert_eq!(page.status(), StatusCode::OK);
+        assert_eq!(page.headers()[CONTENT_TYPE], HTML);
         let policy = page.headers()[CONTENT_SECURITY_POLICY].to_str().unwrap();
         assert!(policy.contains("frame-ancestors 'none'") && policy.contains("script-src 'self';"));
         assert!(!policy.contains("unsafe-inline"));

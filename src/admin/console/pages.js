@@ -1,7 +1,7 @@
 // The pages. Each takes what is known and returns elements; nothing here asks the gateway itself
 // except through `ctx.need`, which remembers answers.
 
-import { h, badge, bar, button, chart, clock, count, empty, format, moment, muted, names, none, panel, percent, saves, short, spark, table, tile, time } from "./parts.js";
+import { h, badge, bar, button, chart, clock, count, empty, exact, format, moment, muted, names, none, panel, percent, saves, short, spark, table, tile, time } from "./parts.js";
 import { BLOCKED, CHOICE, HELD, POOL, REASON, REPLICA, TURN, findings, verdict } from "./words.js";
 
 const sum = (rows, of) => rows.reduce((all, row) => all + of(row), 0);
@@ -382,7 +382,7 @@ export function drawer(ctx, id, answer) {
   const state = end ? badge(end.outcome === "success" ? "good" : "bad", end.outcome) : badge("info", it.state);
   return [top,
     h("p", { class: "filters" }, state, end ? ` after ${time(end.total)}, status ${end.status}${end.reason ? `, ${end.reason}` : ""}` : ` for ${time(it.age)}`),
-    h("dl", { class: "facts" }, fact("Tenant", `${it.tenant}${it.tenant_parent ? ` of ${it.tenant_parent}` : ""}`), fact("Class", it.asked_class), fact("Model", it.fallback ? `${it.fallback.model}, since ${it.model}: ${it.fallback.why}` : it.model), fact("Came", `${clock(it.came_at_unix)}, ${time(it.age)} ago`), fact("Prompt", `${count(it.prompt_tokens)} tokens (${it.prompt_source})`), fact("Answer", it.stream ? "stream" : "plain")),
+    h("dl", { class: "facts" }, fact("Tenant", `${it.tenant}${it.tenant_parent ? ` of ${it.tenant_parent}` : ""}`), fact("Class", it.asked_class), fact("Model", it.fallback ? `${it.fallback.model}, since ${it.model}: ${it.fallback.why}` : it.model), fact("Came", `${clock(it.came_at_unix)}, ${time(it.age)} ago`), fact("Prompt", `${count(it.prompt_tokens)} tokens${{ bound: " at most", estimate: ", estimated" }[it.prompt_source] || ", counted"}`), fact("Answer", it.stream ? "stream" : "plain")),
     h("h3", {}, "Timeline"), timeline(it),
     it.waiting ? waiting(it.waiting) : null,
     ...it.tries.map((one) => decision(one)),
@@ -400,7 +400,7 @@ function timeline(it) {
   if (it.waiting) steps.push(step(it.age, "Waits", (BLOCKED[it.waiting.obstacle] || ["", it.waiting.obstacle])[1]));
   else if (!it.end) steps.push(step(it.age, "Runs", "the answer is under way"));
   if (it.end) steps.push(step(it.end.total, it.end.outcome === "success" ? "Done" : "Ended", `${it.end.outcome}${it.end.reason ? `: ${it.end.reason}` : ""}, status ${it.end.status}`, it.end.outcome === "success" ? "good" : "bad"));
-  return h("ol", { class: "timeline" }, steps.map((row) => h("li", { class: row.level || "" }, h("span", { class: "at" }, row.at ? time(row.at) : "0 s"), h("div", {}, h("strong", {}, row.title), h("p", {}, row.text)))));
+  return h("ol", { class: "timeline" }, steps.map((row) => h("li", { class: row.level || "" }, h("span", { class: "at" }, exact(row.at)), h("div", {}, h("strong", {}, row.title), h("p", {}, row.text)))));
 }
 
 function waiting(it) {

@@ -88,6 +88,8 @@ export function time(seconds) {
   return whole < 86400 ? pair(3600, 60, "h", "min") : pair(86400, 3600, "d", "h");
 }
 
+/** A moment of a timeline, to a hundredth of a second. */
+export const exact = (seconds) => (seconds < 60 ? `${Number(seconds).toFixed(2)} s` : time(seconds));
 export const percent = (part) => (known(part) ? `${Math.round(part * 100)} %` : none);
 export const clock = (unix, withSeconds = true) => (known(unix) ? new Date(unix * 1000).toLocaleTimeString("en-GB", withSeconds ? {} : { hour: "2-digit", minute: "2-digit" }) : none);
 export const moment = (unix) => (known(unix) ? new Date(unix * 1000).toLocaleString("en-GB") : none);

@@ -367,6 +367,10 @@ mod tests {
         assert_eq!(walk(&mut some, 1, 2), [Borrowing, Parked], "one sequence at least");
         assert_eq!(walk(&mut some, 2, 12)[1..], [Borrowing; 11], "no ceiling");
         assert_eq!(walk(&mut some, 9, 2), [Borrowing; 2], "nobody knows it");
+        let used =
+            |tenant| some.usage(TenantId::new(tenant)).map(|own| (own.state, own.guaranteed, own.held));
+        assert_eq!(used(0), Some((Parked, 3, 6)));
+        assert_eq!((used(1), used(9)), (Some((Parked, 0, 2)), None));
     }
 
     #[test]
