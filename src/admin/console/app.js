@@ -141,7 +141,7 @@ function render() {
   $("leave").hidden = !token();
   $("nav").hidden = Boolean(state.signIn);
   if (state.signIn) return morphChildren(main, [signInForm()]);
-  if (!state.view) return morphChildren(main, [h("section", { class: `panel ${state.error ? "error" : ""}` }, h("h1", {}, state.error ? "The gateway does not answer" : "Connecting"), h("p", { class: "muted" }, state.error ? `${state.error}. The page tries again by itself; look whether the process runs.` : "Asking the gateway for its state."))]);
+  if (!state.view) return morphChildren(main, [h("section", { class: `panel ${state.error ? "error" : ""}` }, h("h1", {}, state.error ? "No live view" : "Connecting"), h("p", { class: "muted" }, state.error ? `${state.error}. The page tries again by itself. If this stays, look whether the process runs and whether this address leads to it.` : "Asking the gateway for its state."))]);
   const shown = pages[state.page](context()).flat(Infinity).filter(Boolean);
   if (state.error) shown.unshift(h("section", { class: "panel error", "data-key": "lost", role: "alert" }, h("strong", {}, "Connection lost. "), `What you see is old. ${state.error}; the page tries again by itself.`));
   morphChildren(main, shown);
@@ -155,10 +155,18 @@ function signInForm() {
     h("form", { "data-form": "sign-in" }, h("label", {}, "Admin token", h("input", { id: "token", type: "password", autocomplete: "current-password", required: true, spellcheck: "false" })), why ? h("p", { role: "alert" }, `Refused: ${why}`) : null, h("div", { class: "buttons" }, h("button", { type: "submit", class: "main" }, "Sign in"))));
 }
 
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
 function route() {
   const [page, id] = location.hash.replace(/^#\//, "").split("/");
   state.page = PAGES.some(([name]) => name === page) ? page : "overview";
-  state.open = id ? decodeURIComponent(id) : null;
+  state.open = id ? decoded(id) : null;
   state.note = "";
   document.title = `${PAGES.find(([name]) => name === state.page)[1]} · Penstock`;
   $("nav").replaceChildren(...PAGES.map(([name, title], at) => h("a", { href: `#/${name}`, "aria-current": name === state.page ? "page" : null, "aria-keyshortcuts": String(at + 1) }, title)));

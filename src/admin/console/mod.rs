@@ -23,9 +23,6 @@ const HTML: &str = "text/html; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 const STYLE: &str = "text/css; charset=utf-8";
 
-/// Path of the first page. The others are views of the same file.
-const PAGE: &str = "/console";
-
 /// Every file: its name, media type and text.
 const FILES: [(&str, &str, &str); 6] = [
     ("", HTML, include_str!("index.html")),
@@ -52,7 +49,7 @@ const HEADERS: [(HeaderName, &str); 5] = [
 /// Routes of the console. `started` is the start of the process.
 pub(super) fn router(state: Arc<AdminState>, started: Instant) -> Router {
     Router::new()
-        .route(PAGE, get(|| async { file("") }))
+        .route("/console", get(|| async { file("") }))
         .route("/console/", get(|| async { file("") }))
         .route("/console/{file}", get(|Path(name): Path<String>| async move { file(&name) }))
         .merge(live::router(state, started))
@@ -60,7 +57,7 @@ pub(super) fn router(state: Arc<AdminState>, started: Instant) -> Router {
 
 /// Whether the path is one of the console's files, which everybody may read.
 pub(super) fn is_file(path: &str) -> bool {
-    path.strip_prefix(PAGE).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    path.strip_prefix("/console").is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 fn file(name: &str) -> Response {

@@ -212,7 +212,7 @@ export function requests(ctx) {
       { name: "Output", num: true, value: (row) => row.output_tokens, cell: (row) => count(row.output_tokens) },
       { name: "First token", num: true, value: (row) => row.ttft_seconds, cell: (row) => time(row.ttft_seconds) },
       { name: "Where", value: (row) => row.replica || (row.waits ? row.waits.obstacle : null), cell: (row) => where(row) },
-    ], rows, { key: (row) => row.request_id, open: (row) => row.request_id, label: "Requests" }) : total || filter ? empty("No request fits", filter ? [`Nothing of the ${count(all.length)} rows here has “${filter}”. `, button("Open it by its id", "open", { id: filter }, { class: "small" })] : "Choose another state or tenant.") : empty("No requests yet", "As soon as one comes, it stands here; finished ones stay for a while."),
+    ], rows, { key: (row) => row.request_id, open: (row) => row.request_id, label: "Requests", most: 1000 }) : total || filter ? empty("No request fits", filter ? [`Nothing of the ${count(all.length)} rows here has “${filter}”. `, button("Open it by its id", "open", { id: filter }, { class: "small" })] : "Choose another state or tenant.") : empty("No requests yet", "As soon as one comes, it stands here; finished ones stay for a while."),
     total > all.length && all.length ? h("p", { class: "muted" }, `${count(all.length)} of ${count(total)} are shown.`) : null)];
 }
 

@@ -151,14 +151,15 @@ export function table(id, columns, rows, options = {}) {
   }
   const head = shown.map((column) => h("th", { scope: "col", class: column.num ? "num" : null, "aria-sort": by === column ? (sort.down ? "descending" : "ascending") : null },
     column.value ? button([column.name, by === column ? (sort.down ? " ▾" : " ▴") : ""].join(""), "sort", { table: id, column: column.name }, { class: "sort", title: column.help }) : column.name));
-  const body = rows.map((row) => {
+  const most = options.most || 250, more = rows.length - most;
+  const body = rows.slice(0, most).map((row) => {
     const open = options.open && options.open(row);
     return h("tr", { "data-key": options.key ? options.key(row) : null, class: open ? "opens" : null, tabindex: open ? 0 : null, "data-act": open ? "open" : null, "data-id": open || null, "aria-label": open ? `Open ${open}` : null },
       shown.map((column) => h("td", { class: column.num ? "num" : column.cls || null, "data-label": column.name }, column.cell ? column.cell(row) : String(column.value(row) ?? none))));
   });
   exports.set(id, { columns: shown.filter((column) => column.value), rows });
   return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": options.label || id, "data-key": id },
-    h("table", {}, h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)));
+    h("table", {}, h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)), more > 0 ? muted(`${count(more)} more rows: filter, sort, or save the table`) : null);
 }
 
 const exports = new Map();

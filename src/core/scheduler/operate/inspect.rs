@@ -126,7 +126,7 @@ impl Scheduler {
             waiting: 0,
             running: 0,
             oldest: Duration::ZERO,
-            predicted_wait: self.expected_wait(key, waiting).max(start),
+            predicted_wait: self.expected_wait(key, waiting).filter(|wait| *wait < Duration::MAX).max(start),
             quota: group.and_then(|group| self.groups[group].quotas.usage(key.tenant)),
             obstacle: head.zip(spot).map(|(job, spot)| self.obstacle(job, spot, || self.has_room(job, spot))),
         }
