@@ -60,7 +60,10 @@ async function live() {
       if (!answer.ok) throw new Error((await message(answer)) || `status ${answer.status}`);
       link("live", "live");
       pause = 0.5;
+      const begun = performance.now();
       await read(answer.body.getReader());
+      // The gateway ends a stream after some minutes: the next one follows at once.
+      if (performance.now() - begun > 5000 && !own.signal.aborted) continue;
     } catch (problem) {
       if (own.signal.aborted || state.signIn) return;
       state.error = String(problem.message || problem);

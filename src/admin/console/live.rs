@@ -26,6 +26,8 @@ use crate::admin::state::AdminState;
 const EVERY: Duration = Duration::from_secs(1);
 /// Age up to which an event is sent again: a little less than a step, for timers that fire early.
 const FRESH: Duration = Duration::from_millis(900);
+/// Longest life of a stream: it ends by itself before its connection does. The page opens the next.
+const MAX_LIFE: Duration = Duration::from_secs(240);
 /// Most streams at once.
 const MAX_STREAMS: usize = 32;
 
@@ -41,6 +43,7 @@ struct LiveFeed {
 struct LiveStream {
     feed: Arc<LiveFeed>,
     ticks: Interval,
+    ends: Instant,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -58,9 +61,10 @@ fn open(feed: Arc<LiveFeed>) -> Response {
     };
     let mut ticks = interval(EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let stream = unfold(LiveStream { feed, ticks, _permit: permit }, |mut live| async move {
-        live.ticks.tick().await;
-        Some((Ok::<_, Infallible>(live.feed.event()), live))
+    let live = LiveStream { feed, ticks, ends: Instant::now() + MAX_LIFE, _permit: permit };
+    let stream = unfold(live, |mut live| async move {
+        let now = live.ticks.tick().await;
+        (now < live.ends).then(|| (Ok::<_, Infallible>(live.feed.event()), live))
     });
     let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-store")];
     (headers, Body::from_stream(stream)).into_response()
@@ -125,6 +129,8 @@ mod tests {
         assert_eq!(first, second, "made once");
         assert_ne!(next(&mut streams[0]).await, first, "a second later it is another");
         drop(streams.pop());
+        let events = streams.remove(0).count().await;
+        assert_eq!(events, 238, "the rest of four minutes");
         assert_eq!(watch(&mut router).await.status(), StatusCode::OK);
     }
 }
