@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import signal
 import urllib.error
 import urllib.request
 
@@ -81,8 +80,6 @@ def test_every_page_in_both_themes_and_widths(start, chrome):
     assert not {"draining", "cordoned"} & set(replicas(admin).values())
     assert not problems
     page.context.close()
-    demo.stop(signal.SIGTERM)
-    demo.stop(signal.SIGTERM)
 
 
 def status_of(url, **head):

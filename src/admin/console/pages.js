@@ -126,7 +126,7 @@ function poolPanel(ctx, pool, status, learned) {
     key: `pool-${pool.pool}`, note: pool.models.join(", "),
     aside: [set.map((row) => muted(`${word(row)}, ${ends(row)}${row.reason ? `: ${row.reason}` : ""}`)), stateBadge(pool), closed ? button("Uncordon", "ask", { of: "pools", verb: "uncordon", name: pool.pool }) : [button("Cordon", "ask", { of: "pools", verb: "cordon", name: pool.pool }), button("Drain", "ask", { of: "pools", verb: "drain", name: pool.pool })], saves(`replicas-${pool.pool}`)],
   },
-    h("dl", { class: "facts" },
+    h("dl", { class: "facts wide" },
       fact("Replicas", `${pool.in_service} of ${pool.replicas} in service${pool.asleep ? `, ${pool.asleep} asleep` : ""}`),
       fact("Running", `${count(pool.running)} of ${count(pool.limit)} places, ${count(pool.waiting)} wait`),
       fact("Needed", `${pool.desired ?? "?"}: ${why}`),
@@ -419,7 +419,7 @@ function waiting(it) {
 function decision(one) {
   const why = one.why;
   return h("div", {}, h("h3", {}, `Why ${short(one.replica)}`, one.why.attempt > 1 ? muted(` attempt ${one.why.attempt}`) : null),
-    h("dl", { class: "facts" }, fact("Turn", `${why.turn}: ${TURN[why.turn] || ""}`), fact("Pool", `${one.pool}: ${CHOICE[why.choice] || why.choice}`),
+    h("dl", { class: "facts" }, fact("Turn", `${why.turn.replace("_", " ")}: ${TURN[why.turn] || ""}`), fact("Pool", `${one.pool}: ${CHOICE[why.choice] || why.choice}`),
       why.passed_over ? fact("Passed over", `${why.passed_over.pool}: ${why.passed_over.why === "busy" ? "wanted more, but busy" : "wanted more, but too late"}`) : null,
       fact("Replica", `soonest first token of ${count(why.candidates)} with room: ${time(why.expected_ttft)}`), fact("Cached", `${count(why.cached_tokens)} of the prompt's tokens`), fact("Ledger there", `${count(why.running)} of ${count(why.limit)} places, ${count(why.outstanding_tokens)} tokens outstanding`), fact("Left waiting", count(why.left_waiting)),
       why.demoted_from ? fact("Class", `${why.class}, too late for ${why.demoted_from}`) : null, why.adapter ? fact("Adapter", why.adapter) : null));

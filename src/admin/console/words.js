@@ -90,7 +90,7 @@ function full(replicas, urgent) {
   }
   const [cause, times] = [...causes].sort((a, b) => b[1] - a[1])[0] || [];
   if (!cause) return "Replicas free places just now; look again in a moment.";
-  const advice = { pace: "Add a replica, or loosen itl_objective of the classes that share it.", slots: "Add a replica, or raise max_seqs if its memory allows.", kv: "Add a replica, or one with more memory.", reserve: "Add a replica; the headroom is what keeps the urgent class in time.", slow_start: "It passes by itself." }[cause] || "Add a replica if it lasts.";
+  const advice = { pace: "Add a replica, or loosen itl of the classes that share it.", slots: "Add a replica, or raise max_seqs if its memory allows.", kv: "Add a replica, or one with more memory.", reserve: "Add a replica; the headroom is what keeps the urgent class in time.", slow_start: "It passes by itself." }[cause] || "Add a replica if it lasts.";
   return `At ${times} of ${up.length} replicas: ${HELD[cause] || cause}. ${advice}`;
 }
 
