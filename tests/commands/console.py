@@ -6,6 +6,7 @@ import re
 import shutil
 import threading
 import urllib.request
+from http.client import HTTPException
 
 from conftest import free_ports, get, run, wait_until
 from playwright.sync_api import sync_playwright
@@ -84,7 +85,7 @@ def ask(base, key, of_class, prompt=200, output=400):
     if of_class:
         head["x-penstock-class"] = of_class
     call = urllib.request.Request(f"{base}/chat/completions", json.dumps(body).encode(), head)
-    with contextlib.suppress(OSError), urllib.request.urlopen(call, timeout=120) as answer:
+    with contextlib.suppress(OSError, HTTPException), urllib.request.urlopen(call, timeout=120) as answer:
         answer.read()
 
 

@@ -53,7 +53,8 @@ def test_every_page_in_both_themes_and_widths(start, chrome):
     page.wait_for_selector("[data-key=queues] tbody tr:has-text('no room')")
     assert page.url.endswith("#/queues")
     page.keyboard.press("4")
-    page.wait_for_selector("[data-key=requests] tbody tr")
+    page.click("[data-key=requests] button:has-text('Finished')")
+    page.wait_for_selector("[data-key=requests] tbody tr:has-text('success')")
     page.keyboard.press("/")
     page.keyboard.type("success")
     done = page.locator("[data-key=requests] tbody tr:has-text('success')").first
