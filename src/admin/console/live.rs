@@ -39,8 +39,8 @@ struct LiveFeed {
     latest: Mutex<Option<(Instant, Bytes)>>,
 }
 
-/// One open stream.
-struct LiveStream {
+/// One who watches: an open stream.
+struct LiveViewer {
     feed: Arc<LiveFeed>,
     ticks: Interval,
     ends: Instant,
@@ -61,7 +61,7 @@ fn open(feed: Arc<LiveFeed>) -> Response {
     };
     let mut ticks = interval(EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let live = LiveStream { feed, ticks, ends: Instant::now() + MAX_LIFE, _permit: permit };
+    let live = LiveViewer { feed, ticks, ends: Instant::now() + MAX_LIFE, _permit: permit };
     let stream = unfold(live, |mut live| async move {
         let now = live.ticks.tick().await;
         (now < live.ends).then(|| (Ok::<_, Infallible>(live.feed.event()), live))
