@@ -37,6 +37,7 @@ function signIn(why) {
   state.view = null;
   state.answers.clear();
   closeDialogs();
+  link("", "signed out");
   render();
 }
 
@@ -247,7 +248,7 @@ async function reload() {
   try {
     const answer = await call("/admin/v1/reload", { method: "POST", body: "{}" });
     const done = await answer.json();
-    state.note = done.error ? `Refused: ${done.error.message}` : { applied: `${done.changed.length} keys changed.`, unchanged: "The file is what it was.", failed: "The file has errors; nothing changed." }[done.outcome];
+    state.note = done.error ? `Refused: ${done.error.message}` : { applied: `${done.changed.length} ${done.changed.length === 1 ? "key" : "keys"} changed.`, unchanged: "The file is what it was.", failed: "The file has errors; nothing changed." }[done.outcome];
   } catch (problem) {
     state.note = `Not read: ${problem.message}`;
   }

@@ -291,6 +291,8 @@ function scalePanel(pool, samples, seen) {
 
 // Tenants
 
+const limitName = (row) => `${row.unit} ${row.period.replace("_", " ")}`.replace(/_/g, " ");
+
 const SPANS = [["1h", "1 hour"], ["24h", "24 hours"], ["7d", "7 days"], ["30d", "30 days"]];
 
 export function tenants(ctx) {
@@ -313,7 +315,7 @@ export function tenants(ctx) {
     ], rows, { key: (row) => row.tenant, label: "Tenants" })),
     panel("Limits left", { aside: limits.length ? saves("limits") : null }, limits.length ? table("limits", [
       { name: "Tenant", value: (row) => row.tenant },
-      { name: "Limit", value: (row) => `${row.unit} per ${row.period}`, cell: (row) => [`${row.unit} per ${row.period}`, row.of ? muted(` of ${row.scope} ${row.of}`) : null, row.shadow ? [" ", badge("quiet", "shadow", "counted, not enforced")] : null] },
+      { name: "Limit", value: (row) => limitName(row), cell: (row) => [limitName(row), row.of ? muted(` of ${row.scope} ${row.of}`) : null, row.shadow ? [" ", badge("quiet", "shadow", "counted, not enforced")] : null] },
       { name: "Left", num: true, value: (row) => Number(row.left), cell: (row) => [`${count(row.left)} of ${count(row.amount)}`, bar([[row.part < 0.1 ? "out" : row.part < 0.3 ? "held" : "good", row.part || 0]], 1, `${percent(row.part)} left`)] },
       { name: "Whole in", num: true, value: (row) => row.whole_in_seconds, cell: (row) => time(row.whole_in_seconds) },
     ], limits, { key: (row) => `${row.tenant} ${row.scope} ${row.of} ${row.unit} ${row.period}`, label: "Limits" }) : empty("No limits", "No tenant here has any. ", h("code", {}, "tenants.NAME.limits"), " bounds requests, tokens or money by the minute, day or month.")),
@@ -322,18 +324,18 @@ export function tenants(ctx) {
 }
 
 function billTable(bill) {
-  const number = (value) => Number(value), hours = (value) => (number(value) / 3600).toFixed(3);
+  const number = (value) => Number(value);
   const rows = [...bill.lines, { ...bill.total, total: true }];
   if (!bill.lines.length) return empty("Nothing in this time", "No request ended in it. Choose a longer one.");
   const name = (row) => (row.total ? "all" : row.unallocated ? "idle" : row.tenant || "no tenant");
   return table("bill", [
     { name: "Tenant", value: name, cell: (row) => (row.total || row.unallocated ? h("b", {}, name(row)) : name(row)) },
     { name: "Requests", num: true, value: (row) => row.requests, cell: (row) => count(row.requests) },
-    { name: "Input", num: true, value: (row) => row.input_tokens, cell: (row) => [count(row.input_tokens), h("span", { class: "muted two" }, `${count(row.cached_tokens)} cached`)] },
+    { name: "Input", num: true, value: (row) => row.input_tokens, cell: (row) => [count(row.input_tokens), row.cached_tokens ? h("span", { class: "muted two" }, `${count(row.cached_tokens)} cached`) : null] },
     { name: "Output", num: true, value: (row) => row.output_tokens, cell: (row) => count(row.output_tokens) },
     { name: "Wasted tokens", num: true, value: (row) => row.wasted_tokens, cell: (row) => (row.wasted_tokens ? [count(row.wasted_tokens), h("span", { class: "muted two" }, `${count(row.tries - row.requests)} more tries`)] : "0"), help: "Of attempts that gave no answer, and of answers that nobody got" },
     { name: "Queued", num: true, value: (row) => number(row.queue_seconds), cell: (row) => time(row.queue_seconds) },
-    { name: "GPU hours", num: true, value: (row) => number(row.gpu_seconds) / 3600, cell: (row) => [hours(row.gpu_seconds), bar([[row.unallocated ? "held" : "used", number(row.gpu_seconds)]], number(bill.total.gpu_seconds), `${hours(row.gpu_seconds)} GPU hours`)] },
+    { name: "GPU time", num: true, value: (row) => number(row.gpu_seconds), cell: (row) => [time(row.gpu_seconds), bar([[row.unallocated ? "held" : "used", number(row.gpu_seconds)]], number(bill.total.gpu_seconds), `${time(row.gpu_seconds)} of GPU time`)] },
     { name: "Cost", num: true, value: (row) => number(row.cost), cell: (row) => number(row.cost).toFixed(4) },
   ], rows, { key: name, label: "Bill" });
 }
@@ -355,7 +357,7 @@ export function config(ctx) {
       ctx.note ? h("p", { role: "status" }, ctx.note) : null),
     last.problems.length ? panel("Errors of the file", { class: "error", note: "the configuration before it stays in force" }, h("pre", {}, last.problems.join("\n\n")), h("p", { class: "muted" }, "Mend the file; it is read again at once. ", h("code", {}, "penstock check"), " says the same with places.")) : null,
     last.restart_needed.length ? panel("Waits for a restart", {}, h("pre", {}, last.restart_needed.join("\n"))) : null,
-    panel("Last change", { note: last.changed.length ? `${last.changed.length} keys` : "" }, last.changed.length ? h("pre", {}, last.changed.join("\n")) : empty("No change since the start", "After an edit of the file, the keys that changed stand here with their values before and after.")),
+    panel("Last change", { note: last.changed.length ? `${last.changed.length} ${last.changed.length === 1 ? "key" : "keys"}` : "" }, last.changed.length ? h("pre", {}, last.changed.join("\n")) : empty("No change since the start", "After an edit of the file, the keys that changed stand here with their values before and after.")),
     panel("Configuration in force", { note: "defaults included, what is not set left out; durations in seconds", aside: filterBox(ctx, "config-filter", "Filter, such as pools h100") },
       running.data ? rows.length ? sections.map((name) => {
         const own = rows.filter((row) => row.path.split(".")[0] === name);

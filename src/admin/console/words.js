@@ -147,7 +147,7 @@ export function findings(view, f) {
     for (const limit of row.limits) {
       const share = Number(limit.amount) > 0 ? Number(limit.left) / Number(limit.amount) : 1;
       if (share < 0.1 && !limit.shadow) {
-        say("info", `${row.tenant} has ${Math.round(share * 100)} % of a limit left`, `${limit.unit} per ${limit.period}${limit.of ? ` of ${limit.of}` : ""}; whole again in ${f.time(limit.whole_in_seconds)}.`, "#/tenants");
+        say("info", `${row.tenant} has ${Math.round(share * 100)} % of a limit left`, `${limit.unit.replace("_", " ")} ${limit.period.replace("_", " ")}${limit.of ? ` of ${limit.of}` : ""}; whole again in ${f.time(limit.whole_in_seconds)}.`, "#/tenants");
       }
     }
   }
