@@ -10,6 +10,7 @@ use axum::response::Response;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use crate::admin::console;
 use crate::admin::origin;
 use crate::admin::problem::problem;
 use crate::admin::state::AdminState;
@@ -91,7 +92,8 @@ pub(super) async fn check(
     let settings = guard.state.settings();
     let operators = &settings.listeners.operators;
     let path = request.uri().path();
-    let is_open = OPEN_PATHS.contains(&path) || (operators.open_metrics && path == METRICS);
+    let is_open =
+        OPEN_PATHS.contains(&path) || console::is_file(path) || (operators.open_metrics && path == METRICS);
     if is_open {
         request.extensions_mut().insert(Operator::local(from));
         return next.run(request).await;
@@ -99,9 +101,12 @@ pub(super) async fn check(
     let names = request.extensions().get::<Arc<CertificateNames>>();
     match identify(operators, request.headers(), names.map(|names| &**names), from) {
         Ok(operator) if operator.role >= required_role(request.method()) => {
-            if operator.is_local()
-                && let Err(foreign) = origin::check(request.method(), request.headers(), &operators.hosts)
-            {
+            let (method, headers) = (request.method(), request.headers());
+            let origin = match operator.is_local() {
+                true => origin::check(method, headers, &operators.hosts),
+                false => origin::check_site(method, headers),
+            };
+            if let Err(foreign) = origin {
                 AdminRefused { from, reason: foreign.label() }.emit(&guard.state.telemetry);
                 return problem(StatusCode::FORBIDDEN, foreign.message());
             }

@@ -3,6 +3,7 @@
 
 mod auth;
 mod config_view;
+mod console;
 mod keys;
 mod operate;
 mod origin;

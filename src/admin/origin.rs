@@ -45,6 +45,12 @@ pub(super) fn check(method: &Method, headers: &HeaderMap, hosts: &[String]) -> R
     if !headers.get_all(HOST).iter().all(|host| host.to_str().is_ok_and(|host| is_own(host, hosts))) {
         return Err(ForeignRequest::Host);
     }
+    check_site(method, headers)
+}
+
+/// Whether the page of another site may have sent a request that changes something. A browser adds
+/// an operator's client certificate to such a request.
+pub(super) fn check_site(method: &Method, headers: &HeaderMap) -> Result<(), ForeignRequest> {
     let looks = matches!(*method, Method::GET | Method::HEAD);
     let is_own_site = |site: &[u8]| site == b"same-origin" || site == b"none";
     match headers.get(FETCH_SITE) {
@@ -110,5 +116,9 @@ mod tests {
         for site in ["same-origin", "none"] {
             assert_eq!(ask(&Method::POST, &from(site)), Ok(()), "{site}");
         }
+        let mut headers = HeaderMap::new();
+        headers.insert(FETCH_SITE, "cross-site".parse().unwrap());
+        assert_eq!(check_site(&Method::POST, &headers), Err(ForeignRequest::Site), "with a certificate, too");
+        assert_eq!(check_site(&Method::POST, &HeaderMap::new()), Ok(()), "not from a browser");
     }
 }

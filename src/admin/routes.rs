@@ -19,7 +19,7 @@ pub(super) use crate::admin::problem::problem;
 use crate::admin::report::{csv, overview};
 use crate::admin::state::AdminState;
 use crate::admin::usage::BillMaker;
-use crate::admin::{config_view, report, requests};
+use crate::admin::{config_view, console, report, requests};
 use crate::config::watch::ReloadOutcome;
 use crate::telemetry::metrics::{CONTENT_TYPE, Scrape};
 use crate::telemetry::request_history::{MAX_STORIES, RequestTrail};
@@ -52,13 +52,17 @@ GET  /admin/v1/events     what happens to requests, as server-sent events: ?even
 GET  /admin/v1/requests/{id}  why a recent request went where it went, or why it waits
 GET  /admin/v1/usage      who used what, and what it cost: ?by=tenant,model&since=7d&until=...&share=steps&format=csv
 GET  /admin/v1/config     the configuration in force, without secrets
+GET  /admin/v1/shares     who waits and runs: share against use, what is borrowed, predicted wait, what blocks
+GET  /admin/v1/scale      desired and ready replicas of the last hour, and what KEDA asked last
+GET  /admin/v1/live       status and shares once a second, as a stream of events
+GET  /console             the same for people, as web pages
 POST /admin/v1/reload     read the configuration again
 
-/admin/v1/queues, pools, replicas, tenants and requests are also CSV: ?format=csv,
+/admin/v1/queues, pools, replicas, tenants, shares and requests are also CSV: ?format=csv,
 or `Accept: text/csv`.
 
-Where the configuration has `admin.auth`, everything but /livez, /readyz and
-/healthz asks for `Authorization: Bearer <token>`.
+Where the configuration has `admin.auth`, everything but /livez, /readyz, /healthz
+and the files of /console asks for `Authorization: Bearer <token>`.
 
 POST   /admin/v1/keys     make a key: {\"tenant\": ..., \"for\": \"90d\", \"note\": ...}; to replace one: {\"replaces\": id, \"overlap\": \"24h\"}
 DELETE /admin/v1/keys/{id}  revoke a key that was made so
@@ -102,6 +106,7 @@ pub fn router(state: AdminState, more: Router) -> Router {
         .route("/admin/v1/tenants", get(tenants))
         .route("/admin/v1/pools", get(pools))
         .route("/admin/v1/overrides", get(overrides))
+        .route("/admin/v1/shares", get(shares))
         .route("/admin/v1/requests", get(requests))
         .route("/admin/v1/requests/{id}", get(request))
         .route("/admin/v1/events", get(events))
@@ -111,7 +116,8 @@ pub fn router(state: AdminState, more: Router) -> Router {
         .route("/admin/v1/demand", get(demand))
         .route("/admin/v1/config", get(config))
         .route("/admin/v1/reload", post(reload))
-        .with_state(admin)
+        .with_state(admin.clone())
+        .merge(console::router(admin.state, admin.started))
         .merge(more)
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
@@ -136,17 +142,7 @@ async fn ready(State(admin): State<AdminRoutes>) -> (StatusCode, String) {
 }
 
 async fn status(State(admin): State<AdminRoutes>) -> impl IntoResponse {
-    let ready = admin.state.readiness();
-    let config = admin.state.telemetry.config_status();
-    let settings = admin.state.settings();
-    let uptime = admin.started.elapsed();
-    Json(report::StatusReport::new(
-        uptime,
-        ready,
-        &report::ProcessFacts::collect(&admin.state),
-        &settings,
-        &config,
-    ))
+    Json(report::StatusReport::of(&admin.state, admin.started.elapsed()))
 }
 
 async fn queues(State(admin): State<AdminRoutes>, uri: Uri, headers: HeaderMap) -> Response {
@@ -175,6 +171,11 @@ async fn pools(State(admin): State<AdminRoutes>, uri: Uri, headers: HeaderMap) -
         (admin.state.snapshot(), admin.state.sources.statuses(), admin.state.demands());
     let body = json!({ "pools": overview::pools(&snapshot, &sources, &needs, &settings.policy) });
     answered(csv::answer(&headers, uri.query(), body, "pools", csv::POOLS))
+}
+
+async fn shares(State(admin): State<AdminRoutes>, uri: Uri, headers: HeaderMap) -> Response {
+    let body = json!({ "shares": report::shares::now(&admin.state) });
+    answered(csv::answer(&headers, uri.query(), body, "shares", csv::SHARES))
 }
 
 async fn requests(State(admin): State<AdminRoutes>, uri: Uri, headers: HeaderMap) -> Response {

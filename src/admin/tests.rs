@@ -58,7 +58,8 @@ fn with_usage(usage: Option<RowSource>) -> World {
     let (reload, reloads) = channel();
     let state = AdminState { usage, ..state(&telemetry, reload) };
     let dispatcher = Arc::clone(&state.dispatcher);
-    let more = Router::new().route("/scale/v1/pools", axum::routing::get(async || "{}"));
+    let empty = || axum::routing::get(async || "{}");
+    let more = Router::new().route("/scale/v1/pools", empty()).route("/admin/v1/scale", empty());
     World { router: router(state, more), dispatcher, telemetry, reloads }
 }
 
@@ -168,9 +169,12 @@ async fn status_has_the_problems_of_the_last_reload() {
 async fn queues_pools_replicas_and_tenants_are_lists_of_rows() {
     let world = world();
     let _tickets = [world.admit(), world.admit()];
-    for (path, list) in
-        [("/admin/v1/queues", "queues"), ("/admin/v1/pools", "pools"), ("/admin/v1/replicas", "replicas")]
-    {
+    for (path, list) in [
+        ("/admin/v1/queues", "queues"),
+        ("/admin/v1/pools", "pools"),
+        ("/admin/v1/replicas", "replicas"),
+        ("/admin/v1/shares", "shares"),
+    ] {
         let rows = json_of(&world, path).await;
         assert_eq!(rows[list].as_array().unwrap().len(), 1, "{path}");
     }
@@ -208,6 +212,7 @@ fn rows_name_what_they_are_of() {
         "running": 2, "limit": 4, "prefill_tokens": 10, "kv_tokens": 20,
         "speed": 1.0 / 1.5, "speed_factor": 1.5, "expected_ttft_seconds": 0.08,
         "held_back_by": null, "guests_held_back_by": "reading",
+        "slots": {"running": 2, "free": 2, "above_limit": 0, "withheld": 0, "out_of_service": 0},
         "engine": {
             "running": 1, "waiting": null, "kv_usage": null, "slots": null, "kv_tokens": null,
             "max_model_len": null, "age_seconds": 0.5, "problem": null,
@@ -332,8 +337,8 @@ async fn unknown_paths_and_methods_are_json_errors_that_help() {
     assert!(headers["content-type"].to_str().unwrap().starts_with("text/plain"));
     for line in index.lines().filter(|line| line.starts_with("GET  ") && !line.contains('{')) {
         let path = line.split_whitespace().nth(1).unwrap();
-        if path == "/admin/v1/events" {
-            continue; // This answer does not end.
+        if ["/admin/v1/events", "/admin/v1/live"].contains(&path) {
+            continue; // These answers do not end.
         }
         assert_eq!(call(&world, "GET", path).await.0, StatusCode::OK, "{path}");
     }

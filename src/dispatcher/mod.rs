@@ -23,7 +23,7 @@ use crate::core::model::event::{Action, Event, Rejection, ReplicaAction};
 use crate::core::model::ids::JobId;
 use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
 use crate::core::model::policy::Policy;
-use crate::core::model::snapshot::{OverrideResult, Snapshot, WaitExplanation, WaitSummary};
+use crate::core::model::snapshot::{OverrideResult, QueueStanding, Snapshot, WaitExplanation, WaitSummary};
 use crate::core::model::time::Tick;
 use crate::core::scheduler::Scheduler;
 use crate::dispatcher::clock::GatewayClock;
@@ -185,6 +185,13 @@ impl Dispatcher {
     pub fn snapshot(&self) -> Snapshot {
         let now = self.clock.now();
         self.state.lock().scheduler.snapshot(now)
+    }
+
+    /// What every tenant, class and model has waiting and running, and what its next job waits for.
+    #[must_use]
+    pub fn standings(&self) -> Vec<QueueStanding> {
+        let now = self.clock.now();
+        self.state.lock().scheduler.standings(now)
     }
 
     /// State of all limits, in a fixed order.

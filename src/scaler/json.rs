@@ -18,12 +18,14 @@ use crate::scaler::signal_cache::{MissingSignal, SignalCache};
 use crate::scaler::trigger::{TriggerError, TriggerMode, TriggerQuery};
 
 /// Routes `GET /scale/v1/pools` and `GET /scale/v1/{pool}`. The second takes the keys of a trigger
-/// as its query. A pool named `pools` is at `/scale/v1/pools/pools`.
+/// as its query. A pool named `pools` is at `/scale/v1/pools/pools`. `GET /admin/v1/scale` has the
+/// numbers of the last hour.
 pub fn router(cache: Arc<SignalCache>) -> Router {
     Router::new()
         .route("/scale/v1/pools", get(list_pools))
         .route("/scale/v1/pools/{pool}", get(get_pool))
         .route("/scale/v1/{pool}", get(get_pool))
+        .route("/admin/v1/scale", get(past))
         .with_state(cache)
 }
 
@@ -46,6 +48,11 @@ async fn list_pools(State(cache): State<Arc<SignalCache>>) -> Json<Value> {
         });
     }
     Json(picture)
+}
+
+async fn past(State(cache): State<Arc<SignalCache>>) -> Json<Value> {
+    let history = cache.history.lock();
+    Json(json!({ "pools": history.pools(), "asked": history.questions() }))
 }
 
 async fn get_pool(State(cache): State<Arc<SignalCache>>, Path(pool): Path<String>, uri: Uri) -> Response {

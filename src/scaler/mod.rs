@@ -4,6 +4,7 @@
 
 mod answer;
 mod follow;
+mod history;
 mod json;
 mod peers;
 mod pool_signal;

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use crate::config::settings::Settings;
 use crate::core::autoscale::replica_demand::ReplicaDemand;
 use crate::scaler::answer::answer;
+use crate::scaler::history::ScaleHistory;
 use crate::scaler::peers::{PeerExchange, PeerState};
 pub(super) use crate::scaler::pool_signal::PoolSignal;
 use crate::scaler::trigger::{TriggerError, TriggerQuery};
@@ -74,6 +75,7 @@ pub struct SignalCache {
     /// Permits of streams that may still be opened.
     pub(super) streams: Arc<Semaphore>,
     unknown_keys: Mutex<BTreeSet<String>>,
+    pub(super) history: Mutex<ScaleHistory>,
     /// Exchange with the peers; absent without `scale.peers`.
     pub(super) exchange: Option<Arc<PeerExchange>>,
 }
@@ -93,6 +95,7 @@ impl SignalCache {
             ending: watch::Sender::new(false),
             streams: Arc::new(Semaphore::new(max.min(Semaphore::MAX_PERMITS))),
             unknown_keys: Mutex::default(),
+            history: Mutex::default(),
             exchange,
         })
     }
@@ -104,6 +107,7 @@ impl SignalCache {
     }
 
     pub(super) fn publish(&self, view: SignalView) {
+        self.history.lock().sample(&view.pools, view.as_of);
         self.view.send_replace(Arc::new(view));
     }
 

@@ -67,7 +67,8 @@ pub(crate) fn telemetry(tenants: usize) -> Telemetry {
 
 pub(crate) fn load(telemetry: &Telemetry, policy: Policy, digest: &str) {
     let pairs = &ModelPairs::default();
-    ConfigReloaded { policy: &Arc::new(policy), digest, restart_needed: &[], pairs }.emit(telemetry);
+    ConfigReloaded { policy: &Arc::new(policy), digest, restart_needed: &[], changed: &[], pairs }
+        .emit(telemetry);
 }
 
 fn dispatch_reason() -> DispatchReason {

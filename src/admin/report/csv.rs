@@ -56,6 +56,22 @@ pub(in crate::admin) const REPLICAS: &[&str] = &[
     "engine.age_seconds",
     "engine.problem",
 ];
+pub(in crate::admin) const SHARES: &[&str] = &[
+    "tenant",
+    "class",
+    "model",
+    "waiting",
+    "oldest_seconds",
+    "predicted_wait_seconds",
+    "running",
+    "share",
+    "used",
+    "borrowed",
+    "guaranteed",
+    "quota",
+    "blocked_by",
+    "contends_with",
+];
 pub(in crate::admin) const TENANTS: &[&str] = &[
     "tenant",
     "parent",

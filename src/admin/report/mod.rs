@@ -3,6 +3,7 @@
 pub(super) mod bounds;
 pub(super) mod csv;
 pub(super) mod overview;
+pub(super) mod shares;
 pub(super) mod standing;
 
 use std::collections::HashMap;
@@ -20,7 +21,7 @@ use crate::core::limits::LimitStatus;
 use crate::core::model::ids::TenantId;
 use crate::core::model::policy::{Policy, Tenant};
 use crate::core::model::snapshot::{ReplicaSnapshot, Snapshot};
-use crate::core::replica::bottleneck::Bottleneck;
+use crate::core::replica::bottleneck::{Bottleneck, SlotCounts};
 use crate::fleet::discovery::SourceStatus;
 use crate::telemetry::metrics::EngineView;
 use crate::telemetry::{ConfigStatus, wall};
@@ -57,6 +58,10 @@ struct LastReload {
     successful: bool,
     at_unix: Option<f64>,
     problems: Vec<String>,
+    /// What the last applied file changed.
+    changed: Vec<String>,
+    /// Keys that take effect only at the next start.
+    restart_needed: Vec<String>,
 }
 
 /// Facts about the parts of the process at one moment.
@@ -83,7 +88,14 @@ impl ProcessFacts {
 }
 
 impl StatusReport {
-    pub(super) fn new(
+    /// The report of this moment.
+    pub(super) fn of(state: &AdminState, uptime: Duration) -> Self {
+        let config = state.telemetry.config_status();
+        let (ready, facts) = (state.readiness(), ProcessFacts::collect(state));
+        Self::new(uptime, ready, &facts, &state.settings(), &config)
+    }
+
+    fn new(
         uptime: Duration,
         ready: Result<(), &'static str>,
         known: &ProcessFacts,
@@ -108,6 +120,8 @@ impl StatusReport {
                     successful: config.problems.is_empty(),
                     at_unix: config.tried_at.map(wall::unix_seconds),
                     problems: config.problems.clone(),
+                    changed: config.changed.clone(),
+                    restart_needed: config.restart_needed.clone(),
                 },
             },
             pools: overview::pools(snapshot, sources, needs, policy),
@@ -162,7 +176,31 @@ pub(super) struct ReplicaRow {
     expected_ttft_seconds: f64,
     held_back_by: Option<&'static str>,
     guests_held_back_by: Option<&'static str>,
+    slots: SlotsRow,
     engine: Option<EngineRow>,
+}
+
+/// Slots of a replica by use; they add up to all slots that it has.
+#[derive(Debug, Serialize)]
+struct SlotsRow {
+    running: u32,
+    free: u32,
+    above_limit: u32,
+    withheld: u32,
+    out_of_service: u32,
+}
+
+impl SlotsRow {
+    fn new(slots: SlotCounts) -> Self {
+        let count = |held: Option<(Bottleneck, u32)>| held.map_or(0, |(_, slots)| slots);
+        Self {
+            running: slots.running,
+            free: slots.free,
+            above_limit: count(slots.above_limit),
+            withheld: count(slots.withheld),
+            out_of_service: slots.out_of_service,
+        }
+    }
 }
 
 /// Gauges of the engine; `null` = the engine does not report the value.
@@ -194,6 +232,7 @@ pub(super) fn replicas(snapshot: &Snapshot, engines: &[EngineView], policy: &Pol
         expected_ttft_seconds: view.expected.as_secs_f64(),
         held_back_by: view.bottleneck.map(Bottleneck::name),
         guests_held_back_by: view.background_bottleneck.map(Bottleneck::name),
+        slots: SlotsRow::new(view.slots),
         engine: engines.get(&view.replica).map(|engine| EngineRow::new(engine)),
     };
     snapshot.replicas.iter().map(row).collect()

@@ -171,7 +171,7 @@ impl Gateway {
         // this call a SIGHUP ends the process.
         let hang_up = signals::hang_up().map_err(StartError::Signals)?;
         let pairs = &model_pairs(&now);
-        ConfigReloaded { policy: &now.policy, digest: &now.digest, restart_needed: &[], pairs }
+        ConfigReloaded { policy: &now.policy, digest: &now.digest, restart_needed: &[], changed: &[], pairs }
             .emit(&telemetry);
         ServerStarted { listen: address, admin: admin.addr(), scale: scale.address() }.emit(&telemetry);
         let shutdown = ListenerShutdown::default();

@@ -96,8 +96,9 @@ impl SettingsFollowers {
                 certificates_loaded(&listeners, &settings.listeners, telemetry);
                 let policy = &settings.policy;
                 let restart_needed = &report.needs_restart;
-                let pairs = &model_pairs(&settings);
-                ConfigReloaded { policy, digest: &settings.digest, restart_needed, pairs }.emit(telemetry);
+                let changed: Vec<String> = report.changed.iter().map(ToString::to_string).collect();
+                let (digest, pairs) = (&*settings.digest, &model_pairs(&settings));
+                ConfigReloaded { policy, digest, restart_needed, changed: &changed, pairs }.emit(telemetry);
                 ReplicasChanged { before: &before, after: policy }.emit(telemetry);
             }
         }

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use crate::core::billing::pool_account::PoolTimes;
-use crate::core::model::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
+use crate::core::model::ids::{ClassId, GroupIndex, ModelId, PoolId, ReplicaId, TenantId};
 pub use crate::core::model::overrides::ActiveOverride;
+use crate::core::queue::quota::QuotaUse;
 use crate::core::replica::affinity::adapter_slots::AdapterState;
 use crate::core::replica::bottleneck::{Bottleneck, SlotCounts};
 use crate::core::replica::speed::pool_best::PoolBest;
@@ -40,6 +41,29 @@ pub struct QueueSnapshot {
     pub tokens: u64,
     /// Age of the oldest waiting job.
     pub oldest: Duration,
+}
+
+/// Standing of one tenant, class and model: what it has waiting and running, and what its next job
+/// waits for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct QueueStanding {
+    pub tenant: TenantId,
+    pub class: ClassId,
+    pub model: ModelId,
+    /// Group of pools for whose replicas the jobs compete; absent when no pool serves the model.
+    pub group: Option<GroupIndex>,
+    /// Waiting jobs.
+    pub waiting: u64,
+    /// Sequences at replicas.
+    pub running: u64,
+    /// Longest wait of a waiting job.
+    pub oldest: Duration,
+    /// Predicted wait of a job that arrives now; absent while no rate is known.
+    pub predicted_wait: Option<Duration>,
+    /// The tenant's quota in the group; absent without one.
+    pub quota: Option<QuotaUse>,
+    /// What the next waiting job waits for.
+    pub obstacle: Option<Obstacle>,
 }
 
 /// State of one pool.

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use tonic::{Code, Request, Response, Status};
 
 use crate::scaler::answer::{TriggerAnswer, answer};
+use crate::scaler::history::{MAX_NAME, ScaleQuestion};
 use crate::scaler::proto::external_scaler_server::ExternalScaler;
 use crate::scaler::proto::{
     GetMetricSpecResponse, GetMetricsRequest, GetMetricsResponse, IsActiveResponse, MetricValue,
@@ -19,6 +20,7 @@ pub(super) use crate::scaler::rpc::answers::{Answers, spec_of};
 use crate::scaler::signal_cache::{MissingSignal, SignalCache};
 use crate::scaler::trigger::{TriggerError, TriggerMode, TriggerQuery};
 use crate::telemetry::event::ScalerAsked;
+use crate::telemetry::wall;
 
 #[derive(Debug)]
 pub(super) struct ScalerService(pub(super) Arc<SignalCache>);
@@ -68,6 +70,15 @@ impl ScalerService {
     }
 
     fn log(&self, ask: &TriggerQuery, of: &ScaledObjectRef, told: TriggerAnswer, value: u64) {
+        self.0.history.lock().asked(ScaleQuestion {
+            pool: ask.pool.clone(),
+            scaled_object: format!("{}/{}", of.namespace, of.name).chars().take(MAX_NAME).collect(),
+            value,
+            active: told.active,
+            reason: told.reason.to_string(),
+            at_unix: wall::unix_seconds(wall::now()),
+            times: 1,
+        });
         crate::telemetry::event::ScalerAnswered {
             pool: &ask.pool,
             scaled_object: &of.name,

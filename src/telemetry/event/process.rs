@@ -10,7 +10,7 @@ use tracing::{debug, error, info};
 
 use crate::core::model::policy::Policy;
 use crate::telemetry::metrics::ModelPairs;
-use crate::telemetry::status::ConfigStatus;
+use crate::telemetry::status::{ConfigStatus, MAX_CHANGES};
 use crate::telemetry::text::{millis, shorten};
 use crate::telemetry::{Telemetry, wall};
 
@@ -26,6 +26,8 @@ pub struct ConfigReloaded<'a> {
     pub restart_needed: &'a [String],
     /// Models that may stand in for others, whose counters start at 0.
     pub pairs: &'a ModelPairs,
+    /// What changed, a line for each key.
+    pub changed: &'a [String],
 }
 
 impl ConfigReloaded<'_> {
@@ -40,6 +42,8 @@ impl ConfigReloaded<'_> {
             loaded_at: at,
             tried_at: at,
             problems: Vec::new(),
+            changed: self.changed.iter().take(MAX_CHANGES).cloned().collect(),
+            restart_needed: self.restart_needed.to_vec(),
         });
         telemetry.changed("config", self.digest, || "loaded".to_owned());
         let restart = Some(self.restart_needed.join(", ")).filter(|keys| !keys.is_empty());
@@ -245,6 +249,7 @@ mod tests {
             policy: &policy,
             digest: "d2",
             restart_needed: &keys,
+            changed: &[],
             pairs: &ModelPairs::default(),
         }
         .emit(&telemetry);

@@ -41,6 +41,26 @@ pub enum QuotaState {
     Parked,
 }
 
+impl QuotaState {
+    /// Short stable name for the admin API.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Guaranteed => "below_guarantee",
+            Self::Borrowing => "borrowing",
+            Self::Parked => "at_ceiling",
+        }
+    }
+}
+
+/// A tenant's quota and what the tenant holds of it, in sequences.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QuotaUse {
+    pub state: QuotaState,
+    pub guaranteed: u64,
+    pub held: u64,
+}
+
 #[derive(Debug, Clone, Copy)]
 struct QuotaAccount {
     quota: Quota,
@@ -51,7 +71,7 @@ impl QuotaAccount {
     fn state(&self, capacity: u64) -> QuotaState {
         let Quota { guarantee, borrow, .. } = self.quota;
         let held = self.held as f64;
-        let part = |fraction: f64| (fraction * capacity as f64 + ROUNDING_TOLERANCE).floor().max(1.0);
+        let part = |fraction| whole_part(fraction, capacity);
         if guarantee + borrow < 1.0 && held >= part(guarantee + borrow) {
             QuotaState::Parked
         } else if guarantee > 0.0 && held < part(guarantee) {
@@ -67,6 +87,11 @@ impl QuotaAccount {
         let unlent = (self.quota.guarantee - self.quota.lend).max(0.0) * capacity as f64;
         ((unlent + ROUNDING_TOLERANCE) as u64).saturating_sub(self.held)
     }
+}
+
+/// Whole sequences of a fraction of the capacity, at least one.
+fn whole_part(fraction: f64, capacity: u64) -> f64 {
+    (fraction * capacity as f64 + ROUNDING_TOLERANCE).floor().max(1.0)
 }
 
 /// Quota of a group, with what its children keep free.
@@ -134,6 +159,15 @@ impl TenantQuotas {
     #[must_use]
     pub fn state(&self, tenant: TenantId) -> QuotaState {
         self.accounts.get(&tenant).map_or(QuotaState::Borrowing, |own| own.state(self.capacity))
+    }
+
+    /// The tenant's quota and its use; `None` for a tenant without a quota of its own.
+    #[must_use]
+    pub fn usage(&self, tenant: TenantId) -> Option<QuotaUse> {
+        let own = self.accounts.get(&tenant)?;
+        let guarantee = own.quota.guarantee;
+        let guaranteed = if guarantee > 0.0 { whole_part(guarantee, self.capacity) as u64 } else { 0 };
+        Some(QuotaUse { state: own.state(self.capacity), guaranteed, held: own.held })
     }
 
     /// State of a group's quota.
@@ -333,6 +367,10 @@ mod tests {
         assert_eq!(walk(&mut some, 1, 2), [Borrowing, Parked], "one sequence at least");
         assert_eq!(walk(&mut some, 2, 12)[1..], [Borrowing; 11], "no ceiling");
         assert_eq!(walk(&mut some, 9, 2), [Borrowing; 2], "nobody knows it");
+        let used =
+            |tenant| some.usage(TenantId::new(tenant)).map(|own| (own.state, own.guaranteed, own.held));
+        assert_eq!(used(0), Some((Parked, 3, 6)));
+        assert_eq!((used(1), used(9)), (Some((Parked, 0, 2)), None));
     }
 
     #[test]

@@ -177,7 +177,7 @@ impl Scheduler {
     /// Expected time until `before` jobs of the lane have started. It uses the measured rate of
     /// the tenant, or else of all tenants; `None` when neither is known. Replicas that are
     /// demanded and expected count as if they were in service.
-    fn expected_wait(&self, key: LaneKey, before: u64) -> Option<Duration> {
+    pub(in crate::core::scheduler) fn expected_wait(&self, key: LaneKey, before: u64) -> Option<Duration> {
         let position = self.lane_position(key)?;
         let here = &self.groups[position.group];
         let wait = here.drain_rates(position.class).wait(key.tenant, before, self.now)?;

@@ -1,11 +1,12 @@
 //! What the scheduler shows: the whole state at one instant, and why one job waits.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::core::model::ids::{JobId, PoolId};
+use crate::core::model::ids::{ClassId, JobId, ModelId, PoolId, TenantId};
 use crate::core::model::snapshot::{
-    Obstacle, QueueSnapshot, ReplicaOption, Snapshot, WaitExplanation, WaitSummary,
+    Obstacle, QueueSnapshot, QueueStanding, ReplicaOption, Snapshot, WaitExplanation, WaitSummary,
 };
 use crate::core::model::time::Tick;
 use crate::core::queue::lane_key::{LaneKey, LanePart};
@@ -85,6 +86,52 @@ impl Scheduler {
         })
     }
 
+    /// What every tenant, class and model with jobs has waiting and running. Looks at every job.
+    #[must_use]
+    pub fn standings(&self, now: Tick) -> Vec<QueueStanding> {
+        let now = self.now.max(now);
+        let mut rows: BTreeMap<(TenantId, ClassId, ModelId), QueueStanding> = BTreeMap::new();
+        for job in self.jobs.values() {
+            let (tenant, class, model) = (job.spec.tenant, job.spec.class, job.spec.model);
+            let row =
+                rows.entry((tenant, class, model)).or_insert_with(|| self.standing(LaneKey::of(&job.spec)));
+            match job.attempt() {
+                Some(run) => row.running += u64::from(run.booking.seqs),
+                None => {
+                    row.waiting += 1;
+                    row.oldest = row.oldest.max(job.queued(now));
+                }
+            }
+        }
+        rows.into_values().collect()
+    }
+
+    /// The standing of a lane's tenant, class and model, with no job counted yet. When jobs of one
+    /// model wait in several lanes, the longest lane speaks for them.
+    fn standing(&self, of: LaneKey) -> QueueStanding {
+        let lanes = self.queue.lanes_of(of.class, of.tenant).filter(|(key, _)| key.model == of.model);
+        let longest = lanes.max_by_key(|(_, lane)| lane.load().requests);
+        let key = longest.map_or(of, |(key, _)| key);
+        let waiting = longest.map_or(0, |(_, lane)| lane.load().requests);
+        let head = longest.and_then(|(_, lane)| LanePart::ALL.into_iter().find_map(|part| lane.head(part)));
+        let head = head.and_then(|id| self.jobs.get(&id));
+        let spot = self.lane_position(key);
+        let start = self.start_left(key).flatten();
+        let group = self.placement.group_of_model(key.model);
+        QueueStanding {
+            tenant: key.tenant,
+            class: key.class,
+            model: key.model,
+            group,
+            waiting: 0,
+            running: 0,
+            oldest: Duration::ZERO,
+            predicted_wait: self.expected_wait(key, waiting).filter(|wait| *wait < Duration::MAX).max(start),
+            quota: group.and_then(|group| self.groups[group].quotas.usage(key.tenant)),
+            obstacle: head.zip(spot).map(|(job, spot)| self.obstacle(job, spot, || self.has_room(job, spot))),
+        }
+    }
+
     /// What a waiting job waits for, in short; `None` for one that does not wait. Searches for a
     /// replica as a dispatch does.
     #[must_use]
@@ -92,14 +139,7 @@ impl Scheduler {
         let now = self.now.max(now);
         let job = self.jobs.get(&id).filter(|job| job.part().is_some())?;
         let spot = self.lane_position(LaneKey::of(&job.spec))?;
-        let here = &self.groups[spot.group];
-        let obstacle = self.obstacle(job, spot, || {
-            let pools = &here.shape.pool_set(spot.pool_set).pools;
-            let shunned = self.avoided_replicas(id, pools);
-            let cached = self.affinity.prefixes.matches(&job.prefix);
-            let required = job.requirements(&cached, here.is_background(spot.class), &self.policy);
-            self.fleet.find(pools, &required, &|id| shunned.contains(&id)).is_some()
-        });
+        let obstacle = self.obstacle(job, spot, || self.has_room(job, spot));
         let ahead = self.place_in_lane(job);
         Some(WaitSummary {
             queued: job.queued(now),
@@ -122,8 +162,8 @@ impl Scheduler {
         &self,
         job: &Job,
         spot: LanePosition,
-        obstacle: Obstacle,
-        ahead: Option<u64>,
+        (obstacle, ahead): (Obstacle, Option<u64>),
+        now: Tick,
     ) -> Option<Duration> {
         let key = LaneKey::of(&job.spec);
         match obstacle {
@@ -162,6 +202,16 @@ impl Scheduler {
         } else {
             self.obstacle_at_free(job, spot)
         }
+    }
+
+    /// Whether a replica in service has room for the job.
+    fn has_room(&self, job: &Job, spot: LanePosition) -> bool {
+        let here = &self.groups[spot.group];
+        let pools = &here.shape.pool_set(spot.pool_set).pools;
+        let shunned = self.avoided_replicas(job.spec.id, pools);
+        let cached = self.affinity.prefixes.matches(&job.prefix);
+        let required = job.requirements(&cached, here.is_background(spot.class), &self.policy);
+        self.fleet.find(pools, &required, &|id| shunned.contains(&id)).is_some()
     }
 
     /// What keeps a job from replicas that have room for it.

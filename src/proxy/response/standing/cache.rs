@@ -93,8 +93,10 @@ impl StandingCache {
             return known.clone();
         }
         let waiting = telemetry.history().unended().filter_map(|request| {
-            let waits = |trail: &RequestTrail| trail.tenant == tenant && trail.state() == RequestState::Waiting;
-            let facts = |trail: &RequestTrail| (trail.request_id.to_str().unwrap_or_default().to_owned(), trail.job);
+            let waits =
+                |trail: &RequestTrail| trail.tenant == tenant && trail.state() == RequestState::Waiting;
+            let facts =
+                |trail: &RequestTrail| (trail.request_id.to_str().unwrap_or_default().to_owned(), trail.job);
             request.look(|trail| waits(trail).then(|| facts(trail)))
         });
         let row = |(request, job): (String, _)| {

@@ -86,6 +86,9 @@ impl Edge {
         assert!(self.scheduler.next_deadline().is_none_or(|at| at > self.now), "something is overdue");
         let waiting = self.jobs.values().filter(|seen| seen.ends == 0 && seen.at.is_none()).count();
         assert_eq!(self.scheduler.waiting().requests, waiting as u64);
+        let standings = self.scheduler.standings(self.now);
+        assert_eq!(standings.iter().map(|row| row.waiting).sum::<u64>(), waiting as u64);
+        assert!(standings.iter().all(|row| row.waiting > 0 || row.obstacle.is_none()));
         if let Some((id, seen)) = self.jobs.iter().find(|(_, seen)| seen.ends == 0) {
             let explained = self.scheduler.explain(*id, self.now);
             assert_eq!(explained.is_some(), seen.at.is_none());

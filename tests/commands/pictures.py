@@ -1,0 +1,83 @@
+"""Draws the console's pictures for docs/guides/console.md, over the demo under load:
+
+    cargo build --release && python3 tests/commands/pictures.py
+
+It takes the suite's Python (pytest, playwright) and Debian's chromium. PENSTOCK_BIN names another binary.
+"""
+
+import json
+import os
+import pathlib
+import sys
+import time
+
+os.environ.setdefault("SUITE_PYTHON_BIN", str(pathlib.Path(sys.executable).parent))
+
+# pylint: disable=wrong-import-position
+from conftest import ROOT, Running, get, wait_until
+from console import browser, demo_keys, page_at, press, show
+from test_demo import begin
+
+OUT = ROOT / "docs" / "images"
+#: All pictures together.
+MAX_BYTES = 300 * 1024
+
+
+def waiting(admin):
+    return sum(row["waiting"] for row in json.loads(get(f"{admin}/admin/v1/queues"))["queues"])
+
+
+def draw(admin, base, keys, chrome):
+    page = page_at(chrome, 1180, "light", [])
+    press(base, keys)
+    wait_until("queue", lambda: waiting(admin) > 60)
+    show(page, admin, "overview")
+    time.sleep(12)
+    page.screenshot(path=OUT / "console-overview.png", clip=box(page, 1180, 640))
+
+    show(page, admin, "requests")
+    page.click("button:has-text('Finished')")
+    page.fill("#request-filter", "batch success")
+    page.locator("[data-key=requests] tbody tr").first.click()
+    page.wait_for_selector("#drawer .timeline li.good")
+    page.wait_for_timeout(400)
+    page.screenshot(path=OUT / "console-request.png", clip=box(page, 1180, 640))
+    page.context.close()
+
+    page = page_at(chrome, 1180, "dark", [])
+    press(base, keys)
+    show(page, admin, "pools")
+    page.wait_for_timeout(1500)
+    page.screenshot(path=OUT / "console-pools.png", clip=box(page, 1180, 640))
+    page.context.close()
+
+
+def box(page, width, most):
+    """The page from its top, as far as it has anything to show."""
+    height = page.evaluate("document.querySelector('dialog[open]') ? innerHeight : document.querySelector('main').getBoundingClientRect().bottom")
+    return {"x": 0, "y": 0, "width": width, "height": min(most, height)}
+
+
+def main():
+    OUT.mkdir(exist_ok=True)
+    running = []
+
+    def start(command, **options):
+        running.append(Running(command, **options))
+        return running[-1]
+
+    demo, admin = begin(start, " --load")
+    try:
+        time.sleep(20)
+        with browser() as chrome:
+            draw(admin, *demo_keys(demo), chrome)
+    finally:
+        demo.process.kill()
+        demo.process.wait()
+    size = sum(file.stat().st_size for file in OUT.glob("*.png"))
+    assert size <= MAX_BYTES, f"{size} bytes of pictures"
+    print(f"{OUT}: {size} bytes")
+
+
+if __name__ == "__main__":
+    main()

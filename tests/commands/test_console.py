@@ -1,0 +1,130 @@
+"""The console in a browser, over the demo under load and over a gateway that asks for a token."""
+
+import contextlib
+import json
+import urllib.error
+import urllib.request
+
+import pytest
+from conftest import get, wait_until
+from console import PAGES, browser, demo_keys, guarded, page_at, press, show
+from test_demo import begin
+
+
+@pytest.fixture(scope="module")
+def chrome():
+    with browser() as one:
+        yield one
+
+
+def replicas(admin):
+    return {row["replica"]: row["state"] for row in json.loads(get(f"{admin}/admin/v1/replicas"))["replicas"]}
+
+
+def confirm(page, verb, reason=None):
+    page.wait_for_selector("#ask[open]")
+    if reason:
+        page.fill("#ask-reason", reason)
+    page.click(f"#ask button[type=submit]:has-text('{verb}')")
+    page.wait_for_selector("#ask h2:has-text('Done')")
+    page.click("#ask button:has-text('Close')")
+
+
+def test_every_page_in_both_themes_and_widths(start, chrome):
+    demo, admin = begin(start, " --load")
+    press(*demo_keys(demo))
+    wait_until("queue", lambda: json.loads(get(f"{admin}/admin/v1/queues"))["queues"])
+    for width, theme in ((1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")):
+        problems = []
+        page = page_at(chrome, width, theme, problems)
+        for name in PAGES:
+            show(page, admin, name)
+            assert page.get_attribute("html", "data-theme") == theme
+            assert page.get_attribute("nav [aria-current]", "href") == f"#/{name}"
+            across = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            assert page.evaluate(across) == 0, f"{name} is wider than {width} px"
+        assert not problems
+        page.context.close()
+
+    problems = []
+    page = page_at(chrome, 1280, "light", problems)
+    show(page, admin, "requests")
+    page.keyboard.press("2")
+    page.wait_for_selector("[data-key=queues] tbody tr:has-text('no room')")
+    assert page.url.endswith("#/queues")
+    page.keyboard.press("4")
+    page.click("[data-key=requests] button:has-text('Finished')")
+    page.wait_for_selector("[data-key=requests] tbody tr:has-text('success')")
+    page.keyboard.press("/")
+    page.keyboard.type("success")
+    done = page.locator("[data-key=requests] tbody tr:has-text('success')").first
+    done.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#drawer[open] .timeline li:has-text('First token')")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#drawer:not([open])", state="attached")
+
+    name = sorted(replicas(admin))[0]
+    show(page, admin, "pools")
+    page.click(f"tr[data-key='{name}'] button:has-text('Cordon')")
+    assert replicas(admin)[name] != "cordoned", "only after it is confirmed"
+    confirm(page, "Cordon", "a test")
+    assert replicas(admin)[name] == "cordoned"
+    page.wait_for_selector(f"tr[data-key='{name}'] .badge:has-text('cordoned')")
+    page.click(f"tr[data-key='{name}'] button:has-text('Uncordon')")
+    confirm(page, "Uncordon")
+    page.click("[data-key=pool-h100] .head button:has-text('Drain')")
+    confirm(page, "Drain")
+    assert {state for name, state in replicas(admin).items() if name.startswith("h100")} == {"draining"}
+    page.click("[data-key=pool-h100] .head button:has-text('Uncordon')")
+    confirm(page, "Uncordon")
+    assert not {"draining", "cordoned"} & set(replicas(admin).values())
+    assert not problems
+    page.context.close()
+
+
+def status_of(url, **head):
+    with contextlib.suppress(urllib.error.HTTPError):
+        with urllib.request.urlopen(urllib.request.Request(url, headers=head), timeout=30) as answer:
+            return answer.status
+    return 401
+
+
+def test_data_needs_the_token(start, chrome, tmp_path):
+    admin, tokens, file = guarded(start, tmp_path)
+    for path in ("/console", "/console/app.js"):
+        assert status_of(f"{admin}{path}") == 200, "files hold no data"
+    for path in ("/admin/v1/live", "/admin/v1/shares", "/admin/v1/scale", "/admin/v1/requests"):
+        assert status_of(f"{admin}{path}") == 401, path
+
+    page = page_at(chrome, 1280, "light", [])
+    page.goto(f"{admin}/console#/tenants")
+    page.fill("#token", "pst_wrong")
+    page.click("text=Sign in >> nth=-1")
+    page.wait_for_selector("[role=alert]:has-text('Refused')")
+    assert "chat" not in page.inner_text("main")
+    page.fill("#token", tokens["read"])
+    page.keyboard.press("Enter")
+    page.wait_for_selector("[data-key=limits] tbody tr:has-text('tokens per')")
+    page.wait_for_selector("[data-key=bill] tbody tr:has-text('chat')")
+    assert page.context.cookies() == [] and tokens["read"] not in page.content()
+
+    show(page, admin, "pools")
+    page.click("[data-key='replicas-h100'] button:has-text('Drain')")
+    page.click("#ask button[type=submit]")
+    page.wait_for_selector("#ask-said:has-text('may only look')")
+    page.keyboard.press("Escape")
+    page.click("#leave")
+    page.fill("#token", tokens["operate"])
+    page.keyboard.press("Enter")
+    page.wait_for_selector("[data-key='replicas-h100'] tbody tr")
+    page.click("[data-key='replicas-h100'] button:has-text('Drain')")
+    confirm(page, "Drain")
+    page.wait_for_selector("[data-key='replicas-h100'] .badge:has-text('draining')")
+
+    show(page, admin, "config")
+    file.write_text(file.read_text().replace("guarantee: 0.25", "guarantee: 0.5"))
+    page.wait_for_selector("pre:has-text('tenants.chat.quota.guarantee: 0.25 -> 0.5')")
+    file.write_text(file.read_text().replace("guarantee: 0.5", "guarantee: 5"))
+    page.wait_for_selector("[aria-label='Errors of the file'] pre:has-text('guarantee')")
+    page.context.close()
