@@ -341,7 +341,7 @@ mod tests {
         let both = vec![(ModelId::new(0), small)];
         let pairs = &ModelPairs { fallbacks: both.clone(), shadows: both };
         let telemetry = Telemetry::for_tests();
-        ConfigReloaded { policy: &Arc::new(policy), digest: "d", restart_needed: &[], pairs }
+        ConfigReloaded { policy: &Arc::new(policy), digest: "d", restart_needed: &[], changed: &[], pairs }
             .emit(&telemetry);
         let before = counters(&telemetry);
 

@@ -103,7 +103,7 @@ pub(in crate::app) async fn cold_start(admin: &str, pool: &str) -> anyhow::Resul
 /// `penstock ready`; the text to print.
 pub(in crate::app) async fn ready(args: ReadyArgs) -> anyhow::Result<String> {
     let ReadyArgs { url, admin, access } = args;
-    let client = AdminClient::new(&AdminArgs { admin, access, json: false })?;
+    let client = AdminClient::new(&AdminArgs { admin, access, output: OutputArg::Table, json: false })?;
     client.ready(url.as_deref()).await?;
     Ok("ready\n".to_owned())
 }
