@@ -122,8 +122,8 @@ impl Scheduler {
         &self,
         job: &Job,
         spot: LanePosition,
-        obstacle: Obstacle,
-        ahead: Option<u64>,
+        (obstacle, ahead): (Obstacle, Option<u64>),
+        now: Tick,
     ) -> Option<Duration> {
         let key = LaneKey::of(&job.spec);
         match obstacle {
