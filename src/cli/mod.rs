@@ -140,7 +140,7 @@ pub enum Command {
     /// fleet, of overrides and of the configuration. Reads on when a connection
     /// ends. A reader that is too slow is told how many events it missed.
     #[command(
-        after_help = "Examples:\n  penstock tail --for 1s\n  penstock tail --for 1s --tenant search --event dispatched\n  penstock tail --for 1s -o json"
+        after_help = "Examples:\n  penstock tail --for 1s\n  penstock tail --for 1s --tenant research --event dispatched\n  penstock tail --for 1s -o json"
     )]
     Tail(TailArgs),
     /// Watch queues, pools, replicas, tenants and requests on a terminal.

@@ -163,7 +163,7 @@ pub enum ReplicasCommand {
     /// Streams go on to their end. A request that no other replica can take
     /// stays where it is.
     #[command(
-        after_help = "Example:\n  penstock replicas drain qwen/http://127.0.0.1:8001 --wait --reason 'new driver'"
+        after_help = "Example:\n  penstock replicas drain qwen/http://127.0.0.1:8001 --wait --reason driver"
     )]
     Drain(DrainArgs),
     /// Drain a replica whose machine will be taken away.

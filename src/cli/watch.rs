@@ -17,7 +17,7 @@ pub enum RequestsCommand {
     /// replica where it runs, or how it ended. STARTS IN is predicted from how fast
     /// its tenant's requests of the class have started; `-` means not known.
     #[command(
-        after_help = "Examples:\n  penstock requests list --waiting\n  penstock requests list --tenant search --class batch --limit 1000 -o csv"
+        after_help = "Examples:\n  penstock requests list --waiting\n  penstock requests list --tenant research --class batch --limit 1000 -o csv"
     )]
     List(RequestListArgs),
 }

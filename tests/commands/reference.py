@@ -779,14 +779,14 @@ $ curl -sX POST http://127.0.0.1:8081/admin/v1/tenants/resume -H 'Content-Type: 
              "[API keys](../guides/identity.md#keys-while-the-gateway-runs) shows it.", ""]
     columns = re.search(r"const COLUMNS: &\[&str\] = &\[(.*?)\];", source("src/admin/requests/mod.rs"), re.S).group(1)
     columns = re.findall(r'"([\w.]+)"', columns)
-    same("REQUEST_FIELDS", REQUEST_FIELDS, columns)
+    same("LISTED_FIELDS", LISTED_FIELDS, columns)
     names = re.search(r"const NAMES: .*? =\s*\[(.*?)\];", source("src/admin/requests/events.rs"), re.S).group(1)
     names = re.findall(r'"(\w+)"', names)
-    same("EVENTS", EVENTS, names)
-    body += ["## Requests", "", REQUESTS.strip(), "",
-             table(("field", "meaning"), [(f"`{name}`", REQUEST_FIELDS[name]) for name in columns]), "",
-             "## Events", "", EVENTS_INTRO.strip(), "",
-             table(("`event`", "when"), [(f"`{name}`", EVENTS[name]) for name in names]), ""]
+    same("LIVE_EVENTS", LIVE_EVENTS, names)
+    body += ["## Requests", "", REQUEST_LIST.strip(), "",
+             table(("field", "meaning"), [(f"`{name}`", LISTED_FIELDS[name]) for name in columns]), "",
+             "## Events", "", LIVE_INTRO.strip(), "",
+             table(("`event`", "when"), [(f"`{name}`", LIVE_EVENTS[name]) for name in names]), ""]
     body += ["## Reasons of the scale signal", "", "`reason` of `/scale/v1/pools`, and the label of `penstock_desired_reason`.", "",
              enum_table("src/core/autoscale/mod.rs", "ScaleReason", ("`reason`", "meaning")), ""]
     snapshot = "src/core/model/snapshot.rs"
@@ -840,7 +840,7 @@ VERB_FIELDS = {
 }
 
 
-REQUESTS = """
+REQUEST_LIST = """
 `GET /admin/v1/requests` has all requests that wait or run, and the last 10,000 that ended. Those that wait come first, the oldest
 first; then those that run, the oldest first; then those that ended, the last one first. The query takes `state` (`waiting`, `running`,
 `finished`), `tenant`, `class`, `model` and `pool`, each more than once, and `limit` (1 to 1,000, default 100). `matched` has the
@@ -854,7 +854,7 @@ $ curl -s "http://127.0.0.1:8081/admin/v1/requests?state=waiting&limit=10"
 In CSV, which this list, `/admin/v1/queues`, `pools`, `replicas` and `tenants` have as well, a dot in a name is `_`. A text that begins
 like a formula has `'` before it.
 """
-REQUEST_FIELDS = {
+LISTED_FIELDS = {
     "request_id": "The id of the answer's header `x-request-id`.",
     "state": "`waiting`, `running` or `finished`.",
     "tenant": "Its tenant.",
@@ -880,13 +880,13 @@ REQUEST_FIELDS = {
     "end.status": "HTTP status that the client got.",
     "end.total_seconds": "Time from its arrival to its end.",
 }
-EVENTS_INTRO = """
+LIVE_INTRO = """
 `GET /admin/v1/events` is a stream of server-sent events. Each message is a JSON object with `event`, `at_unix` and, except for `change`,
 the request's `request_id`, `tenant`, `class` and `model`. The query takes `event`, `tenant`, `class`, `model` and `pool`, each more
 than once. At most 8 readers are served at once. A last message `{"event": "end", "why": …}` comes after 240 s, and at once with
 `missed`, the number of lost events, when a reader is too slow; a browser's `EventSource` then connects again by itself.
 """
-EVENTS = {
+LIVE_EVENTS = {
     "arrived": "A request came and was understood.",
     "dispatched": "It was sent to `pool` and `replica`; `why` is the decision, as in `/admin/v1/requests/{id}`.",
     "first_token": "The first token of its stream came, `after_seconds` from its arrival.",

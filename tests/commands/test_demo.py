@@ -189,8 +189,8 @@ def requests_are_listed_and_watched(admin):
     reports = json.loads(ask("requests list --tenant reports -o json"))["requests"]
     assert {row["tenant"] for row in reports} == {"reports"}
     assert all("prompt" not in key for row in waiting for key in row if key != "prompt_tokens")
-    ages = [row["age_seconds"] for row in waiting]
-    assert ages == sorted(ages, reverse=True), "the oldest first"
+    ages = [row["came_at_unix"] for row in waiting]
+    assert ages == sorted(ages), "the oldest first"
     reasons = {row["waits"]["obstacle"] for row in waiting if row["waits"]}
     assert reasons <= {"no_room", "not_its_turn", "quota_reached", "waits_for_sooner_replica", "waits_for_wanted_pools"}
     table = ask("requests list --running --limit 5")

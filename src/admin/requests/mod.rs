@@ -103,6 +103,9 @@ impl FoundRequests {
         };
         history.unended().for_each(&mut add);
         history.ended_requests().for_each(&mut add);
+        // Requests that came at almost the same time may have got their numbers the other way round.
+        let unended = [RequestState::Waiting, RequestState::Running];
+        unended.iter().for_each(|state| found[*state as usize].sort_by_key(|request| request.trail.came));
         let rows = found.into_iter().flatten().take(filter.limit()).collect();
         Self { rows, matched }
     }

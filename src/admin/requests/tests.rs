@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
@@ -11,6 +11,7 @@ use axum::http::{HeaderValue, Request, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use smallvec::SmallVec;
+use tokio::time::Instant;
 use tower_service::Service;
 
 use crate::admin::fixtures::{settings, state};

@@ -1,13 +1,14 @@
 //! `penstock doctor`: what would keep a gateway from working on this machine.
 
 use std::net::{SocketAddr, TcpListener};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use anyhow::Context as _;
 use futures_util::{StreamExt as _, stream};
 use jiff::fmt::rfc2822;
 use reqwest::{Client, Response};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use crate::app::commands::operate::text::{span, table};
 use crate::cli::operate::OutputArg;
