@@ -18,7 +18,7 @@ pub struct ConfigStatus {
     pub tried_at: Option<SystemTime>,
     /// Problems of the last load; empty when it succeeded.
     pub problems: Vec<String>,
-    /// What the last applied file changed, a line for each key; at most [`MAX_CHANGES`].
+    /// What the last applied file changed, a line for each key; at most `MAX_CHANGES`.
     pub changed: Vec<String>,
     /// Keys that take effect only at the next start.
     pub restart_needed: Vec<String>,

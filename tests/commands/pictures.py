@@ -41,7 +41,7 @@ def draw(admin, base, keys, chrome):
     page.locator("[data-key=requests] tbody tr").first.click()
     page.wait_for_selector("#drawer .timeline li.good")
     page.wait_for_timeout(400)
-    page.screenshot(path=OUT / "console-request.png", clip=box(page, 1180, 640))
+    page.locator("#drawer").screenshot(path=OUT / "console-request.png")
     page.context.close()
 
     page = page_at(chrome, 1180, "dark", [])
@@ -54,7 +54,7 @@ def draw(admin, base, keys, chrome):
 
 def box(page, width, most):
     """The page from its top, as far as it has anything to show."""
-    height = page.evaluate("document.querySelector('dialog[open]') ? innerHeight : document.querySelector('main').getBoundingClientRect().bottom")
+    height = page.evaluate("document.querySelector('main').getBoundingClientRect().bottom")
     return {"x": 0, "y": 0, "width": width, "height": min(most, height)}
 
 

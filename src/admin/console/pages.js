@@ -26,12 +26,12 @@ export function overview(ctx) {
   const list = findings(view, format), said = verdict(view, list, format);
   const waiting = sum(status.classes, (row) => row.waiting), running = sum(status.pools, (row) => row.running), limit = sum(status.pools, (row) => row.limit);
   const up = sum(status.pools, (row) => row.in_service), all = sum(status.pools, (row) => row.replicas);
-  const oldest = Math.max(0, ...status.classes.map((row) => row.oldest_seconds));
+  const oldest = Math.max(0, ...status.classes.map((row) => row.oldest_seconds)), lanes = view.shares.filter((row) => row.waiting).length;
   return [
     h("section", { class: `panel verdict ${said.level}`, "data-key": "verdict", "aria-label": "Verdict" }, badge(said.level, { good: "good", warn: "look", bad: "act" }[said.level]), h("h1", {}, said.title), h("p", {}, `${said.text}. Up for ${time(status.uptime_seconds)}, version ${status.version}.`)),
     h("div", { class: "tiles", "data-key": "tiles" },
       tile("Running", count(running), `of ${count(limit)} places`, spark(ctx.past.map((row) => row.running), "Running since the page was opened")),
-      tile("Waiting", count(waiting), waiting ? `in ${view.shares.filter((row) => row.waiting).length} queues` : "nobody", spark(ctx.past.map((row) => row.waiting), "Waiting since the page was opened")),
+      tile("Waiting", count(waiting), waiting ? `in ${lanes} ${lanes === 1 ? "queue" : "queues"}` : "nobody", spark(ctx.past.map((row) => row.waiting), "Waiting since the page was opened")),
       tile("Oldest", waiting ? time(oldest) : none, "longest wait now", spark(ctx.past.map((row) => row.oldest), "Longest wait since the page was opened")),
       tile("Replicas", `${up} / ${all}`, "in service", null)),
     list.length ? panel("What to do", { note: `${list.length}` }, h("ul", { class: "findings" }, list.map((row) => h("li", { "data-key": row.title }, badge(row.level, { bad: "act", warn: "look", info: "note" }[row.level]), h("div", {}, h("strong", {}, row.title), h("p", {}, row.text, row.command ? [" ", h("code", {}, row.command)] : null)), row.where ? h("a", { class: "go", href: row.where }, "Show") : null)))) : null,

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use penstock::core::model::snapshot::Snapshot;
 use penstock::sim::server::SimOptions;
 use penstock::telemetry::metrics::Scrape;
+use penstock::telemetry::request_history::RequestTrail;
 use penstock::usage::each_row;
 use penstock::usage::row::{RowKind, UsageRow};
 use serde_json::{Value, json};
@@ -118,7 +119,7 @@ fn agrees_with_the_answer(line: &Value, events: &[Value]) {
 }
 
 fn agrees_with_the_trail(line: &Value, rig: &Rig) {
-    let trail = rig.telemetry.history().find("summary-1").unwrap();
+    let trail = rig.telemetry.history().find("summary-1").unwrap().look(RequestTrail::clone);
     let policy = rig.telemetry.policy();
     let attempt = &trail.tries[0];
     let why = &attempt.grant.why;
