@@ -14,7 +14,7 @@ pub enum ImportCommand {
     /// and --teams clients go on with the keys that they have. Values that stand in the
     /// environment (`os.environ/...`) stay there, but for addresses.
     #[command(
-        after_help = "Examples:\n  penstock import litellm config.yaml --keys keys.json --teams teams.json -o imported.yaml\n\nThe two files, from a running proxy:\n  curl -H \"$AUTH\" \"$LITELLM/key/list?return_full_object=true&size=100\" > keys.json\n  curl -H \"$AUTH\" \"$LITELLM/team/list\" > teams.json"
+        after_help = "Examples:\n  penstock import litellm config.yaml -o imported.yaml\n  penstock import litellm config.yaml --keys keys.json --teams teams.json\n\nThe two files, from a running proxy:\n  curl -H \"$AUTH\" \"$LITELLM/key/list?return_full_object=true&size=100\" > keys.json\n  curl -H \"$AUTH\" \"$LITELLM/team/list\" > teams.json"
     )]
     Litellm(LiteLlmArgs),
     /// Import the manifests of llm-d or the Gateway API Inference Extension.

@@ -15,8 +15,6 @@ use std::time::SystemTime;
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq;
 
-use crate::config::settings::identity::{KeyEntry, TokenEntry};
-
 const PREFIX: &str = "pst_";
 const BLAKE3_PREFIX: &str = "blake3:";
 const SHA256_PREFIX: &str = "sha256:";
@@ -257,26 +255,6 @@ pub trait HashedCredential {
     fn expires(&self) -> Option<SystemTime>;
 }
 
-impl HashedCredential for KeyEntry {
-    fn digest(&self) -> &KeyDigest {
-        &self.digest
-    }
-
-    fn expires(&self) -> Option<SystemTime> {
-        self.expires
-    }
-}
-
-impl HashedCredential for TokenEntry {
-    fn digest(&self) -> &KeyDigest {
-        &self.digest
-    }
-
-    fn expires(&self) -> Option<SystemTime> {
-        self.expires
-    }
-}
-
 /// Credentials by their public id.
 #[derive(Debug)]
 pub struct KeyRing<L> {
@@ -388,7 +366,7 @@ mod tests {
     use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
 
     use super::*;
-    use crate::config::settings::identity::Grant;
+    use crate::config::settings::identity::{Grant, KeyEntry};
     use crate::core::model::ids::TenantId;
 
     fn entry(digest: KeyDigest, expires: Option<SystemTime>) -> KeyEntry {

@@ -270,7 +270,7 @@ mod tests {
     fn a_key_says_what_it_is() {
         let seqs = explain("pools.llama.max_seqs").unwrap();
         assert_eq!((&*seqs.pattern, &*seqs.kind), ("pools.*.max_seqs", "integer"));
-        assert!(seqs.text.contains("--max-num-seqs") && seqs.range[0] == Some(json!(1.0)), "{seqs:?}");
+        assert!(seqs.text.contains("--max-num-seqs") && seqs.range[0] == Some(json!(1)), "{seqs:?}");
         assert_eq!(seqs.link, "docs/reference/configuration.md#poolsmax_seqs");
         let grace = explain("server.drain_grace").unwrap();
         assert!(grace.needs_restart && grace.default == Some(json!("1m")) && !grace.text.contains("restart"));

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use crate::config::keys::{KeyDigest, KeyRing};
+use crate::config::keys::{HashedCredential, KeyDigest, KeyRing};
 use crate::core::model::ids::{ClassId, KeyId, ModelId, TenantId};
 
 /// Who may come in.
@@ -247,4 +247,24 @@ pub struct AuditFile {
     pub max_bytes: u64,
     /// Old files that are kept.
     pub keep: u32,
+}
+
+impl HashedCredential for KeyEntry {
+    fn digest(&self) -> &KeyDigest {
+        &self.digest
+    }
+
+    fn expires(&self) -> Option<SystemTime> {
+        self.expires
+    }
+}
+
+impl HashedCredential for TokenEntry {
+    fn digest(&self) -> &KeyDigest {
+        &self.digest
+    }
+
+    fn expires(&self) -> Option<SystemTime> {
+        self.expires
+    }
 }

@@ -101,7 +101,9 @@ impl KeysCounted {
 
     /// Sets the metrics, and writes what is to be looked at when `is_news`.
     pub fn emit(&self, is_news: bool, telemetry: &Telemetry) {
-        telemetry.metrics().keys(self);
+        let states =
+            [("active", self.active), ("expiring", self.expiring.len() as u64), ("expired", self.expired)];
+        telemetry.metrics().keys(states, self.next.map_or(0.0, wall::unix_seconds), self.problems.len());
         if !is_news {
             return;
         }

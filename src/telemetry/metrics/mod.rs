@@ -24,7 +24,6 @@ use metrics_exporter_prometheus::{PrometheusHandle, PrometheusRecorder};
 use crate::core::billing::bill::StayBill;
 use crate::core::model::ids::{PoolId, TenantId};
 use crate::core::model::policy::Policy;
-use crate::telemetry::event::KeysCounted;
 use crate::telemetry::metrics::catalogue::Metric;
 use crate::telemetry::metrics::cost::Costs;
 use crate::telemetry::metrics::scrape::SeenQueues;
@@ -32,7 +31,6 @@ use crate::telemetry::metrics::series::{GenAiCache, RequestCache};
 use crate::telemetry::metrics::zeros::Zeros;
 use crate::telemetry::status::ConfigStatus;
 use crate::telemetry::summary::{RequestSummary, ShadowSide};
-use crate::telemetry::wall;
 
 use self::recorder::{METADATA, counter, recorder};
 pub use crate::telemetry::metrics::scrape::{EngineView, Scrape};
@@ -231,20 +229,15 @@ impl Metrics {
         self.recorder.register_gauge(&key, &METADATA).set(unix_seconds);
     }
 
-    pub(super) fn keys(&self, counted: &KeysCounted) {
+    pub(super) fn keys(&self, states: [(&'static str, u64); 3], next_end: f64, problems: usize) {
         let set = |metric: &catalogue::Metric, labels: Vec<Label>, value: f64| {
             self.recorder.register_gauge(&labels::key(metric.name, labels), &METADATA).set(value);
         };
-        let states = [
-            ("active", counted.active),
-            ("expiring", counted.expiring.len() as u64),
-            ("expired", counted.expired),
-        ];
         for (state, count) in states {
             set(&catalogue::KEYS, vec![Label::from_static_parts("state", state)], count as f64);
         }
-        set(&catalogue::KEY_NEXT_EXPIRY, Vec::new(), counted.next.map_or(0.0, wall::unix_seconds));
-        set(&catalogue::KEY_FILE_PROBLEMS, Vec::new(), counted.problems.len() as f64);
+        set(&catalogue::KEY_NEXT_EXPIRY, Vec::new(), next_end);
+        set(&catalogue::KEY_FILE_PROBLEMS, Vec::new(), problems as f64);
     }
 
     pub(super) fn issuer_failed(&self) {

@@ -27,6 +27,7 @@ async fn a_tenant_sees_its_own_use_and_nothing_of_others() {
     engine.engine.max_seqs = Some(1);
     engine.speed = 0.05;
     options.engines = vec![engine];
+    options.pool = Some("engine: vllm\nmodels: [sim]\nmax_seqs: 1");
     let rig = Rig::start(options).await;
     let post = |tenant: &str, tokens| Call::post(CHAT, &chat(tokens, false)).key(&key_of(tenant).text);
     let address = rig.address();

@@ -157,6 +157,27 @@ impl ConfigDraft {
     }
 }
 
+/// Names that a source does not have, and that its pools need.
+#[derive(Debug)]
+pub(super) struct GivenModels {
+    pub(super) given: Vec<String>,
+}
+
+impl GivenModels {
+    /// Gives a pool its engine and models: those of the command line, or its own name.
+    pub(super) fn put(&self, pool: &str, draft: &mut ConfigDraft) {
+        let entry = draft.entry("pools", pool);
+        entry.entry("engine").or_insert_with(|| "vllm".into());
+        if self.given.is_empty() {
+            entry.insert("models".to_owned(), json!([pool]));
+            let why = "nothing says which models there are: the pool's name stands in their place; --model names them";
+            draft.near("the engines' models", "pools.*.models", why);
+        } else {
+            entry.insert("models".to_owned(), json!(self.given));
+        }
+    }
+}
+
 /// A name for a tenant, class or pool, near to what it was, that is not `taken`.
 pub(super) fn label(name: &str, taken: impl Fn(&str) -> bool) -> String {
     let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');

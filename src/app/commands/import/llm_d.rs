@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::bail;
 use serde_json::{Value, json};
 
-use crate::app::commands::import::GivenModels;
-use crate::app::commands::import::draft::{ConfigDraft, label};
+use crate::app::commands::import::draft::{ConfigDraft, GivenModels, label};
 
 /// Headers of an `HTTPRoute` that name a model.
 const MODEL_HEADERS: [&str; 2] = ["x-gateway-model-name", "x-gateway-base-model-name"];
@@ -67,22 +66,6 @@ fn pool(
     let own = metadata["name"].as_str().unwrap_or("pool");
     let name = label(own, |name| draft.has("pools", name));
     pools.insert(own.to_owned(), name.clone());
-    let mut kubernetes = json!({ "service": own });
-    if let Some(namespace) = metadata["namespace"].as_str() {
-        kubernetes["namespace"] = namespace.into();
-    }
-    let ports = spec["targetPorts"].as_array().map_or(0, Vec::len);
-    let port = spec["targetPorts"][0]["number"].as_u64().or_else(|| spec["targetPortNumber"].as_u64());
-    if let Some(port) = port {
-        kubernetes["port"] = port.into();
-        draft.exact("InferencePool.spec.targetPorts", "pools.*.discover.kubernetes.port");
-    }
-    if ports > 1 {
-        draft.left_out(
-            "InferencePool.spec.targetPorts[1..]",
-            "a replica has one port; data-parallel ranks are not replicas",
-        );
-    }
     let labels = match &spec["selector"]["matchLabels"] {
         Value::Null => &spec["selector"],
         labels => labels,
@@ -105,6 +88,7 @@ fn pool(
     for key in ["endpointPickerRef", "extensionRef"].into_iter().filter(|key| !spec[*key].is_null()) {
         draft.left_out(&format!("InferencePool.spec.{key}"), "the gateway itself chooses the replica");
     }
+    let kubernetes = endpoints(own, metadata, spec, draft);
     let entry = draft.entry("pools", &name);
     entry.insert("engine".to_owned(), "vllm".into());
     entry.insert("discover".to_owned(), json!({ "kubernetes": kubernetes }));
@@ -120,6 +104,27 @@ fn pool(
             arguments(&template["spec"]["containers"], &name, draft);
         }
     }
+}
+
+/// Where the endpoints of a pool are.
+fn endpoints(own: &str, metadata: &Value, spec: &Value, draft: &mut ConfigDraft) -> Value {
+    let mut kubernetes = json!({ "service": own });
+    if let Some(namespace) = metadata["namespace"].as_str() {
+        kubernetes["namespace"] = namespace.into();
+    }
+    let ports = spec["targetPorts"].as_array().map_or(0, Vec::len);
+    let port = spec["targetPorts"][0]["number"].as_u64().or_else(|| spec["targetPortNumber"].as_u64());
+    if let Some(port) = port {
+        kubernetes["port"] = port.into();
+        draft.exact("InferencePool.spec.targetPorts", "pools.*.discover.kubernetes.port");
+    }
+    if ports > 1 {
+        draft.left_out(
+            "InferencePool.spec.targetPorts[1..]",
+            "a replica has one port; data-parallel ranks are not replicas",
+        );
+    }
+    kubernetes
 }
 
 /// What the arguments of an engine's container say.

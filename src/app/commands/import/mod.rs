@@ -13,32 +13,11 @@ use std::path::Path;
 use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 
-use self::draft::ConfigDraft;
+use self::draft::{ConfigDraft, GivenModels};
 use crate::cli::import::{ImportCommand, ImportForm, LiteLlmArgs, PlainImportArgs};
 use crate::config::keys;
 use crate::config::load::{load_offline, read_as};
 use crate::config::secret::{MachineSecrets, SecretSource as _};
-
-/// Names that a source does not have, and that its pools need.
-#[derive(Debug)]
-struct GivenModels {
-    given: Vec<String>,
-}
-
-impl GivenModels {
-    /// Gives a pool its engine and models: those of the command line, or its own name.
-    fn put(&self, pool: &str, draft: &mut ConfigDraft) {
-        let entry = draft.entry("pools", pool);
-        entry.entry("engine").or_insert_with(|| "vllm".into());
-        if self.given.is_empty() {
-            entry.insert("models".to_owned(), json!([pool]));
-            let why = "nothing says which models there are: the pool's name stands in their place; --model names them";
-            draft.near("the engines' models", "pools.*.models", why);
-        } else {
-            entry.insert("models".to_owned(), json!(self.given));
-        }
-    }
-}
 
 /// `penstock import`: the text to print. The configuration goes to `--output` or is the text; the
 /// report is the text, or goes to standard error.

@@ -6,8 +6,7 @@ use std::str::Chars;
 use anyhow::bail;
 use serde_json::{Value, json};
 
-use crate::app::commands::import::GivenModels;
-use crate::app::commands::import::draft::{ConfigDraft, label};
+use crate::app::commands::import::draft::{ConfigDraft, GivenModels, label};
 use crate::config::keys;
 
 /// Blocks inside blocks.

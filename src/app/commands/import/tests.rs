@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 use tempfile::TempDir;
 
-use super::*;
+use crate::app::commands::import::draft::{ConfigDraft, GivenModels};
+use crate::app::commands::import::{litellm, llm_d, nginx};
+use crate::cli::import::{ImportForm, LiteLlmArgs, PlainImportArgs};
 use crate::config::load::{Loaded, load_str};
 use crate::config::settings::identity::Auth;
 

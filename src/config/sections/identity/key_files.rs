@@ -1,6 +1,5 @@
 //! Key files: keys of tenants in a folder beside the configuration file.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -64,36 +63,16 @@ pub(in crate::config) fn read(
     findings: &mut Findings<'_>,
 ) -> Option<KeyFiles> {
     let path = file.auth.keys_dir.as_deref()?;
-    let field = FieldPath::top("auth").key("keys_dir");
     let full = secrets.path(path);
-    let mut names = match secrets.names(path) {
-        Ok(names) => names,
-        Err(message) => {
-            findings.error(&field, message, "make the folder, or name another one");
-            return None;
-        }
-    };
-    if names.len() > MAX_FILES {
-        findings.warn(
-            &field,
-            format!("has more than {MAX_FILES} files: the last ones are left out"),
-            "put many keys into one file",
-        );
-        names.truncate(MAX_FILES);
-    }
+    let names = names(path, secrets, findings)?;
     let before = previous.and_then(|old| match &old.edge.auth {
         Auth::Known(known) => known.key_folder.as_ref().filter(|folder| folder.path == full),
         Auth::Off(_) => None,
     });
-    let empty = BTreeMap::new();
-    let known = before.map_or(&empty, |folder| &folder.good);
     let mut all =
         KeyFiles { folder: KeyFolder { path: full.clone(), ..KeyFolder::default() }, ..KeyFiles::default() };
     let mut left = MAX_BYTES;
-    for name in names {
-        if full.join(&name).is_dir() {
-            continue;
-        }
+    for name in names.into_iter().filter(|name| !full.join(name).is_dir()) {
         let path = Path::new(path).join(&name);
         let read =
             secrets.list(&path.to_string_lossy()).and_then(|text| match left.checked_sub(text.len()) {
@@ -106,29 +85,36 @@ pub(in crate::config) fn read(
                     MAX_BYTES >> 20
                 )),
             });
-        let name: Arc<str> = name.into();
-        match read {
-            Ok((text, file)) => {
-                all.folder.good.insert(name.to_string(), text);
-                all.files.push((name, file));
-            }
-            Err(message) => {
-                all.problem(format!("{name}: {message}"));
-                let old = known.get(&*name).and_then(|text| Some((text, parse(text).ok()?)));
-                let hint = if old.is_some() {
-                    "what it said before stays in force"
-                } else {
-                    "its keys open nothing; the other files do"
-                };
-                findings.warn(&field_of(&name), message, hint);
-                if let Some((text, file)) = old {
-                    all.folder.good.insert(name.to_string(), Arc::clone(text));
-                    all.files.push((name, file));
-                }
-            }
+        let read = read.or_else(|message| {
+            all.problem(format!("{name}: {message}"));
+            let old = before.and_then(|folder| folder.good.get(&name));
+            let old = old.and_then(|text| Some((Arc::clone(text), parse(text).ok()?)));
+            let hint = match old {
+                Some(_) => "what it said before stays in force",
+                None => "its keys open nothing; the other files do",
+            };
+            findings.warn(&field_of(&name), message, hint);
+            old.ok_or(())
+        });
+        if let Ok((text, file)) = read {
+            all.files.push((name.as_str().into(), file));
+            all.folder.good.insert(name, text);
         }
     }
     Some(all)
+}
+
+fn names(path: &str, secrets: &mut SecretReader<'_>, findings: &mut Findings<'_>) -> Option<Vec<String>> {
+    let field = FieldPath::top("auth").key("keys_dir");
+    let read = secrets.names(path);
+    let hint = "make the folder, or name another one";
+    let mut names = read.map_err(|message| findings.error(&field, message, hint)).ok()?;
+    if names.len() > MAX_FILES {
+        let message = format!("has more than {MAX_FILES} files: the last ones are left out");
+        findings.warn(&field, message, "put many keys into one file");
+        names.truncate(MAX_FILES);
+    }
+    Some(names)
 }
 
 /// Reads a key file. The error is a sentence for people.
