@@ -381,6 +381,7 @@ fn start(
 ) -> (FleetMonitor, Reports, Arc<ArcSwap<Settings>>) {
     let shared = Arc::new(ArcSwap::from_pointee(settings(None, rows)));
     let (telemetry, policy) = (Telemetry::for_tests(), Arc::clone(&shared.load().policy));
+    let pairs = &ModelPairs::default();
     ConfigReloaded { policy: &policy, digest: "", restart_needed: &[], changed: &[], pairs }.emit(&telemetry);
     let (actions, _) = channel(1);
     let dispatcher = Dispatcher::new(policy, GatewayClock::start(), actions);
