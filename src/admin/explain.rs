@@ -11,6 +11,7 @@ use crate::core::model::snapshot::WaitExplanation;
 use crate::core::replica::affinity::adapter_slots::AdapterState;
 use crate::core::replica::bottleneck::Bottleneck;
 use crate::telemetry::request_history::{AttemptTrail, RequestTrail};
+use crate::telemetry::summary::GuardrailCheck;
 use crate::telemetry::wall;
 
 /// Request trail as JSON.
@@ -44,6 +45,7 @@ pub(super) fn request(trail: &RequestTrail, waiting: Option<&WaitExplanation>, p
         "prompt_source": trail.prompt_source.name(),
         "tries": tries.collect::<Vec<_>>(),
         "forgotten_tries": trail.forgotten_tries,
+        "guardrails": trail.guardrails.iter().map(guardrail_json).collect::<Vec<_>>(),
         "waiting": waiting.filter(|_| trail.end.is_none()).map(|view| waits(view, policy)),
         "end": trail.end.map(|end| json!({
             "outcome": end.outcome.name(),
@@ -51,6 +53,16 @@ pub(super) fn request(trail: &RequestTrail, waiting: Option<&WaitExplanation>, p
             "status": end.status,
             "total": secs(end.total),
         })),
+    })
+}
+
+fn guardrail_json(check: &GuardrailCheck) -> Value {
+    json!({
+        "stage": check.stage.name(),
+        "outcome": check.outcome.name(),
+        "reason": check.reason.as_deref(),
+        "passed": check.passed,
+        "took": secs(check.took),
     })
 }
 

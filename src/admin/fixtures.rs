@@ -66,7 +66,7 @@ fn edge(policy: &Policy) -> EdgeSettings {
     let mut replicas = IdTable::default();
     let url = "http://user:password@10.0.0.1:8000".parse().unwrap();
     let name = policy.replicas.name(ReplicaId::new(0));
-    replicas.insert(name, ReplicaSettings { pool, url, metrics_url: None, zone: None });
+    replicas.insert(name, ReplicaSettings { pool, url, metrics_url: None, tls: None, zone: None });
     let grant = Grant { class: Some(ClassId::new(0)), ..Grant::whole(TenantId::new(0)) };
     let key = KeyEntry { digest: KEY_DIGEST, grant, expires: None };
     let keys = HashMap::from([("pk_1".to_owned(), key)]);
@@ -75,6 +75,7 @@ fn edge(policy: &Policy) -> EdgeSettings {
         TenantNames { map: HashMap::from([("mine".to_owned(), "gpt-4o".to_owned())]), allow_fallback: true };
     EdgeSettings {
         models: Default::default(),
+        guardrails: None,
         auth: Auth::Known(Arc::new(Credentials { keys, ..Credentials::default() })),
         names: ModelNames {
             models: ["llama", "gpt-4o"].map(|name| (name.to_owned(), ModelId::new(0))).into(),

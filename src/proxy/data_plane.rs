@@ -17,7 +17,7 @@ use crate::proxy::relay::itl::ItlCounters;
 use crate::proxy::relay::memory::AnswerMemory;
 use crate::proxy::request::superseding::LiveRequests;
 use crate::proxy::shadow::copies::ShadowCopies;
-use crate::proxy::upstream::Upstreams;
+use crate::proxy::upstream::{Guardrails, Upstreams};
 use crate::telemetry::Telemetry;
 use crate::usage::Journal;
 
@@ -28,6 +28,8 @@ pub struct Proxy {
     pub settings: Arc<ArcSwap<Settings>>,
     pub authenticator: Authenticator,
     pub upstreams: Upstreams,
+    /// The service that may refuse prompts and answers.
+    pub guardrails: Guardrails,
     /// Memory of the request bodies that are held.
     pub bodies: Arc<BodyMemory>,
     /// Memory of the answers that wait for their clients.

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use crate::core::model::event::{DispatchGrant, EngineFault, PreemptReason, RejectReason};
 use crate::core::model::ids::{ClassId, JobId, ModelId, TenantId};
-use crate::telemetry::summary::RequestOutcome;
+use crate::telemetry::summary::{GuardrailCheck, RequestOutcome};
 use crate::tokens::CountSource;
 
 /// Number of requests in the history; the oldest is dropped first.
@@ -46,6 +46,8 @@ pub struct RequestTrail {
     pub tries: SmallVec<[AttemptTrail; 1]>,
     /// Number of attempts between the first and the last ones that are not kept.
     pub forgotten_tries: u32,
+    /// Checks of the prompt and the answer by the operator's guardrails.
+    pub guardrails: Vec<GuardrailCheck>,
     /// End of the request; absent while it waits or runs.
     pub end: Option<RequestEnd>,
 }
@@ -108,6 +110,11 @@ impl TrailRecorder {
             trail.forgotten_tries += 1;
         }
         trail.tries.push(attempt);
+    }
+
+    /// Adds a check by the guardrails.
+    pub fn guarded(&self, check: GuardrailCheck) {
+        self.0.lock().guardrails.push(check);
     }
 
     /// Replaces the number of prompt tokens.
@@ -192,6 +199,7 @@ mod tests {
             prompt_source: CountSource::Estimate,
             tries: SmallVec::new(),
             forgotten_tries: 0,
+            guardrails: Vec::new(),
             end: None,
         }
     }

@@ -57,7 +57,7 @@ pub(crate) const MAX_FIELDS: usize = 16;
 
 /// Structs that may have more fields: the name, how many, why.
 pub(crate) const MANY_FIELDS: [(&str, usize, &str); 6] = [
-    ("ConfigFile", 18, "one field for each section of the file"),
+    ("ConfigFile", 19, "one field for each section of the file"),
     (
         "PoolSection",
         26,

@@ -10,6 +10,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::admin::report::bounds::BoundsRow;
+use crate::config::settings::guardrails::GuardrailSettings;
 use crate::config::settings::identity::{Auth, Grant, ListenerTls, Listeners, OperatorRole};
 use crate::config::settings::usage::UsageDatabase;
 use crate::config::settings::{
@@ -62,6 +63,7 @@ pub(super) fn effective(settings: &Settings) -> Value {
             "max_ejected": f64::from(policy.health.max_ejected_permille) / 1000.0,
             "drain": secs(policy.health.drain),
         },
+        "guardrails": edge.guardrails.as_deref().map(guardrails_view),
         "sessions": edge.session.as_ref().map(|key| session_view(key, policy)),
         "requests": {
             "max_body_bytes": edge.requests.max_body_bytes,
@@ -105,6 +107,26 @@ fn session_view(key: &SessionKey, policy: &Policy) -> Value {
         "max_delay": rule.map(|rule| secs(rule.max_delay)),
         "max_sessions": rule.map(|rule| rule.max_sessions),
     })
+}
+
+fn guardrails_view(guardrails: &GuardrailSettings) -> Value {
+    json!({
+        "url": guardrails.url.to_string(),
+        "api_key": guardrails.bearer.as_ref().map(|_| "set"),
+        "timeout": secs(guardrails.timeout),
+        "max_body_bytes": guardrails.max_bytes,
+        "max_calls": guardrails.max_calls,
+    })
+}
+
+/// When the guardrails are asked about the tenant's requests, by class.
+fn guardrail_rules(tenant: TenantId, edge: &EdgeSettings, policy: &Policy) -> Option<Value> {
+    let rules = edge.guardrails.as_ref()?.rules.iter().filter(|((of, _), _)| *of == tenant);
+    Some(by_name(rules.map(|((_, class), rule)| {
+        let on_failure = if rule.fails_open { "allow" } else { "refuse" };
+        let view = json!({ "prompts": rule.prompts, "answers": rule.answers, "on_failure": on_failure });
+        (policy.classes.name(*class), view)
+    })))
 }
 
 fn startup_view(startup: &Startup) -> Value {
@@ -229,6 +251,7 @@ fn tenant_view(id: TenantId, row: &Tenant, edge: &EdgeSettings, policy: &Policy)
     view["models"] =
         json!(models.map(|ids| ids.iter().map(|id| policy.models.name(*id)).collect::<Vec<_>>()));
     view["isolate_prefix_cache"] = json!(edge.isolated_tenants.contains(&id));
+    view["guardrails"] = json!(guardrail_rules(id, edge, policy));
     view["bounds"] = json!(BoundsRow::new(row.bounds));
     view
 }

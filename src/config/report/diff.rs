@@ -136,6 +136,13 @@ fn certificates(before: &Loaded, after: &Loaded) -> Vec<ConfigChange> {
         let change = change(&FieldPath::top("scale").key("peers"), None, None);
         changes.push(ConfigChange { needs_restart: false, ..change });
     }
+    let asked = |loaded: &Loaded| {
+        let made = loaded.settings.edge.guardrails.as_ref();
+        made.map(|made| (made.tls.clone(), made.bearer.clone()))
+    };
+    if before.file.guardrails == after.file.guardrails && asked(before) != asked(after) {
+        changes.push(change(&FieldPath::top("guardrails"), None, None));
+    }
     changes
 }
 

@@ -1,5 +1,6 @@
 //! The validated configuration, as the rest of the program sees it.
 
+pub mod guardrails;
 pub mod identity;
 pub mod names;
 pub mod scale;
@@ -17,7 +18,8 @@ use ipnet::IpNet;
 use crate::config::discover::Discovery;
 use crate::config::secret::Secret;
 pub use crate::config::sections::routing::SessionField;
-use crate::config::settings::identity::{AuditFile, Auth, Listeners};
+use crate::config::settings::guardrails::GuardrailSettings;
+use crate::config::settings::identity::{AuditFile, Auth, ClientTls, Listeners};
 use crate::config::settings::names::ModelNames;
 use crate::config::settings::scale::ScaleSettings;
 use crate::config::settings::shadows::ShadowSettings;
@@ -173,6 +175,8 @@ pub struct EdgeSettings {
     pub early_heads: BTreeSet<ClassId>,
     /// Which requests are copied to other models; absent = none.
     pub shadows: Option<ShadowSettings>,
+    /// The service that may refuse prompts and answers; absent = none is asked.
+    pub guardrails: Option<Arc<GuardrailSettings>>,
 }
 
 /// What names the session of a request.
@@ -241,6 +245,8 @@ pub struct ReplicaSettings {
     pub url: Uri,
     /// Where its metrics are, when they have a port of their own (Triton).
     pub metrics_url: Option<Uri>,
+    /// TLS of connections to it; absent = what the system trusts.
+    pub tls: Option<ClientTls>,
     /// The zone that it is in, where that is known.
     pub zone: Option<Arc<str>>,
 }

@@ -27,6 +27,7 @@ use crate::protocol::route::{Route, route};
 use crate::proxy::attempt::EngineAnswer;
 use crate::proxy::body::{self, BodyError, RequestBody};
 pub use crate::proxy::data_plane::Proxy;
+use crate::proxy::request::guardrail::{check_answer, check_prompt};
 use crate::proxy::request::superseding::{RetriableRequest, SupersededRequest, replaced};
 use crate::proxy::request::{self, InferenceRequest};
 use crate::proxy::response::{AnswerBody, ServedRequest, error_response};
@@ -142,6 +143,7 @@ impl Proxy {
         let mut request = read_request(&settings, identity, api, &head.headers, body, at).await?;
         request.recognise(&settings, &self.prefixes, &head.headers);
         self.note_request(&request, &head.headers, record);
+        check_prompt(self, &settings, &mut request, record).await?;
         self.check_context(&settings, &mut request, record).await?;
         self.register_retry(&mut request, &head.headers, record);
         Ok(request)
@@ -218,6 +220,7 @@ impl Proxy {
             prompt_source: CountSource::Estimate,
             tries: SmallVec::new(),
             forgotten_tries: 0,
+            guardrails: Vec::new(),
             end: None,
         }));
         let policy = self.telemetry.policy();
@@ -241,16 +244,23 @@ impl Proxy {
             let settings = self.settings.load_full();
             let can_continue = request.can_continue(&settings);
             let prefix = request.prefix(&self.prefixes);
-            active.admitted(self.dispatcher.admit(request.job(can_continue), prefix, &settings.policy));
-            request.asking = None;
+            let ticket = request.entry.refused.take().unwrap_or_else(|| {
+                self.dispatcher.admit(request.job(can_continue), prefix, &settings.policy)
+            });
+            active.admitted(ticket);
+            request.entry.asking = None;
             drop(settings);
             let nothing = can_continue.then(PartialAnswer::default);
             match self.attempt_until_answered(request, nothing.as_ref(), active).await {
-                Ok(answer) => return Ok((answer, can_continue)),
+                Ok(answer) => {
+                    let settings = self.settings.load_full();
+                    check_answer(self, &settings, request, &answer, &mut active.record).await?;
+                    return Ok((answer, can_continue));
+                }
                 Err(ServeError::Refused(error)) => return Err(error),
                 Err(ServeError::Rejected(why)) => {
                     let (settings, record) = (self.settings.load_full(), &mut active.record);
-                    if !self.try_fallback(&settings, request, why.reason, record).await {
+                    if !self.try_fallback(&settings, request, why.reason, record).await? {
                         return Err(match why.reason {
                             RejectReason::TooManySequences { most } => {
                                 request.parsed.too_many_sequences(most)
@@ -264,8 +274,6 @@ impl Proxy {
     }
 }
 
-/// The error for a body that could not be read. A client that breaks off its body counts as gone,
-/// whatever answer it still gets.
 /// Parses and checks a request. A large body is read on a thread of its own, so that it delays no
 /// other request of the worker thread.
 async fn read_request(
@@ -285,6 +293,8 @@ async fn read_request(
     reading.await.unwrap_or_else(|_| Err(ApiError::new(ErrorKind::Internal, broken)))
 }
 
+/// The error for a body that could not be read. A client that breaks off its body counts as gone,
+/// whatever answer it still gets.
 fn not_read(unread: BodyError, record: &mut RequestRecord) -> ApiError {
     match unread {
         BodyError::Refused(error) => error,

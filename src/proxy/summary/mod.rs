@@ -33,7 +33,9 @@ use crate::telemetry::event::{
     RequestSummary, StayBilled, StreamContinuation, Timings,
 };
 use crate::telemetry::request_history::{AttemptEnd, AttemptTrail, TrailRecorder};
-use crate::telemetry::summary::{CallFacts, CallerFacts, LastDispatch, ModelFacts, RetryIds, TokenFacts};
+use crate::telemetry::summary::{
+    CallFacts, CallerFacts, GuardrailCheck, LastDispatch, ModelFacts, RelatedIds, TokenFacts,
+};
 use crate::telemetry::trace::RequestTrace;
 use crate::tokens::CountSource;
 use crate::usage::Journal;
@@ -66,6 +68,8 @@ pub(super) struct RequestRecord {
     pub(super) limits: LimitsAtEntry,
     /// Recorder of the request trail. `None` until the request is parsed.
     pub(super) trail: Option<TrailRecorder>,
+    /// Checks of the prompt and the answer by the operator's guardrails.
+    guardrails: Vec<GuardrailCheck>,
 }
 
 impl RequestRecord {
@@ -101,6 +105,7 @@ impl RequestRecord {
             retry: RetryLink::default(),
             limits: LimitsAtEntry::default(),
             trail: None,
+            guardrails: Vec::new(),
         }
     }
 
@@ -109,6 +114,12 @@ impl RequestRecord {
         let request_id = self.request_id.to_str().unwrap_or_default();
         let tenant = self.identity.as_ref().map(|who| who.tenant);
         LimitMet { request_id, tenant, rule }.emit(&self.telemetry);
+    }
+
+    /// Records a check by the operator's guardrails.
+    pub(super) fn guarded(&mut self, check: GuardrailCheck) {
+        self.with_trail(|trail| trail.guarded(check.clone()));
+        self.guardrails.push(check);
     }
 
     /// Sets the count of the prompt's tokens and its source.
@@ -301,8 +312,8 @@ impl RequestRecord {
         ApiError::new(ErrorKind::Superseded, "A retry of this request has taken its place.")
     }
 
-    /// The `Server-Timing` header, in milliseconds: queue, connect, and the TTFT of a stream or the
-    /// engine's time for a whole answer.
+    /// The `Server-Timing` header, in milliseconds: queue, connect, the TTFT of a stream or the engine's
+    /// time for a whole answer, and the guardrails' time.
     #[must_use]
     pub(super) fn server_timing(&self) -> Option<HeaderValue> {
         let queue = Millis(self.at_engine.dispatch.why()?.queued);
@@ -312,7 +323,11 @@ impl RequestRecord {
             (None, Some(engine)) => ("engine", Millis(engine)),
             (None, None) => return None,
         };
-        let text = format!("queue;dur={queue}, connect;dur={connect}, {last};dur={time}");
+        let mut text = format!("queue;dur={queue}, connect;dur={connect}, {last};dur={time}");
+        if !self.guardrails.is_empty() {
+            let checks = Millis(self.guardrails.iter().map(|check| check.took).sum());
+            text += &format!(", guardrail;dur={checks}");
+        }
         HeaderValue::try_from(text).ok()
     }
 }
@@ -330,7 +345,11 @@ impl RequestRecord {
         let replaced_by = self.notice().and_then(|notice| notice.replaced_by()).map(text);
         let summary = RequestSummary {
             request_id: self.request_id.to_str().unwrap_or_default(),
-            trace_id: trace_id.as_deref(),
+            ids: RelatedIds {
+                trace: trace_id.as_deref(),
+                replaces: replaces.as_deref(),
+                replaced_by: replaced_by.as_deref(),
+            },
             caller: CallerFacts {
                 key_id: self.identity.as_ref().and_then(|identity| identity.key_id.as_deref()),
                 tenant: self.identity.as_ref().map(|identity| identity.tenant),
@@ -359,7 +378,7 @@ impl RequestRecord {
             timings: self.timings(now),
             at_engine: self.timings_at_engine(now),
             attempts: self.at_engine.counts(),
-            retry: RetryIds { replaces: replaces.as_deref(), replaced_by: replaced_by.as_deref() },
+            guardrails: &self.guardrails,
             finish_reason: self.at_engine.finish_reason,
         };
         summary.emit(&self.telemetry);

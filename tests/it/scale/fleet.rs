@@ -269,8 +269,10 @@ fn settings(previous: Option<&Settings>, rows: &[(EngineKind, Option<&str>, &str
                 discover: None,
             },
         );
-        let replica = replicas
-            .insert(url, ReplicaSettings { pool, url: url.parse().unwrap(), metrics_url: None, zone: None });
+        let replica = replicas.insert(
+            url,
+            ReplicaSettings { pool, url: url.parse().unwrap(), metrics_url: None, tls: None, zone: None },
+        );
         policy.pools.insert(
             &format!("pool{index}"),
             Pool { replicas: vec![replica], models: [model].into(), ..Pool::default() },
@@ -299,6 +301,7 @@ fn settings(previous: Option<&Settings>, rows: &[(EngineKind, Option<&str>, &str
 
 fn edge(pools: IdTable<PoolId, PoolSettings>, replicas: IdTable<ReplicaId, ReplicaSettings>) -> EdgeSettings {
     EdgeSettings {
+        guardrails: None,
         models: Default::default(),
         auth: Auth::Off(TenantId::new(0)),
         names: ModelNames::default(),

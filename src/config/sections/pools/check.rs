@@ -259,7 +259,7 @@ impl CheckedPools {
             findings.error(&field.key("url"), format!("{} is {first} already", detail.url), hint);
             return None;
         }
-        Some(ReplicaSettings { pool, url, metrics_url, zone: None })
+        Some(ReplicaSettings { pool, url, metrics_url, tls: None, zone: None })
     }
 }
 
