@@ -25,6 +25,7 @@ pub(super) fn request(trail: &RequestTrail, waiting: Option<&WaitExplanation>, p
     };
     json!({
         "request_id": trail.request_id.to_str().unwrap_or_default(),
+        "gateway_id": trail.own_id().to_str().unwrap_or_default(),
         "state": state,
         "came_at_unix": wall::unix_seconds(trail.came),
         "age": wall::seconds_since(trail.came),

@@ -58,6 +58,7 @@ fn edge(policy: &Policy) -> EdgeSettings {
             model_names: [(ModelId::new(0), "meta/llama".to_owned())].into(),
             adapters: std::collections::BTreeSet::new(),
             api_key: Some(Secret::new("engine-secret")),
+            tls: None,
             scrape_interval: seconds(1),
             site: Default::default(),
             discover: None,
@@ -66,7 +67,7 @@ fn edge(policy: &Policy) -> EdgeSettings {
     let mut replicas = IdTable::default();
     let url = "http://user:password@10.0.0.1:8000".parse().unwrap();
     let name = policy.replicas.name(ReplicaId::new(0));
-    replicas.insert(name, ReplicaSettings { pool, url, metrics_url: None, tls: None, zone: None });
+    replicas.insert(name, ReplicaSettings { pool, url, metrics_url: None, zone: None });
     let grant = Grant { class: Some(ClassId::new(0)), ..Grant::whole(TenantId::new(0)) };
     let key = KeyEntry { digest: KEY_DIGEST, grant, expires: None };
     let keys = HashMap::from([("pk_1".to_owned(), key)]);
@@ -142,6 +143,7 @@ pub(super) fn settings() -> Settings {
             telemetry: TelemetrySettings {
                 log_format: LogFormat::Json,
                 log_level: "info".into(),
+                client_address: Default::default(),
                 otlp_endpoint: Some("http://user:password@collector:4317".into()),
                 trace_sample: 0.1,
             },

@@ -17,7 +17,8 @@ use crate::proxy::relay::itl::ItlCounters;
 use crate::proxy::relay::memory::AnswerMemory;
 use crate::proxy::request::superseding::LiveRequests;
 use crate::proxy::shadow::copies::ShadowCopies;
-use crate::proxy::upstream::{Guardrails, Upstreams};
+use crate::proxy::upstream::Upstreams;
+use crate::proxy::upstream::guardrails::Guardrails;
 use crate::telemetry::Telemetry;
 use crate::usage::Journal;
 

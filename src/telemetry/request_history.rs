@@ -1,7 +1,7 @@
 //! Request history: the trails of recent requests, for `explain`. A trail holds names and numbers
 //! only: no prompts, no answers, no keys.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -16,6 +16,8 @@ use crate::tokens::CountSource;
 
 /// Number of requests in the history; the oldest is dropped first.
 pub const MAX_STORIES: usize = 10_000;
+/// Most other requests with the same request id that are named.
+const MAX_NAMESAKES: usize = 10;
 /// Attempts of one request that are kept: the first half and the last half.
 const MAX_TRIES: usize = 8;
 
@@ -24,6 +26,8 @@ const MAX_TRIES: usize = 8;
 pub struct RequestTrail {
     /// Request id, from the client or given by the gateway.
     pub request_id: HeaderValue,
+    /// The gateway's own id; absent = `request_id` is that one.
+    pub gateway_id: Option<HeaderValue>,
     /// Id of the request in the scheduler.
     pub job: JobId,
     /// Arrival of the request.
@@ -148,33 +152,92 @@ impl TrailRecorder {
     }
 }
 
-/// History of the last [`MAX_STORIES`] requests that passed authentication and parsing.
+impl RequestTrail {
+    /// The gateway's own id of the request, which no client can choose.
+    #[must_use]
+    pub fn own_id(&self) -> &HeaderValue {
+        self.gateway_id.as_ref().unwrap_or(&self.request_id)
+    }
+}
+
+/// History of the last [`MAX_STORIES`] requests that passed authentication and parsing. One tenant
+/// cannot take more than half of it from others.
 #[derive(Debug, Default)]
-pub struct RequestHistory {
-    ring: Mutex<VecDeque<(HeaderValue, TrailRecorder)>>,
+pub struct RequestHistory(Mutex<Stories>);
+
+#[derive(Debug, Default)]
+struct Stories {
+    next: u64,
+    by_number: BTreeMap<u64, Story>,
+    /// Numbers of each tenant's stories, in order.
+    of_tenant: HashMap<TenantId, VecDeque<u64>>,
+}
+
+#[derive(Debug)]
+struct Story {
+    request_id: HeaderValue,
+    own_id: HeaderValue,
+    tenant: TenantId,
+    trail: TrailRecorder,
+}
+
+impl Stories {
+    /// Makes room for a story of the tenant: by its own oldest one if it has half of all, else by the
+    /// oldest of all.
+    fn make_room(&mut self, tenant: TenantId) {
+        if self.by_number.len() < MAX_STORIES {
+            return;
+        }
+        let own = self.of_tenant.get(&tenant).filter(|own| own.len() >= MAX_STORIES / 2);
+        let oldest = own.and_then(|own| own.front()).or(self.by_number.keys().next());
+        let Some(story) = oldest.copied().and_then(|number| self.by_number.remove(&number)) else { return };
+        if let Some(others) = self.of_tenant.get_mut(&story.tenant) {
+            others.pop_front();
+            if others.is_empty() {
+                self.of_tenant.remove(&story.tenant);
+            }
+        }
+    }
 }
 
 impl RequestHistory {
     /// Adds a request and returns the recorder of its trail.
     pub fn begin(&self, trail: RequestTrail) -> TrailRecorder {
-        let id = trail.request_id.clone();
+        let (request_id, own_id, tenant) = (trail.request_id.clone(), trail.own_id().clone(), trail.tenant);
         let trail = TrailRecorder(Arc::new(Mutex::new(trail)));
-        let mut ring = self.ring.lock();
-        if ring.len() == MAX_STORIES {
-            ring.pop_front();
-        }
-        ring.push_back((id, trail.clone()));
+        let story = Story { request_id, own_id, tenant, trail: trail.clone() };
+        let mut stories = self.0.lock();
+        stories.make_room(tenant);
+        let number = stories.next;
+        stories.next += 1;
+        stories.by_number.insert(number, story);
+        stories.of_tenant.entry(tenant).or_default().push_back(number);
         trail
     }
 
-    /// Finds the latest request with this id.
-    pub fn find(&self, request_id: &str) -> Option<RequestTrail> {
-        let ring = self.ring.lock();
-        let (_, trail) = ring.iter().rev().find(|(id, _)| id.as_bytes() == request_id.as_bytes())?;
-        let trail = trail.clone();
-        drop(ring);
+    /// Finds the request with this id of the gateway's own, else the latest one whose client gave it
+    /// this id.
+    pub fn find(&self, id: &str) -> Option<RequestTrail> {
+        let stories = self.0.lock();
+        let latest = || stories.by_number.values().rev();
+        let own = latest().find(|story| story.own_id.as_bytes() == id.as_bytes());
+        let story = own.or_else(|| latest().find(|story| story.request_id.as_bytes() == id.as_bytes()))?;
+        let trail = story.trail.clone();
+        drop(stories);
         let trail = trail.0.lock();
         Some(trail.clone())
+    }
+
+    /// The gateway's own ids of other requests with the same request id, the latest first, at most
+    /// [`MAX_NAMESAKES`].
+    pub fn namesakes(&self, trail: &RequestTrail) -> Vec<HeaderValue> {
+        let stories = self.0.lock();
+        let others = stories
+            .by_number
+            .values()
+            .rev()
+            .filter(|story| story.request_id == trail.request_id && story.own_id != *trail.own_id());
+        others.take(MAX_NAMESAKES).map(|story| story.own_id.clone()).collect()
     }
 }
 
@@ -187,6 +250,7 @@ mod tests {
     fn trail(id: &str, job: u64) -> RequestTrail {
         RequestTrail {
             request_id: HeaderValue::try_from(id).unwrap(),
+            gateway_id: None,
             job: JobId::new(job),
             came: SystemTime::UNIX_EPOCH,
             tenant: TenantId::new(0),
@@ -221,7 +285,42 @@ mod tests {
             history.begin(trail(&format!("r-{number}"), 10));
         }
         assert!(history.find("same").is_none() && history.find("r-0").is_some());
-        assert_eq!(history.ring.lock().len(), MAX_STORIES);
+        assert_eq!(history.0.lock().by_number.len(), MAX_STORIES);
+    }
+
+    #[test]
+    fn nobody_hides_a_request_behind_its_id() {
+        let history = RequestHistory::default();
+        let own = |id: &'static str| Some(HeaderValue::from_static(id));
+        history.begin(trail("req_mine", 1));
+        history.begin(RequestTrail { gateway_id: own("req_other"), ..trail("req_mine", 2) });
+        assert_eq!(history.find("req_mine").unwrap().job, JobId::new(1), "the gateway's own id goes first");
+        assert_eq!(history.find("req_other").unwrap().job, JobId::new(2));
+        history.begin(RequestTrail { gateway_id: own("req_a"), ..trail("both", 3) });
+        history.begin(RequestTrail { gateway_id: own("req_b"), ..trail("both", 4) });
+        let latest = history.find("both").unwrap();
+        assert_eq!(latest.job, JobId::new(4));
+        assert_eq!(history.namesakes(&latest), ["req_a"]);
+    }
+
+    #[test]
+    fn one_tenant_takes_at_most_half_from_others() {
+        let history = RequestHistory::default();
+        let evil = TenantId::new(1);
+        for number in 0..MAX_STORIES / 2 {
+            history.begin(trail(&format!("good-{number}"), 1));
+        }
+        for number in 0..3 * MAX_STORIES {
+            history.begin(RequestTrail { tenant: evil, ..trail(&format!("evil-{number}"), 2) });
+        }
+        assert!(history.find("good-0").is_some());
+        assert_eq!(history.0.lock().by_number.len(), MAX_STORIES);
+        for number in 0..MAX_STORIES {
+            history.begin(trail(&format!("more-{number}"), 3));
+        }
+        let stories = history.0.lock();
+        let counts: usize = stories.of_tenant.values().map(VecDeque::len).sum();
+        assert_eq!((stories.by_number.len(), counts), (MAX_STORIES, MAX_STORIES));
     }
 
     #[test]

@@ -45,6 +45,8 @@ pub struct RequestSummary<'a> {
 pub struct CallerFacts<'a> {
     /// Public part of the API key.
     pub key_id: Option<&'a str>,
+    /// Client's address, as far as the configuration lets it be logged.
+    pub address: Option<&'a str>,
     /// Tenant; absent = no known tenant.
     pub tenant: Option<TenantId>,
     /// Latency class that the request asked for. The class after a demotion is in
@@ -129,6 +131,8 @@ pub struct AttemptCounts {
 /// Ids of a request beside its own, and of its retries.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RelatedIds<'a> {
+    /// The gateway's own id, if the request id is the client's.
+    pub gateway: Option<&'a str>,
     /// Trace id; absent when the trace is not recorded.
     pub trace: Option<&'a str>,
     /// Id of the earlier request that this request retries and whose arrival time it took over.

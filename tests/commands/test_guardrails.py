@@ -52,7 +52,7 @@ def test_the_example_of_the_guide_allows_and_denies(tmp_path):
     commands = [
         [sys.executable, "service.py", service.split(":")[1]],
         [BIN, "sim-engine", "--listen", engine, "--model", "m"],
-        [BIN, "serve", "penstock.yaml"],
+        [BIN, "serve", "--config", "penstock.yaml"],
     ]
     running = []
     try:

@@ -60,7 +60,7 @@ pub(crate) const MANY_FIELDS: [(&str, usize, &str); 6] = [
     ("ConfigFile", 19, "one field for each section of the file"),
     (
         "PoolSection",
-        26,
+        27,
         "one field for each key of a pool; serde flattens no struct that refuses unknown keys",
     ),
     (

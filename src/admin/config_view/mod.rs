@@ -14,7 +14,8 @@ use crate::config::settings::guardrails::GuardrailSettings;
 use crate::config::settings::identity::{Auth, Grant, ListenerTls, Listeners, OperatorRole};
 use crate::config::settings::usage::UsageDatabase;
 use crate::config::settings::{
-    EdgeSettings, HeaderNames, LogFormat, PoolSettings, PoolSite, SessionField, SessionKey, Settings, Startup,
+    AddressForm, EdgeSettings, HeaderNames, LogFormat, PoolSettings, PoolSite, SessionField, SessionKey,
+    Settings, Startup,
 };
 use crate::core::model::ids::{PoolId, TenantId};
 use crate::core::model::policy::{Class, Policy, Tenant};
@@ -154,6 +155,7 @@ fn startup_view(startup: &Startup) -> Value {
             "segment_bytes": usage.segment_bytes,
             "segment_age": secs(usage.segment_age),
             "keep_bytes": usage.keep_bytes,
+            "retention": usage.retention.map(secs),
             "queue": usage.queue,
         })),
         "telemetry": {
@@ -162,6 +164,11 @@ fn startup_view(startup: &Startup) -> Value {
                 LogFormat::Text => "text",
             },
             "log_level": telemetry.log_level,
+            "log_client_address": match telemetry.client_address {
+                AddressForm::Off => "off",
+                AddressForm::Truncated => "truncated",
+                AddressForm::On => "on",
+            },
             "otlp_endpoint": telemetry.otlp_endpoint.as_deref().map(without_credentials),
             "trace_sample": telemetry.trace_sample,
         },
@@ -283,6 +290,9 @@ fn pool_view(id: PoolId, edge: &EdgeSettings, policy: &Policy) -> Value {
         "adapter_slots": pool.and_then(|pool| pool.adapter_slots),
         "adapter_load": pool.and_then(|pool| pool.adapter_load).map(secs),
         "api_key": pool_edge.and_then(|pool| pool.api_key.as_ref()).map(|_| "set"),
+        "tls": pool_edge.and_then(|pool| pool.tls.as_ref()).map(|tls| json!({
+            "server_name": tls.server_name.as_deref(),
+        })),
         "scrape_interval": pool_edge.map(|pool| secs(pool.scrape_interval)),
         "engine_buffer": pool.map(|pool| pool.engine_buffer),
         "engine_priority": pool.is_some_and(|pool| pool.engine_priority),

@@ -77,7 +77,7 @@ impl Merging {
             return None;
         }
         let Endpoint { url, metrics_url, zone, draining, spot_notice } = endpoint.clone();
-        let id = self.insert(&name, row.clone(), ReplicaSettings { pool, url, metrics_url, tls: None, zone });
+        let id = self.insert(&name, row.clone(), ReplicaSettings { pool, url, metrics_url, zone });
         if draining {
             self.draining.insert(id);
         }

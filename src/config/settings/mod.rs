@@ -130,6 +130,8 @@ pub struct TelemetrySettings {
     pub log_format: LogFormat,
     /// A tracing filter such as `info` or `penstock=debug`.
     pub log_level: String,
+    /// How much of clients' addresses is logged.
+    pub client_address: AddressForm,
     /// OTLP gRPC endpoint for traces; absent = no traces.
     pub otlp_endpoint: Option<String>,
     /// Share of the requests that start a trace of their own, `0.0..=1.0`.
@@ -143,6 +145,32 @@ pub enum LogFormat {
     Json,
     /// For people.
     Text,
+}
+
+/// How much of an address is logged.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum AddressForm {
+    /// Nothing.
+    Off,
+    /// Its network: /24 of IPv4, /48 of IPv6.
+    #[default]
+    Truncated,
+    /// All of it.
+    On,
+}
+
+impl AddressForm {
+    /// The text that is logged.
+    #[must_use]
+    pub fn shown(self, address: IpAddr) -> Option<String> {
+        let address = address.to_canonical();
+        let bits = if address.is_ipv4() { 24 } else { 48 };
+        match self {
+            Self::Off => None,
+            Self::Truncated => IpNet::new(address, bits).ok().map(|network| network.trunc().to_string()),
+            Self::On => Some(address.to_string()),
+        }
+    }
 }
 
 /// What the edges need.
@@ -213,6 +241,8 @@ pub struct PoolSettings {
     pub adapters: BTreeSet<ModelId>,
     /// Sent as `Authorization: Bearer` to its engines.
     pub api_key: Option<Secret>,
+    /// TLS of connections to its engines; absent = what the system trusts.
+    pub tls: Option<ClientTls>,
     /// Time between two scrapes of an engine's own view.
     pub scrape_interval: Duration,
     /// What operators say of it.
@@ -245,8 +275,6 @@ pub struct ReplicaSettings {
     pub url: Uri,
     /// Where its metrics are, when they have a port of their own (Triton).
     pub metrics_url: Option<Uri>,
-    /// TLS of connections to it; absent = what the system trusts.
-    pub tls: Option<ClientTls>,
     /// The zone that it is in, where that is known.
     pub zone: Option<Arc<str>>,
 }

@@ -60,7 +60,7 @@ pub(super) fn validate(
     let mut admitted = tenants::check::validate(&entry, credentials, secrets, findings);
     let (session, sessions) = routing::check::validate(&file.routing, findings);
     let shadows = models::shadows::validate(file, &models, &mut classes, &mut admitted.tenants, findings);
-    let guardrails = guardrails::validate(file, &classes, &admitted.tenants, secrets, findings);
+    let guardrails = guardrails::check::validate(file, &classes, &admitted.tenants, secrets, findings);
     let edge = EdgeSettings {
         auth: admitted.auth,
         names: ModelNames { tenants: admitted.names, ..models.names },

@@ -102,7 +102,8 @@ impl Proxy {
         let mut headers = request.headers.clone();
         headers.extend(bearer(pool).map(|bearer| (AUTHORIZATION, bearer)));
         let call = UpstreamCall { method: Method::POST, path: "/tokenize", headers: &headers, body };
-        let sent = self.upstreams.replica(replica, at).send(&call, &settings.edge.upstream).await.ok()?;
+        let sent =
+            self.upstreams.replica(replica, at, pool).send(&call, &settings.edge.upstream).await.ok()?;
         if !sent.head.status.is_success() {
             return None;
         }

@@ -1,6 +1,7 @@
 //! Request handler: the steps of one request, in order.
 
 use std::convert::Infallible;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use http::header::HeaderValue;
@@ -63,11 +64,12 @@ impl Proxy {
         request: Request<Incoming>,
         peer: &ConnectedClient,
     ) -> Result<Response<AnswerBody>, Infallible> {
-        let id = request_id::from_client(request.headers())
-            .unwrap_or_else(|| request_id::from_random(random::buffered_bytes()));
+        let own = request_id::from_random(random::buffered_bytes());
+        let client = request_id::from_client(request.headers());
+        let (id, own) = client.map_or_else(|| (own.clone(), None), |id| (id, Some(own.clone())));
         let path = request.uri().path();
         let answer = match route(request.method(), path) {
-            Route::Api(api) => return Ok(self.call(api, request, peer, id).await),
+            Route::Api(api) => return Ok(self.call(api, request, peer, (id, own)).await),
             Route::Models => self.list_models(request.headers(), peer).await,
             Route::Model(name) => self.one_model(request.headers(), peer, &name).await,
             Route::Health => self.health(),
@@ -87,9 +89,7 @@ impl Proxy {
         headers: &HeaderMap,
         peer: &ConnectedClient,
     ) -> Result<Identity, ApiError> {
-        let proxies = &settings.startup.listener.proxies;
-        let is_proxy = |address| proxies.trusts(address, ProxyHeader::ForwardedFor);
-        let address = headers::client_address(headers, peer.address.ip(), is_proxy);
+        let address = client_address(settings, headers, peer);
         let caller = PresentedCredential { headers, peer, address, now: self.dispatcher.clock().now() };
         self.authenticator.identify(&settings.edge.auth, caller, &self.telemetry).await
     }
@@ -99,9 +99,10 @@ impl Proxy {
         api: Api,
         request: Request<Incoming>,
         peer: &ConnectedClient,
-        id: HeaderValue,
+        (id, gateway_id): (HeaderValue, Option<HeaderValue>),
     ) -> Response<AnswerBody> {
-        let record = RequestRecord::new(&self.telemetry, self.dispatcher.clock(), id, api);
+        let mut record = RequestRecord::new(&self.telemetry, self.dispatcher.clock(), id, api);
+        record.caller.gateway_id = gateway_id;
         let mut active = ActiveRequest::new(record);
         active.record.journal.clone_from(&self.journal);
         let read = tokio::select! {
@@ -131,8 +132,10 @@ impl Proxy {
     ) -> Result<InferenceRequest, ApiError> {
         let settings = self.settings.load_full();
         let (head, body) = request.into_parts();
+        let form = settings.startup.telemetry.client_address;
+        record.caller.address = form.shown(client_address(&settings, &head.headers, peer));
         let identity = self.identify(&settings, &head.headers, peer).await?;
-        record.identity = Some(identity.clone());
+        record.caller.identity = Some(identity.clone());
         if self.dispatcher.shutdown().is_draining() {
             return Err(ApiError::from(RejectReason::Draining));
         }
@@ -183,7 +186,7 @@ impl Proxy {
         }
         let (guard, original) = self.retries.enter(RetriableRequest {
             tenant: request.tenant,
-            key_id: record.identity.as_ref().and_then(|identity| identity.key_id.as_deref()),
+            key_id: record.caller.identity.as_ref().and_then(|identity| identity.key_id.as_deref()),
             api: request.parsed.api,
             body: &request.body.bytes,
             count,
@@ -208,6 +211,7 @@ impl Proxy {
         record.work.stream = request.parsed.stream;
         record.trail = Some(self.telemetry.history().begin(RequestTrail {
             request_id: record.request_id.clone(),
+            gateway_id: record.caller.gateway_id.clone(),
             job: request.id,
             came: wall::now(),
             tenant: request.tenant,
@@ -272,6 +276,13 @@ impl Proxy {
             }
         }
     }
+}
+
+/// Address of the client, from the load balancers in front that the settings trust.
+fn client_address(settings: &Settings, headers: &HeaderMap, peer: &ConnectedClient) -> IpAddr {
+    let proxies = &settings.startup.listener.proxies;
+    let is_proxy = |address| proxies.trusts(address, ProxyHeader::ForwardedFor);
+    headers::client_address(headers, peer.address.ip(), is_proxy)
 }
 
 /// Parses and checks a request. A large body is read on a thread of its own, so that it delays no

@@ -37,7 +37,8 @@ use crate::proxy::request::{self, InferenceRequest};
 use crate::proxy::response::AnswerBody;
 use crate::proxy::summary::RequestRecord;
 use crate::proxy::summary::active::ActiveRequest;
-use crate::proxy::upstream::{Guardrails, Upstreams};
+use crate::proxy::upstream::Upstreams;
+use crate::proxy::upstream::guardrails::Guardrails;
 use crate::telemetry::Telemetry;
 
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -58,7 +58,7 @@ pub(in crate::proxy) async fn check_prompt(
         let question = if parts[0].len() as u64 > guardrails.max_bytes { None } else { Some(parts) };
         check(proxy, settings, (guardrails, rule), request, record, GuardrailStage::Prompt, question).await?;
         let took = record.clock.now().since(since);
-        request.arrived = request.arrived + took;
+        request.arrived += took;
         request.deadline = (request.deadline + took).min(request.patience);
     }
     request.entry.is_checked = true;
@@ -158,7 +158,7 @@ fn opening(
         stage: stage.name(),
         request_id: record.request_id.to_str().unwrap_or_default(),
         tenant: policy.tenants.name(request.tenant),
-        key_id: record.identity.as_ref().and_then(|identity| identity.key_id.as_deref()),
+        key_id: record.caller.identity.as_ref().and_then(|identity| identity.key_id.as_deref()),
         class: policy.classes.name(request.class),
         model: policy.models.name(request.model()),
         api: request.parsed.api.upstream_path(),

@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use http::HeaderValue;
 
-use crate::auth::Identity;
 use crate::config::settings::Settings;
 use crate::core::billing::bill::StayBill;
 use crate::core::limits::LimitsAtEntry;
@@ -26,7 +25,9 @@ use crate::protocol::error::ApiError;
 use crate::protocol::error::catalogue::ErrorKind;
 use crate::proxy::request::superseding::{LiveRequestGuard, SupersededNotice};
 use crate::proxy::shadow::pair::ShadowHalf;
-use crate::proxy::summary::parts::{AtEngine, Millis, PromptCounts, RecordEnd, RequestedWork, RetryLink};
+use crate::proxy::summary::parts::{
+    AtEngine, Millis, PromptCounts, RecordCaller, RecordEnd, RequestedWork, RetryLink,
+};
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{
     EngineTimings, LimitMet, RequestFellBack, RequestOutcome, RequestRecalled, RequestRequeued,
@@ -55,8 +56,7 @@ pub(super) struct RequestRecord {
     pub(super) started: Tick,
     /// Trace of the request. `None` until the request is parsed.
     pub(super) trace: Option<RequestTrace>,
-    /// Caller. `None` until authentication.
-    pub(super) identity: Option<Identity>,
+    pub(super) caller: RecordCaller,
     pub(super) work: RequestedWork,
     pub(super) prompt: PromptCounts,
     pub(super) at_engine: AtEngine,
@@ -83,7 +83,7 @@ impl RequestRecord {
             clock,
             started: clock.now(),
             trace: None,
-            identity: None,
+            caller: RecordCaller::default(),
             work: RequestedWork {
                 api,
                 class: None,
@@ -112,7 +112,7 @@ impl RequestRecord {
     /// Reports that a limit refused the request, or would have in shadow mode.
     pub(super) fn met(&self, rule: LimitId) {
         let request_id = self.request_id.to_str().unwrap_or_default();
-        let tenant = self.identity.as_ref().map(|who| who.tenant);
+        let tenant = self.caller.identity.as_ref().map(|who| who.tenant);
         LimitMet { request_id, tenant, rule }.emit(&self.telemetry);
     }
 
@@ -346,13 +346,15 @@ impl RequestRecord {
         let summary = RequestSummary {
             request_id: self.request_id.to_str().unwrap_or_default(),
             ids: RelatedIds {
+                gateway: self.caller.gateway_id.as_ref().and_then(|id| id.to_str().ok()),
                 trace: trace_id.as_deref(),
                 replaces: replaces.as_deref(),
                 replaced_by: replaced_by.as_deref(),
             },
             caller: CallerFacts {
-                key_id: self.identity.as_ref().and_then(|identity| identity.key_id.as_deref()),
-                tenant: self.identity.as_ref().map(|identity| identity.tenant),
+                key_id: self.caller.identity.as_ref().and_then(|identity| identity.key_id.as_deref()),
+                address: self.caller.address.as_deref(),
+                tenant: self.caller.identity.as_ref().map(|identity| identity.tenant),
                 class: self.work.class,
             },
             models: ModelFacts {

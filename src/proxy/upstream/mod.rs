@@ -3,7 +3,7 @@
 
 mod conn;
 mod exchange;
-pub(in crate::proxy) mod guardrails;
+pub mod guardrails;
 #[cfg(test)]
 mod tests;
 mod waker;
@@ -19,7 +19,6 @@ use tokio::time::{Instant, timeout};
 
 pub use self::exchange::UpstreamExchange;
 pub(super) use self::exchange::{CutReason, whole_body};
-pub use self::guardrails::Guardrails;
 
 use self::conn::{IdlePool, UpstreamConn, UpstreamTls, connect};
 use crate::config::settings::identity::ClientTls;
@@ -41,15 +40,20 @@ pub struct Upstreams {
 
 impl Upstreams {
     /// The replica's connections. They are created on first use, and again when the configuration
-    /// changed the replica's address.
+    /// changed the replica's address or its TLS.
     #[must_use]
-    pub fn replica(&self, id: ReplicaId, edge: &ReplicaSettings) -> Arc<UpstreamReplica> {
+    pub fn replica(
+        &self,
+        id: ReplicaId,
+        edge: &ReplicaSettings,
+        pool: &PoolSettings,
+    ) -> Arc<UpstreamReplica> {
         if let Some(known) = self.replicas.get(&id)
-            && known.is_at(edge)
+            && known.is_at(edge, pool)
         {
             return Arc::clone(&known);
         }
-        let made = Arc::new(UpstreamReplica::new(&edge.url, edge.tls.as_ref()));
+        let made = Arc::new(UpstreamReplica::new(&edge.url, pool.tls.as_ref()));
         self.replicas.insert(id, Arc::clone(&made));
         made
     }
@@ -64,7 +68,11 @@ impl Upstreams {
 
     /// Removes the connections of replicas that are no longer configured.
     pub fn retain(&self, edge: &EdgeSettings) {
-        self.replicas.retain(|id, replica| edge.replicas.get(*id).is_some_and(|edge| replica.is_at(edge)));
+        let is_known = |id: ReplicaId, replica: &UpstreamReplica| {
+            let row = edge.replicas.get(id)?;
+            Some(replica.is_at(row, edge.pools.get(row.pool)?))
+        };
+        self.replicas.retain(|id, replica| is_known(*id, replica).unwrap_or(false));
     }
 }
 
@@ -158,9 +166,9 @@ impl UpstreamReplica {
         }
     }
 
-    fn is_at(&self, edge: &ReplicaSettings) -> bool {
+    fn is_at(&self, edge: &ReplicaSettings, pool: &PoolSettings) -> bool {
         let own = self.tls.as_ref().and_then(|tls| tls.own.as_ref());
-        self.url == edge.url && (self.tls.is_none() || own == edge.tls.as_ref())
+        self.url == edge.url && (self.tls.is_none() || own == pool.tls.as_ref())
     }
 
     /// Sends the call and waits for the head of the answer. If a pooled connection turns out to be

@@ -147,6 +147,10 @@ pub(super) const USAGE_DROPPED: Metric = metric(
 );
 pub(super) const USAGE_DATABASE_ROWS: Metric =
     metric("penstock_usage_database_rows_total", "Usage rows that the database has taken.");
+pub(super) const USAGE_DATABASE_DELETED: Metric = metric(
+    "penstock_usage_database_rows_deleted_total",
+    "Usage rows that were deleted from the database for their age (`usage.retention`).",
+);
 pub(super) const SCALER_CALLS: Metric =
     metric("penstock_scaler_calls_total", "Calls of the external scaler, by method and how they ended.");
 pub(super) const SCALER_CLAMPED: Metric = metric(
@@ -197,6 +201,7 @@ pub(super) const COUNTERS: &[Metric] = &[
     USAGE_ROWS,
     USAGE_DROPPED,
     USAGE_DATABASE_ROWS,
+    USAGE_DATABASE_DELETED,
     SCALER_CALLS,
     SCALER_CLAMPED,
     GUARDRAIL_CHECKS,

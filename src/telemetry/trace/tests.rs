@@ -152,6 +152,7 @@ fn settings(endpoint: &str) -> TelemetrySettings {
     TelemetrySettings {
         log_format: LogFormat::Json,
         log_level: "info".into(),
+        client_address: Default::default(),
         otlp_endpoint: Some(endpoint.into()),
         trace_sample: 1.0,
     }

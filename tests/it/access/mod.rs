@@ -1,6 +1,8 @@
 //! Access tests: credentials at each listener.
 
+pub(crate) mod engine_tls;
 pub(crate) mod guardrails;
+pub(crate) mod ids_and_addresses;
 pub(crate) mod keys;
 pub(crate) mod oidc;
 pub(crate) mod operators;

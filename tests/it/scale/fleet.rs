@@ -264,15 +264,14 @@ fn settings(previous: Option<&Settings>, rows: &[(EngineKind, Option<&str>, &str
                 model_names: BTreeMap::from([(model, "served".to_owned())]),
                 adapters: BTreeSet::new(),
                 api_key: key.map(Secret::new),
+                tls: None,
                 scrape_interval: Duration::from_millis(20),
                 site: Default::default(),
                 discover: None,
             },
         );
-        let replica = replicas.insert(
-            url,
-            ReplicaSettings { pool, url: url.parse().unwrap(), metrics_url: None, tls: None, zone: None },
-        );
+        let replica = replicas
+            .insert(url, ReplicaSettings { pool, url: url.parse().unwrap(), metrics_url: None, zone: None });
         policy.pools.insert(
             &format!("pool{index}"),
             Pool { replicas: vec![replica], models: [model].into(), ..Pool::default() },
@@ -359,6 +358,7 @@ fn startup() -> Startup {
         telemetry: TelemetrySettings {
             log_format: LogFormat::Text,
             log_level: "info".to_owned(),
+            client_address: Default::default(),
             otlp_endpoint: None,
             trace_sample: 0.0,
         },

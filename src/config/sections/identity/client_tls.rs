@@ -48,8 +48,8 @@ pub(in crate::config) fn validate(
 ) -> Option<ClientTls> {
     let written = written?;
     let name = written.server_name.as_deref();
-    if name.is_some_and(|name| ServerName::try_from(name).is_err()) {
-        let hint = "write one such as engines.internal";
+    if name.is_some_and(|name| !matches!(ServerName::try_from(name), Ok(ServerName::DnsName(_)))) {
+        let hint = "write a DNS name such as engines.internal";
         findings.error(&field.key("server_name"), "is no name of a host", hint);
     }
     let paths = CertificatePaths {

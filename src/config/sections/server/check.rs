@@ -10,11 +10,11 @@ use crate::config::file::ConfigFile;
 use crate::config::secret::SecretReader;
 use crate::config::sections::identity::{AdminAuthSection, audit};
 use crate::config::sections::server::{
-    LogFormatName, ProxiesSection, ProxyHeaderName, ServerSection, TelemetrySection,
+    AddressFormName, LogFormatName, ProxiesSection, ProxyHeaderName, ServerSection, TelemetrySection,
 };
 use crate::config::sections::usage;
 use crate::config::settings::{
-    ListenerLimits, LogFormat, ProxyHeader, Startup, TelemetrySettings, TrustedProxies,
+    AddressForm, ListenerLimits, LogFormat, ProxyHeader, Startup, TelemetrySettings, TrustedProxies,
 };
 use crate::config::syntax::field::FieldPath;
 use crate::config::syntax::units::Span;
@@ -112,6 +112,11 @@ fn listeners(
                     Prometheus can connect";
         findings.warn(&section.key("admin"), message, hint);
     }
+    if !listen.ip().is_loopback() && server.tls.is_none() && server.proxies.is_none() {
+        let message = format!("clients reach {listen} from outside, and their keys come in the clear");
+        let hint = "set `server.tls`, or name the load balancers that end TLS in front in `server.proxies`";
+        findings.warn(&section.key("listen"), message, hint);
+    }
 }
 
 /// Whether both cannot be bound; port 0 is any free port.
@@ -138,6 +143,11 @@ fn telemetry_settings(telemetry: &TelemetrySection, findings: &mut Findings<'_>)
             LogFormatName::Text => LogFormat::Text,
         },
         log_level: level.clone(),
+        client_address: match telemetry.log.client_address {
+            AddressFormName::Off => AddressForm::Off,
+            AddressFormName::On => AddressForm::On,
+            AddressFormName::Truncated => AddressForm::Truncated,
+        },
         otlp_endpoint: telemetry.otlp.endpoint.clone(),
         trace_sample: telemetry.otlp.sample,
     }

@@ -1,19 +1,17 @@
-//! Section `guardrails`: the operator's own service that may refuse prompts and answers.
+//! Check of `guardrails`, and of what differs for classes and tenants.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use http::HeaderValue;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 
 use crate::config::file::ConfigFile;
 use crate::config::secret::SecretReader;
-use crate::config::sections::identity::client_tls::{self, ClientTlsSection};
-use crate::config::sections::secret_ref::{self, SecretRef};
+use crate::config::sections::guardrails::{GuardrailRuleSection, OnGuardrailFailure};
+use crate::config::sections::identity::client_tls;
+use crate::config::sections::secret_ref;
 use crate::config::settings::guardrails::{GuardrailRule, GuardrailSettings};
 use crate::config::syntax::field::FieldPath;
-use crate::config::syntax::units::{ByteSize, Span};
 use crate::config::validate::findings::Findings;
 use crate::config::validate::{numbers, url};
 use crate::core::model::id_table::IdTable;
@@ -22,98 +20,6 @@ use crate::core::model::policy::{Class, Tenant};
 
 /// Most calls at once.
 const MAX_CALLS: u32 = 10_000;
-
-/// A service of the operator's own that is asked by HTTP about each prompt before
-/// its request is queued, and about each answer that is not a stream.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-#[schemars(transform = crate::config::schema::guardrails)]
-pub struct GuardrailsSection {
-    /// Where it is, with its path. It gets a POST with JSON. Redirects are not
-    /// followed.
-    pub url: String,
-    /// Sent to it as `Authorization: Bearer`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub api_key: Option<SecretRef>,
-    /// Certificates of connections to it, if its URL is `https`; absent = it must have
-    /// a certificate that the system trusts.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub tls: Option<ClientTlsSection>,
-    /// Time for one question and its verdict, the wait for a free call included.
-    pub timeout: Span,
-    /// Bytes of a prompt or an answer that are sent to it. A longer one counts as a
-    /// failure.
-    pub max_body: ByteSize,
-    /// Calls at once. One tenant has at most half of them.
-    #[schemars(range(min = 1, max = 10_000))]
-    pub max_calls: u32,
-    /// Whether it is asked about prompts.
-    pub prompts: bool,
-    /// Whether it is asked about answers that are not streams.
-    pub answers: bool,
-    /// What happens to a request about which it gives no verdict: `refuse` it, or
-    /// `allow` it.
-    pub on_failure: OnGuardrailFailure,
-}
-
-impl Default for GuardrailsSection {
-    fn default() -> Self {
-        Self {
-            url: String::new(),
-            api_key: None,
-            tls: None,
-            timeout: Span::secs(1),
-            max_body: ByteSize(1 << 20),
-            max_calls: 64,
-            prompts: true,
-            answers: false,
-            on_failure: OnGuardrailFailure::Refuse,
-        }
-    }
-}
-
-/// What happens without a verdict.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum OnGuardrailFailure {
-    /// The request is refused (503).
-    #[default]
-    Refuse,
-    /// The request passes.
-    Allow,
-}
-
-/// What differs from `guardrails` for a tenant or a class. A tenant's keys go before
-/// those of a class.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct GuardrailRuleSection {
-    /// Whether the service is asked about prompts.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub prompts: Option<bool>,
-    /// Whether the service is asked about answers that are not streams.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub answers: Option<bool>,
-    /// What happens to a request about which it gives no verdict.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub on_failure: Option<OnGuardrailFailure>,
-}
-
-impl GuardrailRuleSection {
-    /// Whether nothing differs.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        *self == Self::default()
-    }
-
-    fn over(&self, rule: GuardrailRule) -> GuardrailRule {
-        GuardrailRule {
-            prompts: self.prompts.unwrap_or(rule.prompts),
-            answers: self.answers.unwrap_or(rule.answers),
-            fails_open: self.on_failure.map_or(rule.fails_open, |then| then == OnGuardrailFailure::Allow),
-        }
-    }
-}
 
 /// The rules of the file; `None` without the section.
 pub(in crate::config) fn validate(
@@ -185,8 +91,8 @@ fn rules(
 ) -> BTreeMap<(TenantId, ClassId), GuardrailRule> {
     let rule = |tenant: &str, class| {
         let class = file.classes.get(classes.name(class));
-        let of_class = class.map_or(own, |class| class.guardrails.over(own));
-        file.tenants.get(tenant).map_or(of_class, |tenant| tenant.guardrails.over(of_class))
+        let of_class = class.map_or(own, |class| over(class.guardrails, own));
+        file.tenants.get(tenant).map_or(of_class, |tenant| over(tenant.guardrails, of_class))
     };
     let pairs = tenants.iter().flat_map(|(tenant, tenant_name, row)| {
         row.classes.iter().map(move |class| (tenant, tenant_name, *class))
@@ -206,5 +112,13 @@ fn unused<'a>(
             "needs the section `guardrails`",
             "write it with its `url`, or take this away",
         );
+    }
+}
+
+fn over(own: GuardrailRuleSection, rule: GuardrailRule) -> GuardrailRule {
+    GuardrailRule {
+        prompts: own.prompts.unwrap_or(rule.prompts),
+        answers: own.answers.unwrap_or(rule.answers),
+        fails_open: own.on_failure.map_or(rule.fails_open, |then| then == OnGuardrailFailure::Allow),
     }
 }
