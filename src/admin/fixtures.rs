@@ -59,6 +59,7 @@ fn edge(policy: &Policy) -> EdgeSettings {
             model_names: [(ModelId::new(0), "meta/llama".to_owned())].into(),
             adapters: std::collections::BTreeSet::new(),
             api_key: Some(Secret::new("engine-secret")),
+            tls: None,
             scrape_interval: seconds(1),
             site: Default::default(),
             discover: None,
@@ -77,6 +78,7 @@ fn edge(policy: &Policy) -> EdgeSettings {
         TenantNames { map: HashMap::from([("mine".to_owned(), "gpt-4o".to_owned())]), allow_fallback: true };
     EdgeSettings {
         models: Default::default(),
+        guardrails: None,
         auth: Auth::Known(Arc::new(Credentials { keys, ..Credentials::default() })),
         names: ModelNames {
             models: ["llama", "gpt-4o"].map(|name| (name.to_owned(), ModelId::new(0))).into(),
@@ -143,6 +145,7 @@ pub(super) fn settings() -> Settings {
             telemetry: TelemetrySettings {
                 log_format: LogFormat::Json,
                 log_level: "info".into(),
+                client_address: Default::default(),
                 otlp: OtlpSettings {
                     endpoint: Some("http://user:password@collector:4317".into()),
                     headers: [("x-key".to_owned(), Secret::new("of the collector"))].into(),

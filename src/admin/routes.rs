@@ -206,7 +206,10 @@ async fn request(State(admin): State<AdminRoutes>, Path(id): Path<String>) -> Re
     };
     let trail = request.look(RequestTrail::clone);
     let waiting = admin.state.dispatcher.explain(trail.job);
-    Json(requests::explain::request(&trail, waiting.as_ref(), &admin.state.settings().policy)).into_response()
+    let mut view = requests::explain::request(&trail, waiting.as_ref(), &admin.state.settings().policy);
+    let others = admin.state.telemetry.history().namesakes(&trail);
+    view["same_request_id"] = others.iter().filter_map(|id| id.to_str().ok()).collect();
+    Json(view).into_response()
 }
 
 async fn act(

@@ -6,6 +6,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::config::sections::guardrails::GuardrailsSection;
 use crate::config::sections::identity::AdminSection;
 use crate::config::sections::identity::audit::AuditSection;
 use crate::config::sections::models::ModelSection;
@@ -46,6 +47,10 @@ pub struct ConfigFile {
     pub auth: AuthSection,
     /// Limits of one request.
     pub requests: RequestsSection,
+    /// A service of the operator's own that may refuse prompts and answers;
+    /// absent = none is asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guardrails: Option<GuardrailsSection>,
     /// Time limits towards the engines.
     pub upstream: UpstreamSection,
     /// What may wait in all; a request that would pass a bound is refused
@@ -85,6 +90,7 @@ impl Default for ConfigFile {
             scale: ScaleSection::default(),
             auth: AuthSection::default(),
             requests: RequestsSection::default(),
+            guardrails: None,
             upstream: UpstreamSection::default(),
             queue: QueueSection::default(),
             routing: RoutingSection::default(),

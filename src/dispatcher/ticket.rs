@@ -59,6 +59,27 @@ impl Dispatcher {
         }
         Ticket { dispatcher: Arc::clone(self), job: spec.id, state: TicketState::Waiting(answer), limits }
     }
+
+    /// Admits the job only if the scheduler refuses it at once. The ticket then has the rejection.
+    #[must_use]
+    pub fn admit_if_refused(
+        self: &Arc<Self>,
+        spec: JobSpec,
+        prefix: PromptPrefix,
+        policy: &Arc<Policy>,
+    ) -> Option<Ticket> {
+        if !self.surely_refuses(&spec, 0) {
+            return None;
+        }
+        let mut ticket = self.admit(spec, prefix, policy);
+        let TicketState::Waiting(answer) = &mut ticket.state else { return None };
+        // A place may have become free since. Dropping the ticket then ends the job again.
+        let Ok(end @ WaitEnd::Rejected(_)) = answer.try_recv() else { return None };
+        let (sender, answer) = oneshot::channel();
+        sender.send(end).ok()?;
+        ticket.state = TicketState::Waiting(answer);
+        Some(ticket)
+    }
 }
 
 impl Ticket {

@@ -35,7 +35,8 @@ impl Default for FleetTiming {
 
 /// State shared by all tasks of the fleet.
 pub(super) struct FleetContext {
-    pub(super) fetcher: ReplicaClient,
+    /// Client for replicas without TLS of their own.
+    pub(super) fetcher: Arc<ReplicaClient>,
     pub(super) dispatcher: Arc<Dispatcher>,
     pub(super) telemetry: Telemetry,
     pub(super) timing: FleetTiming,

@@ -1,11 +1,17 @@
 //! Bounded GET of an engine's document.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+use reqwest::header::HOST;
 use reqwest::redirect::Policy;
-use reqwest::{Client, ClientBuilder, Response};
+use reqwest::{Client, ClientBuilder, Method, RequestBuilder, Response, Url};
+use rustls::ClientConfig;
+use tokio::net::lookup_host;
 
 use crate::config::secret::Secret;
+use crate::config::settings::identity::ClientTls;
 use crate::tls;
 
 /// Most bytes of an answer; a longer answer is an error.
@@ -77,6 +83,39 @@ pub struct NoTrustedCertificates;
 pub(super) struct ReplicaClient {
     pooled: Client,
     fresh: Client,
+    alias: Option<HostAlias>,
+}
+
+/// The server name of a replica that is not the host of its URL. Requests go to the host under the
+/// name, because reqwest takes the server name from the URL.
+#[derive(Debug, Clone)]
+struct HostAlias {
+    name: Arc<str>,
+    host: String,
+}
+
+impl HostAlias {
+    /// The URL under the name, and the host and port that it had. `None` for other hosts.
+    fn renamed(&self, url: &str) -> Option<(Url, String)> {
+        let mut url: Url = url.parse().ok()?;
+        if url.scheme() != "https" || url.host_str() != Some(&self.host) {
+            return None;
+        }
+        let authority = url.authority().to_owned();
+        url.set_host(Some(&self.name)).ok()?;
+        Some((url, authority))
+    }
+}
+
+impl Resolve for HostAlias {
+    fn resolve(&self, name: Name) -> Resolving {
+        let host = if name.as_str() == &*self.name { &self.host } else { name.as_str() };
+        let host = host.trim_matches(['[', ']']).to_owned();
+        Box::pin(async move {
+            let found: Vec<_> = lookup_host((host.as_str(), 0)).await?.collect();
+            Ok(Box::new(found.into_iter()) as Addrs)
+        })
+    }
 }
 
 impl ReplicaClient {
@@ -87,7 +126,32 @@ impl ReplicaClient {
         tls::install_provider();
         let pooled = || base().pool_idle_timeout(IDLE_TIMEOUT).pool_max_idle_per_host(1);
         let fresh = || base().pool_max_idle_per_host(0);
-        Ok(Self { pooled: build(pooled, needs_tls)?, fresh: build(fresh, needs_tls)? })
+        Ok(Self { pooled: build(pooled, needs_tls)?, fresh: build(fresh, needs_tls)?, alias: None })
+    }
+
+    /// Makes the client of the replica at `url`, which has TLS of its own.
+    pub(super) fn with_tls(tls: &ClientTls, url: &str) -> Option<Self> {
+        let url: Url = url.parse().ok()?;
+        let host = url.host_str()?.to_owned();
+        let alias = tls.server_name.clone().map(|name| HostAlias { name, host });
+        let builder = || {
+            let builder = base().tls_backend_preconfigured(ClientConfig::clone(&tls.config));
+            alias.iter().fold(builder, |builder, alias| builder.dns_resolver(Arc::new(alias.clone())))
+        };
+        let pooled = builder().pool_idle_timeout(IDLE_TIMEOUT).pool_max_idle_per_host(1);
+        let fresh = builder().pool_max_idle_per_host(0);
+        Some(Self { pooled: pooled.build().ok()?, fresh: fresh.build().ok()?, alias: alias.clone() })
+    }
+
+    fn request(&self, client: &Client, method: Method, url: &str, key: Option<&Secret>) -> RequestBuilder {
+        let request = match self.alias.as_ref().and_then(|alias| alias.renamed(url)) {
+            Some((url, host)) => client.request(method, url).header(HOST, host),
+            None => client.request(method, url),
+        };
+        match key {
+            Some(key) => request.bearer_auth(key.expose()),
+            None => request,
+        }
     }
 
     /// The body of a 2xx answer to a GET.
@@ -98,7 +162,8 @@ impl ReplicaClient {
         limit: Duration,
     ) -> Result<Vec<u8>, FetchError> {
         let whole = async {
-            let answer = send(&self.pooled, url, key).await?;
+            let answer = self.request(&self.pooled, Method::GET, url, key).send().await;
+            let answer = answer.map_err(|error| problem(&error))?;
             match answer.status() {
                 status if status.is_success() => read(answer).await,
                 status if status.is_redirection() => Err(FetchError::Redirect(status.as_u16())),
@@ -116,10 +181,7 @@ impl ReplicaClient {
         key: Option<&Secret>,
         limit: Duration,
     ) -> Result<(), FetchError> {
-        let mut request = self.fresh.post(url);
-        if let Some(key) = key {
-            request = request.bearer_auth(key.expose());
-        }
+        let request = self.request(&self.fresh, Method::POST, url, key);
         let answer = tokio::time::timeout(limit, request.send()).await.map_err(|_| FetchError::Timeout)?;
         match answer.map_err(|error| problem(&error))?.status() {
             status if status.is_success() => Ok(()),
@@ -130,7 +192,8 @@ impl ReplicaClient {
     /// Status of the answer to a GET over a new connection: a kept connection may outlive the
     /// listener. The caller limits the time.
     pub(super) async fn get_status(&self, url: &str, key: Option<&Secret>) -> Result<u16, FetchError> {
-        Ok(send(&self.fresh, url, key).await?.status().as_u16())
+        let answer = self.request(&self.fresh, Method::GET, url, key).send().await;
+        Ok(answer.map_err(|error| problem(&error))?.status().as_u16())
     }
 }
 
@@ -149,14 +212,6 @@ fn build(builder: impl Fn() -> ClientBuilder, needs_tls: bool) -> Result<Client,
         }
         builder().tls_certs_only([]).build().map_err(|_| NoTrustedCertificates)
     })
-}
-
-async fn send(client: &Client, url: &str, key: Option<&Secret>) -> Result<Response, FetchError> {
-    let mut request = client.get(url);
-    if let Some(key) = key {
-        request = request.bearer_auth(key.expose());
-    }
-    request.send().await.map_err(|error| problem(&error))
 }
 
 async fn read(mut answer: Response) -> Result<Vec<u8>, FetchError> {

@@ -69,7 +69,7 @@ impl FleetMonitor {
     ) -> Result<Self, NoTrustedCertificates> {
         let fetcher =
             ReplicaClient::new(ReplicaTarget::all(&settings.load()).any(|target| target.needs_tls()))?;
-        let permits = Semaphore::new(CONCURRENT_SCRAPES);
+        let (fetcher, permits) = (Arc::new(fetcher), Semaphore::new(CONCURRENT_SCRAPES));
         let fleet = Self {
             inner: Arc::new(MonitorState {
                 shared: Arc::new(FleetContext { fetcher, dispatcher, telemetry, timing, permits }),
@@ -172,7 +172,9 @@ impl FleetMonitor {
 
 impl MonitorState {
     fn start_monitoring(&self, target: ReplicaTarget) -> Arc<MonitoredReplica> {
+        let own = target.tls.as_ref().and_then(|tls| ReplicaClient::with_tls(tls, &target.url("")));
         let member = Arc::new(MonitoredReplica {
+            fetcher: own.map_or_else(|| Arc::clone(&self.shared.fetcher), Arc::new),
             cell: self.view.insert_new(target.replica),
             target,
             refresh: Notify::new(),

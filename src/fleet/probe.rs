@@ -11,8 +11,7 @@ use crate::telemetry::event::ProbeFailed;
 /// Carries out one `ReplicaAction::Probe`. The dispatcher gets `ReplicaFound` or `ReplicaLost`.
 pub(super) async fn run(shared: Arc<FleetContext>, member: Arc<MonitoredReplica>) {
     let limit = shared.timing.probe_timeout;
-    let result =
-        tokio::time::timeout(limit, check_ready(&shared, &member)).await.unwrap_or(Err(FetchError::Timeout));
+    let result = tokio::time::timeout(limit, check_ready(&member)).await.unwrap_or(Err(FetchError::Timeout));
     if member.is_ended() {
         // The reload that ended this task saw the probe in flight and repeats it.
         return;
@@ -32,12 +31,12 @@ pub(super) async fn run(shared: Arc<FleetContext>, member: Arc<MonitoredReplica>
     }
 }
 
-async fn check_ready(shared: &FleetContext, member: &MonitoredReplica) -> Result<(), FetchError> {
+async fn check_ready(member: &MonitoredReplica) -> Result<(), FetchError> {
     let target = &member.target;
     let engine = target.engine();
     let mut last = None;
     for path in engine.ready_paths {
-        let status = shared.fetcher.get_status(&target.url(path), target.key.as_ref()).await?;
+        let status = member.fetcher.get_status(&target.url(path), target.key.as_ref()).await?;
         if engine.is_ready(status) {
             return Ok(());
         }

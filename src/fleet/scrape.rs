@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use crate::core::model::event::Event;
 use crate::engines::{Ability, EngineGauges, ModelInfo};
 use crate::fleet::context::FleetContext;
-use crate::fleet::fetch::FetchError;
+use crate::fleet::fetch::{FetchError, ReplicaClient};
 use crate::fleet::target::ReplicaTarget;
 use crate::fleet::view::StatusCell;
 use crate::telemetry::event::{ModelMismatch, ScrapeFailed, ScrapeRecovered, SleepStateChanged};
@@ -19,6 +19,7 @@ use crate::telemetry::event::{ModelMismatch, ScrapeFailed, ScrapeRecovered, Slee
 #[derive(Debug)]
 pub(super) struct MonitoredReplica {
     pub(super) target: ReplicaTarget,
+    pub(super) fetcher: Arc<ReplicaClient>,
     pub(super) cell: Arc<StatusCell>,
     /// Requests a scrape and the model info now.
     pub(super) refresh: Notify,
@@ -114,7 +115,7 @@ async fn scrape(
     url: &str,
 ) -> Result<EngineGauges, FetchError> {
     let target = &member.target;
-    let body = shared.fetcher.get(url, target.key.as_ref(), shared.timing.scrape_timeout).await?;
+    let body = member.fetcher.get(url, target.key.as_ref(), shared.timing.scrape_timeout).await?;
     let text = String::from_utf8_lossy(&body);
     let gauges = target.engine().gauges(&text).ok_or(FetchError::Malformed)?;
     report_adapters(shared, member, &text);
@@ -181,7 +182,7 @@ async fn fetch_info(shared: &FleetContext, member: &MonitoredReplica) -> Result<
     let mut info = ModelInfo::default();
     for doc in target.engine().info {
         let url = target.url(doc.path);
-        match shared.fetcher.get(&url, target.key.as_ref(), shared.timing.scrape_timeout).await {
+        match member.fetcher.get(&url, target.key.as_ref(), shared.timing.scrape_timeout).await {
             Ok(body) => (doc.read)(&body, &mut info).map_err(|_| FetchError::Malformed)?,
             Err(FetchError::Status(404 | 405 | 501)) => {}
             Err(why) => return Err(why),

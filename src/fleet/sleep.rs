@@ -59,12 +59,12 @@ impl SleepOrder {
 pub(super) async fn carry_out(shared: Arc<FleetContext>, member: Arc<MonitoredReplica>, order: SleepOrder) {
     let began = Instant::now();
     member.cell.lock().sleep_orders.open += 1;
-    let answer = send_order(&shared, &member, order).await;
+    let answer = send_order(&member, order).await;
     let rested = match answer {
         Ok(()) => order.expected_result(),
         Err(FetchError::Status(404 | 405 | 501)) => SleepResult::Unable,
         // The engine may have obeyed even though the request failed.
-        Err(_) => fetch_state(&shared, &member).await.unwrap_or(SleepResult::Failed),
+        Err(_) => fetch_state(&member).await.unwrap_or(SleepResult::Failed),
     };
     if member.is_ended() {
         return;
@@ -91,25 +91,21 @@ pub(super) async fn carry_out(shared: Arc<FleetContext>, member: Arc<MonitoredRe
     shared.dispatcher.event(Event::SleepAnswered { replica, result: rested });
 }
 
-async fn send_order(
-    shared: &FleetContext,
-    member: &MonitoredReplica,
-    order: SleepOrder,
-) -> Result<(), FetchError> {
+async fn send_order(member: &MonitoredReplica, order: SleepOrder) -> Result<(), FetchError> {
     let target = &member.target;
     let Some(paths) = &target.engine().sleep else { return Err(FetchError::Status(404)) };
     let path = match order {
         SleepOrder::Sleep => paths.sleep,
         SleepOrder::Wake { .. } => paths.wake,
     };
-    shared.fetcher.post(&target.url(path), target.key.as_ref(), order.limit()).await
+    member.fetcher.post(&target.url(path), target.key.as_ref(), order.limit()).await
 }
 
 /// Whether the engine sleeps; `None` when it does not say.
-async fn fetch_state(shared: &FleetContext, member: &MonitoredReplica) -> Option<SleepResult> {
+async fn fetch_state(member: &MonitoredReplica) -> Option<SleepResult> {
     let target = &member.target;
     let paths = target.engine().sleep.as_ref()?;
-    let body = shared.fetcher.get(&target.url(paths.state), target.key.as_ref(), STATE_LIMIT).await.ok()?;
+    let body = member.fetcher.get(&target.url(paths.state), target.key.as_ref(), STATE_LIMIT).await.ok()?;
     let asleep = (paths.read)(&body)?;
     Some(if asleep { SleepResult::Asleep } else { SleepResult::Awake })
 }

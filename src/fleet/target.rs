@@ -6,6 +6,7 @@ use http::Uri;
 
 use crate::config::secret::Secret;
 use crate::config::settings::Settings;
+use crate::config::settings::identity::ClientTls;
 use crate::core::model::ids::{ModelId, ReplicaId};
 use crate::engines::{EngineKind, EngineSpec};
 
@@ -15,6 +16,8 @@ use crate::engines::{EngineKind, EngineSpec};
 pub(super) struct ReplicaTarget {
     pub(super) replica: ReplicaId,
     pub(super) key: Option<Secret>,
+    /// TLS of connections to it; absent = what the system trusts.
+    pub(super) tls: Option<ClientTls>,
     pub(super) interval: Duration,
     /// URL of the metrics; absent when the engine has none.
     pub(super) metrics: Option<String>,
@@ -47,6 +50,7 @@ impl ReplicaTarget {
         Some(Self {
             replica,
             key: pool.api_key.clone(),
+            tls: pool.tls.clone(),
             interval: pool.scrape_interval.max(MIN_SCRAPE_INTERVAL),
             metrics,
             models: pool.model_names.values().cloned().collect(),
@@ -64,9 +68,10 @@ impl ReplicaTarget {
         format!("{}{path}", self.base)
     }
 
+    /// Whether it needs certificates that the system trusts.
     pub(super) fn needs_tls(&self) -> bool {
         let mut urls = self.metrics.iter().chain([&self.base]);
-        urls.any(|url| url.starts_with("https:"))
+        self.tls.is_none() && urls.any(|url| url.starts_with("https:"))
     }
 
     /// Delay of the first scrape after the start, within the interval. The golden ratio spreads the
@@ -90,6 +95,7 @@ mod tests {
         ReplicaTarget {
             replica: ReplicaId::new(index),
             key: None,
+            tls: None,
             interval: Duration::from_secs(10),
             metrics: None,
             models: Vec::new(),

@@ -19,6 +19,7 @@ use crate::proxy::request::superseding::LiveRequests;
 use crate::proxy::response::standing::cache::StandingCache;
 use crate::proxy::shadow::copies::ShadowCopies;
 use crate::proxy::upstream::Upstreams;
+use crate::proxy::upstream::guardrails::Guardrails;
 use crate::telemetry::Telemetry;
 use crate::usage::Journal;
 
@@ -29,6 +30,8 @@ pub struct Proxy {
     pub settings: Arc<ArcSwap<Settings>>,
     pub authenticator: Authenticator,
     pub upstreams: Upstreams,
+    /// The service that may refuse prompts and answers.
+    pub guardrails: Guardrails,
     /// Memory of the request bodies that are held.
     pub bodies: Arc<BodyMemory>,
     /// Memory of the answers that wait for their clients.

@@ -96,6 +96,7 @@ pub(crate) fn success() -> RequestSummary<'static> {
         request_id: "req-1",
         caller: CallerFacts {
             key_id: Some("pk_1"),
+            address: None,
             tenant: Some(TenantId::new(0)),
             class: Some(ClassId::new(0)),
         },

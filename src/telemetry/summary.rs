@@ -1,5 +1,6 @@
 //! Request summary: what became of a request, for the log, metrics, trace, usage rows and trail.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::core::billing::bill::StayBill;
@@ -15,8 +16,8 @@ use crate::tokens::CountSource;
 pub struct RequestSummary<'a> {
     /// Request id that the client got.
     pub request_id: &'a str,
-    /// Trace id; absent when the trace is not recorded.
-    pub trace_id: Option<&'a str>,
+    /// Further ids of the request.
+    pub ids: RelatedIds<'a>,
     pub caller: CallerFacts<'a>,
     pub models: ModelFacts<'a>,
     pub dispatch: LastDispatch,
@@ -33,7 +34,8 @@ pub struct RequestSummary<'a> {
     /// Durations since the dispatch to the engine that answered; absent = not dispatched.
     pub at_engine: Option<EngineTimings>,
     pub attempts: AttemptCounts,
-    pub retry: RetryIds<'a>,
+    /// Checks of the prompt and the answer by the operator's guardrails, in order.
+    pub guardrails: &'a [GuardrailCheck],
     /// Finish reason that the engine reported.
     pub finish_reason: Option<&'a str>,
 }
@@ -43,6 +45,8 @@ pub struct RequestSummary<'a> {
 pub struct CallerFacts<'a> {
     /// Public part of the API key.
     pub key_id: Option<&'a str>,
+    /// Client's address, as far as the configuration lets it be logged.
+    pub address: Option<&'a str>,
     /// Tenant; absent = no known tenant.
     pub tenant: Option<TenantId>,
     /// Latency class that the request asked for. The class after a demotion is in
@@ -124,13 +128,85 @@ pub struct AttemptCounts {
     pub recall_reason: Option<&'static str>,
 }
 
-/// Requests that a client sent as retries of one another.
+/// Ids of a request beside its own, and of its retries.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct RetryIds<'a> {
+pub struct RelatedIds<'a> {
+    /// The gateway's own id, if the request id is the client's.
+    pub gateway: Option<&'a str>,
+    /// Trace id; absent when the trace is not recorded.
+    pub trace: Option<&'a str>,
     /// Id of the earlier request that this request retries and whose arrival time it took over.
     pub replaces: Option<&'a str>,
     /// Id of the retry that took over this request's arrival time.
     pub replaced_by: Option<&'a str>,
+}
+
+/// Check of a prompt or an answer by the operator's guardrail service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GuardrailCheck {
+    pub stage: GuardrailStage,
+    pub outcome: GuardrailOutcome,
+    /// Code of the service's reason, as the service gave it.
+    pub reason: Option<Arc<str>>,
+    /// Whether the request went on.
+    pub passed: bool,
+    pub took: Duration,
+}
+
+/// What a guardrail check is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GuardrailStage {
+    /// The prompt, before the request is queued.
+    Prompt,
+    /// An answer that is not a stream.
+    Answer,
+}
+
+impl GuardrailStage {
+    /// Short stable name for logs, metric labels and the service itself.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Prompt => "prompt",
+            Self::Answer => "answer",
+        }
+    }
+}
+
+/// Outcome of a guardrail check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GuardrailOutcome {
+    Allowed,
+    Denied,
+    /// There was no free call in time.
+    Busy,
+    /// The service gave no verdict in time.
+    Timeout,
+    /// The service could not be connected, or the connection broke.
+    Unreachable,
+    /// The service answered with a status other than 200.
+    BadStatus,
+    /// The service's answer is no verdict.
+    Malformed,
+    /// The prompt or the answer is longer than what is sent to the service.
+    TooLarge,
+}
+
+impl GuardrailOutcome {
+    /// Short stable name for logs and metric labels.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Allowed => "allowed",
+            Self::Denied => "denied",
+            Self::Busy => "busy",
+            Self::Timeout => "timeout",
+            Self::Unreachable => "unreachable",
+            Self::BadStatus => "bad_status",
+            Self::Malformed => "malformed",
+            Self::TooLarge => "too_large",
+        }
+    }
 }
 
 /// Outcome of a request.

@@ -94,7 +94,8 @@ impl UsageJournal {
             return Ok(());
         };
         let (ends, telemetry) = (Arc::clone(&self.ends), self.telemetry.clone());
-        let sink = DatabaseSink { database, folder, id: self.id.clone(), ends, telemetry };
+        let (id, retention) = (self.id.clone(), self.settings.retention);
+        let sink = DatabaseSink { database, retention, folder, id, ends, telemetry };
         self.feeding = Some(sink.start(first).map_err(UsageError::Thread)?);
         Ok(())
     }

@@ -5,16 +5,23 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use crate::config::settings::usage::UsageDatabase;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{UsageDatabaseFound, UsageDatabaseLost, UsageLinesBroken};
 use crate::telemetry::metrics::UsageMeters;
+use crate::telemetry::wall;
 use crate::usage::segment::{Cursor, JournalFolder};
 use crate::usage::store::{Store, StoreAccess, StoreError, open};
 use crate::usage::writer::JournalEnds;
 
 /// Interval at which the journal is checked for new rows.
 const LOOK: Duration = Duration::from_millis(250);
+/// Most rows that are deleted at once.
+const MAX_DELETED: u32 = 1000;
+/// Pause after all old rows are deleted.
+const REST: Duration = Duration::from_secs(60);
 /// First pause before another attempt to connect to the database. Each failure doubles the pause,
 /// up to [`LAST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
@@ -23,6 +30,8 @@ const LAST_PAUSE: Duration = Duration::from_secs(30);
 /// State of the thread that feeds the database.
 pub(super) struct DatabaseSink {
     pub(super) database: UsageDatabase,
+    /// Age at which rows are deleted; absent = never.
+    pub(super) retention: Option<Duration>,
     pub(super) folder: JournalFolder,
     /// Id of the journal.
     pub(super) id: String,
@@ -129,8 +138,11 @@ impl DatabaseSink {
         meters: &UsageMeters,
         stopped: &Receiver<()>,
     ) -> Result<(), StoreError> {
-        let mut last = false;
+        let (mut last, mut due) = (false, Instant::now());
         loop {
+            if Instant::now() >= due {
+                due = Instant::now() + self.delete_old(store, meters)?;
+            }
             let end = *self.ends.written.lock();
             let unreadable = |error| StoreError(format!("the journal cannot be read: {error}"));
             let batch = self.folder.read(cursor, end).map_err(unreadable)?;
@@ -153,6 +165,16 @@ impl DatabaseSink {
             }
             last = !matches!(stopped.recv_timeout(LOOK), Err(RecvTimeoutError::Timeout));
         }
+    }
+
+    /// Deletes a batch of the rows that are older than the retention. Returns the pause before the
+    /// next batch: rows that are copied meanwhile do not wait for long.
+    fn delete_old(&self, store: &mut dyn Store, meters: &UsageMeters) -> Result<Duration, StoreError> {
+        let Some(age) = self.retention else { return Ok(REST) };
+        let moment = wall::unix_seconds(wall::now()) - age.as_secs_f64();
+        let deleted = store.delete_before((moment * 1000.0) as i64, MAX_DELETED)?;
+        meters.deleted.increment(deleted);
+        Ok(if deleted < u64::from(MAX_DELETED) { REST } else { LOOK })
     }
 
     fn measure(&self, meters: &UsageMeters) {

@@ -23,6 +23,7 @@ pub(super) fn settings(folder: &Path) -> UsageSettings {
         segment_bytes: 64 << 10,
         segment_age: Duration::from_secs(60),
         keep_bytes: 1 << 20,
+        retention: None,
         queue: 4096,
     }
 }

@@ -3,8 +3,8 @@ show.
 
 Languages of code blocks: `sh` has one command a line. `console` has commands behind
 `$ ` with lines of their output, in which `...` stands for anything and numbers and
-times for others. `yaml` is a configuration or a part of one, `json` is JSON, `text` is
-for people only. A comment on the line before a block says that it is only looked at:
+times for others. `yaml` is a configuration or a part of one, `json` is JSON, `python` is
+what a test of its own runs, `text` is for people only. A comment on the line before a block says that it is only looked at:
 
     <!-- not run: why -->                    commands: their words are checked
     <!-- checked as YAML only: why -->       YAML that is not Penstock's
@@ -19,7 +19,7 @@ import yaml
 from conftest import BIN, ROOT
 
 DOCS = ROOT / "docs"
-LANGUAGES = {"sh", "console", "yaml", "json", "text"}
+LANGUAGES = {"sh", "console", "yaml", "json", "python", "text"}
 
 #: A fenced block: the comment before it, its language and its text.
 FENCE = re.compile(r"(?:^<!-- (not run|checked as YAML only): [^\n]+ -->\n)?^```(\w*)\n(.*?)^```$", re.S | re.M)

@@ -339,7 +339,8 @@ class Schema:
 
 #: What sections are called that stand in several places.
 TITLES = {
-    "AmountsSection": "Amounts of a minute", "ConcurrentSection": "Amounts at a time", "LimitsSection": "Limits",
+    "AmountsSection": "Amounts of a minute", "ClientTlsSection": "TLS of connections that the gateway opens",
+    "ConcurrentSection": "Amounts at a time", "GuardrailRuleSection": "Guardrails of a tenant or class", "LimitsSection": "Limits",
     "PlacementSection": "Placement", "QuotasSection": "Amounts of a day or month", "SecretRef": "Secret",
     "TlsSection": "TLS of a listener",
 }
@@ -378,7 +379,10 @@ LABELS = {
     "penstock_prompt_counts_total": "model source",
     "penstock_requeues_total": "pool fault",
     "penstock_fallbacks_total": "from reason to",
+    "penstock_usage_database_rows_deleted_total": "",
     "penstock_limits_met_total": "tenant scope unit period shadow",
+    "penstock_guardrail_checks_total": "stage outcome",
+    "penstock_guardrail_check_seconds": "stage",
     "penstock_gpu_seconds_total": "tenant pool",
     "penstock_cost_total": "tenant pool",
     "penstock_replica_seconds_total": "pool use",
@@ -466,7 +470,7 @@ LABELS = {
 #: The order of the page: a heading, and the beginnings of the names below it.
 GROUPS = [
     ("Requests", "requests rejections request_duration queue_wait time_to_first inter_token tokens usage_unknown "
-                 "prompt_counts fallbacks limits_met objective jobs"),
+                 "prompt_counts fallbacks limits_met objective guardrail jobs"),
     ("Queues", "queue_"),
     ("Pools and the scale signal", "pool desired cold_start wake_ seats scale replica_seconds replica_changes source_ "
                                    "promises"),
@@ -565,6 +569,14 @@ REQUEST_FIELDS = {
     "continued": "How often the stream went on at another replica; absent = never.",
     "recalls": "How often the request was taken away from a replica before the client saw anything; absent = never.",
     "recall_reason": "Why, the last time: `stalled`, `preempted`, `drained`, `spot_notice`, `asleep`.",
+    "gateway_id": "The gateway's own id of the request, in the answer as `x-penstock-request-id`; absent = `request_id` is that one. No client can choose it.",
+    "client_address": "Address of the client as far as `telemetry.log.client_address` has it logged.",
+    "guardrail": "How the check of the prompt by the guardrails ended: `allowed`, `denied`, or why there was no verdict; absent = not checked.",
+    "guardrail_reason": "The code that the guardrails gave as their reason.",
+    "guardrail_ms": "Time of that check.",
+    "answer_guardrail": "The same for the answer.",
+    "answer_guardrail_reason": "The code that the guardrails gave as their reason.",
+    "answer_guardrail_ms": "Time of that check.",
     "replaces": "The id of the try whose place the request took.",
     "replaced_by": "The id of the retry that took its place.",
     "finish_reason": "Why the answer's first choice ended; `other` = a reason that no known engine gives.",
@@ -678,6 +690,8 @@ REMEDIES = {
     "identity_not_mapped": "Ask the operator for a tenant.",
     "too_many_failed_attempts": "Fix the credential.",
     "identity_provider_unavailable": "Try again: the token's provider cannot be asked.",
+    "guardrail_denied": "Change the prompt: the message says why it was refused. Of an answer: ask for another one.",
+    "guardrail_unavailable": "Try again. If it stays so, tell the operator: the guardrails give no verdict.",
     "internal_error": "Try again, and tell the operator the `x-request-id`.",
 }
 

@@ -57,10 +57,10 @@ pub(crate) const MAX_FIELDS: usize = 16;
 
 /// Structs that may have more fields: the name, how many, why.
 pub(crate) const MANY_FIELDS: [(&str, usize, &str); 6] = [
-    ("ConfigFile", 18, "one field for each section of the file"),
+    ("ConfigFile", 19, "one field for each section of the file"),
     (
         "PoolSection",
-        26,
+        27,
         "one field for each key of a pool; serde flattens no struct that refuses unknown keys",
     ),
     (

@@ -10,10 +10,12 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::admin::report::bounds::BoundsRow;
+use crate::config::settings::guardrails::GuardrailSettings;
 use crate::config::settings::identity::{Auth, Grant, ListenerTls, Listeners, OperatorRole};
 use crate::config::settings::usage::UsageDatabase;
 use crate::config::settings::{
-    EdgeSettings, HeaderNames, LogFormat, PoolSettings, PoolSite, SessionField, SessionKey, Settings, Startup,
+    AddressForm, EdgeSettings, HeaderNames, LogFormat, PoolSettings, PoolSite, SessionField, SessionKey,
+    Settings, Startup,
 };
 use crate::core::model::ids::{PoolId, TenantId};
 use crate::core::model::policy::{Class, Policy, Tenant};
@@ -62,6 +64,7 @@ pub(super) fn effective(settings: &Settings) -> Value {
             "max_ejected": f64::from(policy.health.max_ejected_permille) / 1000.0,
             "drain": secs(policy.health.drain),
         },
+        "guardrails": edge.guardrails.as_deref().map(guardrails_view),
         "sessions": edge.session.as_ref().map(|key| session_view(key, policy)),
         "requests": {
             "max_body_bytes": edge.requests.max_body_bytes,
@@ -107,6 +110,26 @@ fn session_view(key: &SessionKey, policy: &Policy) -> Value {
     })
 }
 
+fn guardrails_view(guardrails: &GuardrailSettings) -> Value {
+    json!({
+        "url": guardrails.url.to_string(),
+        "api_key": guardrails.bearer.as_ref().map(|_| "set"),
+        "timeout": secs(guardrails.timeout),
+        "max_body_bytes": guardrails.max_bytes,
+        "max_calls": guardrails.max_calls,
+    })
+}
+
+/// When the guardrails are asked about the tenant's requests, by class.
+fn guardrail_rules(tenant: TenantId, edge: &EdgeSettings, policy: &Policy) -> Option<Value> {
+    let rules = edge.guardrails.as_ref()?.rules.iter().filter(|((of, _), _)| *of == tenant);
+    Some(by_name(rules.map(|((_, class), rule)| {
+        let on_failure = if rule.fails_open { "allow" } else { "refuse" };
+        let view = json!({ "prompts": rule.prompts, "answers": rule.answers, "on_failure": on_failure });
+        (policy.classes.name(*class), view)
+    })))
+}
+
 fn startup_view(startup: &Startup) -> Value {
     let Startup { listen, admin, listener, drain_grace, audit, usage, telemetry } = startup;
     json!({
@@ -132,6 +155,7 @@ fn startup_view(startup: &Startup) -> Value {
             "segment_bytes": usage.segment_bytes,
             "segment_age": secs(usage.segment_age),
             "keep_bytes": usage.keep_bytes,
+            "retention": usage.retention.map(secs),
             "queue": usage.queue,
         })),
         "telemetry": {
@@ -140,6 +164,11 @@ fn startup_view(startup: &Startup) -> Value {
                 LogFormat::Text => "text",
             },
             "log_level": telemetry.log_level,
+            "log_client_address": match telemetry.client_address {
+                AddressForm::Off => "off",
+                AddressForm::Truncated => "truncated",
+                AddressForm::On => "on",
+            },
             "otlp_endpoint": telemetry.otlp.endpoint.as_deref().map(without_credentials),
             "otlp_headers": telemetry.otlp.headers.keys().collect::<Vec<_>>(),
             "trace_sample": telemetry.otlp.sample,
@@ -231,6 +260,7 @@ fn tenant_view(id: TenantId, row: &Tenant, edge: &EdgeSettings, policy: &Policy)
     view["models"] =
         json!(models.map(|ids| ids.iter().map(|id| policy.models.name(*id)).collect::<Vec<_>>()));
     view["isolate_prefix_cache"] = json!(edge.isolated_tenants.contains(&id));
+    view["guardrails"] = json!(guardrail_rules(id, edge, policy));
     view["bounds"] = json!(BoundsRow::new(row.bounds));
     view
 }
@@ -262,6 +292,9 @@ fn pool_view(id: PoolId, edge: &EdgeSettings, policy: &Policy) -> Value {
         "adapter_slots": pool.and_then(|pool| pool.adapter_slots),
         "adapter_load": pool.and_then(|pool| pool.adapter_load).map(secs),
         "api_key": pool_edge.and_then(|pool| pool.api_key.as_ref()).map(|_| "set"),
+        "tls": pool_edge.and_then(|pool| pool.tls.as_ref()).map(|tls| json!({
+            "server_name": tls.server_name.as_deref(),
+        })),
         "scrape_interval": pool_edge.map(|pool| secs(pool.scrape_interval)),
         "engine_buffer": pool.map(|pool| pool.engine_buffer),
         "engine_priority": pool.is_some_and(|pool| pool.engine_priority),

@@ -10,6 +10,7 @@ use crate::core::model::snapshot::WaitExplanation;
 use crate::core::replica::affinity::adapter_slots::AdapterState;
 use crate::core::replica::bottleneck::Bottleneck;
 use crate::telemetry::request_history::{AttemptTrail, RequestState, RequestTrail};
+use crate::telemetry::summary::GuardrailCheck;
 use crate::telemetry::wall;
 
 /// Request trail as JSON.
@@ -26,6 +27,7 @@ pub(in crate::admin) fn request(
     };
     json!({
         "request_id": trail.request_id.to_str().unwrap_or_default(),
+        "gateway_id": trail.own_id().to_str().unwrap_or_default(),
         "state": state.name(),
         "came_at_unix": wall::unix_seconds(trail.came),
         "age": wall::seconds_since(trail.came),
@@ -46,6 +48,7 @@ pub(in crate::admin) fn request(
         "prompt_source": trail.prompt_source.name(),
         "tries": tries.collect::<Vec<_>>(),
         "forgotten_tries": trail.forgotten_tries,
+        "guardrails": trail.guardrails.iter().map(guardrail_json).collect::<Vec<_>>(),
         "waiting": waiting.filter(|_| trail.end.is_none()).map(|view| waits(view, policy)),
         "end": trail.end.map(|end| json!({
             "outcome": end.outcome.name(),
@@ -53,6 +56,16 @@ pub(in crate::admin) fn request(
             "status": end.status,
             "total": secs(end.total),
         })),
+    })
+}
+
+fn guardrail_json(check: &GuardrailCheck) -> Value {
+    json!({
+        "stage": check.stage.name(),
+        "outcome": check.outcome.name(),
+        "reason": check.reason.as_deref(),
+        "passed": check.passed,
+        "took": secs(check.took),
     })
 }
 

@@ -44,6 +44,7 @@ use crate::protocol::request::prefix::PrefixHasher;
 use crate::proxy::handler::{Proxy, StandingCache};
 use crate::proxy::listener::{self, ListenerShutdown, Workers};
 use crate::proxy::upstream::Upstreams;
+use crate::proxy::upstream::guardrails::Guardrails;
 use crate::scaler::{ScalerHandle, SignalCache};
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{ConfigReloaded, ServerDraining, ServerStarted, ServerStopped};
@@ -111,6 +112,7 @@ fn make_proxy(
         settings,
         authenticator: Authenticator::default(),
         upstreams: Upstreams::default(),
+        guardrails: Guardrails::default(),
         bodies: Arc::default(),
         answers: Arc::default(),
         pumps: TaskTracker::new(),
@@ -381,7 +383,9 @@ async fn close_idle(proxy: Arc<Proxy>) {
     let mut every = tokio::time::interval(CLOSE_IDLE_EVERY);
     loop {
         every.tick().await;
-        proxy.upstreams.close_idle(proxy.settings.load().edge.upstream.keep_alive);
+        let keep_alive = proxy.settings.load().edge.upstream.keep_alive;
+        proxy.upstreams.close_idle(keep_alive);
+        proxy.guardrails.close_idle(keep_alive);
     }
 }
 

@@ -99,19 +99,26 @@ fn change(field: &FieldPath, before: Option<&Value>, after: Option<&Value>) -> C
     }
 }
 
-/// Pools whose secret is named by the same place and has another value.
+/// Pools whose secret or certificates are named by the same place and have another value.
 fn rotated(before: &Loaded, after: &Loaded) -> Vec<ConfigChange> {
-    let key_of = |loaded: &Loaded, pool: &str| {
+    let pool_of = |loaded: &Loaded, pool: &str| {
         let pools = &loaded.settings.edge.pools;
-        pools.id(pool).and_then(|id| pools.get(id)).and_then(|pool| pool.api_key.clone())
+        pools.id(pool).and_then(|id| pools.get(id)).cloned()
     };
+    let key_of = |loaded: &Loaded, pool: &str| pool_of(loaded, pool).and_then(|pool| pool.api_key);
+    let tls_of = |loaded: &Loaded, pool: &str| pool_of(loaded, pool).and_then(|pool| pool.tls);
+    let written = |loaded: &Loaded, pool: &str| loaded.file.pools.get(pool).and_then(|pool| pool.tls.clone());
     let same_place = |name: &&str| {
         let place = |loaded: &Loaded| loaded.file.pools.get(name).and_then(|pool| pool.api_key.clone());
         place(before).is_some() && place(before) == place(after)
     };
     let names = after.file.pools.names().filter(same_place);
     let names = names.filter(|name| key_of(before, name) != key_of(after, name));
-    names.map(|name| change(&FieldPath::top("pools").key(name).key("api_key"), None, None)).collect()
+    let keys = names.map(|name| change(&FieldPath::top("pools").key(name).key("api_key"), None, None));
+    let names = after.file.pools.names().filter(|name| written(before, name) == written(after, name));
+    let names = names.filter(|name| tls_of(before, name) != tls_of(after, name));
+    let tls = names.map(|name| change(&FieldPath::top("pools").key(name).key("tls"), None, None));
+    keys.chain(tls).collect()
 }
 
 /// Listeners whose certificates stand in the same files as before, and are
@@ -137,6 +144,13 @@ fn certificates(before: &Loaded, after: &Loaded) -> Vec<ConfigChange> {
         // Only where they are takes a restart.
         let change = change(&FieldPath::top("scale").key("peers"), None, None);
         changes.push(ConfigChange { needs_restart: false, ..change });
+    }
+    let asked = |loaded: &Loaded| {
+        let made = loaded.settings.edge.guardrails.as_ref();
+        made.map(|made| (made.tls.clone(), made.bearer.clone()))
+    };
+    if before.file.guardrails == after.file.guardrails && asked(before) != asked(after) {
+        changes.push(change(&FieldPath::top("guardrails"), None, None));
     }
     changes
 }

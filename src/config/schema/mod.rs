@@ -67,6 +67,14 @@ pub(super) fn pool(schema: &mut Schema) {
     schema.insert("anyOf".to_owned(), json!(enough));
 }
 
+pub(super) fn client_tls(schema: &mut Schema) {
+    require(schema, &["ca"]);
+}
+
+pub(super) fn guardrails(schema: &mut Schema) {
+    require(schema, &["url"]);
+}
+
 pub(super) fn replica(schema: &mut Schema) {
     require(schema, &["url"]);
 }

@@ -206,7 +206,7 @@ fn fields_that_need_a_restart_are_marked_and_no_others() {
         }
     }
     assert_eq!(marked(&root["properties"]["server"]).len(), 15);
-    assert_eq!(marked(&root["definitions"]["LogSection"]).len(), 2);
+    assert_eq!(marked(&root["definitions"]["LogSection"]).len(), 3);
 }
 
 #[test]

@@ -5,6 +5,7 @@
 //! with both. The doc comments of the keys are what an editor shows for them; they go into
 //! `config/schema.json`.
 
+pub mod guardrails;
 pub mod identity;
 pub mod models;
 pub mod placement;

@@ -195,6 +195,31 @@ impl PartialEq for ListenerTls {
     }
 }
 
+/// TLS of connections that the gateway opens, ready for handshakes.
+#[derive(Clone)]
+pub struct ClientTls {
+    /// What handshakes are made with.
+    pub config: Arc<rustls::ClientConfig>,
+    /// The name that the other side's certificate must have; absent = the host of the URL.
+    pub server_name: Option<Arc<str>>,
+    /// Hash of the files that it was made from.
+    pub digest: [u8; 32],
+}
+
+impl fmt::Debug for ClientTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientTls").field("server_name", &self.server_name).finish_non_exhaustive()
+    }
+}
+
+impl PartialEq for ClientTls {
+    fn eq(&self, other: &Self) -> bool {
+        self.digest == other.digest && self.server_name == other.server_name
+    }
+}
+
+impl Eq for ClientTls {}
+
 /// Who may do what at the operators' listener.
 #[derive(Debug, Default)]
 pub struct Operators {

@@ -1,5 +1,6 @@
 //! The validated configuration, as the rest of the program sees it.
 
+pub mod guardrails;
 pub mod identity;
 pub mod names;
 pub mod scale;
@@ -17,7 +18,8 @@ use ipnet::IpNet;
 use crate::config::discover::Discovery;
 pub use crate::config::secret::Secret;
 pub use crate::config::sections::routing::SessionField;
-use crate::config::settings::identity::{AuditFile, Auth, Listeners};
+use crate::config::settings::guardrails::GuardrailSettings;
+use crate::config::settings::identity::{AuditFile, Auth, ClientTls, Listeners};
 use crate::config::settings::names::ModelNames;
 use crate::config::settings::scale::ScaleSettings;
 use crate::config::settings::shadows::ShadowSettings;
@@ -128,6 +130,8 @@ pub struct TelemetrySettings {
     pub log_format: LogFormat,
     /// A tracing filter such as `info` or `penstock=debug`.
     pub log_level: String,
+    /// How much of clients' addresses is logged.
+    pub client_address: AddressForm,
     pub otlp: OtlpSettings,
 }
 
@@ -183,6 +187,32 @@ pub enum LogFormat {
     Text,
 }
 
+/// How much of an address is logged.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum AddressForm {
+    /// Nothing.
+    Off,
+    /// Its network: /24 of IPv4, /48 of IPv6.
+    #[default]
+    Truncated,
+    /// All of it.
+    On,
+}
+
+impl AddressForm {
+    /// The text that is logged.
+    #[must_use]
+    pub fn shown(self, address: IpAddr) -> Option<String> {
+        let address = address.to_canonical();
+        let bits = if address.is_ipv4() { 24 } else { 48 };
+        match self {
+            Self::Off => None,
+            Self::Truncated => IpNet::new(address, bits).ok().map(|network| network.trunc().to_string()),
+            Self::On => Some(address.to_string()),
+        }
+    }
+}
+
 /// What the edges need.
 #[derive(Debug, Clone)]
 pub struct EdgeSettings {
@@ -213,6 +243,8 @@ pub struct EdgeSettings {
     pub early_heads: BTreeSet<ClassId>,
     /// Which requests are copied to other models; absent = none.
     pub shadows: Option<ShadowSettings>,
+    /// The service that may refuse prompts and answers; absent = none is asked.
+    pub guardrails: Option<Arc<GuardrailSettings>>,
 }
 
 /// What names the session of a request.
@@ -249,6 +281,8 @@ pub struct PoolSettings {
     pub adapters: BTreeSet<ModelId>,
     /// Sent as `Authorization: Bearer` to its engines.
     pub api_key: Option<Secret>,
+    /// TLS of connections to its engines; absent = what the system trusts.
+    pub tls: Option<ClientTls>,
     /// Time between two scrapes of an engine's own view.
     pub scrape_interval: Duration,
     /// What operators say of it.

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::discover::DnsSource;
+use crate::config::settings::identity::ClientTls;
 
 /// How the scale signal is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub struct PeerSettings {
     /// effect only at a start.
     pub named: Option<DnsSource>,
     /// What connections to them are made with; absent = no TLS.
-    pub tls: Option<PeerTls>,
+    pub tls: Option<ClientTls>,
 }
 
 /// Where a gateway's scaler is.
@@ -59,26 +59,3 @@ impl fmt::Display for PeerPlace {
         }
     }
 }
-
-/// TLS towards the other gateways.
-#[derive(Clone)]
-pub struct PeerTls {
-    /// What handshakes are made with.
-    pub config: Arc<rustls::ClientConfig>,
-    /// Hash of everything that it was made from; tells two apart.
-    pub digest: [u8; 32],
-}
-
-impl fmt::Debug for PeerTls {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PeerTls").finish_non_exhaustive()
-    }
-}
-
-impl PartialEq for PeerTls {
-    fn eq(&self, other: &Self) -> bool {
-        self.digest == other.digest
-    }
-}
-
-impl Eq for PeerTls {}

@@ -19,6 +19,8 @@ pub struct UsageSettings {
     pub segment_age: Duration,
     /// Bytes of all segments; the oldest goes first.
     pub keep_bytes: u64,
+    /// Age at which rows are deleted from the database; absent = never.
+    pub retention: Option<Duration>,
     /// Rows that may wait for the disk.
     pub queue: usize,
 }

@@ -19,7 +19,7 @@ use crate::config::file::ConfigFile;
 use crate::config::secret::SecretReader;
 use crate::config::sections::identity::credentials::CredentialSet;
 use crate::config::sections::{
-    identity, models, placement, pools, request_path, routing, scale, server, tenants,
+    guardrails, identity, models, placement, pools, request_path, routing, scale, server, tenants,
 };
 use crate::config::settings::identity::Listeners;
 use crate::config::settings::names::ModelNames;
@@ -60,6 +60,7 @@ pub(super) fn validate(
     let mut admitted = tenants::check::validate(&entry, credentials, secrets, findings);
     let (session, sessions) = routing::check::validate(&file.routing, findings);
     let shadows = models::shadows::validate(file, &models, &mut classes, &mut admitted.tenants, findings);
+    let guardrails = guardrails::check::validate(file, &classes, &admitted.tenants, secrets, findings);
     let edge = EdgeSettings {
         auth: admitted.auth,
         names: ModelNames { tenants: admitted.names, ..models.names },
@@ -73,6 +74,7 @@ pub(super) fn validate(
         isolated_tenants: isolated_tenants(file, &admitted.tenants),
         early_heads: classes_with_early_head(file, &classes),
         shadows,
+        guardrails,
     };
     let policy = Policy {
         generation: previous.map_or(1, |old| old.policy.generation + 1),

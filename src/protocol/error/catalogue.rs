@@ -64,6 +64,10 @@ pub enum ErrorKind {
     TooManyFailures,
     /// The token cannot be checked: the keys of its provider are not known.
     IdentityUnavailable,
+    /// The operator's guardrails refused the prompt or the answer.
+    GuardrailDenied,
+    /// The operator's guardrails gave no verdict in time.
+    GuardrailUnavailable,
     /// The gateway itself has a fault.
     Internal,
 }
@@ -127,13 +131,13 @@ const FAILED: (u16, &str, &str) = (502, "server_error", "upstream_failed");
 const CLASS: (u16, &str, &str) = (403, INVALID, "class_not_allowed");
 
 /// Every kind of error, in the order of [`ErrorKind`].
-pub const TABLE: [ErrorRow; 29] = {
+pub const TABLE: [ErrorRow; 31] = {
     use ErrorKind::{
         AnswerTimeout, AnswerTooLarge, BadBody, BodyTimeout, BodyTooLarge, ClassForbidden, ContextLength,
-        DeadlineUnmeetable, Draining, IdentityNotMapped, IdentityUnavailable, Internal, InvalidKey,
-        InvalidRequest, MethodNotAllowed, MissingKey, ModelForbidden, ModelNotFound, NotFound, QueueFull,
-        QuotaSpent, RateLimited, Superseded, TooManyFailures, Unprocessable, Unsupported,
-        UnsupportedMediaType, UpstreamBroken, UpstreamFailed,
+        DeadlineUnmeetable, Draining, GuardrailDenied, GuardrailUnavailable, IdentityNotMapped,
+        IdentityUnavailable, Internal, InvalidKey, InvalidRequest, MethodNotAllowed, MissingKey,
+        ModelForbidden, ModelNotFound, NotFound, QueueFull, QuotaSpent, RateLimited, Superseded,
+        TooManyFailures, Unprocessable, Unsupported, UnsupportedMediaType, UpstreamBroken, UpstreamFailed,
     };
     [
         row(InvalidRequest, (400, INVALID, "invalid_value"), (400, INVALID), (422, "validation"), false),
@@ -218,12 +222,16 @@ pub const TABLE: [ErrorRow; 29] = {
         ),
         row(TooManyFailures, FAILURES, (429, "rate_limit_error"), BUSY, false),
         row(IdentityUnavailable, IDENTITY, (503, "api_error"), (503, "healthcheck"), true),
+        row(GuardrailDenied, GUARDRAIL, (400, INVALID), (422, "validation"), false),
+        row(GuardrailUnavailable, UNCHECKED, (503, "api_error"), (503, "healthcheck"), true),
         row(Internal, (500, "server_error", "internal_error"), (500, "api_error"), (500, "generation"), true),
     ]
 };
 
 const FAILURES: (u16, &str, &str) = (429, "rate_limit_error", "too_many_failed_attempts");
 const IDENTITY: (u16, &str, &str) = (503, UNAVAILABLE, "identity_provider_unavailable");
+const GUARDRAIL: (u16, &str, &str) = (400, INVALID, "guardrail_denied");
+const UNCHECKED: (u16, &str, &str) = (503, UNAVAILABLE, "guardrail_unavailable");
 const BUSY: StatusAndType = (429, "overloaded");
 
 impl ErrorKind {
@@ -320,6 +328,8 @@ mod tests {
         403 invalid_request_error identity_not_mapped | 403 permission_error | 403 forbidden | final
         429 rate_limit_error too_many_failed_attempts | 429 rate_limit_error | 429 overloaded | final
         503 service_unavailable_error identity_provider_unavailable | 503 api_error | 503 healthcheck | retry
+        400 invalid_request_error guardrail_denied | 400 invalid_request_error | 422 validation | final
+        503 service_unavailable_error guardrail_unavailable | 503 api_error | 503 healthcheck | retry
         500 server_error internal_error | 500 api_error | 500 generation | retry
         "#);
     }

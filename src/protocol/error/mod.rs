@@ -25,6 +25,9 @@ use crate::protocol::route::RouteHint;
 /// early.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(60);
 
+/// Longest message of the guardrail service that a client gets, in characters.
+const MAX_GUARDRAIL_MESSAGE: usize = 1000;
+
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 const QUEUE_ETA_MS: HeaderName = HeaderName::from_static("x-queue-eta-ms");
@@ -160,6 +163,31 @@ impl ApiError {
             ),
         };
         Self::new(ErrorKind::ContextLength, message).with_param(field)
+    }
+
+    /// A prompt or an answer (`stage`) that the operator's guardrails refused. `message` is the
+    /// service's own for the client.
+    #[must_use]
+    pub fn guardrail_denied(stage: &str, message: Option<String>) -> Self {
+        let message = match message {
+            Some(message) => message.chars().take(MAX_GUARDRAIL_MESSAGE).collect(),
+            None => format!("The {stage} was refused by the guardrails of this gateway."),
+        };
+        Self::new(ErrorKind::GuardrailDenied, message)
+    }
+
+    /// A prompt or an answer (`stage`) that is longer than what the guardrails check.
+    #[must_use]
+    pub fn guardrail_too_large(stage: &str, limit: u64) -> Self {
+        let message = format!("The {stage} is longer than the {limit} bytes that guardrails check here.");
+        Self::new(ErrorKind::GuardrailDenied, message)
+    }
+
+    /// A prompt or an answer (`stage`) about which the guardrails gave no verdict.
+    #[must_use]
+    pub fn guardrail_unavailable(stage: &str) -> Self {
+        let message = format!("The {stage} could not be checked by the guardrails of this gateway.");
+        Self::new(ErrorKind::GuardrailUnavailable, message).with_retry_after(MIN_RETRY_AFTER)
     }
 
     /// A stream that broke after its client had received part of it.

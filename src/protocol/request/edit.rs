@@ -67,6 +67,14 @@ impl From<Bytes> for EditedBody {
     }
 }
 
+impl FromIterator<Bytes> for EditedBody {
+    fn from_iter<I: IntoIterator<Item = Bytes>>(pieces: I) -> Self {
+        let mut body = Self::default();
+        pieces.into_iter().for_each(|piece| body.push(piece));
+        body
+    }
+}
+
 impl Body for EditedBody {
     type Data = Bytes;
     type Error = Infallible;

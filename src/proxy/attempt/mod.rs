@@ -118,7 +118,7 @@ impl InferenceRequest {
         let begun = Instant::now();
         let headers = self.headers_for(pool, record);
         let shown_model = self.shown_model(settings, pool);
-        let replica = proxy.upstreams.replica(grant.replica, replica);
+        let replica = proxy.upstreams.replica(grant.replica, replica, pool);
         let meter = proxy.itl_samplers.meter(grant.replica);
         let trying = async {
             let so_far = match so_far {

@@ -17,6 +17,7 @@ use crate::protocol::api::Api;
 use crate::protocol::error::ApiError;
 use crate::proxy::data_plane::Proxy;
 use crate::proxy::request::candidates::counts_output;
+use crate::proxy::request::guardrail::check_prompt;
 use crate::proxy::request::{InferenceRequest, RequestTokens};
 use crate::proxy::summary::RequestRecord;
 use crate::telemetry::wall;
@@ -77,20 +78,24 @@ impl Proxy {
 
     /// After the refusal `why`, moves the request to the next fallback model whose window fits.
     /// Returns false if no fallback model is left that may help.
+    ///
+    /// # Errors
+    /// The prompt, unchecked until now, did not pass the guardrails.
     pub(super) async fn try_fallback(
         &self,
         settings: &Settings,
         request: &mut InferenceRequest,
         why: RejectReason,
         record: &mut RequestRecord,
-    ) -> bool {
+    ) -> Result<bool, ApiError> {
         while request.try_fallback(why, record.clock.now()) {
+            check_prompt(self, settings, request, record).await?;
             if self.check_context(settings, request, record).await.is_ok() {
                 record.fell_back(request.model(), why);
-                return true;
+                return Ok(true);
             }
         }
-        false
+        Ok(false)
     }
 
     async fn count_prompt(

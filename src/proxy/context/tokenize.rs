@@ -36,15 +36,16 @@ impl Proxy {
         request: &mut InferenceRequest,
         window: u64,
     ) -> Option<u64> {
-        if request.parsed.prompt_bytes() > window.saturating_mul(MAX_BYTES_PER_TOKEN) {
+        let is_refused = request.entry.refused.is_some();
+        if is_refused || request.parsed.prompt_bytes() > window.saturating_mul(MAX_BYTES_PER_TOKEN) {
             return None;
         }
-        request.asking = None;
+        request.entry.asking = None;
         let (asking, others) = self.token_counters.asked.begin(request.tenant);
         if self.dispatcher.surely_refuses(&request.job(false), others) {
             return None;
         }
-        request.asking = Some(asking);
+        request.entry.asking = Some(asking);
         let request = &*request;
         let asking = async {
             for replica in self.engines(settings, request) {
@@ -101,7 +102,8 @@ impl Proxy {
         let mut headers = request.headers.clone();
         headers.extend(bearer(pool).map(|bearer| (AUTHORIZATION, bearer)));
         let call = UpstreamCall { method: Method::POST, path: "/tokenize", headers: &headers, body };
-        let sent = self.upstreams.replica(replica, at).send(&call, &settings.edge.upstream).await.ok()?;
+        let sent =
+            self.upstreams.replica(replica, at, pool).send(&call, &settings.edge.upstream).await.ok()?;
         if !sent.head.status.is_success() {
             return None;
         }

@@ -1,6 +1,7 @@
 //! Request handler: the steps of one request, in order.
 
 use std::convert::Infallible;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use http::header::HeaderValue;
@@ -27,6 +28,7 @@ use crate::protocol::route::{Route, route};
 use crate::proxy::attempt::EngineAnswer;
 use crate::proxy::body::{self, BodyError, RequestBody};
 pub use crate::proxy::data_plane::Proxy;
+use crate::proxy::request::guardrail::{check_answer, check_prompt};
 use crate::proxy::request::superseding::{RetriableRequest, SupersededRequest, replaced};
 use crate::proxy::request::{self, InferenceRequest};
 pub use crate::proxy::response::standing::cache::StandingCache;
@@ -63,11 +65,12 @@ impl Proxy {
         request: Request<Incoming>,
         peer: &ConnectedClient,
     ) -> Result<Response<AnswerBody>, Infallible> {
-        let id = request_id::from_client(request.headers())
-            .unwrap_or_else(|| request_id::from_random(random::buffered_bytes()));
+        let own = request_id::from_random(random::buffered_bytes());
+        let client = request_id::from_client(request.headers());
+        let (id, own) = client.map_or_else(|| (own.clone(), None), |id| (id, Some(own.clone())));
         let path = request.uri().path();
         let answer = match route(request.method(), path) {
-            Route::Api(api) => return Ok(self.call(api, request, peer, id).await),
+            Route::Api(api) => return Ok(self.call(api, request, peer, (id, own)).await),
             Route::Models => self.list_models(request.headers(), peer).await,
             Route::Model(name) => self.one_model(request.headers(), peer, &name).await,
             Route::Me => standing::me(&self, request.headers(), peer).await,
@@ -88,9 +91,7 @@ impl Proxy {
         headers: &HeaderMap,
         peer: &ConnectedClient,
     ) -> Result<Identity, ApiError> {
-        let proxies = &settings.startup.listener.proxies;
-        let is_proxy = |address| proxies.trusts(address, ProxyHeader::ForwardedFor);
-        let address = headers::client_address(headers, peer.address.ip(), is_proxy);
+        let address = client_address(settings, headers, peer);
         let caller = PresentedCredential { headers, peer, address, now: self.dispatcher.clock().now() };
         self.authenticator.identify(&settings.edge.auth, caller, &self.telemetry).await
     }
@@ -100,9 +101,10 @@ impl Proxy {
         api: Api,
         request: Request<Incoming>,
         peer: &ConnectedClient,
-        id: HeaderValue,
+        (id, gateway_id): (HeaderValue, Option<HeaderValue>),
     ) -> Response<AnswerBody> {
-        let record = RequestRecord::new(&self.telemetry, self.dispatcher.clock(), id, api);
+        let mut record = RequestRecord::new(&self.telemetry, self.dispatcher.clock(), id, api);
+        record.caller.gateway_id = gateway_id;
         let mut active = ActiveRequest::new(record);
         active.record.journal.clone_from(&self.journal);
         let read = tokio::select! {
@@ -132,8 +134,10 @@ impl Proxy {
     ) -> Result<InferenceRequest, ApiError> {
         let settings = self.settings.load_full();
         let (head, body) = request.into_parts();
+        let form = settings.startup.telemetry.client_address;
+        record.caller.address = form.shown(client_address(&settings, &head.headers, peer));
         let identity = self.identify(&settings, &head.headers, peer).await?;
-        record.identity = Some(identity.clone());
+        record.caller.identity = Some(identity.clone());
         if self.dispatcher.shutdown().is_draining() {
             return Err(ApiError::from(RejectReason::Draining));
         }
@@ -144,6 +148,7 @@ impl Proxy {
         let mut request = read_request(&settings, identity, api, &head.headers, body, at).await?;
         request.recognise(&settings, &self.prefixes, &head.headers);
         self.note_request(&request, &head.headers, record);
+        check_prompt(self, &settings, &mut request, record).await?;
         self.check_context(&settings, &mut request, record).await?;
         self.register_retry(&mut request, &head.headers, record);
         Ok(request)
@@ -183,7 +188,7 @@ impl Proxy {
         }
         let (guard, original) = self.retries.enter(RetriableRequest {
             tenant: request.tenant,
-            key_id: record.identity.as_ref().and_then(|identity| identity.key_id.as_deref()),
+            key_id: record.caller.identity.as_ref().and_then(|identity| identity.key_id.as_deref()),
             api: request.parsed.api,
             body: &request.body.bytes,
             count,
@@ -208,6 +213,7 @@ impl Proxy {
         record.work.stream = request.parsed.stream;
         record.trail = Some(self.telemetry.history().begin(RequestTrail {
             request_id: record.request_id.clone(),
+            gateway_id: record.caller.gateway_id.clone(),
             job: request.id,
             came: wall::now(),
             tenant: request.tenant,
@@ -220,6 +226,7 @@ impl Proxy {
             prompt_source: CountSource::Estimate,
             tries: SmallVec::new(),
             forgotten_tries: 0,
+            guardrails: Vec::new(),
             end: None,
         }));
         let policy = self.telemetry.policy();
@@ -243,16 +250,23 @@ impl Proxy {
             let settings = self.settings.load_full();
             let can_continue = request.can_continue(&settings);
             let prefix = request.prefix(&self.prefixes);
-            active.admitted(self.dispatcher.admit(request.job(can_continue), prefix, &settings.policy));
-            request.asking = None;
+            let ticket = request.entry.refused.take().unwrap_or_else(|| {
+                self.dispatcher.admit(request.job(can_continue), prefix, &settings.policy)
+            });
+            active.admitted(ticket);
+            request.entry.asking = None;
             drop(settings);
             let nothing = can_continue.then(PartialAnswer::default);
             match self.attempt_until_answered(request, nothing.as_ref(), active).await {
-                Ok(answer) => return Ok((answer, can_continue)),
+                Ok(answer) => {
+                    let settings = self.settings.load_full();
+                    check_answer(self, &settings, request, &answer, &mut active.record).await?;
+                    return Ok((answer, can_continue));
+                }
                 Err(ServeError::Refused(error)) => return Err(error),
                 Err(ServeError::Rejected(why)) => {
                     let (settings, record) = (self.settings.load_full(), &mut active.record);
-                    if !self.try_fallback(&settings, request, why.reason, record).await {
+                    if !self.try_fallback(&settings, request, why.reason, record).await? {
                         return Err(match why.reason {
                             RejectReason::TooManySequences { most } => {
                                 request.parsed.too_many_sequences(most)
@@ -266,8 +280,13 @@ impl Proxy {
     }
 }
 
-/// The error for a body that could not be read. A client that breaks off its body counts as gone,
-/// whatever answer it still gets.
+/// Address of the client, from the load balancers in front that the settings trust.
+fn client_address(settings: &Settings, headers: &HeaderMap, peer: &ConnectedClient) -> IpAddr {
+    let proxies = &settings.startup.listener.proxies;
+    let is_proxy = |address| proxies.trusts(address, ProxyHeader::ForwardedFor);
+    headers::client_address(headers, peer.address.ip(), is_proxy)
+}
+
 /// Parses and checks a request. A large body is read on a thread of its own, so that it delays no
 /// other request of the worker thread.
 async fn read_request(
@@ -287,6 +306,8 @@ async fn read_request(
     reading.await.unwrap_or_else(|_| Err(ApiError::new(ErrorKind::Internal, broken)))
 }
 
+/// The error for a body that could not be read. A client that breaks off its body counts as gone,
+/// whatever answer it still gets.
 fn not_read(unread: BodyError, record: &mut RequestRecord) -> ApiError {
     match unread {
         BodyError::Refused(error) => error,

@@ -38,6 +38,7 @@ use crate::proxy::response::AnswerBody;
 use crate::proxy::summary::RequestRecord;
 use crate::proxy::summary::active::ActiveRequest;
 use crate::proxy::upstream::Upstreams;
+use crate::proxy::upstream::guardrails::Guardrails;
 use crate::telemetry::Telemetry;
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -71,6 +72,7 @@ async fn proxy(urls: [String; 2]) -> Arc<Proxy> {
         settings: Arc::new(ArcSwap::from_pointee(settings)),
         authenticator: Authenticator::default(),
         upstreams: Upstreams::default(),
+        guardrails: Guardrails::default(),
         bodies: Arc::default(),
         answers: Arc::default(),
         pumps: TaskTracker::new(),

@@ -1,6 +1,7 @@
 //! Request: a client's call, checked against the rights of its tenant.
 
 pub(super) mod candidates;
+pub(super) mod guardrail;
 mod media;
 pub(super) mod superseding;
 #[cfg(test)]
@@ -17,6 +18,7 @@ use crate::core::model::ids::{ClassId, JobId, KeyId, ModelId, TenantId};
 use crate::core::model::job::{JobSpec, PromptPrefix};
 use crate::core::model::policy::Tenant;
 use crate::core::model::time::Tick;
+use crate::dispatcher::ticket::Ticket;
 use crate::engines::Ability;
 use crate::protocol::api::Api;
 use crate::protocol::error::ApiError;
@@ -72,6 +74,16 @@ pub(super) struct InferenceRequest {
     pub(super) session: Option<u64>,
     /// Salt of the engine's prefix cache. `None` if the request shares the cache with others.
     pub(super) cache_salt: Option<String>,
+    pub(super) entry: EntryState,
+}
+
+/// What a request has passed on its way to the queue.
+#[derive(Debug, Default)]
+pub(super) struct EntryState {
+    /// Whether the guardrail service has let the prompt pass, or need not be asked.
+    pub(super) is_checked: bool,
+    /// Ticket of a request that the scheduler refused before its prompt was checked.
+    pub(super) refused: Option<Ticket>,
     /// Guard held from the tokenize call to an engine until the request is admitted.
     pub(super) asking: Option<TokenizeGuard>,
 }
@@ -223,7 +235,7 @@ pub(super) fn read(
         fingerprint: None,
         session: None,
         cache_salt,
-        asking: None,
+        entry: EntryState::default(),
     })
 }
 

@@ -37,6 +37,8 @@ const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 pub(super) const SERVING_MODEL: HeaderName = HeaderName::from_static("x-penstock-model");
 /// Header with the output tokens left in the context window, if the client asked for more.
 const MAX_TOKENS: HeaderName = HeaderName::from_static("x-penstock-max-tokens");
+/// Header with the gateway's own id of the request, if the client sent one of its own.
+const GATEWAY_ID: HeaderName = HeaderName::from_static("x-penstock-request-id");
 const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
@@ -74,7 +76,7 @@ impl Proxy {
     /// Starts the relay of a stream to its client, from the first token on.
     pub(super) fn stream(self: &Arc<Self>, mut live: Box<LiveStream>) -> ClientStream {
         live.active.record.streams();
-        let tenant = live.active.record.identity.as_ref().map_or(TenantId::new(0), |who| who.tenant);
+        let tenant = live.active.record.caller.identity.as_ref().map_or(TenantId::new(0), |who| who.tenant);
         let (writer, stream) = self.stream_buffer(tenant);
         let pump = Pump::new(Arc::clone(self), live, writer);
         if pump.is_over() {
@@ -108,6 +110,7 @@ pub(super) fn answer_headers(engine: &HeaderMap, passing: &HeaderNames, record: 
     if record.work.api.dialect() == Dialect::Anthropic {
         headers.insert(ANTHROPIC_REQUEST_ID, record.request_id.clone());
     }
+    headers.extend(record.caller.gateway_id.clone().map(|id| (GATEWAY_ID, id)));
     if let Some(timing) = record.server_timing() {
         headers.insert(SERVER_TIMING, timing);
     }
@@ -140,6 +143,7 @@ pub(super) fn error_response(error: ApiError, record: &mut RequestRecord) -> Res
     note_error(&error, record);
     let mut response = error.into_response(dialect, &record.request_id);
     record.end.status = response.status().as_u16();
+    response.headers_mut().extend(record.caller.gateway_id.clone().map(|id| (GATEWAY_ID, id)));
     if let Some(timing) = record.server_timing() {
         response.headers_mut().insert(SERVER_TIMING, timing);
     }

@@ -76,7 +76,7 @@ fn record(
     let clock = proxy.dispatcher.clock();
     let mut record = RequestRecord::new(&proxy.telemetry, clock, request_id, request.parsed.api);
     record.journal.clone_from(&proxy.journal);
-    record.identity =
+    record.caller.identity =
         Some(Identity { tenant: request.tenant, key_id: None, grant: Grant::whole(request.tenant) });
     record.work.class = Some(request.class);
     record.work.model = Some(request.model());

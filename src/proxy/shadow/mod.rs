@@ -21,8 +21,8 @@ use crate::core::model::ids::{ModelId, PoolId};
 use crate::core::model::policy::Policy;
 use crate::proxy::body::RequestBody;
 use crate::proxy::data_plane::Proxy;
-use crate::proxy::request::InferenceRequest;
 use crate::proxy::request::candidates::ModelCandidates;
+use crate::proxy::request::{EntryState, InferenceRequest};
 use crate::proxy::summary::RequestRecord;
 use crate::telemetry::event::ShadowSkipped;
 
@@ -127,7 +127,7 @@ impl Proxy {
             fingerprint: None,
             session: None,
             cache_salt: original.cache_salt.clone(),
-            asking: None,
+            entry: EntryState::default(),
         }
     }
 }

@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use http::HeaderValue;
 
-use crate::auth::Identity;
 use crate::config::settings::Settings;
 use crate::core::billing::bill::StayBill;
 use crate::core::limits::LimitsAtEntry;
@@ -26,14 +25,18 @@ use crate::protocol::error::ApiError;
 use crate::protocol::error::catalogue::ErrorKind;
 use crate::proxy::request::superseding::{LiveRequestGuard, SupersededNotice};
 use crate::proxy::shadow::pair::ShadowHalf;
-use crate::proxy::summary::parts::{AtEngine, Millis, PromptCounts, RecordEnd, RequestedWork, RetryLink};
+use crate::proxy::summary::parts::{
+    AtEngine, Millis, PromptCounts, RecordCaller, RecordEnd, RequestedWork, RetryLink,
+};
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{
     EngineTimings, LimitMet, RequestFellBack, RequestOutcome, RequestRecalled, RequestRequeued,
     RequestSummary, StayBilled, StreamContinuation, Timings,
 };
 use crate::telemetry::request_history::{AttemptEnd, AttemptTrail, TrailRecorder};
-use crate::telemetry::summary::{CallFacts, CallerFacts, LastDispatch, ModelFacts, RetryIds, TokenFacts};
+use crate::telemetry::summary::{
+    CallFacts, CallerFacts, GuardrailCheck, LastDispatch, ModelFacts, RelatedIds, TokenFacts,
+};
 use crate::telemetry::trace::{EngineCall, RequestTrace};
 use crate::tokens::CountSource;
 use crate::usage::Journal;
@@ -53,8 +56,7 @@ pub(super) struct RequestRecord {
     pub(super) started: Tick,
     /// Trace of the request. `None` until the request is parsed.
     pub(super) trace: Option<RequestTrace>,
-    /// Caller. `None` until authentication.
-    pub(super) identity: Option<Identity>,
+    pub(super) caller: RecordCaller,
     pub(super) work: RequestedWork,
     pub(super) prompt: PromptCounts,
     pub(super) at_engine: AtEngine,
@@ -66,6 +68,8 @@ pub(super) struct RequestRecord {
     pub(super) limits: LimitsAtEntry,
     /// Recorder of the request trail. `None` until the request is parsed.
     pub(super) trail: Option<TrailRecorder>,
+    /// Checks of the prompt and the answer by the operator's guardrails.
+    guardrails: Vec<GuardrailCheck>,
 }
 
 impl RequestRecord {
@@ -79,7 +83,7 @@ impl RequestRecord {
             clock,
             started: clock.now(),
             trace: None,
-            identity: None,
+            caller: RecordCaller::default(),
             work: RequestedWork {
                 api,
                 class: None,
@@ -101,14 +105,21 @@ impl RequestRecord {
             retry: RetryLink::default(),
             limits: LimitsAtEntry::default(),
             trail: None,
+            guardrails: Vec::new(),
         }
     }
 
     /// Reports that a limit refused the request, or would have in shadow mode.
     pub(super) fn met(&self, rule: LimitId) {
         let request_id = self.request_id.to_str().unwrap_or_default();
-        let tenant = self.identity.as_ref().map(|who| who.tenant);
+        let tenant = self.caller.identity.as_ref().map(|who| who.tenant);
         LimitMet { request_id, tenant, rule }.emit(&self.telemetry);
+    }
+
+    /// Records a check by the operator's guardrails.
+    pub(super) fn guarded(&mut self, check: GuardrailCheck) {
+        self.with_trail(|trail| trail.guarded(check.clone()));
+        self.guardrails.push(check);
     }
 
     /// Sets the count of the prompt's tokens and its source.
@@ -333,8 +344,8 @@ impl RequestRecord {
         ApiError::new(ErrorKind::Superseded, "A retry of this request has taken its place.")
     }
 
-    /// The `Server-Timing` header, in milliseconds: queue, connect, and the TTFT of a stream or the
-    /// engine's time for a whole answer.
+    /// The `Server-Timing` header, in milliseconds: queue, connect, the TTFT of a stream or the engine's
+    /// time for a whole answer, and the guardrails' time.
     #[must_use]
     pub(super) fn server_timing(&self) -> Option<HeaderValue> {
         let queue = Millis(self.at_engine.dispatch.why()?.queued);
@@ -344,7 +355,11 @@ impl RequestRecord {
             (None, Some(engine)) => ("engine", Millis(engine)),
             (None, None) => return None,
         };
-        let text = format!("queue;dur={queue}, connect;dur={connect}, {last};dur={time}");
+        let mut text = format!("queue;dur={queue}, connect;dur={connect}, {last};dur={time}");
+        if !self.guardrails.is_empty() {
+            let checks = Millis(self.guardrails.iter().map(|check| check.took).sum());
+            text += &format!(", guardrail;dur={checks}");
+        }
         HeaderValue::try_from(text).ok()
     }
 }
@@ -362,10 +377,16 @@ impl RequestRecord {
         let replaced_by = self.notice().and_then(|notice| notice.replaced_by()).map(text);
         let summary = RequestSummary {
             request_id: self.request_id.to_str().unwrap_or_default(),
-            trace_id: trace_id.as_deref(),
+            ids: RelatedIds {
+                gateway: self.caller.gateway_id.as_ref().and_then(|id| id.to_str().ok()),
+                trace: trace_id.as_deref(),
+                replaces: replaces.as_deref(),
+                replaced_by: replaced_by.as_deref(),
+            },
             caller: CallerFacts {
-                key_id: self.identity.as_ref().and_then(|identity| identity.key_id.as_deref()),
-                tenant: self.identity.as_ref().map(|identity| identity.tenant),
+                key_id: self.caller.identity.as_ref().and_then(|identity| identity.key_id.as_deref()),
+                address: self.caller.address.as_deref(),
+                tenant: self.caller.identity.as_ref().map(|identity| identity.tenant),
                 class: self.work.class,
             },
             models: ModelFacts {
@@ -391,7 +412,7 @@ impl RequestRecord {
             timings: self.timings(now),
             at_engine: self.timings_at_engine(now),
             attempts: self.at_engine.counts(),
-            retry: RetryIds { replaces: replaces.as_deref(), replaced_by: replaced_by.as_deref() },
+            guardrails: &self.guardrails,
             finish_reason: self.at_engine.finish_reason,
         };
         summary.emit(&self.telemetry);

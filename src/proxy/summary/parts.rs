@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use http::HeaderValue;
 
+use crate::auth::Identity;
 use crate::core::model::event::{PreemptReason, RejectReason};
 use crate::core::model::ids::{ClassId, ModelId};
 use crate::core::model::job::JobUsage;
@@ -32,6 +33,17 @@ pub(in crate::proxy) struct RequestedWork {
     pub(in crate::proxy) requested_model: Option<String>,
     /// Whether the client asked for a stream.
     pub(in crate::proxy) stream: bool,
+}
+
+/// Who sent the request, and the gateway's own name for it.
+#[derive(Debug, Default)]
+pub(in crate::proxy) struct RecordCaller {
+    /// Caller. `None` until authentication.
+    pub(in crate::proxy) identity: Option<Identity>,
+    /// Client's address, as far as it may be logged.
+    pub(in crate::proxy) address: Option<String>,
+    /// The gateway's own request id. `None` if the request id is that one.
+    pub(in crate::proxy) gateway_id: Option<HeaderValue>,
 }
 
 /// Counts of the prompt before dispatch.

@@ -27,6 +27,7 @@ use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use crate::config::settings::identity::ClientTls;
 use crate::protocol::request::edit::EditedBody;
 use crate::proxy::upstream::waker::OwnWaker;
 use crate::tls::MaybeTlsStream;
@@ -172,16 +173,25 @@ impl IdlePool {
 /// The byte stream of a connection to an engine.
 pub(super) type UpstreamStream = MaybeTlsStream<TlsStream<TcpStream>>;
 
-/// Opens a connection. `tls` is the host name that the engine's certificate must have; `None` =
-/// plain TCP.
-pub(super) async fn connect(address: &str, tls: Option<&str>) -> io::Result<UpstreamStream> {
+/// TLS of connections to one engine.
+#[derive(Debug)]
+pub(super) struct UpstreamTls {
+    /// The name that its certificate must have.
+    pub(super) name: Box<str>,
+    /// TLS of its pool. `None` = the system's authorities.
+    pub(super) own: Option<ClientTls>,
+}
+
+/// Opens a connection. `tls` = `None` means plain TCP.
+pub(super) async fn connect(address: &str, tls: Option<&UpstreamTls>) -> io::Result<UpstreamStream> {
     let tcp = TcpStream::connect(address).await?;
     tcp.set_nodelay(true)?;
-    let Some(host) = tls else {
+    let Some(UpstreamTls { name, own }) = tls else {
         return Ok(UpstreamStream::Plain(tcp));
     };
-    let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
-    let stream = TlsConnector::from(tls_config()?).connect(name, tcp).await?;
+    let name = ServerName::try_from(name.to_string()).map_err(io::Error::other)?;
+    let config = own.as_ref().map_or_else(tls_config, |own| Ok(Arc::clone(&own.config)))?;
+    let stream = TlsConnector::from(config).connect(name, tcp).await?;
     Ok(UpstreamStream::Tls(Box::new(stream)))
 }
 

@@ -3,6 +3,7 @@
 
 mod conn;
 mod exchange;
+pub mod guardrails;
 #[cfg(test)]
 mod tests;
 mod waker;
@@ -19,7 +20,8 @@ use tokio::time::{Instant, timeout};
 pub use self::exchange::UpstreamExchange;
 pub(super) use self::exchange::{CutReason, whole_body};
 
-use self::conn::{IdlePool, UpstreamConn, connect};
+use self::conn::{IdlePool, UpstreamConn, UpstreamTls, connect};
+use crate::config::settings::identity::ClientTls;
 use crate::config::settings::{EdgeSettings, PoolSettings, ReplicaSettings, UpstreamLimits};
 use crate::core::model::event::EngineFault;
 use crate::core::model::ids::ReplicaId;
@@ -38,15 +40,20 @@ pub struct Upstreams {
 
 impl Upstreams {
     /// The replica's connections. They are created on first use, and again when the configuration
-    /// changed the replica's address.
+    /// changed the replica's address or its TLS.
     #[must_use]
-    pub fn replica(&self, id: ReplicaId, edge: &ReplicaSettings) -> Arc<UpstreamReplica> {
+    pub fn replica(
+        &self,
+        id: ReplicaId,
+        edge: &ReplicaSettings,
+        pool: &PoolSettings,
+    ) -> Arc<UpstreamReplica> {
         if let Some(known) = self.replicas.get(&id)
-            && known.is_at(edge)
+            && known.is_at(edge, pool)
         {
             return Arc::clone(&known);
         }
-        let made = Arc::new(UpstreamReplica::new(edge));
+        let made = Arc::new(UpstreamReplica::new(&edge.url, pool.tls.as_ref()));
         self.replicas.insert(id, Arc::clone(&made));
         made
     }
@@ -61,7 +68,11 @@ impl Upstreams {
 
     /// Removes the connections of replicas that are no longer configured.
     pub fn retain(&self, edge: &EdgeSettings) {
-        self.replicas.retain(|id, replica| edge.replicas.get(*id).is_some_and(|edge| replica.is_at(edge)));
+        let is_known = |id: ReplicaId, replica: &UpstreamReplica| {
+            let row = edge.replicas.get(id)?;
+            Some(replica.is_at(row, edge.pools.get(row.pool)?))
+        };
+        self.replicas.retain(|id, replica| is_known(*id, replica).unwrap_or(false));
     }
 }
 
@@ -71,7 +82,8 @@ pub struct UpstreamReplica {
     url: Uri,
     address: String,
     host: HeaderValue,
-    tls_name: Option<String>,
+    /// `None` = plain TCP.
+    tls: Option<UpstreamTls>,
     prefix: String,
     pool: Arc<IdlePool>,
 }
@@ -131,23 +143,32 @@ pub struct UpstreamCall<'a> {
 }
 
 impl UpstreamReplica {
-    fn new(edge: &ReplicaSettings) -> Self {
-        let tls = edge.url.scheme_str() == Some("https");
-        let host = edge.url.host().unwrap_or_default();
-        let port = edge.url.port_u16().unwrap_or(if tls { 443 } else { 80 });
-        let authority = edge.url.authority().map_or("", |authority| authority.as_str());
+    /// The server at `url`. With `https`, `own` replaces what the system trusts.
+    pub(super) fn new(url: &Uri, own: Option<&ClientTls>) -> Self {
+        let tls = url.scheme_str() == Some("https");
+        let host = url.host().unwrap_or_default();
+        let port = url.port_u16().unwrap_or(if tls { 443 } else { 80 });
+        let authority = url.authority().map_or("", |authority| authority.as_str());
+        let certified = || UpstreamTls {
+            name: own
+                .and_then(|own| own.server_name.as_deref())
+                .unwrap_or(host.trim_matches(['[', ']']))
+                .into(),
+            own: own.cloned(),
+        };
         Self {
-            url: edge.url.clone(),
+            url: url.clone(),
             address: format!("{host}:{port}"),
             host: HeaderValue::from_str(authority).unwrap_or(HeaderValue::from_static("engine")),
-            tls_name: tls.then(|| host.trim_matches(['[', ']']).to_owned()),
-            prefix: edge.url.path().trim_end_matches('/').to_owned(),
+            tls: tls.then(certified),
+            prefix: url.path().trim_end_matches('/').to_owned(),
             pool: Arc::default(),
         }
     }
 
-    fn is_at(&self, edge: &ReplicaSettings) -> bool {
-        self.url == edge.url
+    fn is_at(&self, edge: &ReplicaSettings, pool: &PoolSettings) -> bool {
+        let own = self.tls.as_ref().and_then(|tls| tls.own.as_ref());
+        self.url == edge.url && (self.tls.is_none() || own == pool.tls.as_ref())
     }
 
     /// Sends the call and waits for the head of the answer. If a pooled connection turns out to be
@@ -204,13 +225,13 @@ impl UpstreamReplica {
     }
 
     /// Closes connections that were not used for `keep_alive`.
-    fn close_idle(&self, keep_alive: Duration) {
+    pub(super) fn close_idle(&self, keep_alive: Duration) {
         self.pool.close_idle(keep_alive);
     }
 
     async fn open(&self, limit: Duration) -> Result<UpstreamConn, UpstreamError> {
         let opening = async {
-            let stream = connect(&self.address, self.tls_name.as_deref()).await;
+            let stream = connect(&self.address, self.tls.as_ref()).await;
             let stream = stream.map_err(UpstreamError::Connect)?;
             Ok(UpstreamConn::handshake(stream).await?)
         };

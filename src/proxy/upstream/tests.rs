@@ -10,9 +10,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
 use super::{UpstreamCall, UpstreamError, UpstreamReplica};
-use crate::config::settings::{ReplicaSettings, UpstreamLimits};
+use crate::config::settings::UpstreamLimits;
 use crate::core::model::event::EngineFault;
-use crate::core::model::ids::PoolId;
 use crate::protocol::request::edit::EditedBody;
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -21,8 +20,7 @@ const OK: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 async fn engine() -> (TcpListener, Arc<UpstreamReplica>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/prefix", listener.local_addr().unwrap()).parse().unwrap();
-    let edge = ReplicaSettings { pool: PoolId::new(0), url, metrics_url: None, zone: None };
-    (listener, Arc::new(UpstreamReplica::new(&edge)))
+    (listener, Arc::new(UpstreamReplica::new(&url, None)))
 }
 
 fn limits() -> UpstreamLimits {

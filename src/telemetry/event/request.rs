@@ -12,8 +12,8 @@ use crate::core::model::policy::Policy;
 use crate::core::replica::affinity::adapter_slots::AdapterState;
 use crate::telemetry::Telemetry;
 use crate::telemetry::request_history::RequestEnd;
-use crate::telemetry::summary::ShadowSide;
 pub(super) use crate::telemetry::summary::{EngineTimings, RequestOutcome, RequestSummary};
+use crate::telemetry::summary::{GuardrailStage, ShadowSide};
 use crate::telemetry::text::{known, millis, pool_of, shorten};
 
 impl RequestSummary<'_> {
@@ -25,6 +25,7 @@ impl RequestSummary<'_> {
             None => telemetry.log_stranger(|| self.log(&policy)),
         }
         telemetry.metrics().request_finished(&policy, self);
+        self.guardrails.iter().for_each(|check| telemetry.metrics().guardrail_checked(check));
     }
 
     /// Replica time of all stays of the request; absent = no stay.
@@ -81,13 +82,17 @@ impl RequestSummary<'_> {
     fn log(&self, policy: &Policy) {
         let tokens = self.tokens.usage.and_then(JobUsage::tokens);
         let times = &self.timings;
+        let check = |stage| self.guardrails.iter().find(|check| check.stage == stage);
+        let [prompt, answer] = [GuardrailStage::Prompt, GuardrailStage::Answer].map(check);
         macro_rules! line {
             ($level:expr) => {
                 tracing::event!(
                     target: "penstock::request",
                     $level,
                     request_id = shorten(self.request_id),
-                    trace_id = self.trace_id,
+                    gateway_id = self.ids.gateway,
+                    trace_id = self.ids.trace,
+                    client_address = self.caller.address,
                     key_id = self.caller.key_id.map(shorten),
                     tenant = self.caller.tenant.and_then(|id| known(policy.tenants.name(id))),
                     class = self.caller.class.and_then(|id| known(policy.classes.name(id))),
@@ -121,8 +126,14 @@ impl RequestSummary<'_> {
                     continued = (self.attempts.continued > 0).then_some(self.attempts.continued),
                     recalls = (self.attempts.recalls > 0).then_some(self.attempts.recalls),
                     recall_reason = self.attempts.recall_reason,
-                    replaces = self.retry.replaces.map(shorten),
-                    replaced_by = self.retry.replaced_by.map(shorten),
+                    replaces = self.ids.replaces.map(shorten),
+                    replaced_by = self.ids.replaced_by.map(shorten),
+                    guardrail = prompt.map(|check| check.outcome.name()),
+                    guardrail_reason = prompt.and_then(|check| check.reason.as_deref()),
+                    guardrail_ms = prompt.map(|check| millis(check.took)),
+                    answer_guardrail = answer.map(|check| check.outcome.name()),
+                    answer_guardrail_reason = answer.and_then(|check| check.reason.as_deref()),
+                    answer_guardrail_ms = answer.map(|check| millis(check.took)),
                     finish_reason = self.finish_reason.map(shorten),
                     turn = self.dispatch.why().map(|why| why.order.name()),
                     choice = self.dispatch.why().map(|why| why.placement.name()),
@@ -324,7 +335,7 @@ impl AuthFailed<'_> {
 mod tests {
     use super::*;
     use crate::telemetry::fixtures::{success, telemetry};
-    use crate::telemetry::summary::{AttemptCounts, RetryIds};
+    use crate::telemetry::summary::{AttemptCounts, RelatedIds};
 
     const KEYS: &str = "api attempts behind cached_tokens candidates choice class connect_ms expected_cached_tokens \
         expected_ms finish_reason gap_max_ms gap_mean_ms input_tokens key_id level message model operation outcome output_tokens \
@@ -353,8 +364,8 @@ mod tests {
         let line: serde_json::Value = serde_json::from_str(log.lines().last().unwrap()).unwrap();
         assert_eq!((&line["level"], &line["reason"]), (&"WARN".into(), &"upstream_failed".into()));
 
-        let retry = RetryIds { replaces: Some("try-0"), replaced_by: Some("try-2") };
-        RequestSummary { retry, ..success() }.emit(&telemetry);
+        let ids = RelatedIds { replaces: Some("try-0"), replaced_by: Some("try-2"), ..RelatedIds::default() };
+        RequestSummary { ids, ..success() }.emit(&telemetry);
         let log = telemetry.captured_log();
         let line: serde_json::Value = serde_json::from_str(log.lines().last().unwrap()).unwrap();
         assert_eq!((&line["replaces"], &line["replaced_by"]), (&"try-0".into(), &"try-2".into()));

@@ -151,11 +151,20 @@ pub(super) const USAGE_DROPPED: Metric = metric(
 );
 pub(super) const USAGE_DATABASE_ROWS: Metric =
     metric("penstock_usage_database_rows_total", "Usage rows that the database has taken.");
+pub(super) const USAGE_DATABASE_DELETED: Metric = metric(
+    "penstock_usage_database_rows_deleted_total",
+    "Usage rows that were deleted from the database for their age (`usage.retention`).",
+);
 pub(super) const SCALER_CALLS: Metric =
     metric("penstock_scaler_calls_total", "Calls of the external scaler, by method and how they ended.");
 pub(super) const SCALER_CLAMPED: Metric = metric(
     "penstock_scaler_clamped_total",
     "Answers of the external scaler that minReplicas or maxReplicas of the trigger changed.",
+);
+
+pub(super) const GUARDRAIL_CHECKS: Metric = metric(
+    "penstock_guardrail_checks_total",
+    "Questions to the guardrail service, by what they were about and how they ended.",
 );
 
 pub(super) const COUNTERS: &[Metric] = &[
@@ -197,8 +206,10 @@ pub(super) const COUNTERS: &[Metric] = &[
     USAGE_ROWS,
     USAGE_DROPPED,
     USAGE_DATABASE_ROWS,
+    USAGE_DATABASE_DELETED,
     SCALER_CALLS,
     SCALER_CLAMPED,
+    GUARDRAIL_CHECKS,
 ];
 
 // Gauges that events set.
@@ -263,6 +274,10 @@ pub(super) const INTER_TOKEN_MAX: Metric = metric(
 );
 pub(super) const REQUEST_DURATION: Metric =
     metric("penstock_request_duration_seconds", "Time from a request's head to the end of its answer.");
+pub(super) const GUARDRAIL_DURATION: Metric = metric(
+    "penstock_guardrail_check_seconds",
+    "Time of a question to the guardrail service, the wait for a free call included.",
+);
 pub(super) const SHADOW_FIRST_TOKEN: Metric = metric(
     "penstock_shadow_first_token_seconds",
     "Time from an engine to the first token of requests with a copy and of the copies, by side.",
@@ -313,6 +328,7 @@ pub(super) const HISTOGRAMS: &[(Metric, &[f64])] = &[
     (INTER_TOKEN_MAX, &[0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0]),
     (REQUEST_DURATION, DURATION_BUCKETS),
     (SHADOW_DURATION, DURATION_BUCKETS),
+    (GUARDRAIL_DURATION, &[0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0]),
     (
         GEN_AI_DURATION,
         &[0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92],

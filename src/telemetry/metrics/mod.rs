@@ -30,7 +30,7 @@ use crate::telemetry::metrics::scrape::SeenQueues;
 use crate::telemetry::metrics::series::{GenAiCache, RequestCache};
 use crate::telemetry::metrics::zeros::Zeros;
 use crate::telemetry::status::ConfigStatus;
-use crate::telemetry::summary::{RequestSummary, ShadowSide};
+use crate::telemetry::summary::{GuardrailCheck, RequestSummary, ShadowSide};
 
 use self::recorder::{METADATA, counter, recorder};
 pub use crate::telemetry::metrics::scrape::{EngineView, Scrape};
@@ -215,6 +215,13 @@ impl Metrics {
 
     pub(super) fn line_kept_back(&self) {
         counter(&self.recorder, &catalogue::LINES_KEPT_BACK, Vec::new()).increment(1);
+    }
+
+    pub(super) fn guardrail_checked(&self, check: &GuardrailCheck) {
+        let stage = Label::from_static_parts("stage", check.stage.name());
+        let outcome = Label::from_static_parts("outcome", check.outcome.name());
+        counter(&self.recorder, &catalogue::GUARDRAIL_CHECKS, vec![outcome, stage.clone()]).increment(1);
+        series::histogram(&self.recorder, &catalogue::GUARDRAIL_DURATION, vec![stage]).record(check.took);
     }
 
     pub(super) fn handshake_failed(&self, listener: &'static str, reason: &'static str) {

@@ -4,7 +4,7 @@ use metrics::{Counter, Gauge, Label, Recorder};
 use metrics_exporter_prometheus::PrometheusRecorder;
 
 use crate::telemetry::metrics::catalogue::{
-    Metric, USAGE_DATABASE_ROWS, USAGE_DROPPED, USAGE_ROWS, USAGE_UNREAD,
+    Metric, USAGE_DATABASE_DELETED, USAGE_DATABASE_ROWS, USAGE_DROPPED, USAGE_ROWS, USAGE_UNREAD,
 };
 use crate::telemetry::metrics::recorder::{METADATA, counter};
 
@@ -19,6 +19,8 @@ pub struct UsageMeters {
     pub dropped_unread: Counter,
     /// Counts rows stored in the database.
     pub stored: Counter,
+    /// Counts rows deleted from the database for their age.
+    pub deleted: Counter,
     /// Bytes of the journal that the database has not read yet.
     pub unread: Gauge,
 }
@@ -37,6 +39,7 @@ impl UsageMeters {
             written: count(&USAGE_ROWS, Vec::new()),
             dropped_queue: dropped("queue"),
             dropped_unread: dropped("unread"),
+            deleted: count(&USAGE_DATABASE_DELETED, Vec::new()),
             stored: count(&USAGE_DATABASE_ROWS, Vec::new()),
             unread: recorder.register_gauge(&USAGE_UNREAD.name.into(), &METADATA),
         }

@@ -2,10 +2,11 @@
 //! for `explain` and `requests list`. A trail holds names and numbers only: no prompts, no answers,
 //! no keys.
 
+mod ended;
 pub mod live_events;
 mod trail;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,14 +18,18 @@ use parking_lot::Mutex;
 pub use self::trail::{AttemptEnd, AttemptTrail, RequestEnd, RequestState, RequestTrail};
 use crate::core::model::event::RejectReason;
 use crate::core::model::ids::{JobId, ModelId};
+use crate::telemetry::request_history::ended::EndedRequests;
 use crate::telemetry::request_history::live_events::{
     LiveEvent, LiveEventKind, LiveEvents, RequestFacts, RequestStep,
 };
+use crate::telemetry::summary::GuardrailCheck;
 use crate::telemetry::wall;
 use crate::tokens::CountSource;
 
-/// Number of ended requests in the history; the oldest is dropped first.
+/// Number of ended requests in the history.
 pub const MAX_STORIES: usize = 10_000;
+/// Most other requests with the same request id that are named.
+const MAX_NAMESAKES: usize = 10;
 /// Requests that a walk through the history takes in one hold of its lock.
 const PAGE: usize = 256;
 /// Attempts of one request that are kept: the first half and the last half.
@@ -47,6 +52,7 @@ pub struct TrailRecorder(Arc<TrailCell>);
 #[derive(Debug)]
 struct TrailCell {
     request_id: HeaderValue,
+    own_id: HeaderValue,
     trail: Mutex<RequestTrail>,
     /// Events with output that the client's stream has had so far.
     outputs: AtomicU64,
@@ -63,6 +69,11 @@ impl TrailRecorder {
             }
             trail.tries.push(attempt);
         });
+    }
+
+    /// Adds a check by the guardrails.
+    pub fn guarded(&self, check: GuardrailCheck) {
+        self.0.trail.lock().guardrails.push(check);
     }
 
     /// Replaces the number of prompt tokens.
@@ -118,7 +129,7 @@ impl TrailRecorder {
 }
 
 /// History of requests that passed authentication and parsing: all that wait or run, and the last
-/// [`MAX_STORIES`] that ended.
+/// [`MAX_STORIES`] that ended. One tenant has at most half of these.
 #[derive(Debug, Default)]
 pub struct RequestHistory {
     requests: Mutex<RememberedRequests>,
@@ -129,9 +140,7 @@ pub struct RequestHistory {
 struct RememberedRequests {
     /// Requests that wait or run, in the order of their arrival.
     unended: BTreeMap<JobId, TrailRecorder>,
-    ended: VecDeque<TrailRecorder>,
-    /// Number of ended requests that were dropped.
-    dropped: usize,
+    ended: EndedRequests,
 }
 
 impl RequestHistory {
@@ -141,6 +150,7 @@ impl RequestHistory {
         let job = trail.job;
         let trail = TrailRecorder(Arc::new(TrailCell {
             request_id: trail.request_id.clone(),
+            own_id: trail.own_id().clone(),
             trail: Mutex::new(trail),
             outputs: AtomicU64::new(0),
             events: self.events.clone(),
@@ -151,20 +161,16 @@ impl RequestHistory {
 
     /// Records the end of a request.
     pub fn ended(&self, request: &TrailRecorder, end: RequestEnd) {
-        let job = {
+        let (job, tenant) = {
             let mut trail = request.0.trail.lock();
             trail.end = Some(end);
             let grant = trail.tries.last().map(|attempt| attempt.grant);
             self.events.publish(|| event(&trail, RequestStep::Ended(end, grant)));
-            trail.job
+            (trail.job, trail.tenant)
         };
         let mut requests = self.requests.lock();
         let Some(request) = requests.unended.remove(&job) else { return };
-        if requests.ended.len() == MAX_STORIES {
-            requests.ended.pop_front();
-            requests.dropped += 1;
-        }
-        requests.ended.push_back(request);
+        requests.ended.push(tenant, request);
     }
 
     /// Requests that wait or run, in the order of their arrival.
@@ -182,22 +188,31 @@ impl RequestHistory {
 
     /// Ended requests, the last one first.
     pub fn ended_requests(&self) -> impl Iterator<Item = TrailRecorder> {
-        let mut before = usize::MAX;
+        let mut before = u64::MAX;
         let page = move || {
-            let requests = self.requests.lock();
-            let end = before.saturating_sub(requests.dropped).min(requests.ended.len());
-            let begin = end.saturating_sub(PAGE);
-            before = requests.dropped + begin;
-            let page: Vec<_> = requests.ended.range(begin..end).rev().cloned().collect();
-            (!page.is_empty()).then_some(page)
+            let page = self.requests.lock().ended.before(before, PAGE);
+            before = page.last()?.0;
+            Some(page.into_iter().map(|(_, request)| request))
         };
         std::iter::from_fn(page).flatten()
     }
 
-    /// Finds the latest request with this id, among those that have not ended first.
-    pub fn find(&self, request_id: &str) -> Option<TrailRecorder> {
-        let is_it = |request: &TrailRecorder| request.0.request_id.as_bytes() == request_id.as_bytes();
-        self.unended().filter(is_it).last().or_else(|| self.ended_requests().find(is_it))
+    /// Finds the request with this id of the gateway's own, else the latest one whose client gave it
+    /// this id, among those that have not ended first.
+    pub fn find(&self, id: &str) -> Option<TrailRecorder> {
+        let is_own = |request: &TrailRecorder| request.0.own_id.as_bytes() == id.as_bytes();
+        let is_it = |request: &TrailRecorder| request.0.request_id.as_bytes() == id.as_bytes();
+        let own = self.unended().chain(self.ended_requests()).find(is_own);
+        own.or_else(|| self.unended().filter(is_it).last()).or_else(|| self.ended_requests().find(is_it))
+    }
+
+    /// The gateway's own ids of other requests with the same request id, at most
+    /// [`MAX_NAMESAKES`].
+    pub fn namesakes(&self, trail: &RequestTrail) -> Vec<HeaderValue> {
+        let others = self.unended().chain(self.ended_requests()).filter(|request| {
+            request.0.request_id == trail.request_id && request.0.own_id != *trail.own_id()
+        });
+        others.take(MAX_NAMESAKES).map(|request| request.0.own_id.clone()).collect()
     }
 
     /// Events of requests as they happen, and of the fleet.
@@ -222,6 +237,7 @@ mod tests {
     fn trail(id: &str, job: u64) -> RequestTrail {
         RequestTrail {
             request_id: HeaderValue::try_from(id).unwrap(),
+            gateway_id: None,
             job: JobId::new(job),
             came: SystemTime::UNIX_EPOCH,
             tenant: TenantId::new(0),
@@ -234,6 +250,7 @@ mod tests {
             prompt_source: CountSource::Estimate,
             tries: SmallVec::new(),
             forgotten_tries: 0,
+            guardrails: Vec::new(),
             end: None,
         }
     }
@@ -274,6 +291,39 @@ mod tests {
             history.ended(&request, end());
         }
         assert!(job("same").is_none() && job("r-0").is_some());
+        assert_eq!(history.requests.lock().ended.len(), MAX_STORIES);
+    }
+
+    #[test]
+    fn nobody_hides_a_request_behind_its_id() {
+        let history = RequestHistory::default();
+        let own = |id: &'static str| Some(HeaderValue::from_static(id));
+        let job = |id: &str| history.find(id).map(|found| found.look(|trail| trail.job));
+        history.begin(trail("req_mine", 1));
+        history.begin(RequestTrail { gateway_id: own("req_other"), ..trail("req_mine", 2) });
+        assert_eq!(job("req_mine"), Some(JobId::new(1)), "the gateway's own id goes first");
+        assert_eq!(job("req_other"), Some(JobId::new(2)));
+        history.begin(RequestTrail { gateway_id: own("req_a"), ..trail("both", 3) });
+        history.begin(RequestTrail { gateway_id: own("req_b"), ..trail("both", 4) });
+        let latest = history.find("both").unwrap().look(RequestTrail::clone);
+        assert_eq!(latest.job, JobId::new(4));
+        assert_eq!(history.namesakes(&latest), ["req_a"]);
+    }
+
+    #[test]
+    fn one_tenant_takes_at_most_half_from_others() {
+        let history = RequestHistory::default();
+        let mut job = 0;
+        let mut ends = |id: String, tenant: u32| {
+            job += 1;
+            let tenant = TenantId::new(tenant);
+            history.ended(&history.begin(RequestTrail { tenant, ..trail(&id, job) }), end());
+        };
+        (0..MAX_STORIES / 2).for_each(|number| ends(format!("good-{number}"), 0));
+        (0..3 * MAX_STORIES).for_each(|number| ends(format!("evil-{number}"), 1));
+        assert!(history.find("good-0").is_some());
+        assert_eq!(history.requests.lock().ended.len(), MAX_STORIES);
+        (0..MAX_STORIES).for_each(|number| ends(format!("more-{number}"), 0));
         assert_eq!(history.requests.lock().ended.len(), MAX_STORIES);
     }
 

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use crate::core::model::event::{DispatchGrant, EngineFault, PreemptReason, RejectReason};
 use crate::core::model::ids::{ClassId, JobId, ModelId, TenantId};
-use crate::telemetry::summary::RequestOutcome;
+use crate::telemetry::summary::{GuardrailCheck, RequestOutcome};
 use crate::tokens::CountSource;
 
 /// Trail of one request: its facts, its attempts and its end.
@@ -15,6 +15,8 @@ use crate::tokens::CountSource;
 pub struct RequestTrail {
     /// Request id, from the client or given by the gateway.
     pub request_id: HeaderValue,
+    /// The gateway's own id; absent = `request_id` is that one.
+    pub gateway_id: Option<HeaderValue>,
     /// Id of the request in the scheduler.
     pub job: JobId,
     /// Arrival of the request.
@@ -37,6 +39,8 @@ pub struct RequestTrail {
     pub tries: SmallVec<[AttemptTrail; 1]>,
     /// Number of attempts between the first and the last ones that are not kept.
     pub forgotten_tries: u32,
+    /// Checks of the prompt and the answer by the operator's guardrails.
+    pub guardrails: Vec<GuardrailCheck>,
     /// End of the request; absent while it waits or runs.
     pub end: Option<RequestEnd>,
 }
@@ -67,6 +71,12 @@ impl RequestState {
 }
 
 impl RequestTrail {
+    /// The gateway's own id of the request, which no client can choose.
+    #[must_use]
+    pub fn own_id(&self) -> &HeaderValue {
+        self.gateway_id.as_ref().unwrap_or(&self.request_id)
+    }
+
     /// State of the request.
     #[must_use]
     pub fn state(&self) -> RequestState {

@@ -209,6 +209,7 @@ fn settings(endpoint: &str) -> TelemetrySettings {
     TelemetrySettings {
         log_format: LogFormat::Json,
         log_level: "info".into(),
+        client_address: Default::default(),
         otlp: OtlpSettings { endpoint: Some(endpoint.into()), sample: Some(1.0), ..OtlpSettings::default() },
     }
 }

@@ -19,6 +19,10 @@ pub(in crate::usage) trait Store: Send {
     /// Adds rows and moves the cursor in one transaction.
     fn append(&mut self, journal: &str, rows: &[UsageRow], until: Cursor) -> Result<(), StoreError>;
 
+    /// Deletes rows that ended before this moment (milliseconds since 1970), the oldest first and at
+    /// most `most` of them. Returns how many it deleted.
+    fn delete_before(&mut self, moment_ms: i64, most: u32) -> Result<u64, StoreError>;
+
     /// Runs a query whose lines have `texts` texts, then `wholes` whole numbers.
     fn lines(&mut self, sql: &str, texts: usize, wholes: usize) -> Result<Vec<StoredLine>, StoreError>;
 }

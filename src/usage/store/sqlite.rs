@@ -92,6 +92,12 @@ impl Store for SqliteStore {
         Ok(all.commit()?)
     }
 
+    fn delete_before(&mut self, moment_ms: i64, most: u32) -> Result<u64, StoreError> {
+        let sql = "DELETE FROM penstock_usage WHERE rowid IN
+             (SELECT rowid FROM penstock_usage WHERE time_ms < ?1 ORDER BY time_ms LIMIT ?2)";
+        Ok(self.0.execute(sql, (moment_ms, most))? as u64)
+    }
+
     fn lines(&mut self, sql: &str, texts: usize, wholes: usize) -> Result<Vec<StoredLine>, StoreError> {
         let mut asked = self.0.prepare(sql)?;
         let lines = asked.query_map((), |row| {

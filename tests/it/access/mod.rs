@@ -1,5 +1,8 @@
 //! Access tests: credentials at each listener.
 
+pub(crate) mod engine_tls;
+pub(crate) mod guardrails;
+pub(crate) mod ids_and_addresses;
 pub(crate) mod key_files;
 pub(crate) mod keys;
 pub(crate) mod me;

@@ -170,6 +170,7 @@ async fn the_trace_says_why_an_answer_ended() {
     let telemetry = Telemetry::new(&TelemetrySettings {
         log_format: LogFormat::Json,
         log_level: "info".to_owned(),
+        client_address: Default::default(),
         otlp: OtlpSettings { endpoint: Some(endpoint), sample: Some(1.0), ..OtlpSettings::default() },
     })
     .unwrap();

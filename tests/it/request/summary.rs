@@ -20,7 +20,7 @@ const CHAT: &str = "/v1/chat/completions";
 const POOL: &str = "engine: vllm\nmodels: [sim]\nmax_seqs: 8\nprice: 3.6";
 
 /// Fields of the log line of a stream that succeeded at its first attempt.
-const FIELDS: [&str; 43] = [
+const FIELDS: [&str; 45] = [
     "adapter",
     "api",
     "attempts",
@@ -29,6 +29,7 @@ const FIELDS: [&str; 43] = [
     "candidates",
     "choice",
     "class",
+    "client_address",
     "connect_ms",
     "cost",
     "expected_cached_tokens",
@@ -36,6 +37,7 @@ const FIELDS: [&str; 43] = [
     "finish_reason",
     "gap_max_ms",
     "gap_mean_ms",
+    "gateway_id",
     "gpu_ms",
     "input_tokens",
     "key_id",

@@ -265,6 +265,7 @@ fn settings(previous: Option<&Settings>, rows: &[(EngineKind, Option<&str>, &str
                 model_names: BTreeMap::from([(model, "served".to_owned())]),
                 adapters: BTreeSet::new(),
                 api_key: key.map(Secret::new),
+                tls: None,
                 scrape_interval: Duration::from_millis(20),
                 site: Default::default(),
                 discover: None,
@@ -300,6 +301,7 @@ fn settings(previous: Option<&Settings>, rows: &[(EngineKind, Option<&str>, &str
 
 fn edge(pools: IdTable<PoolId, PoolSettings>, replicas: IdTable<ReplicaId, ReplicaSettings>) -> EdgeSettings {
     EdgeSettings {
+        guardrails: None,
         models: Default::default(),
         auth: Auth::Off(TenantId::new(0)),
         names: ModelNames::default(),
@@ -357,6 +359,7 @@ fn startup() -> Startup {
         telemetry: TelemetrySettings {
             log_format: LogFormat::Text,
             log_level: "info".to_owned(),
+            client_address: Default::default(),
             otlp: OtlpSettings::default(),
         },
     }

@@ -7,3 +7,4 @@ pub(crate) mod gateway;
 pub(crate) mod postgres;
 pub(crate) mod process;
 pub(crate) mod recorder;
+pub(crate) mod tls_front;

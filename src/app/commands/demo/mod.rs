@@ -11,7 +11,7 @@ use crate::app::gateway::signals;
 use crate::app::gateway::{self, Gateway};
 use crate::cli::DemoArgs;
 use crate::config::keys::{self, NewKey};
-use crate::config::settings::{LogFormat, OtlpSettings, TelemetrySettings};
+use crate::config::settings::{AddressForm, LogFormat, OtlpSettings, TelemetrySettings};
 use crate::protocol::ids::random;
 use crate::sim::engine::profile::StepProfile;
 use crate::sim::server::{SimHandle, SimOptions, SimServer};
@@ -61,6 +61,7 @@ pub(in crate::app) fn quiet_log() -> Result<LogGuard, LogError> {
     log::init(&TelemetrySettings {
         log_format: LogFormat::Text,
         log_level: "warn".to_owned(),
+        client_address: AddressForm::default(),
         otlp: OtlpSettings::default(),
     })
 }

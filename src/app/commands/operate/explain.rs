@@ -30,6 +30,14 @@ pub(super) fn render(request: &Value) -> String {
         plain(&request["model"]),
         request["prompt_tokens"],
     );
+    for check in request["guardrails"].as_array().into_iter().flatten() {
+        text += &one_check(check);
+    }
+    let others: Vec<&str> =
+        request["same_request_id"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    if !others.is_empty() {
+        let _infallible = writeln!(text, "  others with this id: {}", others.join(", "));
+    }
     let tries = request["tries"].as_array();
     for attempt in tries.into_iter().flatten() {
         text += &one_try(attempt);
@@ -44,6 +52,13 @@ pub(super) fn render(request: &Value) -> String {
         text += "\nit was never sent to a replica\n";
     }
     text
+}
+
+fn one_check(check: &Value) -> String {
+    let reason = check["reason"].as_str().map(|reason| format!(" ({reason})")).unwrap_or_default();
+    let then = if check["passed"] == true { "passed" } else { "refused" };
+    let (stage, outcome) = (plain(&check["stage"]), plain(&check["outcome"]));
+    format!("  guardrails: {stage} {outcome}{reason} after {}, {then}\n", time(&check["took"]))
 }
 
 fn one_try(attempt: &Value) -> String {

@@ -1,6 +1,7 @@
 //! Tests of loading: whole files in, settings or problems out.
 
 mod faults;
+mod guardrails;
 mod identity;
 mod names;
 mod peers;

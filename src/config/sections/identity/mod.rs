@@ -1,6 +1,7 @@
 //! Identity sections: certificates of clients, identity providers and operators, as written.
 
 pub mod audit;
+pub(in crate::config) mod client_tls;
 pub(in crate::config) mod credentials;
 pub mod key_files;
 pub(in crate::config) mod oidc;

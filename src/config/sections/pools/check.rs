@@ -2,15 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use crate::config::discover::{Discovery, MAX_REPLICAS};
+use crate::config::discover::{Discovery, EndpointScheme, MAX_REPLICAS};
 use crate::config::file::ConfigFile;
 use crate::config::secret::SecretReader;
+use crate::config::sections::identity::client_tls;
 use crate::config::sections::placement;
 use crate::config::sections::pools::{
     PoolSection as Written, ReplicaDetail, ReplicaSection as WrittenReplica, ServedModels,
 };
 use crate::config::sections::pools::{discover, sleep};
 use crate::config::sections::secret_ref;
+use crate::config::settings::identity::ClientTls;
 use crate::config::settings::{PoolSettings, ReplicaSettings, Settings};
 use crate::config::syntax::field::FieldPath;
 use crate::config::validate::findings::Findings;
@@ -134,7 +136,9 @@ impl CheckedPools {
         };
         self.pools.insert(name, row);
         let scrape_interval = pool.scrape_interval.0;
-        let edge = PoolSettings { engine, model_names, adapters, api_key, scrape_interval, site, discover };
+        let tls = tls(pool, &listed, field, secrets, findings);
+        let edge =
+            PoolSettings { engine, model_names, adapters, api_key, tls, scrape_interval, site, discover };
         self.edges.insert(name, edge);
     }
 
@@ -261,6 +265,29 @@ impl CheckedPools {
         }
         Some(ReplicaSettings { pool, url, metrics_url, zone: None })
     }
+}
+
+/// TLS of connections to the pool's engines, none of which may then be reached without.
+fn tls(
+    pool: &Written,
+    listed: &[WrittenReplica],
+    field: &FieldPath,
+    secrets: &mut SecretReader<'_>,
+    findings: &mut Findings<'_>,
+) -> Option<ClientTls> {
+    let made = client_tls::validate(pool.tls.as_ref(), &field.key("tls"), secrets, findings)?;
+    let is_plain = |replica: &WrittenReplica| !replica.detail().url.starts_with("https:");
+    let mut schemes = pool.discover.iter().flat_map(|found| {
+        let dns = found.dns.as_ref().map(|dns| dns.scheme);
+        dns.into_iter().chain(found.kubernetes.as_ref().map(|service| service.scheme))
+    });
+    if pool.replicas.iter().chain(listed).any(is_plain)
+        || schemes.any(|scheme| scheme == EndpointScheme::Http)
+    {
+        let hint = "write `https` in the URLs of its replicas, or as the `scheme` of `discover`";
+        findings.error(&field.key("tls"), "is not used with `http`", hint);
+    }
+    Some(made)
 }
 
 /// The names of a list or map, each with the engine's own if it is said.

@@ -12,6 +12,7 @@ use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
+use crate::config::sections::identity::client_tls::ClientTlsSection;
 use crate::config::sections::placement::CapacityName;
 use crate::config::sections::pools::discover::DiscoverSection;
 use crate::config::sections::pools::sleep::SleepSection;
@@ -117,6 +118,10 @@ pub struct PoolSection {
     /// Sent to its engines as `Authorization: Bearer`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub api_key: Option<SecretRef>,
+    /// TLS of connections to its engines, whose URLs are then all `https`; absent = an
+    /// engine behind `https` must have a certificate that the system trusts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls: Option<ClientTlsSection>,
     /// Time between two scrapes of an engine's own view.
     pub scrape_interval: Span,
 }
@@ -149,6 +154,7 @@ impl Default for PoolSection {
             engine_buffer: 0,
             engine_priority: false,
             api_key: None,
+            tls: None,
             scrape_interval: Span::secs(2),
         }
     }

@@ -1,21 +1,15 @@
 //! Check of `scale.peers`: the other gateways.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::time::Duration;
-
-use rustls::ClientConfig;
-use rustls::crypto::aws_lc_rs;
-use rustls::pki_types::PrivateKeyDer;
-use rustls::pki_types::pem::PemObject as _;
 
 use crate::config::discover::{DnsRecords, DnsSource, EndpointForm, EndpointScheme};
 use crate::config::file::ConfigFile;
 use crate::config::secret::SecretReader;
-use crate::config::sections::identity::tls;
+use crate::config::sections::identity::client_tls::CertificatePaths;
 use crate::config::sections::pools::discover::check::{is_name, servers};
 use crate::config::sections::scale::{PeersDnsSection, PeersSection};
-use crate::config::settings::scale::{self, PeerPlace, PeerTls};
+use crate::config::settings::scale::{self, PeerPlace};
 use crate::config::syntax::field::FieldPath;
 use crate::config::validate::findings::Findings;
 use crate::config::validate::url;
@@ -25,7 +19,6 @@ use crate::core::autoscale::peers::MAX_PEERS;
 const REFRESH: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
 /// How long the last addresses hold when there are none any more.
 const GRACE: Duration = Duration::from_secs(10);
-const PEM: &str = "name a PEM file; paths start at this file's folder";
 
 pub(in crate::config) fn validate(
     file: &ConfigFile,
@@ -38,7 +31,8 @@ pub(in crate::config) fn validate(
         let hint = "set `scale.listen`, where the others ask this one, or take the section away";
         findings.error(&field, "needs `scale.listen`", hint);
     }
-    let tls = secured(peers, &field, secrets, findings);
+    let (ca, cert, key) = (peers.ca.as_deref(), peers.cert.as_deref(), peers.key.as_deref());
+    let tls = CertificatePaths { ca, cert, key }.read(&[b"h2"], &field, secrets, findings);
     let asks = file.scale.tls.as_ref().is_some_and(|tls| tls.require_client_cert);
     if asks && peers.cert.is_none() {
         let hint = "set `cert` and `key`, signed by what is `client_ca` there";
@@ -101,67 +95,4 @@ fn named(dns: &PeersDnsSection, secure: bool, field: &FieldPath, findings: &mut 
         empty_grace: GRACE,
         servers: servers(&dns.servers, field, findings),
     }
-}
-
-fn secured(
-    peers: &PeersSection,
-    field: &FieldPath,
-    secrets: &mut SecretReader<'_>,
-    findings: &mut Findings<'_>,
-) -> Option<PeerTls> {
-    let missing = match (&peers.ca, &peers.cert, &peers.key) {
-        (None, Some(_), _) | (None, _, Some(_)) => {
-            Some(("ca", "name the authorities of the gateways' certificates"))
-        }
-        (_, Some(_), None) => Some(("key", "name the certificate's key")),
-        (_, None, Some(_)) => Some(("cert", "name the key's certificate")),
-        _ => None,
-    };
-    if let Some((key, hint)) = missing {
-        findings.error(&field.key(key), "is missing", hint);
-        return None;
-    }
-    let mut read = |key: &'static str, path: &Option<String>| -> Option<Option<Vec<u8>>> {
-        let Some(path) = path else { return Some(None) };
-        let found = secrets.bytes(path);
-        found.map_err(|message| findings.error(&field.key(key), message, PEM)).ok().map(Some)
-    };
-    let [ca, cert, key] = [read("ca", &peers.ca), read("cert", &peers.cert), read("key", &peers.key)];
-    let (ca, cert, key) = (ca??, cert?, key?);
-    let own = cert.as_deref().zip(key.as_deref());
-    let made = build(&ca, own, peers);
-    made.map_err(|(key, message)| findings.error(&field.key(key), message, PEM)).ok()
-}
-
-/// The key at fault, and what is wrong with it.
-type PeerFault = (&'static str, String);
-
-fn build(ca: &[u8], own: Option<(&[u8], &[u8])>, peers: &PeersSection) -> Result<PeerTls, PeerFault> {
-    let path = |path: &Option<String>| path.clone().unwrap_or_default();
-    let roots = tls::authorities(ca, &path(&peers.ca)).map_err(|message| ("ca", message))?;
-    let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
-        .with_safe_default_protocol_versions()
-        .map_err(|error| ("ca", error.to_string()))?
-        .with_root_certificates(roots);
-    let mut config = match own {
-        None => builder.with_no_client_auth(),
-        Some((cert, key)) => {
-            let (files, keys) = (path(&peers.cert), path(&peers.key));
-            let chain = tls::chain(cert)
-                .ok_or_else(|| ("cert", format!("the file {files:?} holds no certificate")))?;
-            let key = PrivateKeyDer::from_pem_slice(key)
-                .map_err(|_| ("key", format!("the file {keys:?} holds no private key")))?;
-            let made = builder.with_client_auth_cert(chain, key);
-            made.map_err(|_| {
-                ("key", format!("the key in {keys:?} is not that of the certificate in {files:?}"))
-            })?
-        }
-    };
-    config.alpn_protocols = vec![b"h2".to_vec()];
-    let mut hash = blake3::Hasher::new();
-    let (cert, key) = own.unwrap_or_default();
-    for part in [ca, cert, key] {
-        hash.update(blake3::hash(part).as_bytes());
-    }
-    Ok(PeerTls { config: Arc::new(config), digest: *hash.finalize().as_bytes() })
 }

@@ -106,6 +106,11 @@ fn listeners(
                     Prometheus can connect";
         findings.warn(&section.key("admin"), message, hint);
     }
+    if !listen.ip().is_loopback() && server.tls.is_none() && server.proxies.is_none() {
+        let message = format!("clients reach {listen} from outside, and their keys come in the clear");
+        let hint = "set `server.tls`, or name the load balancers that end TLS in front in `server.proxies`";
+        findings.warn(&section.key("listen"), message, hint);
+    }
 }
 
 /// Whether both cannot be bound; port 0 is any free port.

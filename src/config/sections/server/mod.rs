@@ -139,12 +139,32 @@ pub struct LogSection {
     /// A level (`error`, `warn`, `info`, `debug`, `trace`) or a filter such
     /// as `info,penstock::proxy=debug`.
     pub level: String,
+    /// How much of a client's address is in the line of its request: `truncated` (/24 of
+    /// IPv4, /48 of IPv6), `on` (all of it) or `off`. Behind a load balancer of
+    /// `server.proxies` it is the address that the load balancer tells.
+    pub client_address: AddressFormName,
 }
 
 impl Default for LogSection {
     fn default() -> Self {
-        Self { format: LogFormatName::Json, level: "info".to_owned() }
+        Self {
+            format: LogFormatName::Json,
+            level: "info".to_owned(),
+            client_address: AddressFormName::Truncated,
+        }
     }
+}
+
+/// How much of an address is logged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum AddressFormName {
+    /// Nothing.
+    Off,
+    /// All of it.
+    On,
+    /// Its network.
+    Truncated,
 }
 
 /// How log lines are written.

@@ -8,8 +8,12 @@ use tracing_subscriber::EnvFilter;
 use crate::config::secret::SecretReader;
 use crate::config::sections::identity::tls;
 use crate::config::sections::secret_ref;
-use crate::config::sections::server::{LogFormatName, OtlpProtocolName, OtlpSection, TelemetrySection};
-use crate::config::settings::{LogFormat, OTEL_VARIABLES, OtlpProtocol, OtlpSettings, TelemetrySettings};
+use crate::config::sections::server::{
+    AddressFormName, LogFormatName, OtlpProtocolName, OtlpSection, TelemetrySection,
+};
+use crate::config::settings::{
+    AddressForm, LogFormat, OTEL_VARIABLES, OtlpProtocol, OtlpSettings, TelemetrySettings,
+};
 use crate::config::syntax::field::FieldPath;
 use crate::config::validate::findings::Findings;
 use crate::config::validate::{numbers, url};
@@ -34,6 +38,11 @@ pub(super) fn validate(
             LogFormatName::Text => LogFormat::Text,
         },
         log_level: level.clone(),
+        client_address: match telemetry.log.client_address {
+            AddressFormName::Off => AddressForm::Off,
+            AddressFormName::On => AddressForm::On,
+            AddressFormName::Truncated => AddressForm::Truncated,
+        },
         otlp: otlp_settings(&telemetry.otlp, &section.key("otlp"), secrets, findings),
     }
 }

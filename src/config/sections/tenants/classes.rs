@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::config::sections::guardrails::GuardrailRuleSection;
 use crate::config::sections::placement::{CapacityName, IsolationName, LatePolicyName, PlacementSection};
 use crate::config::syntax::field::FieldPath;
 use crate::config::syntax::named::NamedEntries;
@@ -62,6 +63,9 @@ pub struct ClassSection {
     /// Where its work may go and where it goes first.
     #[serde(skip_serializing_if = "PlacementSection::is_empty")]
     pub placement: PlacementSection,
+    /// What differs from `guardrails` for its requests.
+    #[serde(skip_serializing_if = "GuardrailRuleSection::is_empty")]
+    pub guardrails: GuardrailRuleSection,
 }
 
 /// The classes of a file without the section.
@@ -79,6 +83,7 @@ pub fn builtin_classes() -> NamedEntries<ClassSection> {
             usage_half_life: None,
             demote_to: None,
             placement,
+            guardrails: GuardrailRuleSection::default(),
         };
         (name.to_owned(), class)
     };

@@ -9,6 +9,7 @@ pub mod usage_limits;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::config::sections::guardrails::GuardrailRuleSection;
 use crate::config::sections::identity::{ClientCertSection, FailuresSection, Moment, OidcSection};
 use crate::config::sections::placement::PlacementSection;
 use crate::config::sections::tenants::usage_limits::LimitsSection;
@@ -96,6 +97,9 @@ pub struct TenantSection {
     /// first, before what its class says.
     #[serde(skip_serializing_if = "PlacementSection::is_empty")]
     pub placement: PlacementSection,
+    /// What differs from `guardrails` for its requests.
+    #[serde(skip_serializing_if = "GuardrailRuleSection::is_empty")]
+    pub guardrails: GuardrailRuleSection,
     /// What it may use.
     #[serde(skip_serializing_if = "LimitsSection::is_empty")]
     pub limits: LimitsSection,
@@ -126,6 +130,7 @@ impl Default for TenantSection {
             queue: TenantQueueSection::default(),
             quota: TenantQuotaSection::default(),
             placement: PlacementSection::default(),
+            guardrails: GuardrailRuleSection::default(),
             limits: LimitsSection::default(),
             model_limits: NamedEntries::default(),
             keys: Vec::new(),

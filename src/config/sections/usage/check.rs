@@ -12,6 +12,9 @@ use crate::config::validate::findings::Findings;
 const MIN_SEGMENT: u64 = 64 << 10;
 const MAX_SEGMENT: u64 = 1 << 30;
 const MIN_AGE: Span = Span::secs(60);
+const MIN_RETENTION: Span = Span::secs(86_400);
+/// What limits of a month look back on.
+const MONTH: Span = Span::secs(32 * 86_400);
 const QUEUE: std::ops::RangeInclusive<u32> = 16..=1_000_000;
 /// SQLite's file in the journal's folder.
 const SQLITE_FILE: &str = "usage.db";
@@ -54,6 +57,7 @@ pub(in crate::config) fn validate(
         segment_bytes: written.segment_size.0,
         segment_age: written.segment_age.0,
         keep_bytes: written.keep.0,
+        retention: written.retention.map(|age| age.0),
         queue: usize::try_from(written.queue).unwrap_or(usize::MAX),
     })
 }
@@ -68,6 +72,22 @@ fn sizes(written: &UsageSection, section: &FieldPath, findings: &mut Findings<'_
     }
     if written.segment_age < MIN_AGE {
         findings.error(&section.key("segment_age"), "is too short", "write 1m or more");
+    }
+    if let Some(age) = written.retention {
+        let field = section.key("retention");
+        if age < MIN_RETENTION {
+            findings.error(&field, "is too short", "write 1d or more");
+        } else if age < MONTH {
+            let hint = "write 32d or more where tenants have such limits";
+            findings.warn(
+                &field,
+                "is shorter than a month: after a restart, limits of a month know less",
+                hint,
+            );
+        }
+        if written.database == DatabaseSection::None {
+            findings.warn(&field, "is not used without a database", "take it away; the journal has `keep`");
+        }
     }
     if !QUEUE.contains(&written.queue) {
         let message = format!("{} is out of range", written.queue);

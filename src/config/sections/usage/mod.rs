@@ -32,6 +32,10 @@ pub struct UsageSection {
     /// Bytes of the journal in all; the oldest file goes first. So much can wait
     /// for a database that is away.
     pub keep: ByteSize,
+    /// Age at which rows are deleted from the database; absent = they stay. The journal
+    /// has `keep`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retention: Option<Span>,
     /// Rows that may wait for the disk; what does not fit is dropped and counted.
     #[schemars(range(min = 16, max = 1_000_000))]
     pub queue: u32,
@@ -46,6 +50,7 @@ impl Default for UsageSection {
             segment_size: ByteSize(16 << 20),
             segment_age: Span::secs(86_400),
             keep: ByteSize(1 << 30),
+            retention: None,
             queue: 10_000,
         }
     }

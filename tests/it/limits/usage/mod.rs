@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use penstock::config::secret::Secret;
 use penstock::config::settings::usage::{PostgresSettings, UsageDatabase, UsageSettings};
+use penstock::core::model::snapshot::Snapshot;
+use penstock::telemetry::metrics::Scrape;
 use penstock::telemetry::{Telemetry, wall};
 use penstock::usage::bill::{Bill, BillQuery, BillSums, Dimension, RowSource, TimeShare, make, text};
 use penstock::usage::row::{RowKind, UsageRow};
@@ -30,6 +32,7 @@ fn settings(folder: PathBuf, database: Option<UsageDatabase>) -> UsageSettings {
         segment_bytes: 64 << 10,
         segment_age: Duration::from_secs(60),
         keep_bytes: 64 << 20,
+        retention: None,
         queue: 4096,
     }
 }
@@ -165,6 +168,48 @@ fn two_gateways_may_share_postgres_and_find_its_tables() {
     both.into_iter().for_each(|usage| usage.stop(PATIENCE));
     assert_eq!(cluster.ask("SELECT COUNT(DISTINCT journal) FROM penstock_usage"), Some(2));
     assert_eq!(cluster.ask("SELECT COUNT(*) FROM penstock_usage_schema"), Some(1));
+}
+
+/// Rows of a time long ago go from the database, in batches; those of today stay.
+fn old_rows_go(folder: PathBuf, database: UsageDatabase, mut count: impl FnMut() -> Option<i64>) {
+    let telemetry = Telemetry::for_tests();
+    let keep = UsageSettings { retention: None, ..settings(folder.clone(), Some(database.clone())) };
+    let mut usage = UsageJournal::start(&keep, &telemetry).unwrap();
+    usage.follow(Vec::new(), |_| {}).unwrap();
+    let today = (wall::unix_seconds(wall::now()) * 1000.0) as i64;
+    for number in 0..2600 {
+        let time_ms = if number < 2500 { 1_000_000_000_000 + number as i64 } else { today };
+        usage.journal().record(UsageRow { time_ms, ..row(number) });
+    }
+    wait_for("all rows", &mut count, 2600);
+    usage.stop(PATIENCE);
+    let month = UsageSettings { retention: Some(Duration::from_secs(32 * 86_400)), ..keep };
+    let mut usage = UsageJournal::start(&month, &telemetry).unwrap();
+    usage.follow(Vec::new(), |_| {}).unwrap();
+    wait_for("today's rows", &mut count, 100);
+    usage.stop(PATIENCE);
+    let text = telemetry.render(&Scrape { snapshot: &Snapshot::default(), engines: &[], needs: &[] });
+    assert!(text.contains("penstock_usage_database_rows_deleted_total 2500"), "{text}");
+}
+
+#[test]
+fn old_rows_go_from_sqlite() {
+    let temp = tempfile::tempdir().unwrap();
+    let folder = temp.path().join("usage");
+    let file = folder.join("usage.db");
+    let count = || {
+        let file = rusqlite::Connection::open(&file).ok()?;
+        file.query_row("SELECT COUNT(*) FROM penstock_usage", (), |row| row.get(0)).ok()
+    };
+    old_rows_go(folder.clone(), UsageDatabase::Sqlite(file.clone()), count);
+}
+
+#[test]
+fn old_rows_go_from_postgres() {
+    let temp = tempfile::tempdir().unwrap();
+    let cluster = Cluster::start();
+    let count = || cluster.ask("SELECT COUNT(*) FROM penstock_usage");
+    old_rows_go(temp.path().join("usage"), postgres(&cluster.url()), count);
 }
 
 #[test]

@@ -1,0 +1,54 @@
+//! Ended requests: the last ones, of which one tenant has at most half.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use crate::core::model::ids::TenantId;
+use crate::telemetry::request_history::{MAX_STORIES, TrailRecorder};
+
+/// The last [`MAX_STORIES`] requests that ended, numbered in the order of their ends.
+#[derive(Debug, Default)]
+pub(super) struct EndedRequests {
+    next: u64,
+    requests: BTreeMap<u64, (TenantId, TrailRecorder)>,
+    /// Numbers of each tenant's requests, in order.
+    of_tenant: HashMap<TenantId, VecDeque<u64>>,
+}
+
+impl EndedRequests {
+    pub(super) fn push(&mut self, tenant: TenantId, request: TrailRecorder) {
+        self.make_room(tenant);
+        self.requests.insert(self.next, (tenant, request));
+        self.of_tenant.entry(tenant).or_default().push_back(self.next);
+        self.next += 1;
+    }
+
+    /// Drops the tenant's own oldest request if it has half of all, else the oldest of all.
+    fn make_room(&mut self, tenant: TenantId) {
+        if self.requests.len() < MAX_STORIES {
+            return;
+        }
+        let own = self.of_tenant.get(&tenant).filter(|own| own.len() >= MAX_STORIES / 2);
+        let oldest = own.and_then(|own| own.front()).or(self.requests.keys().next());
+        let Some((of, _)) = oldest.copied().and_then(|number| self.requests.remove(&number)) else { return };
+        if let Some(numbers) = self.of_tenant.get_mut(&of) {
+            numbers.pop_front();
+            if numbers.is_empty() {
+                self.of_tenant.remove(&of);
+            }
+        }
+    }
+
+    /// The last `most` requests before the one with this number, the last one first, with their
+    /// numbers.
+    pub(super) fn before(&self, number: u64, most: usize) -> Vec<(u64, TrailRecorder)> {
+        let page = self.requests.range(..number).rev().take(most);
+        page.map(|(number, (_, request))| (*number, request.clone())).collect()
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        let counts: usize = self.of_tenant.values().map(VecDeque::len).sum();
+        assert_eq!(counts, self.requests.len());
+        counts
+    }
+}
