@@ -178,10 +178,10 @@ fn fit(text: &str) -> Result<(), UnfitSecret> {
     }
     let different = text.bytes().collect::<BTreeSet<u8>>().len();
     match text.len() {
-        ..MIN_FOREIGN => Err(UnfitSecret::Short),
+        length if length < MIN_FOREIGN => Err(UnfitSecret::Short),
+        length if length > MAX_KEY_BYTES => Err(UnfitSecret::Long),
         _ if different < MIN_DIFFERENT => Err(UnfitSecret::Plain),
-        ..=MAX_KEY_BYTES => Ok(()),
-        _ => Err(UnfitSecret::Long),
+        _ => Ok(()),
     }
 }
 

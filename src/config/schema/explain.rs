@@ -91,10 +91,7 @@ fn follow(steps: &[PathStep], path: &str) -> Result<(SchemaWalk, &'static Value)
     for step in steps {
         let section = target(field);
         let next = match step {
-            PathStep::Index => (section.get("items")).map(|items| {
-                at.pattern.push_str("[]");
-                items
-            }),
+            PathStep::Index => section.get("items").inspect(|_| at.pattern.push_str("[]")),
             PathStep::Name(name) => at.named(section, name),
         };
         let Some(next) = next else { return Err(unknown(step, section, &at, path)) };

@@ -1,5 +1,4 @@
 //! `GET /v1/me`: a tenant's own view.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use penstock::sim::server::SimOptions;
 use serde_json::{Value, json};

@@ -284,7 +284,7 @@ fn aliases(file: &Value, models: &BTreeSet<String>, draft: &mut ConfigDraft) {
                 }
                 (Some(_), Some(_)) => {}
                 _ => {
-                    draft.left_out(&format!("fallbacks {model} -> {other}"), "one of the models is not here")
+                    draft.left_out(&format!("fallbacks {model} -> {other}"), "one of the models is not here");
                 }
             }
         }

@@ -66,14 +66,14 @@ pub(super) fn read(text: &str, names: &GivenModels, draft: &mut ConfigDraft) -> 
         let passed =
             all.iter().find(|one| one.name() == "proxy_pass" && host(one.word(1)) == upstream.word(1));
         let scheme = passed.map_or("http", |one| scheme(one.word(1)));
-        let urls = servers.iter().filter_map(|server| url(server, scheme, draft)).collect();
-        pool(upstream.word(1), urls, names, draft);
+        let urls: Vec<String> = servers.iter().filter_map(|server| url(server, scheme, draft)).collect();
+        pool(upstream.word(1), &urls, names, draft);
     }
     let is_upstream = |name: &str| all.iter().any(|one| one.name() == "upstream" && one.word(1) == name);
     for passed in all.iter().filter(|one| one.name() == "proxy_pass") {
         let address = host(passed.word(1));
         if !is_upstream(address) && !address.contains('$') {
-            pool(address, vec![format!("{}://{address}", scheme(passed.word(1)))], names, draft);
+            pool(address, &[format!("{}://{address}", scheme(passed.word(1)))], names, draft);
         }
     }
     if draft.section("pools").is_empty() {
@@ -96,7 +96,7 @@ pub(super) fn read(text: &str, names: &GivenModels, draft: &mut ConfigDraft) -> 
     Ok(())
 }
 
-fn pool(name: &str, urls: Vec<String>, names: &GivenModels, draft: &mut ConfigDraft) {
+fn pool(name: &str, urls: &[String], names: &GivenModels, draft: &mut ConfigDraft) {
     if urls.is_empty() {
         draft.left_out(&format!("upstream {name}"), "it has no server that can be a replica");
         return;

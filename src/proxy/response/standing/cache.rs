@@ -39,7 +39,7 @@ pub struct StandingCache {
     /// Waiting requests with their obstacles, as the facts: by tenant, since the facts were taken.
     waits: Mutex<HashMap<TenantId, (Tick, Value)>>,
     /// The last bill, with when it was asked for.
-    bill: Arc<Mutex<Option<(Tick, Option<StandingBill>)>>>,
+    bill: Arc<Mutex<Option<KeptBill>>>,
     /// Held while a bill is made, whether its caller stays or not.
     making: Option<(RowSource, Arc<Semaphore>)>,
 }
@@ -49,6 +49,9 @@ pub(super) struct StandingFacts {
     pub(super) snapshot: Snapshot,
     pub(super) limits: Vec<LimitStatus>,
 }
+
+/// The last bill if there was one, with when it was asked for.
+type KeptBill = (Tick, Option<StandingBill>);
 
 /// A bill of this month by tenant.
 #[derive(Debug, Clone)]

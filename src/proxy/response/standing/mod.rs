@@ -34,14 +34,14 @@ pub(in crate::proxy) async fn me(
     let facts = proxy.standings.facts(&proxy.dispatcher, now);
     let waits =
         proxy.standings.waits((&proxy.dispatcher, &proxy.telemetry), identity.tenant, &settings.policy, now);
-    Ok(json_response(&report(&settings, &identity, &facts, waits, bill.as_ref())))
+    Ok(json_response(&report(&settings, &identity, &facts, &waits, bill.as_ref())))
 }
 
 fn report(
     settings: &Settings,
     identity: &Identity,
     facts: &StandingFacts,
-    waits: Value,
+    waits: &Value,
     bill: Option<&StandingBill>,
 ) -> Value {
     let (policy, grant) = (&settings.policy, &identity.grant);
