@@ -31,7 +31,7 @@ fn check_edits(api: Api, body: &[u8], parsed: &ParsedRequest) {
         ..RequestEdits::default()
     };
     let edited = edit(&bytes, parsed, &edits).to_bytes();
-    let again = parse(api, &edited).unwrap_or_else(|| panic!("no request: {:?}", edited));
+    let again = parse(api, &edited).unwrap_or_else(|| panic!("no request: {edited:?}"));
     assert_eq!(again.model.as_deref(), edits.model);
     assert_eq!(again.stream, parsed.stream);
     assert_eq!(again.prompt.len(), parsed.prompt.len());

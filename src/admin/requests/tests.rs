@@ -57,6 +57,8 @@ impl World {
         self.tickets.push(self.dispatcher.admit(spec, PromptPrefix::default(), &policy));
         self.telemetry.history().begin(RequestTrail {
             request_id: HeaderValue::try_from(format!("r-{}", spec.id.index())).unwrap(),
+            gateway_id: None,
+            guardrails: Vec::new(),
             job: spec.id,
             came: wall::now(),
             tenant: spec.tenant,
