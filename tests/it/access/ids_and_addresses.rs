@@ -1,6 +1,5 @@
 //! Names of requests and clients: the gateway's own ids beside those of clients, and the addresses of
 //! clients in the log.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use http::Method;
 use serde_json::Value;

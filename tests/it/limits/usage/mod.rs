@@ -171,9 +171,9 @@ fn two_gateways_may_share_postgres_and_find_its_tables() {
 }
 
 /// Rows of a time long ago go from the database, in batches; those of today stay.
-fn old_rows_go(folder: PathBuf, database: UsageDatabase, mut count: impl FnMut() -> Option<i64>) {
+fn old_rows_go(settings: UsageSettings, mut count: impl FnMut() -> Option<i64>) {
     let telemetry = Telemetry::for_tests();
-    let keep = UsageSettings { retention: None, ..settings(folder.clone(), Some(database.clone())) };
+    let keep = UsageSettings { retention: None, ..settings };
     let mut usage = UsageJournal::start(&keep, &telemetry).unwrap();
     usage.follow(Vec::new(), |_| {}).unwrap();
     let today = (wall::unix_seconds(wall::now()) * 1000.0) as i64;
@@ -201,7 +201,8 @@ fn old_rows_go_from_sqlite() {
         let file = rusqlite::Connection::open(&file).ok()?;
         file.query_row("SELECT COUNT(*) FROM penstock_usage", (), |row| row.get(0)).ok()
     };
-    old_rows_go(folder.clone(), UsageDatabase::Sqlite(file.clone()), count);
+    let database = UsageDatabase::Sqlite(file.clone());
+    old_rows_go(settings(folder, Some(database)), count);
 }
 
 #[test]
@@ -209,7 +210,7 @@ fn old_rows_go_from_postgres() {
     let temp = tempfile::tempdir().unwrap();
     let cluster = Cluster::start();
     let count = || cluster.ask("SELECT COUNT(*) FROM penstock_usage");
-    old_rows_go(temp.path().join("usage"), postgres(&cluster.url()), count);
+    old_rows_go(settings(temp.path().join("usage"), Some(postgres(&cluster.url()))), count);
 }
 
 #[test]
