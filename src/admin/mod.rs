@@ -6,7 +6,6 @@ mod config_view;
 mod console;
 mod keys;
 mod operate;
-mod origin;
 mod problem;
 mod report;
 mod requests;

@@ -124,7 +124,7 @@ pub enum Command {
     /// moment; no prompts, no keys.
     #[command(after_help = "Examples:\n  penstock explain hello-1\n  penstock explain hello-1 --json")]
     Explain(ExplainArgs),
-    /// Say the same in one paragraph.
+    /// Say in one paragraph why a request waits, or why it went where it went.
     #[command(after_help = "Example:\n  penstock why hello-1")]
     Why(ExplainArgs),
     /// List requests: those that wait, that run, and that ended last.

@@ -60,7 +60,8 @@ impl Dispatcher {
         Ticket { dispatcher: Arc::clone(self), job: spec.id, state: TicketState::Waiting(answer), limits }
     }
 
-    /// Admits the job only if the scheduler refuses it at once. The ticket then has the rejection.
+    /// Admits the job only if the policy or a limit refuses it at its entry. The ticket then has the
+    /// rejection.
     #[must_use]
     pub fn admit_if_refused(
         self: &Arc<Self>,
@@ -68,13 +69,19 @@ impl Dispatcher {
         prefix: PromptPrefix,
         policy: &Arc<Policy>,
     ) -> Option<Ticket> {
-        if !self.surely_refuses(&spec, 0) {
-            return None;
-        }
-        let mut ticket = self.admit(spec, prefix, policy);
-        let TicketState::Waiting(answer) = &mut ticket.state else { return None };
-        // A place may have become free since. Dropping the ticket then ends the job again.
-        let Ok(end @ WaitEnd::Rejected(_)) = answer.try_recv() else { return None };
+        let (mut answer, limits) = self.with_lock(|inner, now| {
+            inner.apply_policy(policy, now);
+            let refuses = inner.scheduler.refuses_at_entry(&spec, 0, now);
+            refuses.then(|| (inner.waiters.wait(spec.id), inner.arrive(now, spec, prefix)))
+        })?;
+        let end = answer.try_recv();
+        let mut ticket = Ticket {
+            dispatcher: Arc::clone(self),
+            job: spec.id,
+            state: TicketState::Waiting(answer),
+            limits,
+        };
+        let Ok(end @ WaitEnd::Rejected(_)) = end else { return None };
         let (sender, answer) = oneshot::channel();
         sender.send(end).ok()?;
         ticket.state = TicketState::Waiting(answer);

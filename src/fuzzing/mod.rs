@@ -26,11 +26,6 @@ pub const TARGETS: [(&str, FuzzTarget); 11] = [
     ("report", scaler::fuzz_report),
 ];
 
-/// Splits off the first byte, which selects what a target does with the others.
-fn selected(data: &[u8]) -> Option<(usize, &[u8])> {
-    data.split_first().map(|(first, rest)| (usize::from(*first), rest))
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs;

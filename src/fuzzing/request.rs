@@ -5,7 +5,6 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue};
 use serde::de::IgnoredAny;
 
-use super::selected;
 use crate::protocol::api::Api;
 use crate::protocol::request::edit::{RequestEdits, edit};
 use crate::protocol::request::parse::{ParsedRequest, parse_request};
@@ -39,7 +38,8 @@ fn check_edits(api: Api, body: &[u8], parsed: &ParsedRequest) {
 
 /// A JSON body. What is accepted is JSON for any other parser, too.
 pub(super) fn json(data: &[u8]) {
-    let Some((choice, body)) = selected(data) else { return };
+    let Some((choice, body)) = data.split_first() else { return };
+    let choice = usize::from(*choice);
     let api = Api::ALL[choice % Api::ALL.len()];
     if api.is_multipart() {
         return;

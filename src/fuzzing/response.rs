@@ -5,7 +5,6 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, StatusCode};
 use serde::de::IgnoredAny;
 
-use super::selected;
 use crate::engines::{EngineKind, promtext};
 use crate::protocol::api::Api;
 use crate::protocol::response::answer::{AnswerVerdict, classify_answer};
@@ -80,7 +79,8 @@ fn relayed(api: Api, choice: usize, bytes: &[u8], size: usize) -> (Vec<u8>, Stri
 
 /// The verdict on a stream, and what the client gets of it, do not depend on the chunks.
 pub(super) fn stream(data: &[u8]) {
-    let Some((choice, bytes)) = selected(data) else { return };
+    let Some((choice, bytes)) = data.split_first() else { return };
+    let choice = usize::from(*choice);
     let api = Api::ALL[choice % Api::ALL.len()];
     // A frame that is too long ends a stream.
     if frames(bytes, bytes.len().max(1)).2 {
@@ -92,7 +92,8 @@ pub(super) fn stream(data: &[u8]) {
 
 /// A whole answer with any status. A JSON answer stays JSON.
 pub(super) fn answer(data: &[u8]) {
-    let Some((choice, body)) = selected(data) else { return };
+    let Some((choice, body)) = data.split_first() else { return };
+    let choice = usize::from(*choice);
     let api = Api::ALL[choice % Api::ALL.len()];
     let status = STATUSES[choice / Api::ALL.len() % STATUSES.len()];
     let headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static("application/json"))]);

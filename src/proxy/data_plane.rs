@@ -32,10 +32,7 @@ pub struct Proxy {
     pub upstreams: Upstreams,
     /// The service that may refuse prompts and answers.
     pub guardrails: Guardrails,
-    /// Memory of the request bodies that are held.
-    pub bodies: Arc<BodyMemory>,
-    /// Memory of the answers that wait for their clients.
-    pub answers: Arc<AnswerMemory>,
+    pub memory: EdgeMemory,
     /// Tasks that read streams from engines.
     pub pumps: TaskTracker,
     pub telemetry: Telemetry,
@@ -55,6 +52,15 @@ pub struct Proxy {
     pub standings: Arc<StandingCache>,
     /// Usage journal. `None` = usage is not recorded.
     pub journal: Option<Journal>,
+}
+
+/// Memory that clients' bytes take, each with its bounds.
+#[derive(Debug, Default)]
+pub struct EdgeMemory {
+    /// Request bodies that are held.
+    pub bodies: Arc<BodyMemory>,
+    /// Answers that wait for their clients.
+    pub answers: Arc<AnswerMemory>,
 }
 
 impl fmt::Debug for Proxy {

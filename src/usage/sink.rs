@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::config::settings::usage::UsageDatabase;
 use crate::telemetry::Telemetry;
-use crate::telemetry::event::{UsageDatabaseFound, UsageDatabaseLost, UsageLinesBroken};
+use crate::telemetry::event::{UsageDatabaseFound, UsageDatabaseLost, UsageLinesBroken, UsageRowsNotDeleted};
 use crate::telemetry::metrics::UsageMeters;
 use crate::telemetry::wall;
 use crate::usage::segment::{Cursor, JournalFolder};
@@ -141,7 +141,11 @@ impl DatabaseSink {
         let (mut last, mut due) = (false, Instant::now());
         loop {
             if Instant::now() >= due {
-                due = Instant::now() + self.delete_old(store, meters)?;
+                let pause = self.delete_old(store, meters).unwrap_or_else(|error| {
+                    UsageRowsNotDeleted { error: &error }.emit(&self.telemetry);
+                    REST
+                });
+                due = Instant::now() + pause;
             }
             let end = *self.ends.written.lock();
             let unreadable = |error| StoreError(format!("the journal cannot be read: {error}"));

@@ -101,7 +101,7 @@ def check_zeros(rows):
         ("penstock_prompt_counts_total", "source", "src/tokens/mod.rs", "CountSource"),
         ("penstock_tls_handshakes_failed_total", "reason", "src/tls/mod.rs", "HandshakeError", "label"),
         ("penstock_auth_failures_total", "reason", "src/auth/jwt.rs", "TokenError", "reason"),
-        ("penstock_admin_refusals_total", "reason", "src/admin/origin.rs", "ForeignRequest", "label"),
+        ("penstock_admin_refusals_total", "reason", "src/admin/auth/origin.rs", "ForeignRequest", "label"),
         ("penstock_connections_refused_total", "reason", "src/proxy/listener/client_address.rs", "ConnectionDenied",
          "label"),
     ]:
@@ -110,7 +110,7 @@ def check_zeros(rows):
     # Reasons that are written where they arise.
     for metric, paths in {
         "penstock_auth_failures_total": ["src/auth/mod.rs"],
-        "penstock_admin_refusals_total": ["src/admin/auth.rs"],
+        "penstock_admin_refusals_total": ["src/admin/auth/mod.rs"],
         "penstock_connections_refused_total": [
             "src/admin/server.rs", "src/scaler/server.rs", "src/proxy/listener/rejected.rs",
         ],

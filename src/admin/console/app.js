@@ -156,7 +156,7 @@ function signInForm() {
   const why = state.signIn.why;
   return h("section", { class: "panel sign", "data-key": "sign-in", "aria-label": "Sign in" }, h("h1", {}, "Sign in"),
     h("p", { class: "muted" }, "This gateway asks for an admin token: one of ", h("code", {}, "admin.auth.tokens"), ". The token stays in this tab and is forgotten with it."),
-    h("form", { "data-form": "sign-in" }, h("label", {}, "Admin token", h("input", { id: "token", type: "password", autocomplete: "current-password", required: true, spellcheck: "false" })), why ? h("p", { role: "alert" }, `Refused: ${why}`) : null, h("div", { class: "buttons" }, h("button", { type: "submit", class: "main" }, "Sign in"))));
+    h("form", { "data-form": "sign-in" }, h("label", {}, "Admin token", h("input", { id: "token", type: "password", autocomplete: "off", required: true, spellcheck: "false" })), why ? h("p", { role: "alert" }, `Refused: ${why}`) : null, h("div", { class: "buttons" }, h("button", { type: "submit", class: "main" }, "Sign in"))));
 }
 
 function decoded(text) {
@@ -173,7 +173,12 @@ function route() {
   state.open = id ? decoded(id) : null;
   state.note = "";
   document.title = `${PAGES.find(([name]) => name === state.page)[1]} · Penstock`;
-  $("nav").replaceChildren(...PAGES.map(([name, title], at) => h("a", { href: `#/${name}`, "aria-current": name === state.page ? "page" : null, "aria-keyshortcuts": String(at + 1) }, title)));
+  // The links stay: a link that has the focus keeps it.
+  if (!$("nav").children.length) $("nav").replaceChildren(...PAGES.map(([name, title], at) => h("a", { href: `#/${name}`, "aria-keyshortcuts": String(at + 1) }, title)));
+  for (const link of $("nav").children) {
+    if (link.getAttribute("href") === `#/${state.page}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
   const current = $("nav").querySelector("[aria-current]");
   if (current.scrollIntoView) current.scrollIntoView({ block: "nearest", inline: "nearest" });
   render();

@@ -145,7 +145,10 @@ export function table(id, columns, rows, options = {}) {
   const sort = sorts.get(id);
   const by = sort && shown.find((column) => column.name === sort.column);
   if (by) {
-    const value = (row) => by.value(row) ?? -Infinity;
+    const value = (row) => {
+      const it = by.value(row);
+      return Array.isArray(it) ? it.join(" ") : it ?? -Infinity;
+    };
     const order = (a, b) => (typeof a === "string" || typeof b === "string" ? String(a).localeCompare(String(b), "en", { numeric: true }) : a - b);
     rows = [...rows].sort((a, b) => order(value(a), value(b)) * (sort.down ? -1 : 1));
   }

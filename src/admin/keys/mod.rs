@@ -170,8 +170,8 @@ impl KeyMaker {
         };
         let (key, file) = new_file(&ask, old.as_ref(), &settings, now)?;
         let id = file.keys[0].id.clone();
-        put(&store, &file).await?;
         let ending = old.as_ref().map(|old| ended(old, &ask, now)).transpose()?;
+        put(&store, &file).await?;
         if let Some(ending) = &ending
             && let Err(error) = put(&store, ending).await
         {
@@ -220,7 +220,6 @@ impl KeyMaker {
             there.remove(&own).map(|()| file)
         })
         .await?;
-        in_force(state, who, id, false).await?;
         KeyChanged {
             who: &who.who,
             from: who.from,
@@ -230,7 +229,7 @@ impl KeyMaker {
             replaces: None,
         }
         .emit(&state.telemetry);
-        Ok(())
+        in_force(state, who, id, false).await
     }
 }
 
@@ -289,6 +288,11 @@ fn new_file(
         return Err(VerbError(StatusCode::CONFLICT, message));
     }
     let base = old.and_then(|old| old.keys.first()).cloned().unwrap_or_default();
+    if base.expires.is_some() && expires.is_none() {
+        return Err(bad_request(
+            "the replaced key has an end: write `expires` or `for` for the new one".to_owned(),
+        ));
+    }
     let section = KeySection {
         id,
         digest,

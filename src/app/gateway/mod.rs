@@ -41,7 +41,7 @@ use crate::fleet::context::FleetTiming;
 use crate::fleet::discovery::DiscoverySources;
 use crate::fleet::handle::FleetMonitor;
 use crate::protocol::request::prefix::PrefixHasher;
-use crate::proxy::handler::{Proxy, StandingCache};
+use crate::proxy::handler::{EdgeMemory, Proxy, StandingCache};
 use crate::proxy::listener::{self, ListenerShutdown, Workers};
 use crate::proxy::upstream::Upstreams;
 use crate::proxy::upstream::guardrails::Guardrails;
@@ -113,8 +113,7 @@ fn make_proxy(
         authenticator: Authenticator::default(),
         upstreams: Upstreams::default(),
         guardrails: Guardrails::default(),
-        bodies: Arc::default(),
-        answers: Arc::default(),
+        memory: EdgeMemory::default(),
         pumps: TaskTracker::new(),
         telemetry: telemetry.clone(),
         token_counters: Arc::default(),

@@ -213,7 +213,7 @@ impl InferenceRequest {
                 meter.record_bytes();
             }
         };
-        let share = proxy.answers.share(self.tenant, limits);
+        let share = proxy.memory.answers.share(self.tenant, limits);
         let body = held_body(exchange, limits.max_answer_bytes, share, heard).await;
         let body = body.map_err(|cut| match cut {
             CutReason::BrokenOff => AttemptError::failed(EngineFault::Reset),

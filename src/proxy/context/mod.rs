@@ -89,7 +89,8 @@ impl Proxy {
         record: &mut RequestRecord,
     ) -> Result<bool, ApiError> {
         while request.try_fallback(why, record.clock.now()) {
-            check_prompt(self, settings, request, record).await?;
+            let is_retry = record.retry.is_retry;
+            check_prompt(self, settings, request, record, is_retry).await?;
             if self.check_context(settings, request, record).await.is_ok() {
                 record.fell_back(request.model(), why);
                 return Ok(true);

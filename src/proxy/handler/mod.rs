@@ -27,7 +27,7 @@ use crate::protocol::response::partial_answer::PartialAnswer;
 use crate::protocol::route::{Route, route};
 use crate::proxy::attempt::EngineAnswer;
 use crate::proxy::body::{self, BodyError, RequestBody};
-pub use crate::proxy::data_plane::Proxy;
+pub use crate::proxy::data_plane::{EdgeMemory, Proxy};
 use crate::proxy::request::guardrail::{check_answer, check_prompt};
 use crate::proxy::request::superseding::{RetriableRequest, SupersededRequest, replaced};
 use crate::proxy::request::{self, InferenceRequest};
@@ -142,13 +142,15 @@ impl Proxy {
             return Err(ApiError::from(RejectReason::Draining));
         }
         let patience = settings.startup.listener.body_timeout;
-        let body = body::read(body, &settings.edge.requests, patience, self.bodies.hold(identity.tenant));
+        let body =
+            body::read(body, &settings.edge.requests, patience, self.memory.bodies.hold(identity.tenant));
         let body = body.await.map_err(|unread| not_read(unread, record))?;
         let at = (self.dispatcher.next_job_id(), record.clock.now());
         let mut request = read_request(&settings, identity, api, &head.headers, body, at).await?;
         request.recognise(&settings, &self.prefixes, &head.headers);
         self.note_request(&request, &head.headers, record);
-        check_prompt(self, &settings, &mut request, record).await?;
+        let is_retry = headers::retry_count(&head.headers).is_some_and(|count| count > 0);
+        check_prompt(self, &settings, &mut request, record, is_retry).await?;
         self.check_context(&settings, &mut request, record).await?;
         self.register_retry(&mut request, &head.headers, record);
         Ok(request)

@@ -30,7 +30,7 @@ use crate::protocol::request::prefix::PrefixHasher;
 use crate::protocol::response::partial_answer::PartialAnswer;
 use crate::proxy::attempt::EngineAnswer;
 use crate::proxy::body::RequestBody;
-use crate::proxy::data_plane::Proxy;
+use crate::proxy::data_plane::{EdgeMemory, Proxy};
 use crate::proxy::handler::ServeError;
 use crate::proxy::relay::live_stream::LiveStream;
 use crate::proxy::request::{self, InferenceRequest};
@@ -73,8 +73,7 @@ async fn proxy(urls: [String; 2]) -> Arc<Proxy> {
         authenticator: Authenticator::default(),
         upstreams: Upstreams::default(),
         guardrails: Guardrails::default(),
-        bodies: Arc::default(),
-        answers: Arc::default(),
+        memory: EdgeMemory::default(),
         pumps: TaskTracker::new(),
         telemetry: Telemetry::for_tests(),
         token_counters: Arc::default(),

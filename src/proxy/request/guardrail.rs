@@ -32,7 +32,8 @@ struct GuardrailQuestion<'a> {
 }
 
 /// Has the prompt checked, if its tenant and class have prompts checked. The time of the check is no
-/// time in the queue. A request that the scheduler refuses now is not checked; its ticket is kept.
+/// time in the queue. A request that the policy or a limit refuses now is not checked; its ticket is
+/// kept. A retry is checked in any case: the request that it repeats may still hold what it needs.
 ///
 /// # Errors
 /// The prompt was denied, or there is no verdict and the rule refuses then.
@@ -41,16 +42,19 @@ pub(in crate::proxy) async fn check_prompt(
     settings: &Settings,
     request: &mut InferenceRequest,
     record: &mut RequestRecord,
+    is_retry: bool,
 ) -> Result<(), ApiError> {
     if request.entry.is_checked {
         return Ok(());
     }
     if let Some((guardrails, rule)) = rule_of(settings, request).filter(|(_, rule)| rule.prompts) {
-        let prefix = request.prefix(&proxy.prefixes);
-        request.entry.refused =
-            proxy.dispatcher.admit_if_refused(request.job(false), prefix, &settings.policy);
-        if request.entry.refused.is_some() {
-            return Ok(());
+        if !is_retry {
+            let prefix = request.prefix(&proxy.prefixes);
+            request.entry.refused =
+                proxy.dispatcher.admit_if_refused(request.job(false), prefix, &settings.policy);
+            if request.entry.refused.is_some() {
+                return Ok(());
+            }
         }
         let since = record.clock.now();
         let body = (!request.parsed.api.is_multipart()).then(|| request.body.bytes.clone());
@@ -86,7 +90,10 @@ pub(in crate::proxy) async fn check_answer(
         let fits = !request.parsed.api.is_multipart() && request.body.bytes.len() as u64 <= room;
         [if fits { request.body.bytes.clone() } else { Bytes::from_static(NULL) }, answer]
     });
-    check(proxy, settings, (guardrails, rule), request, record, GuardrailStage::Answer, question).await
+    record.answer_is_held();
+    check(proxy, settings, (guardrails, rule), request, record, GuardrailStage::Answer, question).await?;
+    record.answer_is_free();
+    Ok(())
 }
 
 fn rule_of<'a>(

@@ -89,7 +89,7 @@ impl Proxy {
     pub(super) fn stream_buffer(&self, tenant: TenantId) -> (BufferWriter, ClientStream) {
         let settings = self.settings.load();
         let limits = &settings.edge.requests;
-        stream_buffer(self.answers.share(tenant, limits), limits.stream_buffer_bytes)
+        stream_buffer(self.memory.answers.share(tenant, limits), limits.stream_buffer_bytes)
     }
 }
 

@@ -151,6 +151,17 @@ impl RequestRecord {
         self.end.usage = Some(usage);
     }
 
+    /// Records that the whole answer waits for a check. If the request ends meanwhile, its client has
+    /// left without the answer.
+    pub(super) fn answer_is_held(&mut self) {
+        self.end.outcome = RequestOutcome::ClientGone;
+    }
+
+    /// Records that the answer has passed the check.
+    pub(super) fn answer_is_free(&mut self) {
+        self.end.outcome = RequestOutcome::Success;
+    }
+
     /// Records another outcome and its reason.
     pub(super) fn ended(&mut self, outcome: RequestOutcome, reason: &'static str) {
         self.end.outcome = outcome;

@@ -47,5 +47,5 @@ pub use scale::{
 pub use shadow::{ShadowCompared, ShadowSkipped};
 pub use usage::{
     UsageCounted, UsageDatabaseFound, UsageDatabaseLost, UsageDropping, UsageJournalBack, UsageJournalLost,
-    UsageLinesBroken, UsageRowsDropped,
+    UsageLinesBroken, UsageRowsDropped, UsageRowsNotDeleted,
 };

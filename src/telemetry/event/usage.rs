@@ -122,6 +122,19 @@ impl UsageCounted {
     }
 }
 
+/// Old rows could not be deleted from the usage database. They are tried again later.
+#[derive(Debug, Clone, Copy)]
+pub struct UsageRowsNotDeleted<'a> {
+    pub error: &'a dyn std::error::Error,
+}
+
+impl UsageRowsNotDeleted<'_> {
+    /// Writes the event.
+    pub fn emit(self, telemetry: &Telemetry) {
+        telemetry.log(|| warn!(error = %self.error, "old usage rows cannot be deleted"));
+    }
+}
+
 /// Lines of the journal are not usage rows: another program wrote them, or the disk is broken. The
 /// reader skips them.
 #[derive(Debug, Clone, Copy)]

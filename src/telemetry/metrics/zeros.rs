@@ -34,6 +34,25 @@ const FIXED: &[(Metric, &[LabelValues])] = &[
     // The code of a refusal that is not the scheduler's: there is no memory for the body.
     (catalogue::REJECTIONS, &[("reason", &["slow_down"])]),
     (
+        catalogue::GUARDRAIL_CHECKS,
+        &[
+            ("stage", &["prompt", "answer"]),
+            (
+                "outcome",
+                &[
+                    "allowed",
+                    "denied",
+                    "busy",
+                    "timeout",
+                    "unreachable",
+                    "bad_status",
+                    "malformed",
+                    "too_large",
+                ],
+            ),
+        ],
+    ),
+    (
         catalogue::AUTH_FAILURES,
         &[(
             "reason",

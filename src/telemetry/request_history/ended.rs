@@ -3,19 +3,28 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use crate::core::model::ids::TenantId;
-use crate::telemetry::request_history::{MAX_STORIES, TrailRecorder};
 
-/// The last [`MAX_STORIES`] requests that ended, numbered in the order of their ends.
-#[derive(Debug, Default)]
-pub(super) struct EndedRequests {
+/// Number of ended requests in the history.
+pub const MAX_STORIES: usize = 10_000;
+
+/// The last [`MAX_STORIES`] requests that ended, numbered in the order of their ends. `T` is what is
+/// kept of each.
+#[derive(Debug)]
+pub(super) struct EndedRequests<T> {
     next: u64,
-    requests: BTreeMap<u64, (TenantId, TrailRecorder)>,
+    requests: BTreeMap<u64, (TenantId, T)>,
     /// Numbers of each tenant's requests, in order.
     of_tenant: HashMap<TenantId, VecDeque<u64>>,
 }
 
-impl EndedRequests {
-    pub(super) fn push(&mut self, tenant: TenantId, request: TrailRecorder) {
+impl<T> Default for EndedRequests<T> {
+    fn default() -> Self {
+        Self { next: 0, requests: BTreeMap::new(), of_tenant: HashMap::new() }
+    }
+}
+
+impl<T: Clone> EndedRequests<T> {
+    pub(super) fn push(&mut self, tenant: TenantId, request: T) {
         self.make_room(tenant);
         self.requests.insert(self.next, (tenant, request));
         self.of_tenant.entry(tenant).or_default().push_back(self.next);
@@ -40,7 +49,7 @@ impl EndedRequests {
 
     /// The last `most` requests before the one with this number, the last one first, with their
     /// numbers.
-    pub(super) fn before(&self, number: u64, most: usize) -> Vec<(u64, TrailRecorder)> {
+    pub(super) fn before(&self, number: u64, most: usize) -> Vec<(u64, T)> {
         let page = self.requests.range(..number).rev().take(most);
         page.map(|(number, (_, request))| (*number, request.clone())).collect()
     }

@@ -15,6 +15,7 @@ use std::time::Duration;
 use http::HeaderValue;
 use parking_lot::Mutex;
 
+pub use self::ended::MAX_STORIES;
 pub use self::trail::{AttemptEnd, AttemptTrail, RequestEnd, RequestState, RequestTrail};
 use crate::core::model::event::RejectReason;
 use crate::core::model::ids::{JobId, ModelId};
@@ -26,8 +27,6 @@ use crate::telemetry::summary::GuardrailCheck;
 use crate::telemetry::wall;
 use crate::tokens::CountSource;
 
-/// Number of ended requests in the history.
-pub const MAX_STORIES: usize = 10_000;
 /// Most other requests with the same request id that are named.
 const MAX_NAMESAKES: usize = 10;
 /// Requests that a walk through the history takes in one hold of its lock.
@@ -140,7 +139,7 @@ pub struct RequestHistory {
 struct RememberedRequests {
     /// Requests that wait or run, in the order of their arrival.
     unended: BTreeMap<JobId, TrailRecorder>,
-    ended: EndedRequests,
+    ended: EndedRequests<TrailRecorder>,
 }
 
 impl RequestHistory {
@@ -237,7 +236,7 @@ mod tests {
     fn trail(id: &str, job: u64) -> RequestTrail {
         RequestTrail {
             request_id: HeaderValue::try_from(id).unwrap(),
-            gateway_id: None,
+            gateway_id: Some(HeaderValue::try_from(format!("req_{job}")).unwrap()),
             job: JobId::new(job),
             came: SystemTime::UNIX_EPOCH,
             tenant: TenantId::new(0),
@@ -299,7 +298,7 @@ mod tests {
         let history = RequestHistory::default();
         let own = |id: &'static str| Some(HeaderValue::from_static(id));
         let job = |id: &str| history.find(id).map(|found| found.look(|trail| trail.job));
-        history.begin(trail("req_mine", 1));
+        history.begin(RequestTrail { gateway_id: None, ..trail("req_mine", 1) });
         history.begin(RequestTrail { gateway_id: own("req_other"), ..trail("req_mine", 2) });
         assert_eq!(job("req_mine"), Some(JobId::new(1)), "the gateway's own id goes first");
         assert_eq!(job("req_other"), Some(JobId::new(2)));

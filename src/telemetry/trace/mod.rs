@@ -104,7 +104,7 @@ impl Tracer {
     }
 
     /// Starts the trace of one request. The sampling flag of the client's own trace decides whether
-    /// it is recorded; without a client trace, `trace_sample` decides.
+    /// it is recorded; without a client trace, `telemetry.otlp.sample` decides.
     #[must_use]
     pub fn start(&self, request: TraceStart<'_>) -> RequestTrace {
         let client = ClientContext::of(request.headers);

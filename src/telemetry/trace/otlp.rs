@@ -418,7 +418,7 @@ mod tests {
             ("OTEL_TRACES_SAMPLER", "jaeger_remote"),
             ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/no/such/file.pem"),
         ] {
-            let problem = resolve(&OtlpSettings::default(), &[wrong, collector]).unwrap_err();
+            let problem = resolve(&OtlpSettings::default(), &[collector, wrong]).unwrap_err();
             assert!(problem.starts_with(wrong.0), "{problem}");
         }
         let ratio = [collector, ("OTEL_TRACES_SAMPLER", "traceidratio"), ("OTEL_TRACES_SAMPLER_ARG", "2")];

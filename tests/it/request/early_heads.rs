@@ -181,5 +181,5 @@ async fn who_gives_no_window_behind_the_head_holds_no_replica() {
     assert_eq!(states.map(|state| state.total).iter().sum::<u64>(), 1, "one engine saw it, once");
     assert!(rig.metric("penstock_ejections_total").await.abs() < 0.5);
     drop((answer, h2));
-    until("the memory is given back", || rig.gateway.proxy().answers.held() == 0).await;
+    until("the memory is given back", || rig.gateway.proxy().memory.answers.held() == 0).await;
 }

@@ -177,7 +177,7 @@ async fn bodies_that_drip_refuse_nobody_else() {
     for _ in 0..33 {
         dripping.push(begun(&rig, MIB, 1).await);
     }
-    until("they are being read", || rig.gateway.proxy().bodies.held() == 33).await;
+    until("they are being read", || rig.gateway.proxy().memory.bodies.held() == 33).await;
     good_is_served(&rig, "interactive", "small").await;
     let padded = " ".repeat(MIB - 1000) + &chat(4, false).to_string();
     Call::post_text(CHAT, &padded).key(rig.key(GOOD)).send(rig.address()).await.ok();
@@ -201,7 +201,7 @@ async fn one_tenant_s_bodies_leave_room_for_another_s() {
         let (head, _) = refused.join_next().await.unwrap().unwrap().unwrap();
         assert!(head.starts_with("HTTP/1.1 503 ") && head.contains("retry-after: 1"), "{head}");
     }
-    assert!(rig.gateway.proxy().bodies.held() <= 2 * MIB as u64);
+    assert!(rig.gateway.proxy().memory.bodies.held() <= 2 * MIB as u64);
     let padded = " ".repeat(MIB - 1000) + &chat(4, false).to_string();
     Call::post_text(CHAT, &padded).key(rig.key(GOOD)).send(rig.address()).await.ok();
     refused.abort_all();

@@ -87,7 +87,7 @@ async fn metric_is(rig: &Rig, name: &str, value: f64) {
 }
 
 fn answer_bytes(rig: &Rig) -> u64 {
-    rig.gateway.proxy().answers.held()
+    rig.gateway.proxy().memory.answers.held()
 }
 
 #[tokio::test]

@@ -209,7 +209,7 @@ impl Rig {
                 let _infallible = writeln!(text, "{replica:?}");
             }
         }
-        let held = self.gateway.proxy().bodies.held();
+        let held = self.gateway.proxy().memory.bodies.held();
         if held > 0 {
             let _infallible = writeln!(text, "{held} body bytes");
         }

@@ -54,8 +54,8 @@ const OTHERS: [(&str, &str); 12] = [
     ("router_settings.redis_port", NO_REDIS),
     ("router_settings.redis_password", NO_REDIS),
     ("litellm_settings.request_timeout", CLIENT_TIMEOUT),
-    ("litellm_settings.callbacks", "`telemetry.otlp_endpoint` and the JSON log, without prompts"),
-    ("litellm_settings.success_callback", "`telemetry.otlp_endpoint` and the JSON log, without prompts"),
+    ("litellm_settings.callbacks", "`telemetry.otlp.endpoint` and the JSON log, without prompts"),
+    ("litellm_settings.success_callback", "`telemetry.otlp.endpoint` and the JSON log, without prompts"),
     (
         "general_settings.database_url",
         "no request waits for a database; `usage.database` holds usage rows. Models that LiteLLM keeps in its database are not in this file",

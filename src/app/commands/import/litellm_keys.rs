@@ -43,15 +43,20 @@ fn rows(text: &str, name: &str, wanted: &str) -> anyhow::Result<Vec<Value>> {
 /// Puts teams and keys into the draft.
 pub(super) fn read(teams: &[Value], all: &[Value], models: &BTreeSet<String>, draft: &mut ConfigDraft) {
     let mut tenants: BTreeMap<String, String> = BTreeMap::new();
+    let mut closed = BTreeSet::new();
     for team in teams {
         let id = text(team, "team_id").unwrap_or_default();
         let name = tenant_of(&mut tenants, id, text(team, "team_alias"), draft);
         draft.exact("team", "tenants.*");
         let mut entry = Map::new();
-        narrow(team, "team", models, &mut entry, draft);
+        if !narrow(team, "team", models, &mut entry, draft) {
+            draft.left_out("team", "none of its models is here, so its keys are not carried over");
+            closed.insert(id.to_owned());
+        }
         limits(team, "team", &mut entry, draft);
         if team["blocked"] == true {
-            draft.left_out("team.blocked", "pause it at the gateway: `penstock tenants pause`");
+            draft.left_out("team", "a blocked team's keys are not carried over");
+            closed.insert(id.to_owned());
         }
         if text(team, "organization_id").is_some() {
             draft.left_out(
@@ -68,7 +73,9 @@ pub(super) fn read(teams: &[Value], all: &[Value], models: &BTreeSet<String>, dr
             draft.left_out("key", "the same key twice");
             continue;
         }
-        self::key(key, id, digest, &mut tenants, models, draft);
+        if !text(key, "team_id").is_some_and(|team| closed.contains(team)) {
+            self::key(key, id, digest, &mut tenants, models, draft);
+        }
     }
 }
 

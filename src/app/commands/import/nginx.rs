@@ -30,7 +30,7 @@ const OTHERS: [(&str, &str); 17] = [
     ("proxy_send_timeout", CLIENT_TIMEOUT),
     ("proxy_connect_timeout", CLIENT_TIMEOUT),
     ("proxy_next_upstream", "faults before the first token go to another replica: `retry`"),
-    ("client_max_body_size", "`requests.max_body_bytes`"),
+    ("client_max_body_size", "`requests.max_body`"),
     ("proxy_buffering", STREAMS),
     ("proxy_http_version", STREAMS),
     ("chunked_transfer_encoding", STREAMS),

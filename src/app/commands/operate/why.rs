@@ -31,7 +31,7 @@ pub(super) fn paragraph(request: &Value) -> String {
     } else if let Some(last) = tries.last() {
         sentences.push(went(last));
     } else if request["end"].is_null() {
-        sentences.push("It is not in the queue yet: the gateway counts its prompt.".to_owned());
+        sentences.push("It is not in the queue yet: the gateway checks or counts its prompt.".to_owned());
     }
     sentences.extend(ended(&request["end"]));
     sentences.join(" ") + "\n"

@@ -36,6 +36,10 @@ pub(in crate::config) fn validate(
     };
     let section = FieldPath::top("guardrails");
     let url = match url::any(&written.url) {
+        Ok(url) if url.path().len() > 1 && url.path().ends_with('/') => {
+            findings.error(&section.key("url"), "ends with a slash", "take the slash away");
+            None
+        }
         Ok(url) => Some(url),
         Err((message, hint)) => {
             findings.error(&section.key("url"), message, hint);

@@ -63,13 +63,19 @@ impl Scheduler {
     /// tenant are about to arrive. The edge then spends no work on the job. False where the
     /// refusal depends on the job's token count.
     pub fn would_refuse(&mut self, spec: &JobSpec, others: u64, now: Tick) -> bool {
+        self.refuses_at_entry(spec, others, now) || self.would_wait_in_vain(spec)
+    }
+
+    /// The same without the bounds of the queue: the refusal then comes before the job joins a
+    /// lane, and changes nothing for others.
+    pub fn refuses_at_entry(&mut self, spec: &JobSpec, others: u64, now: Tick) -> bool {
         if self.reason_to_refuse(spec).is_some() {
             return true;
         }
         let taken = |unit: LimitUnit| if unit == LimitUnit::Requests { others } else { 0 };
         let limits = self.limits_of(spec, now);
         let mut limits = limits.iter().filter(|standing| !standing.rule.id.shadow);
-        limits.any(|standing| standing.left <= taken(standing.rule.id.unit)) || self.would_wait_in_vain(spec)
+        limits.any(|standing| standing.left <= taken(standing.rule.id.unit))
     }
 
     /// Whether the job would have to wait, as others of its lane do, and the queue has no space

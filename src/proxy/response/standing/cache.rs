@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::HeaderValue;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use parking_lot::Mutex;
@@ -14,9 +15,9 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use crate::core::limits::LimitStatus;
-use crate::core::model::ids::TenantId;
+use crate::core::model::ids::{ClassId, TenantId};
 use crate::core::model::policy::Policy;
-use crate::core::model::snapshot::Snapshot;
+use crate::core::model::snapshot::{Snapshot, WaitSummary};
 use crate::core::model::time::Tick;
 use crate::dispatcher::Dispatcher;
 use crate::telemetry::request_history::{RequestState, RequestTrail};
@@ -89,8 +90,7 @@ impl StandingCache {
         policy: &Policy,
         now: Tick,
     ) -> Value {
-        let mut held = self.waits.lock();
-        if let Some((at, known)) = held.get(&tenant)
+        if let Some((at, known)) = self.waits.lock().get(&tenant)
             && now.since(*at) < FACTS_AGE
         {
             return known.clone();
@@ -98,24 +98,25 @@ impl StandingCache {
         let waiting = telemetry.history().unended().filter_map(|request| {
             let waits =
                 |trail: &RequestTrail| trail.tenant == tenant && trail.state() == RequestState::Waiting;
-            let facts =
-                |trail: &RequestTrail| (trail.request_id.to_str().unwrap_or_default().to_owned(), trail.job);
-            request.look(|trail| waits(trail).then(|| facts(trail)))
+            let facts = |trail: &RequestTrail| (trail.request_id.clone(), trail.class);
+            request.look(|trail| waits(trail).then(|| (trail.job, facts(trail))))
         });
-        let row = |(request, job): (String, _)| {
-            let view = dispatcher.explain(job)?;
+        let (jobs, facts): (Vec<_>, Vec<_>) = waiting.take(MAX_EXPLAINED).unzip();
+        let row = |((request_id, class), summary): ((HeaderValue, ClassId), Option<WaitSummary>)| {
+            let summary = summary?;
             Some(json!({
-                "request_id": request,
-                "class": policy.classes.name(view.class),
-                "why": view.obstacle.name(),
-                "waits_seconds": view.queued.as_secs_f64(),
-                "may_wait_seconds": view.left.as_secs_f64(),
-                "ahead_of_it": view.ahead,
+                "request_id": request_id.to_str().unwrap_or_default(),
+                "class": policy.classes.name(class),
+                "why": summary.obstacle.name(),
+                "waits_seconds": summary.queued.as_secs_f64(),
+                "may_wait_seconds": summary.left.as_secs_f64(),
+                "ahead_of_it": summary.ahead,
             }))
         };
-        let rows: Vec<Value> = waiting.take(MAX_EXPLAINED).filter_map(row).collect();
+        let rows: Vec<Value> =
+            facts.into_iter().zip(dispatcher.wait_summaries(&jobs)).filter_map(row).collect();
         let rows = Value::from(rows);
-        held.insert(tenant, (now, rows.clone()));
+        self.waits.lock().insert(tenant, (now, rows.clone()));
         rows
     }
 

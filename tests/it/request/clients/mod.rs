@@ -525,7 +525,7 @@ async fn bodies_over_the_limit_are_413_while_they_come() {
     }
     let answer = soon("413", endless.read_past("\r\n\r\n")).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
-    until("the bytes are given back", || rig.gateway.proxy().bodies.held() == 0).await;
+    until("the bytes are given back", || rig.gateway.proxy().memory.bodies.held() == 0).await;
 }
 
 /// An HTTP/2 body that stops coming, on a connection that answers pings.

@@ -350,7 +350,7 @@ mod tests {
         assert_eq!(lines[0], "penstock 0.1.0  ready  up 1m05s  2 wait  1 run");
         assert_eq!(lines[1], " 1 queues 2  2 pools 0  3 replicas 0  4 tenants 0  5 requests 2");
         assert!(
-            lines[2].starts_with("REQUEST") && lines[2].contains("STARTS") && lines[2].contains("MODEL"),
+            lines[2].starts_with("REQUEST") && lines[2].contains("STARTS") && lines[2].contains("WHY"),
             "{text}"
         );
         assert!(lines[3].starts_with("req_aaa") && lines[3].contains("no room"), "{text}");

@@ -1,5 +1,7 @@
 //! Authentication and roles of operators at the admin port.
 
+mod origin;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -11,7 +13,6 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::admin::console;
-use crate::admin::origin;
 use crate::admin::problem::problem;
 use crate::admin::state::AdminState;
 use crate::auth::throttle::{FailureRate, FailureThrottle};
