@@ -96,8 +96,8 @@ pub enum Command {
     ///
     /// Pools, replicas with their ledgers and predictions, what waits by class
     /// and tenant, and what operators have set apart from the file. SPEED is
-    /// against a usual H100; TTFT OF 1000 is the predicted first token of a
-    /// prompt of 1000 tokens sent now. SPEED is `-` until a replica has answered. ROOM and LESS URGENT say whether the
+    /// relative to a usual H100, and `-` until the replica has answered. TTFT OF 1000
+    /// is the predicted first token of a prompt of 1000 tokens sent now. ROOM and LESS URGENT say whether the
     /// replica takes one more request of the most urgent class that uses it, and
     /// of a less urgent one: yes, or what keeps it from that. pace: one more
     /// sequence would cost the objective between tokens; slots: its places are
@@ -197,11 +197,12 @@ pub enum Command {
     /// Make API keys, and the digests that the configuration stores.
     #[command(subcommand)]
     Keys(KeysCommand),
-    /// Make a configuration of another gateway's, and say how true it is.
+    /// Convert the configuration of another gateway, and report what could not be
+    /// carried over.
     ///
-    /// The report says what means the same (exact), what nearly the same (near), and
-    /// what has no counterpart (left out). Exit code 1: the file cannot be read, or
-    /// nothing of it can be had here.
+    /// Each part of the report is exact (means the same), near (nearly the same) or
+    /// left out (no counterpart). Exit code 1: the file cannot be read, or nothing in
+    /// it can be converted.
     #[command(subcommand)]
     Import(ImportCommand),
     /// Run a simulated engine that speaks vLLM's or TGI's API.
