@@ -290,7 +290,8 @@ def test_admin_answers_while_it_serves(start, tmp_path):
     for method, route in routes:
         if route != "/healthz":
             assert f"`{method} {route}" in shown, f"{route} is not in docs/reference/admin-api.md"
-        if method == "GET" and "{" not in route:
+        # Event streams end after minutes only.
+        if method == "GET" and "{" not in route and route not in ("/admin/v1/live", "/admin/v1/events"):
             assert get(f"http://{admin}{route}")
     assert gateway.stop() == 0
 

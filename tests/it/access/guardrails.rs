@@ -194,8 +194,8 @@ async fn a_prompt_is_checked_before_it_is_queued() {
     assert_eq!((&body["request"], &body["answer"]), (&about_water("a lake"), &Value::Null));
     let text = rig.admin(Method::GET, "/metrics").await.text();
     for series in [
-        r#"penstock_guardrail_checks_total{outcome="denied",stage="prompt"} 1"#,
-        r#"penstock_guardrail_checks_total{outcome="allowed",stage="prompt"} 1"#,
+        r#"penstock_guardrail_checks_total{stage="prompt",outcome="denied"} 1"#,
+        r#"penstock_guardrail_checks_total{stage="prompt",outcome="allowed"} 1"#,
         r#"penstock_guardrail_check_seconds_count{stage="prompt"} 2"#,
     ] {
         assert!(text.contains(series), "{series} in {text}");

@@ -145,7 +145,12 @@ async fn a_key_is_made_replaced_and_revoked_while_requests_come() {
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     assert!(!written.contains(key) && written.contains("blake3:"));
 
-    let next = rig.make(json!({ "replaces": id, "overlap": "1h" })).await;
+    let forever = rig.make(json!({ "replaces": id })).await;
+    assert_eq!(forever.status, 400, "a key with an end is not replaced by one without: {}", forever.text());
+    let bad = rig.make(json!({ "replaces": id, "for": "90d", "overlap": "soon" })).await;
+    assert_eq!(bad.status, 400, "{}", bad.text());
+    assert_eq!(fs::read_dir(rig.keys_dir()).unwrap().count(), 1, "what was refused is not kept");
+    let next = rig.make(json!({ "replaces": id, "for": "90d", "overlap": "1h" })).await;
     assert_eq!(next.status, 201, "{}", next.text());
     let next = next.json();
     assert_eq!((next["tenant"].as_str(), next["replaces"]["id"].as_str()), (Some("beta"), Some(id)));

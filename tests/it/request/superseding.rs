@@ -93,7 +93,7 @@ async fn a_retry_ends_an_original_without_a_token() {
     until("the original runs", || rig.snapshot().replicas[0].running == 1).await;
     let retry = send(&rig, attempt(&rig, TENANT, &body, 1, "r1"));
     superseded(original).await;
-    assert_eq!(rig.snapshot().jobs, 1);
+    until("the retry alone is there", || rig.snapshot().jobs == 1).await;
     rig.engine(0).clear();
     assert!(answer(retry).await.ok().is_done());
     told(&rig, "r0", "r1").await;
@@ -134,7 +134,7 @@ async fn two_clients_that_retry_at_once_have_two_requests() {
     for original in originals {
         superseded(original).await;
     }
-    assert_eq!(rig.waiting(), 2);
+    until("both retries wait", || rig.waiting() == 2).await;
     // And once more, one after the other: the last of each client is left.
     let last = [("a2", 2), ("b2", 2)].map(|(id, count)| send(&rig, attempt(&rig, TENANT, &body, count, id)));
     for retry in retries {
