@@ -35,7 +35,7 @@ mod tests {
     use crate::sim::rng::Rng;
 
     /// Changed inputs of a target for each test run.
-    const CHANGES: usize = 3_000;
+    const CHANGES: usize = 1_000;
 
     fn corpus(target: &str) -> Vec<Vec<u8>> {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus").join(target);

@@ -22,7 +22,7 @@ use crate::support::client::{Answer, Call, Session};
 use crate::support::gateway::{MODEL, Rig, RigOptions, TENANT};
 
 /// Requests that are sent both ways.
-const REQUESTS: u64 = 2_000;
+const REQUESTS: u64 = 1_000;
 
 /// The pieces in which an engine sends an answer.
 type Pieces = futures_util::stream::Iter<std::vec::IntoIter<Result<Frame<Bytes>, Infallible>>>;
@@ -247,6 +247,6 @@ async fn requests_are_the_same_straight_and_through() {
             usize::from(one.status == 200) + usize::from(one.header("content-type").starts_with("text"));
         kinds[kind] += 1;
     }
-    assert!(kinds.iter().all(|count| *count > 100), "errors, answers, streams: {kinds:?}");
+    assert!(kinds.iter().all(|count| *count > 50), "errors, answers, streams: {kinds:?}");
     assert!(rig.is_empty(), "{}", rig.leftovers());
 }
