@@ -82,6 +82,7 @@ NOT_BORN = {
     "penstock_usage_rows_total": "it has no usage folder",
     "penstock_usage_rows_dropped_total": "it has no usage folder",
     "penstock_usage_database_rows_total": "it has no usage folder",
+    "penstock_usage_database_rows_deleted_total": "it has no usage folder",
 }
 
 
