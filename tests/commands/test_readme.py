@@ -80,7 +80,7 @@ class Reader:
         (self.folder / "penstock.yaml").write_text(f"{text}\nserver: {json.dumps(server)}\n")
 
     def run(self, command):
-        at_root = command.startswith(("cargo ", "tests/", "docker ")) or " loadtest/" in command
+        at_root = command.startswith(("cargo ", "tests/", "docker ")) or " loadtest/" in command or " config/" in command
         folder = ROOT if at_root else self.folder
         # Reports go there; a build has made it already.
         (ROOT / "target").mkdir(exist_ok=True)
@@ -250,6 +250,7 @@ def test_readme_file_is_valid(tmp_path):
 TLS_FILES = {
     "tls.crt": "server.crt", "tls.key": "server.key", "clients.crt": "ca.crt",
     "scale.crt": "server.crt", "scale.key": "server.key", "keda-ca.crt": "ca.crt",
+    "engines-ca.crt": "ca.crt", "gateway.crt": "server.crt", "gateway.key": "server.key",
 }
 
 
