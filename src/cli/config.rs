@@ -20,7 +20,7 @@ pub enum ConfigCommand {
 /// `penstock config explain`
 #[derive(Debug, Args)]
 pub struct ExplainKeyArgs {
-    /// The key, such as pools.*.max_seqs or pools.llama.replicas[0].url.
+    /// The key, such as `pools.*.max_seqs` or `pools.llama.replicas[0].url`.
     #[arg(value_name = "PATH")]
     pub path: String,
     /// Show what this file has there, too.

@@ -52,7 +52,7 @@ pub trait SecretSource: Send + Sync {
     fn file(&self, path: &Path) -> io::Result<Vec<u8>>;
 
     /// The names in a folder that do not begin with a dot, in order, and at most
-    /// [`MAX_NAMES`] of them.
+    /// `MAX_NAMES` of them.
     ///
     /// # Errors
     /// As the file system says.

@@ -206,7 +206,7 @@ impl RequestHistory {
     }
 
     /// The gateway's own ids of other requests with the same request id, at most
-    /// [`MAX_NAMESAKES`].
+    /// `MAX_NAMESAKES`.
     pub fn namesakes(&self, trail: &RequestTrail) -> Vec<HeaderValue> {
         let others = self.unended().chain(self.ended_requests()).filter(|request| {
             request.0.request_id == trail.request_id && request.0.own_id != *trail.own_id()
