@@ -201,8 +201,13 @@ def requests_are_listed_and_watched(admin):
     why = ask(f"why {lines[0]['request_id']}")
     assert why.count("\n") == 1 and "It went to" in why and "It ended after" in why
     for command in ("queues list", "pools list", "replicas list", "tenants list"):
-        rows = list(csv.reader(io.StringIO(ask(f"{command} -o csv"))))
-        assert len(rows) > 1 and {len(row) for row in rows} == {len(rows[0])}, command
+        def some(command=command):
+            rows = list(csv.reader(io.StringIO(ask(f"{command} -o csv"))))
+            return rows if len(rows) > 1 else None
+
+        # A queue may be empty for a moment.
+        rows = wait_until(command, some)
+        assert {len(row) for row in rows} == {len(rows[0])}, command
     assert "no CSV" not in ask("status -o json") and ask("status -o csv", code=1) == ""
     speeds = [row["speed"] for row in json.loads(ask("replicas list -o json"))["replicas"]]
     assert all(speed is None or 0 < speed < 4 for speed in speeds)
