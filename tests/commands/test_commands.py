@@ -8,7 +8,6 @@ import subprocess
 import threading
 
 import pytest
-import yaml
 from conftest import ROOT, elsewhere, free_ports, run
 from documents import subcommands
 
