@@ -11,14 +11,12 @@ use axum::http::{HeaderValue, Request, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use smallvec::SmallVec;
-use tokio::time::Instant;
 use tower_service::Service;
 
 use crate::admin::fixtures::{settings, state};
 use crate::admin::router;
 use crate::config::watch::channel;
 use crate::core::model::job::{JobSpec, PromptPrefix};
-use crate::core::model::policy::{Policy, QueueBounds};
 use crate::dispatcher::Dispatcher;
 use crate::dispatcher::ticket::Ticket;
 use crate::telemetry::request_history::live_events::MAX_READERS;
@@ -260,30 +258,4 @@ async fn a_stream_of_events_shows_that_it_lives_and_ends_in_time() {
     let text = String::from_utf8(text.to_vec()).unwrap();
     assert_eq!(text.matches(": alive\n\n").count(), 23, "{text}");
     assert!(text.ends_with("data: {\"event\":\"end\",\"why\":\"connect again for more\"}\n\n"), "{text}");
-}
-
-/// What the reasons of many waiting requests cost: 16 of them are one hold of the scheduler's lock.
-/// Prints figures.
-#[tokio::test]
-#[ignore = "a measurement"]
-async fn measure_a_list_of_fifty_thousand() {
-    let mut world = World::new();
-    let policy =
-        Arc::new(Policy { bounds: QueueBounds::default(), generation: 2, ..(*settings().policy).clone() });
-    world.dispatcher.apply_policy(&policy);
-    let _requests: Vec<_> = (0..50_000).map(|number| world.arrive(number % 2)).collect();
-    let history = world.telemetry.history();
-    let jobs: Vec<_> = history.unended().map(|request| request.look(|trail| trail.job)).collect();
-    for (from, count) in [(1, 16), (1, 100), (1, 1000), (25_000, 16)] {
-        let begun = Instant::now();
-        let waits = world.dispatcher.wait_summaries(&jobs[from..from + count]);
-        println!("{count} reasons from {from} on: {:?}, {:?}", begun.elapsed(), waits.last());
-    }
-    let begun = Instant::now();
-    println!("snapshot: {} queues in {:?}", world.dispatcher.snapshot().queues.len(), begun.elapsed());
-    let begun = Instant::now();
-    println!("walk: {} in {:?}", history.unended().count(), begun.elapsed());
-    let begun = Instant::now();
-    let list = world.json("/admin/v1/requests?limit=1000").await;
-    println!("list of 1000: {} in {:?}", list["matched"], begun.elapsed());
 }

@@ -66,8 +66,10 @@ impl Proxy {
         peer: &ConnectedClient,
     ) -> Result<Response<AnswerBody>, Infallible> {
         let own = request_id::from_random(random::buffered_bytes());
-        let client = request_id::from_client(request.headers());
-        let (id, own) = client.map_or_else(|| (own.clone(), None), |id| (id, Some(own.clone())));
+        let (id, own) = match request_id::from_client(request.headers()) {
+            Some(id) => (id, Some(own)),
+            None => (own, None),
+        };
         let path = request.uri().path();
         let answer = match route(request.method(), path) {
             Route::Api(api) => return Ok(self.call(api, request, peer, (id, own)).await),
