@@ -26,6 +26,13 @@ case ${1:-} in
     if [ "$target_arch" != "$build_arch" ]; then
       export "CARGO_TARGET_${upper}_LINKER=$cc" "CC_$lower=$cc" "CXX_$lower=${cc%gcc}g++"
     fi
+    # The same bytes from any folder: in messages, the tree is /src and cargo's folder is /cargo. No step
+    # puts a time into the binary; the epoch stops C code that would.
+    home=${CARGO_HOME:-${HOME:-/root}/.cargo}
+    export RUSTFLAGS="${RUSTFLAGS:+$RUSTFLAGS }--remap-path-prefix=$PWD=/src --remap-path-prefix=$home=/cargo"
+    export CFLAGS="${CFLAGS:+$CFLAGS }-ffile-prefix-map=$PWD=/src -ffile-prefix-map=$home=/cargo"
+    export CXXFLAGS="${CXXFLAGS:+$CXXFLAGS }-ffile-prefix-map=$PWD=/src -ffile-prefix-map=$home=/cargo"
+    export SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-0}"
     cargo auditable build --locked --profile dist --target "$target" -p penstock --bin penstock
     install -D "target/$target/dist/penstock" "$2"
     ;;

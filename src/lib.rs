@@ -1,13 +1,14 @@
 //! Penstock: an inference gateway and queue-aware request router.
 //!
-//! `ARCHITECTURE.md` has the map. A module may use those to the right of it: `app` → `admin` →
-//! `{proxy, scaler, sim}` → `{auth, fleet}` → `dispatcher` → `usage` → `{config, protocol, tls,
+//! `ARCHITECTURE.md` has the map. A module may use those to the right of it: `app` →
+//! `{admin, record}` → `{proxy, scaler, sim}` → `{auth, cluster, fleet}` → `dispatcher` → `usage` → `{config, protocol, tls,
 //! telemetry}` → `{engines, tokens}` → `core`.
 
 pub mod admin;
 pub mod app;
 pub mod auth;
 pub mod cli;
+pub mod cluster;
 pub mod config;
 pub mod core;
 pub mod dispatcher;
@@ -17,6 +18,7 @@ pub mod fleet;
 pub mod fuzzing;
 pub mod protocol;
 pub mod proxy;
+pub mod record;
 pub mod scaler;
 pub mod sim;
 pub mod telemetry;

@@ -10,5 +10,6 @@ use penstock::cli::Cli;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
+    app::answer_shell();
     app::run(Cli::parse())
 }

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::{Instant, sleep};
 
 use crate::engines::Ready;
@@ -80,6 +81,25 @@ impl Child {
             Some(status) => bail!("{} ended ({status}){}", self.name, self.said()),
             None => Ok(()),
         }
+    }
+
+    /// Asks it to end with SIGTERM and waits for that; its exit code, absent when a signal ended it.
+    pub(crate) async fn terminate(&mut self, patience: Duration) -> Result<Option<i32>> {
+        let pid = Pid::from_raw(i32::try_from(self.pid())?).context("it has no process id")?;
+        kill_process(pid, Signal::TERM).with_context(|| format!("end {}", self.name))?;
+        let end = Instant::now() + patience;
+        while Instant::now() < end {
+            if let Some(status) = self.process.try_wait().with_context(|| format!("watch {}", self.name))? {
+                return Ok(status.code());
+            }
+            sleep(POLL).await;
+        }
+        bail!("{} has not ended after {} s{}", self.name, patience.as_secs(), self.said())
+    }
+
+    /// All that it printed.
+    pub(crate) fn printed(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
     }
 
     /// The end of what it printed.

@@ -20,7 +20,9 @@ use penstock::core::autoscale::observer::DemandObserver;
 use penstock::core::model::event::{Action, AttemptOutcome, Event, JobAction};
 use penstock::core::model::ids::{ClassId, JobId, ModelId, TenantId};
 use penstock::core::model::job::{JobSpec, JobUsage, PromptPrefix, TokenCounts};
+use penstock::core::model::policy::Tenant;
 use penstock::core::model::time::Tick;
+use penstock::core::placement::PreparedPolicy;
 use penstock::core::scheduler::Scheduler;
 use tokio::time::Instant;
 
@@ -75,7 +77,16 @@ pub struct Costs {
     pub demand: f64,
     /// The facts of one turn, observed outside the lock.
     pub observe: f64,
+    /// The locked part of a reload, by what it changes.
+    pub reloads: [f64; RELOADS.len()],
 }
+
+/// Replicas that a measured reload removes, and the next one adds.
+const RELOADED_REPLICAS: u32 = 100;
+
+/// What the measured reloads change.
+const RELOADS: [&str; 5] =
+    ["reload, same", "  a weight", "  100 replicas leave", "  100 replicas come", "  a tenant comes"];
 
 /// Jobs that arrive at most to fill the world, in those that it holds.
 const MOST_ARRIVALS: u64 = 3;
@@ -95,7 +106,7 @@ pub fn command(args: &CoreBenchArgs) -> Result<()> {
     }
     let CoreBenchArgs { tenants, replicas, pools, waiting, .. } = args;
     println!("{tenants} tenants, {replicas} replicas in {pools} pools, {waiting} jobs wait; ns");
-    let columns: [Column; 9] = [
+    let columns: [Column; 14] = [
         ("arrive", |costs| costs.arrive),
         ("first token", |costs| costs.first_token),
         ("finish and send", |costs| costs.finish),
@@ -105,12 +116,17 @@ pub fn command(args: &CoreBenchArgs) -> Result<()> {
         ("demand, locked", |costs| costs.demand_locked),
         ("demand, whole", |costs| costs.demand),
         ("facts of a turn", |costs| costs.observe),
+        (RELOADS[0], |costs| costs.reloads[0]),
+        (RELOADS[1], |costs| costs.reloads[1]),
+        (RELOADS[2], |costs| costs.reloads[2]),
+        (RELOADS[3], |costs| costs.reloads[3]),
+        (RELOADS[4], |costs| costs.reloads[4]),
     ];
     for (name, column) in columns {
         let mut costs: Vec<f64> = rounds.iter().map(column).collect();
         costs.sort_by(f64::total_cmp);
         let median = costs[costs.len() / 2];
-        println!("{name:<16} {median:>8.0}   {:.0}-{:.0}", costs[0], costs[costs.len() - 1]);
+        println!("{name:<20} {median:>8.0}   {:.0}-{:.0}", costs[0], costs[costs.len() - 1]);
     }
     Ok(())
 }
@@ -123,8 +139,7 @@ pub struct World {
     actions: Vec<Action>,
     running: VecDeque<JobId>,
     rng: Rng,
-    tenants: u32,
-    models: u32,
+    args: CoreBenchArgs,
     classes: u64,
     arrived: u64,
 }
@@ -140,14 +155,13 @@ impl World {
         let mut scheduler = Scheduler::new(Arc::new(policy));
         scheduler.record_demand();
         let mut world = Self {
-            models: args.models,
+            args: args.clone(),
             classes,
             scheduler,
             observer: DemandObserver::default(),
             actions: Vec::new(),
             running: VecDeque::new(),
             rng: Rng::new(1),
-            tenants: args.tenants,
             arrived: 0,
         };
         let slots = u64::from(args.replicas) * u64::from(args.max_seqs);
@@ -225,7 +239,57 @@ impl World {
         let observe = observing.as_nanos() as f64 / turns as f64;
         decisions.sort_by(f64::total_cmp);
         let finish_p99 = decisions.get(decisions.len() * 99 / 100).copied().unwrap_or_default();
-        Ok(Costs { arrive, first_token, finish, finish_p99, snapshot, demand_locked, demand, observe })
+        let reloads = self.reloads();
+        Ok(Costs {
+            arrive,
+            first_token,
+            finish,
+            finish_p99,
+            snapshot,
+            demand_locked,
+            demand,
+            observe,
+            reloads,
+        })
+    }
+
+    /// Times of reloads under the lock, as [`RELOADS`] names them.
+    fn reloads(&mut self) -> [f64; RELOADS.len()] {
+        let CoreBenchArgs { tenants, replicas, .. } = self.args;
+        let fewer = replicas.saturating_sub(RELOADED_REPLICAS).max(1);
+        let steps = [
+            (tenants, replicas, 1.0),
+            (tenants, replicas, 2.0),
+            (tenants, fewer, 2.0),
+            (tenants, replicas, 2.0),
+            (tenants + 1, replicas, 2.0),
+        ];
+        let times = steps.map(|step| self.reload(step));
+        self.reload((tenants, replicas, 1.0));
+        times
+    }
+
+    /// The time of a reload that leads to so many tenants and replicas, with this factor on the
+    /// first tenant's weight.
+    fn reload(&mut self, (tenants, replicas, factor): (u32, u32, f64)) -> f64 {
+        let mut policy = fleets::policy(&CoreBenchArgs { tenants, replicas, ..self.args.clone() });
+        policy.generation = self.scheduler.policy().generation + 1;
+        let first = policy.tenants.iter().next().map(|(_, name, row)| (name.to_owned(), row.clone()));
+        if let Some((name, row)) = first {
+            policy.tenants.insert(&name, Tenant { weight: row.weight * factor, ..row });
+        }
+        let policy = PreparedPolicy::new(Arc::new(policy));
+        let now = self.now();
+        let begun = Instant::now();
+        let before = self.scheduler.change_policy(now, policy, &mut self.actions);
+        let took = begun.elapsed();
+        drop(before);
+        for job in self.sent() {
+            self.handle(Event::FirstToken { job });
+        }
+        self.scheduler.hand_over_demand(&mut self.observer);
+        self.observer.observe();
+        took.as_nanos() as f64
     }
 
     /// Time of the locked part and of the whole of an evaluation of the demand.
@@ -246,10 +310,10 @@ impl World {
         self.arrived += 1;
         let spec = JobSpec {
             id: JobId::new(self.arrived),
-            tenant: TenantId::new(self.rng.below(u64::from(self.tenants)) as u32),
+            tenant: TenantId::new(self.rng.below(u64::from(self.args.tenants)) as u32),
             key: None,
             class: ClassId::new(self.rng.below(self.classes) as u32),
-            model: ModelId::new(self.rng.below(u64::from(self.models)) as u32),
+            model: ModelId::new(self.rng.below(u64::from(self.args.models)) as u32),
             prompt_tokens: 100 + self.rng.below(1_000),
             max_output_tokens: 100,
             sequences: 1,

@@ -4,7 +4,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 use penstock_loadtest::{
     abandon, bench_proxy, chaos, closed, compare, core_bench, count_bench, engine, engines, key_bench,
-    no_harm, process, proxy, replay, run, scaler, streams,
+    no_harm, overload, process, proxy, replay, run, scaler, soak, streams,
 };
 
 /// Load generator and measuring tools for an OpenAI-compatible gateway.
@@ -37,6 +37,10 @@ enum Command {
     Compare(compare::CompareArgs),
     /// Break engines in every way while a gateway serves, and compare every answer.
     Chaos(chaos::ChaosArgs),
+    /// Break everything around two gateways while they serve, and compare every answer.
+    Soak(soak::SoakArgs),
+    /// Five times as much load as the engines can take, hostile clients among it.
+    Overload(overload::OverloadArgs),
     /// Whether a gateway costs throughput: a matrix of engines, requests and classes.
     NoHarm(no_harm::NoHarmArgs),
     /// What proxies cost: CPU, throughput, latency, memory and aborts, next to nginx.
@@ -71,6 +75,8 @@ fn main() -> Result<()> {
             Command::Replay(args) => replay::command(&args).await,
             Command::Compare(args) => compare::command(&args).await,
             Command::Chaos(args) => chaos::command(&args).await,
+            Command::Soak(args) => soak::command(&args).await,
+            Command::Overload(args) => overload::command(&args).await,
             Command::NoHarm(args) => no_harm::command(&args).await,
             Command::BenchProxy(args) => bench_proxy::command(&args).await,
             Command::Engines(args) => engines::command(&args).await,

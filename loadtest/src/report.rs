@@ -2,13 +2,24 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
 use crate::meter::{Meter, Verdict};
 use crate::run::Reading;
+
+/// Writes results as JSON, if a file was named.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn write_json(path: Option<&Path>, results: &impl Serialize) -> Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    std::fs::write(path, serde_json::to_string_pretty(results)?)
+        .with_context(|| format!("write {}", path.display()))
+}
 
 /// Figures of one run. Latencies are of the requests that were meant to be
 /// sent in the measured window; rates and CPU are of what ended in it.

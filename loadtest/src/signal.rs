@@ -1,7 +1,20 @@
 //! Signals that end a run.
 
-use anyhow::{Context, Result};
+use std::future::Future;
+
+use anyhow::{Context, Result, bail};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// Runs to the end, or until a signal stops it.
+///
+/// # Errors
+/// Those of the run; a signal came.
+pub async fn until_stopped<T>(run: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::select! {
+        done = run => done,
+        signal = stop() => bail!("stopped by {}", signal?),
+    }
+}
 
 /// Waits for Ctrl-C, SIGTERM or SIGHUP; its name.
 ///

@@ -10,7 +10,7 @@ use http_body_util::BodyExt;
 use serde::Serialize;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::client::Connection;
 use crate::process;
@@ -19,8 +19,10 @@ use crate::target::{Target, TargetArgs};
 /// Connections being opened at once.
 const OPENING: usize = 128;
 /// Time for the watched process to give memory back.
-const SETTLE: Duration = Duration::from_secs(2);
+const SETTLE: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(50);
+/// Time between two looks at the memory while the streams are held.
+const LOOK: Duration = Duration::from_secs(10);
 
 /// Arguments of `loadtest streams`. The engine must stream for longer than
 /// the opening and the hold together.
@@ -38,6 +40,9 @@ pub struct StreamsArgs {
     /// Seconds until all must be open.
     #[arg(long, default_value_t = 120)]
     pub within: u64,
+    /// Seconds after which every second stream is closed and opened anew, on average; absent = all stay.
+    #[arg(long, value_name = "SECONDS")]
+    pub churn: Option<f64>,
     /// Process whose memory is measured; may be given several times.
     #[arg(long = "pid")]
     pub pids: Vec<u32>,
@@ -55,12 +60,16 @@ pub struct Held {
     pub alive: u64,
     /// Streams that ended before it, or never opened.
     pub lost: u64,
+    /// Streams that were closed on purpose and opened anew.
+    pub reopened: u64,
     /// Events received by all streams.
     pub events: u64,
     /// Resident memory of the watched processes before, in KiB.
     pub rss_before_kib: Option<u64>,
     /// With all streams open, at the end of the hold.
     pub rss_open_kib: Option<u64>,
+    /// The most in any look, one each ten seconds of the hold.
+    pub rss_most_kib: Option<u64>,
     /// After all were dropped.
     pub rss_after_kib: Option<u64>,
     /// Growth by the open streams, for each of them.
@@ -71,6 +80,7 @@ pub struct Held {
 struct Counts {
     opened: AtomicU64,
     lost: AtomicU64,
+    reopened: AtomicU64,
     events: AtomicU64,
 }
 
@@ -93,11 +103,18 @@ pub async fn command(args: &StreamsArgs) -> Result<()> {
     if args.json {
         println!("{}", serde_json::to_string(&held)?);
     } else {
-        println!("opened {}  alive {}  lost {}  events {}", held.opened, held.alive, held.lost, held.events);
-        if let (Some(before), Some(open), Some(after), Some(each)) =
-            (held.rss_before_kib, held.rss_open_kib, held.rss_after_kib, held.kib_per_stream)
-        {
-            println!("memory KiB: before {before}  open {open}  after {after}  per stream {each:.1}");
+        let Held { opened, alive, lost, reopened, events, .. } = held;
+        println!("opened {opened}  alive {alive}  lost {lost}  reopened {reopened}  events {events}");
+        if let (Some(before), Some(open), Some(most), Some(after), Some(each)) = (
+            held.rss_before_kib,
+            held.rss_open_kib,
+            held.rss_most_kib,
+            held.rss_after_kib,
+            held.kib_per_stream,
+        ) {
+            println!(
+                "memory KiB: before {before}  open {open}  most {most}  after {after}  per stream {each:.1}"
+            );
         }
     }
     if held.lost > 0 {
@@ -114,11 +131,17 @@ pub async fn command(args: &StreamsArgs) -> Result<()> {
 pub async fn hold(args: &StreamsArgs) -> Result<Held> {
     let rss = || if args.pids.is_empty() { Ok(None) } else { process::rss_kib(&args.pids).map(Some) };
     let before = rss()?;
-    let mut streams = OpenStreams::start(&args.target, args.open).await?;
+    let churn = args.churn.map(Duration::try_from_secs_f64).transpose()?;
+    let mut streams = OpenStreams::start(&args.target, args.open, churn).await?;
     streams.opened(Duration::from_secs(args.within)).await;
     let (opened, lost) = (streams.counts.opened(), streams.counts.lost());
     eprintln!("opened {opened} of {}, lost {lost}; holding {} s", args.open, args.hold);
-    sleep(Duration::from_secs(args.hold)).await;
+    let end = Instant::now() + Duration::from_secs(args.hold);
+    let mut most = rss()?;
+    while Instant::now() < end {
+        sleep_until(end.min(Instant::now() + LOOK)).await;
+        most = most.max(rss()?);
+    }
     let open = rss()?;
     let (opened, alive) = (streams.counts.opened(), streams.alive());
     streams.drop_all().await;
@@ -127,9 +150,11 @@ pub async fn hold(args: &StreamsArgs) -> Result<Held> {
         opened,
         alive,
         lost: args.open as u64 - alive,
+        reopened: streams.counts.reopened.load(Ordering::Relaxed),
         events: streams.counts.events.load(Ordering::Relaxed),
         rss_before_kib: before,
         rss_open_kib: open,
+        rss_most_kib: most,
         rss_after_kib: rss()?,
         kib_per_stream: before
             .zip(open)
@@ -147,18 +172,20 @@ pub(crate) struct OpenStreams {
 }
 
 impl OpenStreams {
-    /// Begins to open them.
+    /// Begins to open them. With `churn`, every second one is closed and opened anew after about that
+    /// time.
     ///
     /// # Errors
     /// When the target cannot be resolved, or too few files may be opened.
-    pub(crate) async fn start(target: &TargetArgs, wanted: usize) -> Result<Self> {
+    pub(crate) async fn start(target: &TargetArgs, wanted: usize, churn: Option<Duration>) -> Result<Self> {
         process::require_open_files(wanted + 32)?;
         let target = Arc::new(Target::new(target).await?);
         let counts = Arc::new(Counts::default());
         let gate = Arc::new(Semaphore::new(OPENING));
         let mut tasks = JoinSet::new();
-        for _ in 0..wanted {
-            tasks.spawn(one_stream(Arc::clone(&target), Arc::clone(&counts), Arc::clone(&gate)));
+        for number in 0..wanted {
+            let life = churn.filter(|_| number % 2 == 1).map(|churn| Life { churn, number: number as f64 });
+            tasks.spawn(one_stream(Arc::clone(&target), Arc::clone(&counts), Arc::clone(&gate), life));
         }
         Ok(OpenStreams { wanted: wanted as u64, counts, tasks })
     }
@@ -182,14 +209,43 @@ impl OpenStreams {
     }
 }
 
-/// Reads one stream until it ends, which counts as lost.
-async fn one_stream(target: Arc<Target>, counts: Arc<Counts>, gate: Arc<Semaphore>) {
-    if read_stream(&target, &counts, gate).await.is_none() {
-        counts.lost.fetch_add(1, Ordering::Relaxed);
+/// How long a stream lives that is opened again and again.
+#[derive(Debug, Clone, Copy)]
+struct Life {
+    churn: Duration,
+    number: f64,
+}
+
+impl Life {
+    /// The next life: half to one and a half times `churn`, spread evenly over streams and lives.
+    fn next(&mut self) -> Duration {
+        self.number += 0.618_033_988_75;
+        self.churn.mul_f64(0.5 + (self.number * 0.618_033_988_75).fract())
     }
 }
 
-async fn read_stream(target: &Target, counts: &Counts, gate: Arc<Semaphore>) -> Option<()> {
+/// Reads one stream until it ends, which counts as lost, or its successors.
+async fn one_stream(target: Arc<Target>, counts: Arc<Counts>, gate: Arc<Semaphore>, mut life: Option<Life>) {
+    let mut is_first = true;
+    loop {
+        let until = life.as_mut().map(|life| Instant::now() + life.next());
+        if read_stream(&target, &counts, Arc::clone(&gate), until, is_first).await.is_none() {
+            counts.lost.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        counts.reopened.fetch_add(1, Ordering::Relaxed);
+        is_first = false;
+    }
+}
+
+/// `Some` when the stream was dropped at `until`, `None` when it ended earlier.
+async fn read_stream(
+    target: &Target,
+    counts: &Counts,
+    gate: Arc<Semaphore>,
+    until: Option<Instant>,
+    is_first: bool,
+) -> Option<()> {
     let opening = gate.acquire_owned().await.ok()?;
     let mut connection = Connection::open(&target.endpoint).await.ok()?;
     let response = connection.send(target.request(true)).await.ok()?;
@@ -198,10 +254,16 @@ async fn read_stream(target: &Target, counts: &Counts, gate: Arc<Semaphore>) -> 
     }
     let mut body = response.into_body();
     body.frame().await?.ok()?;
-    counts.opened.fetch_add(1, Ordering::Relaxed);
+    counts.opened.fetch_add(u64::from(is_first), Ordering::Relaxed);
     drop(opening);
     loop {
         counts.events.fetch_add(1, Ordering::Relaxed);
-        body.frame().await?.ok()?;
+        match until {
+            None => body.frame().await?.ok()?,
+            Some(until) => match timeout_at(until, body.frame()).await {
+                Ok(frame) => frame?.ok()?,
+                Err(_) => return Some(()),
+            },
+        };
     }
 }

@@ -140,20 +140,29 @@ async fn a_stream_without_its_end_is_broken() {
 async fn held_streams_are_all_alive_and_leave_nothing() {
     let args = EngineArgs { tokens: 100_000, interval_ms: 50, ..EngineArgs::instant() };
     let (target, counts) = start(&args).await;
-    let args =
-        StreamsArgs { target, open: 100, hold: 1, within: 20, pids: vec![std::process::id()], json: false };
+    let args = StreamsArgs {
+        target,
+        open: 100,
+        hold: 1,
+        within: 20,
+        churn: Some(0.3),
+        pids: vec![std::process::id()],
+        json: false,
+    };
     let held = hold(&args).await.expect("held");
     assert_eq!((held.opened, held.alive, held.lost), (100, 100, 0));
     assert!(held.events > 500, "{held:?}");
     assert!(held.rss_open_kib > Some(1_000));
     idle(&counts).await;
-    assert_eq!(counts.aborted.load(Ordering::Relaxed), 100);
+    assert!(held.reopened >= 50, "{held:?}");
+    assert_eq!(counts.aborted.load(Ordering::Relaxed), 100 + held.reopened);
 }
 
 #[tokio::test]
 async fn streams_that_end_early_are_lost() {
     let (target, _) = start(&EngineArgs::instant()).await;
-    let args = StreamsArgs { target, open: 7, hold: 1, within: 20, pids: Vec::new(), json: false };
+    let args =
+        StreamsArgs { target, open: 7, hold: 1, within: 20, churn: None, pids: Vec::new(), json: false };
     let held = hold(&args).await.expect("held");
     assert_eq!((held.opened, held.alive, held.lost), (7, 0, 7));
 }

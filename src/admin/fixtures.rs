@@ -123,6 +123,7 @@ pub(super) fn settings() -> Settings {
     Settings {
         digest: "d1".into(),
         scale,
+        cluster: None,
         startup: Startup {
             listen: "0.0.0.0:8080".parse().unwrap(),
             admin: "127.0.0.1:9090".parse().unwrap(),
@@ -146,6 +147,7 @@ pub(super) fn settings() -> Settings {
                 log_format: LogFormat::Json,
                 log_level: "info".into(),
                 client_address: Default::default(),
+                refusals_per_second: 10,
                 otlp: OtlpSettings {
                     endpoint: Some("http://user:password@collector:4317".into()),
                     headers: [("x-key".to_owned(), Secret::new("of the collector"))].into(),
@@ -224,6 +226,7 @@ pub(super) fn state(telemetry: &Telemetry, reload: ReloadHandle) -> AdminState {
         sources: DiscoverySources::start(Arc::clone(&settings), telemetry.clone()),
         signals: SignalCache::new(Arc::clone(&settings), telemetry.clone()),
         settings,
+        cluster: None,
         usage: None,
         telemetry: telemetry.clone(),
     }

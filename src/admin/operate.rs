@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::admin::auth::Operator;
 use crate::admin::report::overview::{self, join_names};
 use crate::admin::state::AdminState;
+use crate::cluster::{SharedOverride, target_name};
 use crate::config::report::problem::nearest;
 use crate::config::syntax::units::Span;
 use crate::core::model::event::Event;
@@ -210,8 +211,22 @@ pub(super) fn carry_out(
         refuse_if_pool_closed(policy, &state.snapshot(), targets[0])?;
     }
     let mut changed: Option<OverrideResult> = None;
+    // Locked until the scheduler has heard of it, too: what another gateway says comes before or after.
+    let mut cluster = state.cluster.as_ref().map(|status| status.lock());
     for target in &targets {
-        let next = state.dispatcher.override_with(|now| verb.event(*target, &checked, now));
+        let mut change = None;
+        let next = state.dispatcher.override_with(|now| {
+            let event = verb.event(*target, &checked, now);
+            if let Event::Overridden(set) = &event {
+                change = Some(set.change);
+            }
+            event
+        });
+        if let Some(status) = &mut cluster {
+            let lasts = if change.is_some() { checked.duration } else { Some(Duration::ZERO) };
+            let said = SharedOverride::new(change, &checked.reason, &who.who);
+            status.share(target_name(*target, policy), said, lasts);
+        }
         changed = Some(match changed {
             None => next,
             Some(first) => {
@@ -219,6 +234,7 @@ pub(super) fn carry_out(
             }
         });
     }
+    drop(cluster);
     let changed = changed.ok_or_else(|| bad_request("nothing to do".into()))?;
     let outcome = outcome(verb, &ask.name, &targets, &checked, policy, &changed);
     OverrideChanged {

@@ -193,7 +193,9 @@ fn answered(answer: Result<Response, VerbError>) -> Response {
 
 async fn overrides(State(admin): State<AdminRoutes>) -> impl IntoResponse {
     let settings = admin.state.settings();
-    Json(json!({ "overrides": overview::overrides(&admin.state.snapshot(), &settings.policy) }))
+    let cluster = admin.state.cluster.as_ref().map(|status| status.lock().overrides.clone());
+    let rows = overview::overrides(&admin.state.snapshot(), &settings.policy, cluster.as_ref());
+    Json(json!({ "overrides": rows }))
 }
 
 async fn request(State(admin): State<AdminRoutes>, Path(id): Path<String>) -> Response {
@@ -207,7 +209,7 @@ async fn request(State(admin): State<AdminRoutes>, Path(id): Path<String>) -> Re
     let trail = request.look(RequestTrail::clone);
     let waiting = admin.state.dispatcher.explain(trail.job);
     let mut view = requests::explain::request(&trail, waiting.as_ref(), &admin.state.settings().policy);
-    let others = admin.state.telemetry.history().namesakes(&trail);
+    let others = admin.state.telemetry.history().same_request_id(&trail);
     view["same_request_id"] = others.iter().filter_map(|id| id.to_str().ok()).collect();
     Json(view).into_response()
 }

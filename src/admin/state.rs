@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
+use parking_lot::Mutex;
 
+use crate::cluster::ClusterStatus;
 use crate::config::settings::Settings;
 use crate::config::watch::ReloadHandle;
 use crate::core::autoscale::replica_demand::ReplicaDemand;
@@ -29,6 +31,8 @@ pub struct AdminState {
     pub sources: DiscoverySources,
     /// Scale signal, as scalers read it.
     pub signals: Arc<SignalCache>,
+    /// What is shared with other gateways; absent without `cluster`.
+    pub cluster: Option<Arc<Mutex<ClusterStatus>>>,
     /// Source of the usage rows; absent when the configuration keeps none.
     pub usage: Option<RowSource>,
     /// Metrics, recent requests and the state of the configuration.

@@ -6,6 +6,7 @@ mod commands;
 mod gateway;
 mod usage;
 
+pub use self::commands::complete::answer_shell;
 pub use self::commands::run;
 pub use self::gateway::Gateway;
 pub use crate::app::gateway::start_error::StartError;

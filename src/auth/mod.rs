@@ -1,18 +1,17 @@
 //! Authentication of clients by API key, identity provider's token, or certificate.
 
 mod cache;
-pub mod client;
 mod issuers;
 mod jwks;
 mod jwt;
 pub mod throttle;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use http::HeaderMap;
 use parking_lot::Mutex;
 
-use crate::auth::client::ConnectedClient;
 use crate::auth::issuers::Issuers;
 use crate::auth::jwt::TokenError;
 #[cfg(any(test, fuzzing))]
@@ -27,7 +26,17 @@ use crate::protocol::error::catalogue::ErrorKind;
 use crate::protocol::headers;
 use crate::telemetry::event::AuthFailed;
 use crate::telemetry::{Telemetry, wall};
-use crate::tls::address_group;
+use crate::tls::{CertificateNames, address_group};
+
+/// The address of a connected client and the names that its certificate proves.
+#[derive(Debug, Clone)]
+pub struct ConnectedClient {
+    /// The client's end of the TCP connection.
+    pub address: SocketAddr,
+    /// The subject alternative names of the client's certificate. `None` if the client has no
+    /// certificate that an authority of this listener signed.
+    pub names: Option<Arc<CertificateNames>>,
+}
 
 /// A caller whose credential was found valid.
 #[derive(Debug, Clone)]

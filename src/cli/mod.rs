@@ -4,6 +4,7 @@ pub mod config;
 pub mod import;
 pub mod operate;
 pub mod plan;
+pub mod replay;
 pub mod usage;
 pub mod watch;
 
@@ -19,6 +20,7 @@ use crate::cli::operate::{
     AccessArgs, ExplainArgs, PoolsCommand, ReadyArgs, ReplicasCommand, StatusArgs, TenantsCommand,
 };
 use crate::cli::plan::PlanArgs;
+use crate::cli::replay::{RecordArgs, ReplayArgs};
 use crate::cli::usage::UsageArgs;
 use crate::cli::watch::{DoctorArgs, QueuesCommand, RequestsCommand, TailArgs, TopArgs};
 use crate::config::syntax::units::Span;
@@ -54,7 +56,9 @@ pub enum Command {
     ///
     /// Exit code 1: it could not start, or the configuration has errors. 2:
     /// the configuration could not be read.
-    #[command(after_help = "Example:\n  penstock serve --config /etc/penstock/penstock.yaml")]
+    #[command(
+        after_help = "Examples:\n  penstock serve --config /etc/penstock/penstock.yaml\n  penstock serve --record record     what happened, for penstock replay"
+    )]
     Serve(ServeArgs),
     /// Run a gateway and simulated engines in one process, to look around.
     ///
@@ -62,7 +66,7 @@ pub enum Command {
     /// classes. Prints the addresses, the keys, and lines to paste into a
     /// shell. Needs no GPU, no file and no network.
     #[command(
-        after_help = "Examples:\n  penstock demo\n  penstock demo --load     with traffic of every tenant in every class"
+        after_help = "Examples:\n  penstock demo\n  penstock demo --load     with traffic of every tenant in every class\n  penstock demo --load --record record"
     )]
     Demo(DemoArgs),
     /// Check a configuration file without running it.
@@ -233,6 +237,24 @@ pub enum Command {
         after_help = "Examples:\n  penstock simulate loadtest/scenarios/azure-load.yaml --html out\n  penstock simulate loadtest/scenarios/faults.yaml --case frozen --seeds 1\n  penstock simulate --trace loadtest/traces/azure2023_conv.csv.gz --load 15\n  penstock simulate --list-designs"
     )]
     Simulate(SimulateArgs),
+    /// Replay what a gateway recorded, as it was or under another configuration.
+    ///
+    /// `penstock serve --record` writes the record. Without --config, a new scheduler gets the recorded
+    /// events, and the report says whether it decides the same: which request went to which replica,
+    /// in which order, and what was refused. With --config, the recorded requests also go to simulated
+    /// engines that take the time that the recorded ones took: under the recorded configuration,
+    /// which shows how far the simulation is from what happened, and under the other one. The table
+    /// has three lines for each tenant and class: happened, model (the recorded configuration,
+    /// simulated) and predicted (the other one, simulated). Trust a difference between happened and
+    /// predicted as far as it is larger than that between happened and model.
+    ///
+    /// Requests come when they came: clients that would send more or less at other waits are not
+    /// known. A pool whose replicas the new file does not name has the recorded ones.
+    ///
+    /// Exit code 1: the decisions differ although the record is whole, or the record or the
+    /// configuration cannot be used.
+    #[command(after_help = replay::EXAMPLES)]
+    Replay(ReplayArgs),
     /// Say how many replicas a demand needs, and what they cost.
     ///
     /// Reads a trace, any table with times and tokens, or a usage log. Measures
@@ -259,7 +281,8 @@ pub enum Command {
     /// against server.max_connections; whether the ports of server.listen,
     /// server.admin and scale.listen are free, or have a gateway behind them; and of each engine
     /// that the file names whether it answers, serves the models of its pool, and
-    /// has the same time. Changes nothing.
+    /// has the same time. Engines are asked with the key and the TLS of their pool.
+    /// Changes nothing.
     ///
     /// Exit code 1: a check failed. Warnings change no exit code.
     #[command(
@@ -276,7 +299,15 @@ pub enum Command {
         command: Vec<String>,
     },
     /// Print a completion script for a shell.
-    #[command(after_help = "Example:\n  penstock completion bash > /etc/bash_completion.d/penstock")]
+    ///
+    /// Completes commands, flags, and names: of tenants, classes, models, pools, replicas
+    /// and requests. The running gateway has the names (`PENSTOCK_ADMIN`, or --admin
+    /// earlier in the line), or else the file penstock.yaml, if one of the two answers
+    /// within 300 ms. zsh finds the script as `_penstock` in a folder of its fpath, fish in
+    /// ~/.config/fish/completions. Print it anew after an upgrade.
+    #[command(
+        after_help = "Examples:\n  penstock completion bash > /etc/bash_completion.d/penstock\n  penstock completion zsh > _penstock\n  penstock completion fish > penstock.fish"
+    )]
     Completion {
         /// The shell.
         shell: Shell,
@@ -289,6 +320,9 @@ pub struct ServeArgs {
     /// The configuration file.
     #[arg(short, long, value_name = "FILE", default_value = "penstock.yaml")]
     pub config: PathBuf,
+    /// What happens is recorded.
+    #[command(flatten)]
+    pub record: RecordArgs,
 }
 
 /// `penstock demo`
@@ -306,6 +340,9 @@ pub struct DemoArgs {
     /// Send traffic of every tenant in every class it may use.
     #[arg(long)]
     pub load: bool,
+    /// What happens is recorded.
+    #[command(flatten)]
+    pub record: RecordArgs,
 }
 
 /// `penstock check`

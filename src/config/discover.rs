@@ -46,7 +46,6 @@ impl ReplicaSource {
 /// Addresses of a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DnsSource {
-    /// The name.
     pub name: String,
     /// What to ask for.
     pub records: DnsRecords,

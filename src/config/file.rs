@@ -16,6 +16,7 @@ use crate::config::sections::request_path::{
 };
 use crate::config::sections::routing::RoutingSection;
 use crate::config::sections::scale::ScaleSection;
+use crate::config::sections::scale::cluster::ClusterSection;
 use crate::config::sections::server::{ServerSection, TelemetrySection};
 use crate::config::sections::tenants::classes::{ClassSection, builtin_classes};
 use crate::config::sections::tenants::{AuthSection, TenantSection};
@@ -43,6 +44,10 @@ pub struct ConfigFile {
     pub usage: UsageSection,
     /// How the scale signal is told.
     pub scale: ScaleSection,
+    /// What several gateways share; absent = this one is alone, or each keeps its own
+    /// limits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<ClusterSection>,
     /// Who may come in.
     pub auth: AuthSection,
     /// Limits of one request.
@@ -88,6 +93,7 @@ impl Default for ConfigFile {
             audit: AuditSection::default(),
             usage: UsageSection::default(),
             scale: ScaleSection::default(),
+            cluster: None,
             auth: AuthSection::default(),
             requests: RequestsSection::default(),
             guardrails: None,

@@ -51,12 +51,10 @@ impl fmt::Debug for NewKey {
     }
 }
 
-/// The parts of a key.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct KeyParts<'a> {
     /// The public id.
     pub id: &'a str,
-    /// The secret.
     pub secret: &'a str,
 }
 
@@ -143,7 +141,7 @@ pub struct HashedKey {
     pub digest: String,
     /// Whether it is not of Penstock's form, so that nobody knows whether it is
     /// random.
-    pub is_foreign: bool,
+    pub is_imported: bool,
 }
 
 /// Hashes a secret that exists already.
@@ -153,19 +151,19 @@ pub struct HashedKey {
 /// a longer one is random cannot be seen.
 pub fn hash(text: &str) -> Result<HashedKey, UnfitSecret> {
     let digest = digest(text);
-    let (id, is_foreign) = match parse(text) {
+    let (id, is_imported) = match parse(text) {
         Some(parts) => (parts.id.to_owned(), false),
         None => {
             fit(text)?;
-            (foreign_id(&digest), true)
+            (derived_id(&digest), true)
         }
     };
-    Ok(HashedKey { id, digest: digest_text(&digest), is_foreign })
+    Ok(HashedKey { id, digest: digest_text(&digest), is_imported })
 }
 
 /// The public id of a secret that has none in it, by its digest.
 #[must_use]
-pub fn foreign_id(digest: &[u8; 32]) -> String {
+pub fn derived_id(digest: &[u8; 32]) -> String {
     base32(&blake3::derive_key(ID_CONTEXT, digest)[..ID_BYTES])
 }
 
@@ -223,9 +221,9 @@ impl KeyDigest {
 
     /// The public id of a secret that has none in it.
     #[must_use]
-    pub fn foreign_id(&self) -> String {
+    pub fn derived_id(&self) -> String {
         match self {
-            Self::Blake3(digest) | Self::Sha256(digest) => foreign_id(digest),
+            Self::Blake3(digest) | Self::Sha256(digest) => derived_id(digest),
         }
     }
 
@@ -420,9 +418,9 @@ mod tests {
     fn a_key_opens_under_another_id_of_its_digest() {
         let key = new(&[5; RANDOM_BYTES]);
         let digest = KeyDigest::Blake3(digest(&key.text));
-        let keys = KeyRing::from_iter([(digest.foreign_id(), entry(digest, None))]);
+        let keys = KeyRing::from_iter([(digest.derived_id(), entry(digest, None))]);
         let (id, _) = keys.verify(&key.text, || SystemTime::UNIX_EPOCH).unwrap();
-        assert_eq!(id, digest.foreign_id());
+        assert_eq!(id, digest.derived_id());
     }
 
     #[test]
@@ -465,7 +463,7 @@ mod tests {
     #[test]
     fn any_secret_can_be_a_key_under_either_digest() {
         let made = hash(FOREIGN).unwrap();
-        assert!(made.is_foreign && is_id(&made.id), "{made:?}");
+        assert!(made.is_imported && is_id(&made.id), "{made:?}");
         assert!(!made.digest.contains(&made.id) && !FOREIGN.contains(&made.id));
         assert_eq!(hash(FOREIGN), Ok(made.clone()), "always the same line");
         for digest in [&*made.digest, FOREIGN_SHA256] {
@@ -483,7 +481,7 @@ mod tests {
     fn a_penstock_key_is_hashed_under_its_own_id() {
         let key = new(&[3; RANDOM_BYTES]);
         let made = hash(&key.text).unwrap();
-        assert_eq!((made.id, made.digest, made.is_foreign), (key.id, key.digest, false));
+        assert_eq!((made.id, made.digest, made.is_imported), (key.id, key.digest, false));
     }
 
     #[test]

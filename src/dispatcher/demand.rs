@@ -5,11 +5,14 @@
 //! that fills the list of facts hands them over after it has left the dispatcher's lock. That step
 //! never waits for a reader. Whoever needs both locks takes the observer's first.
 
+use std::sync::Arc;
+
 use crate::core::autoscale::demand::state::DemandState;
 use crate::core::autoscale::demand_report::{DemandReport, PeerDemand};
 use crate::core::autoscale::inputs::DemandInputs;
 use crate::core::autoscale::observer::DemandObserver;
 use crate::core::autoscale::replica_demand::ReplicaDemand;
+use crate::core::model::event::Event;
 use crate::dispatcher::Dispatcher;
 
 impl Dispatcher {
@@ -55,7 +58,8 @@ impl Dispatcher {
         self.state.lock().scheduler.hand_over_demand(observer);
         let restored = observer.restore(state);
         if restored {
-            self.state.lock().scheduler.restore_starts(state);
+            let policy = Arc::clone(self.state.lock().scheduler.policy());
+            self.event(Event::StartsRestored(state.starts(&policy)));
         }
         restored
     }

@@ -3,6 +3,7 @@
 
 pub mod clock;
 mod demand;
+pub mod event_log;
 pub mod shutdown;
 pub mod ticket;
 mod waiters;
@@ -18,21 +19,21 @@ pub use crate::dispatcher::waiters::StayBills;
 
 use crate::core::autoscale::observer::DemandObserver;
 use crate::core::billing::bill::IdleTime;
+use crate::core::limits::lease::LimitReports;
+use crate::core::limits::rule::LimitId;
 use crate::core::limits::{LimitStatus, LimitsAtEntry};
 use crate::core::model::event::{Action, Event, Rejection, ReplicaAction};
 use crate::core::model::ids::JobId;
 use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
 use crate::core::model::policy::Policy;
-use crate::core::model::snapshot::{OverrideResult, QueueStanding, Snapshot, WaitExplanation, WaitSummary};
+use crate::core::model::snapshot::{OverrideResult, QueueStatus, Snapshot, WaitExplanation, WaitSummary};
 use crate::core::model::time::Tick;
+use crate::core::placement::PreparedPolicy;
 use crate::core::scheduler::Scheduler;
 use crate::dispatcher::clock::GatewayClock;
+use crate::dispatcher::event_log::EventLog;
 use crate::dispatcher::shutdown::ShutdownGrace;
 use crate::dispatcher::waiters::{Notification, Notifications, WaitEnd, Waiters};
-
-/// Log of the events that a scheduler got since [`Dispatcher::log_events`]. Memory grows with every
-/// event.
-pub type EventLog = Arc<Mutex<Vec<(Tick, Event)>>>;
 
 /// Jobs that [`Dispatcher::wait_summaries`] looks at in one hold of the lock.
 const JOBS_A_LOOK: usize = 16;
@@ -40,6 +41,8 @@ const JOBS_A_LOOK: usize = 16;
 /// The one scheduler of this process, with the waiters of its live jobs.
 #[derive(Debug)]
 pub struct Dispatcher {
+    /// A generation up to which policies are in force or over.
+    generation: AtomicU64,
     state: Mutex<DispatcherState>,
     /// Observer of the demand. Its lock comes before that of `state`.
     observer: Mutex<DemandObserver>,
@@ -50,20 +53,20 @@ pub struct Dispatcher {
     /// Whether a caller waits for the next arrival.
     arrival_awaited: AtomicBool,
     arrival: Notify,
+    /// Notified when a report of limits cannot wait.
+    lease_wanted: Notify,
     replica_actions: mpsc::Sender<ReplicaAction>,
 }
 
 #[derive(Debug)]
 struct DispatcherState {
-    /// Generation of the policy in force.
-    generation: u64,
     scheduler: Scheduler,
     waiters: Waiters,
     actions: Vec<Action>,
     effects: StepEffects,
     /// When the timer wakes next, which may be before the scheduler's next deadline.
     timer_wakes_at: Option<Tick>,
-    event_log: Option<EventLog>,
+    event_log: Option<Arc<EventLog>>,
 }
 
 /// Effects of a step that are carried out after the lock is released.
@@ -74,6 +77,8 @@ struct StepEffects {
     wake_timer: bool,
     /// Whether so many demand facts are recorded that they have to be observed.
     demand_due: bool,
+    /// Whether other gateways have to be asked for a part of a limit.
+    lease_due: bool,
 }
 
 impl Dispatcher {
@@ -90,8 +95,8 @@ impl Dispatcher {
         let mut scheduler = Scheduler::new(policy);
         scheduler.record_demand();
         Arc::new(Self {
+            generation: AtomicU64::new(generation),
             state: Mutex::new(DispatcherState {
-                generation,
                 scheduler,
                 waiters: Waiters::default(),
                 actions: Vec::new(),
@@ -106,13 +111,14 @@ impl Dispatcher {
             timer_moved_up: Notify::new(),
             arrival_awaited: AtomicBool::new(false),
             arrival: Notify::new(),
+            lease_wanted: Notify::new(),
             replica_actions,
         })
     }
 
-    /// Logs the scheduler's events from now on, for tests and replays.
-    pub fn log_events(&self, told: &EventLog) {
-        self.state.lock().event_log = Some(Arc::clone(told));
+    /// Logs the scheduler's events and decisions from now on.
+    pub fn log_events(&self, log: &Arc<EventLog>) {
+        self.state.lock().event_log = Some(Arc::clone(log));
     }
 
     /// The clock that times the scheduler's events.
@@ -151,15 +157,20 @@ impl Dispatcher {
         self.arrival.notified().await;
     }
 
-    /// Brings a policy into force, unless this policy or a later one already is.
+    /// Brings a policy into force, unless this policy or a later one already is. What follows from
+    /// the policy alone is computed before the lock is taken, and the old policy is dropped after it.
     pub fn apply_policy(&self, policy: &Arc<Policy>) {
-        self.with_lock(|inner, now| inner.apply_policy(policy, now));
+        if policy.generation > self.generation.load(Ordering::Acquire) {
+            let prepared = PreparedPolicy::new(Arc::clone(policy));
+            drop(self.with_lock(|inner, now| inner.apply_policy(prepared, now)));
+            self.generation.fetch_max(policy.generation, Ordering::AcqRel);
+        }
     }
 
     /// Passes an event to the scheduler.
     pub fn event(&self, event: Event) {
         self.with_lock(|inner, now| {
-            if let Event::ClientLeft { job, .. } = event {
+            if let Event::Abandoned { job, .. } = event {
                 // The job gets no more notifications. Its bills are kept for its ticket.
                 inner.waiters.set_left(job);
             }
@@ -180,6 +191,13 @@ impl Dispatcher {
         self.state.lock().scheduler.can_queue()
     }
 
+    /// Numbers of jobs that wait, and that wait or run.
+    #[must_use]
+    pub fn job_counts(&self) -> (u64, u64) {
+        let state = self.state.lock();
+        (state.scheduler.waiting().requests, state.scheduler.unfinished())
+    }
+
     /// Snapshot of the scheduler at this moment.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
@@ -189,9 +207,9 @@ impl Dispatcher {
 
     /// What every tenant, class and model has waiting and running, and what its next job waits for.
     #[must_use]
-    pub fn standings(&self) -> Vec<QueueStanding> {
+    pub fn queue_statuses(&self) -> Vec<QueueStatus> {
         let now = self.clock.now();
-        self.state.lock().scheduler.standings(now)
+        self.state.lock().scheduler.queue_statuses(now)
     }
 
     /// State of all limits, in a fixed order.
@@ -199,6 +217,19 @@ impl Dispatcher {
     pub fn limits(&self) -> Vec<LimitStatus> {
         let now = self.clock.now();
         self.state.lock().scheduler.limits(now)
+    }
+
+    /// A part of what this gateway has used of its limits, for the other gateways: what is urgent,
+    /// what is `wanted`, and some of what changed, at most `most`.
+    #[must_use]
+    pub fn take_limit_use(&self, wanted: &[LimitId], most: usize) -> LimitReports {
+        let now = self.clock.now();
+        self.state.lock().scheduler.take_limit_use(wanted, most, now)
+    }
+
+    /// Waits until a report of limits cannot wait for its time.
+    pub async fn lease_wanted(&self) {
+        self.lease_wanted.notified().await;
     }
 
     /// The reason why a job waits. `None` if the job does not wait.
@@ -231,8 +262,7 @@ impl Dispatcher {
     pub fn override_with(&self, event_at: impl FnOnce(Tick) -> Event) -> OverrideResult {
         self.with_lock(|inner, now| {
             let event = event_at(now);
-            inner.log_event(now, &event);
-            inner.scheduler.operate(now, event, &mut inner.actions)
+            inner.logged(now, event, |scheduler, event, actions| scheduler.operate(now, event, actions))
         })
     }
 
@@ -240,7 +270,7 @@ impl Dispatcher {
     pub fn refuse_waiting(&self, why: Rejection) {
         let waiting = self.state.lock().waiters.reject_waiting(why);
         for (job, rejection) in waiting {
-            self.event(Event::ClientLeft { job, usage: JobUsage::Unknown });
+            self.event(Event::Abandoned { job, usage: JobUsage::Unknown });
             rejection.deliver();
         }
     }
@@ -284,7 +314,7 @@ impl Dispatcher {
     fn leave(&self, job: JobId, usage: JobUsage) -> StayBills {
         self.with_lock(|inner, now| {
             if inner.waiters.set_left(job) {
-                inner.handle(now, Event::ClientLeft { job, usage });
+                inner.handle(now, Event::Abandoned { job, usage });
                 inner.apply();
             }
             inner.waiters.close(job)
@@ -318,6 +348,9 @@ impl Dispatcher {
         for action in leftover.replica_actions {
             let _full = self.replica_actions.try_send(action);
         }
+        if leftover.lease_due {
+            self.lease_wanted.notify_one();
+        }
         if leftover.demand_due {
             self.observe_demand();
         }
@@ -332,32 +365,51 @@ impl Dispatcher {
 }
 
 impl DispatcherState {
-    fn log_event(&self, now: Tick, event: &Event) {
-        if let Some(told) = &self.event_log {
-            told.lock().push((now, event.clone()));
+    /// Has the scheduler handle an event with `step`, and logs the event with the decisions that it
+    /// led to.
+    fn logged<T>(
+        &mut self,
+        now: Tick,
+        event: Event,
+        step: impl FnOnce(&mut Scheduler, Event, &mut Vec<Action>) -> T,
+    ) -> T {
+        let copy = self.event_log.is_some().then(|| event.clone());
+        let before = self.actions.len();
+        let done = step(&mut self.scheduler, event, &mut self.actions);
+        if let (Some(log), Some(event)) = (&self.event_log, copy) {
+            log.push(now, event, &self.actions[before..]);
         }
+        done
     }
 
     fn handle(&mut self, now: Tick, event: Event) {
-        self.log_event(now, &event);
-        self.scheduler.handle(now, event, &mut self.actions);
+        self.logged(now, event, |scheduler, event, actions| scheduler.handle(now, event, actions));
     }
 
     /// Passes a job's arrival to the scheduler. Returns the state of the job's limits after its
     /// reservation.
     fn arrive(&mut self, now: Tick, spec: JobSpec, prefix: PromptPrefix) -> LimitsAtEntry {
-        if self.event_log.is_some() {
-            self.log_event(now, &Event::Arrived(spec, prefix.clone()));
-        }
+        let copy = self.event_log.is_some().then(|| prefix.clone());
+        let before = self.actions.len();
         let shadowed = self.scheduler.arrive(now, spec, prefix, &mut self.actions);
+        if let (Some(log), Some(prefix)) = (&self.event_log, copy) {
+            log.push(now, Event::Arrived(spec, prefix), &self.actions[before..]);
+        }
         LimitsAtEntry { shadowed, statuses: self.scheduler.limits_of(&spec, now) }
     }
 
-    fn apply_policy(&mut self, policy: &Arc<Policy>, now: Tick) {
-        if policy.generation > self.generation {
-            self.generation = policy.generation;
-            self.handle(now, Event::PolicyChanged(Arc::clone(policy)));
+    /// Brings a policy into force, if it is newer. Returns the policy to drop.
+    fn apply_policy(&mut self, prepared: PreparedPolicy, now: Tick) -> PreparedPolicy {
+        let policy = Arc::clone(&prepared.policy);
+        if policy.generation <= self.scheduler.policy().generation {
+            return prepared;
         }
+        let first = self.actions.len();
+        let before = self.scheduler.change_policy(now, prepared, &mut self.actions);
+        if let Some(log) = &self.event_log {
+            log.push(now, Event::PolicyChanged(policy), &self.actions[first..]);
+        }
+        before
     }
 
     /// Handles an attempt's event if the attempt is the job's current one. Returns whether the
@@ -396,6 +448,7 @@ impl DispatcherState {
         if leftover.wake_timer {
             self.timer_wakes_at = deadline;
         }
+        leftover.lease_due = self.scheduler.wants_lease();
         leftover.demand_due = self.scheduler.must_hand_over_demand();
         leftover
     }
@@ -487,7 +540,7 @@ pools:
         let waits = admit(&dispatcher, &settings, Duration::from_secs(60));
         assert_eq!(end(waits), []);
         pass().await;
-        dispatcher.event(Event::ClientLeft { job: ticket.job(), usage: JobUsage::Unknown });
+        dispatcher.event(Event::Abandoned { job: ticket.job(), usage: JobUsage::Unknown });
         assert_eq!(end(ticket), [10]);
         let draining =
             Rejection { reason: RejectReason::Draining, queued: Duration::ZERO, retry_after: None };
@@ -516,7 +569,7 @@ pools:
         let (dispatcher, _wished) = dispatcher(&settings);
         let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));
         ticket.dispatched().await.unwrap();
-        dispatcher.event(Event::ClientLeft { job: ticket.job(), usage: JobUsage::Unknown });
+        dispatcher.event(Event::Abandoned { job: ticket.job(), usage: JobUsage::Unknown });
         for _ in 0..2 {
             let preempted = tokio::time::timeout(Duration::from_secs(1), ticket.preempted());
             assert!(preempted.await.is_err(), "there is no word to come");

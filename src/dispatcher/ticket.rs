@@ -48,9 +48,9 @@ impl Dispatcher {
     /// `policy`. If the scheduler does not know `policy` yet, `policy` comes into force first.
     #[must_use]
     pub fn admit(self: &Arc<Self>, spec: JobSpec, prefix: PromptPrefix, policy: &Arc<Policy>) -> Ticket {
+        self.apply_policy(policy);
         let (answer, limits) = self.with_lock(|inner, now| {
             let answer = inner.waiters.wait(spec.id);
-            inner.apply_policy(policy, now);
             (answer, inner.arrive(now, spec, prefix))
         });
         if self.arrival_awaited.load(Ordering::Relaxed) && self.arrival_awaited.swap(false, Ordering::Relaxed)
@@ -69,8 +69,8 @@ impl Dispatcher {
         prefix: PromptPrefix,
         policy: &Arc<Policy>,
     ) -> Option<Ticket> {
+        self.apply_policy(policy);
         let (mut answer, limits) = self.with_lock(|inner, now| {
-            inner.apply_policy(policy, now);
             let refuses = inner.scheduler.refuses_at_entry(&spec, 0, now);
             refuses.then(|| (inner.waiters.wait(spec.id), inner.arrive(now, spec, prefix)))
         })?;
@@ -106,7 +106,7 @@ impl Ticket {
     /// The rejection. The job is then over.
     pub async fn dispatched(&mut self) -> Result<DispatchGrant, Rejection> {
         let TicketState::Waiting(receiver) = &mut self.state else {
-            unreachable!("a ticket waits only after admit, after a failure and after a recall");
+            unreachable!("a ticket waits only after admit, after a failure and after a preemption");
         };
         match receiver.await {
             Ok(WaitEnd::Granted { grant, signal }) => {

@@ -1,7 +1,8 @@
 //! Engines: what one kind of engine does in its own way (paths, metrics, quirks, error wordings,
 //! sleep), one file each. The code is pure: text in, numbers out. `fleet` sends the requests.
 //!
-//! A new engine is one file, and four lines here: its module and its three places in [`EngineKind`].
+//! A new engine is one file, and its places here: `mod`, a variant of [`EngineKind`], `ALL` and its length,
+//! and an arm in `spec`. The name in its `SPEC` is the variant in lower case.
 
 mod gauges;
 mod info;

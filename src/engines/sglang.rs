@@ -45,7 +45,7 @@ const NAMES: GaugeNames = GaugeNames {
 
 fn read(text: &str) -> Option<EngineGauges> {
     let mut seen = BTreeSet::new();
-    read_gauges(text, &NAMES, |sample| is_total(sample) && is_first_of_its_rank(sample, &mut seen))
+    read_gauges(text, &NAMES, |sample| is_total(sample) && take_rank(sample, &mut seen))
 }
 
 /// Whether the sample is a total. With priority scheduling the queue gauges have one row per
@@ -54,9 +54,10 @@ fn is_total(sample: &PromSample<'_>) -> bool {
     sample.label("priority").is_none_or(|priority| priority.is_empty())
 }
 
-/// Whether the sample is the first of its data-parallel rank. Tensor-parallel processes may repeat
-/// the gauges of their rank. Counters always pass, because they have rows of other kinds (`mode`).
-fn is_first_of_its_rank<'a>(sample: &PromSample<'a>, seen: &mut BTreeSet<(&'a str, Cow<'a, str>)>) -> bool {
+/// Takes the data-parallel rank of a sample. Returns whether the sample is the first of its rank:
+/// tensor-parallel processes may repeat the gauges. Counters always pass, because they have rows of
+/// other kinds (`mode`).
+fn take_rank<'a>(sample: &PromSample<'a>, seen: &mut BTreeSet<(&'a str, Cow<'a, str>)>) -> bool {
     let gauges = [NAMES.running, NAMES.waiting, NAMES.kv_usage, NAMES.kv_tokens];
     if !gauges.into_iter().flatten().any(|series| series.matches(sample)) {
         return true;

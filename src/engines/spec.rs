@@ -116,7 +116,6 @@ pub struct SleepCalls {
 /// A document about the engine and its models.
 #[derive(Debug)]
 pub struct InfoDocument {
-    /// Path of the document.
     pub path: &'static str,
     /// Reads the document into the model info.
     ///

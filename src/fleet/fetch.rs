@@ -80,7 +80,7 @@ pub struct NoTrustedCertificates;
 
 /// HTTP client for requests to replicas.
 #[derive(Debug)]
-pub(super) struct ReplicaClient {
+pub(crate) struct ReplicaClient {
     pooled: Client,
     fresh: Client,
     alias: Option<HostAlias>,
@@ -122,7 +122,7 @@ impl ReplicaClient {
     /// Makes the client. Without the system's trusted certificates, the call fails if `needs_tls`.
     /// Otherwise the client trusts no certificate, and a later `https` URL fails with
     /// [`FetchError::Connect`].
-    pub(super) fn new(needs_tls: bool) -> Result<Self, NoTrustedCertificates> {
+    pub(crate) fn new(needs_tls: bool) -> Result<Self, NoTrustedCertificates> {
         tls::install_provider();
         let pooled = || base().pool_idle_timeout(IDLE_TIMEOUT).pool_max_idle_per_host(1);
         let fresh = || base().pool_max_idle_per_host(0);
@@ -130,7 +130,7 @@ impl ReplicaClient {
     }
 
     /// Makes the client of the replica at `url`, which has TLS of its own.
-    pub(super) fn with_tls(tls: &ClientTls, url: &str) -> Option<Self> {
+    pub(crate) fn with_tls(tls: &ClientTls, url: &str) -> Option<Self> {
         let url: Url = url.parse().ok()?;
         let host = url.host_str()?.to_owned();
         let alias = tls.server_name.clone().map(|name| HostAlias { name, host });
@@ -155,7 +155,7 @@ impl ReplicaClient {
     }
 
     /// The body of a 2xx answer to a GET.
-    pub(super) async fn get(
+    pub(crate) async fn get(
         &self,
         url: &str,
         key: Option<&Secret>,
@@ -189,11 +189,15 @@ impl ReplicaClient {
         }
     }
 
-    /// Status of the answer to a GET over a new connection: a kept connection may outlive the
-    /// listener. The caller limits the time.
+    /// Answer to a GET over a new connection: a kept connection may outlive the listener. The caller
+    /// limits the time.
+    pub(crate) async fn get_fresh(&self, url: &str, key: Option<&Secret>) -> reqwest::Result<Response> {
+        self.request(&self.fresh, Method::GET, url, key).send().await
+    }
+
+    /// Status of that answer.
     pub(super) async fn get_status(&self, url: &str, key: Option<&Secret>) -> Result<u16, FetchError> {
-        let answer = self.request(&self.fresh, Method::GET, url, key).send().await;
-        Ok(answer.map_err(|error| problem(&error))?.status().as_u16())
+        Ok(self.get_fresh(url, key).await.map_err(|error| problem(&error))?.status().as_u16())
     }
 }
 

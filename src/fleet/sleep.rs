@@ -60,7 +60,7 @@ pub(super) async fn carry_out(shared: Arc<FleetContext>, member: Arc<MonitoredRe
     let began = Instant::now();
     member.cell.lock().sleep_orders.open += 1;
     let answer = send_order(&member, order).await;
-    let rested = match answer {
+    let sleep_result = match answer {
         Ok(()) => order.expected_result(),
         Err(FetchError::Status(404 | 405 | 501)) => SleepResult::Unable,
         // The engine may have obeyed even though the request failed.
@@ -73,22 +73,24 @@ pub(super) async fn carry_out(shared: Arc<FleetContext>, member: Arc<MonitoredRe
         let mut status = member.cell.lock();
         (status.sleep_orders.open, status.sleep_orders.answered) =
             (status.sleep_orders.open - 1, Some(Instant::now()));
-        if let SleepResult::Asleep | SleepResult::Awake = rested {
-            status.gauges.asleep = Some(rested == SleepResult::Asleep);
+        if let SleepResult::Asleep | SleepResult::Awake = sleep_result {
+            status.gauges.asleep = Some(sleep_result == SleepResult::Asleep);
         }
     }
     member.refresh.notify_one();
     let replica = member.target.replica;
     let telemetry = &shared.telemetry;
-    match (rested == order.expected_result(), answer) {
+    match (sleep_result == order.expected_result(), answer) {
         (true, _) => SleepOrderDone { replica, order: order.name(), took: began.elapsed() }.emit(telemetry),
-        (false, Err(_)) if rested == SleepResult::Unable => SleepUnsupported { replica }.emit(telemetry),
+        (false, Err(_)) if sleep_result == SleepResult::Unable => {
+            SleepUnsupported { replica }.emit(telemetry);
+        }
         (false, answer) => {
             let problem = answer.err().unwrap_or(FetchError::Malformed).to_string();
             SleepOrderFailed { replica, order: order.name(), problem: &problem }.emit(telemetry);
         }
     }
-    shared.dispatcher.event(Event::SleepAnswered { replica, result: rested });
+    shared.dispatcher.event(Event::SleepAnswered { replica, result: sleep_result });
 }
 
 async fn send_order(member: &MonitoredReplica, order: SleepOrder) -> Result<(), FetchError> {

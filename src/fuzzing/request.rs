@@ -19,7 +19,9 @@ fn parse(api: Api, body: &[u8]) -> Option<ParsedRequest> {
 
 /// Without edits a body stays as it is. With edits it is still a request, with the new values.
 fn check_edits(api: Api, body: &[u8], parsed: &ParsedRequest) {
-    assert!(parsed.prompt_pieces(body).map(<[u8]>::len).sum::<usize>() <= body.len() * parsed.prompt.len());
+    assert!(
+        parsed.prompt_pieces(body).map(<[u8]>::len).sum::<usize>() <= body.len() * parsed.prompt.values.len()
+    );
     let bytes = Bytes::copy_from_slice(body);
     assert_eq!(edit(&bytes, parsed, &RequestEdits::default()).to_bytes(), bytes);
     let edits = RequestEdits {
@@ -33,7 +35,7 @@ fn check_edits(api: Api, body: &[u8], parsed: &ParsedRequest) {
     let again = parse(api, &edited).unwrap_or_else(|| panic!("no request: {edited:?}"));
     assert_eq!(again.model.as_deref(), edits.model);
     assert_eq!(again.stream, parsed.stream);
-    assert_eq!(again.prompt.len(), parsed.prompt.len());
+    assert_eq!(again.prompt.values.len(), parsed.prompt.values.len());
 }
 
 /// A JSON body. What is accepted is JSON for any other parser, too.

@@ -20,9 +20,10 @@ const STATUSES: [StatusCode; 5] = [
     StatusCode::SERVICE_UNAVAILABLE,
 ];
 
-/// The frames of a stream that arrives in chunks of `size` bytes, and the bytes left after them.
-fn frames(bytes: &[u8], size: usize) -> (Vec<Bytes>, usize, bool) {
-    let mut scanner = SseScanner::new(MAX_EVENT);
+/// The frames of up to `limit` bytes of a stream that arrives in chunks of `size` bytes, and the bytes
+/// left after them.
+fn frames(bytes: &[u8], size: usize, limit: usize) -> (Vec<Bytes>, usize, bool) {
+    let mut scanner = SseScanner::new(limit);
     let (mut frames, mut too_long) = (Vec::new(), false);
     for chunk in bytes.chunks(size) {
         scanner.push(Bytes::copy_from_slice(chunk));
@@ -46,14 +47,16 @@ fn frames(bytes: &[u8], size: usize) -> (Vec<Bytes>, usize, bool) {
 
 /// The frames do not depend on the chunks, and together they are the stream.
 pub(super) fn sse(data: &[u8]) {
-    let whole = frames(data, data.len().max(1));
-    if !whole.2 {
-        let held: usize = whole.0.iter().map(Bytes::len).sum();
-        assert_eq!(held + whole.1, data.len());
-        assert!(data.starts_with(&whole.0.concat()));
-    }
-    for size in [1, 3, 64] {
-        assert_eq!(frames(data, size), whole, "chunks of {size} bytes");
+    for limit in [100, MAX_EVENT] {
+        let whole = frames(data, data.len().max(1), limit);
+        if !whole.2 {
+            let held: usize = whole.0.iter().map(Bytes::len).sum();
+            assert_eq!(held + whole.1, data.len());
+            assert!(data.starts_with(&whole.0.concat()));
+        }
+        for size in [1, 3, 64] {
+            assert_eq!(frames(data, size, limit), whole, "chunks of {size} bytes, frames of {limit}");
+        }
     }
 }
 
@@ -83,7 +86,7 @@ pub(super) fn stream(data: &[u8]) {
     let choice = usize::from(*choice);
     let api = Api::ALL[choice % Api::ALL.len()];
     // A frame that is too long ends a stream.
-    if frames(bytes, bytes.len().max(1)).2 {
+    if frames(bytes, bytes.len().max(1), MAX_EVENT).2 {
         return;
     }
     let whole = relayed(api, choice, bytes, bytes.len().max(1));

@@ -86,8 +86,16 @@ pub fn upstream_headers(client: &HeaderMap, also: impl Fn(&HeaderName) -> bool) 
         !NOT_UPSTREAM.contains(name)
             && (UPSTREAM.contains(name) || has_prefix(name, UPSTREAM_PREFIXES) || also(name))
     });
+    headers.values_mut().for_each(|value| *value = copied(value));
     headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     headers
+}
+
+/// A copy of a value that was read from a connection. The value itself keeps the whole buffer that
+/// it was read into.
+#[must_use]
+pub(crate) fn copied(value: &HeaderValue) -> HeaderValue {
+    HeaderValue::from_bytes(value.as_bytes()).unwrap_or_else(|_| value.clone())
 }
 
 /// The headers of an engine's answer that go to the client, those that `also` names, and the

@@ -12,15 +12,17 @@ use smallvec::SmallVec;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct InvalidJson;
 
-/// Calls `each` with the name and the value of every field of the object, in their order.
+/// Calls `each` with the name and the value of every field of the object, in their order, and
+/// `inner` with the name of every field inside these values, as it is written between its quotes.
 ///
 /// # Errors
-/// The text is not one valid JSON object. Fields before the fault have been passed to `each`.
+/// The text is not one valid JSON object. What stands before the fault has been passed on.
 pub(crate) fn scan_object<'a>(
     text: &'a str,
     mut each: impl FnMut(Cow<'a, str>, &'a str),
+    inner: impl FnMut(&'a str),
 ) -> Result<(), InvalidJson> {
-    let mut scan = JsonScanner { text, at: 0 };
+    let mut scan = JsonScanner { text, at: 0, inner };
     scan.skip_space();
     scan.expect(b'{')?;
     scan.skip_space();
@@ -43,12 +45,13 @@ pub(crate) fn scan_object<'a>(
 }
 
 /// A position in a text. After a fault the position has no meaning.
-struct JsonScanner<'a> {
+struct JsonScanner<'a, F> {
     text: &'a str,
     at: usize,
+    inner: F,
 }
 
-impl<'a> JsonScanner<'a> {
+impl<'a, F: FnMut(&'a str)> JsonScanner<'a, F> {
     fn peek(&self) -> Option<u8> {
         self.text.as_bytes().get(self.at).copied()
     }
@@ -140,7 +143,9 @@ impl<'a> JsonScanner<'a> {
     }
 
     fn skip_name(&mut self) -> Result<(), InvalidJson> {
+        let start = self.at;
         self.skip_string()?;
+        (self.inner)(&self.text[start + 1..self.at - 1]);
         self.skip_colon()
     }
 
@@ -215,7 +220,7 @@ mod tests {
 
     fn fields(text: &str) -> Result<Vec<(String, String)>, InvalidJson> {
         let mut found = Vec::new();
-        scan_object(text, |name, value| found.push((name.into_owned(), value.to_owned())))?;
+        scan_object(text, |name, value| found.push((name.into_owned(), value.to_owned())), |_| ())?;
         Ok(found)
     }
 
@@ -246,6 +251,14 @@ mod tests {
         assert_eq!(fields("{}"), Ok(Vec::new()));
         let twice = fields(r#"{"a":1,"a":2}"#).unwrap();
         assert_eq!(twice.len(), 2, "both are passed on");
+    }
+
+    #[test]
+    fn names_inside_the_values() {
+        let mut names = Vec::new();
+        let text = r#"{"a":[{"b":{"\u0063":"d"}},"e"],"f":{"":0}}"#;
+        scan_object(text, |_, _| (), |name| names.push(name)).unwrap();
+        assert_eq!(names, ["b", r"\u0063", ""]);
     }
 
     #[test]

@@ -6,6 +6,7 @@ pub mod api;
 mod captures;
 pub mod error;
 pub mod headers;
+pub mod http1;
 pub mod ids;
 mod json;
 mod json_scan;

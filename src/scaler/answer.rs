@@ -7,7 +7,6 @@ use tokio::time::Instant;
 use crate::scaler::pool_signal::PoolSignal;
 use crate::scaler::trigger::{TriggerMode, TriggerQuery};
 
-/// Answer to a trigger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct TriggerAnswer {
     /// Whether the pool must have at least one replica.

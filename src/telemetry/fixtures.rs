@@ -14,8 +14,8 @@ use crate::telemetry::Telemetry;
 use crate::telemetry::event::ConfigReloaded;
 use crate::telemetry::metrics::{ModelPairs, Scrape};
 use crate::telemetry::summary::{
-    AttemptCounts, CallFacts, CallerFacts, LastDispatch, ModelFacts, RequestOutcome, RequestSummary, Timings,
-    TokenFacts,
+    AttemptCounts, CallFacts, CallerFacts, LastDispatch, ModelFacts, RequestIds, RequestOutcome,
+    RequestSummary, Timings, TokenFacts,
 };
 
 /// Tenants `team-0`, `team-1`, ... with one class, model, pool and replica.
@@ -93,7 +93,7 @@ fn dispatch_reason() -> DispatchReason {
 
 pub(crate) fn success() -> RequestSummary<'static> {
     RequestSummary {
-        request_id: "req-1",
+        ids: RequestIds { request: "req-1", ..RequestIds::default() },
         caller: CallerFacts {
             key_id: Some("pk_1"),
             address: None,

@@ -27,13 +27,14 @@ use tokio::time::Instant;
 
 pub use self::error::TelemetryError;
 pub use self::status::ConfigStatus;
-use crate::config::settings::TelemetrySettings;
 use crate::config::settings::identity::AuditFile;
+use crate::config::settings::{REFUSALS_PER_SECOND, TelemetrySettings};
 use crate::core::model::policy::Policy;
 use crate::telemetry::audit::AuditLog;
 use crate::telemetry::log::LogCapture;
-use crate::telemetry::log::sampler::Sampler;
-use crate::telemetry::metrics::{Metrics, Scrape, UsageMeters};
+pub use crate::telemetry::log::sampler::RefusalKind;
+use crate::telemetry::log::sampler::RefusalSampler;
+use crate::telemetry::metrics::{Metrics, RecordMeters, Scrape, UsageMeters};
 use crate::telemetry::request_history::RequestHistory;
 use crate::telemetry::request_history::live_events::{LiveEvent, LiveEventKind};
 use crate::telemetry::trace::Tracer;
@@ -53,7 +54,7 @@ struct TelemetryParts {
     config: ArcSwap<ConfigStatus>,
     capture: Option<LogCapture>,
     audit: OnceLock<AuditLog>,
-    strangers: Sampler,
+    refusals: RefusalSampler,
     started: Instant,
 }
 
@@ -65,17 +66,17 @@ impl Telemetry {
     /// When the OTLP endpoint cannot be used, or when an endpoint is set and no tokio runtime is
     /// running.
     pub fn new(settings: &TelemetrySettings) -> Result<Self, TelemetryError> {
-        Ok(Self::with(Tracer::new(settings)?, None))
+        Ok(Self::with(Tracer::new(settings)?, settings.refusals_per_second, None))
     }
 
     /// Makes telemetry without traces that keeps its log lines in memory for
     /// [`Self::captured_log`].
     #[must_use]
     pub fn for_tests() -> Self {
-        Self::with(Tracer::disabled(), Some(LogCapture::default()))
+        Self::with(Tracer::disabled(), REFUSALS_PER_SECOND, Some(LogCapture::default()))
     }
 
-    fn with(tracer: Tracer, capture: Option<LogCapture>) -> Self {
+    fn with(tracer: Tracer, refusals_per_second: u32, capture: Option<LogCapture>) -> Self {
         Self(Arc::new(TelemetryParts {
             metrics: Metrics::new(),
             tracer,
@@ -84,7 +85,7 @@ impl Telemetry {
             config: ArcSwap::default(),
             capture,
             audit: OnceLock::new(),
-            strangers: Sampler::default(),
+            refusals: RefusalSampler::new(refusals_per_second),
             started: Instant::now(),
         }))
     }
@@ -122,6 +123,12 @@ impl Telemetry {
     #[must_use]
     pub fn usage_meters(&self) -> UsageMeters {
         self.0.metrics.usage_meters()
+    }
+
+    /// Metric handles of the record.
+    #[must_use]
+    pub fn record_meters(&self) -> RecordMeters {
+        self.0.metrics.record_meters()
     }
 
     /// Renders all metrics in Prometheus text format 0.0.4.
@@ -201,18 +208,21 @@ impl Telemetry {
         self.0.config.store(Arc::new(status));
     }
 
-    /// Logs like [`Self::log`], for lines that any client can cause without a valid credential. At
-    /// most 10 lines a second pass. Suppressed lines are counted, and a further line reports their
-    /// number.
-    pub(in crate::telemetry) fn log_stranger(&self, write: impl FnOnce()) {
-        match self.0.strangers.pass(self.0.started.elapsed().as_secs()) {
-            Some(0) => self.log(write),
-            Some(kept_back) => self.log(|| {
-                write();
-                tracing::info!(kept_back, "requests without a valid credential were not logged");
-            }),
-            None => self.0.metrics.line_kept_back(),
+    /// Whether a refusal is written whole, to the log and the usage journal. Otherwise it is counted for
+    /// [`Self::take_counted_refusals`].
+    pub(in crate::telemetry) fn writes_refusal(&self, kind: RefusalKind) -> bool {
+        let passes = self.0.refusals.passes(kind, self.0.started.elapsed().as_secs());
+        if !passes {
+            self.0.metrics.line_kept_back();
         }
+        passes
+    }
+
+    /// Takes the numbers of refusals that were only counted since the last call. One task of the process must call
+    /// this once a second.
+    #[must_use]
+    pub fn take_counted_refusals(&self) -> Vec<(RefusalKind, u64)> {
+        self.0.refusals.take_counted(self.0.started.elapsed().as_secs())
     }
 
     /// Runs `write`, which writes log lines, against the process log or the log in memory.

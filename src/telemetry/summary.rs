@@ -11,13 +11,10 @@ use crate::tokens::CountSource;
 
 /// Summary of one request, from its head to its last byte. The log line, metrics, trace, usage
 /// rows, trail and shadow comparison of the request are all made of this value. It is emitted
-/// exactly once for every request that got a request id.
+/// exactly once for each request to a path of the inference API.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RequestSummary<'a> {
-    /// Request id that the client got.
-    pub request_id: &'a str,
-    /// Further ids of the request.
-    pub ids: RelatedIds<'a>,
+    pub ids: RequestIds<'a>,
     pub caller: CallerFacts<'a>,
     pub models: ModelFacts<'a>,
     pub dispatch: LastDispatch,
@@ -128,9 +125,11 @@ pub struct AttemptCounts {
     pub recall_reason: Option<&'static str>,
 }
 
-/// Ids of a request beside its own, and of its retries.
+/// Ids by which log lines name a request. Those of its trace and its retries are only in its summary.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct RelatedIds<'a> {
+pub struct RequestIds<'a> {
+    /// Request id that the client got.
+    pub request: &'a str,
     /// The gateway's own id, if the request id is the client's.
     pub gateway: Option<&'a str>,
     /// Trace id; absent when the trace is not recorded.
@@ -212,13 +211,13 @@ impl GuardrailOutcome {
 /// Outcome of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum RequestOutcome {
-    /// The client got the whole answer.
+    /// The engine gave the whole answer. The client may have left with the end of it unread.
     Success,
     /// The request itself was at fault.
     ClientError,
     /// The gateway refused the request: limits, a full queue, a deadline, a drain.
     Rejected,
-    /// The client left before the end of the answer.
+    /// The client left before the engine's end, or sent the request again.
     ClientGone,
     /// An engine or the gateway failed the request.
     #[default]

@@ -107,7 +107,7 @@ impl Handshakes {
         peer: IpAddr,
         config: Option<Arc<ServerConfig>>,
     ) -> Result<(MaybeTlsStream, Option<Arc<CertificateNames>>), HandshakeError> {
-        let Some(config) = config else { return Ok((MaybeTlsStream::Plain(tcp), None)) };
+        let Some(config) = config else { return Ok((MaybeTlsStream::Left(tcp), None)) };
         let handshake = async {
             // A client that sends nothing takes no turn from others.
             let hello = LazyConfigAcceptor::new(Acceptor::default(), tcp).await?;
@@ -122,7 +122,7 @@ impl Handshakes {
         };
         let certs = stream.get_ref().1.peer_certificates();
         let names = certs.and_then(<[_]>::first).map(|cert| Arc::new(CertificateNames::of(cert)));
-        Ok((MaybeTlsStream::Tls(Box::new(stream)), names))
+        Ok((MaybeTlsStream::Right(Box::new(stream)), names))
     }
 }
 

@@ -57,14 +57,12 @@ struct CountJob {
     reply: oneshot::Sender<Result<CountedTokens, CountError>>,
 }
 
-/// A request to count.
 #[derive(Debug)]
 pub struct CountRequest {
     /// The number of the tenant. Tenants take turns.
     pub tenant: u32,
     /// The tokenizer and template of the request's model.
     pub counter: Arc<TokenCounter>,
-    /// The form of the request's prompt.
     pub form: PromptForm,
     /// The request's JSON body.
     pub body: Bytes,

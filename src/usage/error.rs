@@ -9,7 +9,6 @@ pub enum UsageError {
     /// The folder cannot be used, or another process writes there.
     #[error("cannot write to the folder {} (usage.folder): {problem}", folder.display())]
     Folder {
-        /// The folder.
         folder: PathBuf,
         /// What is wrong.
         problem: io::Error,

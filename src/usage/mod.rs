@@ -40,7 +40,6 @@ pub struct UsageJournal {
     settings: UsageSettings,
     journal: Journal,
     writing: JoinHandle<()>,
-    /// Id of the journal.
     id: String,
     ends: Arc<JournalEnds>,
     /// Position at which the rows of this process begin.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -48,9 +49,16 @@ pub struct UsageRow {
     /// End of the stay or stretch, in milliseconds since 1970.
     pub time_ms: i64,
     pub kind: RowKind,
-    /// Request id, the same in all rows of a request; empty for idle time.
+    /// Requests that ended with this row: 1, or the number of refusals that one row counts; 0 in rows
+    /// of other kinds than `request`.
+    #[serde(default = "one")]
+    pub requests: u64,
+    /// Request id, the same in all rows of a request; empty for idle time and counted refusals.
     #[serde(default)]
     pub request_id: String,
+    /// The gateway's own id of the request; empty if `request_id` is that one.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub gateway_id: String,
     /// Tenant; empty when no tenant is known.
     #[serde(default, with = "name")]
     pub tenant: Arc<str>,
@@ -113,6 +121,47 @@ pub struct UsageRow {
     pub attempts: u32,
 }
 
+impl UsageRow {
+    /// A row that ends now, without names and amounts.
+    #[must_use]
+    pub fn new(kind: RowKind, end: SystemTime) -> Self {
+        let since = end.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        let none: Arc<str> = "".into();
+        Self {
+            time_ms: i64::try_from(since.as_millis()).unwrap_or(i64::MAX),
+            kind,
+            requests: u64::from(kind == RowKind::Request),
+            request_id: String::new(),
+            gateway_id: String::new(),
+            tenant: Arc::clone(&none),
+            key: Arc::clone(&none),
+            class: Arc::clone(&none),
+            model: Arc::clone(&none),
+            pool: Arc::clone(&none),
+            replica: none,
+            api: "",
+            status: 0,
+            outcome: "",
+            usage: "none",
+            input_tokens: 0,
+            cached_tokens: 0,
+            output_tokens: 0,
+            wasted_tokens: 0,
+            wasted_by: "",
+            queue_us: 0,
+            gpu_ns: 0,
+            price_per_hour: 0.0,
+            money_nano: 0,
+            attempts: 0,
+        }
+    }
+}
+
+/// Rows of earlier versions do not say for how many requests they stand.
+const fn one() -> u64 {
+    1
+}
+
 /// Serde of `Arc<str>` names, which many rows share.
 mod name {
     use std::sync::Arc;
@@ -157,7 +206,9 @@ pub(super) mod tests {
         UsageRow {
             time_ms,
             kind: RowKind::Request,
+            requests: 1,
             request_id: format!("req-{time_ms}"),
+            gateway_id: "req_7".into(),
             tenant: tenant.into(),
             key: "k7m2qa4x".into(),
             class: "standard".into(),
@@ -194,6 +245,8 @@ pub(super) mod tests {
         let row: UsageRow =
             serde_json::from_str(r#"{"time_ms":7,"kind":"idle","pool":"p","gpu_ns":9,"x":1}"#).unwrap();
         assert_eq!((row.kind, &*row.pool, row.gpu_ns, row.outcome), (RowKind::Idle, "p", 9, ""));
+        let row: UsageRow = serde_json::from_str(r#"{"time_ms":7,"kind":"request"}"#).unwrap();
+        assert_eq!((row.requests, &*row.gateway_id), (1, ""), "as rows of earlier versions");
     }
 
     #[test]

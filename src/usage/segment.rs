@@ -123,7 +123,7 @@ impl JournalFolder {
     }
 
     /// Cuts off the partial last line that a killed process has left.
-    pub(super) fn mend(&self, segment: Segment) -> io::Result<()> {
+    pub(super) fn truncate_partial_line(&self, segment: Segment) -> io::Result<()> {
         let mut file = OpenOptions::new().read(true).write(true).open(self.file(segment.number))?;
         let from = segment.len.saturating_sub(CHUNK);
         file.seek(SeekFrom::Start(from))?;
@@ -292,7 +292,7 @@ mod tests {
             [(line(1) + "{\"ti", line(1)), ("{\"t".to_owned(), String::new()), (line(1), line(1))]
         {
             let (_temp, folder) = folder(&[(1, text)]);
-            folder.mend(folder.segments().unwrap()[0]).unwrap();
+            folder.truncate_partial_line(folder.segments().unwrap()[0]).unwrap();
             assert_eq!(fs::read_to_string(folder.file(1)).unwrap(), left);
         }
     }

@@ -113,6 +113,10 @@ fn segments_end_by_size_and_by_age_and_the_oldest_goes() {
     journal.record(row(200 + MINUTE_MS, "red"));
     assert!(journal.flush(SOON));
     assert_eq!(ends.written.lock().segment, before + 1);
+    // The clock was set back by an hour.
+    journal.record(row(200 - 59 * MINUTE_MS, "red"));
+    assert!(journal.flush(SOON));
+    assert_eq!(ends.written.lock().segment, before + 2);
 }
 
 #[test]

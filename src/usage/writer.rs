@@ -76,7 +76,6 @@ struct PendingLines {
 /// State of the thread that writes the journal.
 pub(super) struct JournalWriter {
     folder: JournalFolder,
-    /// Id of the journal.
     id: String,
     /// Lock on the folder, held while the process writes there.
     _lock: File,
@@ -108,7 +107,7 @@ impl JournalWriter {
         let id = folder.id()?;
         let last = folder.segments()?.last().copied();
         if let Some(last) = last {
-            folder.mend(last)?;
+            folder.truncate_partial_line(last)?;
         }
         let next = last.map_or(1, |last| last.number + 1);
         *ends.written.lock() = Cursor { segment: next, offset: 0 };
@@ -236,7 +235,8 @@ impl JournalWriter {
         self.meters.written.increment(self.pending.rows);
         self.pending.text.clear();
         self.pending.rows = 0;
-        if self.pending.last_ms - self.synced_ms >= SYNC_AFTER.as_millis() as i64 {
+        // A clock that was set back counts as well: else nothing would be synced until it catches up.
+        if (self.pending.last_ms - self.synced_ms).abs() >= SYNC_AFTER.as_millis() as i64 {
             self.sync();
         }
         Ok(())
@@ -244,7 +244,7 @@ impl JournalWriter {
 
     fn may_go_on(&self, current: &Current) -> bool {
         let fits = current.len + self.pending.text.len() as u64 <= self.bounds.segment_bytes;
-        let young = self.pending.last_ms - current.began_ms < self.bounds.segment_ms;
+        let young = (self.pending.last_ms - current.began_ms).abs() < self.bounds.segment_ms;
         (fits || current.len == 0) && young && !current.is_gone()
     }
 

@@ -113,6 +113,7 @@ MEANINGS = {
         "sustained": "The steady demand.",
         "burst": "Replicas that start now serve in time what waits.",
         "deadline": "Patient work has to be done by its deadline.",
+        "forecast": "The last two days needed the replicas at the time at which they will have started.",
         "unmet": "Requests were refused, or waited past their objective, for longer than a start takes, although all replicas serve.",
         "floor": "`min_replicas`, or what repeated bursts have shown to be needed.",
         "hold": "The number was needed a while ago and is kept for now.",
@@ -130,7 +131,7 @@ MEANINGS = {
     "ReplicaStatus": {
         "serving": "Takes work.",
         "slow_start": "Takes work below its full limit: it is new or came back a moment ago.",
-        "busy": "Takes no work for a moment: the engine said that it was busy.",
+        "busy": "Takes no work for a moment: the engine said that it was busy, it failed while too many of its pool were out, or the gateway lacked file descriptors.",
         "cordoned": "Takes no work until the override ends; finishes what it runs.",
         "draining": "Takes no work; requests that had not begun went elsewhere.",
         "asleep": "Sleeps until it is woken.",
@@ -414,6 +415,8 @@ LABELS = {
     "penstock_issuer_failures_total": "",
     "penstock_admin_refusals_total": "reason",
     "penstock_audit_lost_total": "",
+    "penstock_record_steps_total": "",
+    "penstock_record_steps_lost_total": "",
     "penstock_usage_rows_total": "",
     "penstock_usage_rows_dropped_total": "reason",
     "penstock_usage_database_rows_total": "",
@@ -426,6 +429,9 @@ LABELS = {
     "penstock_key_file_problems": "",
     "penstock_usage_unread_bytes": "",
     "penstock_usage_database_up": "database",
+    "penstock_cluster_store_up": "",
+    "penstock_cluster_leases_over": "",
+    "penstock_cluster_gateways": "",
     "penstock_scale_peers": "state",
     "penstock_queue_wait_seconds": OWNER,
     "penstock_time_to_first_token_seconds": OWNER,
@@ -477,9 +483,10 @@ GROUPS = [
     ("Replicas and engines", "replica_ engine_ ejections readmissions probes scrapes model_mismatches rest_orders requeues "
                              "recalls streams_broken continuations"),
     ("Cost and usage", "gpu_seconds cost wasted usage_"),
+    ("Several gateways", "cluster"),
     ("Shadows", "shadow"),
     ("Access and connections", "auth log_lines_kept connections open_connections answers tls issuer admin keys key_"),
-    ("Process and configuration", "config build log_lines_dropped broken overrides audit"),
+    ("Process and configuration", "config build log_lines_dropped broken overrides audit record"),
 ]
 
 
@@ -646,7 +653,8 @@ def log_fields():
     intro = """
 The log is one JSON line for each event on standard error (`telemetry.log.format: text` for people). Every line has `timestamp`,
 `level`, `message` and `target`. No line has a key, a prompt or an answer. Texts of foreign origin are cut at 128 bytes. Of
-requests without a valid credential at most ten a second are logged; a line with `kept_back` counts the others.
+requests of one tenant and reason that no engine got, `telemetry.refusals_per_second` are logged; a line with `kept_back` has the number
+of the others.
 """
     return page("Log fields", "src/telemetry/event", intro, "\n".join(body))
 

@@ -1,4 +1,4 @@
-"""The pages under docs build as a site with mdBook."""
+"""The pages under docs build as a site with mdBook, and each decision has its three parts."""
 
 import re
 
@@ -17,3 +17,14 @@ def test_every_page_is_in_the_book(tmp_path):
     assert listed == written
     for page in listed:
         assert "<main>" in (tmp_path / f"{page}.html").read_text(), page
+
+
+def test_decisions_have_context_choice_and_measurement():
+    pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    wanted = ["Context", "Choice", "Measurement"]
+    lacking = {}
+    for page in pages:
+        headings = re.findall(r"^## (.+)$", page.read_text(), re.M)
+        if [heading for heading in headings if heading in wanted] != wanted:
+            lacking[page.name] = headings
+    assert len(pages) > 60 and lacking == {}

@@ -268,7 +268,9 @@ def test_keys_of_other_gateways(tmp_path):
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion(shell, tmp_path):
     script = run(f"penstock completion {shell}").stdout
-    assert "sim-engine" in script
+    assert f"PENSTOCK_COMPLETE={shell}" in script.replace('"', "")
+    # The script asks the program, as fish's does here.
+    assert run("PENSTOCK_COMPLETE=fish penstock -- penstock sim-e").stdout.startswith("sim-engine")
     if shell == "bash":
         (tmp_path / "penstock.bash").write_text(script)
         offered = run(

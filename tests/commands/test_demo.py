@@ -79,6 +79,8 @@ NOT_BORN = {
     "penstock_shadow_requests_total": "nothing is copied",
     "penstock_shadow_output_tokens_total": "nothing is copied",
     "penstock_shadow_skipped_total": "nothing is copied",
+    "penstock_record_steps_total": "nothing is recorded",
+    "penstock_record_steps_lost_total": "nothing is recorded",
     "penstock_usage_rows_total": "it has no usage folder",
     "penstock_usage_rows_dropped_total": "it has no usage folder",
     "penstock_usage_database_rows_total": "it has no usage folder",

@@ -26,6 +26,15 @@ def test_systemd_understands_the_unit(tmp_path):
     assert said == [], said
 
 
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")
+def test_the_service_may_do_little():
+    """The exposure that systemd computes, from 0 (nothing) to 10, is at most 1.2."""
+    command = ["systemd-analyze", "security", "--offline=true", "--threshold=12", "--no-pager", UNIT]
+    done = subprocess.run(command, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout[-200:] + done.stderr
+    assert setting("LimitCORE") == ["0"]
+
+
 def test_the_unit_outlives_the_drain():
     (stop,) = setting("TimeoutStopSec")
     schema = (ROOT / "config" / "penstock.yaml").read_text()

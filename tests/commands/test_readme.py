@@ -12,7 +12,7 @@ import time
 
 import pytest
 import yaml
-from conftest import BUILT, ROOT, Running, elsewhere, moved, run
+from conftest import BUILT, ROOT, Running, elsewhere, free_ports, moved, run
 from documents import (
     DOCS,
     LANGUAGES,
@@ -250,7 +250,7 @@ def test_readme_file_is_valid(tmp_path):
 TLS_FILES = {
     "tls.crt": "server.crt", "tls.key": "server.key", "clients.crt": "ca.crt",
     "scale.crt": "server.crt", "scale.key": "server.key", "keda-ca.crt": "ca.crt",
-    "engines-ca.crt": "ca.crt", "gateway.crt": "server.crt", "gateway.key": "server.key",
+    "engines-ca.crt": "ca.crt", "valkey-ca.crt": "ca.crt", "gateway.crt": "server.crt", "gateway.key": "server.key",
 }
 
 
@@ -258,6 +258,7 @@ TLS_FILES = {
 def test_yaml_block_is_valid(place, config, tmp_path):
     for name, fixture in TLS_FILES.items():
         shutil.copy(ROOT / "tests" / "fixtures" / "tls" / fixture, tmp_path / name)
+    (tmp_path / "valkey-password").write_text("secret\n")
     (tmp_path / "penstock.yaml").write_text(config)
     done = run("penstock check penstock.yaml", cwd=tmp_path, VLLM_API_KEY="secret")
     assert done.returncode == 0, f"{place}: {done.stdout}"
@@ -307,8 +308,9 @@ def test_the_summary_lists_every_page():
 def test_pages_keep_their_bounds():
     lines = {name: len((ROOT / name).read_text().splitlines()) for name in ("README.md", "CONTRIBUTING.md")}
     assert lines["README.md"] <= 250 and lines["CONTRIBUTING.md"] <= 150, lines
-    glossary = (DOCS / "concepts.md").read_text().partition("## Glossary")[2]
-    assert 10 < len(re.findall(r"^\| [^-]", glossary, re.M)) - 1 <= 40
+    for page in (DOCS / "concepts.md", ROOT / "ARCHITECTURE.md"):
+        glossary = page.read_text().partition("## Glossary")[2].partition("\n## ")[0]
+        assert 10 < len(re.findall(r"^\| [^-]", glossary, re.M)) - 1 <= 40, page
 
 
 @pytest.mark.parametrize("page", [page for page in linked_pages() if page.name != "ARCHITECTURE.md"], ids=name_of)
@@ -323,6 +325,33 @@ def test_paths_and_metrics_exist(page):
     assert [metric for metric in sorted(metrics) if f'"{metric}"' not in catalogue] == []
 
 
+#: Rows of the page about engines, and the abilities in the source.
+ABILITIES = {
+    "goes on with an answer that another engine began": "Continue",
+    "orders its queue by `priority`": "Priority",
+    "separates its prefix cache by `cache_salt`": "CacheSalt",
+    "counts tokens (`/tokenize`)": "Tokenize",
+    "refuses `max_tokens` beyond its window": "CheckMaxTokens",
+    "as many choices as `n` says": "ManyChoices",
+    "lists every name that it serves": "ListAllNames",
+    "tells how many sequences it runs at once": "ReportSlots",
+}
+
+
+def test_the_page_about_engines_has_their_abilities():
+    table = (DOCS / "operations/engines.md").read_text().partition("## Which abilities")[2]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")]
+    heads, rows = rows[0][1:], {row[0]: row[1:] for row in rows[2:]}
+    files = {"TensorRT-LLM": "trtllm", "llama.cpp": "llamacpp"}
+    for at, head in enumerate(heads):
+        source = (ROOT / f"src/engines/{files.get(head, head.lower())}.rs").read_text()
+        here = {row for row in rows if rows[row][at] != "–"}
+        known = {row for row, name in ABILITIES.items() if f"Ability::{name}," in source or f"Ability::{name}]" in source}
+        if "sleep: None" not in source:
+            known.add("sleeps and wakes")
+        assert here == known, head
+
+
 #: Files that examples of the help texts name.
 NAMED_FILES = {
     "config.yaml": "model_list: [{model_name: m, litellm_params: {model: hosted_vllm/m, api_base: 'http://127.0.0.1:9/v1'}}]\n",
@@ -334,8 +363,19 @@ NAMED_FILES = {
 }
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A record of the demo's load."""
+    folder, (listen, admin, scale) = tmp_path_factory.mktemp("replay") / "record", free_ports(3)
+    demo = Running(f"penstock demo --load --record {folder} --listen {listen} --admin {admin} --scale {scale}")
+    demo.wait_for(READY["demo"])
+    time.sleep(2)
+    assert demo.stop() == 0
+    return folder
+
+
 @pytest.mark.parametrize("command", help_examples())
-def test_help_example(command, tmp_path, start):
+def test_help_example(command, tmp_path, start, request):
     """The examples of the help texts run as they are printed."""
     places = elsewhere()
     server = {"listen": places["127.0.0.1:8080"], "admin": places["127.0.0.1:8081"]}
@@ -343,14 +383,16 @@ def test_help_example(command, tmp_path, start):
     (tmp_path / "penstock.yaml").write_text(file)
     asked = moved(command, places).replace("/etc/", f"{tmp_path}/etc/")
     asked = asked.replace("/models/llama", str(ROOT / "tests/fixtures/tokenizers/byte-level"))
-    request = {"messages": [{"role": "user", "content": "how high is the water?"}]}
-    (tmp_path / "requests.jsonl").write_text(json.dumps(request) + "\n")
+    prompt = {"messages": [{"role": "user", "content": "how high is the water?"}]}
+    (tmp_path / "requests.jsonl").write_text(json.dumps(prompt) + "\n")
     for name, text in {**NAMED_FILES, "new.yaml": file}.items():
         (tmp_path / name).write_text(text)
     for folder in ("etc/penstock", "etc/bash_completion.d"):
         (tmp_path / folder).mkdir(parents=True)
     shutil.copy(tmp_path / "penstock.yaml", tmp_path / "etc/penstock/penstock.yaml")
     (tmp_path / "loadtest").symlink_to(ROOT / "loadtest")
+    if command.startswith("penstock replay"):
+        shutil.copytree(request.getfixturevalue("recorded"), tmp_path / "record")
     if asks_a_gateway(asked):
         key = key_of(tmp_path)
         gateway = start("penstock serve", cwd=tmp_path)

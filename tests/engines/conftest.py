@@ -172,7 +172,7 @@ class Gateway:
 
     def requests(self):
         """The log lines of finished requests."""
-        lines = (json.loads(line) for line in self.log_path.read_text().splitlines() if line.startswith("{"))
+        lines = (json.loads(line) for line in self.log_path.read_text().rpartition("\n")[0].splitlines() if line.startswith("{"))
         return [line for line in lines if line.get("message") == "request finished"]
 
     def metric(self, name):

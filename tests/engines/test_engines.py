@@ -73,6 +73,7 @@ def test_mixed_requests_wait_in_the_gateway_and_not_in_the_engines(gateway, engi
     # What is taken back from an engine that has stopped for seconds is made twice.
     recalls = gateway.metric("penstock_recalls_total")
     assert delivered <= generated <= delivered + 64 * recalls, f"{recalls} recalls"
+    until("all are logged", lambda: len(gateway.requests()) >= 64)
     lines = gateway.requests()
     assert len(lines) == 64
     fields = [line.get("fields", line) for line in lines]

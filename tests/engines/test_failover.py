@@ -119,6 +119,11 @@ def test_streams_of_an_engine_that_ends_go_on_word_for_word(gateway, engines, en
     assert len(over) >= STREAMS
     continued = gateway.metric("penstock_continuations_total")
     assert continued >= 1
+    # A line follows the end of its stream.
+    until(
+        "all are logged",
+        lambda: sum(line.get("fields", line).get("continued", 0) for line in gateway.requests()) >= continued,
+    )
     lines = [line.get("fields", line) for line in gateway.requests()]
     assert sum(line.get("continued", 0) for line in lines) == continued
     nothing_is_left(gateway)
@@ -145,6 +150,8 @@ def test_streams_of_an_engine_that_drains_finish_and_new_ones_go_elsewhere(patie
     assert seen == expected
     assert seen_late == expected
     assert gateway.metric("penstock_continuations_total") <= STREAMS
+    # A line follows the end of its stream.
+    until("each has its line", lambda: len(gateway.requests()) >= 2 * STREAMS)
     outcomes = [line.get("fields", line)["outcome"] for line in gateway.requests()]
     assert outcomes == ["success"] * 2 * STREAMS
     nothing_is_left(gateway)

@@ -1,9 +1,12 @@
 """How full the engines' steps are through the gateway and without it, by the engines'
-own counters: in class batch, at full size from the start, at least 0.7 of what they are
-without it. `loadtest/bench/vllm.py` measures class standard by time."""
+own counters, in class batch, at full size from the start: output tokens of a step, steps
+without a prompt while requests wait, and the time that requests wait inside.
+`loadtest/bench/vllm.py` measures class standard by time."""
 
 import concurrent.futures
 import random
+import re
+import typing
 
 import httpx
 import pytest
@@ -45,11 +48,33 @@ def ask(url, key, prompt, stream):
     return answer
 
 
-def fullness(engines, places, texts, streams):
-    """Output tokens that a step had in the mean while clients ask at these places."""
+class Steps(typing.NamedTuple):
+    """What the engines counted while clients asked."""
+
+    # Output tokens of a step, in the mean.
+    tokens: float
+    # Share of the steps that read no prompt: those of at most a token for each sequence.
+    without_prompt: float
+    # Seconds that a request waited inside, in the mean.
+    waited: float
+
+
+def counters(engines):
+    """Output tokens, steps, steps without a prompt, seconds of waiting, requests."""
     names = ["generation_tokens_total", "iteration_tokens_total_count"]
-    now = lambda: [sum(engine.gauge(f"vllm:{name}") for engine in engines) for name in names]
-    before = now()
+    waits = ["request_queue_time_seconds_sum", "request_queue_time_seconds_count"]
+    total = lambda name: sum(engine.gauge(f"vllm:{name}") for engine in engines)
+    small = 0.0
+    for engine in engines:
+        text = httpx.get(f"{engine.url}/metrics", timeout=60).text
+        buckets = re.findall(r'^vllm:iteration_tokens_total_bucket{.*le="([\d.]+)".*} (\S+)$', text, re.M)
+        small += max(float(count) for bound, count in buckets if float(bound) <= SEQUENCES)
+    return [*map(total, names), small, *map(total, waits)]
+
+
+def measure(engines, places, texts, streams):
+    """The engines' steps while clients ask at these places."""
+    before = counters(engines)
     # Half as many again as there are places, so that there is always one that waits.
     clients = len(engines) * SEQUENCES * 3 // 2
     with concurrent.futures.ThreadPoolExecutor(clients) as pool:
@@ -59,15 +84,21 @@ def fullness(engines, places, texts, streams):
         ]
         for job in jobs:
             job.result()
-    until("the engines have counted", lambda: now()[0] - before[0] >= REQUESTS * OUTPUT)
-    tokens, steps = (after - then for after, then in zip(now(), before))
-    return tokens / steps
+    until("the engines have counted", lambda: counters(engines)[0] - before[0] >= REQUESTS * OUTPUT)
+    tokens, steps, small, waited, requests = (after - then for after, then in zip(counters(engines), before))
+    return Steps(tokens / steps, small / steps, waited / requests)
 
 
 @pytest.mark.parametrize(
     "streams", [lambda _: True, lambda _: False, lambda number: number % 2 == 0], ids=["streams", "plain", "half"]
 )
 def test_steps_are_as_full_through_the_gateway_as_without_it(gateway, engines, streams):
-    straight = fullness(engines, [(engine.url, "none") for engine in engines], prompts(engines[0], 1), streams)
-    through = fullness(engines, [(gateway.url, gateway.key)], prompts(engines[0], 2), streams)
-    assert through >= 0.7 * straight, f"{through:.2f} output tokens a step, {straight:.2f} without the gateway"
+    straight = measure(engines, [(engine.url, "none") for engine in engines], prompts(engines[0], 1), streams)
+    through = measure(engines, [(gateway.url, gateway.key)], prompts(engines[0], 2), streams)
+    told = f"through the gateway: {through}; without it: {straight}"
+    print(told)
+    assert through.tokens >= 0.7 * straight.tokens, told
+    # A prompt is there for a step whenever one would be without the gateway.
+    assert through.without_prompt <= straight.without_prompt + 0.15, told
+    # Who has to wait waits in the gateway.
+    assert through.waited <= 0.5 * straight.waited, told

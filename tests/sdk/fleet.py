@@ -122,7 +122,7 @@ class Gateway:
 
     def finished(self, request_id):
         """The log lines of the finished requests with this id."""
-        lines = self.log_path.read_text().splitlines()
+        lines = self.log_path.read_text().rpartition("\n")[0].splitlines()
         mine = (json.loads(line) for line in lines if f'"{request_id}"' in line)
         return [line for line in mine if line["target"] == "penstock::request"]
 

@@ -36,6 +36,8 @@ export async function logged(id, count) {
   const read = () =>
     readFileSync(given.log, "utf8")
       .split("\n")
+      // The last line may be half written.
+      .slice(0, -1)
       .filter((line) => line.includes(`"${id}"`))
       .map((line) => JSON.parse(line))
       .filter((line) => line.target === "penstock::request");

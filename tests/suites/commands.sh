@@ -32,6 +32,8 @@ if [ "$(cat "$venv/pins" 2>/dev/null)" != "${pins[*]}" ]; then
   python3 -m venv "$venv" && "$venv/bin/pip" install -q "${pins[@]}" || die "cannot make $venv"
   echo "${pins[*]}" >"$venv/pins"
 fi
+# The bill of materials also reads crates that this build does not need.
+cargo fetch --locked --quiet || die "crates cannot be fetched"
 cargo build --release --quiet || die "the build failed"
 
 export SUITE_PYTHON_BIN=$venv/bin

@@ -15,6 +15,12 @@ if ! has_postgres; then
   { $sudo apt-get update -q && $sudo apt-get install -yq --no-install-recommends postgresql; } >/dev/null 2>&1
   has_postgres || die "needs PostgreSQL: apt-get install postgresql"
 fi
+# And so are limits that several gateways share.
+if ! command -v redis-server >/dev/null; then
+  sudo=$([ "$(id -u)" -eq 0 ] || echo sudo)
+  { $sudo apt-get update -q && $sudo apt-get install -yq --no-install-recommends redis-server; } >/dev/null 2>&1
+  command -v redis-server >/dev/null || die "needs Redis: apt-get install redis-server"
+fi
 counted format cargo fmt --all --check
 counted clippy cargo clippy --workspace --all-targets --quiet -- -D warnings
 counted docs env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet --document-private-items

@@ -2,8 +2,8 @@
 
 use crate::tree::Source;
 use crate::{
-    MAX_CHILDREN, MAX_FIELDS, MAX_LINES, circles, crowded, globs, impurities, oversize, scattered, twice,
-    undocumented, wide, wrong_arrows,
+    MAX_CHILDREN, MAX_FIELDS, MAX_LINES, acting_predicates, circles, crowded, globs, impurities, oversize,
+    scattered, twice, undocumented, wide, wrong_arrows,
 };
 
 fn offends(check: fn(&Source) -> Vec<String>, path: &str, text: &str) -> bool {
@@ -18,7 +18,7 @@ fn parsed(files: &[(&str, &str)]) -> Vec<Source> {
 fn on_an_arrow_upwards_or_sideways() {
     let wrong = [
         ("core/job.rs", "use crate::config::settings::Settings;"),
-        ("fleet/probe.rs", "use crate::proxy::handler::Proxy;"),
+        ("fleet/probe.rs", "use crate::proxy::Proxy;"),
         ("protocol/sse.rs", "fn f() { crate::telemetry::wall::now(); }"),
         ("protocol/sse.rs", "fn f() { let x = vec![crate::telemetry::wall::now()]; }"),
         ("telemetry/log.rs", "use crate::app::App;"),
@@ -27,7 +27,7 @@ fn on_an_arrow_upwards_or_sideways() {
         ("proxy/a.rs", "use crate::{core::ids::JobId, scaler::SignalCache};"),
         ("proxy/a.rs", "use crate::{\n    core::{ids::JobId, job},\n    sim::world,\n};"),
         ("proxy/a.rs", "use super::super::sim::world;"),
-        ("usage/a.rs", "use crate::proxy::handler::Proxy;"),
+        ("usage/a.rs", "use crate::proxy::Proxy;"),
         ("telemetry/a.rs", "use crate::usage::Journal;"),
         ("unknown/a.rs", ""),
     ];
@@ -107,7 +107,18 @@ fn on_a_large_file() {
 fn on_a_file_without_a_first_word() {
     assert!(offends(undocumented, "core/a.rs", "use std::fmt;\n"));
     assert!(offends(undocumented, "core/a.rs", ""));
+    assert!(offends(undocumented, "core/a.rs", "//! What a thing is.\n"));
     assert!(!offends(undocumented, "core/a.rs", "//! A thing.\n"));
+}
+
+#[test]
+fn on_a_predicate_that_acts() {
+    assert!(offends(acting_predicates, "core/a.rs", "impl A { fn is_b(&mut self) -> bool { true } }"));
+    assert!(!offends(
+        acting_predicates,
+        "core/a.rs",
+        "impl A { fn is_b(&self) {} fn take(&mut self) {} fn has_c(mut self) {} }"
+    ));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! may grow. [`rules`] holds the figures and the exceptions.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
+mod captures;
 mod circles;
 mod rules;
 mod tree;
@@ -11,8 +12,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use circles::circles;
 use rules::{
-    ALLOWED_ARROWS, IMPURE, LAYERS, MANY_CHILDREN, MANY_FIELDS, MANY_IMPLS, MAX_CHILDREN, MAX_FIELDS,
-    MAX_IMPLS, MAX_LINES, TANGLED,
+    ACTING_PREDICATES, ALLOWED_ARROWS, IMPURE, LAYERS, MANY_CHILDREN, MANY_FIELDS, MANY_IMPLS, MAX_CHILDREN,
+    MAX_FIELDS, MAX_IMPLS, MAX_LINES, NO_NOUNS, TANGLED,
 };
 use tree::{Source, sources};
 
@@ -75,10 +76,27 @@ fn oversize(source: &Source) -> Vec<String> {
     (lines > MAX_LINES).then(|| source.offence(&what)).into_iter().collect()
 }
 
-/// A file that does not say what it is.
+/// A file that does not say what it is, by a noun phrase.
 fn undocumented(source: &Source) -> Vec<String> {
-    let what = "starts without a `//!` line that says what it is";
-    (!source.documented).then(|| source.offence(what)).into_iter().collect()
+    let word = &*source.first_word;
+    let what = match word {
+        "" => "starts without a `//!` line that says what it is".to_owned(),
+        _ if NO_NOUNS.contains(&word) => format!("starts with `{word}`; start with a noun for what it is"),
+        _ => return Vec::new(),
+    };
+    vec![source.offence(&what)]
+}
+
+/// Questions that change what they ask.
+fn acting_predicates(source: &Source) -> Vec<String> {
+    let asks = |name: &&String| ["is_", "has_", "was_", "can_"].iter().any(|start| name.starts_with(start));
+    let known = |name: &&String| {
+        ACTING_PREDICATES.iter().any(|(path, of, _)| (*path, *of) == (&*source.path, &***name))
+    };
+    let found = source.changing.iter().filter(asks).filter(|name| !known(name));
+    found
+        .map(|name| source.offence(&format!("`{name}` takes `&mut self`; name it by what it does")))
+        .collect()
 }
 
 /// A module with more children than a reader keeps in mind.
@@ -192,6 +210,11 @@ fn files_are_small() {
 #[test]
 fn files_say_what_they_are() {
     hold(undocumented);
+}
+
+#[test]
+fn predicates_do_not_act() {
+    hold(acting_predicates);
 }
 
 #[test]

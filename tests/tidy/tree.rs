@@ -17,8 +17,8 @@ pub(crate) struct Source {
     pub(crate) module: Vec<String>,
     /// Whether the file is compiled for tests only.
     pub(crate) of_tests: bool,
-    /// Whether the file starts with a `//!` line.
-    pub(crate) documented: bool,
+    /// First word of the `//!` line at the start of the file; empty = no such line.
+    pub(crate) first_word: String,
     /// Lines of code: no blank lines, no comments, no tests.
     pub(crate) lines: usize,
     /// Paths that the file names, as written.
@@ -31,6 +31,8 @@ pub(crate) struct Source {
     pub(crate) types: Vec<(String, usize)>,
     /// Types for which the file has an `impl` without a trait.
     pub(crate) impls: BTreeSet<String>,
+    /// Functions that take `&mut self`.
+    pub(crate) changing: BTreeSet<String>,
 }
 
 impl Source {
@@ -44,7 +46,11 @@ impl Source {
         let mut source = Self {
             path: path.to_owned(),
             module,
-            documented: text.starts_with("//! "),
+            first_word: text
+                .strip_prefix("//! ")
+                .and_then(|line| line.split_whitespace().next())
+                .unwrap_or_default()
+                .to_owned(),
             lines: code_lines(text),
             ..Self::default()
         };
@@ -137,6 +143,16 @@ impl<'ast> Visit<'ast> for Source {
     fn visit_path(&mut self, path: &'ast syn::Path) {
         self.paths.insert(path.segments.iter().map(|segment| segment.ident.to_string()).collect());
         visit::visit_path(self, path);
+    }
+
+    fn visit_signature(&mut self, signature: &'ast syn::Signature) {
+        if signature
+            .receiver()
+            .is_some_and(|receiver| receiver.reference.is_some() && receiver.mutability.is_some())
+        {
+            self.changing.insert(signature.ident.to_string());
+        }
+        visit::visit_signature(self, signature);
     }
 
     fn visit_macro(&mut self, item: &'ast syn::Macro) {

@@ -78,7 +78,7 @@ async fn held(
 ) -> Result<Vec<Found>> {
     engines.pace(u32::MAX, Row::Held.interval());
     let before = process::pss_kib(&contender.pids)?;
-    let open = OpenStreams::start(&contender.target(2048, None), streams).await?;
+    let open = OpenStreams::start(&contender.target(2048, None), streams, None).await?;
     open.opened(PATIENCE).await;
     sleep(hold).await;
     let alive = open.alive();

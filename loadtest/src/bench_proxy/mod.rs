@@ -18,7 +18,7 @@ pub use self::rows::{Figure, Row};
 
 use std::path::Path;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use tokio::time::Instant;
 
 use self::args::Cores;
@@ -26,6 +26,7 @@ use self::engines::InstantEngines;
 use self::measure::{Found, idle, measure};
 use self::stage::{Contender, ProxyStage};
 use crate::child::Work;
+use crate::signal::until_stopped;
 use crate::{cores, process};
 
 /// Sockets of this process: two for each stream that is open, some for the rest.
@@ -37,10 +38,7 @@ const OPEN_FILES: usize = 2500;
 /// When the arguments are wrong, something does not start, it is stopped, or a request
 /// failed.
 pub async fn command(args: &BenchProxyArgs) -> Result<()> {
-    let results = tokio::select! {
-        results = bench(args) => results?,
-        signal = crate::signal::stop() => bail!("stopped by {}", signal?),
-    };
+    let results = until_stopped(bench(args)).await?;
     println!("{}", text::text(&results));
     let write = |path: Option<&Path>, text: String| match path {
         Some(path) => std::fs::write(path, text).with_context(|| format!("write {}", path.display())),

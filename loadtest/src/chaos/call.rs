@@ -32,6 +32,8 @@ pub struct Answer {
     pub first_token: Option<Duration>,
     /// What is wrong with it; absent for a whole answer.
     pub fault: Option<String>,
+    /// The fault came with advice: a refusal that says when to ask again, or an error event.
+    pub announced: bool,
 }
 
 impl Answer {
@@ -50,6 +52,7 @@ impl Answer {
         if let Some(error) = value.get("error").filter(|error| !error.is_null()) {
             let code = error["code"].as_str().or(error["type"].as_str()).unwrap_or("error");
             self.wrong(format!("error event: {code}"));
+            self.announced = true;
         }
         for choice in value["choices"].as_array().into_iter().flatten() {
             let text = [&choice["text"], &choice["delta"]["content"], &choice["message"]["content"]];
@@ -94,6 +97,8 @@ async fn attempt(
     answer.status = Some(head.status.as_u16());
     let header = |name: &str| head.headers.get(name)?.to_str().ok().map(str::to_owned);
     answer.request_id = header("x-request-id");
+    let repeatable = header("x-should-retry").is_some_and(|value| value == "true");
+    answer.announced = !head.status.is_success() && (repeatable || header("retry-after").is_some());
     let is_stream = header("content-type").is_some_and(|kind| kind.starts_with("text/event-stream"));
     if is_stream {
         read_stream(body, intended, answer).await;
@@ -169,6 +174,7 @@ mod tests {
         assert_eq!((answer.usage, &answer.fault), (Some((3, 2)), &None));
         answer.take(&json!({"error": {"code": "upstream_broken"}}));
         assert_eq!(answer.fault.as_deref(), Some("error event: upstream_broken"));
+        assert!(answer.announced);
         let mut plain = Answer::default();
         plain.take(&json!({"choices": [{"message": {"content": "x"}, "finish_reason": "length"}]}));
         assert_eq!(plain.text, "x");

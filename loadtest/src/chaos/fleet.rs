@@ -23,7 +23,7 @@ const NOTICE: f64 = 0.5;
 
 /// Simulated engines that can be hurt.
 #[derive(Debug)]
-pub(super) struct Fleet {
+pub(crate) struct Fleet {
     engines: Vec<SimHandle>,
     /// Requests that were answered 503 by a fault.
     busy: AtomicU64,
@@ -34,7 +34,7 @@ impl Fleet {
     ///
     /// # Errors
     /// When no port is free.
-    pub(super) async fn start(profile: StepProfile, max_seqs: u32, count: usize) -> Result<Self> {
+    pub(crate) async fn start(profile: StepProfile, max_seqs: u32, count: usize) -> Result<Self> {
         let mut engines = Vec::with_capacity(count);
         for _ in 0..count {
             let options = book::engine(profile, max_seqs, 1.0);
@@ -45,7 +45,7 @@ impl Fleet {
 
     /// Their base URLs.
     #[must_use]
-    pub(super) fn urls(&self) -> Vec<String> {
+    pub(crate) fn urls(&self) -> Vec<String> {
         self.engines.iter().map(SimHandle::url).collect()
     }
 
@@ -54,7 +54,7 @@ impl Fleet {
     ///
     /// # Errors
     /// When the gateway refuses an operator's verb.
-    pub(super) async fn suffer(&self, episode: Episode, start: Instant, admin: &Endpoint) -> Result<()> {
+    pub(crate) async fn suffer(&self, episode: Episode, start: Instant, admin: &Endpoint) -> Result<()> {
         sleep_until(start + episode.at).await;
         let control = self.engines[episode.engine].control();
         let end = start + episode.end();
@@ -100,19 +100,19 @@ impl Fleet {
 
     /// Requests that were answered 503, from the end of that fault on.
     #[must_use]
-    pub(super) fn refused(&self) -> u64 {
+    pub(crate) fn refused(&self) -> u64 {
         self.busy.load(Ordering::Relaxed)
     }
 
     /// Requests that came to any engine, refused or not.
     #[must_use]
-    pub(super) fn attempts(&self) -> u64 {
+    pub(crate) fn attempts(&self) -> u64 {
         let taken: u64 = self.engines.iter().map(|engine| engine.control().state().total).sum();
         taken + self.refused()
     }
 
     /// Waits until every engine has something to do; how long that took.
-    pub(super) async fn all_at_work(&self, patience: Duration) -> Option<Duration> {
+    pub(crate) async fn all_at_work(&self, patience: Duration) -> Option<Duration> {
         let start = Instant::now();
         let mut seen = vec![false; self.engines.len()];
         while start.elapsed() < patience {
@@ -129,7 +129,7 @@ impl Fleet {
 
     /// What is still inside, for people.
     #[must_use]
-    pub(super) fn leftovers(&self) -> Vec<String> {
+    pub(crate) fn leftovers(&self) -> Vec<String> {
         let left = |engine: &SimHandle| {
             let state = engine.control().state();
             let inside = state.running + state.waiting + state.inside;

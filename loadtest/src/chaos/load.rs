@@ -111,6 +111,8 @@ pub struct Seen {
     pub total: Duration,
     /// How it was.
     pub verdict: Verdict,
+    /// What went wrong came with advice to its client; see [`Answer::announced`].
+    pub announced: bool,
 }
 
 /// Who asks the gateway for what.
@@ -162,6 +164,7 @@ impl Clients {
             planned,
             verdict: Verdict::of(question, &answer),
             total: intended.elapsed(),
+            announced: answer.announced,
             request_id: answer.request_id,
             first_token: answer.first_token,
         })

@@ -3,7 +3,7 @@
 
 pub mod book;
 pub mod call;
-mod fleet;
+pub(crate) mod fleet;
 pub mod load;
 pub mod report;
 pub mod schedule;
@@ -15,7 +15,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use penstock::config::keys::NewKey;
 use penstock::sim::engine::profile::StepProfile;
@@ -31,14 +31,16 @@ use self::schedule::{SHORTEST_RUN, Schedule};
 use self::storm::Storm;
 use crate::child::{Child, Work, free_port};
 use crate::client::fetch;
+use crate::report::write_json;
+use crate::signal::until_stopped;
 use crate::target::{Endpoint, bearer};
 use crate::template::{Values, fill, keys_for};
 
 const CONFIG: &str = include_str!("../../scenarios/realtime/penstock-chaos.yaml");
 /// Sequences that each engine runs, and the configuration says so.
-const MAX_SEQS: u32 = 16;
+pub(crate) const MAX_SEQS: u32 = 16;
 /// Until the gateway is ready, and until everything is empty at the end.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Arguments of `loadtest chaos`.
 #[derive(Debug, Clone, Args)]
@@ -123,15 +125,9 @@ impl ChaosArgs {
 /// # Errors
 /// When something does not start, or a promise is broken.
 pub async fn command(args: &ChaosArgs) -> Result<()> {
-    let report = tokio::select! {
-        report = with_a_gateway(args) => report?,
-        signal = crate::signal::stop() => bail!("stopped by {}", signal?),
-    };
+    let report = until_stopped(with_a_gateway(args)).await?;
     print!("{}", report.text());
-    if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&report)?;
-        std::fs::write(path, text).with_context(|| format!("write {}", path.display()))?;
-    }
+    write_json(args.json.as_deref(), &report)?;
     ensure!(report.broken_promises.is_empty(), "broken: {}", report.broken_promises.join("; "));
     Ok(())
 }
@@ -274,9 +270,9 @@ impl Stage {
 }
 
 /// Questions of a run; they come again.
-const QUESTIONS: usize = 400;
+pub(crate) const QUESTIONS: usize = 400;
 
-async fn ready(admin: &Endpoint) -> Result<()> {
+pub(crate) async fn ready(admin: &Endpoint) -> Result<()> {
     let endpoint = admin.clone().with_path("/readyz")?;
     let end = Instant::now() + PATIENCE;
     loop {
@@ -290,7 +286,7 @@ async fn ready(admin: &Endpoint) -> Result<()> {
 
 /// What is in the gateway's ledgers and in the engines, once there was time
 /// for it to go.
-async fn leftovers(admin: &Endpoint, fleet: &Fleet) -> Result<Vec<String>> {
+pub(crate) async fn leftovers(admin: &Endpoint, fleet: &Fleet) -> Result<Vec<String>> {
     let endpoint = admin.clone().with_path("/admin/v1/status")?;
     let end = Instant::now() + PATIENCE;
     loop {

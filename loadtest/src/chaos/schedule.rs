@@ -115,6 +115,16 @@ impl Schedule {
         Self { phases, episodes }
     }
 
+    /// What an engine can do by itself, all at once and from the start to the end.
+    #[must_use]
+    pub fn steady(seed: u64, duration: Duration, engines: usize, most: usize) -> Self {
+        const PART: Duration = Duration::from_secs(20);
+        const KINDS: [Kind; 6] = [Kind::Kill, Kind::Sigterm, Kind::Freeze, Kind::Cut, Kind::Slow, Kind::Busy];
+        let phase = Phase { name: "all", from: Duration::ZERO, to: duration };
+        let episodes = within(&phase, &KINDS, PART, (engines, most), &mut Rng::new(seed));
+        Self { phases: vec![phase], episodes }
+    }
+
     /// Every engine answers 503 in the second and third sixth.
     #[must_use]
     pub fn storm(duration: Duration, engines: usize) -> Self {

@@ -19,6 +19,7 @@ use serde::Serialize;
 
 use self::stage::Stage;
 use crate::child::Work;
+use crate::signal::until_stopped;
 
 /// Arguments of `loadtest compare`.
 #[derive(Debug, Clone, Args)]
@@ -75,10 +76,7 @@ pub struct Comparison {
 /// # Errors
 /// When the scenario is wrong, something does not start, or it is stopped.
 pub async fn command(args: &CompareArgs) -> Result<()> {
-    let text = tokio::select! {
-        done = compare(args) => done?,
-        signal = crate::signal::stop() => bail!("stopped by {}", signal?),
-    };
+    let text = until_stopped(compare(args)).await?;
     print!("{text}");
     println!("\npage: {}  data: {}", args.out.display(), json_path(args).display());
     Ok(())

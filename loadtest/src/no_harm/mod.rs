@@ -9,11 +9,13 @@ mod stage;
 pub use self::args::NoHarmArgs;
 pub use self::report::Row;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
 use self::stage::Stage;
 use crate::child::Work;
 use crate::process;
+use crate::report::write_json;
+use crate::signal::until_stopped;
 
 /// Runs `loadtest no-harm`.
 ///
@@ -21,14 +23,8 @@ use crate::process;
 /// When the arguments are wrong, something does not start, it is stopped, or a cell
 /// is below its mark.
 pub async fn command(args: &NoHarmArgs) -> Result<()> {
-    let rows = tokio::select! {
-        rows = measure(args) => rows?,
-        signal = crate::signal::stop() => bail!("stopped by {}", signal?),
-    };
-    if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&rows)?;
-        std::fs::write(path, text).with_context(|| format!("write {}", path.display()))?;
-    }
+    let rows = until_stopped(measure(args)).await?;
+    write_json(args.json.as_deref(), &rows)?;
     let low: Vec<_> = rows.iter().filter(|row| !row.passed()).map(|row| row.cell.as_str()).collect();
     ensure!(low.is_empty(), "{} of {} cells failed: {}", low.len(), rows.len(), low.join(", "));
     println!("all {} cells passed", rows.len());

@@ -27,6 +27,9 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use tokio::sync::watch;
 
+use crate::report::write_json;
+use crate::signal::until_stopped;
+
 /// Send lag at the 99th percentile from which the figures are in doubt.
 pub const DOUBTFUL_LAG_MS: f64 = 5.0;
 
@@ -38,24 +41,14 @@ pub const DOUBTFUL_LAG_MS: f64 = 5.0;
 pub async fn command(args: &ReplayArgs) -> Result<()> {
     let plan = Arc::new(args.plan()?);
     let drive = args.drive(&plan).await?;
-    let records = until_stopped(drive, Arc::clone(&plan)).await?;
+    let records = until_stopped(run(drive, Arc::clone(&plan))).await?;
     let results = Results::of(&plan, &records, args.warmup, &args.goals, &Judged::default());
     print!("{}", table(&results, &args.goals));
-    if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&results)?;
-        std::fs::write(path, text).with_context(|| format!("write {}", path.display()))?;
-    }
+    write_json(args.json.as_deref(), &results)?;
     if results.all.served == 0 {
         bail!("no call was served");
     }
     Ok(())
-}
-
-async fn until_stopped(drive: Drive, plan: Arc<Plan>) -> Result<Vec<Record>> {
-    tokio::select! {
-        done = run(drive, plan) => done,
-        signal = crate::signal::stop() => bail!("stopped by {}", signal?),
-    }
 }
 
 /// Runs the plan on threads of its own; they end when the future is dropped.

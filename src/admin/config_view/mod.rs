@@ -10,8 +10,10 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::admin::report::bounds::BoundsRow;
+use crate::config::settings::cluster::ClusterSettings;
 use crate::config::settings::guardrails::GuardrailSettings;
 use crate::config::settings::identity::{Auth, Grant, ListenerTls, Listeners, OperatorRole};
+use crate::config::settings::scale::ScaleSettings;
 use crate::config::settings::usage::UsageDatabase;
 use crate::config::settings::{
     AddressForm, EdgeSettings, HeaderNames, LogFormat, PoolSettings, PoolSite, SessionField, SessionKey,
@@ -29,19 +31,14 @@ pub(super) use crate::admin::config_view::values::amount;
 
 /// Body of `GET /admin/v1/config`. Times are in seconds.
 pub(super) fn effective(settings: &Settings) -> Value {
-    let Settings { digest, startup, listeners, scale, edge, policy } = settings;
+    let Settings { digest, startup, listeners, scale, cluster, edge, policy } = settings;
     json!({
         "digest": digest,
         "generation": policy.generation,
         "startup": startup_view(startup),
         "listeners": listeners_view(listeners),
-        "scale": {
-            "listen": scale.listen.map(|address| address.to_string()),
-            "client_certs": scale.names,
-            "stale_after": secs(scale.stale_after),
-            "max_streams": scale.max_streams,
-            "state_file": scale.state_file,
-        },
+        "scale": scale_view(scale),
+        "cluster": cluster.as_ref().map(cluster_view),
         "auth": auth(&edge.auth, policy),
         "classes": by_name(policy.classes.iter().map(|(_, name, class)| (name, class_view(class, policy)))),
         "tenants": by_name(policy.tenants.iter().map(|(id, name, row)| (name, tenant_view(id, row, edge, policy)))),
@@ -110,6 +107,32 @@ fn session_view(key: &SessionKey, policy: &Policy) -> Value {
     })
 }
 
+fn scale_view(scale: &ScaleSettings) -> Value {
+    json!({
+        "listen": scale.listen.map(|address| address.to_string()),
+        "client_certs": scale.names,
+        "stale_after": secs(scale.stale_after),
+        "max_streams": scale.max_streams,
+        "state_file": scale.state_file,
+    })
+}
+
+fn cluster_view(cluster: &ClusterSettings) -> Value {
+    let ClusterSettings { valkey, prefix, outage } = cluster;
+    json!({
+        "valkey": {
+            "host": valkey.host,
+            "port": valkey.port,
+            "database": valkey.database,
+            "tls": valkey.is_tls,
+            "username": valkey.username,
+            "password": valkey.password.as_ref().map(|_| "set"),
+        },
+        "prefix": prefix,
+        "outage": secs(*outage),
+    })
+}
+
 fn guardrails_view(guardrails: &GuardrailSettings) -> Value {
     json!({
         "url": guardrails.url.to_string(),
@@ -169,6 +192,7 @@ fn startup_view(startup: &Startup) -> Value {
                 AddressForm::Truncated => "truncated",
                 AddressForm::On => "on",
             },
+            "refusals_per_second": telemetry.refusals_per_second,
             "otlp_endpoint": telemetry.otlp.endpoint.as_deref().map(without_credentials),
             "otlp_headers": telemetry.otlp.headers.keys().collect::<Vec<_>>(),
             "trace_sample": telemetry.otlp.sample,

@@ -32,6 +32,7 @@ export const REASON = {
   sustained: "the steady demand",
   burst: "replicas that start now serve in time what waits",
   deadline: "patient work has to be done by its deadline",
+  forecast: "the last two days needed it at the time at which it will have started",
   unmet: "requests were refused or late for longer than a start takes",
   floor: "min_replicas, or what repeated bursts have shown to be needed",
   hold: "was needed a while ago and is kept for now",
@@ -151,9 +152,13 @@ export function findings(view, f) {
       }
     }
   }
+  const { cluster } = status;
+  if (cluster && !cluster.up) {
+    say("warn", "The store of the cluster is away", `${cluster.problem || "It has not answered yet"}; limits go on with their last leases for ${f.time(cluster.leases_end_in_seconds)}, and overrides hold at their own gateway.`, "#/config");
+  }
   for (const row of status.overrides) {
     const end = row.ends_in_seconds === null ? "until an operator ends it" : `for ${f.time(row.ends_in_seconds)} more`;
-    say("info", `${row.kind}${row.by ? ` ×${row.by}` : ""} of ${row.of} ${f.short(row.name)}`, `In force ${end}${row.reason ? `: ${row.reason}` : ", without a reason"}.`, row.of === "tenant" ? "#/tenants" : "#/pools");
+    say("info", `${row.kind}${row.by ? ` ×${row.by}` : ""} of ${row.of} ${f.short(row.name)}`, `In force ${end}${row.reason ? `: ${row.reason}` : ", without a reason"}${row.set_at ? ` (set at ${row.set_at.gateway_name})` : ""}.`, row.of === "tenant" ? "#/tenants" : "#/pools");
   }
   if (status.config.last_reload.restart_needed.length) {
     say("info", "A restart is needed", `${f.names(status.config.last_reload.restart_needed, 3)} take effect at the next start.`, "#/config");

@@ -320,7 +320,7 @@ fn identity(ask: &KeyRequest) -> Result<(Option<String>, String, String), VerbEr
     let Some(digest) = KeyDigest::parse(text) else {
         return Err(bad_request("`digest` must be what `penstock keys hash` printed".to_owned()));
     };
-    let id = ask.id.clone().unwrap_or_else(|| digest.foreign_id());
+    let id = ask.id.clone().unwrap_or_else(|| digest.derived_id());
     if !keys::is_id(&id) {
         return Err(bad_request("`id` must be 8 to 12 lower-case letters and digits".to_owned()));
     }

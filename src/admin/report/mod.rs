@@ -10,11 +10,13 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use serde::Serialize;
+use tokio::time::Instant;
 
 pub(super) use crate::admin::report::bounds::BoundsRow;
 use crate::admin::report::overview::{ClassQueueRow, OverrideRow, PoolOverviewRow, UnattainableRow};
 use crate::admin::report::standing::LimitRow;
 use crate::admin::state::AdminState;
+use crate::cluster::{ClusterMember, ClusterStatus};
 use crate::config::settings::Settings;
 use crate::core::autoscale::replica_demand::ReplicaDemand;
 use crate::core::limits::LimitStatus;
@@ -36,12 +38,76 @@ pub(super) struct StatusReport {
     jobs: u64,
     broken_invariants: u64,
     config: ConfigRow,
+    /// What is shared with other gateways; absent without `cluster`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cluster: Option<ClusterRow>,
     pools: Vec<PoolOverviewRow>,
     replicas: Vec<ReplicaRow>,
     classes: Vec<ClassQueueRow>,
     tenants: Vec<TenantReportRow>,
     overrides: Vec<OverrideRow>,
     unkept_promises: Vec<UnattainableRow>,
+}
+
+#[derive(Debug, Serialize)]
+struct ClusterRow {
+    /// Id of this gateway among the others.
+    id: String,
+    /// Its name: machine and port.
+    name: String,
+    /// Whether the store answers.
+    up: bool,
+    problem: Option<String>,
+    /// Time since the last answer.
+    heard_seconds_ago: f64,
+    /// Time until leases end unless the store answers; 0 = they have ended, and what has a limit is
+    /// refused.
+    leases_end_in_seconds: f64,
+    /// Ids of all gateways, as of the last answer.
+    gateways: Vec<String>,
+    /// What they tell of themselves.
+    members: Vec<MemberRow>,
+}
+
+/// A gateway of the cluster; `null` = it runs a version that does not say it.
+#[derive(Debug, Serialize)]
+struct MemberRow {
+    id: String,
+    name: Option<String>,
+    version: Option<String>,
+    heard_seconds_ago: f64,
+    waiting: Option<u64>,
+    /// Requests that wait or run there.
+    jobs: Option<u64>,
+}
+
+impl MemberRow {
+    fn new(member: &ClusterMember) -> Self {
+        let told = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+        Self {
+            id: member.id.clone(),
+            name: told(&member.name),
+            version: told(&member.program),
+            heard_seconds_ago: member.heard.elapsed().as_secs_f64(),
+            waiting: member.waiting,
+            jobs: member.unfinished,
+        }
+    }
+}
+
+impl ClusterRow {
+    fn new(status: &ClusterStatus) -> Self {
+        Self {
+            id: status.id.clone(),
+            name: status.name.clone(),
+            up: status.problem.is_none() && !status.gateways.is_empty(),
+            problem: status.problem.clone(),
+            heard_seconds_ago: status.heard.elapsed().as_secs_f64(),
+            leases_end_in_seconds: status.leases_end.saturating_duration_since(Instant::now()).as_secs_f64(),
+            gateways: status.gateways.iter().map(|member| member.id.clone()).collect(),
+            members: status.gateways.iter().map(MemberRow::new).collect(),
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -72,6 +138,7 @@ pub(super) struct ProcessFacts {
     sources: Vec<SourceStatus>,
     needs: Vec<ReplicaDemand>,
     limits: Vec<LimitStatus>,
+    cluster: Option<ClusterStatus>,
 }
 
 impl ProcessFacts {
@@ -83,6 +150,7 @@ impl ProcessFacts {
             sources: state.sources.statuses(),
             needs: state.demands(),
             limits: state.dispatcher.limits(),
+            cluster: state.cluster.as_ref().map(|status| status.lock().clone()),
         }
     }
 }
@@ -103,7 +171,7 @@ impl StatusReport {
         config: &ConfigStatus,
     ) -> Self {
         let policy = &settings.policy;
-        let ProcessFacts { snapshot, engines, sources, needs, limits } = known;
+        let ProcessFacts { snapshot, engines, sources, needs, limits, cluster } = known;
         Self {
             version: env!("CARGO_PKG_VERSION"),
             uptime_seconds: uptime.as_secs_f64(),
@@ -124,11 +192,12 @@ impl StatusReport {
                     restart_needed: config.restart_needed.clone(),
                 },
             },
+            cluster: cluster.as_ref().map(ClusterRow::new),
             pools: overview::pools(snapshot, sources, needs, policy),
             replicas: replicas(snapshot, engines, policy),
             classes: overview::classes(snapshot, policy),
             tenants: tenants(snapshot, limits, settings),
-            overrides: overview::overrides(snapshot, policy),
+            overrides: overview::overrides(snapshot, policy, cluster.as_ref().map(|known| &known.overrides)),
             unkept_promises: overview::unattainable_objectives(snapshot, policy),
         }
     }
@@ -267,7 +336,7 @@ pub(super) struct TenantReportRow {
     bounds: BoundsRow,
     limits: Vec<LimitRow>,
     #[serde(flatten)]
-    standing: overview::TenantStanding,
+    overview: overview::TenantOverview,
 }
 
 /// Tenants and their rights, without anything about their keys.
@@ -289,7 +358,7 @@ pub(super) fn tenants(
             .map(|models| models.iter().map(|id| policy.models.name(*id).to_owned()).collect()),
         bounds: BoundsRow::new(tenant.bounds),
         limits: standing::limits(id, limits, settings),
-        standing: overview::tenant_standing(id, snapshot, policy),
+        overview: overview::tenant_overview(id, snapshot, policy),
     };
     policy.tenants.iter().map(|(id, name, tenant)| row(id, name, tenant)).collect()
 }

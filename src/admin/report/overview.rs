@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::admin::report::standing::{self, SourceStatusRow};
+use crate::cluster::{OverrideBook, target_name};
 use crate::core::autoscale::replica_demand::ReplicaDemand;
 use crate::core::model::ids::{ClassId, PoolId, TenantId};
 use crate::core::model::overrides::{OverrideChange, OverrideTarget};
@@ -27,11 +28,23 @@ pub(in crate::admin) struct OverrideRow {
     reason: String,
     age_seconds: f64,
     ends_in_seconds: Option<f64>,
+    /// Who set it at which gateway; absent without `cluster`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    set_at: Option<OverrideOrigin>,
+}
+
+/// Where an override was set.
+#[derive(Debug, Serialize)]
+struct OverrideOrigin {
+    who: String,
+    gateway: String,
+    gateway_name: String,
 }
 
 impl OverrideRow {
-    fn new(view: &ActiveOverride, policy: &Policy) -> Self {
+    fn new(view: &ActiveOverride, policy: &Policy, shared: Option<&OverrideBook>) -> Self {
         let target = view.change.target();
+        let said = shared.and_then(|book| book.said(&target_name(target, policy)));
         let by = match view.change {
             OverrideChange::Boost(_, factor) => Some(factor),
             OverrideChange::ClosePool(..) | OverrideChange::CloseReplica(..) | OverrideChange::Pause(_) => {
@@ -48,14 +61,24 @@ impl OverrideRow {
             name: target.name(policy).to_owned(),
             by,
             reason: view.reason.to_string(),
-            age_seconds: view.age.as_secs_f64(),
+            age_seconds: said.map_or(view.age, |(_, age)| age).as_secs_f64(),
             ends_in_seconds: view.left.map(|left| left.as_secs_f64()),
+            set_at: said.map(|(said, _)| OverrideOrigin {
+                who: said.who.clone(),
+                gateway: said.gateway.clone(),
+                gateway_name: said.gateway_name.clone(),
+            }),
         }
     }
 }
 
-pub(in crate::admin) fn overrides(snapshot: &Snapshot, policy: &Policy) -> Vec<OverrideRow> {
-    snapshot.overrides.iter().map(|view| OverrideRow::new(view, policy)).collect()
+/// Rows of all overrides. `shared` are those that all gateways have.
+pub(in crate::admin) fn overrides(
+    snapshot: &Snapshot,
+    policy: &Policy,
+    shared: Option<&OverrideBook>,
+) -> Vec<OverrideRow> {
+    snapshot.overrides.iter().map(|view| OverrideRow::new(view, policy, shared)).collect()
 }
 
 /// One row of `GET /admin/v1/pools`.
@@ -201,21 +224,21 @@ pub(in crate::admin) fn classes(snapshot: &Snapshot, policy: &Policy) -> Vec<Cla
 
 /// Waiting requests of a tenant, and the overrides for the tenant.
 #[derive(Debug, Serialize)]
-pub(in crate::admin) struct TenantStanding {
+pub(in crate::admin) struct TenantOverview {
     waiting: u64,
     oldest_seconds: f64,
     overrides: Vec<OverrideRow>,
 }
 
-pub(in crate::admin) fn tenant_standing(
+pub(in crate::admin) fn tenant_overview(
     tenant: TenantId,
     snapshot: &Snapshot,
     policy: &Policy,
-) -> TenantStanding {
+) -> TenantOverview {
     let (waiting, oldest_seconds) = waiting_and_oldest(snapshot, |queue| queue.tenant == tenant);
     let targets = [OverrideTarget::Pause(tenant), OverrideTarget::Boost(tenant)];
-    let rows = overrides_of(&targets, snapshot).map(|view| OverrideRow::new(view, policy));
-    TenantStanding { waiting, oldest_seconds, overrides: rows.collect() }
+    let rows = overrides_of(&targets, snapshot).map(|view| OverrideRow::new(view, policy, None));
+    TenantOverview { waiting, oldest_seconds, overrides: rows.collect() }
 }
 
 /// Overrides in force for the targets, as text: `drain`, `pause, boost x4`.

@@ -8,7 +8,7 @@ use crate::admin::state::AdminState;
 use crate::core::model::ids::{GroupIndex, TenantId};
 use crate::core::model::overrides::{ActiveOverride, OverrideChange};
 use crate::core::model::policy::Policy;
-use crate::core::model::snapshot::{Obstacle, QueueStanding};
+use crate::core::model::snapshot::{Obstacle, QueueStatus};
 use crate::core::queue::quota::QuotaState;
 
 /// Most tenants that a row names as its competitors.
@@ -52,19 +52,19 @@ type GroupUse = BTreeMap<TenantId, TenantUse>;
 /// The rows of this moment.
 pub(in crate::admin) fn now(state: &AdminState) -> Vec<ShareRow> {
     let overrides = state.snapshot().overrides;
-    shares(&state.dispatcher.standings(), &overrides, &state.settings().policy)
+    shares(&state.dispatcher.queue_statuses(), &overrides, &state.settings().policy)
 }
 
-fn shares(standings: &[QueueStanding], overrides: &[ActiveOverride], policy: &Policy) -> Vec<ShareRow> {
+fn shares(statuses: &[QueueStatus], overrides: &[ActiveOverride], policy: &Policy) -> Vec<ShareRow> {
     let mut groups: BTreeMap<Option<GroupIndex>, GroupUse> = BTreeMap::new();
-    for row in standings {
+    for row in statuses {
         let held = groups.entry(row.group).or_default().entry(row.tenant).or_default();
         held.running += row.running;
         held.waiting += row.waiting;
     }
     let parts: BTreeMap<_, _> =
         groups.iter().map(|(group, held)| (*group, parts(held, overrides, policy))).collect();
-    let row = |row: &QueueStanding| {
+    let row = |row: &QueueStatus| {
         let held = &groups[&row.group];
         let all: u64 = held.values().map(|held| held.running).sum();
         let own = held[&row.tenant].running;
@@ -82,14 +82,14 @@ fn shares(standings: &[QueueStanding], overrides: &[ActiveOverride], policy: &Po
             guaranteed: row.quota.map(|quota| quota.guaranteed),
             quota: row.quota.map(|quota| QuotaState::name(quota.state)),
             blocked_by: row.obstacle.map(Obstacle::name),
-            contends_with: contenders(row.tenant, held, policy),
+            contends_with: busiest_siblings(row.tenant, held, policy),
         }
     };
-    standings.iter().map(row).collect()
+    statuses.iter().map(row).collect()
 }
 
 /// Other tenants of a group, those with most running first.
-fn contenders(tenant: TenantId, held: &GroupUse, policy: &Policy) -> Vec<String> {
+fn busiest_siblings(tenant: TenantId, held: &GroupUse, policy: &Policy) -> Vec<String> {
     let mut others: Vec<_> = held.iter().filter(|(id, _)| **id != tenant).collect();
     others.sort_by_key(|(id, held)| (std::cmp::Reverse((held.running, held.waiting)), **id));
     others.iter().take(MAX_NAMED).map(|(id, _)| policy.tenants.name(**id).to_owned()).collect()
@@ -127,8 +127,8 @@ mod tests {
     use crate::core::model::ids::{ClassId, ModelId};
     use crate::telemetry::fixtures;
 
-    fn standing(tenant: u32, running: u64, waiting: u64) -> QueueStanding {
-        QueueStanding {
+    fn status(tenant: u32, running: u64, waiting: u64) -> QueueStatus {
+        QueueStatus {
             tenant: TenantId::new(tenant),
             class: ClassId::new(0),
             model: ModelId::new(0),
@@ -149,11 +149,11 @@ mod tests {
         heavy.weight *= 3.0;
         let name = policy.tenants.name(TenantId::new(0)).to_owned();
         policy.tenants.insert(&name, heavy);
-        let rows = shares(&[standing(0, 1, 0), standing(1, 3, 2)], &[], &policy);
+        let rows = shares(&[status(0, 1, 0), status(1, 3, 2)], &[], &policy);
         let told: Vec<_> = rows.iter().map(|row| (row.share, row.used, row.blocked_by)).collect();
         assert_eq!(told, [(0.75, 0.25, None), (0.25, 0.75, Some("no_room"))]);
         assert_eq!(rows[0].contends_with, [policy.tenants.name(TenantId::new(1))]);
-        let alone = shares(&[standing(2, 0, 1)], &[], &policy);
+        let alone = shares(&[status(2, 0, 1)], &[], &policy);
         assert_eq!((alone[0].share, alone[0].used, alone[0].contends_with.len()), (1.0, 0.0, 0));
     }
 }

@@ -40,6 +40,12 @@ impl Today {
         (self.date.year(), self.date.month())
     }
 
+    /// Whether a day and a month began. A clock that is set back begins none: what was used would be
+    /// allowed once more.
+    fn periods_begun_since(&self, before: &Self) -> [bool; 2] {
+        [before.date < self.date, before.month() < self.month()]
+    }
+
     /// Time until the period ends: at most a day or a month.
     fn time_left(&self, period: LimitPeriod) -> Duration {
         let next = match period {
@@ -64,8 +70,8 @@ pub(in crate::app) async fn follow(dispatcher: Arc<Dispatcher>, mut before: Toda
     loop {
         tokio::time::sleep(before.time_left(LimitPeriod::Day).clamp(Duration::from_secs(1), MAX_SLEEP)).await;
         let today = Today::at(wall::now());
-        report_periods(&dispatcher, &today, [before.date != today.date, before.month() != today.month()]);
-        before = today;
+        report_periods(&dispatcher, &today, today.periods_begun_since(&before));
+        before = Today { date: today.date.max(before.date), ..today };
     }
 }
 
@@ -97,5 +103,14 @@ mod tests {
             (year.time_left(LimitPeriod::Month), year.month()),
             (Duration::from_secs(86_400), (2026, 12))
         );
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_begins_no_period() {
+        let at = |text: &str| Today::at(text.parse::<Timestamp>().unwrap().into());
+        let (last, first) = (at("2027-12-31T23:59:59Z"), at("2028-01-01T00:00:00Z"));
+        assert_eq!(first.periods_begun_since(&last), [true, true]);
+        assert_eq!(last.periods_begun_since(&first), [false, false]);
+        assert_eq!(at("2028-01-02T00:00:00Z").periods_begun_since(&first), [true, false]);
     }
 }

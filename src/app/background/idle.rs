@@ -1,14 +1,14 @@
 //! Idle-time task: writes the idle time of each pool's replicas to the usage journal.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use tokio::time::interval;
 
 use crate::core::billing::bill::IdleTime;
 use crate::core::model::policy::Policy;
 use crate::core::placement::rules::Price;
-use crate::proxy::handler::Proxy;
+use crate::proxy::Proxy;
 use crate::telemetry::wall;
 use crate::usage::row::{RowKind, UsageRow};
 
@@ -34,31 +34,11 @@ pub(in crate::app) fn write(proxy: &Proxy) {
 }
 
 fn row(idle: &IdleTime, policy: &Policy) -> UsageRow {
-    let since = wall::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
-    let none = || "".into();
     UsageRow {
-        time_ms: i64::try_from(since.as_millis()).unwrap_or(i64::MAX),
-        kind: RowKind::Idle,
-        request_id: String::new(),
-        tenant: none(),
-        key: none(),
-        class: none(),
-        model: none(),
         pool: policy.pools.name(idle.pool).into(),
-        replica: none(),
-        api: "",
-        status: 0,
-        outcome: "",
-        usage: "none",
-        input_tokens: 0,
-        cached_tokens: 0,
-        output_tokens: 0,
-        wasted_tokens: 0,
-        wasted_by: "",
-        queue_us: 0,
         gpu_ns: u64::try_from(idle.time.as_nanos()).unwrap_or(u64::MAX),
         price_per_hour: idle.price.map_or(0.0, Price::units),
         money_nano: idle.money,
-        attempts: 0,
+        ..UsageRow::new(RowKind::Idle, wall::now())
     }
 }

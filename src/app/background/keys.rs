@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::{Instant, interval};
 
 use crate::config::settings::identity::Auth;
-use crate::proxy::handler::Proxy;
+use crate::proxy::Proxy;
 use crate::telemetry::event::KeysCounted;
 use crate::telemetry::wall;
 

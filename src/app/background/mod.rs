@@ -4,5 +4,7 @@ pub(super) mod calendar;
 pub(super) mod demand;
 pub(super) mod idle;
 pub(super) mod keys;
+pub(super) mod memory;
 pub(super) mod objectives;
+pub(super) mod refusals;
 pub(super) mod scaler;

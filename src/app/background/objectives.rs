@@ -9,7 +9,7 @@ use tokio::time::{Instant, interval};
 
 use crate::core::model::ids::{ClassId, ModelId};
 use crate::core::placement::unattainable::{ObjectiveKind, UnattainableObjective, unattainable};
-use crate::proxy::handler::Proxy;
+use crate::proxy::Proxy;
 use crate::telemetry::event::ObjectiveUnattainable;
 
 /// Time between two checks.

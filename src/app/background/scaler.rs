@@ -13,7 +13,7 @@ use crate::config::discover::DnsSource;
 use crate::config::settings::Settings;
 use crate::config::settings::scale::{PeerPlace, PeerSettings};
 use crate::fleet::discovery::addresses;
-use crate::proxy::handler::Proxy;
+use crate::proxy::Proxy;
 use crate::scaler::{self, DemandSource, PeerRules, ScalerHandle, ScalerListener, SignalCache};
 use crate::tls::Handshakes;
 

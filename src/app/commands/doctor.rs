@@ -1,6 +1,7 @@
 //! `penstock doctor`: what would keep a gateway from working on this machine.
 
 use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use anyhow::Context as _;
@@ -8,13 +9,15 @@ use futures_util::{StreamExt as _, stream};
 use jiff::fmt::rfc2822;
 use reqwest::{Client, Response};
 use serde_json::{Value, json};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::app::commands::operate::text::{span, table};
+use crate::app::gateway::descriptors::{OTHER_FILES, most_files};
 use crate::cli::operate::OutputArg;
 use crate::config::secret::Secret;
 use crate::config::settings::{PoolSettings, ReplicaSettings, Settings};
 use crate::engines::{Ability, ModelInfo};
+use crate::fleet::fetch::{FetchError, ReplicaClient};
 use crate::telemetry::wall;
 use crate::tls;
 
@@ -22,12 +25,8 @@ use crate::tls;
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Engines that are asked at once.
 const AT_ONCE: usize = 16;
-/// Descriptors of a gateway beside those of its clients and engines.
-const OTHER_FILES: u64 = 256;
 /// Difference of two clocks that is a warning.
 const MAX_SKEW: Duration = Duration::from_secs(5);
-/// Most bytes of an engine's answer.
-const MAX_BODY: usize = 4 << 20;
 
 /// How a check came out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,16 +65,15 @@ impl Finding {
 ///
 /// # Errors
 /// TLS cannot be set up.
-pub(super) async fn look(settings: &Settings) -> anyhow::Result<Vec<Finding>> {
+pub(super) async fn run_checks(settings: &Settings) -> anyhow::Result<Vec<Finding>> {
     tls::install_provider();
-    let http = Client::builder().timeout(TIMEOUT).no_proxy().build().context("cannot set up TLS")?;
     let mut findings = vec![descriptors(settings)];
     let ports = [
         ("server.listen", Some(settings.startup.listen)),
         ("server.admin", Some(settings.startup.admin)),
         ("scale.listen", settings.scale.listen),
     ];
-    let gateway = has_gateway(&http, settings).await;
+    let gateway = has_gateway(settings).await?;
     findings.extend(ports.iter().filter_map(|(key, address)| Some(port(key, (*address)?, gateway))));
     for (_, name, pool) in settings.edge.pools.iter() {
         if let Some(source) = &pool.discover {
@@ -86,10 +84,13 @@ pub(super) async fn look(settings: &Settings) -> anyhow::Result<Vec<Finding>> {
             findings.push(Finding::new("engines", name, CheckResult::Good, detail));
         }
     }
+    let shared = Arc::new(ReplicaClient::new(false)?);
     let replicas = settings.edge.replicas.iter();
     let engines = replicas.filter_map(|(_, name, row)| {
         let pool = settings.edge.pools.get(row.pool)?;
-        Some(engine(&http, name, row, pool))
+        let own = pool.tls.as_ref().and_then(|tls| ReplicaClient::with_tls(tls, &row.url.to_string()));
+        let client = own.map_or_else(|| Arc::clone(&shared), Arc::new);
+        Some(async move { engine(&client, name, row, pool).await })
     });
     let found: Vec<_> = stream::iter(engines).buffered(AT_ONCE).collect().await;
     findings.extend(found.into_iter().flatten());
@@ -136,25 +137,29 @@ pub(super) fn text(findings: &[Finding], output: OutputArg) -> String {
 
 /// Whether this user may open as many files as the configuration's connections need.
 fn descriptors(settings: &Settings) -> Finding {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    let limit = most_files();
     let wanted = 2 * settings.startup.listener.max_connections as u64 + OTHER_FILES;
     let (result, advice) = if limit >= wanted {
         (CheckResult::Good, "")
     } else {
         (
             CheckResult::Warning,
-            "; raise `ulimit -n` (LimitNOFILE of systemd), or lower server.max_connections",
+            "; the gateway accepts fewer connections: raise `ulimit -Hn` (LimitNOFILE of systemd)",
         )
     };
     let detail = format!("{limit} may be open, {wanted} are wanted at server.max_connections{advice}");
     Finding::new("descriptors", "this process", result, detail)
 }
 
-/// Whether a gateway answers at the admin address of the configuration.
-async fn has_gateway(http: &Client, settings: &Settings) -> bool {
-    let scheme = if settings.listeners.admin.is_some() { "https" } else { "http" };
+/// Whether a gateway answers at the admin address of the configuration. Its certificate is not checked:
+/// it names no address of this machine, and the request holds no secret.
+async fn has_gateway(settings: &Settings) -> anyhow::Result<bool> {
+    let secured = settings.listeners.admin.is_some();
+    let http = Client::builder().timeout(TIMEOUT).no_proxy().tls_danger_accept_invalid_certs(secured);
+    let http = http.build().context("cannot set up TLS")?;
+    let scheme = if secured { "https" } else { "http" };
     let answer = http.get(format!("{scheme}://{}/livez", settings.startup.admin)).send().await;
-    answer.is_ok_and(|answer| answer.status().is_success())
+    Ok(answer.is_ok_and(|answer| answer.status().is_success()))
 }
 
 fn port(key: &str, address: SocketAddr, gateway: bool) -> Finding {
@@ -167,7 +172,12 @@ fn port(key: &str, address: SocketAddr, gateway: bool) -> Finding {
 }
 
 /// Whether an engine answers, serves the models of its pool and has the time of this machine.
-async fn engine(http: &Client, name: &str, row: &ReplicaSettings, pool: &PoolSettings) -> Vec<Finding> {
+async fn engine(
+    http: &ReplicaClient,
+    name: &str,
+    row: &ReplicaSettings,
+    pool: &PoolSettings,
+) -> Vec<Finding> {
     let spec = pool.engine.spec();
     let base = row.url.to_string();
     let base = base.trim_end_matches('/');
@@ -197,12 +207,10 @@ async fn engine(http: &Client, name: &str, row: &ReplicaSettings, pool: &PoolSet
     findings
 }
 
-async fn ask(http: &Client, url: &str, key: Option<&Secret>) -> Result<Response, String> {
-    let mut request = http.get(url);
-    if let Some(key) = key {
-        request = request.bearer_auth(key.expose());
-    }
-    request.send().await.map_err(|error| format!("{:#}", anyhow::Error::from(error.without_url())))
+async fn ask(http: &ReplicaClient, url: &str, key: Option<&Secret>) -> Result<Response, String> {
+    let answer = timeout(TIMEOUT, http.get_fresh(url, key)).await;
+    let answer = answer.map_err(|_| format!("none within {}", span(TIMEOUT.as_secs_f64())))?;
+    answer.map_err(|error| format!("{:#}", anyhow::Error::from(error.without_url())))
 }
 
 /// Compares the engine's `date` with the time here, to the second.
@@ -219,20 +227,20 @@ fn clock(name: &str, answer: &Response, now: SystemTime) -> Option<Finding> {
 }
 
 /// Whether the engine lists the models of its pool.
-async fn models(http: &Client, name: &str, base: &str, pool: &PoolSettings) -> Finding {
+async fn models(http: &ReplicaClient, name: &str, base: &str, pool: &PoolSettings) -> Finding {
     let spec = pool.engine.spec();
     let mut info = ModelInfo::default();
     for document in spec.info {
-        let Ok(answer) = ask(http, &format!("{base}{}", document.path), pool.api_key.as_ref()).await else {
-            continue;
-        };
-        if matches!(answer.status().as_u16(), 401 | 403) {
-            let detail =
-                format!("status {}: the engine wants a key; pools.*.api_key", answer.status().as_u16());
-            return Finding::new("models", name, CheckResult::Failed, detail);
-        }
-        if answer.status().is_success() {
-            let _unreadable = (document.read)(&body(answer).await, &mut info);
+        let url = format!("{base}{}", document.path);
+        match http.get(&url, pool.api_key.as_ref(), TIMEOUT).await {
+            Ok(body) => {
+                let _unreadable = (document.read)(&body, &mut info);
+            }
+            Err(FetchError::Status(status @ (401 | 403))) => {
+                let detail = format!("status {status}: the engine wants a key; pools.*.api_key");
+                return Finding::new("models", name, CheckResult::Failed, detail);
+            }
+            Err(_) => {}
         }
     }
     let served: Vec<&str> = info.names.iter().map(|served| &*served.name).collect();
@@ -249,19 +257,6 @@ async fn models(http: &Client, name: &str, base: &str, pool: &PoolSettings) -> F
     let detail = format!("lacks {}; it serves {}", missing.join(", "), served.join(", "));
     let strict = spec.can(Ability::ListAllNames);
     Finding::new("models", name, if strict { CheckResult::Failed } else { CheckResult::Warning }, detail)
-}
-
-/// The first `MAX_BODY` bytes of an answer.
-async fn body(mut answer: Response) -> Vec<u8> {
-    let mut body = Vec::new();
-    while let Ok(Some(piece)) = answer.chunk().await {
-        let room = MAX_BODY - body.len();
-        body.extend_from_slice(&piece[..piece.len().min(room)]);
-        if body.len() == MAX_BODY {
-            break;
-        }
-    }
-    body
 }
 
 #[cfg(test)]
@@ -284,7 +279,7 @@ mod tests {
         let taken = TcpListener::bind("127.0.0.1:0").unwrap();
         let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let settings = settings(&taken.local_addr().unwrap().to_string(), &format!("http://{nobody}"));
-        let findings = look(&settings).await.unwrap();
+        let findings = run_checks(&settings).await.unwrap();
         let failed: Vec<_> = findings.iter().filter(|one| one.result == CheckResult::Failed).collect();
         let of = |at: usize| (failed[at].check, &*failed[at].of);
         assert_eq!((of(0), of(1).0), (("ports", "server.listen"), "engines"), "{findings:?}");

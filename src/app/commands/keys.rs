@@ -50,7 +50,7 @@ fn hash(form: KeyFormArgs) -> anyhow::Result<String> {
         hashed
             .push(key.map_err(|why| anyhow::anyhow!("{which} {why}; `penstock keys new` makes a good key"))?);
     }
-    if hashed.iter().any(|key| key.is_foreign) {
+    if hashed.iter().any(|key| key.is_imported) {
         eprintln!(
             "penstock: the digest keeps only a random secret; make a new key in place of a password or a text that people chose"
         );

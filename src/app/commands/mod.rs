@@ -1,5 +1,6 @@
 //! Commands of the program.
 
+pub(super) mod complete;
 pub(super) mod config;
 pub(super) mod count;
 pub(super) mod demo;
@@ -9,6 +10,7 @@ pub(super) mod keda;
 pub(super) mod keys;
 pub(super) mod operate;
 pub(super) mod plan;
+pub(super) mod replay;
 pub(super) mod simulate;
 
 use std::io::{self, Read as _, Write as _};
@@ -83,13 +85,10 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::SimEngine(args) => in_runtime(sim_engine(args)),
         Command::Simulate(args) => simulate::run(&args).and_then(|(text, code)| print(&text).map(|_| code)),
         Command::Plan(args) => plan::run(&args).and_then(|text| print(&text)),
+        Command::Replay(args) => replay::run(&args).and_then(|(text, code)| print(&text).map(|_| code)),
         Command::Doctor(args) => doctor(&args),
         Command::Man { command } => man(&command).and_then(|text| print(&text)),
-        Command::Completion { shell } => {
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "penstock", &mut script);
-            print(&String::from_utf8_lossy(&script))
-        }
+        Command::Completion { shell } => complete::script(shell).and_then(|text| print(&text)),
     };
     done.unwrap_or_else(|error| {
         eprintln!("penstock: {error:#}");
@@ -136,6 +135,7 @@ fn print(text: &str) -> anyhow::Result<ExitCode> {
 }
 
 fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
+    let record = replay::record_options(&args.record)?;
     let is_missing = !args.config.exists();
     let reloader = match gateway::load(args.config) {
         Ok(reloader) => reloader,
@@ -157,7 +157,7 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     control.block_on(async move {
         let mut shutdown = signals::OsSignals::listen()?;
         let telemetry = Telemetry::new(&settings.startup.telemetry)?;
-        let gateway = Gateway::start(reloader, telemetry).await?;
+        let gateway = Gateway::start_recorded(reloader, telemetry, record).await?;
         shutdown.next().await;
         gateway.drain_or_abort(shutdown).await;
         Ok(ExitCode::SUCCESS)
@@ -241,7 +241,7 @@ fn doctor(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
         }
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let findings = runtime.block_on(doctor::look(&settings))?;
+    let findings = runtime.block_on(doctor::run_checks(&settings))?;
     print(&doctor::text(&findings, args.output))?;
     Ok(ExitCode::from(u8::from(doctor::has_failed(&findings))))
 }

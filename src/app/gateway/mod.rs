@@ -1,6 +1,7 @@
 //! Running gateway: its start, its reloads and its shutdown.
 
 pub(super) mod certificates;
+pub(super) mod descriptors;
 mod reload;
 mod replica_actions;
 pub(super) mod signals;
@@ -17,6 +18,7 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet, spawn_blocking};
 use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::admin::{self, AdminHandle, AdminState, AdminTls};
@@ -24,27 +26,33 @@ use crate::app::background::calendar::{self, Today};
 use crate::app::background::demand;
 use crate::app::background::idle;
 use crate::app::background::keys;
+use crate::app::background::memory;
 use crate::app::background::objectives;
+use crate::app::background::refusals;
 use crate::app::background::scaler;
 use crate::app::gateway::certificates::{certificate_source, certificates_loaded};
 use crate::app::gateway::reload::{SettingsFollowers, follow_file, follow_sources, model_pairs};
 use crate::app::gateway::start_error::StartError;
 use crate::app::usage;
 use crate::auth::Authenticator;
-use crate::config::settings::Settings;
+use crate::cluster::{self, ClusterHandle, ClusterParts};
 use crate::config::settings::identity::Listeners;
+use crate::config::settings::{ListenerLimits, Settings};
 use crate::config::watch::{ReloadHandle, Reloader, channel};
-use crate::core::model::event::{Event, RejectReason, Rejection};
+use crate::core::model::event::{Event, RejectReason, Rejection, ReplicaAction};
 use crate::dispatcher::Dispatcher;
 use crate::dispatcher::clock::GatewayClock;
 use crate::fleet::context::FleetTiming;
 use crate::fleet::discovery::DiscoverySources;
 use crate::fleet::handle::FleetMonitor;
 use crate::protocol::request::prefix::PrefixHasher;
-use crate::proxy::handler::{EdgeMemory, Proxy, StandingCache};
+use crate::proxy::handler::CallerStatusCache;
 use crate::proxy::listener::{self, ListenerShutdown, Workers};
 use crate::proxy::upstream::Upstreams;
 use crate::proxy::upstream::guardrails::Guardrails;
+use crate::proxy::{EdgeMemory, Proxy};
+use crate::record::RecordOptions;
+use crate::record::writer::Recorder;
 use crate::scaler::{ScalerHandle, SignalCache};
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{ConfigReloaded, ServerDraining, ServerStarted, ServerStopped};
@@ -76,6 +84,8 @@ pub struct Gateway {
     serving: JoinHandle<()>,
     background: JoinSet<()>,
     usage: Option<UsageJournal>,
+    recorder: Option<Recorder>,
+    cluster: Option<ClusterHandle>,
     /// File that keeps the measured demand.
     state_file: Option<PathBuf>,
 }
@@ -92,10 +102,26 @@ fn scheduler_tasks(proxy: &Arc<Proxy>, today: Today) -> JoinSet<()> {
     }
     tasks.spawn(objectives::watch(Arc::clone(proxy)));
     tasks.spawn(keys::watch(Arc::clone(proxy)));
+    tasks.spawn(refusals::follow(Arc::clone(proxy)));
     if let Some(path) = &proxy.settings.load().scale.state_file {
         tasks.spawn(demand::follow(path.clone(), dispatcher(), proxy.telemetry.clone()));
     }
     tasks
+}
+
+/// The scheduler, the actions on replicas that it asks for, and its record.
+type StartedDispatcher = (Arc<Dispatcher>, mpsc::Receiver<ReplicaAction>, Option<Recorder>);
+
+/// Starts the scheduler, and its record before its first event.
+fn start_dispatcher(
+    settings: &Arc<ArcSwap<Settings>>,
+    telemetry: &Telemetry,
+    record: Option<RecordOptions>,
+) -> Result<StartedDispatcher, StartError> {
+    let (wishes, wished) = mpsc::channel(MAX_PENDING_ACTIONS);
+    let dispatcher = Dispatcher::new(Arc::clone(&settings.load().policy), GatewayClock::start(), wishes);
+    let recorder = record.map(|to| Recorder::start(&to, &dispatcher, settings, telemetry)).transpose()?;
+    Ok((dispatcher, wished, recorder))
 }
 
 /// The request path, in its initial state.
@@ -122,7 +148,7 @@ fn make_proxy(
         prefixes: PrefixHasher::default(),
         itl_samplers: Arc::default(),
         shadow_copies: Arc::default(),
-        standings: Arc::new(StandingCache::new(rows)),
+        caller_status: Arc::new(CallerStatusCache::new(rows)),
         journal,
     }
 }
@@ -141,30 +167,41 @@ impl Gateway {
     /// # Errors
     /// An address is taken, or the settings need something that is not available.
     pub async fn start(reloader: Reloader, telemetry: Telemetry) -> Result<Self, StartError> {
+        // Boxed: what is started is large before each part has its place.
+        Box::pin(Self::start_recorded(reloader, telemetry, None)).await
+    }
+
+    /// As [`Self::start`], with a record of what the scheduler is told and decides.
+    ///
+    /// # Errors
+    /// As [`Self::start`], or the record's folder cannot be used.
+    pub async fn start_recorded(
+        reloader: Reloader,
+        telemetry: Telemetry,
+        record: Option<RecordOptions>,
+    ) -> Result<Self, StartError> {
         let settings = reloader.current();
         let now = settings.load_full();
         let mut usage =
             now.startup.usage.as_ref().map(|usage| UsageJournal::start(usage, &telemetry)).transpose()?;
-        let (wishes, wished) = mpsc::channel(MAX_PENDING_ACTIONS);
-        let dispatcher = Dispatcher::new(Arc::clone(&now.policy), GatewayClock::start(), wishes);
+        let (dispatcher, wished, recorder) = start_dispatcher(&settings, &telemetry, record)?;
         let timing = FleetTiming::default();
         let fleet =
             FleetMonitor::start(Arc::clone(&settings), Arc::clone(&dispatcher), telemetry.clone(), timing)?;
         let sources = DiscoverySources::start(Arc::clone(&settings), telemetry.clone());
         let journal = usage.as_ref().map(|usage| usage.journal().clone());
         let proxy = Arc::new(make_proxy(dispatcher, settings, &fleet, &telemetry, journal));
-        prepare_identity(&proxy, &now)?;
-        if let Some(path) = &now.scale.state_file {
-            demand::restore(path, &proxy.dispatcher, &telemetry);
-        }
+        prepare(&proxy, &now)?;
         let today = calendar::report_today(&proxy.dispatcher);
+        let cluster = start_cluster(&now, &proxy).await;
         if let Some(usage) = &mut usage {
             usage::follow(usage, &proxy.dispatcher, &now.policy, today.period_starts_ms(), &telemetry)?;
         }
         let (reload, asks) = channel();
         let (listener, address) = listen(now.startup.listen)?;
+        let limits = descriptors::prepare(&now.startup.listener, &telemetry);
         let cache = SignalCache::new(Arc::clone(&proxy.settings), proxy.telemetry.clone());
-        let admin = start_admin(&now, &proxy, (&fleet, &sources), &reload, &cache)?;
+        let admin = start_admin(&now, &proxy, (&fleet, &sources), &reload, (&cache, cluster.as_ref()))?;
         let mut background = scheduler_tasks(&proxy, today);
         let scale = scaler::start(&now, &proxy, cache, &mut background)?;
 
@@ -177,10 +214,11 @@ impl Gateway {
         ServerStarted { listen: address, admin: admin.addr(), scale: scale.address() }.emit(&telemetry);
         let shutdown = ListenerShutdown::default();
         let workers = Arc::new(Workers::start().map_err(StartError::Workers)?);
-        let serving = serve_clients((listener, Arc::clone(&workers)), &now, &proxy, &shutdown);
+        let serving = serve_clients((listener, Arc::clone(&workers)), limits, &proxy, &shutdown);
         background.spawn(telemetry.clone().upkeep());
         background.spawn(replica_actions::carry_out(wished, fleet.clone(), telemetry));
         background.spawn(close_idle(Arc::clone(&proxy)));
+        background.spawn(memory::give_back());
         background.spawn(signals::reload_at(hang_up, reload.clone()));
         let followers = SettingsFollowers::new(&proxy, &fleet, &sources);
         let reloader = Arc::new(reloader);
@@ -199,6 +237,8 @@ impl Gateway {
             serving,
             background,
             usage,
+            recorder,
+            cluster,
             state_file: now.scale.state_file.clone(),
         })
     }
@@ -263,16 +303,7 @@ impl Gateway {
         self.scale.drain();
         dispatcher.event(Event::Draining);
         ServerDraining { jobs: dispatcher.snapshot().jobs, grace: allowed }.emit(telemetry);
-        let deadline = Instant::now() + allowed;
-        let mut cut_off = dispatcher.snapshot().jobs;
-        while cut_off > 0 && Instant::now() < deadline {
-            if timeout(DRAIN_POLL, self.shutdown.abort.cancelled()).await.is_ok() {
-                // `cut_off` keeps its last value: jobs that end from now on were aborted, not
-                // finished.
-                break;
-            }
-            cut_off = dispatcher.snapshot().jobs;
-        }
+        let cut_off = wait_for_jobs(dispatcher, allowed, &self.shutdown.abort).await;
         grace.end();
         dispatcher.refuse_waiting(Rejection {
             reason: RejectReason::Draining,
@@ -291,12 +322,17 @@ impl Gateway {
         self.proxy.pumps.close();
         let _ended = timeout(STOP_GRACE, self.proxy.pumps.wait()).await;
         drop(self.workers);
+        if let Some(cluster) = self.cluster {
+            cluster.leave().await;
+        }
         self.scale.stop().await;
         idle::write(&self.proxy);
+        refusals::report(&self.proxy);
         self.sources.stop().await;
         self.fleet.stop().await;
         ServerStopped { cut_off }.emit(telemetry);
         let (admin, usage, state_file) = (self.admin, self.usage, self.state_file);
+        let recorder = self.recorder;
         let dispatcher = Arc::clone(dispatcher);
         let audited = telemetry.clone();
         let _stopped = spawn_blocking(move || {
@@ -308,6 +344,9 @@ impl Gateway {
             if let Some(usage) = usage {
                 usage.stop(STOP_GRACE);
             }
+            if let Some(recorder) = recorder {
+                recorder.stop(STOP_GRACE);
+            }
         })
         .await;
         telemetry.shutdown(STOP_GRACE).await;
@@ -315,21 +354,39 @@ impl Gateway {
     }
 }
 
+/// Waits until all jobs have ended, for as long as is allowed. Returns the number of those that have
+/// not: they are aborted.
+async fn wait_for_jobs(dispatcher: &Dispatcher, allowed: Duration, abort: &CancellationToken) -> u64 {
+    let deadline = Instant::now() + allowed;
+    let mut cut_off = dispatcher.snapshot().jobs;
+    while cut_off > 0 && Instant::now() < deadline {
+        if timeout(DRAIN_POLL, abort.cancelled()).await.is_ok() {
+            // Jobs that end from now on were aborted, not finished.
+            break;
+        }
+        cut_off = dispatcher.snapshot().jobs;
+    }
+    cut_off
+}
+
 /// Prepares the audit file, the authenticator and the certificates, before the first client is
-/// authenticated.
-fn prepare_identity(proxy: &Proxy, settings: &Settings) -> Result<(), StartError> {
+/// authenticated, and takes over the demand that the last process saved.
+fn prepare(proxy: &Proxy, settings: &Settings) -> Result<(), StartError> {
     let telemetry = &proxy.telemetry;
     if let Some(file) = settings.startup.audit.clone() {
         telemetry.audit_to(file).map_err(StartError::Audit)?;
     }
     proxy.authenticator.set_providers(&settings.edge.auth, telemetry);
     certificates_loaded(&Listeners::default(), &settings.listeners, telemetry);
+    if let Some(path) = &settings.scale.state_file {
+        demand::restore(path, &proxy.dispatcher, telemetry);
+    }
     Ok(())
 }
 
 fn serve_clients(
     (listener, workers): (TcpListener, Arc<Workers>),
-    settings: &Settings,
+    limits: ListenerLimits,
     proxy: &Arc<Proxy>,
     shutdown: &ListenerShutdown,
 ) -> JoinHandle<()> {
@@ -337,7 +394,7 @@ fn serve_clients(
     tokio::spawn(listener::serve(
         listener,
         workers,
-        settings.startup.listener.clone(),
+        limits,
         certificate_source(&proxy.settings, |listeners| &listeners.clients),
         shutdown.clone(),
         proxy.telemetry.clone(),
@@ -356,7 +413,7 @@ fn start_admin(
     proxy: &Arc<Proxy>,
     (fleet, sources): (&FleetMonitor, &DiscoverySources),
     reload: &ReloadHandle,
-    cache: &Arc<SignalCache>,
+    (cache, cluster): (&Arc<SignalCache>, Option<&ClusterHandle>),
 ) -> Result<AdminHandle, StartError> {
     let state = AdminState {
         dispatcher: Arc::clone(&proxy.dispatcher),
@@ -365,6 +422,7 @@ fn start_admin(
         engines: fleet.view(),
         sources: sources.clone(),
         signals: Arc::clone(cache),
+        cluster: cluster.map(ClusterHandle::status),
         usage: settings.startup.usage.as_ref().map(usage::row_source),
         telemetry: proxy.telemetry.clone(),
     };
@@ -376,6 +434,18 @@ fn start_admin(
     };
     let router = admin::router(state, crate::scaler::router(Arc::clone(cache)));
     admin::spawn(address, router, tls).map_err(|problem| StartError::Admin { address, problem })
+}
+
+/// Starts to share limits, and waits a little for the first leases; `None` without `cluster`.
+async fn start_cluster(settings: &Settings, proxy: &Proxy) -> Option<ClusterHandle> {
+    let parts = ClusterParts {
+        dispatcher: Arc::clone(&proxy.dispatcher),
+        settings: Arc::clone(&proxy.settings),
+        telemetry: proxy.telemetry.clone(),
+    };
+    let cluster = cluster::start(settings.cluster.as_ref()?, parts);
+    cluster.ready().await;
+    Some(cluster)
 }
 
 async fn close_idle(proxy: Arc<Proxy>) {

@@ -13,7 +13,7 @@ use crate::config::settings::identity::Listeners;
 use crate::config::watch::{ReloadOutcome, ReloadReport, ReloadRequests, Reloader};
 use crate::fleet::discovery::DiscoverySources;
 use crate::fleet::handle::FleetMonitor;
-use crate::proxy::handler::Proxy;
+use crate::proxy::Proxy;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{
     ConfigAudited, ConfigRejected, ConfigReloaded, ConfigUnchanged, ReplicasChanged,

@@ -1,5 +1,6 @@
 //! Signals of the operating system.
 
+use rustix::process::Signal as Number;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::config::watch::ReloadHandle;
@@ -10,11 +11,14 @@ pub(in crate::app) struct OsSignals {
 }
 
 impl OsSignals {
-    /// Replaces the default action of both signals, which ends the process.
+    /// Replaces the default action of both signals, which ends the process. SIGXFSZ would end it as
+    /// well, at a write beyond the limit of file size (`ulimit -f`); with a handler the write fails.
     ///
     /// # Errors
     /// The operating system takes no handler.
     pub(in crate::app) fn listen() -> std::io::Result<Self> {
+        // The handler stays when the stream is dropped.
+        let _nobody_waits = signal(SignalKind::from_raw(Number::XFSZ.as_raw()))?;
         Ok(Self { term: signal(SignalKind::terminate())?, int: signal(SignalKind::interrupt())? })
     }
 
@@ -38,6 +42,6 @@ pub(in crate::app) fn hang_up() -> std::io::Result<Signal> {
 /// Reloads the configuration at every `signal`.
 pub(in crate::app) async fn reload_at(mut signal: Signal, reload: ReloadHandle) {
     while signal.recv().await.is_some() {
-        reload.nudge();
+        reload.request_reload();
     }
 }

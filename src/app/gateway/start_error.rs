@@ -4,6 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 
 use crate::fleet::fetch::NoTrustedCertificates;
+use crate::record::error::RecordError;
 use crate::telemetry::TelemetryError;
 use crate::usage::UsageError;
 
@@ -49,6 +50,9 @@ pub enum StartError {
     /// The usage journal cannot be written.
     #[error(transparent)]
     Usage(#[from] UsageError),
+    /// The record cannot be written.
+    #[error(transparent)]
+    Record(#[from] RecordError),
     /// TLS to engines is not available.
     #[error(transparent)]
     Tls(#[from] NoTrustedCertificates),

@@ -132,7 +132,7 @@ pub fn load_str_with(
     let mut secrets = SecretReader::new(source, base);
     let (loaded, mut problems) = settle(text, previous, &mut secrets);
     if problems.iter().any(ConfigProblem::is_error)
-        && let Some(problem) = foreign::recognised(text, name)
+        && let Some(problem) = other_gateways::recognised(text, name)
     {
         problems = vec![problem];
     }
@@ -191,8 +191,8 @@ pub fn load_offline(text: &str, name: &str) -> LoadOutcome {
 }
 
 pub(super) mod folder;
-mod foreign;
 pub mod merge;
+mod other_gateways;
 #[cfg(test)]
 mod tests;
 mod variables;

@@ -1,4 +1,4 @@
-//! What a key of the file means, from the schema, and where the reference has it.
+//! Key explanation: the meaning of a key, from the schema, and its place in the reference.
 
 use std::sync::OnceLock;
 

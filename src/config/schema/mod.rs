@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::config::file::ConfigFile;
 
 /// Sections that take effect only at a start.
-pub(super) const RESTART_SECTIONS: [&str; 5] = ["audit", "scale", "server", "telemetry", "usage"];
+pub(super) const RESTART_SECTIONS: [&str; 6] = ["audit", "cluster", "scale", "server", "telemetry", "usage"];
 /// What takes effect at once in one of those.
 pub(super) const HOT_FIELDS: [[&str; 2]; 4] =
     [["server", "tls"], ["scale", "tls"], ["scale", "client_certs"], ["scale", "stale_after"]];
@@ -69,6 +69,14 @@ pub(super) fn pool(schema: &mut Schema) {
 
 pub(super) fn client_tls(schema: &mut Schema) {
     require(schema, &["ca"]);
+}
+
+pub(super) fn cluster(schema: &mut Schema) {
+    require(schema, &["valkey"]);
+}
+
+pub(super) fn valkey(schema: &mut Schema) {
+    require(schema, &["url"]);
 }
 
 pub(super) fn guardrails(schema: &mut Schema) {

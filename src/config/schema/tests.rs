@@ -98,6 +98,16 @@ fn every_example_loads_without_a_remark() {
 }
 
 #[test]
+fn the_two_gateways_of_the_example_differ_only_where_they_must() {
+    let [first, second] = [1, 2].map(|number| text(&format!("examples/two-gateways-{number}.yaml")));
+    assert_eq!(first.lines().count(), second.lines().count());
+    let lines =
+        first.lines().zip(second.lines()).filter(|(one, other)| one != other && !one.starts_with('#'));
+    let keys: Vec<&str> = lines.map(|(line, _)| line.trim().split(':').next().unwrap()).collect();
+    assert_eq!(keys, ["listen", "admin", "usage", "listen"]);
+}
+
+#[test]
 fn the_annotated_file_stays_valid_with_everything_in_force() {
     let text = uncommented(&text("penstock.yaml"));
     let outcome = load_str_with(&text, "penstock.yaml", Path::new("/"), None, &EverySecret);

@@ -243,7 +243,6 @@ impl Operators {
     }
 }
 
-/// An operator's token.
 #[derive(Debug, Clone)]
 pub struct TokenEntry {
     /// Digest of the whole token.
@@ -263,7 +262,6 @@ pub enum OperatorRole {
     Operate,
 }
 
-/// The audit file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuditFile {
     /// Where it is.

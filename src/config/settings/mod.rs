@@ -1,5 +1,6 @@
 //! The validated configuration, as the rest of the program sees it.
 
+pub mod cluster;
 pub mod guardrails;
 pub mod identity;
 pub mod names;
@@ -18,6 +19,7 @@ use ipnet::IpNet;
 use crate::config::discover::Discovery;
 pub use crate::config::secret::Secret;
 pub use crate::config::sections::routing::SessionField;
+use crate::config::settings::cluster::ClusterSettings;
 use crate::config::settings::guardrails::GuardrailSettings;
 use crate::config::settings::identity::{AuditFile, Auth, ClientTls, Listeners};
 use crate::config::settings::names::ModelNames;
@@ -42,6 +44,8 @@ pub struct Settings {
     pub listeners: Listeners,
     /// How the scale signal is told.
     pub scale: ScaleSettings,
+    /// What is shared with other gateways; absent = nothing.
+    pub cluster: Option<ClusterSettings>,
     /// What the edges need; takes effect with the next request.
     pub edge: Arc<EdgeSettings>,
     /// What the core decides by; takes effect at once.
@@ -123,6 +127,9 @@ pub struct ListenerLimits {
     pub max_handshakes: usize,
 }
 
+/// Default of `telemetry.refusals_per_second`.
+pub const REFUSALS_PER_SECOND: u32 = 10;
+
 /// Logs and traces.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TelemetrySettings {
@@ -132,6 +139,8 @@ pub struct TelemetrySettings {
     pub log_level: String,
     /// How much of clients' addresses is logged.
     pub client_address: AddressForm,
+    /// Refusals of one tenant and reason that are written whole in a second.
+    pub refusals_per_second: u32,
     pub otlp: OtlpSettings,
 }
 
@@ -227,7 +236,6 @@ pub struct EdgeSettings {
     pub pools: IdTable<PoolId, PoolSettings>,
     /// Replicas as the proxy and the probes see them.
     pub replicas: IdTable<ReplicaId, ReplicaSettings>,
-    /// Request limits.
     pub requests: RequestLimits,
     /// Engine-side time limits.
     pub upstream: UpstreamLimits,

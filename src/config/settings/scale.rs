@@ -45,7 +45,6 @@ pub struct PeerSettings {
 pub struct PeerPlace {
     /// A name or an address, IPv6 without brackets.
     pub host: String,
-    /// Its port.
     pub port: u16,
     /// The name that its certificate must have; absent = no TLS.
     pub certified: Option<String>,

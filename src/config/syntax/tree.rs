@@ -5,7 +5,6 @@ use crate::config::syntax::field::{FieldPath, FieldStep};
 /// A place in the text, from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::config) struct TextPosition {
-    /// Line.
     pub(in crate::config) line: u32,
     /// Column, in characters.
     pub(in crate::config) column: u32,
@@ -30,9 +29,7 @@ pub(in crate::config) enum TreeValue {
     /// A number or boolean: its meaning, and its text for whoever wants a
     /// string.
     Plain(PlainScalar, String),
-    /// A string.
     Text(String),
-    /// A list.
     List(Vec<TreeNode>),
     /// A map, in the order of the file.
     Map(Vec<TreeEntry>),
@@ -54,7 +51,6 @@ pub(in crate::config) enum PlainScalar {
 /// One key of a map.
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::config) struct TreeEntry {
-    /// The key.
     pub(in crate::config) key: String,
     /// Where the key stands.
     pub(in crate::config) at: TextPosition,

@@ -41,6 +41,7 @@ pub(super) fn validate(
     numbers::version(file.version, findings);
     let startup = server::check::validate(file, secrets, findings);
     let scale = scale::check::validate(file, secrets, findings);
+    let cluster = scale::cluster::validate(file.cluster.as_ref(), secrets, findings);
     let mut credentials = CredentialSet::default();
     let listeners = listeners(file, &mut credentials, secrets, findings);
     let mut classes =
@@ -93,7 +94,7 @@ pub(super) fn validate(
         sessions,
     };
     warnings::validate(file, &policy, findings);
-    Settings { digest, startup, listeners, scale, edge: Arc::new(edge), policy: Arc::new(policy) }
+    Settings { digest, startup, listeners, scale, cluster, edge: Arc::new(edge), policy: Arc::new(policy) }
 }
 
 fn listeners(

@@ -189,10 +189,10 @@ impl Reloader {
         let mut poll = interval_at(Instant::now() + POLL, POLL);
         poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut ask: Option<ReloadRequest> = None;
-        let mut look = ReloadCause::Glance;
+        let mut cause = ReloadCause::Glance;
         loop {
             let (me, watched) = (Arc::clone(&self), Arc::clone(&folders));
-            let Ok((report, restless)) = spawn_blocking(move || me.look(&watched, look)).await else {
+            let Ok((report, restless)) = spawn_blocking(move || me.check_files(&watched, cause)).await else {
                 return;
             };
             if let Some(mut report) = report {
@@ -206,10 +206,10 @@ impl Reloader {
             }
             if restless {
                 sleep(QUIET).await;
-                look = ReloadCause::Settled;
+                cause = ReloadCause::Settled;
                 continue;
             }
-            look = tokio::select! {
+            cause = tokio::select! {
                 asked = asks.0.recv() => {
                     let Some(asked) = asked else { return };
                     ask = Some(asked);
@@ -221,11 +221,11 @@ impl Reloader {
         }
     }
 
-    /// One look at the files. Says whether they changed and were not read
+    /// Checks the files once. Says whether they changed and were not read
     /// since; also while the folders were not watched and no event could tell.
-    fn look(&self, folders: &FolderWatch, look: ReloadCause) -> (Option<ReloadReport>, bool) {
+    fn check_files(&self, folders: &FolderWatch, cause: ReloadCause) -> (Option<ReloadReport>, bool) {
         let changed = || self.state.lock().seen.changed(&*self.source);
-        let report = match look {
+        let report = match cause {
             ReloadCause::Forced => Some(self.reload()),
             ReloadCause::Settled => changed().then(|| self.reload()),
             ReloadCause::Glance => None,
@@ -289,7 +289,7 @@ impl ReloadHandle {
 
     /// Reloads soon, for a signal. When many reloads are asked for already, they will see
     /// what this one would.
-    pub fn nudge(&self) {
+    pub fn request_reload(&self) {
         let _ = self.0.try_send(ReloadRequest { who: "signal".into(), reply: None });
     }
 }

@@ -198,7 +198,7 @@ async fn a_broken_file_changes_nothing_and_is_reported_once() {
 async fn a_nudge_reloads_and_the_end_of_all_handles_ends_the_watch() {
     let (_dir, path) = folder_with(&config(1, ""));
     let mut running = Running::start(&path).await;
-    running.handle.nudge();
+    running.handle.request_reload();
     assert_eq!(running.report().await.outcome, ReloadOutcome::Unchanged);
     drop(running.handle);
     timeout(PATIENCE, running.task).await.expect("still watching").unwrap();

@@ -116,7 +116,6 @@ impl PoolSetReport {
         }
     }
 
-    /// Adds the report to a class's demand.
     pub fn add_to(&self, want: &mut ClassDemand) {
         want.sustained += self.sustained;
         want.deviation = want.deviation.hypot(self.deviation);

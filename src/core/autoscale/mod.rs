@@ -60,6 +60,8 @@ pub enum ScaleReason {
     Burst,
     /// Patient work has to be done by its deadline.
     Deadline,
+    /// The last two days needed the replicas at the time at which they will have started.
+    Forecast,
     /// Jobs were refused, or waited past their objective, for longer than a start takes, although
     /// all replicas in service serve them.
     Unmet,
@@ -84,6 +86,7 @@ impl ScaleReason {
             Self::Sustained => "sustained",
             Self::Burst => "burst",
             Self::Deadline => "deadline",
+            Self::Forecast => "forecast",
             Self::Unmet => "unmet",
             Self::Floor => "floor",
             Self::Hold => "hold",
@@ -102,6 +105,7 @@ impl ScaleReason {
             Self::Sustained,
             Self::Burst,
             Self::Deadline,
+            Self::Forecast,
             Self::Unmet,
             Self::Floor,
             Self::Hold,

@@ -99,6 +99,12 @@ impl PoolShare {
         Self { replicas: 0.0, unknown: false, ..self }
     }
 
+    /// The share with at least so many replicas; `reason` where these are more.
+    #[must_use]
+    pub fn at_least(self, replicas: f64, reason: ScaleReason) -> Self {
+        if replicas > self.replicas { Self { replicas, reason, ..self } } else { self }
+    }
+
     fn add(&mut self, replicas: f64, reason: ScaleReason) {
         if replicas <= 0.0 {
             return;

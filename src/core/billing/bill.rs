@@ -33,7 +33,8 @@ pub struct Waste {
 /// Cause of wasted work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WasteCause {
-    /// The client left before the end of the answer.
+    /// The client left before the end of the answer or no longer wanted it (it sent the request again,
+    /// or its own deadline passed), or the gateway stopped.
     ClientGone,
     /// The engine failed before the client saw anything. The work was repeated or given up.
     Retry,

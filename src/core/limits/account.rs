@@ -7,7 +7,7 @@ use crate::core::limits::window::MinuteWindow;
 use crate::core::model::time::Tick;
 
 /// Retry-After for amounts that running jobs hold, whose end is not known.
-const HELD_RETRY_AFTER: Duration = Duration::from_secs(1);
+pub(super) const HELD_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Use and reservations of one limit.
 #[derive(Debug, Clone)]
@@ -58,6 +58,15 @@ impl LimitAccount {
             Self::Now(held) => *held,
             Self::Minute(window) => window.used(),
             Self::Calendar { used, reserved } => used.saturating_add(*reserved),
+        }
+    }
+
+    /// Amount used; what is only reserved is left out where the account tracks it.
+    #[must_use]
+    pub const fn settled(&self) -> u64 {
+        match self {
+            Self::Calendar { used, .. } => *used,
+            Self::Now(_) | Self::Minute(_) => self.used(),
         }
     }
 

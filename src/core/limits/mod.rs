@@ -6,14 +6,18 @@
 
 pub mod account;
 pub mod expected_use;
+pub mod lease;
 pub mod rule;
+mod shared;
 pub mod window;
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use crate::core::limits::account::{AccountShare, LimitAccount};
+use crate::core::limits::account::{AccountShare, HELD_RETRY_AFTER, LimitAccount};
+use crate::core::limits::lease::{LimitLease, SharedLimits};
 use crate::core::limits::rule::{
     LimitId, LimitPeriod, LimitRule, LimitScope, LimitUnit, UnitAmounts, UsedAmounts,
 };
@@ -31,7 +35,7 @@ pub struct LimitsAtEntry {
 }
 
 /// Subject of limits: the tenant, key and model whose limits apply to a job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LimitSubject {
     pub tenant: TenantId,
     /// The key that the request came with.
@@ -85,10 +89,11 @@ pub struct LimitExceeded {
 }
 
 impl LimitExceeded {
-    /// Whether the quota of a day or month is used up, so that an early retry is pointless.
+    /// Whether the quota of a day or month is used up, so that an early retry is pointless. Another
+    /// gateway's lease may hold what is left of it, but not for long.
     #[must_use]
     pub const fn is_quota(&self) -> bool {
-        matches!(self.rule.period, LimitPeriod::Day | LimitPeriod::Month)
+        matches!(self.rule.period, LimitPeriod::Day | LimitPeriod::Month) && self.left < self.asked
     }
 }
 
@@ -122,6 +127,8 @@ pub struct UsageLimits {
     ends: [Tick; 2],
     /// Number of accounts opened since the start. The number of an account is its epoch.
     opened: u64,
+    /// State of leases; absent = no other gateway counts here.
+    shared: Option<SharedLimits>,
 }
 
 #[derive(Debug, Clone)]
@@ -129,6 +136,8 @@ struct LimitEntry {
     rule: LimitRule,
     epoch: u64,
     account: LimitAccount,
+    /// The part of the limit that this gateway may use; absent = all of it.
+    lease: Option<LimitLease>,
 }
 
 impl Default for UsageLimits {
@@ -139,6 +148,7 @@ impl Default for UsageLimits {
             by_scope: NumberMap::default(),
             ends: [Tick::NEVER; 2],
             opened: 0,
+            shared: None,
         }
     }
 }
@@ -149,14 +159,23 @@ impl UsageLimits {
     pub fn apply(&mut self, rules: &[LimitRule]) {
         self.by_scope.clear();
         self.counted_units = LimitUnit::ALL.map(|unit| rules.iter().any(|rule| rule.id.unit == unit));
-        let mut before = std::mem::take(&mut self.entries);
+        let (mut before, before_opened) = (std::mem::take(&mut self.entries), self.opened);
         for rule in rules {
             let entry = before.remove(&rule.id).unwrap_or_else(|| {
                 self.opened += 1;
-                LimitEntry { rule: *rule, epoch: self.opened, account: LimitAccount::new(rule.id.period) }
+                LimitEntry {
+                    rule: *rule,
+                    epoch: self.opened,
+                    account: LimitAccount::new(rule.id.period),
+                    lease: self.shared.as_ref().map(|_| LimitLease::initial(rule.amount)),
+                }
             });
+            let changed = entry.epoch > before_opened || entry.rule.amount != rule.amount;
             if self.entries.insert(rule.id, LimitEntry { rule: *rule, ..entry }).is_none() {
                 self.by_scope.entry(rule.id.scope).or_default().push(rule.id);
+            }
+            if changed {
+                self.list(rule.id);
             }
         }
     }
@@ -209,6 +228,7 @@ impl UsageLimits {
             if amount > 0 {
                 let share = entry.account.reserve(now, amount);
                 granted.reservation.0.push(ReservedPart { rule: id, epoch: entry.epoch, share });
+                self.reserved(id);
             }
         }
         Ok(granted)
@@ -230,6 +250,20 @@ impl UsageLimits {
             let entry = self.entries.get_mut(&part.rule).filter(|entry| entry.epoch == part.epoch);
             let Some(entry) = entry else { continue };
             entry.account.settle(now, entry.rule.amount, part.share, actual(&part));
+            self.list(part.rule);
+        }
+    }
+
+    /// Charges the limits per minute with work that was done for a request before it reached an engine.
+    /// Days and months count what engines did.
+    pub fn charge_minutes(&mut self, subject: &LimitSubject, used: &UnitAmounts, now: Tick) {
+        for id in self.rules_of(subject) {
+            let Some(LimitEntry { rule, account, .. }) = self.entries.get_mut(&id) else { continue };
+            if let LimitAccount::Minute(window) = account {
+                window.charge(now, rule.amount, used.of(id.unit));
+                self.list(id);
+                self.reserved(id);
+            }
         }
     }
 
@@ -240,7 +274,7 @@ impl UsageLimits {
         for part in holds.flat_map(|hold| &hold.0) {
             *sums.entry((part.rule, part.epoch)).or_default() += part.share.amount;
         }
-        self.entries.values().all(|LimitEntry { rule, epoch, account }| {
+        self.entries.values().all(|LimitEntry { rule, epoch, account, .. }| {
             let held = sums.get(&(rule.id, *epoch)).copied().unwrap_or(0);
             account.reserved().is_none_or(|reserved| reserved == held)
         })
@@ -249,15 +283,25 @@ impl UsageLimits {
     /// Starts a new day or month, which ends at `ends`.
     pub fn start_period(&mut self, period: LimitPeriod, ends: Tick) {
         let new = self.entries.values_mut().filter(|entry| entry.rule.id.period == period);
-        new.for_each(|entry| entry.account.start_period());
+        let mut started = Vec::new();
+        for entry in new {
+            entry.account.start_period();
+            entry.lease = entry.lease.take().map(|lease| lease.renewed(entry.rule.amount));
+            started.push(entry.rule.id);
+        }
         self.set_end(period, ends);
+        started.into_iter().for_each(|id| self.list(id));
     }
 
-    /// Adds an amount that was used in the current day or month before the gateway started.
+    /// Adds an amount that was used in the current day or month before the gateway started. With
+    /// leases, the other gateways know of it unless they have lost it.
     pub fn restore(&mut self, rule: LimitId, amount: u64) {
-        if let Some(entry) = self.entries.get_mut(&rule) {
-            entry.account.restore(amount);
+        match self.entries.get_mut(&rule) {
+            Some(LimitEntry { rule, lease: Some(lease), .. }) => lease.restore(rule.amount, amount),
+            Some(entry) => entry.account.restore(amount),
+            None => return,
         }
+        self.list(rule);
     }
 
     /// Sets the end of the current day or month.
@@ -284,10 +328,11 @@ impl UsageLimits {
 
     fn status_of(&mut self, id: LimitId, now: Tick) -> Option<LimitStatus> {
         let ends = self.ends_of(id.period);
-        let LimitEntry { rule, account, .. } = self.entries.get_mut(&id)?;
+        let LimitEntry { rule, account, lease, .. } = self.entries.get_mut(&id)?;
         account.advance(now, rule.amount);
         let reset = account.wait(now, ends, rule.amount, rule.amount);
-        Some(LimitStatus { rule: *rule, left: rule.amount.saturating_sub(account.used()), reset })
+        let here = lease.as_ref().map_or(rule.amount, |lease| lease.limit_here(rule.amount));
+        Some(LimitStatus { rule: *rule, left: here.saturating_sub(account.used()), reset })
     }
 
     fn rules_of(&self, subject: &LimitSubject) -> SmallVec<[LimitId; 8]> {
@@ -296,8 +341,8 @@ impl UsageLimits {
 
     /// Why a limit refuses the job; `None` when the job fits.
     fn check(&mut self, id: LimitId, wanted: &UnitAmounts, now: Tick) -> Option<LimitExceeded> {
-        let ends = self.ends_of(id.period);
-        let LimitEntry { rule, account, .. } = self.entries.get_mut(&id)?;
+        let (ends, is_over) = (self.ends_of(id.period), self.are_leases_over(now));
+        let LimitEntry { rule, account, lease, .. } = self.entries.get_mut(&id)?;
         let amount = wanted_of(rule, wanted);
         if amount == 0 {
             return None;
@@ -305,19 +350,34 @@ impl UsageLimits {
         account.advance(now, rule.amount);
         let limit = rule.amount;
         let too_large = wanted.known_before_run(id.unit).max(1) > limit;
-        let wait = account.wait(now, ends, limit, amount);
-        if !too_large && wait.is_zero() {
+        let mut wait = account.wait(now, ends, limit, amount);
+        let (mut here, mut missed) = (limit, false);
+        if let Some(lease) = lease.as_mut().filter(|_| !too_large) {
+            lease.asked(amount);
+            here = lease.limit_here(limit);
+            let most = if is_over { 0 } else { lease.most(limit, amount) };
+            missed = account.used().saturating_add(amount) > most;
+            if missed {
+                // What only the lease lacks, the next one has.
+                wait = account.wait(now, ends, here, amount).max(HELD_RETRY_AFTER);
+            }
+        }
+        if missed {
+            self.missed(id, amount);
+        } else if !too_large && wait.is_zero() {
             return None;
         }
-        let left = limit.saturating_sub(account.used());
+        let left = here.saturating_sub(self.entries.get(&id)?.account.used());
         let asked = if too_large { wanted.known_before_run(id.unit) } else { amount };
         Some(LimitExceeded { rule: id, limit, asked, left, retry_after: (!too_large).then_some(wait) })
     }
 
+    /// End of a limit's period.
     const fn ends_of(&self, period: LimitPeriod) -> Tick {
+        let [day, month] = self.ends;
         match period {
-            LimitPeriod::Day => self.ends[0],
-            LimitPeriod::Month => self.ends[1],
+            LimitPeriod::Day => day,
+            LimitPeriod::Month => month,
             LimitPeriod::Now | LimitPeriod::Minute => Tick::NEVER,
         }
     }

@@ -1,9 +1,12 @@
 //! Limit rules: the unit, the scope and the period of each limit.
 
+use serde::{Deserialize, Serialize};
+
 use crate::core::model::ids::{KeyId, ModelId, TenantId};
 
 /// Scope of a limit: the requests that are counted together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum LimitScope {
     /// All requests of a tenant.
     Tenant(TenantId),
@@ -26,7 +29,8 @@ impl LimitScope {
 }
 
 /// Unit that a limit counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum LimitUnit {
     Requests,
     /// Prompt tokens, cached ones included.
@@ -61,7 +65,8 @@ impl LimitUnit {
 }
 
 /// Period over which a limit counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum LimitPeriod {
     /// At any time: what is admitted and has not ended.
     Now,
@@ -87,7 +92,7 @@ impl LimitPeriod {
 }
 
 /// Identity of a limit, which stays the same over reloads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct LimitId {
     pub scope: LimitScope,
     pub unit: LimitUnit,
@@ -97,7 +102,7 @@ pub struct LimitId {
 }
 
 /// One limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LimitRule {
     pub id: LimitId,
     /// The allowed amount, in the limit's unit. 0 allows nothing.

@@ -56,6 +56,26 @@ fn five_calls_at_once_do_not_pass_a_limit_together() {
 }
 
 #[test]
+fn work_before_the_engines_counts_in_minutes_and_not_in_days() {
+    let day = rule(LimitUnit::Requests, LimitPeriod::Day, 100);
+    let requests = rule(LimitUnit::Requests, LimitPeriod::Minute, 3);
+    let prompts = rule(LimitUnit::InputTokens, LimitPeriod::Minute, 1_000);
+    let mut budgets = budgets(&[day, requests, prompts, rule(LimitUnit::Requests, LimitPeriod::Now, 2)]);
+    budgets.charge_minutes(&PAYER, &tokens(400, 0), NOW);
+    budgets.charge_minutes(&PAYER, &tokens(5_000, 0), NOW);
+    assert_eq!(
+        (used(&budgets, day.id), used(&budgets, requests.id), used(&budgets, prompts.id)),
+        (0, 2, 1_400)
+    );
+    let refused = budgets.reserve(&PAYER, &tokens(1, 0), NOW).unwrap_err();
+    assert_eq!((refused.rule, refused.retry_after), (prompts.id, Some(Duration::from_millis(60_250))));
+    let later = NOW + Duration::from_secs(61);
+    budgets.charge_minutes(&PAYER, &tokens(1, 0), later);
+    assert_eq!((used(&budgets, requests.id), used(&budgets, prompts.id)), (1, 1), "for a minute each");
+    assert!(budgets.is_balanced(std::iter::empty::<&LimitReservation>()));
+}
+
+#[test]
 fn a_guess_that_is_larger_than_the_limit_does_not_refuse_for_ever() {
     let mut budgets = budgets(&[rule(LimitUnit::Tokens, LimitPeriod::Minute, 60)]);
     let LimitGrant { reservation: hold, .. } = budgets.reserve(&PAYER, &tokens(5, 100_000), NOW).unwrap();

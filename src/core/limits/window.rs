@@ -95,6 +95,12 @@ impl MinuteWindow {
         slot
     }
 
+    /// Books an amount that was used already; no more of it than the limit.
+    pub fn charge(&mut self, now: Tick, limit: u64, amount: u64) {
+        self.advance(now, limit);
+        self.put(slot_of(now), amount.min(limit));
+    }
+
     /// Replaces the amount booked in a slot by the actual use. A smaller use is returned while the
     /// slot is in the window. The excess of a larger use counts from now on.
     pub fn settle(&mut self, now: Tick, limit: u64, (slot, booked): (u64, u64), actual: u64) {

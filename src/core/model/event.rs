@@ -3,13 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::core::billing::bill::StayBill;
+use crate::core::limits::LimitSubject;
+use crate::core::limits::lease::LeaseGrant;
 use crate::core::limits::rule::{LimitId, LimitPeriod};
 use crate::core::model::ids::{JobId, ModelId, PoolId, ReplicaId};
 use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
 use crate::core::model::overrides::{Override, OverrideTarget};
 use crate::core::model::policy::Policy;
 use crate::core::model::policy::sleep::SleepResult;
+use crate::core::model::policy::wire::{exact, exact_option, shared};
 pub use crate::core::model::reason::EngineFault;
 pub use crate::core::model::reason::{
     DispatchReason, OrderReason, PassedOverPool, PreemptReason, QueueBound, RejectReason, Rejection,
@@ -17,12 +22,15 @@ pub use crate::core::model::reason::{
 use crate::core::model::time::Tick;
 
 /// An event that the scheduler takes.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Event {
     /// A request was admitted. `Dispatch` or `Reject` answers it, at once or later.
     Arrived(JobSpec, PromptPrefix),
-    /// The client is gone. The event ends the job in whatever phase it is.
-    ClientLeft {
+    /// The request has no more use for its job, which ends in whatever phase it is: the client left, sent
+    /// the request again or set a deadline that has passed, or the gateway stops.
+    #[serde(rename = "client_left")]
+    Abandoned {
         job: JobId,
         /// Tokens consumed for the job.
         usage: JobUsage,
@@ -100,8 +108,23 @@ pub enum Event {
         /// In the unit of the limit.
         amount: u64,
     },
+    /// The operator's guardrails denied a prompt before its request became a job.
+    PromptDenied {
+        subject: LimitSubject,
+        /// Tokens of the prompt.
+        tokens: u64,
+    },
+    /// Start times of pools that were measured before the gateway started.
+    StartsRestored(Vec<PoolStartTime>),
+    /// The gateways that share the limits have agreed on leases. The first such event makes all
+    /// limits shared; it may bring no lease.
+    LimitsLeased {
+        grants: Vec<LeaseGrant>,
+        /// End of all leases unless another such event comes.
+        until: Tick,
+    },
     /// A new policy is in force.
-    PolicyChanged(Arc<Policy>),
+    PolicyChanged(#[serde(with = "shared")] Arc<Policy>),
     /// The demand observer expects other numbers of replicas. Pools that are not named keep their
     /// growth.
     GrowthExpected(Vec<PoolGrowth>),
@@ -113,16 +136,26 @@ pub enum Event {
 }
 
 /// Growth of a pool that the demand observer expects.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct PoolGrowth {
     pub pool: PoolId,
     /// Desired replicas over replicas in service, where the missing ones may be expected to come;
     /// at least 1.
+    #[serde(with = "exact")]
     pub factor: f64,
 }
 
+/// Measured start time of a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolStartTime {
+    pub pool: PoolId,
+    /// Mean time from the first job that waited for the pool to the pool's first token.
+    pub took: Duration,
+}
+
 /// Outcome of one attempt at a replica.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum AttemptOutcome {
     /// The engine answered. A refusal that is the client's fault counts as an answer.
     Done(JobUsage),
@@ -155,7 +188,7 @@ impl AttemptOutcome {
 }
 
 /// Gaps between the tokens of streams, as they reached the gateway.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ItlSample {
     /// Number of gaps, at least 1.
     pub gaps: u64,
@@ -164,25 +197,34 @@ pub struct ItlSample {
 }
 
 /// A replica's own view of its load. An absent field means that the replica does not report it.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct ReplicaReport {
     /// Sequences that the replica runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub running: Option<u64>,
     /// Requests that wait inside the engine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting: Option<u64>,
     /// Use of the KV cache, `0.0..=1.0`.
+    #[serde(default, with = "exact_option", skip_serializing_if = "Option::is_none")]
     pub kv_usage: Option<f64>,
     /// Sequences that the replica can run at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slots: Option<u32>,
     /// Capacity of the KV cache in tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_tokens: Option<u64>,
     /// Context window in tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_model_len: Option<u32>,
     /// A counter that changes while the engine works.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<u64>,
     /// Prompt tokens that came from the prefix cache, since the engine's start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cached_tokens: Option<u64>,
     /// Whether the replica sleeps: a sleeping replica accepts requests and answers none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asleep: Option<bool>,
 }
 
@@ -208,17 +250,12 @@ pub struct DispatchGrant {
     pub why: DispatchReason,
 }
 
-/// Action on a job.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum JobAction {
     /// Send the job to the replica of the grant now.
     Dispatch(DispatchGrant),
     /// Refuse the job; it is over.
-    Reject {
-        job: JobId,
-        /// Why.
-        why: Rejection,
-    },
+    Reject { job: JobId, why: Rejection },
     /// The job is back at the head of its lane. A later `Dispatch` or `Reject` ends the wait.
     Requeue {
         job: JobId,
@@ -246,11 +283,7 @@ pub enum JobAction {
     },
     /// A stay of the job at a replica is over, and this is what it came to. One
     /// for each `Dispatch`, before whatever else is said of the stay's end.
-    Billed {
-        job: JobId,
-        /// The stay's bill.
-        bill: StayBill,
-    },
+    Billed { job: JobId, bill: StayBill },
 }
 
 /// Action on, or notice about, a replica, a pool or an override.
@@ -266,11 +299,7 @@ pub enum ReplicaAction {
         why: EngineFault,
     },
     /// The last replica of the pool that was in service was ejected.
-    PoolDown {
-        pool: PoolId,
-        /// Fault of that replica.
-        why: EngineFault,
-    },
+    PoolDown { pool: PoolId, why: EngineFault },
     /// Ask the replica whether it is there; answer with `ProbeSucceeded` or
     /// `ReplicaLost`.
     Probe { replica: ReplicaId },

@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
 /// Names without a row that keep their ids. There are more names only after this many replicas have
 /// come and gone, each with a name of its own.
 const MAX_REMEMBERED_NAMES: usize = 4096;
@@ -111,10 +113,49 @@ impl<I: Copy + From<usize> + Into<usize>, T> IdTable<I, T> {
         rows.filter_map(|(index, slot)| Some((I::from(index), &*slot.name, slot.row.as_ref()?)))
     }
 
+    /// Whether both tables have rows under the same ids, and each two are the `same`.
+    pub fn agrees_with(&self, other: &Self, same: impl Fn(&T, &T) -> bool) -> bool {
+        (0..self.rows.len().max(other.rows.len())).map(I::from).all(|id| {
+            match (self.get(id), other.get(id)) {
+                (Some(one), Some(two)) => same(one, two),
+                (one, two) => one.is_none() && two.is_none(),
+            }
+        })
+    }
+
     /// The number of ids ever given: ids are `0..capacity()`.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.rows.len()
+    }
+}
+
+/// Wire form of a table: name, idle count and row of each id, then the spare ids. A row is a list of one,
+/// since rows of the type `()` look like absent ones.
+type WireTable<N, R> = (Vec<(N, u32, Vec<R>)>, Vec<usize>);
+
+impl<I: Copy + Into<usize>, T: Serialize> Serialize for IdTable<I, T> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let rows = self.rows.iter().map(|slot| {
+            let row: Vec<&T> = slot.row.iter().collect();
+            (&*slot.name, slot.idle, row)
+        });
+        let form: WireTable<&str, &T> = (rows.collect(), self.spare.iter().map(|id| (*id).into()).collect());
+        form.serialize(to)
+    }
+}
+
+impl<'de, I: Copy + From<usize>, T: Deserialize<'de>> Deserialize<'de> for IdTable<I, T> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let (rows, spare) = WireTable::<String, T>::deserialize(from)?;
+        let slot = |(name, idle, row): (String, u32, Vec<T>)| TableSlot {
+            name: name.into(),
+            row: row.into_iter().next(),
+            idle,
+        };
+        let rows: Vec<TableSlot<T>> = rows.into_iter().map(slot).collect();
+        let by_name = rows.iter().enumerate().map(|(id, slot)| (Arc::clone(&slot.name), I::from(id)));
+        Ok(Self { by_name: by_name.collect(), rows, spare: spare.into_iter().map(I::from).collect() })
     }
 }
 

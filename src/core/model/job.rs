@@ -2,16 +2,20 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::core::model::ids::{ClassId, JobId, KeyId, ModelId, TenantId};
+use crate::core::model::policy::wire::shared;
 use crate::core::model::time::Tick;
 
 /// Properties of a request that the edge passes in when the request arrives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobSpec {
     /// Given by the edge; never used twice.
     pub id: JobId,
     pub tenant: TenantId,
     /// The credential of the request, where the credential has limits of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<KeyId>,
     /// The latency class that the request is served in.
     pub class: ClassId,
@@ -50,9 +54,11 @@ pub struct JobSpec {
     pub context_group: u8,
     /// Hash of tenant, model and content, which recognises the same request when it is sent again;
     /// absent where there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fingerprint: Option<u64>,
     /// Hash of the tenant and the session of the request, where sessions keep to a replica; absent
     /// when the request names no session.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session: Option<u64>,
 }
 
@@ -87,20 +93,22 @@ impl JobSpec {
 
 /// Start of a prompt in blocks of equal size, for finding the replica that has computed the prompt
 /// before. Empty when nothing is known about the prompt's text.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct PromptPrefix {
     /// One hash for each full block from the start. Each hash covers all blocks before it, too.
+    #[serde(with = "shared")]
     pub blocks: Arc<[u64]>,
     /// Tokens in a block, counted or estimated; at least 1 unless empty.
     pub block_tokens: u32,
 }
 
 /// Tokens as the engine counted them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct TokenCounts {
     /// Prompt tokens, cached ones included.
     pub input: u64,
     /// The part of `input` that came from the prefix cache; absent when the engine does not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cached: Option<u64>,
     /// Generated tokens.
     pub output: u64,
@@ -115,7 +123,8 @@ impl TokenCounts {
 }
 
 /// Token use of a job, as far as it is known when the job ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum JobUsage {
     /// The engine's own count.
     Exact(TokenCounts),

@@ -8,15 +8,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::core::model::ids::{PoolId, ReplicaId, TenantId};
 use crate::core::model::policy::Policy;
+use crate::core::model::policy::wire::exact;
 use crate::core::model::time::Tick;
 
 /// The least and the largest factor of a boost.
 pub const BOOSTS: (f64, f64) = (0.01, 100.0);
 
 /// How a pool or a replica is closed to new work. Running streams go on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Closed {
     /// The replica finishes all jobs that it has.
     Cordoned,
@@ -39,7 +43,8 @@ impl Closed {
 }
 
 /// Target of an override: what the override changes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum OverrideTarget {
     /// Whether the pool gets work.
     Pool(PoolId),
@@ -64,7 +69,8 @@ impl OverrideTarget {
 }
 
 /// Effect of an override.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum OverrideChange {
     /// No replica of the pool gets work.
     ClosePool(PoolId, Closed),
@@ -73,7 +79,7 @@ pub enum OverrideChange {
     /// None of the tenant's jobs is dispatched.
     Pause(TenantId),
     /// The tenant's weight is multiplied by the factor, within [`BOOSTS`].
-    Boost(TenantId, f64),
+    Boost(TenantId, #[serde(with = "exact")] f64),
 }
 
 impl OverrideChange {
@@ -112,12 +118,13 @@ impl OverrideChange {
 }
 
 /// Override: an operator's change that replaces part of the policy.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Override {
     pub change: OverrideChange,
     /// When the override ends by itself; [`Tick::NEVER`] = not at all.
     pub until: Tick,
-    /// The operator's reason. The caller bounds its length.
+    /// The operator's reason. The caller bounds its length. A record does not hold the reason.
+    #[serde(skip)]
     pub reason: Arc<str>,
 }
 

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::core::limits::LimitExceeded;
 use crate::core::model::ids::{ClassId, JobId, PoolId};
 use crate::core::placement::choose::PlacementReason;
@@ -268,7 +270,8 @@ pub enum QueueBound {
 }
 
 /// Fault of an engine's answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum EngineFault {
     /// The connection was refused or not established in time.
     Refused,

@@ -43,10 +43,9 @@ pub struct QueueSnapshot {
     pub oldest: Duration,
 }
 
-/// Standing of one tenant, class and model: what it has waiting and running, and what its next job
-/// waits for.
+/// Queue of one tenant, class and model: what waits and runs, and what its next job waits for.
 #[derive(Debug, Clone, PartialEq)]
-pub struct QueueStanding {
+pub struct QueueStatus {
     pub tenant: TenantId,
     pub class: ClassId,
     pub model: ModelId,
@@ -213,7 +212,6 @@ impl ReplicaStatus {
     }
 }
 
-/// Result of an override.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OverrideResult {
     /// State of the scheduler before the override.
@@ -312,7 +310,7 @@ pub struct ReplicaOption {
     pub limit: u32,
     /// Whether the replica has room for the job.
     pub fits: bool,
-    /// What keeps the replica from taking one more job of this kind, if anything does.
+    /// What keeps the replica from taking the job, if anything does.
     pub bottleneck: Option<Bottleneck>,
     /// Whether the replica failed the job, which avoids it therefore.
     pub failed_before: bool,

@@ -3,11 +3,13 @@
 use std::ops::{Add, AddAssign};
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 /// An instant, in nanoseconds since an origin that the caller chose.
 ///
 /// The gateway counts from its start, the simulator from the start of the simulated world.
 /// Arithmetic saturates, so that a hostile duration cannot wrap.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub struct Tick(u64);
 
 impl Tick {

@@ -42,7 +42,6 @@ pub struct JobTerms {
     pub last: Option<usize>,
 }
 
-/// The decision for a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlacementDecision {
     /// The job goes to this tier.

@@ -8,6 +8,7 @@ pub mod choose;
 pub mod rules;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use crate::core::model::ids::{ClassId, GroupIndex, ModelId, PoolId, PoolSetIndex};
 use crate::core::model::policy::Policy;
@@ -53,7 +54,7 @@ pub struct GroupShape {
 }
 
 /// The pool group and pool sets of one model.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct ModelRoutes {
     group: GroupIndex,
     /// The distinct context windows of the model's pools except the largest, ascending. A job that
@@ -70,14 +71,13 @@ impl GroupShape {
         &self.pool_sets[pool_set.index()]
     }
 
-    /// Indexes of the pool sets.
     pub fn pool_set_indexes(&self) -> impl Iterator<Item = PoolSetIndex> + use<> {
         (0..self.pool_sets.len()).map(PoolSetIndex::from)
     }
 }
 
 /// Map from lanes to pool sets, computed once per policy.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Placement {
     models: Vec<Option<ModelRoutes>>,
     /// Number of each tenant's rules.
@@ -211,6 +211,14 @@ impl Placement {
         u8::try_from(passed).unwrap_or(u8::MAX)
     }
 
+    /// Whether both maps serve the same models with the same context windows.
+    #[must_use]
+    pub fn has_windows_of(&self, other: &Self) -> bool {
+        let windows = |placement: &Self, model| placement.routes_of(model).map(|ways| ways.windows.clone());
+        let count = self.models.len().max(other.models.len());
+        (0..count).map(ModelId::from).all(|model| windows(self, model) == windows(other, model))
+    }
+
     /// The pool group of a model.
     #[must_use]
     pub fn group_of_model(&self, model: ModelId) -> Option<GroupIndex> {
@@ -226,6 +234,22 @@ impl Placement {
     #[must_use]
     pub fn groups(&self) -> &[GroupShape] {
         &self.groups
+    }
+}
+
+/// A policy with all that follows from it alone.
+#[derive(Debug)]
+pub struct PreparedPolicy {
+    pub policy: Arc<Policy>,
+    pub placement: Arc<Placement>,
+}
+
+impl PreparedPolicy {
+    /// Computes what follows from the policy: the pools of each lane.
+    #[must_use]
+    pub fn new(policy: Arc<Policy>) -> Self {
+        let placement = Arc::new(Placement::new(&policy));
+        Self { policy, placement }
     }
 }
 

@@ -59,7 +59,6 @@ pub struct UnattainableObjective {
     /// The model for which the objective is not kept.
     pub model: ModelId,
     pub objective: ObjectiveKind,
-    /// The target of the objective.
     pub target: Duration,
     /// The pool that came nearest to the target.
     pub pool: PoolId,

@@ -76,7 +76,7 @@ const HOPELESS_MARGIN: f64 = 1.25;
 /// Whether a job certainly cannot start within `left`, with `before` jobs before it in a queue that
 /// drains at `per_second`.
 #[must_use]
-pub fn is_hopeless(before: u64, per_second: Option<f64>, left: Duration) -> bool {
+pub fn cannot_start_in_time(before: u64, per_second: Option<f64>, left: Duration) -> bool {
     per_second.is_some_and(|rate| before as f64 > rate * HOPELESS_MARGIN * left.as_secs_f64())
 }
 
@@ -117,11 +117,11 @@ mod tests {
     #[test]
     fn hopeless_is_what_even_a_faster_queue_does_not_reach() {
         let left = Duration::from_secs(10);
-        assert!(!is_hopeless(1_000_000, None, left), "nothing is known");
-        assert!(!is_hopeless(125, Some(10.0), left));
-        assert!(is_hopeless(126, Some(10.0), left));
-        assert!(!is_hopeless(0, Some(0.0), Duration::ZERO));
-        assert!(is_hopeless(1, Some(0.0), left));
+        assert!(!cannot_start_in_time(1_000_000, None, left), "nothing is known");
+        assert!(!cannot_start_in_time(125, Some(10.0), left));
+        assert!(cannot_start_in_time(126, Some(10.0), left));
+        assert!(!cannot_start_in_time(0, Some(0.0), Duration::ZERO));
+        assert!(cannot_start_in_time(1, Some(0.0), left));
     }
 
     #[test]

@@ -184,7 +184,6 @@ impl<K: FitRank, V: Copy> FitTree<K, V> {
         }
     }
 
-    /// The entry in a slot.
     #[must_use]
     pub fn get(&self, slot: usize) -> Option<&FitEntry<K, V>> {
         self.entries.get(slot)?.as_ref()

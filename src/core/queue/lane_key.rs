@@ -4,7 +4,6 @@ use crate::core::model::ids::{ClassId, ClassIndex, GroupIndex, ModelId, PoolSetI
 use crate::core::model::job::JobSpec;
 use crate::core::model::time::Tick;
 
-/// Key of a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LaneKey {
     pub class: ClassId,
@@ -15,7 +14,6 @@ pub struct LaneKey {
 }
 
 impl LaneKey {
-    /// The lane of a job.
     #[must_use]
     pub fn of(spec: &JobSpec) -> Self {
         Self { class: spec.class, tenant: spec.tenant, model: spec.model, fit: spec.context_group }

@@ -334,7 +334,6 @@ impl Queue {
         self.with_lanes(keys)
     }
 
-    /// A tenant's lanes of a class.
     pub fn lanes_of(&self, class: ClassId, tenant: TenantId) -> impl Iterator<Item = (LaneKey, &Lane)> {
         self.with_lanes(self.lane_keys_of(class, tenant))
     }

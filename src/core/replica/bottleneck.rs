@@ -1,6 +1,7 @@
 //! Bottlenecks: the reasons that keep a replica from taking more work.
 
-/// Bottleneck: the first reason that keeps a replica in service from taking one more job.
+/// Bottleneck: the first reason that keeps a replica in service from taking one more job. Without a
+/// certain job in mind, this is a job like those that run there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Bottleneck {
     /// The replica is held for a large waiting job.
@@ -13,7 +14,7 @@ pub enum Bottleneck {
     Itl,
     /// All slots are taken, including slots of other clients of the engine.
     Slots,
-    /// The KV cache is full, or as full as it may be for background classes.
+    /// The KV cache has no room for the job, or as much as background classes may use of it has none.
     Kv,
     /// The replica reads as many prompts as it should at once.
     Prefill,

@@ -11,7 +11,8 @@
 //! sequences would make no stream faster and every job wait. An objective counts as out of
 //! reach when two conditions hold. The pool has never kept it. And the ITL stays above it
 //! without the share of prefill and without twice the time that the other sequences are
-//! predicted to add.
+//! predicted to add. An ITL that by this reckoning stays far above the objective, as long as the
+//! engine makes enough of its tokens, counts alike: tokens would be lost for no promise.
 //!
 //! The limit does not fall below the number of sequences at which the engine makes enough of
 //! the tokens that it could make ([`ItlAim::min_throughput`]).
@@ -38,6 +39,8 @@ const LEAST_SLOPE: f64 = 0.25;
 /// Multiple of its predicted time that a sequence may add to a step before an objective counts as
 /// out of reach.
 const MOST_SLOPE: f64 = 2.0;
+/// Multiple of the objective that counts as far above it.
+const FAR_ABOVE: f64 = 1.5;
 
 /// ITL limit of one replica.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -92,7 +95,6 @@ pub struct ItlConditions {
 /// Objective of an ITL limit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ItlAim {
-    /// ITL objective.
     pub objective: Duration,
     /// Sequences that would run there without a limit.
     pub wanted: u32,
@@ -189,20 +191,27 @@ impl ItlLimit {
     fn limit_at(&self, mean: ItlPoint, slope: f64, at: &ItlConditions, goal: &ItlAim) -> f64 {
         let aim = self.target(goal.objective);
         let kept_once = at.best.is_some_and(|best| best.as_nanos() as f64 <= aim);
-        let (decoding, others) = (mean.gap * (1.0 - at.prefilling), at.slope * (mean.seqs - 1.0));
-        if decoding - MOST_SLOPE * others > aim && !kept_once {
+        let decoding = mean.gap * (1.0 - at.prefilling);
+        let enough = enough_seqs(mean, decoding, at, goal);
+        let shortest = |seqs: f64| decoding - MOST_SLOPE * at.slope * (mean.seqs - seqs).max(0.0);
+        let far = goal.objective.as_nanos() as f64 * FAR_ABOVE;
+        let out_of_reach = shortest(1.0) > aim || shortest(enough) > far;
+        if out_of_reach && !kept_once {
             return f64::INFINITY;
         }
-        let best = at.best.map_or(0.0, |best| best.as_nanos() as f64);
-        let alone = best.min(decoding).max(decoding - others);
         let fits = mean.seqs + (aim - mean.gap) / slope;
-        let limit = fits.max(f64::from(at.running) * MIN_AFTER_CUT);
-        let (wanted, alone) = (f64::from(goal.wanted), alone.max(0.0));
-        let slope = (mean.gap - alone).max(0.0) / mean.seqs;
-        let enough = goal.min_throughput * wanted * alone
-            / (alone + (1.0 - goal.min_throughput) * slope * wanted).max(1.0);
-        limit.max(enough.ceil()).max(1.0)
+        fits.max(f64::from(at.running) * MIN_AFTER_CUT).max(enough).max(1.0)
     }
+}
+
+/// Sequences at which the replica makes enough of the tokens that it could make. `decoding` is the
+/// ITL without the share of prefill.
+fn enough_seqs(mean: ItlPoint, decoding: f64, at: &ItlConditions, goal: &ItlAim) -> f64 {
+    let best = at.best.map_or(0.0, |best| best.as_nanos() as f64);
+    let alone = best.min(decoding).max(decoding - at.slope * (mean.seqs - 1.0)).max(0.0);
+    let (wanted, slope) = (f64::from(goal.wanted), (mean.gap - alone).max(0.0) / mean.seqs);
+    let spared = (1.0 - goal.min_throughput) * slope * wanted;
+    (goal.min_throughput * wanted * alone / (alone + spared).max(1.0)).ceil()
 }
 
 #[cfg(test)]
@@ -254,6 +263,30 @@ mod tests {
         let mut limit = ItlLimit::default();
         run(&mut limit, (62.0, 0.4), 16, 1_000, 1);
         assert_eq!(limit.seqs(), u32::MAX);
+    }
+
+    #[test]
+    fn an_objective_far_out_of_reach_costs_no_tokens() {
+        // A doubtful forecast: each sequence may add 3.6 ms, and 14 of them 50 ms.
+        let run_at = |gap: f64| {
+            let mut limit = ItlLimit::default();
+            for _ in 0..100 {
+                let pace = ItlSample { gaps: 10, total: Duration::from_nanos((gap * 10.0 * MS) as u64) };
+                let at = ItlConditions {
+                    running: 14,
+                    step: 11.0 * MS,
+                    slope: 1.8 * MS,
+                    prefilling: 0.1,
+                    best: Some(Duration::from_nanos((gap * MS) as u64)),
+                    aim: ItlAim { objective: Duration::from_millis(50), wanted: 16, min_throughput: 0.9 },
+                    released: None,
+                };
+                limit.learn(&pace, &at);
+            }
+            limit.seqs()
+        };
+        assert_eq!(run_at(88.0), u32::MAX);
+        assert!(run_at(62.0) <= 15);
     }
 
     #[test]

@@ -163,7 +163,6 @@ impl KeeperCount {
         count
     }
 
-    /// Keepers that the demand needs.
     fn needed(&self, demand: &KeeperDemand, now: Tick) -> u32 {
         let peak = self.peak.max(self.peak_before);
         let seqs = peak.seqs.saturating_add(demand.headroom);

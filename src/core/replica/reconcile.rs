@@ -100,11 +100,11 @@ impl Reconciler {
     /// the reports age; 0 when nothing is known. Callers always leave the replica at least one
     /// sequence of ours, or a mistake here could never be found out.
     #[must_use]
-    pub fn foreign_seqs(&self, now: Tick) -> u32 {
+    pub fn external_seqs(&self, now: Tick) -> u32 {
         (f64::from(self.estimate.unwrap_or(0)) * self.confidence(now)).round() as u32
     }
 
-    /// Confidence in [`Self::foreign_seqs`]: 1 while reports come as usual, one half when the last report
+    /// Confidence in [`Self::external_seqs`]: 1 while reports come as usual, one half when the last report
     /// is two usual gaps old. The confidence is 0 after ten usual gaps, and before there were two
     /// reports.
     #[must_use]
@@ -207,13 +207,13 @@ mod tests {
     }
 
     /// Plays false reports. Returns the time of the last one.
-    fn play(foreign: &mut Reconciler, lies: &[(u64, ReplicaReport, u32)]) -> Tick {
+    fn play(reconciler: &mut Reconciler, lies: &[(u64, ReplicaReport, u32)]) -> Tick {
         let mut now = Tick::ZERO;
         for (gap, report, seqs) in lies {
             now += Duration::from_millis(*gap);
-            foreign.report(now, report, own(*seqs));
-            assert!((0.0..=1.0).contains(&foreign.confidence(now)));
-            assert!(foreign.foreign_seqs(now) <= 2 << 20);
+            reconciler.report(now, report, own(*seqs));
+            assert!((0.0..=1.0).contains(&reconciler.confidence(now)));
+            assert!(reconciler.external_seqs(now) <= 2 << 20);
         }
         now
     }
@@ -221,18 +221,18 @@ mod tests {
     proptest! {
         #[test]
         fn two_true_reports_are_enough(
-            lies in vec(lie(), 0..12), true_foreign in 0..40_u32, ours in vec(0..40_u32, 2),
+            lies in vec(lie(), 0..12), true_external in 0..40_u32, ours in vec(0..40_u32, 2),
         ) {
-            let mut foreign = Reconciler::default();
-            let mut now = play(&mut foreign, &lies);
+            let mut reconciler = Reconciler::default();
+            let mut now = play(&mut reconciler, &lies);
             let mut found = ReconcileFinding::Consistent;
             for ours in ours {
                 now += Duration::from_secs(1);
-                found = foreign.report(now, &report(u64::from(ours + true_foreign), 0), own(ours));
+                found = reconciler.report(now, &report(u64::from(ours + true_external), 0), own(ours));
             }
-            prop_assert_eq!(foreign.foreign_seqs(now), true_foreign);
-            prop_assert!((foreign.confidence(now) - 1.0).abs() < 1e-9);
-            let expected = if true_foreign > 0 { ReconcileFinding::Foreign(true_foreign) } else { ReconcileFinding::Consistent };
+            prop_assert_eq!(reconciler.external_seqs(now), true_external);
+            prop_assert!((reconciler.confidence(now) - 1.0).abs() < 1e-9);
+            let expected = if true_external > 0 { ReconcileFinding::Foreign(true_external) } else { ReconcileFinding::Consistent };
             prop_assert_eq!(found, expected);
         }
 
@@ -240,32 +240,32 @@ mod tests {
         fn what_is_missing_is_right_after_two_true_reports_and_said_in_time(
             lies in vec(lie(), 0..12), ours in 1..40_u32, there in 0..40_u32,
         ) {
-            let mut foreign = Reconciler::default();
-            let mut now = play(&mut foreign, &lies);
+            let mut reconciler = Reconciler::default();
+            let mut now = play(&mut reconciler, &lies);
             let lost = ours.saturating_sub(there);
             let mut last = ReconcileFinding::Consistent;
             for number in 1..=6 {
                 now += Duration::from_secs(6);
-                last = foreign.report(now, &report(u64::from(there), 0), own(ours));
+                last = reconciler.report(now, &report(u64::from(there), 0), own(ours));
                 if let ReconcileFinding::Missing(said) = last && number >= 2 {
                     prop_assert_eq!(said, lost);
                 }
             }
             prop_assert_eq!(last == ReconcileFinding::Missing(lost), lost > 0 && lost >= ours.div_ceil(2));
             now += Duration::from_secs(1);
-            prop_assert_eq!(foreign.report(now, &report(u64::from(ours), 0), own(ours)), ReconcileFinding::Consistent);
+            prop_assert_eq!(reconciler.report(now, &report(u64::from(ours), 0), own(ours)), ReconcileFinding::Consistent);
         }
 
         #[test]
         fn sequences_that_come_and_go_are_never_missing(
             steps in vec((0..30_u32, 0..30_u32, 500..8000_u64), 1..60),
         ) {
-            let (mut foreign, mut now, mut sent) = (Reconciler::default(), Tick::ZERO, 0);
+            let (mut reconciler, mut now, mut sent) = (Reconciler::default(), Tick::ZERO, 0);
             for (ours, lag, gap) in steps {
                 now += Duration::from_millis(gap);
                 sent += u64::from(ours);
                 let seen = u64::from(ours.saturating_sub(lag));
-                let found = foreign.report(now, &report(seen, 0), LedgerView { seqs: ours, sent });
+                let found = reconciler.report(now, &report(seen, 0), LedgerView { seqs: ours, sent });
                 prop_assert_eq!(found, ReconcileFinding::Consistent);
             }
         }
@@ -273,95 +273,98 @@ mod tests {
 
     #[test]
     fn without_reports_nothing_is_foreign() {
-        let foreign = Reconciler::default();
-        assert_eq!((foreign.foreign_seqs(s(100)), foreign.confidence(s(100))), (0, 0.0));
-        let mut foreign = Reconciler::default();
+        let reconciler = Reconciler::default();
+        assert_eq!((reconciler.external_seqs(s(100)), reconciler.confidence(s(100))), (0, 0.0));
+        let mut reconciler = Reconciler::default();
         for second in 0..5 {
             let silent = ReplicaReport { waiting: Some(9), kv_usage: Some(1.0), ..ReplicaReport::default() };
-            assert_eq!(foreign.report(s(second), &silent, own(0)), ReconcileFinding::Consistent);
+            assert_eq!(reconciler.report(s(second), &silent, own(0)), ReconcileFinding::Consistent);
         }
-        assert_eq!((foreign.foreign_seqs(s(5)), foreign.confidence(s(5))), (0, 0.0));
+        assert_eq!((reconciler.external_seqs(s(5)), reconciler.confidence(s(5))), (0, 0.0));
     }
 
     #[test]
     fn what_ended_while_the_report_was_on_its_way_is_not_foreign() {
-        let mut foreign = Reconciler::default();
+        let mut reconciler = Reconciler::default();
         for second in 0..20 {
             let (seen, ours) = if second == 10 { (64, 0) } else { (0, 0) };
-            assert_eq!(foreign.report(s(second), &report(seen, 0), own(ours)), ReconcileFinding::Consistent);
-            assert_eq!(foreign.foreign_seqs(s(second)), 0);
+            assert_eq!(
+                reconciler.report(s(second), &report(seen, 0), own(ours)),
+                ReconcileFinding::Consistent
+            );
+            assert_eq!(reconciler.external_seqs(s(second)), 0);
         }
     }
 
     #[test]
     fn an_estimate_fades_with_its_age() {
-        let mut foreign = Reconciler::default();
+        let mut reconciler = Reconciler::default();
         for second in 0..10 {
-            foreign.report(s(second * 2), &report(15, 5), own(4));
+            reconciler.report(s(second * 2), &report(15, 5), own(4));
         }
         let at = |millis: u64| Tick::from_millis(18_000 + millis);
-        assert_eq!((foreign.foreign_seqs(at(0)), foreign.foreign_seqs(at(2000))), (16, 16));
-        assert!((foreign.confidence(at(4000)) - 0.5).abs() < 1e-9);
-        assert_eq!(foreign.foreign_seqs(at(4000)), 8);
-        assert!(foreign.confidence(at(19_999)) > 0.0);
-        assert_eq!((foreign.foreign_seqs(at(20_000)), foreign.confidence(at(20_000))), (0, 0.0));
+        assert_eq!((reconciler.external_seqs(at(0)), reconciler.external_seqs(at(2000))), (16, 16));
+        assert!((reconciler.confidence(at(4000)) - 0.5).abs() < 1e-9);
+        assert_eq!(reconciler.external_seqs(at(4000)), 8);
+        assert!(reconciler.confidence(at(19_999)) > 0.0);
+        assert_eq!((reconciler.external_seqs(at(20_000)), reconciler.confidence(at(20_000))), (0, 0.0));
     }
 
     #[test]
     fn a_pause_is_no_new_habit_but_a_new_interval_is() {
-        let mut foreign = Reconciler::default();
+        let mut reconciler = Reconciler::default();
         let mut now = Tick::ZERO;
-        let mut step = |foreign: &mut Reconciler, millis: u64| {
+        let mut step = |reconciler: &mut Reconciler, millis: u64| {
             now += Duration::from_millis(millis);
-            foreign.report(now, &report(9, 0), own(0));
+            reconciler.report(now, &report(9, 0), own(0));
             now
         };
-        (0..10).for_each(|_| _ = step(&mut foreign, 1000));
-        let after_pause = step(&mut foreign, 3_600_000);
-        assert_eq!(foreign.confidence(after_pause + Duration::from_secs(20)), 0.0);
-        (0..12).for_each(|_| _ = step(&mut foreign, 15_000));
-        let now = step(&mut foreign, 15_000);
-        assert!(foreign.confidence(now + Duration::from_secs(15)) > 0.9);
+        (0..10).for_each(|_| _ = step(&mut reconciler, 1000));
+        let after_pause = step(&mut reconciler, 3_600_000);
+        assert_eq!(reconciler.confidence(after_pause + Duration::from_secs(20)), 0.0);
+        (0..12).for_each(|_| _ = step(&mut reconciler, 15_000));
+        let now = step(&mut reconciler, 15_000);
+        assert!(reconciler.confidence(now + Duration::from_secs(15)) > 0.9);
     }
 
     #[test]
     fn a_counter_that_goes_back_is_a_restart_and_clears_what_was_known() {
-        let mut foreign = Reconciler::default();
+        let mut reconciler = Reconciler::default();
         let with = |progress| ReplicaReport { progress: Some(progress), ..report(20, 0) };
-        assert_eq!(foreign.report(s(0), &with(500), own(0)), ReconcileFinding::Consistent);
-        assert_eq!(foreign.report(s(1), &with(500), own(0)), ReconcileFinding::Foreign(20));
-        assert_eq!(foreign.report(s(2), &report(20, 0), own(0)), ReconcileFinding::Foreign(20));
-        assert_eq!(foreign.report(s(3), &with(3), own(0)), ReconcileFinding::Restarted);
-        assert_eq!((foreign.foreign_seqs(s(3)), foreign.confidence(s(3))), (0, 0.0));
-        assert_eq!(foreign.report(s(4), &with(4), own(0)), ReconcileFinding::Foreign(20));
+        assert_eq!(reconciler.report(s(0), &with(500), own(0)), ReconcileFinding::Consistent);
+        assert_eq!(reconciler.report(s(1), &with(500), own(0)), ReconcileFinding::Foreign(20));
+        assert_eq!(reconciler.report(s(2), &report(20, 0), own(0)), ReconcileFinding::Foreign(20));
+        assert_eq!(reconciler.report(s(3), &with(3), own(0)), ReconcileFinding::Restarted);
+        assert_eq!((reconciler.external_seqs(s(3)), reconciler.confidence(s(3))), (0, 0.0));
+        assert_eq!(reconciler.report(s(4), &with(4), own(0)), ReconcileFinding::Foreign(20));
     }
 
     #[test]
     fn missing_needs_three_reports_and_more_than_ten_seconds() {
-        let mut foreign = Reconciler::default();
-        let mut at = |millis: u64| foreign.report(Tick::from_millis(millis), &report(1, 0), own(8));
+        let mut reconciler = Reconciler::default();
+        let mut at = |millis: u64| reconciler.report(Tick::from_millis(millis), &report(1, 0), own(8));
         let early: Vec<_> = (0..=10).map(|second| at(second * 1000)).collect();
         assert!(early.iter().all(|found| *found == ReconcileFinding::Consistent));
         assert_eq!(at(10_500), ReconcileFinding::Missing(7));
 
-        let mut foreign = Reconciler::default();
-        assert_eq!(foreign.report(s(0), &report(1, 0), own(8)), ReconcileFinding::Consistent);
-        assert_eq!(foreign.report(s(30), &report(1, 0), own(8)), ReconcileFinding::Consistent);
-        assert_eq!(foreign.report(s(60), &report(1, 0), own(8)), ReconcileFinding::Missing(7));
+        let mut reconciler = Reconciler::default();
+        assert_eq!(reconciler.report(s(0), &report(1, 0), own(8)), ReconcileFinding::Consistent);
+        assert_eq!(reconciler.report(s(30), &report(1, 0), own(8)), ReconcileFinding::Consistent);
+        assert_eq!(reconciler.report(s(60), &report(1, 0), own(8)), ReconcileFinding::Missing(7));
     }
 
     #[test]
     fn a_loss_is_found_behind_a_standing_lag_and_under_new_work() {
-        let (mut foreign, mut sent) = (Reconciler::default(), 0);
+        let (mut reconciler, mut sent) = (Reconciler::default(), 0);
         for second in 0..100 {
             sent += 20;
-            let found = foreign.report(s(second), &report(0, 0), LedgerView { seqs: 20, sent });
+            let found = reconciler.report(s(second), &report(0, 0), LedgerView { seqs: 20, sent });
             assert_eq!(found, ReconcileFinding::Consistent, "jobs so short that they are never seen");
         }
         let mut found = Vec::new();
         for second in 100..130 {
             sent += 1;
-            found.push(foreign.report(s(second), &report(5, 0), LedgerView { seqs: 45, sent }));
+            found.push(reconciler.report(s(second), &report(5, 0), LedgerView { seqs: 45, sent }));
         }
         let right = |found: &ReconcileFinding| {
             matches!(found, ReconcileFinding::Consistent | ReconcileFinding::Missing(10..=40))
@@ -372,10 +375,10 @@ mod tests {
 
     #[test]
     fn an_engine_that_does_not_say_what_waits_is_never_short() {
-        let mut foreign = Reconciler::default();
+        let mut reconciler = Reconciler::default();
         let silent = ReplicaReport { running: Some(0), ..ReplicaReport::default() };
         for second in 0..60 {
-            assert_eq!(foreign.report(s(second), &silent, own(8)), ReconcileFinding::Consistent);
+            assert_eq!(reconciler.report(s(second), &silent, own(8)), ReconcileFinding::Consistent);
         }
     }
 }

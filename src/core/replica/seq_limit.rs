@@ -117,7 +117,7 @@ impl Default for ProbeInterval {
 
 impl ProbeInterval {
     /// Counts a report in which the limit was used up. Returns whether to probe now.
-    fn is_due(&mut self) -> bool {
+    fn count_report(&mut self) -> bool {
         self.since += 1;
         if self.since < self.interval {
             return false;
@@ -191,7 +191,7 @@ impl LearnedSeqLimit {
 
     fn raise(&mut self) {
         let step = match self.shown {
-            Some(_) if !self.probe.is_due() => return,
+            Some(_) if !self.probe.count_report() => return,
             Some(_) => 1,
             None if self.limit < DEFAULT_SEQS => self.limit,
             None => self.limit / 4,

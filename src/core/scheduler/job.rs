@@ -53,7 +53,6 @@ pub(super) struct Job {
     pub(super) demoted_from: Option<ClassId>,
 }
 
-/// The waits of a job.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct JobWait {
     /// Time that the job has waited, without the wait under way.

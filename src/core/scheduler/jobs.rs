@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::core::model::ids::{JobId, PoolId, ReplicaId};
 use crate::core::model::number_map::NumberMap;
 use crate::core::model::time::Tick;
+use crate::core::queue::lane_key::LanePart;
 use crate::core::replica::health::suspects::SuspectJobs;
 
 use super::job::{Job, JobPhase, PreemptibleJob, RunningAttempt};
@@ -16,6 +17,8 @@ use super::job::{Job, JobPhase, PreemptibleJob, RunningAttempt};
 #[derive(Debug, Default)]
 pub(in crate::core::scheduler) struct JobTable {
     jobs: NumberMap<JobId, Job>,
+    /// Jobs that run, by replica; the oldest of a replica first.
+    running: BTreeSet<(ReplicaId, u64, JobId)>,
     preemptible: BTreeMap<PoolId, BTreeSet<PreemptibleJob>>,
     suspects: SuspectJobs,
     /// Jobs that have become late in this step.
@@ -56,7 +59,27 @@ impl JobTable {
     }
 
     pub(in crate::core::scheduler) fn remove(&mut self, id: &JobId) -> Option<Job> {
-        self.jobs.remove(id)
+        let job = self.jobs.remove(id)?;
+        if let Some(run) = job.attempt() {
+            self.running.remove(&(run.replica, job.place.seq, *id));
+        }
+        Some(job)
+    }
+
+    /// The job runs from now on.
+    pub(in crate::core::scheduler) fn begin_attempt(&mut self, id: JobId, run: RunningAttempt) {
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        job.phase = JobPhase::Running(run);
+        self.running.insert((run.replica, job.place.seq, id));
+    }
+
+    /// The job waits again, among the jobs that have run before.
+    pub(in crate::core::scheduler) fn end_attempt(&mut self, id: JobId, now: Tick) {
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        if let Some(run) = job.attempt() {
+            self.running.remove(&(run.replica, job.place.seq, id));
+        }
+        job.phase = JobPhase::Waiting { part: LanePart::Returned, since: now };
     }
 
     pub(in crate::core::scheduler) fn keys(&self) -> hash_map::Keys<'_, JobId, Job> {
@@ -104,15 +127,30 @@ impl JobTable {
         replica: ReplicaId,
         wanted: impl Fn(&Job, &RunningAttempt) -> bool,
     ) -> Vec<JobId> {
-        let here = |job: &&Job| job.attempt().is_some_and(|run| run.replica == replica && wanted(job, &run));
-        let mut jobs: Vec<_> =
-            self.jobs.values().filter(here).map(|job| (job.place.seq, job.spec.id)).collect();
-        jobs.sort_unstable();
-        jobs.into_iter().map(|(_, id)| id).collect()
+        self.attempts_at(replica).filter(|(job, run)| wanted(job, run)).map(|(job, _)| job.spec.id).collect()
+    }
+
+    /// Jobs that run at a replica, with their attempts; the oldest first.
+    pub(in crate::core::scheduler) fn attempts_at(
+        &self,
+        replica: ReplicaId,
+    ) -> impl Iterator<Item = (&Job, RunningAttempt)> {
+        let all = (replica, u64::MIN, JobId::new(u64::MIN))..=(replica, u64::MAX, JobId::new(u64::MAX));
+        self.running.range(all).filter_map(|(_, _, id)| self.attempt(*id))
+    }
+
+    /// All jobs that run, with their attempts.
+    pub(in crate::core::scheduler) fn attempts(&self) -> impl Iterator<Item = (&Job, RunningAttempt)> {
+        self.running.iter().filter_map(|(_, _, id)| self.attempt(*id))
+    }
+
+    fn attempt(&self, id: JobId) -> Option<(&Job, RunningAttempt)> {
+        let job = self.jobs.get(&id)?;
+        Some((job, job.attempt()?))
     }
 
     /// Whether the same request, sent before, was a suspect.
-    pub(in crate::core::scheduler) fn was_suspect(&mut self, fingerprint: u64, now: Tick) -> bool {
+    pub(in crate::core::scheduler) fn was_suspect(&self, fingerprint: u64, now: Tick) -> bool {
         self.suspects.contains(fingerprint, now)
     }
 

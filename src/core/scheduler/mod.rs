@@ -15,8 +15,8 @@
 //! * `jobs`, `groups`, `timers`: the tables that all of these use.
 //!
 //! A decision costs O(classes × pool sets of the group) look-ups at roots plus O(log) searches. The cost
-//! does not grow with tenants, replicas or waiting jobs. Only a change of the policy looks at
-//! everything.
+//! does not grow with tenants, replicas or waiting jobs. A new policy costs a comparison for each row,
+//! and looks at what it changes.
 
 mod admit;
 mod demand;
@@ -39,6 +39,7 @@ use smallvec::SmallVec;
 
 use crate::core::billing::bill::IdleTime;
 use crate::core::limits::LimitStatus;
+use crate::core::limits::lease::LimitReports;
 use crate::core::limits::rule::LimitId;
 use crate::core::model::event::{Action, Event};
 use crate::core::model::ids::{PoolId, ReplicaId};
@@ -47,7 +48,7 @@ use crate::core::model::job::{JobSpec, PromptPrefix};
 use crate::core::model::overrides::Overrides;
 use crate::core::model::policy::Policy;
 use crate::core::model::time::Tick;
-use crate::core::placement::Placement;
+use crate::core::placement::{Placement, PreparedPolicy};
 use crate::core::queue::admission::has_space;
 use crate::core::queue::estimate::OutputLengths;
 use crate::core::queue::{Queue, QueuedLoad};
@@ -94,12 +95,12 @@ impl Scheduler {
     /// shows otherwise.
     #[must_use]
     pub fn new(policy: Arc<Policy>) -> Self {
-        let placement = Arc::new(Placement::new(&policy));
+        let PreparedPolicy { policy, placement } = PreparedPolicy::new(policy);
         let groups = PoolGroups::new(&policy, &placement, &[]);
         let mut fleet = Fleet::default();
-        fleet.apply(&policy, Tick::ZERO);
+        fleet.apply(&Policy::default(), &policy, Tick::ZERO);
         let mut limits = JobLimits::default();
-        limits.apply(&policy);
+        limits.apply(&policy.limits);
         let mut record = DemandRecord::default();
         record.apply(&policy, &placement, &groups, Tick::ZERO);
         Self {
@@ -130,7 +131,7 @@ impl Scheduler {
     /// of a phase that is over.
     ///
     /// A job ends exactly once: with `Action::Reject`, or with the event
-    /// `ClientLeft`, `Finished(Done)`, or `Finished(Failed)` after its first token.
+    /// `Abandoned`, `Finished(Done)`, or `Finished(Failed)` after its first token.
     /// `Finished(Failed)` before the first token, and `Finished(Interrupted)`,
     /// are always answered by `Requeue` or `Reject`.
     pub fn handle(&mut self, now: Tick, event: Event, out: &mut Vec<Action>) {
@@ -143,7 +144,7 @@ impl Scheduler {
             }
             Event::BytesReceived { replica } => self.fleet.bytes_received(replica, now),
             Event::StreamsPaused { replica, streams } => self.fleet.set_paused_streams(replica, streams, now),
-            Event::ClientLeft { job, usage } => self.client_left(job, usage, out),
+            Event::Abandoned { job, usage } => self.abandon(job, usage, out),
             Event::FirstToken { job } => self.first_token(job),
             Event::Finished { job, outcome } => self.finished(job, outcome, out),
             Event::ReplicaReported { replica, report } => {
@@ -155,14 +156,20 @@ impl Scheduler {
             }
             Event::ReplicaLost { replica, answers } => self.replica_lost(replica, answers, out),
             Event::ProbeSucceeded { replica } => self.probe_succeeded(replica, out),
-            Event::SleepAnswered { replica, result: rested } => self.sleep_answered(replica, rested, out),
+            Event::SleepAnswered { replica, result } => self.sleep_answered(replica, result, out),
             Event::Overridden(wanted) => self.set_override(wanted, out),
             Event::OverrideEnded(target) => self.end_override(target),
             Event::PeriodBegan { period, ends } => self.limits.start_period(period, ends),
             Event::UsageRestored { rule, amount } => self.limits.restore(rule, amount),
-            Event::PolicyChanged(policy) => self.reload(policy, out),
+            Event::PromptDenied { subject, tokens } => self.limits.prompt_denied(&subject, tokens, now),
+            Event::StartsRestored(starts) => self.demand.restore_starts(&starts),
+            Event::LimitsLeased { grants, until } => self.limits.shared_mut().lease(&grants, until),
+            Event::PolicyChanged(policy) => drop(self.reload(PreparedPolicy::new(policy), out)),
             Event::GrowthExpected(pools) => self.demand.set_growth(&pools, &self.policy),
-            Event::Draining => self.draining = true,
+            Event::Draining => {
+                self.draining = true;
+                self.limits.shared_mut().leave();
+            }
             Event::Timer => {}
         }
         self.end_step(out);
@@ -249,6 +256,12 @@ impl Scheduler {
         !self.draining && has_space(&self.queue.total(), &self.policy.bounds)
     }
 
+    /// Number of jobs in any phase.
+    #[must_use]
+    pub fn unfinished(&self) -> u64 {
+        self.jobs.len() as u64
+    }
+
     /// Load of all waiting jobs.
     #[must_use]
     pub const fn waiting(&self) -> QueuedLoad {
@@ -264,6 +277,18 @@ impl Scheduler {
     /// State of all limits, in a fixed order.
     pub fn limits(&mut self, now: Tick) -> Vec<LimitStatus> {
         self.limits.statuses(self.now.max(now))
+    }
+
+    /// Whether a report of limits to the other gateways cannot wait for its time.
+    #[must_use]
+    pub fn wants_lease(&self) -> bool {
+        self.limits.shared().wants_lease()
+    }
+
+    /// A part of what this gateway has used of its limits, for the other gateways: see
+    /// [`crate::core::limits::UsageLimits::take_use`].
+    pub fn take_limit_use(&mut self, wanted: &[LimitId], most: usize, now: Tick) -> LimitReports {
+        self.limits.shared_mut().take_use(wanted, most, self.now.max(now))
     }
 
     /// Number of jobs in any phase.

@@ -3,7 +3,7 @@
 use http::HeaderMap;
 use http::header::HeaderValue;
 
-use crate::protocol::headers::X_REQUEST_ID;
+use crate::protocol::headers::{X_REQUEST_ID, copied};
 
 /// Random bytes of an id that the gateway makes.
 pub const ENTROPY: usize = 15;
@@ -16,7 +16,7 @@ pub fn from_client(headers: &HeaderMap) -> Option<HeaderValue> {
     let id = headers.get(X_REQUEST_ID)?;
     let bytes = id.as_bytes();
     let fits = (1..=LONGEST).contains(&bytes.len()) && bytes.iter().all(u8::is_ascii_graphic);
-    fits.then(|| id.clone())
+    fits.then(|| copied(id))
 }
 
 /// A new id: `req_` and 24 characters of lower-case base 32 (RFC 4648's

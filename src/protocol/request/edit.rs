@@ -1,6 +1,7 @@
 //! Edits of a request body without a copy: unchanged bytes are shared, only inserted text is new.
 
 use std::convert::Infallible;
+use std::mem;
 use std::ops::Range;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -15,7 +16,10 @@ use crate::protocol::request::parsed::{BodyForm, ParsedRequest};
 /// A request body in pieces. A clone shares the bytes, so a retry copies nothing.
 #[derive(Debug, Clone, Default)]
 pub struct EditedBody {
-    pieces: SmallVec<[Bytes; 5]>,
+    pieces: Vec<Bytes>,
+    /// Number of the pieces that are sent.
+    sent: usize,
+    /// Bytes that are not sent yet.
     len: u64,
 }
 
@@ -35,17 +39,17 @@ impl EditedBody {
     /// The pieces that are not sent yet.
     #[must_use]
     pub fn pieces(&self) -> &[Bytes] {
-        &self.pieces
+        &self.pieces[self.sent..]
     }
 
     /// The whole body as one slice: a copy, unless the body is one piece.
     #[must_use]
     pub fn to_bytes(&self) -> Bytes {
-        if let [only] = self.pieces.as_slice() {
+        if let [only] = self.pieces() {
             return only.clone();
         }
         let mut whole = BytesMut::new();
-        for piece in &self.pieces {
+        for piece in self.pieces() {
             whole.extend_from_slice(piece);
         }
         whole.freeze()
@@ -83,16 +87,15 @@ impl Body for EditedBody {
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        if self.pieces.is_empty() {
-            return Poll::Ready(None);
-        }
-        let piece = self.pieces.remove(0);
+        let next = self.sent;
+        let Some(piece) = self.pieces.get_mut(next).map(mem::take) else { return Poll::Ready(None) };
+        self.sent += 1;
         self.len -= piece.len() as u64;
         Poll::Ready(Some(Ok(Frame::data(piece))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.pieces.is_empty()
+        self.is_empty()
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -268,7 +271,6 @@ fn form_changes(parsed: &ParsedRequest, edits: &RequestEdits<'_>, boundary: &str
     changes
 }
 
-/// The text as a JSON string.
 pub(crate) fn json_string(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }

@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use crate::protocol::error::ApiError;
 use crate::protocol::json::drain_seq;
 use crate::protocol::json_scan::{InvalidJson, scan_object};
-use crate::protocol::request::{resumable, steering};
+use crate::protocol::request::{media, resumable, steering};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RequestField {
@@ -44,12 +44,14 @@ pub(crate) enum RequestField {
     Documents,
     Text1,
     Text2,
+    Data1,
+    Data2,
     Queries,
     Items,
 }
 
 impl RequestField {
-    pub(crate) const ALL: [(Self, &'static str); 32] = [
+    pub(crate) const ALL: [(Self, &'static str); 34] = [
         (Self::Model, "model"),
         (Self::Stream, "stream"),
         (Self::MaxTokens, "max_tokens"),
@@ -80,13 +82,15 @@ impl RequestField {
         (Self::Documents, "documents"),
         (Self::Text1, "text_1"),
         (Self::Text2, "text_2"),
+        (Self::Data1, "data_1"),
+        (Self::Data2, "data_2"),
         (Self::Queries, "queries"),
         (Self::Items, "items"),
     ];
     pub(crate) const FIRST_OF_PROMPT: usize = Self::Messages as usize;
     /// Fields that hold one prompt per entry when their value is an array.
-    pub(crate) const BATCHES: [Self; 6] =
-        [Self::Prompt, Self::Input, Self::Documents, Self::Text2, Self::Items, Self::Inputs];
+    pub(crate) const BATCHES: [Self; 7] =
+        [Self::Prompt, Self::Input, Self::Documents, Self::Text2, Self::Data2, Self::Items, Self::Inputs];
 
     fn named(name: &str) -> Option<Self> {
         Self::ALL.iter().find(|(_, known)| *known == name).map(|(field, _)| *field)
@@ -97,7 +101,6 @@ impl RequestField {
     }
 }
 
-#[derive(Default)]
 pub(crate) struct RequestFields<'a> {
     /// The JSON of each field's value.
     pub(crate) values: [Option<&'a str>; RequestField::ALL.len()],
@@ -107,13 +110,25 @@ pub(crate) struct RequestFields<'a> {
     pub(crate) forbids_continuation: bool,
     /// The first field that is not taken from clients, and what the client is told about it.
     pub(crate) steering: Option<(&'static str, &'static str)>,
+    /// Whether a field inside a value may be one with media.
+    pub(crate) may_have_media: bool,
 }
 
 impl<'a> RequestFields<'a> {
     /// The fields of a JSON object.
     pub(crate) fn scan(text: &'a str) -> Result<Self, InvalidJson> {
-        let mut fields = Self { is_empty: true, ..Self::default() };
-        scan_object(text, |name, value| fields.note(&name, value))?;
+        let mut fields = Self {
+            values: [None; RequestField::ALL.len()],
+            twice: None,
+            is_empty: true,
+            forbids_continuation: false,
+            steering: None,
+            may_have_media: false,
+        };
+        let mut may_have_media = false;
+        let inner = |name| may_have_media |= media::may_name_media(name);
+        scan_object(text, |name, value| fields.note(&name, value), inner)?;
+        fields.may_have_media = may_have_media;
         Ok(fields)
     }
 

@@ -3,31 +3,40 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use memchr::memmem;
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
-/// The most bytes of a URL that are kept. The rest of a `data:` URL is the medium itself.
-const KEPT_BYTES: usize = 2048;
+use crate::protocol::api::Api;
 
-/// The media URLs in a value of a prompt, as JSON. A URL may be cut off after 2,048 bytes. A value
-/// that is not JSON has none.
-#[must_use]
-pub fn media_urls(prompt: &[u8]) -> Vec<String> {
+/// The most bytes of a URL that are kept. The rest of a `data:` URL is the medium itself; other URLs
+/// are not as long.
+const KEPT_BYTES: usize = MAX_URL_BYTES + 1;
+/// The longest URL that is not a `data:` URL, in bytes.
+pub const MAX_URL_BYTES: usize = 2048;
+
+/// The media URLs in a value of a call's prompt, as JSON. A URL is cut off after 2,049 bytes.
+///
+/// # Errors
+/// The value cannot be read to its end: it is nested too deep, or has a number or an escape that this
+/// program does not read but an engine may.
+pub fn media_urls(api: Api, prompt: &[u8]) -> Result<Vec<String>, UnreadableMedia> {
     let mut urls = Vec::new();
-    if may_have_media(prompt) {
-        let mut json = serde_json::Deserializer::from_slice(prompt);
-        let _not_json = MediaSearch { urls: &mut urls, place: Place::Elsewhere }.deserialize(&mut json);
-    }
-    urls
+    let mut json = serde_json::Deserializer::from_slice(prompt);
+    let place = match api {
+        Api::Embeddings | Api::Pooling | Api::Classify | Api::Score | Api::Rerank(_) => Place::Pooled,
+        _ => Place::Elsewhere,
+    };
+    let read = MediaSearch { urls: &mut urls, place }.deserialize(&mut json);
+    read.map(|()| urls).map_err(|_| UnreadableMedia)
 }
 
-/// Whether a field of the prompt may have the name of one with media. A quote inside a text has a
-/// backslash before it, so that words of a text do not count.
-fn may_have_media(prompt: &[u8]) -> bool {
-    // Letters of the names may be written as escapes: these begin with \u005, \u006 or \u007.
-    let is_letter = |at: usize| matches!(prompt.get(at + 4), Some(b'5'..=b'7'));
-    [&b"_url\""[..], b"\"source\""].iter().any(|name| memmem::find(prompt, name).is_some())
-        || memmem::find_iter(prompt, b"\\u00").any(is_letter)
+/// A value of a prompt in which media cannot be searched for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UnreadableMedia;
+
+/// Whether a field may have media. `name` is its name as it is written between its quotes, where
+/// escapes may stand for letters.
+pub(crate) fn may_name_media(name: &str) -> bool {
+    name.ends_with("_url") || matches!(name, "source" | "image" | "video") || name.contains('\\')
 }
 
 /// The place of a value.
@@ -37,8 +46,10 @@ enum Place {
     Medium,
     /// An object with a field `url` (`source` in calls of Anthropic's kind).
     Source,
-    /// A URL.
     Url,
+    /// In the prompt of a call that generates nothing. SGLang takes `image` and `video` there; in
+    /// other prompts they are the fields of a client's tools.
+    Pooled,
     Elsewhere,
 }
 
@@ -48,6 +59,8 @@ impl Place {
             "image_url" | "audio_url" | "video_url" | "file_url" => Self::Medium,
             "source" => Self::Source,
             "url" if matches!(self, Self::Medium | Self::Source) => Self::Url,
+            "image" | "video" if self == Self::Pooled => Self::Medium,
+            _ if self == Self::Pooled => Self::Pooled,
             _ => Self::Elsewhere,
         }
     }
@@ -140,15 +153,27 @@ mod tests {
             (r#"[{"source":"http://a","name":{"url":"http://b"}}]"#, &[]),
         ];
         for (prompt, urls) in cases {
-            assert_eq!(media_urls(prompt.as_bytes()), urls, "{prompt}");
+            assert_eq!(media_urls(Api::Chat, prompt.as_bytes()).unwrap(), urls, "{prompt}");
         }
-        assert_eq!(media_urls(br#"[{"image_url":"#), Vec::<String>::new());
+        let deep = format!("{}1{}", "[".repeat(150), "]".repeat(150));
+        for unread in [r#"[{"image_url":"#, r#"[{"x":1e999}]"#, r#"["\ud800"]"#, &deep] {
+            assert_eq!(media_urls(Api::Chat, unread.as_bytes()), Err(UnreadableMedia), "{unread}");
+        }
+    }
+
+    #[test]
+    fn an_image_is_a_medium_where_nothing_is_generated() {
+        let prompt = r#"[{"text":"a cat","image":"http://a/b"},{"video":"/etc/passwd"},{"x":{"image":{"url":"c:d"}}}]"#;
+        for api in [Api::Embeddings, Api::Score] {
+            assert_eq!(media_urls(api, prompt.as_bytes()).unwrap(), ["http://a/b", "/etc/passwd", "c:d"]);
+        }
+        assert_eq!(media_urls(Api::Chat, prompt.as_bytes()).unwrap(), [""; 0]);
     }
 
     #[test]
     fn a_long_url_is_cut_off() {
-        let long = format!(r#"[{{"image_url":"data:{}é"}}]"#, "x".repeat(2042));
-        let urls = media_urls(long.as_bytes());
-        assert_eq!((urls.len(), urls[0].len()), (1, 2047));
+        let long = format!(r#"[{{"image_url":"data:{}é"}}]"#, "x".repeat(2043));
+        let urls = media_urls(Api::Chat, long.as_bytes()).unwrap();
+        assert_eq!((urls.len(), urls[0].len()), (1, 2048));
     }
 }

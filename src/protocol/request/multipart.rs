@@ -36,7 +36,7 @@ pub(crate) fn parse_form(api: Api, content_type: &[u8], body: &[u8]) -> Result<P
                 let text = text(body, &part, "stream")?.unwrap_or_default();
                 set_once(&mut stream, flag(&text)?, "stream")?;
             }
-            b"prompt" => parsed.prompt.push(part.content),
+            b"prompt" => parsed.prompt.values.push(part.content),
             _ => {}
         }
     }

@@ -185,8 +185,9 @@ impl<'a> FieldReader<'a> {
 
     fn read_prompt(&self, parsed: &mut ParsedRequest) {
         for (field, _) in &RequestField::ALL[RequestField::FIRST_OF_PROMPT..] {
-            parsed.prompt.extend(self.span(*field));
+            parsed.prompt.values.extend(self.span(*field));
         }
+        parsed.prompt.may_have_media = self.fields.may_have_media;
         if matches!(parsed.api, Api::Chat | Api::Messages | Api::Responses | Api::CountTokens) {
             return;
         }
@@ -445,7 +446,7 @@ mod tests {
     #[test]
     fn deep_nesting_is_no_danger() {
         let deep = format!("{{\"messages\":{}{}}}", "[".repeat(200_000), "]".repeat(200_000));
-        assert_eq!(chat(&deep).prompt.len(), 1);
+        assert_eq!(chat(&deep).prompt.values.len(), 1);
     }
 
     proptest! {

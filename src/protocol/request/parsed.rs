@@ -26,6 +26,16 @@ pub struct CacheFields {
     pub salt: Option<String>,
 }
 
+/// The prompt in the body.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PromptSpans {
+    /// The values that make up the prompt: JSON, or the text field of a form. Images inside them
+    /// count as bytes. A form's file is not among them.
+    pub values: SmallVec<[Range<usize>; 4]>,
+    /// Whether a field inside a value may be one with media.
+    pub may_have_media: bool,
+}
+
 /// A parsed request body. All ranges are byte ranges of that body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParsedRequest {
@@ -56,9 +66,7 @@ pub struct ParsedRequest {
     pub user: Option<String>,
     /// Which requests share the engine's prefix cache.
     pub cache: CacheFields,
-    /// The values that make up the prompt: JSON, or the text field of a form. Images inside them
-    /// count as bytes. A form's file is not among them.
-    pub prompt: SmallVec<[Range<usize>; 4]>,
+    pub prompt: PromptSpans,
     /// Whether another engine can continue the answer after a part of it.
     pub is_resumable: bool,
     pub(crate) spans: EditSpans,
@@ -152,13 +160,13 @@ impl ParsedRequest {
     /// The number of bytes of messages, prompt, input, tools and the like.
     #[must_use]
     pub fn prompt_bytes(&self) -> u64 {
-        self.prompt.iter().map(|span| span.len() as u64).sum()
+        self.prompt.values.iter().map(|span| span.len() as u64).sum()
     }
 
-    /// The pieces of `body` that make up the prompt, in the order of `prompt`. `body` must be the
+    /// The pieces of `body` that make up the prompt, in the order of `prompt.values`. `body` must be the
     /// one that was parsed.
     pub fn prompt_pieces<'a>(&'a self, body: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
-        self.prompt.iter().filter_map(|span| body.get(span.clone()))
+        self.prompt.values.iter().filter_map(|span| body.get(span.clone()))
     }
 
     /// The most output tokens after which the request still has a token to generate.
@@ -203,7 +211,7 @@ impl ParsedRequest {
             stream_usage: StreamUsage::default(),
             user: None,
             cache: CacheFields::default(),
-            prompt: SmallVec::new(),
+            prompt: PromptSpans::default(),
             is_resumable: false,
             spans: EditSpans::default(),
         }

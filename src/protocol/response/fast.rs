@@ -38,7 +38,6 @@ struct EventTemplate {
     shown: Option<(Bytes, Bytes)>,
 }
 
-/// An event that matches a template.
 #[derive(Debug)]
 pub(crate) struct TemplateMatch<'a> {
     /// The event's text, which has no escapes.

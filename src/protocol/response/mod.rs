@@ -94,7 +94,6 @@ pub(crate) struct ParsedEvent<'a> {
     pub(crate) usage: Option<TokenCounts>,
     /// The usage as JSON in the event.
     pub(crate) raw_usage: Option<&'a RawValue>,
-    /// The event is an error.
     pub(crate) error: bool,
     /// The event only keeps the connection alive.
     pub(crate) is_keep_alive: bool,

@@ -18,7 +18,6 @@ use crate::protocol::response::typed_events;
 use crate::protocol::response::{ChoiceEnding, ParsedEvent, chunk};
 use crate::protocol::sse::SseFrame;
 
-/// The kind of an event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StreamEventKind {
     /// The event only keeps the connection alive.

@@ -142,7 +142,6 @@ pub(crate) fn read_responses(data: &[u8]) -> Option<ParsedEvent<'_>> {
     Some(news)
 }
 
-/// The ending of a response with this status.
 pub(crate) fn response_ending(status: Option<&str>) -> ChoiceEnding {
     match status {
         Some(status @ ("completed" | "incomplete")) => ChoiceEnding::of(status),

@@ -22,9 +22,9 @@ use crate::protocol::response::answer::{AnswerVerdict, classify_answer};
 use crate::protocol::response::engine_error::EngineError;
 use crate::protocol::response::partial_answer::PartialAnswer;
 use crate::protocol::response::stream::{StreamClassifier, UsageVisibility};
+use crate::proxy::Proxy;
 use crate::proxy::attempt::partial_tokens::counted;
 use crate::proxy::body::GatheredBody;
-use crate::proxy::data_plane::Proxy;
 use crate::proxy::relay::engine_stream::{EngineStream, StreamStep};
 use crate::proxy::relay::itl::ReplicaCounters;
 use crate::proxy::relay::memory::AnswerShare;
@@ -44,7 +44,6 @@ const MAX_HELD_BYTES: usize = 1024 * 1024;
 
 /// Answer of an engine to an attempt.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "one value for each request, moved a few times")]
 pub(super) enum EngineAnswer {
     /// A stream whose first token has arrived, or that is complete.
     Stream { stream: Box<EngineStream>, head: HeaderMap },

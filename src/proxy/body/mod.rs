@@ -19,6 +19,9 @@ use crate::protocol::error::catalogue::ErrorKind;
 
 /// Largest buffer that is reserved because of an announced length, in bytes.
 const MAX_PREALLOCATED_BYTES: usize = 1 << 20;
+/// Largest body that is copied out of the buffer that it was read into, in bytes. The buffer has at
+/// least twice as many, which a longer body may well keep.
+const MAX_COPIED_BYTES: usize = 4096;
 /// `Retry-After` for a client whose body exceeds the free memory.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
@@ -194,7 +197,7 @@ impl GatheredBody {
 }
 
 /// Reads the whole body into `held` and reserves its bytes. The body must keep the least rate, with at
-/// most `patience` between two pieces. A body that arrives in one piece is not copied.
+/// most `patience` between two pieces. A long body that arrives in one piece is not copied.
 ///
 /// # Errors
 /// See [`BodyError`].
@@ -226,7 +229,8 @@ pub async fn read(
         held.add(data.len() as u64, limits)?;
         gathered.push(data);
     }
-    held.bytes = gathered.finish();
+    let bytes = gathered.finish();
+    held.bytes = if bytes.len() <= MAX_COPIED_BYTES { Bytes::copy_from_slice(&bytes) } else { bytes };
     Ok(held)
 }
 

@@ -10,14 +10,12 @@ use std::time::Duration;
 use self::prompt_counter::PoolWindows;
 pub use self::prompt_counter::PromptCounter;
 use crate::config::settings::{ModelSettings, Settings};
-use crate::core::model::event::RejectReason;
 use crate::core::model::ids::ModelId;
 use crate::core::placement::rules;
 use crate::protocol::api::Api;
 use crate::protocol::error::ApiError;
-use crate::proxy::data_plane::Proxy;
+use crate::proxy::Proxy;
 use crate::proxy::request::candidates::counts_output;
-use crate::proxy::request::guardrail::check_prompt;
 use crate::proxy::request::{InferenceRequest, RequestTokens};
 use crate::proxy::summary::RequestRecord;
 use crate::telemetry::wall;
@@ -74,29 +72,6 @@ impl Proxy {
             request.tokens.max_output = tokens.max_output.min(most);
         }
         Ok(())
-    }
-
-    /// After the refusal `why`, moves the request to the next fallback model whose window fits.
-    /// Returns false if no fallback model is left that may help.
-    ///
-    /// # Errors
-    /// The prompt, unchecked until now, did not pass the guardrails.
-    pub(super) async fn try_fallback(
-        &self,
-        settings: &Settings,
-        request: &mut InferenceRequest,
-        why: RejectReason,
-        record: &mut RequestRecord,
-    ) -> Result<bool, ApiError> {
-        while request.try_fallback(why, record.clock.now()) {
-            let is_retry = record.retry.is_retry;
-            check_prompt(self, settings, request, record, is_retry).await?;
-            if self.check_context(settings, request, record).await.is_ok() {
-                record.fell_back(request.model(), why);
-                return Ok(true);
-            }
-        }
-        Ok(false)
     }
 
     async fn count_prompt(

@@ -13,7 +13,7 @@ use crate::config::settings::Settings;
 use crate::core::model::ids::{PoolId, ReplicaId};
 use crate::engines::Ability;
 use crate::protocol::request::edit::{RequestEdits, edit};
-use crate::proxy::data_plane::Proxy;
+use crate::proxy::Proxy;
 use crate::proxy::request::InferenceRequest;
 use crate::proxy::upstream::{UpstreamCall, bearer, whole_body};
 

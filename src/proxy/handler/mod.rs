@@ -1,7 +1,7 @@
 //! Request handler: the steps of one request, in order.
 
 use std::convert::Infallible;
-use std::net::IpAddr;
+use std::future::ready;
 use std::sync::Arc;
 
 use http::header::HeaderValue;
@@ -10,8 +10,7 @@ use hyper::body::Incoming;
 use smallvec::SmallVec;
 use tokio::task::spawn_blocking;
 
-use crate::auth::client::ConnectedClient;
-use crate::auth::{Identity, PresentedCredential};
+use crate::auth::{ConnectedClient, Identity, PresentedCredential};
 use crate::config::settings::{ProxyHeader, Settings};
 use crate::core::model::event::{Event, RejectReason, Rejection};
 use crate::core::model::ids::JobId;
@@ -25,14 +24,15 @@ use crate::protocol::ids::random;
 use crate::protocol::ids::request_id;
 use crate::protocol::response::partial_answer::PartialAnswer;
 use crate::protocol::route::{Route, route};
+use crate::proxy::Proxy;
 use crate::proxy::attempt::EngineAnswer;
 use crate::proxy::body::{self, BodyError, RequestBody};
-pub use crate::proxy::data_plane::{EdgeMemory, Proxy};
 use crate::proxy::request::guardrail::{check_answer, check_prompt};
 use crate::proxy::request::superseding::{RetriableRequest, SupersededRequest, replaced};
 use crate::proxy::request::{self, InferenceRequest};
-pub use crate::proxy::response::standing::cache::StandingCache;
-use crate::proxy::response::{AnswerBody, ServedRequest, error_response, standing};
+pub use crate::proxy::response::caller_status::cache::CallerStatusCache;
+use crate::proxy::response::early_head::{EarlyHead, Serving};
+use crate::proxy::response::{AnswerBody, ServedRequest, caller_status};
 use crate::proxy::summary::RequestRecord;
 use crate::proxy::summary::active::ActiveRequest;
 use crate::telemetry::event::RequestOutcome;
@@ -71,11 +71,12 @@ impl Proxy {
             None => (own, None),
         };
         let path = request.uri().path();
+        // hyper keeps room for this future in each connection, so the rare ones are boxed.
         let answer = match route(request.method(), path) {
             Route::Api(api) => return Ok(self.call(api, request, peer, (id, own)).await),
-            Route::Models => self.list_models(request.headers(), peer).await,
-            Route::Model(name) => self.one_model(request.headers(), peer, &name).await,
-            Route::Me => standing::me(&self, request.headers(), peer).await,
+            Route::Models => Box::pin(self.list_models(request.headers(), peer)).await,
+            Route::Model(name) => Box::pin(self.one_model(request.headers(), peer, &name)).await,
+            Route::Me => Box::pin(caller_status::me(&self, request.headers(), peer)).await,
             Route::Health => self.health(),
             Route::WrongMethod { allow } => Err(ApiError::method_not_allowed(allow)),
             Route::NotFound { hint } => Err(ApiError::not_found(path, hint)),
@@ -86,15 +87,26 @@ impl Proxy {
         Ok(answer.map(AnswerBody::from))
     }
 
+    /// The caller as it presents itself. Its address is that of the client, which load balancers in
+    /// front tell if the settings trust them.
+    pub(super) fn caller<'a>(
+        &self,
+        settings: &Settings,
+        headers: &'a HeaderMap,
+        peer: &'a ConnectedClient,
+    ) -> PresentedCredential<'a> {
+        let proxies = &settings.startup.listener.proxies;
+        let is_proxy = |address| proxies.trusts(address, ProxyHeader::ForwardedFor);
+        let address = headers::client_address(headers, peer.address.ip(), is_proxy);
+        PresentedCredential { headers, peer, address, now: self.dispatcher.clock().now() }
+    }
+
     /// Authenticates the caller.
     pub(super) async fn identify(
         &self,
         settings: &Settings,
-        headers: &HeaderMap,
-        peer: &ConnectedClient,
+        caller: PresentedCredential<'_>,
     ) -> Result<Identity, ApiError> {
-        let address = client_address(settings, headers, peer);
-        let caller = PresentedCredential { headers, peer, address, now: self.dispatcher.clock().now() };
         self.authenticator.identify(&settings.edge.auth, caller, &self.telemetry).await
     }
 
@@ -103,8 +115,22 @@ impl Proxy {
         api: Api,
         request: Request<Incoming>,
         peer: &ConnectedClient,
-        (id, gateway_id): (HeaderValue, Option<HeaderValue>),
+        ids: (HeaderValue, Option<HeaderValue>),
     ) -> Response<AnswerBody> {
+        match Box::pin(self.begin(api, request, peer, ids)).await {
+            (serving, None) => self.respond(serving.await),
+            (serving, Some(early)) => Box::pin(self.respond_early(serving, early)).await,
+        }
+    }
+
+    /// Reads and checks a request, and prepares the rest of its work.
+    async fn begin(
+        self: &Arc<Self>,
+        api: Api,
+        request: Request<Incoming>,
+        peer: &ConnectedClient,
+        (id, gateway_id): (HeaderValue, Option<HeaderValue>),
+    ) -> (Serving, Option<EarlyHead>) {
         let mut record = RequestRecord::new(&self.telemetry, self.dispatcher.clock(), id, api);
         record.caller.gateway_id = gateway_id;
         let mut active = ActiveRequest::new(record);
@@ -116,14 +142,13 @@ impl Proxy {
         };
         let request = match read {
             Ok(request) => request,
-            Err(error) => return error_response(error, &mut active.record),
+            Err(error) => {
+                let refused = ServedRequest { answer: Err(error), active, request: None };
+                return (Box::pin(ready(refused)), None);
+            }
         };
         let early = self.early_head(&request, &mut active.record);
-        let serving = Box::pin(Arc::clone(self).serve(request, active));
-        match early {
-            None => self.respond(serving.await),
-            Some(early) => self.respond_early(serving, early).await,
-        }
+        (Box::pin(Arc::clone(self).serve(request, active)), early)
     }
 
     /// Reads and checks a request, up to the point where it may be queued.
@@ -133,12 +158,13 @@ impl Proxy {
         request: Request<Incoming>,
         peer: &ConnectedClient,
         record: &mut RequestRecord,
-    ) -> Result<InferenceRequest, ApiError> {
+    ) -> Result<Box<InferenceRequest>, ApiError> {
         let settings = self.settings.load_full();
         let (head, body) = request.into_parts();
         let form = settings.startup.telemetry.client_address;
-        record.caller.address = form.shown(client_address(&settings, &head.headers, peer));
-        let identity = self.identify(&settings, &head.headers, peer).await?;
+        let caller = self.caller(&settings, &head.headers, peer);
+        record.caller.address = form.shown(caller.address);
+        let identity = self.identify(&settings, caller).await?;
         record.caller.identity = Some(identity.clone());
         if self.dispatcher.shutdown().is_draining() {
             return Err(ApiError::from(RejectReason::Draining));
@@ -151,8 +177,9 @@ impl Proxy {
         let mut request = read_request(&settings, identity, api, &head.headers, body, at).await?;
         request.recognise(&settings, &self.prefixes, &head.headers);
         self.note_request(&request, &head.headers, record);
-        let is_retry = headers::retry_count(&head.headers).is_some_and(|count| count > 0);
-        check_prompt(self, &settings, &mut request, record, is_retry).await?;
+        let repeats =
+            retriable(&request, &head.headers, record).is_some_and(|this| self.retries.repeats(this));
+        check_prompt(self, &settings, &mut request, record, repeats).await?;
         self.check_context(&settings, &mut request, record).await?;
         self.register_retry(&mut request, &head.headers, record);
         Ok(request)
@@ -161,7 +188,7 @@ impl Proxy {
     /// Queues and dispatches a checked request, up to the point where the client may be answered.
     async fn serve(
         self: Arc<Self>,
-        mut request: InferenceRequest,
+        mut request: Box<InferenceRequest>,
         mut active: ActiveRequest,
     ) -> ServedRequest {
         let notice = active.record.notice().map(Arc::clone);
@@ -186,23 +213,11 @@ impl Proxy {
     fn register_retry(&self, request: &mut InferenceRequest, client: &HeaderMap, record: &mut RequestRecord) {
         let Some(count) = headers::retry_count(client) else { return };
         record.retry.is_retry = count > 0;
-        // The boundary of a multipart form differs in each retry, so equal bodies look different.
-        if request.parsed.api.is_multipart() {
-            return;
-        }
-        let (guard, original) = self.retries.enter(RetriableRequest {
-            tenant: request.tenant,
-            key_id: record.caller.identity.as_ref().and_then(|identity| identity.key_id.as_deref()),
-            api: request.parsed.api,
-            body: &request.body.bytes,
-            count,
-            job: request.id,
-            arrived: request.arrived,
-            request_id: &record.request_id,
-        });
+        let Some(this) = retriable(request, client, record) else { return };
+        let (guard, original) = self.retries.enter(this);
         record.retry.live_guard = Some(guard);
         if let Some(SupersededRequest { job, arrived, request_id }) = original {
-            self.dispatcher.event(Event::ClientLeft { job, usage: JobUsage::Unknown });
+            self.dispatcher.event(Event::Abandoned { job, usage: JobUsage::Unknown });
             request.arrived = arrived;
             record.retry.replaces = Some(request_id);
         }
@@ -282,13 +297,49 @@ impl Proxy {
             }
         }
     }
+
+    /// After the refusal `why`, moves the request to the next fallback model whose window fits.
+    /// Returns false if no fallback model is left that may help.
+    ///
+    /// # Errors
+    /// The prompt, unchecked until now, did not pass the guardrails.
+    async fn try_fallback(
+        &self,
+        settings: &Settings,
+        request: &mut InferenceRequest,
+        why: RejectReason,
+        record: &mut RequestRecord,
+    ) -> Result<bool, ApiError> {
+        while request.try_fallback(why, record.clock.now()) {
+            let is_retry = record.retry.is_retry;
+            check_prompt(self, settings, request, record, is_retry).await?;
+            if self.check_context(settings, request, record).await.is_ok() {
+                record.fell_back(request.model(), why);
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
 }
 
-/// Address of the client, from the load balancers in front that the settings trust.
-fn client_address(settings: &Settings, headers: &HeaderMap, peer: &ConnectedClient) -> IpAddr {
-    let proxies = &settings.startup.listener.proxies;
-    let is_proxy = |address| proxies.trusts(address, ProxyHeader::ForwardedFor);
-    headers::client_address(headers, peer.address.ip(), is_proxy)
+/// The request as one that may be a retry. `None` without a retry count, and for a multipart form: its
+/// boundary differs in each retry, so equal bodies look different.
+fn retriable<'a>(
+    request: &'a InferenceRequest,
+    client: &HeaderMap,
+    record: &'a RequestRecord,
+) -> Option<RetriableRequest<'a>> {
+    let count = headers::retry_count(client).filter(|_| !request.parsed.api.is_multipart())?;
+    Some(RetriableRequest {
+        tenant: request.tenant,
+        key_id: record.caller.identity.as_ref().and_then(|identity| identity.key_id.as_deref()),
+        api: request.parsed.api,
+        body: &request.body.bytes,
+        count,
+        job: request.id,
+        arrived: request.arrived,
+        request_id: &record.request_id,
+    })
 }
 
 /// Parses and checks a request. A large body is read on a thread of its own, so that it delays no
@@ -300,7 +351,7 @@ async fn read_request(
     headers: &HeaderMap,
     body: RequestBody,
     at: (JobId, Tick),
-) -> Result<InferenceRequest, ApiError> {
+) -> Result<Box<InferenceRequest>, ApiError> {
     if body.bytes.len() <= MAX_INLINE_BYTES {
         return request::read(settings, &identity, api, headers, body, at);
     }
@@ -329,7 +380,7 @@ fn reject(rejection: Rejection, request: &InferenceRequest, record: &mut Request
         record.end.usage.get_or_insert(JobUsage::Unknown);
     }
     if let RejectReason::Limited(why) = rejection.reason {
-        record.met(why.rule);
+        record.end.limit = Some(why.rule);
     }
     let outcome = match rejection.reason {
         RejectReason::AttemptsExhausted(_) => RequestOutcome::Failed,
@@ -345,5 +396,7 @@ fn reject(rejection: Rejection, request: &InferenceRequest, record: &mut Request
     }
 }
 
+#[cfg(test)]
+mod large_body_tests;
 #[cfg(test)]
 mod tests;

@@ -19,7 +19,7 @@ use tokio::task::{Id, JoinSet};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use crate::auth::client::ConnectedClient;
+use crate::auth::ConnectedClient;
 use crate::config::settings::ListenerLimits;
 use crate::proxy::listener::answer::BoxError;
 use crate::proxy::listener::client_address::ClientAddresses;
@@ -92,7 +92,7 @@ pub async fn serve<M, S, B>(
             biased;
             () = shutdown.drain.cancelled() => break,
             () = shutdown.abort.cancelled() => break,
-            () = connections.reap(), if !connections.tasks.is_empty() => continue,
+            () = connections.join_finished(), if !connections.tasks.is_empty() => continue,
             entry = admit(&listener, &free, &metrics) => entry,
         };
         let owner = match addresses.owner(peer.ip()) {
@@ -112,10 +112,11 @@ pub async fn serve<M, S, B>(
             let visit = visit;
             // From now on the worker's runtime watches the socket.
             let Ok(mut stream) = TcpStream::from_std(stream) else { return };
-            let welcome = async {
+            // Boxed, so that the connection does not keep its room.
+            let welcome = Box::pin(async {
                 let (client, place) = addresses.find_client(owner, &mut stream, peer).await?;
                 Ok((client, place, handshakes.accept(stream, client.ip(), config).await))
-            };
+            });
             let welcome = tokio::select! {
                 biased;
                 welcome = welcome => welcome,
@@ -208,7 +209,7 @@ impl Connections {
     }
 
     /// Waits until a connection ends, and removes its state.
-    async fn reap(&mut self) {
+    async fn join_finished(&mut self) {
         let id = match self.tasks.join_next_with_id().await {
             Some(Ok((id, ()))) => id,
             Some(Err(error)) => error.id(),
@@ -226,7 +227,7 @@ impl Connections {
             tokio::select! {
                 biased;
                 () = shutdown.abort.cancelled() => return self.tasks.shutdown().await,
-                () = self.reap() => {}
+                () = self.join_finished() => {}
             }
         }
     }

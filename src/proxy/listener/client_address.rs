@@ -18,7 +18,6 @@ pub(super) struct ClientAddresses {
     header_timeout: Duration,
 }
 
-/// Owner of a connection.
 pub(super) enum ConnectionOwner {
     /// One address, which holds a place.
     Client(AddressPermit),

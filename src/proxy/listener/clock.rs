@@ -12,7 +12,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::config::settings::ListenerLimits;
 
-/// Interval at which the connection checks whether a client whose input is not read has left.
+/// Interval at which the connection checks whether a client with unread input has left.
 const WATCH_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The event that a connection waits for.

@@ -43,11 +43,14 @@ pub(super) async fn serve<T, S, B>(
             let io = StrictIo::new(socket, held, clock, progress, limit, Arc::clone(&state));
             http1::serve(io, service, limit, state).await;
         }
-        ProtocolSniff::Http2 => http2::serve((socket, held), (clock, progress), service, limit, state).await,
+        ProtocolSniff::Http2 => {
+            // Boxed, as an HTTP/1 connection would keep its room.
+            Box::pin(http2::serve((socket, held), (clock, progress), service, limit, state)).await;
+        }
         ProtocolSniff::TooSlow => {
             let mut io = StrictIo::new(socket, held, clock, progress, limit, state);
             io.refuse_head(RequestRejected::HeadTimeout);
-            io.finish().await;
+            Box::pin(io.finish()).await;
         }
         ProtocolSniff::Nothing => {}
     }

@@ -13,7 +13,7 @@ use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+use tokio::io::{AsyncBufRead, AsyncReadExt, AsyncWriteExt, BufReader, DuplexStream, duplex};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
@@ -24,12 +24,13 @@ use crate::proxy::listener::rejected::RequestRejected;
 use crate::proxy::listener::socket::ClientSocket;
 use crate::telemetry::Telemetry;
 
-/// A pipe has no way to say that its other end has left before all is read.
-struct Pipe(DuplexStream, Arc<AtomicBool>);
+/// A pipe has no way to say that its other end has left before all is read: the flag does.
+struct Pipe(BufReader<DuplexStream>, Arc<AtomicBool>);
 
 impl ClientSocket for Pipe {
-    fn has_left(&self) -> bool {
-        self.1.load(Ordering::Relaxed)
+    fn poll_left(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
+        let unread = std::task::ready!(std::pin::Pin::new(&mut self.0).poll_fill_buf(cx));
+        Poll::Ready(unread.is_ok_and(<[u8]>::is_empty) || self.1.load(Ordering::Relaxed))
     }
 }
 
@@ -115,7 +116,7 @@ fn rig() -> Rig {
         let running = Running::new(&count);
         async move { Ok::<_, Infallible>(Response::new(act(request, running).await)) }
     });
-    let pipe = Pipe(server, Arc::clone(&left));
+    let pipe = Pipe(BufReader::new(server), Arc::clone(&left));
     let serving = tokio::spawn(serve(pipe, service, Arc::new(limits), Arc::clone(&state)));
     Rig { client, serving, telemetry, state, running, left }
 }

@@ -6,6 +6,8 @@ use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
 use http::{Response, StatusCode};
 
+use crate::protocol::http1::chunk::ChunkError;
+
 /// Reason why a message was refused. The set of reasons is fixed, so a reason can label a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -63,6 +65,17 @@ pub enum RequestRejected {
     BodyTimeout,
     /// The client closed its side in the middle of the body.
     BodyCutShort,
+}
+
+impl From<ChunkError> for RequestRejected {
+    fn from(error: ChunkError) -> Self {
+        match error {
+            ChunkError::Size => Self::ChunkSize,
+            ChunkError::Extension => Self::ChunkExtension,
+            ChunkError::End => Self::ChunkEnd,
+            ChunkError::Trailer => Self::Trailer,
+        }
+    }
 }
 
 impl RequestRejected {

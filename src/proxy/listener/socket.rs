@@ -17,24 +17,33 @@ pub(super) const READ_BYTES: usize = 8 * 1024;
 
 /// A client's byte stream.
 pub(super) trait ClientSocket: AsyncRead + AsyncWrite + Unpin {
-    /// Whether the peer has closed its side, even if unread bytes are left.
-    fn has_left(&self) -> bool;
+    /// Ready when there is something to read: whether the peer has closed its side, even if unread
+    /// bytes are left. The task is woken when the first byte comes, or the end.
+    fn poll_left(&mut self, cx: &mut Context<'_>) -> Poll<bool>;
 }
 
 impl ClientSocket for MaybeTlsStream {
-    fn has_left(&self) -> bool {
-        self.tcp().has_left()
+    fn poll_left(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
+        let tcp = match self {
+            Self::Left(tcp) => tcp,
+            Self::Right(tls) => tls.get_ref().0,
+        };
+        poll_tcp_left(tcp, cx)
     }
 }
 
 impl ClientSocket for TcpStream {
-    fn has_left(&self) -> bool {
-        match self.ready(Interest::READABLE).now_or_never() {
-            Some(Ok(ready)) => ready.is_read_closed(),
-            Some(Err(_)) => true,
-            None => false,
-        }
+    fn poll_left(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
+        poll_tcp_left(self, cx)
     }
+}
+
+fn poll_tcp_left(socket: &TcpStream, cx: &mut Context<'_>) -> Poll<bool> {
+    if ready!(socket.poll_read_ready(cx)).is_err() {
+        return Poll::Ready(true);
+    }
+    let ready = socket.ready(Interest::READABLE).now_or_never();
+    Poll::Ready(ready.is_some_and(|ready| ready.map_or(true, |ready| ready.is_read_closed())))
 }
 
 /// Reads once and appends to `kept`. Returns the number of bytes; 0 = the peer has closed its side.

@@ -2,10 +2,13 @@
 //! requests and their connections to engines, so that most wake-ups stay on one thread.
 
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
 use std::thread;
 
+use pin_project_lite::pin_project;
 use tokio::runtime::{Builder, Handle, RuntimeFlavor};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -22,6 +25,24 @@ pub struct Workers {
 struct Worker {
     runtime: Handle,
     connections: Arc<AtomicUsize>,
+}
+
+pin_project! {
+    /// A connection's work, counted at its worker. An `async` block would hold the work twice: as it
+    /// was captured, and as it runs.
+    struct CountedWork<F> {
+        #[pin]
+        serving: F,
+        count: ConnectionCount,
+    }
+}
+
+impl<F: Future> Future for CountedWork<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        self.project().serving.poll(cx)
+    }
 }
 
 /// Counts a connection at its worker until it is dropped.
@@ -60,11 +81,7 @@ impl Workers {
         let worker = self.workers.iter().min_by_key(|worker| worker.connections.load(Ordering::Relaxed))?;
         worker.connections.fetch_add(1, Ordering::Relaxed);
         let count = ConnectionCount(Arc::clone(&worker.connections));
-        let counted = async move {
-            let _count = count;
-            serving.await;
-        };
-        Some(tasks.spawn_on(counted, &worker.runtime))
+        Some(tasks.spawn_on(CountedWork { serving, count }, &worker.runtime))
     }
 }
 

@@ -94,7 +94,6 @@ impl EngineStream {
         self.out.pop_front()
     }
 
-    /// Closes the engine's connection.
     pub(in crate::proxy) fn close_connection(&mut self) {
         self.exchange = None;
     }

@@ -11,8 +11,8 @@ use crate::core::model::job::JobUsage;
 use crate::protocol::error::ApiError;
 use crate::protocol::response::engine_error::EngineError;
 use crate::protocol::response::partial_answer::PartialAnswer;
+use crate::proxy::Proxy;
 use crate::proxy::attempt::EngineAnswer;
-use crate::proxy::data_plane::Proxy;
 use crate::proxy::relay::engine_stream::EngineStream;
 use crate::proxy::request::InferenceRequest;
 use crate::proxy::request::superseding::replaced;
@@ -26,7 +26,7 @@ pub(in crate::proxy) struct LiveStream {
     pub(in crate::proxy) active: ActiveRequest,
     /// The request, to send it to another replica. `None` if no other replica could continue the
     /// stream.
-    pub(in crate::proxy) request: Option<InferenceRequest>,
+    pub(in crate::proxy) request: Option<Box<InferenceRequest>>,
 }
 
 /// Result of the search for another replica.
@@ -58,19 +58,21 @@ impl LiveStream {
         let outcome = if fault.is_some() { RequestOutcome::Failed } else { RequestOutcome::ClientError };
         self.active.record.ended(outcome, reason);
         if let (Some(fault), Some(replica)) = (fault, self.active.record.at_engine.dispatch.replica()) {
-            let request_id = self.active.record.request_id.to_str().unwrap_or_default();
+            let record = &self.active.record;
             let output_tokens = usage.tokens().map_or(0, |tokens| tokens.output);
-            StreamBroken { request_id, replica, fault, output_tokens }.emit(&self.active.record.telemetry);
+            StreamBroken { ids: record.ids(), replica, fault, output_tokens }.emit(&record.telemetry);
         }
-        self.close(&error, fault, usage);
-    }
-
-    /// Ends the request and the stream with an error event.
-    pub(in crate::proxy) fn close(&mut self, error: &ApiError, fault: Option<EngineFault>, usage: JobUsage) {
         self.active.end(match fault {
             Some(fault) => AttemptOutcome::Failed { fault, usage },
             None => AttemptOutcome::Done(usage),
         });
+        self.stream.break_off(error.sse_event(self.active.record.work.api.dialect()));
+    }
+
+    /// Ends a stream that the gateway no longer serves, with an error event. Its partial length says
+    /// nothing of answers, and its work is wasted.
+    pub(in crate::proxy) fn withdraw(&mut self, error: &ApiError, usage: JobUsage) {
+        self.active.withdraw(usage);
         self.stream.break_off(error.sse_event(self.active.record.work.api.dialect()));
     }
 

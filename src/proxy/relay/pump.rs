@@ -16,7 +16,7 @@ use crate::core::model::job::JobUsage;
 use crate::dispatcher::shutdown::ShutdownWatch;
 use crate::protocol::response::engine_error::EngineError;
 use crate::protocol::response::partial_answer::PartialAnswer;
-use crate::proxy::data_plane::Proxy;
+use crate::proxy::Proxy;
 use crate::proxy::relay::buffer::{BufferEnd, BufferWriter};
 use crate::proxy::relay::engine_stream::StreamStep;
 use crate::proxy::relay::itl::{ItlSampler, StreamObserver};
@@ -101,7 +101,8 @@ impl Pump {
                         self.step(step);
                     }
                 }
-                PumpPhase::Interrupted(..) => self.go_on().await,
+                // Boxed, as every stream would keep its room.
+                PumpPhase::Interrupted(..) => Box::pin(self.go_on()).await,
                 PumpPhase::Over(end) => return self.out.end(*end),
             }
             self.pass_on();
@@ -256,7 +257,7 @@ impl Pump {
             EngineEnd::ShutDown => self.live.active.record.shut_down(),
             EngineEnd::Replaced => self.live.active.record.superseded(),
         };
-        self.live.close(&error, None, usage);
+        self.live.withdraw(&error, usage);
         self.phase = PumpPhase::Over(BufferEnd::Broken);
     }
 
@@ -275,7 +276,7 @@ impl Pump {
         match search {
             ContinuationSearch::Found => self.begins(),
             ContinuationSearch::Broken => self.live.broken(EngineError::Fault(fault), usage),
-            ContinuationSearch::Ended(error) => self.live.close(&error, None, usage),
+            ContinuationSearch::Ended(error) => self.live.withdraw(&error, usage),
         }
     }
 }

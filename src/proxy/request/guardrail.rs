@@ -7,10 +7,12 @@ use serde_json::value::RawValue;
 
 use crate::config::settings::Settings;
 use crate::config::settings::guardrails::{GuardrailRule, GuardrailSettings};
+use crate::core::limits::LimitSubject;
+use crate::core::model::event::Event;
 use crate::protocol::error::ApiError;
 use crate::protocol::request::edit::EditedBody;
+use crate::proxy::Proxy;
 use crate::proxy::attempt::EngineAnswer;
-use crate::proxy::data_plane::Proxy;
 use crate::proxy::request::InferenceRequest;
 use crate::proxy::summary::RequestRecord;
 use crate::proxy::upstream::guardrails::GuardrailVerdict;
@@ -33,7 +35,7 @@ struct GuardrailQuestion<'a> {
 
 /// Has the prompt checked, if its tenant and class have prompts checked. The time of the check is no
 /// time in the queue. A request that the policy or a limit refuses now is not checked; its ticket is
-/// kept. A retry is checked in any case: the request that it repeats may still hold what it needs.
+/// kept. A retry of a live request is checked in any case: that request may still hold what it needs.
 ///
 /// # Errors
 /// The prompt was denied, or there is no verdict and the rule refuses then.
@@ -42,13 +44,13 @@ pub(in crate::proxy) async fn check_prompt(
     settings: &Settings,
     request: &mut InferenceRequest,
     record: &mut RequestRecord,
-    is_retry: bool,
+    repeats_live: bool,
 ) -> Result<(), ApiError> {
     if request.entry.is_checked {
         return Ok(());
     }
     if let Some((guardrails, rule)) = rule_of(settings, request).filter(|(_, rule)| rule.prompts) {
-        if !is_retry {
+        if !repeats_live {
             let prefix = request.prefix(&proxy.prefixes);
             request.entry.refused =
                 proxy.dispatcher.admit_if_refused(request.job(false), prefix, &settings.policy);
@@ -90,9 +92,9 @@ pub(in crate::proxy) async fn check_answer(
         let fits = !request.parsed.api.is_multipart() && request.body.bytes.len() as u64 <= room;
         [if fits { request.body.bytes.clone() } else { Bytes::from_static(NULL) }, answer]
     });
-    record.answer_is_held();
+    record.hold_answer();
     check(proxy, settings, (guardrails, rule), request, record, GuardrailStage::Answer, question).await?;
-    record.answer_is_free();
+    record.release_answer();
     Ok(())
 }
 
@@ -104,7 +106,8 @@ fn rule_of<'a>(
     Some((guardrails, *guardrails.rules.get(&(request.tenant, request.class))?))
 }
 
-/// Asks the service and records its verdict. `parts` are the request and the answer as JSON; `None`
+/// Asks the service and records its verdict. A denied prompt counts in the limits per minute, so that
+/// nobody has the service work for free. `parts` are the request and the answer as JSON; `None`
 /// if they are too long.
 async fn check(
     proxy: &Proxy,
@@ -144,12 +147,15 @@ async fn check(
     };
     let took = record.clock.now().since(since);
     record.guarded(GuardrailCheck { stage, outcome, reason, passed, took });
-    let stage = stage.name();
+    if (stage, outcome) == (GuardrailStage::Prompt, GuardrailOutcome::Denied) {
+        let subject = LimitSubject { tenant: request.tenant, key: request.key, model: request.model() };
+        proxy.dispatcher.event(Event::PromptDenied { subject, tokens: request.tokens.prompt });
+    }
     match outcome {
         _ if passed => Ok(()),
-        GuardrailOutcome::Denied => Err(ApiError::guardrail_denied(stage, message)),
-        GuardrailOutcome::TooLarge => Err(ApiError::guardrail_too_large(stage, guardrails.max_bytes)),
-        _ => Err(ApiError::guardrail_unavailable(stage)),
+        GuardrailOutcome::Denied => Err(ApiError::guardrail_denied(stage.name(), message)),
+        GuardrailOutcome::TooLarge => Err(ApiError::guardrail_too_large(stage.name(), guardrails.max_bytes)),
+        _ => Err(ApiError::guardrail_unavailable(stage.name())),
     }
 }
 

@@ -7,7 +7,7 @@ use url::{Host, Url};
 use crate::config::settings::MediaPolicy;
 use crate::protocol::error::ApiError;
 use crate::protocol::private_name::is_private_name;
-use crate::protocol::request::media::media_urls;
+use crate::protocol::request::media::{MAX_URL_BYTES, media_urls};
 use crate::protocol::request::parse::ParsedRequest;
 
 /// Checks the media URLs of the prompt.
@@ -15,15 +15,22 @@ use crate::protocol::request::parse::ParsedRequest;
 /// # Errors
 /// An engine may not fetch one of them. The error names the prompt's field.
 pub(super) fn check(policy: &MediaPolicy, parsed: &ParsedRequest, body: &[u8]) -> Result<(), ApiError> {
-    if parsed.api.is_multipart() {
+    if !parsed.prompt.may_have_media {
         return Ok(());
     }
-    for url in parsed.prompt_pieces(body).flat_map(media_urls) {
-        if let Err(what) = allows(policy, &url) {
-            let text = format!(
-                "has a medium {what}, which is not allowed here. Send it as a `data:` URL, or from an allowed address."
+    let refused = |text: &str| Err(ApiError::invalid_field(parsed.api.prompt_field(), text));
+    for piece in parsed.prompt_pieces(body) {
+        let Ok(urls) = media_urls(parsed.api, piece) else {
+            return refused(
+                "has media beside a number, an escape or a depth that cannot be read here. Leave these out.",
             );
-            return Err(ApiError::invalid_field(parsed.api.prompt_field(), &text));
+        };
+        for url in urls {
+            if let Err(what) = allows(policy, &url) {
+                return refused(&format!(
+                    "has a medium {what}, which is not allowed here. Send it as a `data:` URL, or from an allowed address."
+                ));
+            }
         }
     }
     Ok(())
@@ -38,7 +45,15 @@ fn allows(policy: &MediaPolicy, url: &str) -> Result<(), String> {
     if scheme == "data" {
         return Ok(());
     }
+    // Programs do not agree about the host of such a URL.
+    let is_odd = |byte: u8| byte == b'\\' || byte <= b' ' || byte == 0x7f;
+    if url.len() > MAX_URL_BYTES || url.bytes().any(is_odd) {
+        return Err("with a URL that is too long, or has spaces or backslashes".to_owned());
+    }
     let url = Url::parse(url).map_err(|_| "with a broken URL".to_owned())?;
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err("with a name or password in its URL".to_owned());
+    }
     let host = url.host().ok_or_else(|| "without a host".to_owned())?;
     let name = host.to_string().trim_end_matches('.').to_ascii_lowercase();
     let listed = policy.domains.iter().any(|domain| {
@@ -82,7 +97,12 @@ fn is_private_v6(address: Ipv6Addr) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use http::header::CONTENT_TYPE;
+    use http::{HeaderMap, HeaderValue};
+
     use super::*;
+    use crate::protocol::api::Api;
+    use crate::protocol::request::parse::parse_request;
 
     fn policy(domains: &[&str]) -> MediaPolicy {
         MediaPolicy {
@@ -112,6 +132,11 @@ mod tests {
             "http://user@10.0.0.1/",
             "file:///etc/passwd",
             "ftp://example.com/a",
+            "http://example.com\\@169.254.169.254/",
+            "http://example.com @10.0.0.1/",
+            "http://example.com@8.8.8.8/",
+            "http://:secret@8.8.8.8/",
+            &format!("http://x.{}@169.254.169.254/", "a".repeat(2100)),
             "http://",
             "",
         ] {
@@ -124,6 +149,24 @@ mod tests {
             "http://8.8.8.8/a",
         ] {
             assert_eq!(allows(&policy(&[]), url), Ok(()), "{url}");
+        }
+    }
+
+    #[test]
+    fn every_field_of_a_prompt_is_searched() {
+        let headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
+        let inside = r#"{"content":[{"type":"image_url","image_url":{"url":"http://10.0.0.1/a"}}]}"#;
+        for (api, prompt) in [
+            (Api::Chat, format!(r#""messages":[{inside}]"#)),
+            (Api::Score, format!(r#""text_1":"a","text_2":{inside}"#)),
+            (Api::Score, format!(r#""data_1":"a","data_2":[{inside}]"#)),
+            (Api::Score, format!(r#""data_1":{inside},"data_2":"a""#)),
+            (Api::Embeddings, r#""input":[{"image":"http://10.0.0.1/a"}]"#.to_owned()),
+        ] {
+            let body = format!(r#"{{"model":"m",{prompt}}}"#);
+            let parsed = parse_request(api, &headers, body.as_bytes()).unwrap();
+            assert!(check(&policy(&[]), &parsed, body.as_bytes()).is_err(), "{body}");
+            assert!(check(&policy(&["10.0.0.1"]), &parsed, body.as_bytes()).is_ok(), "{body}");
         }
     }
 

@@ -88,7 +88,6 @@ pub(super) struct EntryState {
     pub(super) asking: Option<TokenizeGuard>,
 }
 
-/// Tokens of a request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RequestTokens {
     /// Tokens of all prompts, estimated from their bytes.
@@ -142,7 +141,6 @@ impl InferenceRequest {
         }
     }
 
-    /// The prefix of its prompt.
     pub(super) fn prefix(&self, prefixes: &PrefixHasher) -> PromptPrefix {
         let salt = self.cache_salt.as_deref();
         prefixes.prefix(self.model(), &self.parsed, &self.body.bytes, self.tokens.prompt, salt)
@@ -193,7 +191,7 @@ pub(super) fn read(
     headers: &HeaderMap,
     body: RequestBody,
     (id, now): (JobId, Tick),
-) -> Result<InferenceRequest, ApiError> {
+) -> Result<Box<InferenceRequest>, ApiError> {
     let parsed = parse_request(api, headers, &body.bytes)?;
     media::check(&settings.edge.requests.media, &parsed, &body.bytes)?;
     let policy = &*settings.policy;
@@ -217,7 +215,7 @@ pub(super) fn read(
         max_output: max_output_tokens(&parsed),
     };
     let cache_salt = cache_salt(settings, identity.tenant, &parsed);
-    Ok(InferenceRequest {
+    Ok(Box::new(InferenceRequest {
         id,
         tenant: identity.tenant,
         key: identity.grant.limited,
@@ -236,7 +234,7 @@ pub(super) fn read(
         session: None,
         cache_salt,
         entry: EntryState::default(),
-    })
+    }))
 }
 
 /// The salt that the engine gets: one that no other tenant's requests can have. `None` if the

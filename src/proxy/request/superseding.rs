@@ -153,6 +153,16 @@ impl LiveRequests {
         (LiveRequestGuard { retries: Arc::clone(self), key, job: this.job, notice, refused: false }, original)
     }
 
+    /// Whether the request is a retry of a live one.
+    pub(in crate::proxy) fn repeats(&self, this: RetriableRequest<'_>) -> bool {
+        if this.count == 0 {
+            return false;
+        }
+        let key = RequestFingerprint { tenant: this.tenant, api: this.api, hash: self.hash(this) };
+        let live = self.live.lock();
+        live.get(&key).is_some_and(|equals| equals.entries.iter().any(|entry| entry.count < this.count))
+    }
+
     fn hash(&self, this: RetriableRequest<'_>) -> u64 {
         let mut hasher = self.keys.build_hasher();
         let id = this.key_id.unwrap_or_default().as_bytes();

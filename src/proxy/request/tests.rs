@@ -45,7 +45,7 @@ impl World {
         key: Option<&str>,
         tier: &str,
         header: Option<&str>,
-    ) -> Result<InferenceRequest, ApiError> {
+    ) -> Result<Box<InferenceRequest>, ApiError> {
         let policy = &self.settings.policy;
         let tenant: TenantId = policy.tenants.id(tenant).unwrap();
         let class = key.and_then(|name| policy.classes.id(name));
@@ -95,7 +95,7 @@ fn a_tier_that_the_tenant_may_not_have_falls_back_to_the_key_and_then_the_tenant
     assert_eq!(world.class("every", Some("interactive"), r#""flex""#), "batch");
 }
 
-fn completion(file: &str, body: String) -> Result<InferenceRequest, ApiError> {
+fn completion(file: &str, body: String) -> Result<Box<InferenceRequest>, ApiError> {
     let outcome = load_str_with(file, "test", Path::new("."), None, &MachineSecrets);
     let settings = outcome.loaded.unwrap_or_else(|| panic!("{}", outcome.report)).settings;
     let tenant = settings.policy.tenants.id("every").unwrap();

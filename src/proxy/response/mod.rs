@@ -1,8 +1,8 @@
 //! Response: the answer of an ended or streaming request.
 
+pub(super) mod caller_status;
 pub(super) mod early_head;
 pub(super) mod models_api;
-pub(super) mod standing;
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -22,8 +22,8 @@ use crate::protocol::error::catalogue::ErrorKind;
 use crate::protocol::error::rate_limits;
 use crate::protocol::headers;
 use crate::protocol::request::edit::EditedBody;
+use crate::proxy::Proxy;
 use crate::proxy::attempt::EngineAnswer;
-use crate::proxy::data_plane::Proxy;
 use crate::proxy::relay::buffer::{BufferWriter, ClientStream, RelayBroken, stream_buffer};
 use crate::proxy::relay::live_stream::LiveStream;
 use crate::proxy::relay::pump::Pump;
@@ -48,7 +48,7 @@ pub(super) struct ServedRequest {
     pub(super) answer: Result<EngineAnswer, ApiError>,
     pub(super) active: ActiveRequest,
     /// The request, if another replica could continue its stream.
-    pub(super) request: Option<InferenceRequest>,
+    pub(super) request: Option<Box<InferenceRequest>>,
 }
 
 impl Proxy {
@@ -138,7 +138,7 @@ fn whole_response(
     response
 }
 
-pub(super) fn error_response(error: ApiError, record: &mut RequestRecord) -> Response<AnswerBody> {
+fn error_response(error: ApiError, record: &mut RequestRecord) -> Response<AnswerBody> {
     let dialect = record.work.api.dialect();
     note_error(&error, record);
     let mut response = error.into_response(dialect, &record.request_id);
@@ -166,7 +166,6 @@ pub(super) fn note_error(error: &ApiError, record: &mut RequestRecord) {
     record.ended(outcome, error.kind().code());
 }
 
-/// Body of an answer.
 #[derive(Debug)]
 pub enum AnswerBody {
     /// A complete answer.

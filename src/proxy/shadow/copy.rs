@@ -13,8 +13,8 @@ use crate::core::model::job::{JobSpec, JobUsage};
 use crate::dispatcher::ticket::Ticket;
 use crate::protocol::error::ApiError;
 use crate::protocol::response::engine_error::EngineError;
+use crate::proxy::Proxy;
 use crate::proxy::attempt::{AttemptError, EngineAnswer, MOST_SENDS};
-use crate::proxy::data_plane::Proxy;
 use crate::proxy::relay::engine_stream::{EngineStream, StreamStep};
 use crate::proxy::request::InferenceRequest;
 use crate::proxy::shadow::pair::ShadowHalf;
@@ -105,7 +105,7 @@ async fn answer(
             EngineAnswer::Stream { stream, .. } => {
                 record.end.status = StatusCode::OK.as_u16();
                 record.token_came();
-                return rest(proxy, stream, ticket, record).await;
+                return drain_stream(proxy, stream, ticket, record).await;
             }
             EngineAnswer::Whole { status, usage, .. } => {
                 record.end.status = status.as_u16();
@@ -129,7 +129,7 @@ async fn answer(
 }
 
 /// Reads a stream to its end. Returns the reason if the copy was dropped before.
-async fn rest(
+async fn drain_stream(
     proxy: &Proxy,
     mut stream: Box<EngineStream>,
     ticket: &mut Ticket,

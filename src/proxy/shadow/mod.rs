@@ -19,8 +19,8 @@ use http::{HeaderMap, HeaderValue};
 use crate::config::settings::shadows::{ShadowRule, ShadowSettings};
 use crate::core::model::ids::{ModelId, PoolId};
 use crate::core::model::policy::Policy;
+use crate::proxy::Proxy;
 use crate::proxy::body::RequestBody;
-use crate::proxy::data_plane::Proxy;
 use crate::proxy::request::candidates::ModelCandidates;
 use crate::proxy::request::{EntryState, InferenceRequest};
 use crate::proxy::summary::RequestRecord;
@@ -86,8 +86,8 @@ impl Proxy {
             Ok(all) => all,
             Err(reason) => return ShadowSkipped { model, to: rule.to, reason }.emit(&self.telemetry),
         };
-        let (original, copied) =
-            ShadowPair::halves(&self.telemetry, record.request_id.clone(), (model, rule.to));
+        let ids = (record.request_id.clone(), record.caller.gateway_id.clone());
+        let (original, copied) = ShadowPair::halves(&self.telemetry, ids, (model, rule.to));
         record.shadow_half = Some(original);
         let copy = ShadowCopy {
             proxy: Arc::clone(self),

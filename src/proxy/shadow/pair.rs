@@ -7,12 +7,14 @@ use http::HeaderValue;
 use crate::core::model::ids::ModelId;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{ShadowCompared, ShadowSide};
+use crate::telemetry::summary::RequestIds;
 
 /// Both sides, as far as they are known. Dropping the pair compares the sides if both are known.
 #[derive(Debug)]
 pub(super) struct ShadowPair {
     telemetry: Telemetry,
-    request_id: HeaderValue,
+    /// Request id of the request, and the gateway's own id if that is the client's.
+    ids: (HeaderValue, Option<HeaderValue>),
     models: (ModelId, ModelId),
     sides: [OnceLock<ShadowSide>; 2],
 }
@@ -28,11 +30,11 @@ impl ShadowPair {
     /// Creates the halves of a request and its copy. `models` are the models of request and copy.
     pub(super) fn halves(
         telemetry: &Telemetry,
-        request_id: HeaderValue,
+        ids: (HeaderValue, Option<HeaderValue>),
         models: (ModelId, ModelId),
     ) -> (ShadowHalf, ShadowHalf) {
         let telemetry = telemetry.clone();
-        let pair = Arc::new(Self { telemetry, request_id, models, sides: Default::default() });
+        let pair = Arc::new(Self { telemetry, ids, models, sides: Default::default() });
         let half = |is_copy| ShadowHalf { pair: Arc::clone(&pair), is_copy };
         (half(false), half(true))
     }
@@ -52,7 +54,12 @@ impl Drop for ShadowPair {
             return;
         };
         let (model, to) = self.models;
-        let request_id = self.request_id.to_str().unwrap_or_default();
-        ShadowCompared { request_id, model, to, original, copy }.emit(&self.telemetry);
+        let (request, gateway) = &self.ids;
+        let ids = RequestIds {
+            request: request.to_str().unwrap_or_default(),
+            gateway: gateway.as_ref().and_then(|id| id.to_str().ok()),
+            ..RequestIds::default()
+        };
+        ShadowCompared { ids, model, to, original, copy }.emit(&self.telemetry);
     }
 }

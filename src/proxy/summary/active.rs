@@ -13,7 +13,7 @@ use crate::proxy::summary::RequestRecord;
 /// that the ticket returned.
 #[derive(Debug)]
 pub(in crate::proxy) struct ActiveRequest {
-    pub(in crate::proxy) record: RequestRecord,
+    pub(in crate::proxy) record: Box<RequestRecord>,
     /// `None` before the request is admitted and after its job has ended.
     ticket: Option<Ticket>,
     /// Bills of the tickets that have ended.
@@ -23,12 +23,12 @@ pub(in crate::proxy) struct ActiveRequest {
 impl ActiveRequest {
     /// A request that is not admitted yet.
     pub(in crate::proxy) fn new(record: RequestRecord) -> Self {
-        Self { record, ticket: None, bills: StayBills::new() }
+        Self { record: Box::new(record), ticket: None, bills: StayBills::new() }
     }
 
     /// A shadow copy that was admitted with this ticket. A copy's limits are not reported.
     pub(in crate::proxy) fn of_copy(record: RequestRecord, ticket: Ticket) -> Self {
-        Self { record, ticket: Some(ticket), bills: StayBills::new() }
+        Self { record: Box::new(record), ticket: Some(ticket), bills: StayBills::new() }
     }
 
     /// Attaches the ticket with which the request was admitted, or refused by a limit. An earlier
@@ -36,13 +36,13 @@ impl ActiveRequest {
     pub(in crate::proxy) fn admitted(&mut self, mut ticket: Ticket) {
         self.end_ticket(JobUsage::Unknown);
         let limits = ticket.take_limits();
-        limits.shadowed.iter().for_each(|rule| self.record.met(*rule));
+        limits.shadowed.iter().for_each(|rule| self.record.report_limit(*rule, true));
         self.record.limits = limits;
         self.ticket = Some(ticket);
     }
 
     /// The ticket and the record; `None` unless the request is admitted.
-    pub(in crate::proxy) const fn parts(&mut self) -> Option<(&mut Ticket, &mut RequestRecord)> {
+    pub(in crate::proxy) fn parts(&mut self) -> Option<(&mut Ticket, &mut RequestRecord)> {
         match &mut self.ticket {
             Some(ticket) => Some((ticket, &mut self.record)),
             None => None,
@@ -54,6 +54,12 @@ impl ActiveRequest {
         let usage = outcome.usage();
         self.record.end.usage = Some(usage);
         self.ticket.iter_mut().for_each(|ticket| _ = ticket.finish(outcome));
+        self.end_ticket(usage);
+    }
+
+    /// Ends a request that nobody wants any more, before its job has ended.
+    pub(in crate::proxy) fn withdraw(&mut self, usage: JobUsage) {
+        self.record.end.usage = Some(usage);
         self.end_ticket(usage);
     }
 

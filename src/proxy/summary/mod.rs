@@ -30,12 +30,12 @@ use crate::proxy::summary::parts::{
 };
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{
-    EngineTimings, LimitMet, RequestFellBack, RequestOutcome, RequestRecalled, RequestRequeued,
+    EngineTimings, LimitMet, RequestFellBack, RequestOutcome, RequestPreempted, RequestRequeued,
     RequestSummary, StayBilled, StreamContinuation, Timings,
 };
 use crate::telemetry::request_history::{AttemptEnd, AttemptTrail, TrailRecorder};
 use crate::telemetry::summary::{
-    CallFacts, CallerFacts, GuardrailCheck, LastDispatch, ModelFacts, RelatedIds, TokenFacts,
+    CallFacts, CallerFacts, GuardrailCheck, LastDispatch, ModelFacts, RequestIds, TokenFacts,
 };
 use crate::telemetry::trace::{EngineCall, RequestTrace};
 use crate::tokens::CountSource;
@@ -99,6 +99,7 @@ impl RequestRecord {
                 outcome: RequestOutcome::ClientGone,
                 reason: None,
                 usage: None,
+                limit: None,
                 early_head: None,
             },
             shadow_half: None,
@@ -109,11 +110,19 @@ impl RequestRecord {
         }
     }
 
-    /// Reports that a limit refused the request, or would have in shadow mode.
-    pub(super) fn met(&self, rule: LimitId) {
-        let request_id = self.request_id.to_str().unwrap_or_default();
+    /// Ids by which log lines name the request.
+    pub(super) fn ids(&self) -> RequestIds<'_> {
+        RequestIds {
+            request: self.request_id.to_str().unwrap_or_default(),
+            gateway: self.caller.gateway_id.as_ref().and_then(|id| id.to_str().ok()),
+            ..RequestIds::default()
+        }
+    }
+
+    /// Reports a limit that refused the request, or would have in shadow mode.
+    pub(super) fn report_limit(&self, rule: LimitId, is_logged: bool) {
         let tenant = self.caller.identity.as_ref().map(|who| who.tenant);
-        LimitMet { request_id, tenant, rule }.emit(&self.telemetry);
+        LimitMet { ids: self.ids(), tenant, rule, is_logged }.emit(&self.telemetry);
     }
 
     /// Records a check by the operator's guardrails.
@@ -153,12 +162,12 @@ impl RequestRecord {
 
     /// Records that the whole answer waits for a check. If the request ends meanwhile, its client has
     /// left without the answer.
-    pub(super) fn answer_is_held(&mut self) {
+    pub(super) fn hold_answer(&mut self) {
         self.end.outcome = RequestOutcome::ClientGone;
     }
 
     /// Records that the answer has passed the check.
-    pub(super) fn answer_is_free(&mut self) {
+    pub(super) fn release_answer(&mut self) {
         self.end.outcome = RequestOutcome::Success;
     }
 
@@ -230,8 +239,7 @@ impl RequestRecord {
     pub(super) fn requeued(&mut self, replica: ReplicaId, fault: EngineFault) {
         self.attempt_ended(Some(fault.name()));
         self.with_trail(|trail| trail.back(self.age(), AttemptEnd::Failed(fault)));
-        let request_id = self.request_id.to_str().unwrap_or_default();
-        RequestRequeued { request_id, replica, fault, attempt: self.at_engine.attempts }
+        RequestRequeued { ids: self.ids(), replica, fault, attempt: self.at_engine.attempts }
             .emit(&self.telemetry);
     }
 
@@ -247,8 +255,7 @@ impl RequestRecord {
     pub(super) fn broke_off(&mut self, from: ReplicaId, fault: EngineFault, goes_on: bool) {
         let to = self.at_engine.dispatch.replica().filter(|_| goes_on);
         self.at_engine.continued += u32::from(goes_on);
-        let request_id = self.request_id.to_str().unwrap_or_default();
-        StreamContinuation { request_id, from, to, fault }.emit(&self.telemetry);
+        StreamContinuation { ids: self.ids(), from, to, fault }.emit(&self.telemetry);
     }
 
     /// Records the fallback to another model. The request's usage so far is not charged.
@@ -256,8 +263,7 @@ impl RequestRecord {
         let Some(from) = self.work.model.replace(to) else { return };
         self.work.fallback.get_or_insert((from, why));
         self.end.usage = None;
-        let request_id = self.request_id.to_str().unwrap_or_default();
-        RequestFellBack { request_id, from, to, why }.emit(&self.telemetry);
+        RequestFellBack { ids: self.ids(), from, to, why }.emit(&self.telemetry);
         self.with_trail(|trail| trail.fell_back(to, why));
     }
 
@@ -274,9 +280,9 @@ impl RequestRecord {
     pub(super) fn preempted(&mut self, replica: ReplicaId, why: PreemptReason) {
         self.attempt_ended(Some(why.name()));
         self.at_engine.preemptions = (self.at_engine.preemptions.0 + 1, Some(why));
-        self.with_trail(|trail| trail.back(self.age(), AttemptEnd::Recalled(why)));
-        let request_id = self.request_id.to_str().unwrap_or_default();
-        RequestRecalled { request_id, replica, why, attempt: self.at_engine.attempts }.emit(&self.telemetry);
+        self.with_trail(|trail| trail.back(self.age(), AttemptEnd::Preempted(why)));
+        RequestPreempted { ids: self.ids(), replica, why, attempt: self.at_engine.attempts }
+            .emit(&self.telemetry);
     }
 
     /// Completes usage, status and the entry among live requests at the request's end.
@@ -316,13 +322,13 @@ impl RequestRecord {
         }
     }
 
-    /// Counts the bills in metrics, and writes them to the journal.
-    fn write_bills(&self, summary: &RequestSummary<'_>) {
+    /// Counts the bills in metrics, and writes them to the journal if the request is written whole.
+    fn write_bills(&self, summary: &RequestSummary<'_>, is_whole: bool) {
         let tenant = summary.caller.tenant;
         summary.bills.iter().for_each(|bill| StayBilled { tenant, bill }.emit(&self.telemetry));
         // A request without a tenant is counted (`penstock_auth_failures_total`) and logged, but
         // not billed. Otherwise, anyone who reaches the port could fill the journal.
-        if let Some(journal) = self.journal.as_ref().filter(|_| tenant.is_some()) {
+        if let Some(journal) = self.journal.as_ref().filter(|_| tenant.is_some() && is_whole) {
             let policy = self.telemetry.policy();
             usage_rows::of(summary, &policy).for_each(|row| journal.record(row));
         }
@@ -387,8 +393,8 @@ impl RequestRecord {
         let replaces = self.retry.replaces.as_ref().map(text);
         let replaced_by = self.notice().and_then(|notice| notice.replaced_by()).map(text);
         let summary = RequestSummary {
-            request_id: self.request_id.to_str().unwrap_or_default(),
-            ids: RelatedIds {
+            ids: RequestIds {
+                request: self.request_id.to_str().unwrap_or_default(),
                 gateway: self.caller.gateway_id.as_ref().and_then(|id| id.to_str().ok()),
                 trace: trace_id.as_deref(),
                 replaces: replaces.as_deref(),
@@ -426,8 +432,9 @@ impl RequestRecord {
             guardrails: &self.guardrails,
             finish_reason: self.at_engine.finish_reason,
         };
-        summary.emit(&self.telemetry);
-        self.write_bills(&summary);
+        let is_whole = summary.emit(&self.telemetry);
+        self.end.limit.iter().for_each(|rule| self.report_limit(*rule, is_whole));
+        self.write_bills(&summary, is_whole);
         self.with_trail(|trail| self.telemetry.history().ended(trail, summary.end()));
         if let (Some(half), Some(side)) = (&self.shadow_half, summary.shadow_side()) {
             half.ended(side);

@@ -9,6 +9,7 @@ use std::time::Duration;
 use http::HeaderValue;
 
 use crate::auth::Identity;
+use crate::core::limits::rule::LimitId;
 use crate::core::model::event::{PreemptReason, RejectReason};
 use crate::core::model::ids::{ClassId, ModelId};
 use crate::core::model::job::JobUsage;
@@ -107,6 +108,8 @@ pub(in crate::proxy) struct RecordEnd {
     pub(in crate::proxy) reason: Option<&'static str>,
     /// Usage of the request. `None` until an engine got the request, which counts as no tokens.
     pub(in crate::proxy) usage: Option<JobUsage>,
+    /// Limit that refused the request.
+    pub(in crate::proxy) limit: Option<LimitId>,
     /// Whether an early head was sent. `None` if the request may not have one.
     pub(in crate::proxy) early_head: Option<Arc<AtomicBool>>,
 }

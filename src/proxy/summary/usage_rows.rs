@@ -1,7 +1,6 @@
 //! Usage rows: the rows of the usage journal for a request that has ended.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
 
 use crate::core::billing::bill::StayBill;
 use crate::core::model::job::JobUsage;
@@ -24,6 +23,7 @@ pub(super) fn of(summary: &RequestSummary<'_>, policy: &Policy) -> impl Iterator
     let tokens = seen.and_then(JobUsage::tokens).unwrap_or_default();
     let end = UsageRow {
         kind: RowKind::Request,
+        requests: 1,
         status: summary.status,
         outcome: summary.outcome.name(),
         usage: match seen {
@@ -46,31 +46,15 @@ pub(super) fn of(summary: &RequestSummary<'_>, policy: &Policy) -> impl Iterator
 fn common(summary: &RequestSummary<'_>, policy: &Policy) -> UsageRow {
     let name = |name: Option<&str>| -> Arc<str> { name.unwrap_or_default().into() };
     let class = summary.dispatch.why().map(|why| why.class).or(summary.caller.class);
-    let since = wall::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
     UsageRow {
-        time_ms: i64::try_from(since.as_millis()).unwrap_or(i64::MAX),
-        kind: RowKind::Try,
-        request_id: summary.request_id.to_owned(),
+        request_id: summary.ids.request.to_owned(),
+        gateway_id: summary.ids.gateway.unwrap_or_default().to_owned(),
         tenant: name(summary.caller.tenant.map(|id| policy.tenants.name(id))),
         key: name(summary.caller.key_id),
         class: name(class.map(|id| policy.classes.name(id))),
         model: name(summary.models.served.map(|id| policy.models.name(id))),
-        pool: name(None),
-        replica: name(None),
         api: summary.call.operation,
-        status: 0,
-        outcome: "",
-        usage: "none",
-        input_tokens: 0,
-        cached_tokens: 0,
-        output_tokens: 0,
-        wasted_tokens: 0,
-        wasted_by: "",
-        queue_us: 0,
-        gpu_ns: 0,
-        price_per_hour: 0.0,
-        money_nano: 0,
-        attempts: 0,
+        ..UsageRow::new(RowKind::Try, wall::now())
     }
 }
 

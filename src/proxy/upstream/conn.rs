@@ -1,206 +1,274 @@
-//! Upstream connection: HTTP/1.1 to an engine, driven by the task that uses it. The connection has
-//! no task of its own, so a relayed chunk wakes one task instead of two. The idle connections to one
-//! engine are a pool.
+//! Upstream connection: HTTP/1.1 to an engine, read and written by the task that uses it. The
+//! connection has no task and no buffer of its own: a relayed chunk wakes one task, and a stream
+//! that waits holds no memory for what it may read.
 
-use std::collections::VecDeque;
+use std::cell::RefCell;
 use std::fmt;
-use std::future::{Future, poll_fn};
-use std::io;
+use std::future::poll_fn;
+use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker, ready};
-use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response};
-use http_body::{Body, Frame};
-use hyper::body::Incoming;
-use hyper::client::conn::http1::{self, Connection, SendRequest};
-use hyper_util::rt::TokioIo;
-use parking_lot::Mutex;
-use rustls::ClientConfig;
-use rustls::pki_types::ServerName;
-use rustls_platform_verifier::ConfigVerifierExt;
-use tokio::net::TcpStream;
-use tokio::runtime::{self, Handle};
-use tokio::time::Instant;
-use tokio_rustls::TlsConnector;
-use tokio_rustls::client::TlsStream;
+use http::Method;
+use http::response::Parts;
+use memchr::memchr_iter;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::task::coop::has_budget_remaining;
 
-use crate::config::settings::identity::ClientTls;
-use crate::protocol::request::edit::EditedBody;
-use crate::proxy::upstream::waker::OwnWaker;
-use crate::tls::MaybeTlsStream;
+use crate::protocol::http1::answer::{AnswerFrame, AnswerHead, MAX_HEAD_BYTES, MalformedAnswer};
+use crate::proxy::upstream::connect::UpstreamStream;
 
-/// Most idle connections that a runtime keeps to one engine. Further ones are closed after use.
-const MAX_IDLE: usize = 1024;
+/// Most bytes of one read, and with it of one piece of an answer.
+const READ_BYTES: usize = 64 * 1024;
+/// Most parts of a request that one system call writes.
+const MAX_SLICES: usize = 16;
 
-type Driver = Pin<Box<Connection<TokioIo<UpstreamStream>, EditedBody>>>;
+thread_local! {
+    /// What this thread reads goes through here and leaves in pieces of its own size.
+    static READ_BUFFER: RefCell<Box<[u8]>> = RefCell::new(vec![0; READ_BYTES].into());
+}
+
+/// Failure before the head of an answer.
+#[derive(Debug)]
+pub(super) struct NoHead {
+    pub(super) error: ExchangeError,
+    /// Whether the engine had sent a part of its answer: it has got the request.
+    pub(super) had_begun: bool,
+}
+
+/// Reason why an exchange on a connection failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ExchangeError {
+    /// The connection broke.
+    #[error(transparent)]
+    Broken(#[from] io::Error),
+    /// The engine closed the connection before the answer was whole.
+    #[error("the engine closed the connection before its answer was whole")]
+    Closed,
+    /// The engine's bytes are no HTTP.
+    #[error(transparent)]
+    Malformed(#[from] MalformedAnswer),
+}
+
+/// A request in the parts that are written one after another.
+pub(super) struct UpstreamRequest {
+    pub(super) method: Method,
+    /// The head and the pieces of the body.
+    pub(super) parts: Vec<Bytes>,
+}
 
 /// A connection that can take a request.
 pub(super) struct UpstreamConn {
-    sender: SendRequest<EditedBody>,
-    link: ConnIo,
-}
-
-/// The side of a connection that reads and writes, driven by the task that uses it.
-struct ConnIo {
-    driver: Driver,
-    open: bool,
-    waker: OwnWaker,
-}
-
-impl fmt::Debug for UpstreamConn {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("UpstreamConn").field("open", &self.link.open).finish_non_exhaustive()
-    }
+    stream: UpstreamStream,
+    outgoing: Outgoing,
+    /// Data that arrived together with the head.
+    early: Bytes,
+    body: AnswerFrame,
+    /// Whether the connection can take another request after this answer.
+    keep_alive: bool,
 }
 
 impl UpstreamConn {
-    pub(super) async fn handshake(stream: UpstreamStream) -> hyper::Result<Self> {
-        let (sender, driver) =
-            http1::Builder::new().max_buf_size(64 * 1024).handshake(TokioIo::new(stream)).await?;
-        let link = ConnIo { driver: Box::pin(driver), open: true, waker: OwnWaker::new() };
-        Ok(Self { sender, link })
+    pub(super) fn new(stream: UpstreamStream) -> Self {
+        let (outgoing, early) = (Outgoing::done(), Bytes::new());
+        Self { stream, outgoing, early, body: AnswerFrame::Length(0), keep_alive: true }
     }
 
-    /// Sends the request and waits for the answer's head.
-    pub(super) async fn send(&mut self, request: Request<EditedBody>) -> hyper::Result<Response<Incoming>> {
-        let Self { sender, link } = self;
-        poll_fn(|cx| link.poll(cx, |cx| sender.poll_ready(cx))).await?;
-        let mut response = std::pin::pin!(sender.send_request(request));
-        poll_fn(|cx| link.poll(cx, |cx| response.as_mut().poll(cx))).await
+    /// Sends the request and waits for the answer's head. An engine may answer before it has the
+    /// whole request; the rest is then sent while the answer is read.
+    pub(super) async fn send(&mut self, request: UpstreamRequest) -> Result<Parts, NoHead> {
+        self.outgoing = Outgoing::new(request.parts);
+        let (mut arrived, method) = (Vec::new(), request.method);
+        let head = poll_fn(|cx| self.poll_head(cx, &method, &mut arrived)).await;
+        head.map_err(|error| NoHead { error, had_begun: !arrived.is_empty() })
+    }
+
+    fn poll_head(
+        &mut self,
+        cx: &mut Context<'_>,
+        method: &Method,
+        arrived: &mut Vec<u8>,
+    ) -> Poll<Result<Parts, ExchangeError>> {
+        self.poll_rest_of_request(cx);
+        loop {
+            let found = ready!(poll_read(&mut self.stream, cx, |bytes| read_head(bytes, method, arrived)));
+            if let Some((head, early)) = found?? {
+                (self.body, self.early) = (head.body, early);
+                self.keep_alive &= head.keep_alive;
+                return Poll::Ready(Ok(head.parts));
+            }
+        }
+    }
+
+    /// Writes what the engine takes. An engine that takes no more may have answered all the same, so
+    /// the reading side says how the exchange ends.
+    fn poll_rest_of_request(&mut self, cx: &mut Context<'_>) {
+        if let Poll::Ready(Err(_)) = self.outgoing.poll_write(&mut self.stream, cx) {
+            (self.outgoing, self.keep_alive) = (Outgoing::done(), false);
+        }
     }
 
     /// The next piece of the body; `None` at its proper end.
-    pub(super) fn poll_data(
-        &mut self,
-        body: &mut Incoming,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<hyper::Result<Bytes>>> {
-        loop {
-            let frame = ready!(self.link.poll(cx, |cx| Pin::new(&mut *body).poll_frame(cx)));
-            match frame.map(|frame| frame.map(Frame::into_data)) {
-                Some(Ok(Ok(data))) => return Poll::Ready(Some(Ok(data))),
-                Some(Ok(Err(_trailers))) => {}
-                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
-                None => return Poll::Ready(None),
+    pub(super) fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, ExchangeError>>> {
+        if !self.early.is_empty() {
+            return Poll::Ready(Some(Ok(std::mem::take(&mut self.early))));
+        }
+        self.poll_rest_of_request(cx);
+        while !self.body.has_ended() {
+            let Self { stream, body, keep_alive, .. } = self;
+            if let Some(error) = body.broken() {
+                return Poll::Ready(Some(Err(MalformedAnswer::from(error).into())));
+            }
+            match ready!(poll_read(stream, cx, |bytes| read_data(bytes, body, keep_alive))) {
+                Ok(Ok(data)) if data.is_empty() => {}
+                Ok(Ok(data)) => return Poll::Ready(Some(Ok(data))),
+                Ok(Err(error)) => return Poll::Ready(Some(Err(error))),
+                Err(error) => return Poll::Ready(Some(Err(error.into()))),
             }
         }
+        Poll::Ready(None)
     }
 
     /// Whether the connection can take another request now. An idle connection wakes no task.
     pub(super) fn is_reusable(&mut self) -> bool {
-        self.link.drive_idle();
-        self.link.open && self.sender.is_ready()
+        // Neither the connection's end nor a byte may have arrived.
+        let is_quiet =
+            |stream| poll_read(stream, &mut Context::from_waker(Waker::noop()), |_| ()).is_pending();
+        self.keep_alive
+            && self.body.has_ended()
+            && self.early.is_empty()
+            && self.outgoing.is_flushed
+            // Without budget every read is pending.
+            && has_budget_remaining()
+            && is_quiet(&mut self.stream)
     }
 }
 
-impl ConnIo {
-    /// Polls `ask`, which makes progress only while the connection is driven.
-    fn poll<T>(&mut self, cx: &Context<'_>, ask: impl FnMut(&mut Context<'_>) -> Poll<T>) -> Poll<T> {
-        let Self { driver, open, waker } = self;
-        waker.poll(cx, ask, |cx| *open = *open && driver.as_mut().poll(cx).is_pending())
-    }
-
-    /// Drives the connection once without a task to wake, so that its state is current.
-    fn drive_idle(&mut self) {
-        let _pending = self.poll(&Context::from_waker(Waker::noop()), |_| Poll::<()>::Pending);
-        self.waker.forget();
+/// Without what is sent and read: keys, prompts and answers.
+impl fmt::Debug for UpstreamConn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UpstreamConn").field("keep_alive", &self.keep_alive).finish_non_exhaustive()
     }
 }
 
-/// Idle connections to one engine. A runtime uses the connections that it opened: only it watches
-/// their sockets.
-#[derive(Debug, Default)]
-pub(super) struct IdlePool(Mutex<Vec<RuntimeConns>>);
-
-/// Idle connections of one runtime, the longest unused first.
-#[derive(Debug)]
-struct RuntimeConns {
-    runtime: runtime::Id,
-    idle: VecDeque<IdleConn>,
+/// Reads into the thread's buffer and hands the bytes to `take`: none at the connection's end.
+fn poll_read<T>(
+    stream: &mut UpstreamStream,
+    cx: &mut Context<'_>,
+    take: impl FnOnce(&mut [u8]) -> T,
+) -> Poll<io::Result<T>> {
+    READ_BUFFER.with_borrow_mut(|buffer| {
+        let mut read = ReadBuf::new(buffer);
+        ready!(Pin::new(stream).poll_read(cx, &mut read))?;
+        Poll::Ready(Ok(take(read.filled_mut())))
+    })
 }
 
-#[derive(Debug)]
-struct IdleConn {
-    conn: UpstreamConn,
-    since: Instant,
-}
-
-impl IdlePool {
-    /// Takes the connection that this runtime used last. `None` if all its connections have been
-    /// unused for `keep_alive` or were closed by the engine.
-    pub(super) fn take(&self, keep_alive: Duration) -> Option<UpstreamConn> {
-        let runtime = Handle::current().id();
-        let mut pool = self.0.lock();
-        let idle = &mut pool.iter_mut().find(|conns| conns.runtime == runtime)?.idle;
-        while let Some(IdleConn { mut conn, since }) = idle.pop_back() {
-            if since.elapsed() >= keep_alive {
-                // The other connections have been unused for even longer.
-                idle.clear();
-                return None;
-            }
-            if conn.is_reusable() {
-                return Some(conn);
-            }
-        }
-        None
+/// Reads the head, which begins with what has `arrived`, and the data behind it. `None` if the head
+/// is not whole.
+fn read_head(
+    bytes: &mut [u8],
+    method: &Method,
+    arrived: &mut Vec<u8>,
+) -> Result<Option<(AnswerHead, Bytes)>, ExchangeError> {
+    if bytes.is_empty() {
+        return Err(ExchangeError::Closed);
     }
-
-    /// Keeps a connection that this runtime can use again.
-    pub(super) fn put(&self, conn: UpstreamConn) {
-        let runtime = Handle::current().id();
-        let new = IdleConn { conn, since: Instant::now() };
-        let mut pool = self.0.lock();
-        match pool.iter_mut().find(|conns| conns.runtime == runtime) {
-            Some(conns) if conns.idle.len() < MAX_IDLE => conns.idle.push_back(new),
-            Some(_full) => {}
-            None => pool.push(RuntimeConns { runtime, idle: VecDeque::from([new]) }),
-        }
+    if !arrived.is_empty() {
+        // A head that comes byte by byte is not parsed at each byte.
+        let from = arrived.len().saturating_sub(3);
+        arrived.extend_from_slice(bytes);
+        let may_end = memchr_iter(b'\n', &arrived[from..])
+            .any(|at| matches!(arrived[from + at + 1..], [b'\n', ..] | [b'\r', b'\n', ..]));
+        return if may_end || arrived.len() >= MAX_HEAD_BYTES {
+            split_head(arrived, method)
+        } else {
+            Ok(None)
+        };
     }
-
-    /// Closes connections that were not used for `keep_alive`.
-    pub(super) fn close_idle(&self, keep_alive: Duration) {
-        for RuntimeConns { idle, .. } in self.0.lock().iter_mut() {
-            while idle.front().is_some_and(|idle| idle.since.elapsed() >= keep_alive) {
-                idle.pop_front();
-            }
-        }
+    let found = split_head(bytes, method)?;
+    if found.is_none() {
+        arrived.extend_from_slice(bytes);
     }
+    Ok(found)
 }
 
-/// The byte stream of a connection to an engine.
-pub(super) type UpstreamStream = MaybeTlsStream<TlsStream<TcpStream>>;
-
-/// TLS of connections to one engine.
-#[derive(Debug)]
-pub(super) struct UpstreamTls {
-    /// The name that its certificate must have.
-    pub(super) name: Box<str>,
-    /// TLS of its pool. `None` = the system's authorities.
-    pub(super) own: Option<ClientTls>,
-}
-
-/// Opens a connection. `tls` = `None` means plain TCP.
-pub(super) async fn connect(address: &str, tls: Option<&UpstreamTls>) -> io::Result<UpstreamStream> {
-    let tcp = TcpStream::connect(address).await?;
-    tcp.set_nodelay(true)?;
-    let Some(UpstreamTls { name, own }) = tls else {
-        return Ok(UpstreamStream::Plain(tcp));
+fn split_head(bytes: &mut [u8], method: &Method) -> Result<Option<(AnswerHead, Bytes)>, ExchangeError> {
+    let Some(mut head) = AnswerHead::parse(bytes, method)? else { return Ok(None) };
+    let behind = &mut bytes[head.length..];
+    let early = match behind.len() {
+        0 => Bytes::new(),
+        _ => read_data(behind, &mut head.body, &mut head.keep_alive)?,
     };
-    let name = ServerName::try_from(name.to_string()).map_err(io::Error::other)?;
-    let config = own.as_ref().map_or_else(tls_config, |own| Ok(Arc::clone(&own.config)))?;
-    let stream = TlsConnector::from(config).connect(name, tcp).await?;
-    Ok(UpstreamStream::Tls(Box::new(stream)))
+    Ok(Some((head, early)))
 }
 
-fn tls_config() -> io::Result<Arc<ClientConfig>> {
-    static CONFIG: OnceLock<Result<Arc<ClientConfig>, String>> = OnceLock::new();
-    let config = CONFIG.get_or_init(|| {
-        // An error here only means that a provider is already installed.
-        let _installed = rustls::crypto::aws_lc_rs::default_provider().install_default();
-        ClientConfig::with_platform_verifier().map(Arc::new).map_err(|error| error.to_string())
-    });
-    config.clone().map_err(io::Error::other)
+/// The data in the next bytes of the body. Bytes behind the answer make the connection unusable.
+fn read_data(
+    bytes: &mut [u8],
+    body: &mut AnswerFrame,
+    keep_alive: &mut bool,
+) -> Result<Bytes, ExchangeError> {
+    if bytes.is_empty() {
+        return if body.close() { Ok(Bytes::new()) } else { Err(ExchangeError::Closed) };
+    }
+    let (data, taken) = body.decode(bytes);
+    *keep_alive &= taken == bytes.len();
+    Ok(Bytes::copy_from_slice(&bytes[..data]))
+}
+
+/// The parts of a request that are not written yet.
+struct Outgoing {
+    parts: Vec<Bytes>,
+    /// Parts that are written.
+    written: usize,
+    /// Written bytes of the next part.
+    offset: usize,
+    is_flushed: bool,
+}
+
+impl Outgoing {
+    const fn new(parts: Vec<Bytes>) -> Self {
+        Self { parts, written: 0, offset: 0, is_flushed: false }
+    }
+
+    const fn done() -> Self {
+        Self { parts: Vec::new(), written: 0, offset: 0, is_flushed: true }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.written == self.parts.len()
+    }
+
+    fn poll_write(&mut self, stream: &mut UpstreamStream, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.is_empty() {
+            let mut slices = [IoSlice::new(&[]); MAX_SLICES];
+            let left = &self.parts[self.written..];
+            let count = left.len().min(MAX_SLICES);
+            for (slice, part) in slices.iter_mut().zip(left) {
+                *slice = IoSlice::new(part);
+            }
+            slices[0] = IoSlice::new(&left[0][self.offset..]);
+            match ready!(Pin::new(&mut *stream).poll_write_vectored(cx, &slices[..count]))? {
+                0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                bytes => self.advance(bytes),
+            }
+        }
+        if !self.is_flushed {
+            ready!(Pin::new(stream).poll_flush(cx))?;
+            *self = Self::done();
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn advance(&mut self, bytes: usize) {
+        self.offset += bytes;
+        while let Some(part) = self.parts.get_mut(self.written).filter(|part| part.len() <= self.offset) {
+            self.offset -= part.len();
+            // A written part is not held any longer.
+            *part = Bytes::new();
+            self.written += 1;
+        }
+    }
 }

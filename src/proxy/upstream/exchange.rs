@@ -6,14 +6,13 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::Response;
 use http::response::Parts;
-use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use crate::protocol::error::ApiError;
 use crate::proxy::body::GatheredBody;
-use crate::proxy::upstream::conn::{IdlePool, UpstreamConn};
+use crate::proxy::upstream::conn::{ExchangeError, UpstreamConn};
+use crate::proxy::upstream::idle_pool::IdlePool;
 
 /// Longest wait for a finished answer's last bytes. After that, the connection is closed instead of
 /// pooled.
@@ -28,27 +27,26 @@ pub struct UpstreamExchange {
     /// Start and end of the connection set-up. `None` if a pooled connection was used.
     pub connect: Option<(Instant, Instant)>,
     pool: Arc<IdlePool>,
-    live: Option<(UpstreamConn, Incoming)>,
+    live: Option<UpstreamConn>,
 }
 
 impl UpstreamExchange {
     pub(super) fn new(
         pool: Arc<IdlePool>,
         conn: UpstreamConn,
-        response: Response<Incoming>,
+        head: Parts,
         connect: Option<(Instant, Instant)>,
     ) -> Self {
-        let (head, body) = response.into_parts();
-        Self { head, connect, pool, live: Some((conn, body)) }
+        Self { head, connect, pool, live: Some(conn) }
     }
 
     /// The next piece of the body. `None` at its proper end, after which the connection is back in
     /// the pool.
-    pub fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<hyper::Result<Bytes>>> {
-        let Some((conn, body)) = self.live.as_mut() else {
+    pub fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, ExchangeError>>> {
+        let Some(conn) = self.live.as_mut() else {
             return Poll::Ready(None);
         };
-        match conn.poll_data(body, cx) {
+        match conn.poll_data(cx) {
             Poll::Ready(None) => {
                 self.recycle();
                 Poll::Ready(None)
@@ -65,7 +63,7 @@ impl UpstreamExchange {
     ///
     /// # Errors
     /// The connection broke before the body's end.
-    pub async fn data(&mut self) -> Option<hyper::Result<Bytes>> {
+    pub async fn data(&mut self) -> Option<Result<Bytes, ExchangeError>> {
         poll_fn(|cx| self.poll_data(cx)).await
     }
 
@@ -85,7 +83,7 @@ impl UpstreamExchange {
     }
 
     fn recycle(&mut self) {
-        if let Some((mut conn, _)) = self.live.take()
+        if let Some(mut conn) = self.live.take()
             && conn.is_reusable()
         {
             self.pool.put(conn);

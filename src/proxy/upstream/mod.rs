@@ -2,35 +2,47 @@
 //! its connection, and the answer returns the connection to the pool.
 
 mod conn;
+mod connect;
 mod exchange;
 pub mod guardrails;
+mod idle_pool;
+mod shortage;
 #[cfg(test)]
 mod tests;
-mod waker;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use dashmap::DashMap;
-use http::header::{HOST, HeaderValue};
-use http::uri::PathAndQuery;
-use http::{HeaderMap, Method, Request, Uri};
-use tokio::time::{Instant, timeout};
+use http::header::HeaderValue;
+use http::{HeaderMap, Method, Uri};
+use tokio::time::{Instant, sleep, timeout};
 
+pub use self::conn::ExchangeError;
 pub use self::exchange::UpstreamExchange;
 pub(super) use self::exchange::{CutReason, whole_body};
 
-use self::conn::{IdlePool, UpstreamConn, UpstreamTls, connect};
+use self::conn::{NoHead, UpstreamConn, UpstreamRequest};
+use self::connect::{UpstreamTls, connect};
+use self::idle_pool::IdlePool;
+use self::shortage::{ShortageLog, is_shortage};
 use crate::config::settings::identity::ClientTls;
 use crate::config::settings::{EdgeSettings, PoolSettings, ReplicaSettings, UpstreamLimits};
 use crate::core::model::event::EngineFault;
 use crate::core::model::ids::ReplicaId;
+use crate::protocol::http1::request_head::RequestHead;
 use crate::protocol::request::edit::EditedBody;
 
 /// Time limit to recognise a stale connection. A pooled connection that breaks within this time
 /// after a request was sent was most likely closed for being idle. If it breaks later, the engine
 /// had the request.
 const STALE_WITHIN: Duration = Duration::from_secs(3);
+
+/// Shortest and longest pause before a connection is tried again for which the gateway had no file
+/// descriptor.
+const MIN_SHORTAGE_PAUSE: Duration = Duration::from_millis(5);
+const MAX_SHORTAGE_PAUSE: Duration = Duration::from_millis(100);
 
 /// The engines' addresses and their pools, by replica.
 #[derive(Debug, Default)]
@@ -86,6 +98,7 @@ pub struct UpstreamReplica {
     tls: Option<UpstreamTls>,
     prefix: String,
     pool: Arc<IdlePool>,
+    shortage: ShortageLog,
 }
 
 /// Reason why a request got no answer head. Never shown to a client.
@@ -97,16 +110,19 @@ pub enum UpstreamError {
     /// The connection could not be opened in time.
     #[error("connect: no answer within {0:?}")]
     ConnectTimeout(Duration),
+    /// The gateway itself lacks file descriptors or memory. The engine has no part in it.
+    #[error("connect: {0}")]
+    Shortage(#[source] std::io::Error),
     /// A pooled connection broke, and no new connection could be opened. The request may have
     /// crashed the engine.
     #[error("gone: {0}")]
     ReconnectFailed(#[source] Box<UpstreamError>),
     /// The connection broke, or the engine's bytes were not HTTP.
     #[error("exchange: {0}")]
-    Exchange(#[from] hyper::Error),
+    Exchange(#[from] ExchangeError),
     /// As [`Self::Exchange`], on a new connection after a pooled one broke.
     #[error("exchange, for the second time: {0}")]
-    ExchangeAfterStale(#[source] hyper::Error),
+    ExchangeAfterStale(#[source] ExchangeError),
 }
 
 impl UpstreamError {
@@ -115,9 +131,11 @@ impl UpstreamError {
     pub fn fault(&self) -> EngineFault {
         match self {
             Self::Connect(_) | Self::ConnectTimeout(_) => EngineFault::Refused,
-            Self::Exchange(error) | Self::ExchangeAfterStale(error) if error.is_parse() => {
-                EngineFault::Malformed
-            }
+            // The request waits a moment, and no engine is ejected.
+            Self::Shortage(_) => EngineFault::Busy { retry_after: None },
+            Self::ReconnectFailed(error) if matches!(**error, Self::Shortage(_)) => error.fault(),
+            Self::Exchange(ExchangeError::Malformed(_))
+            | Self::ExchangeAfterStale(ExchangeError::Malformed(_)) => EngineFault::Malformed,
             Self::ReconnectFailed(_) | Self::Exchange(_) | Self::ExchangeAfterStale(_) => EngineFault::Reset,
         }
     }
@@ -126,7 +144,7 @@ impl UpstreamError {
     #[must_use]
     pub const fn sends(&self) -> u32 {
         match self {
-            Self::Connect(_) | Self::ConnectTimeout(_) => 0,
+            Self::Connect(_) | Self::ConnectTimeout(_) | Self::Shortage(_) => 0,
             Self::ReconnectFailed(_) | Self::Exchange(_) => 1,
             Self::ExchangeAfterStale(_) => 2,
         }
@@ -163,6 +181,7 @@ impl UpstreamReplica {
             tls: tls.then(certified),
             prefix: url.path().trim_end_matches('/').to_owned(),
             pool: Arc::default(),
+            shortage: ShortageLog::default(),
         }
     }
 
@@ -206,10 +225,16 @@ impl UpstreamReplica {
         if pooled && let Some(mut conn) = self.pool.take(limits.keep_alive) {
             let begun = Instant::now();
             match conn.send(self.request(call)).await {
-                Ok(response) => {
-                    return Ok(UpstreamExchange::new(Arc::clone(&self.pool), conn, response, None));
+                Ok(head) => {
+                    return Ok(UpstreamExchange::new(Arc::clone(&self.pool), conn, head, None));
                 }
-                Err(error) if error.is_parse() || begun.elapsed() > STALE_WITHIN => return Err(error.into()),
+                Err(NoHead { error, had_begun })
+                    if had_begun
+                        || matches!(error, ExchangeError::Malformed(_))
+                        || begun.elapsed() > STALE_WITHIN =>
+                {
+                    return Err(error.into());
+                }
                 Err(_) => stale = true,
             }
         }
@@ -218,10 +243,10 @@ impl UpstreamReplica {
         let mut conn = opened
             .map_err(|error| if stale { UpstreamError::ReconnectFailed(Box::new(error)) } else { error })?;
         let connect = Some((begun, Instant::now()));
-        let response = conn.send(self.request(call)).await;
-        let response = response
-            .map_err(|error| if stale { UpstreamError::ExchangeAfterStale(error) } else { error.into() })?;
-        Ok(UpstreamExchange::new(Arc::clone(&self.pool), conn, response, connect))
+        let head = conn.send(self.request(call)).await.map_err(|NoHead { error, .. }| {
+            if stale { UpstreamError::ExchangeAfterStale(error) } else { error.into() }
+        })?;
+        Ok(UpstreamExchange::new(Arc::clone(&self.pool), conn, head, connect))
     }
 
     /// Closes connections that were not used for `keep_alive`.
@@ -230,30 +255,42 @@ impl UpstreamReplica {
     }
 
     async fn open(&self, limit: Duration) -> Result<UpstreamConn, UpstreamError> {
+        let mut lacking = None;
         let opening = async {
-            let stream = connect(&self.address, self.tls.as_ref()).await;
-            let stream = stream.map_err(UpstreamError::Connect)?;
-            Ok(UpstreamConn::handshake(stream).await?)
+            let mut pause = MIN_SHORTAGE_PAUSE;
+            let stream = loop {
+                match connect(&self.address, self.tls.as_ref()).await {
+                    Err(error) if is_shortage(&error) => {
+                        self.shortage.begins(&error);
+                        lacking = Some(error);
+                        // Each of them holds a descriptor.
+                        self.pool.close_idle(Duration::ZERO);
+                        sleep(pause).await;
+                        pause = (2 * pause).min(MAX_SHORTAGE_PAUSE);
+                    }
+                    other => break other.map_err(UpstreamError::Connect)?,
+                }
+            };
+            self.shortage.ends();
+            Ok(UpstreamConn::new(stream))
         };
-        timeout(limit, opening).await.unwrap_or(Err(UpstreamError::ConnectTimeout(limit)))
+        timeout(limit, opening).await.unwrap_or_else(|_| {
+            Err(lacking.map_or(UpstreamError::ConnectTimeout(limit), UpstreamError::Shortage))
+        })
     }
 
-    fn request(&self, call: &UpstreamCall<'_>) -> Request<EditedBody> {
-        let mut request = Request::new(call.body.clone());
-        *request.method_mut() = call.method.clone();
-        *request.uri_mut() = self.target(call.path);
-        *request.headers_mut() = call.headers.clone();
-        request.headers_mut().insert(HOST, self.host.clone());
-        request
-    }
-
-    fn target(&self, path: &str) -> Uri {
-        let path = if self.prefix.is_empty() {
-            PathAndQuery::try_from(path)
-        } else {
-            PathAndQuery::try_from(format!("{}{path}", self.prefix))
+    fn request(&self, call: &UpstreamCall<'_>) -> UpstreamRequest {
+        let head = RequestHead {
+            method: &call.method,
+            prefix: &self.prefix,
+            path: call.path,
+            host: &self.host,
+            headers: call.headers,
+            length: call.body.len(),
         };
-        path.map_or_else(|_| Uri::from_static("/"), Uri::from)
+        let pieces = call.body.pieces().iter().cloned();
+        let parts = std::iter::once(Bytes::from(head.encode())).chain(pieces).collect();
+        UpstreamRequest { method: call.method.clone(), parts }
     }
 }
 

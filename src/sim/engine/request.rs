@@ -93,7 +93,6 @@ pub struct EngineEvent {
     pub kind: EngineEventKind,
 }
 
-/// Kind of an engine event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EngineEventKind {
     /// The sequence left the waiting queue. Repeated after a preemption.

@@ -160,7 +160,6 @@ impl RequestKind {
         }
     }
 
-    /// The kind with this name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         KINDS.into_iter().find(|kind| kind.name() == name)
@@ -168,7 +167,6 @@ impl RequestKind {
 }
 
 impl MatrixFleet {
-    /// The fleet with this name.
     #[must_use]
     pub fn named(name: &str) -> Option<&'static Self> {
         FLEETS.iter().find(|fleet| fleet.name == name)
@@ -185,7 +183,6 @@ impl MatrixFleet {
 }
 
 impl CellClass {
-    /// The class with this name.
     #[must_use]
     pub fn named(name: &str) -> Option<&'static Self> {
         CLASSES.iter().find(|class| class.name == name)

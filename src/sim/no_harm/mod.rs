@@ -184,7 +184,7 @@ fn setup(cell: &MatrixCell, conditions: &CellConditions) -> Result<Setup, String
         for (name, factor) in &conditions.step_time_factors {
             *profile.constant(name).ok_or_else(|| format!("there is no constant `{name}`"))? *= factor;
         }
-        replicas.push(ReplicaSetup { trip: conditions.rtt / 2, ..ReplicaSetup::new(profile, options) });
+        replicas.push(ReplicaSetup { one_way: conditions.rtt / 2, ..ReplicaSetup::new(profile, options) });
     }
     let end = conditions.warmup + conditions.window;
     Ok(Setup {

@@ -9,7 +9,7 @@ use crate::core::model::policy::{Class, Policy, QueueBounds, Quota, Tenant};
 use crate::core::placement::rules::{Capacity, PoolTraits, Price};
 use crate::sim::engine::EngineOptions;
 use crate::sim::engine::profile::{StepLoad, StepProfile};
-use crate::sim::world::gateway::{Rack, policy};
+use crate::sim::world::gateway::{ReplicaGroup, policy};
 use crate::sim::world::record::Objectives;
 use crate::sim::world::replica::ReplicaSetup;
 
@@ -104,10 +104,10 @@ impl PoolSpec {
         ReplicaSetup { price: self.price, ..ReplicaSetup::new(self.profile, options) }
     }
 
-    fn rack(&self, replicas: usize) -> Rack {
+    fn replica_group(&self, replicas: usize) -> ReplicaGroup {
         let supply =
             PoolTraits { capacity: self.capacity, price: Price::new(self.price), ..PoolTraits::default() };
-        Rack { pool: self.name.clone(), supply, models: vec![0], replicas }
+        ReplicaGroup { pool: self.name.clone(), supply, models: vec![0], replicas }
     }
 }
 
@@ -131,7 +131,8 @@ impl Setting {
     /// The scheduler's policy for such a fleet.
     pub(super) fn policy(&self, fleet: &[usize]) -> Policy {
         let here = self.pools.iter().zip(fleet).filter(|(_, count)| **count > 0);
-        let racks: Vec<Rack> = here.map(|(pool, count)| pool.rack(*count)).collect();
+        let replica_groups: Vec<ReplicaGroup> =
+            here.map(|(pool, count)| pool.replica_group(*count)).collect();
         let classes: Vec<Class> = self.classes.iter().map(|(_, class)| class.clone()).collect();
         let tenant = Tenant {
             weight: 1.0,
@@ -143,7 +144,7 @@ impl Setting {
             quota: Quota::default(),
             placement: Default::default(),
         };
-        policy(&racks, &classes, &[tenant])
+        policy(&replica_groups, &classes, &[tenant])
     }
 
     /// Cost of a fleet per hour.

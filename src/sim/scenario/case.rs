@@ -7,8 +7,9 @@ use crate::sim::rng::Rng;
 use crate::sim::scenario::design::{Design, WorldFacts};
 use crate::sim::scenario::scale::WorldScale;
 use crate::sim::scenario::traffic::{TrafficStream, arrivals};
+use crate::sim::world::autoscale::Scaling;
 use crate::sim::world::autoscale::policy::ScalePolicy;
-use crate::sim::world::gateway::Rack;
+use crate::sim::world::gateway::ReplicaGroup;
 use crate::sim::world::replica::ReplicaSetup;
 use crate::sim::world::router::Router;
 use crate::sim::world::run::{RunOutcome, run};
@@ -22,7 +23,7 @@ pub struct Case {
     pub loads: Vec<f64>,
     pub designs: Vec<Design>,
     pub(super) replicas: Vec<ReplicaSetup>,
-    pub(super) racks: Vec<Rack>,
+    pub(super) replica_groups: Vec<ReplicaGroup>,
     pub(super) capacity: f64,
     pub(super) streams: Vec<TrafficStream>,
     pub(super) gateways: u8,
@@ -50,6 +51,15 @@ impl Case {
 
     #[must_use]
     pub fn run(&self, trial: Trial) -> RunOutcome {
+        let mut scaling = self.scale.as_ref().map(|scale| scale.scaling(trial.policy, trial.seed));
+        if let Some(scaling) = scaling.as_mut().filter(|scaling| scaling.policy.needs_demand()) {
+            let ample = self.scale.as_ref().map(|scale| scale.ample(trial.seed));
+            scaling.demand = demand(&self.run_with(trial, ample));
+        }
+        self.run_with(trial, scaling)
+    }
+
+    fn run_with(&self, trial: Trial, scaling: Option<Scaling>) -> RunOutcome {
         let (load, design) = (self.loads[trial.load], &self.designs[trial.design]);
         let arrivals = arrivals(&self.streams, load, self.capacity, trial.seed);
         let mut deal = Rng::new(trial.seed ^ 0x5EED);
@@ -63,7 +73,7 @@ impl Case {
             horizon: self.horizon,
             clients: self.clients,
             counted_from: Tick::ZERO,
-            scaling: self.scale.as_ref().map(|scale| scale.scaling(trial.policy, trial.seed)),
+            scaling,
         };
         let initial = setup.scaling.as_ref().map(|scaling| scaling.initial as usize);
         let seeds = (0..u64::from(self.gateways)).map(|index| trial.seed * 64 + index);
@@ -71,6 +81,29 @@ impl Case {
         let mut routers: Vec<Box<dyn Router>> = seeds.map(router).collect();
         run(&setup, &mut routers)
     }
+}
+
+/// KV tokens of the requests that run in each second: mean of the ten seconds
+/// that end there.
+fn demand(outcome: &RunOutcome) -> Vec<f64> {
+    const MEAN: usize = 10;
+    let mut changes = vec![0.0; outcome.ended.as_nanos() as usize / 1_000_000_000 + MEAN + 2];
+    for record in outcome.records.iter().filter(|record| record.served()) {
+        let second = |at: Tick| at.as_nanos() as usize / 1_000_000_000;
+        let tokens = f64::from(record.prompt) + f64::from(record.output) / 2.0;
+        let (from, to) = (second(record.arrived), second(record.ended.unwrap_or(record.arrived)) + 1);
+        for (at, part) in [(from, tokens), (to, -tokens)] {
+            (0..MEAN).for_each(|later| changes[at + later] += part / MEAN as f64);
+        }
+    }
+    let mut level = 0.0;
+    changes
+        .iter()
+        .map(|change| {
+            level += change;
+            level
+        })
+        .collect()
 }
 
 /// One run: indices into [`ScenarioPlan::cases`](crate::sim::scenario::plan::ScenarioPlan::cases) and into the case's lists.

@@ -6,7 +6,6 @@ use crate::sim::scenario::fairness::{FairWindows, FigureWindow, overall};
 use crate::sim::world::record::{Objectives, Summary, WorldRecord};
 use crate::sim::world::run::RunOutcome;
 
-/// A column of figures.
 #[derive(Debug, Clone, Copy)]
 pub struct FigureColumn {
     /// Name in JSON.

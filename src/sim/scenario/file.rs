@@ -161,7 +161,7 @@ pub struct StreamRow {
     /// Synthetic arrivals.
     pub pattern: Option<PatternName>,
     /// Conversations that share prompts.
-    pub talks: Option<TalkRow>,
+    pub talks: Option<ConversationRow>,
     /// For `gamma`: standard deviation over mean of the gaps; absent = 2.
     pub cv: Option<f64>,
     /// For `square`: length of a high and a low phase together; absent = 20 s.
@@ -285,7 +285,7 @@ pub struct LengthRow {
 
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct TalkRow {
+pub struct ConversationRow {
     /// System prompts that the conversations share.
     pub system_prompts: u32,
     /// Tokens of each system prompt.

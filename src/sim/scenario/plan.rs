@@ -49,7 +49,7 @@ impl ScenarioPlan {
         };
         let mut cases = cases?;
         for case in &mut cases {
-            case.facts.policy = maker.policy(&case.racks)?;
+            case.facts.policy = maker.policy(&case.replica_groups)?;
             for design in &case.designs {
                 design.check(&case.facts.policy)?;
             }

@@ -60,7 +60,6 @@ impl ScenarioReport {
         report
     }
 
-    /// The report as JSON.
     #[must_use]
     pub fn json(&self) -> Value {
         let row = |row: &FigureRow| {

@@ -15,6 +15,9 @@ use crate::sim::world::autoscale::policy::ScalePolicy;
 /// Most replicas of one world.
 const MAX_REPLICAS: u32 = 2_000;
 
+/// Replicas of a fleet that is never full, for policies that know the demand.
+const AMPLE: u32 = 60;
+
 /// A world's checked autoscaling.
 #[derive(Debug, Clone)]
 pub(super) struct WorldScale {
@@ -64,8 +67,10 @@ impl WorldScale {
                 initial,
                 poll,
                 cooldown: row.cooldown.map_or(Duration::from_secs(300), |span| span.0),
+                counted_from: row.counted_from.map_or(Duration::ZERO, |span| span.0),
                 behavior: row.behavior.map(behavior).transpose()?,
                 seed: 0,
+                demand: Vec::new(),
             },
             policies,
         })
@@ -95,6 +100,19 @@ impl WorldScale {
             policy.pools.iter().map(|(_, name, row)| (name.to_owned(), row.clone())).collect();
         for (name, row) in rows {
             policy.pools.insert(&name, Pool { cold_start: Some(self.usual.start), ..row });
+        }
+    }
+
+    /// A fleet that is never full.
+    pub(super) fn ample(&self, seed: u64) -> Scaling {
+        let count = AMPLE.min(self.max_engines);
+        Scaling {
+            policy: ScalePolicy::Fixed(count),
+            seed,
+            min: count,
+            max: count,
+            initial: count,
+            ..self.usual.clone()
         }
     }
 

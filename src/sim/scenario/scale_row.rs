@@ -27,6 +27,9 @@ pub struct ScaleRow {
     pub poll: Option<Span>,
     /// Time from the last activity to zero replicas; absent = 300 s.
     pub cooldown: Option<Span>,
+    /// Time from which replica hours and turns are counted; absent = the
+    /// beginning.
+    pub counted_from: Option<Span>,
     /// The HPA's `behavior`; absent = for `n` the one that `penstock keda`
     /// writes, for others none.
     pub behavior: Option<BehaviorRow>,
@@ -72,6 +75,7 @@ impl ScaleRow {
             initial: self.initial.or(base.initial),
             poll: self.poll.or(base.poll),
             cooldown: self.cooldown.or(base.cooldown),
+            counted_from: self.counted_from.or(base.counted_from),
             behavior: self.behavior.or(base.behavior),
         }
     }

@@ -7,7 +7,7 @@ use crate::config::load::read_as;
 use crate::sim::scenario::case::Trial;
 use crate::sim::scenario::design::DESIGNS;
 use crate::sim::scenario::figures::{Figures, column_index};
-use crate::sim::scenario::file::Scenario;
+use crate::sim::scenario::file::{Scenario, Shape};
 use crate::sim::scenario::page;
 use crate::sim::scenario::plan::ScenarioPlan;
 use crate::sim::scenario::report::ScenarioReport;
@@ -66,6 +66,70 @@ fn late_batch_work_waits_no_longer_than_in_order_of_arrival() {
     assert_eq!(of(ours, "refused"), 0.0);
     assert!((0.2..0.45).contains(&of(twice, "refused")), "{twice:?}");
     assert!(of(twice, "told_most_ms") <= 5_000.0, "told early or never: {twice:?}");
+}
+
+/// `beside` of `late.yaml` at a tenth of its times, with half the engines.
+#[test]
+fn late_batch_work_beside_chats_waits_little_longer_than_in_order_of_arrival() {
+    let one = "{pattern: poisson, sizes: {trace: ../traces/azure2023_conv.csv.gz},";
+    let (plan, runs) = run(&format!(
+        "seeds: 1\nwarmup: 0\nby: class\n\
+         classes: {{interactive: {{ttft: 1s, itl: 50ms, max_wait: 30s}}, \
+         batch: {{ttft: 6s, itl: 500ms, max_wait: 360s, min_share: 0.05}}}}\n\
+         world:\n  fleet: [{{profile: h100-8b, count: 1}}]\n  capacity: 19.6\n  designs: [penstock, fcfs]\n  \
+         traffic:\n    - {one} load: 0.3, span: 900s}}\n    - {one} load: 0.85, span: 720s, class: batch}}\n"
+    ));
+    assert_eq!(plan.groups(), ["all", "interactive", "batch"]);
+    let [(_, ours), (_, fcfs)] = &runs[..] else { panic!("{} runs", runs.len()) };
+    let told = format!("{:?}\n{:?}", ours[2], fcfs[2]);
+    println!("batch beside chats, ours and first come first served:\n{told}");
+    assert!(of(&ours[2], "told_most_ms") <= 5_000.0, "told early or never: {told}");
+    assert!(of(&ours[2], "ttft_most_ms") <= 2.0 * of(&fcfs[2], "ttft_most_ms"), "{told}");
+    assert!(of(&ours[1], "goodput") > of(&fcfs[1], "goodput"), "{ours:?} {fcfs:?}");
+}
+
+/// Chats with the sizes and times of the Azure trace at four a100s.
+#[test]
+fn chats_below_capacity_keep_their_objectives() {
+    let (_, runs) = run("seeds: 1\nclasses: {interactive: {ttft: 1s, itl: 50ms, max_wait: 15s}}\n\
+         world: {fleet: [{profile: a100-8b, count: 4}], capacity: 28, scrape: 2s, loads: [0.7, 0.9], \
+         designs: [penstock], traffic: [{trace: ../traces/azure2023_conv.csv.gz, count: 6000}]}\n");
+    let rows: Vec<&Figures> = runs.iter().map(|(_, groups)| &groups[0]).collect();
+    println!("azure at 0.7 and 0.9: {rows:?}");
+    for (row, goodput) in rows.iter().zip([0.94, 0.91]) {
+        assert!(of(row, "goodput") >= goodput, "{row:?}");
+        assert!(of(row, "ttft_p99_ms") <= 5_000.0, "{row:?}");
+    }
+}
+
+/// `odd.yaml` with one seed and a few hundred requests in each case.
+#[test]
+fn odd_requests_and_engines_cost_nothing() {
+    let text = fs::read_to_string(folder().join("odd.yaml")).unwrap();
+    let mut scenario: Scenario = read_as(&text, "odd.yaml").unwrap();
+    scenario.seeds = Some(1);
+    let short = |shape: &Shape| {
+        let mut shape = shape.clone();
+        shape.traffic.iter_mut().flatten().for_each(|stream| stream.count = Some(400));
+        shape
+    };
+    scenario.world = short(&scenario.world);
+    scenario.cases = scenario.cases.iter().map(|(name, shape)| (name.to_owned(), short(shape))).collect();
+    let plan = ScenarioPlan::new(&scenario, &folder()).unwrap();
+    let runs: Vec<(Trial, Vec<Figures>)> =
+        plan.trials().into_iter().map(|trial| (trial, plan.run(trial))).collect();
+    assert_eq!(runs.len(), 2 * plan.cases.len());
+    for pair in runs.chunks(2) {
+        let [(trial, ours), (_, least)] = pair else { panic!("two designs") };
+        let (ours, least) = (&ours[0], &least[0]);
+        let [good, their] = [ours, least].map(|row| of(row, "goodput"));
+        let told = format!("{}: {good:.3} {their:.3} {ours:?}", plan.cases[trial.case].name);
+        println!("{told}");
+        for name in ["lost", "cut", "refused", "broken_invariants"] {
+            assert_eq!(of(ours, name), 0.0, "{name} {told}");
+        }
+        assert!(good >= 0.9 * their, "{told}");
+    }
 }
 
 /// `flood.yaml` with half the engines and a third of its time.

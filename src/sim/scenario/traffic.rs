@@ -17,7 +17,6 @@ const TRAITS_SEED: u64 = 0x68_6162_6974;
 /// Seed offset of the models.
 const MODELS_SEED: u64 = 0x6D_6F64_656C;
 
-/// Source of calls.
 #[derive(Debug, Clone)]
 pub(super) enum CallSource {
     Recorded(Arc<TrafficTrace>),
@@ -26,7 +25,6 @@ pub(super) enum CallSource {
     Talks(Conversations),
 }
 
-/// Rate of calls.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum CallRate {
     /// The load of the run.

@@ -47,7 +47,6 @@ pub struct SimState {
     pub prompt_tokens: u64,
     /// Prompt tokens from the prefix cache.
     pub cached_tokens: u64,
-    /// Tokens generated.
     pub generated_tokens: u64,
     /// LoRA adapters loaded into slots.
     pub adapter_loads: u64,
@@ -154,7 +153,6 @@ impl SimControl {
         self.sim.apply_faults();
     }
 
-    /// The active faults.
     #[must_use]
     pub fn faults(&self) -> Vec<ActiveFault> {
         self.sim.faults.list(self.sim.now())
@@ -205,15 +203,10 @@ impl SimControl {
                 self.run_after(Duration::from_millis(100), Self::close);
             }
             Terminate::KillServer => {
-                self.leave(ServerPhase::Dead, None);
-                self.close();
+                self.halt();
                 self.sim.cut_connections();
             }
-            Terminate::Hang => {
-                self.leave(ServerPhase::Dead, None);
-                self.sim.work.lock().hung = true;
-                self.close();
-            }
+            Terminate::Hang => self.halt(),
             Terminate::Restart { down_ms } => {
                 self.terminate(Terminate::KillServer);
                 self.run_after(Duration::from_millis(down_ms), |control| control.sim.reset());
@@ -226,6 +219,13 @@ impl SimControl {
         if let Some(end) = end {
             self.sim.end_requests(None, end);
         }
+    }
+
+    /// Ends all work at once, and closes the port.
+    fn halt(&self) {
+        self.leave(ServerPhase::Dead, None);
+        self.sim.work.lock().halted = true;
+        self.close();
     }
 
     fn close(&self) {

@@ -58,8 +58,8 @@ pub(crate) struct SimWork {
     pub(crate) holds_new: bool,
     pub(crate) paused: bool,
     pub(crate) asleep: bool,
-    /// Whether the whole process hangs, for good.
-    pub(crate) hung: bool,
+    /// Whether the process hangs for good or is gone: no step ends any more.
+    pub(crate) halted: bool,
     /// Whether the port is closed, for good.
     pub(crate) closed: bool,
     /// Requests held in the API server while it is paused or asleep.
@@ -85,7 +85,7 @@ impl SimWork {
             holds_new: false,
             paused: false,
             asleep: false,
-            hung: false,
+            halted: false,
             closed: false,
             held: Vec::new(),
             inside: 0,
@@ -100,7 +100,7 @@ impl SimWork {
     }
 
     pub(crate) fn is_still(&self) -> bool {
-        self.frozen.is_some() || self.paused || self.asleep || self.hung
+        self.frozen.is_some() || self.paused || self.asleep || self.halted
     }
 
     pub(crate) fn view(&self) -> MetricsView {

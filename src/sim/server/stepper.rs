@@ -38,12 +38,11 @@ async fn run_steps(sim: &ServerCore) {
         } else {
             tokio::task::yield_now().await;
         }
-        if sim.work.lock().is_still() {
+        if !book_step(&mut sim.work.lock(), end, &mut events, &mut wakers) {
             last_end = None;
             sim.stepping.notified().await;
             continue;
         }
-        book_step(&mut sim.work.lock(), end, &mut events, &mut wakers);
         for waker in wakers.drain(..) {
             waker.wake();
         }
@@ -63,7 +62,11 @@ fn start_step(sim: &ServerCore, last_end: Option<Tick>) -> Option<Tick> {
     Some(end)
 }
 
-fn book_step(work: &mut SimWork, end: Tick, events: &mut Vec<EngineEvent>, wakers: &mut Vec<Waker>) {
+/// Ends the step, unless the engine stands still; returns whether it ended.
+fn book_step(work: &mut SimWork, end: Tick, events: &mut Vec<EngineEvent>, wakers: &mut Vec<Waker>) -> bool {
+    if work.is_still() {
+        return false;
+    }
     work.engine.finish_step(end, events);
     for event in events.drain(..) {
         let Some(target) = work.targets.get(&event.request) else { continue };
@@ -95,6 +98,7 @@ fn book_step(work: &mut SimWork, end: Tick, events: &mut Vec<EngineEvent>, waker
             work.targets.remove(&event.request);
         }
     }
+    true
 }
 
 fn take_token(choice: &mut GeneratedChoice, at: Tick) {

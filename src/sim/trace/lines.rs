@@ -26,7 +26,6 @@ pub struct TraceError {
     pub kind: TraceErrorKind,
 }
 
-/// Kind of error in a trace.
 #[derive(Debug, Error)]
 pub enum TraceErrorKind {
     /// The file cannot be opened or unpacked.

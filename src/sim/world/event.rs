@@ -7,7 +7,6 @@ use crate::core::model::time::Tick;
 use crate::sim::engine::{EngineEvent, RequestId};
 use crate::sim::world::router::{JobIndex, ReplicaIndex};
 
-/// Event of the world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum WorldEvent {
     Arrival(JobIndex),
@@ -60,7 +59,6 @@ impl EventQueue {
     }
 }
 
-/// Event of an exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ExchangeStep {
     /// The attempt reaches its engine and is queued there.

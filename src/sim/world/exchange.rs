@@ -1,9 +1,9 @@
 //! Exchange with an engine: one attempt on its way to the engine, held there, and
-//! the engine's replies on their way back. A message takes [`ReplicaSetup::trip`]
+//! the engine's replies on their way back. A message takes [`ReplicaSetup::one_way`]
 //! in each direction. In a closed loop the client's next request follows the end
 //! of its last one.
 //!
-//! [`ReplicaSetup::trip`]: crate::sim::world::replica::ReplicaSetup::trip
+//! [`ReplicaSetup::one_way`]: crate::sim::world::replica::ReplicaSetup::one_way
 
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ impl World<'_> {
         state.attempt += 1;
         (state.at, state.sent) = (Some(replica), (self.now, before));
         let request = self.attempt_id(job);
-        let away = self.replicas[replica].trip() + self.setup.arrivals[job].held;
+        let away = self.replicas[replica].one_way() + self.setup.arrivals[job].held;
         if !away.is_zero() {
             let step = ExchangeStep::Entry { request, replica, priority };
             self.schedule(self.now + away, WorldEvent::Exchange(step));
@@ -80,14 +80,14 @@ impl World<'_> {
         let request = self.attempt_id(job);
         let Some(replica) = self.jobs[job].at else { return };
         self.jobs[job].clear_attempt();
-        match self.replicas[replica].trip() {
+        match self.replicas[replica].one_way() {
             Duration::ZERO => {
                 self.replicas[replica].engine.cancel(request);
                 touched.push(replica);
             }
-            trip => {
+            one_way => {
                 let step = ExchangeStep::Cancelled { request, replica };
-                self.schedule(self.now + trip, WorldEvent::Exchange(step));
+                self.schedule(self.now + one_way, WorldEvent::Exchange(step));
             }
         }
     }
@@ -146,13 +146,13 @@ impl World<'_> {
         }
     }
 
-    /// Delivers a reply of the engine after its trip back.
+    /// Delivers a reply of the engine after its way back.
     pub(super) fn send_reply(&mut self, replica: ReplicaIndex, word: EngineReply) {
-        match self.replicas[replica].trip() {
+        match self.replicas[replica].one_way() {
             Duration::ZERO => self.receive_reply(replica, &word),
-            trip => {
+            one_way => {
                 self.replicas[replica].replies_in_transit.push_back(word);
-                self.schedule(self.now + trip, WorldEvent::Exchange(ExchangeStep::ReplyArrives(replica)));
+                self.schedule(self.now + one_way, WorldEvent::Exchange(ExchangeStep::ReplyArrives(replica)));
             }
         }
     }

@@ -27,6 +27,8 @@ pub struct SimGateway {
     scheduler: Scheduler,
     demand: DemandObserver,
     max_waits: Vec<Duration>,
+    /// Jobs by the number of their arrival; empty = jobs are made of their arrivals.
+    specs: Vec<JobSpec>,
     /// Prompt and output tokens of the jobs seen so far.
     sizes: Vec<(u32, u32)>,
     actions: Vec<Action>,
@@ -51,6 +53,7 @@ impl SimGateway {
             scheduler,
             demand: DemandObserver::default(),
             max_waits,
+            specs: Vec::new(),
             sizes: Vec::new(),
             actions: Vec::new(),
             log: None,
@@ -80,12 +83,22 @@ impl SimGateway {
         Self { log: Some(Arc::clone(log)), ..self }
     }
 
+    /// Takes jobs, by the number of their arrival, in place of what arrivals say of them. Their times
+    /// are those of the world.
+    #[must_use]
+    pub fn with_jobs(self, specs: Vec<JobSpec>) -> Self {
+        Self { specs, ..self }
+    }
+
     #[must_use]
     pub fn scheduler(&self) -> &Scheduler {
         &self.scheduler
     }
 
     fn spec(&self, now: Tick, job: JobIndex, arrival: &Arrival) -> JobSpec {
+        if let Some(spec) = self.specs.get(job) {
+            return JobSpec { id: JobId::new(job as u64), ..*spec };
+        }
         let max_wait = self.max_waits.get(arrival.class as usize).copied().unwrap_or_default();
         JobSpec {
             id: JobId::new(job as u64),
@@ -134,7 +147,7 @@ impl SimGateway {
                 }
             }
             Input::ClientLeft { job } => {
-                Event::ClientLeft { job: JobId::new(job as u64), usage: JobUsage::Unknown }
+                Event::Abandoned { job: JobId::new(job as u64), usage: JobUsage::Unknown }
             }
             Input::Failed { job, refused, .. } => {
                 let fault = if refused { EngineFault::Refused } else { EngineFault::Reset };
@@ -186,7 +199,7 @@ impl Router for SimGateway {
 
 impl SimGateway {
     /// Passes an event to the scheduler and its actions to the world.
-    fn step(&mut self, now: Tick, event: Event, out: &mut Vec<RouterCommand>) {
+    pub(crate) fn step(&mut self, now: Tick, event: Event, out: &mut Vec<RouterCommand>) {
         let copy = self.log.is_some().then(|| event.clone());
         self.scheduler.handle(now, event, &mut self.actions);
         if let (Some(log), Some(event)) = (&self.log, copy) {
@@ -240,12 +253,12 @@ fn with_members(whole: &Policy, members: &[MemberState], generation: u64) -> Pol
 }
 
 /// Replicas that are alike, of which only the pool's traits are configured.
-/// Racks of the same pool may differ in speed.
+/// Groups of the same pool may differ in speed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rack {
+pub struct ReplicaGroup {
     /// Name of the pool.
     pub pool: String,
-    /// Traits of the pool; those of the pool's first rack count.
+    /// Traits of the pool; those of the pool's first group count.
     pub supply: PoolTraits,
     /// Models that the pool serves, by number.
     pub models: Vec<u32>,
@@ -253,7 +266,7 @@ pub struct Rack {
     pub replicas: usize,
 }
 
-impl Rack {
+impl ReplicaGroup {
     /// Replicas of one pool without a price.
     #[must_use]
     pub fn plain(replicas: usize) -> Self {
@@ -265,7 +278,7 @@ impl Rack {
 /// and the given classes and tenants. The name of a class, tenant or model is its
 /// number. Pools get their ids in the order in which they first appear.
 #[must_use]
-pub fn policy(racks: &[Rack], classes: &[Class], tenants: &[Tenant]) -> Policy {
+pub fn policy(replica_groups: &[ReplicaGroup], classes: &[Class], tenants: &[Tenant]) -> Policy {
     let mut policy = Policy { generation: 1, ..Policy::default() };
     for (index, class) in classes.iter().enumerate() {
         policy.classes.insert(&index.to_string(), class.clone());
@@ -273,20 +286,21 @@ pub fn policy(racks: &[Rack], classes: &[Class], tenants: &[Tenant]) -> Policy {
     for (index, tenant) in tenants.iter().enumerate() {
         policy.tenants.insert(&index.to_string(), tenant.clone());
     }
-    let models: BTreeSet<u32> = racks.iter().flat_map(|rack| &rack.models).copied().collect();
+    let models: BTreeSet<u32> =
+        replica_groups.iter().flat_map(|replica_group| &replica_group.models).copied().collect();
     models.iter().for_each(|model| _ = policy.models.id_or_new(&model.to_string()));
-    for rack in racks {
-        let pool = policy.pools.id_or_new(&rack.pool);
-        let fresh = || Pool { traits: rack.supply, ..Pool::default() };
+    for replica_group in replica_groups {
+        let pool = policy.pools.id_or_new(&replica_group.pool);
+        let fresh = || Pool { traits: replica_group.supply, ..Pool::default() };
         let mut row = policy.pools.get(pool).cloned().unwrap_or_else(fresh);
-        let served = rack.models.iter().map(|model| policy.models.id_or_new(&model.to_string()));
+        let served = replica_group.models.iter().map(|model| policy.models.id_or_new(&model.to_string()));
         row.models.extend(served.collect::<Vec<_>>());
-        for _ in 0..rack.replicas {
-            let name = format!("{}/{}", rack.pool, policy.replicas.capacity());
+        for _ in 0..replica_group.replicas {
+            let name = format!("{}/{}", replica_group.pool, policy.replicas.capacity());
             let replica = Replica { pool, max_seqs: None, kv_tokens: None };
             row.replicas.push(policy.replicas.insert(&name, replica));
         }
-        policy.pools.insert(&rack.pool, row);
+        policy.pools.insert(&replica_group.pool, row);
     }
     for model in models {
         let name = model.to_string();

@@ -15,7 +15,7 @@ use crate::sim::engine::EngineOptions;
 use crate::sim::engine::profile::StepProfile;
 use crate::sim::rng::Rng;
 use crate::sim::world::arrival::Arrival;
-use crate::sim::world::gateway::{EventTrace, Rack, SimGateway, policy};
+use crate::sim::world::gateway::{EventTrace, ReplicaGroup, SimGateway, policy};
 use crate::sim::world::replica::{ReplicaSetup, WorldFault, WorldFaultKind};
 use crate::sim::world::router::Router;
 use crate::sim::world::run::run;
@@ -44,7 +44,7 @@ fn rules(replicas: usize) -> Policy {
         quota: Quota { guarantee: 0.2, ..Quota::default() },
         placement: Default::default(),
     };
-    policy(&[Rack::plain(replicas)], &[class(0, 200), class(1, 5_000)], &[tenant(1.0), tenant(3.0)])
+    policy(&[ReplicaGroup::plain(replicas)], &[class(0, 200), class(1, 5_000)], &[tenant(1.0), tenant(3.0)])
 }
 
 /// Bursts of two tenants in two classes, some of them with common prompts.

@@ -32,7 +32,7 @@ pub struct ReplicaSetup {
     pub price: f64,
     /// Time that a message takes in each direction. Scrapes and probes take no
     /// time.
-    pub trip: Duration,
+    pub one_way: Duration,
     /// Where the engine tells how many prompt tokens were cached.
     pub told_hits: HitsTold,
 }
@@ -41,7 +41,6 @@ pub struct ReplicaSetup {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum HitsTold {
-    /// Nowhere.
     Nowhere,
     /// In a counter that scrapes read, as vLLM does.
     #[default]
@@ -60,7 +59,7 @@ impl ReplicaSetup {
             slowness: 1.0,
             fault: None,
             price: 0.0,
-            trip: Duration::ZERO,
+            one_way: Duration::ZERO,
             told_hits: HitsTold::default(),
         }
     }
@@ -79,7 +78,6 @@ pub struct WorldFault {
     pub kind: WorldFaultKind,
 }
 
-/// Kind of fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorldFaultKind {
     /// The engine stands still; its health check still answers.
@@ -125,8 +123,8 @@ impl WorldReplica {
         }
     }
 
-    pub(super) fn trip(&self) -> Duration {
-        self.setup.trip
+    pub(super) fn one_way(&self) -> Duration {
+        self.setup.one_way
     }
 
     /// What an answer tells of the cached tokens of its prompt.

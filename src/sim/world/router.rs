@@ -83,7 +83,6 @@ pub struct PolledLoad {
     pub latency: Duration,
 }
 
-/// Command of a router.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RouterCommand {
     /// Send the job to an engine.

@@ -24,7 +24,6 @@ pub const ITL_PERIOD: Duration = Duration::from_millis(100);
 /// Time after which a refused client comes back when the refusal names no time.
 const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Outcome of a run.
 #[derive(Debug, Clone, Default)]
 pub struct RunOutcome {
     /// One record for each arrival; in a closed loop, for each arrival that

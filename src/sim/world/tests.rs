@@ -12,7 +12,7 @@ use crate::sim::engine::profile::StepProfile;
 use crate::sim::world::arrival::{Arrival, Pause};
 use crate::sim::world::baseline::at_once::AtOnce;
 use crate::sim::world::baseline::at_once::least_request::LeastRequest;
-use crate::sim::world::gateway::{EventTrace, Rack, SimGateway, policy};
+use crate::sim::world::gateway::{EventTrace, ReplicaGroup, SimGateway, policy};
 use crate::sim::world::record::{Objectives, Summary, WorldRecord};
 use crate::sim::world::replica::{ReplicaSetup, WorldFault, WorldFaultKind};
 use crate::sim::world::router::Router;
@@ -57,7 +57,7 @@ fn rules(setup: &Setup) -> Policy {
         quota: Quota::default(),
         placement: Default::default(),
     };
-    policy(&[Rack::plain(setup.replicas.len())], &[class], &[tenant])
+    policy(&[ReplicaGroup::plain(setup.replicas.len())], &[class], &[tenant])
 }
 
 fn gateway(setup: &Setup) -> Box<dyn Router> {
@@ -172,7 +172,7 @@ fn lasted(record: &WorldRecord) -> Duration {
 fn a_word_takes_its_time_there_and_back() {
     let (near, _) = alone(|_| {});
     let (far, log) = alone(|setup| {
-        setup.replicas.iter_mut().for_each(|replica| replica.trip = Duration::from_millis(40));
+        setup.replicas.iter_mut().for_each(|replica| replica.one_way = Duration::from_millis(40));
     });
     let rtt = Duration::from_millis(80);
     assert_eq!((far.ttft, lasted(&far)), (near.ttft.map(|ttft| ttft + rtt), lasted(&near) + rtt));
@@ -184,7 +184,7 @@ fn a_word_takes_its_time_there_and_back() {
 #[test]
 fn what_is_on_its_way_to_an_engine_that_died_is_sent_elsewhere() {
     let (record, log) = alone(|setup| {
-        setup.replicas.iter_mut().for_each(|replica| replica.trip = Duration::from_millis(40));
+        setup.replicas.iter_mut().for_each(|replica| replica.one_way = Duration::from_millis(40));
         let kind = WorldFaultKind::Crashed;
         let fault =
             WorldFault { at: Tick::from_millis(20), lasts: Duration::from_secs(9), every: None, kind };

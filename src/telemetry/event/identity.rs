@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use tracing::{debug, info, warn};
 
 use crate::telemetry::text::shorten;
-use crate::telemetry::{Telemetry, wall};
+use crate::telemetry::{RefusalKind, Telemetry, wall};
 
 /// A listener loaded a new certificate, the first one included.
 #[derive(Debug, Clone, Copy)]
@@ -107,7 +107,11 @@ pub struct AdminRefused {
 impl AdminRefused {
     /// Writes and counts the event.
     pub fn emit(self, telemetry: &Telemetry) {
-        telemetry.log(|| warn!(from = %self.from, reason = self.reason, "operator refused"));
+        let (listener, reason) = ("admin", self.reason);
+        let kind = RefusalKind { listener, tenant: None, reason, outcome: None, status: None };
+        if telemetry.writes_refusal(kind) {
+            telemetry.log(|| warn!(from = %self.from, reason, "operator refused"));
+        }
         telemetry.metrics().admin_refused(self.reason);
     }
 }

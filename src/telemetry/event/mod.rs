@@ -23,12 +23,13 @@ pub use crate::telemetry::summary::{EngineTimings, RequestOutcome, RequestSummar
 pub use cost::StayBilled;
 pub use identity::{AdminRefused, CertificateLoaded, HandshakeFailed, IssuerKeysFetched, IssuerKeysLost};
 pub use keys::{EXPIRES_SOON, KeyChanged, KeysCounted};
-pub use limits::LimitMet;
+pub use limits::{ClusterSeen, LeasesEnded, LimitMet, RefusalsCounted, StoreBack, StoreLost};
 pub use objective::ObjectiveUnattainable;
-pub use overrides::{OverrideChanged, OverrideExpired};
+pub use overrides::{OverrideChanged, OverrideExpired, OverrideHeard};
 pub use process::{
     AnswerCutOff, ConfigAudited, ConfigRejected, ConfigReloaded, ConfigUnchanged, ConnectionRefused,
-    InvariantBroken, ServerDraining, ServerStarted, ServerStopped,
+    ConnectionsLowered, InvariantBroken, RecordBack, RecordLost, RecordStarted, ServerDraining,
+    ServerStarted, ServerStopped,
 };
 pub use replicas::discovery::{ReplicasChanged, SourceBack, SourceEmpty, SourceLost, SourceTooLarge};
 pub use replicas::pool::{PoolDown, PoolStarted, PoolWanted};
@@ -38,7 +39,7 @@ pub use replicas::replica::{
 };
 pub use replicas::sleep::{SleepOrderDone, SleepOrderFailed, SleepStateChanged, SleepUnsupported};
 pub use request::{
-    AuthFailed, RequestFellBack, RequestRecalled, RequestRequeued, StreamBroken, StreamContinuation,
+    AuthFailed, RequestFellBack, RequestPreempted, RequestRequeued, StreamBroken, StreamContinuation,
 };
 pub use scale::{
     DeciderChanged, DemandNotKept, DemandRestored, DesiredChanged, PeerHeard, PeerLost, PeersSeen,

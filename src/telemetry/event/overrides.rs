@@ -1,4 +1,5 @@
-//! Override events: overrides that an operator set or ended, and overrides that expired.
+//! Override events: overrides that an operator set or ended, here or at another gateway, and overrides that
+//! expired.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -8,6 +9,14 @@ use tracing::{info, warn};
 
 use crate::telemetry::Telemetry;
 use crate::telemetry::text::shorten;
+
+/// The text, and after it the reason that an operator gave, if any.
+fn with_reason(mut text: String, reason: &str) -> String {
+    if !reason.is_empty() {
+        text.extend([": ", shorten(reason)]);
+    }
+    text
+}
 
 /// An operator set or ended an override.
 #[derive(Debug, Clone, Copy)]
@@ -47,9 +56,8 @@ impl OverrideChanged<'_> {
             "reason": self.reason,
         }));
         telemetry.changed("override", self.subject, || {
-            let Self { verb, before, after, who, reason, .. } = self;
-            let gap = if reason.is_empty() { "" } else { ": " };
-            format!("{verb} by {who}: {before}, now {after}{gap}{}", shorten(reason))
+            let Self { verb, before, after, who, .. } = self;
+            with_reason(format!("{verb} by {who}: {before}, now {after}"), self.reason)
         });
         telemetry.log(|| {
             warn!(
@@ -63,6 +71,59 @@ impl OverrideChanged<'_> {
                 reason = shorten(self.reason),
                 requeued = self.requeued,
                 "override changed"
+            );
+        });
+    }
+}
+
+/// An override that an operator set or ended at another gateway began or ended here.
+#[derive(Debug, Clone, Copy)]
+pub struct OverrideHeard<'a> {
+    /// Operator at the other gateway.
+    pub who: &'a str,
+    /// Id and name of the other gateway.
+    pub gateway: &'a str,
+    pub gateway_name: &'a str,
+    /// The change that began; `end` = the override ended.
+    pub verb: &'a str,
+    /// Name of the pool, replica or tenant.
+    pub subject: &'a str,
+    /// Time that is left of the override; absent = until an operator ends it.
+    pub lasts: Option<Duration>,
+    /// Reason in the operator's words.
+    pub reason: &'a str,
+    /// Number of requests that went back to the queue.
+    pub requeued: u64,
+}
+
+impl OverrideHeard<'_> {
+    /// Writes the event to the log and the audit file.
+    pub fn emit(&self, telemetry: &Telemetry) {
+        let lasts_s = self.lasts.map(|lasts| lasts.as_secs());
+        telemetry.audit(json!({
+            "action": self.verb,
+            "who": self.who,
+            "gateway": self.gateway,
+            "gateway_name": self.gateway_name,
+            "subject": self.subject,
+            "lasts_s": lasts_s,
+            "reason": self.reason,
+        }));
+        telemetry.changed("override", self.subject, || {
+            let Self { verb, who, gateway_name, .. } = self;
+            with_reason(format!("{verb} by {} at {}", shorten(who), shorten(gateway_name)), self.reason)
+        });
+        telemetry.log(|| {
+            warn!(
+                who = shorten(self.who),
+                gateway = shorten(self.gateway),
+                gateway_name = shorten(self.gateway_name),
+                verb = self.verb,
+                subject = self.subject,
+                lasts_s,
+                reason = shorten(self.reason),
+                requeued = self.requeued,
+                "override changed at another gateway"
             );
         });
     }

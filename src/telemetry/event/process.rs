@@ -1,12 +1,14 @@
 //! Process events: configuration reloads, start and shutdown, refused connections and broken
 //! invariants.
 
+use std::io;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
-use tracing::{debug, error, info};
+use tracing::{debug, error, info, warn};
 
 use crate::core::model::policy::Policy;
 use crate::telemetry::metrics::ModelPairs;
@@ -226,6 +228,73 @@ impl InvariantBroken<'_> {
         telemetry.log(|| {
             error!(invariant = self.invariant, detail = shorten(self.detail), "invariant broken");
         });
+    }
+}
+
+/// The process may open too few files for `server.max_connections`. The listener accepts fewer
+/// connections, so that each can still have one to an engine.
+#[derive(Debug, Clone, Copy)]
+pub struct ConnectionsLowered {
+    /// `server.max_connections`.
+    pub configured: usize,
+    /// Connections that are accepted at once.
+    pub accepted: usize,
+    /// Files that the process may open.
+    pub files: u64,
+}
+
+impl ConnectionsLowered {
+    /// Writes the event to the log.
+    pub fn emit(self, telemetry: &Telemetry) {
+        let Self { configured, accepted, files } = self;
+        telemetry.log(|| {
+            warn!(configured, accepted, files, "fewer connections are accepted: too few files may be open");
+        });
+    }
+}
+
+/// The gateway records what its scheduler is told and decides.
+#[derive(Debug, Clone, Copy)]
+pub struct RecordStarted<'a> {
+    pub folder: &'a Path,
+    /// Most bytes of the record.
+    pub bytes: u64,
+}
+
+impl RecordStarted<'_> {
+    /// Writes the event.
+    pub fn emit(self, telemetry: &Telemetry) {
+        let folder = self.folder.display();
+        telemetry.log(|| info!(%folder, bytes = self.bytes, "recording"));
+    }
+}
+
+/// The record cannot be written. Steps are lost until it can be written again.
+#[derive(Debug, Clone, Copy)]
+pub struct RecordLost<'a> {
+    pub folder: &'a Path,
+    pub error: &'a io::Error,
+}
+
+impl RecordLost<'_> {
+    /// Writes the event. The writer counts lost steps.
+    pub fn emit(self, telemetry: &Telemetry) {
+        let folder = self.folder.display();
+        telemetry.log(|| error!(%folder, error = %self.error, "record cannot be written"));
+    }
+}
+
+/// The record can be written again. It has a gap.
+#[derive(Debug, Clone, Copy)]
+pub struct RecordBack<'a> {
+    pub folder: &'a Path,
+}
+
+impl RecordBack<'_> {
+    /// Writes the event.
+    pub fn emit(self, telemetry: &Telemetry) {
+        let folder = self.folder.display();
+        telemetry.log(|| info!(%folder, "record is written again"));
     }
 }
 

@@ -10,22 +10,41 @@ use crate::core::model::ids::{ModelId, ReplicaId};
 use crate::core::model::job::JobUsage;
 use crate::core::model::policy::Policy;
 use crate::core::replica::affinity::adapter_slots::AdapterState;
-use crate::telemetry::Telemetry;
 use crate::telemetry::request_history::RequestEnd;
 pub(super) use crate::telemetry::summary::{EngineTimings, RequestOutcome, RequestSummary};
-use crate::telemetry::summary::{GuardrailStage, ShadowSide};
+use crate::telemetry::summary::{GuardrailStage, RequestIds, ShadowSide};
 use crate::telemetry::text::{known, millis, pool_of, shorten};
+use crate::telemetry::{RefusalKind, Telemetry};
 
 impl RequestSummary<'_> {
-    /// Writes the log line of the request and feeds its metrics.
-    pub fn emit(&self, telemetry: &Telemetry) {
+    /// Writes the log line of the request and feeds its metrics. Returns whether the request is written
+    /// whole; otherwise it is one of many refusals, and only counted ([`RefusalsCounted`](crate::telemetry::event::RefusalsCounted)).
+    pub fn emit(&self, telemetry: &Telemetry) -> bool {
         let policy = telemetry.policy();
-        match self.caller.tenant {
-            Some(_) => telemetry.log(|| self.log(&policy)),
-            None => telemetry.log_stranger(|| self.log(&policy)),
+        let is_whole = self.refusal().is_none_or(|kind| telemetry.writes_refusal(kind));
+        if is_whole {
+            telemetry.log(|| self.log(&policy));
         }
         telemetry.metrics().request_finished(&policy, self);
         self.guardrails.iter().for_each(|check| telemetry.metrics().guardrail_checked(check));
+        is_whole
+    }
+
+    /// The kind of refusal that the request is. `None` for a success, when an engine got the request,
+    /// and when its client left the queue.
+    fn refusal(&self) -> Option<RefusalKind> {
+        let is_refusal = match self.outcome {
+            RequestOutcome::Success => false,
+            RequestOutcome::ClientGone => self.caller.class.is_none(),
+            RequestOutcome::ClientError | RequestOutcome::Rejected | RequestOutcome::Failed => true,
+        };
+        (is_refusal && self.attempts.made == 0 && self.bills.is_empty()).then(|| RefusalKind {
+            listener: "clients",
+            tenant: self.caller.tenant,
+            reason: self.reason.unwrap_or(self.outcome.name()),
+            outcome: Some(self.outcome.name()),
+            status: Some(self.status),
+        })
     }
 
     /// Replica time of all stays of the request; absent = no stay.
@@ -89,7 +108,7 @@ impl RequestSummary<'_> {
                 tracing::event!(
                     target: "penstock::request",
                     $level,
-                    request_id = shorten(self.request_id),
+                    request_id = shorten(self.ids.request),
                     gateway_id = self.ids.gateway,
                     trace_id = self.ids.trace,
                     client_address = self.caller.address,
@@ -171,7 +190,7 @@ fn usage_name(usage: Option<JobUsage>) -> Option<&'static str> {
 /// any part of an answer.
 #[derive(Debug, Clone, Copy)]
 pub struct RequestFellBack<'a> {
-    pub request_id: &'a str,
+    pub ids: RequestIds<'a>,
     /// Model that could not serve the request.
     pub from: ModelId,
     /// Fallback model.
@@ -186,7 +205,8 @@ impl RequestFellBack<'_> {
         let (from, to) = (policy.models.name(self.from), policy.models.name(self.to));
         let reason = self.why.name();
         telemetry.log(|| {
-            info!(request_id = shorten(self.request_id), from, to, reason, "request fell back");
+            let (request_id, gateway_id) = (shorten(self.ids.request), self.ids.gateway);
+            info!(request_id, gateway_id, from, to, reason, "request fell back");
         });
         telemetry.metrics().fell_back(from, to, reason);
     }
@@ -195,7 +215,7 @@ impl RequestFellBack<'_> {
 /// An engine failed a request before its first token, and the request waits again.
 #[derive(Debug, Clone, Copy)]
 pub struct RequestRequeued<'a> {
-    pub request_id: &'a str,
+    pub ids: RequestIds<'a>,
     /// Replica that failed the request.
     pub replica: ReplicaId,
     pub fault: EngineFault,
@@ -210,7 +230,8 @@ impl RequestRequeued<'_> {
         let fault = self.fault.name();
         telemetry.log(|| {
             info!(
-                request_id = shorten(self.request_id),
+                request_id = shorten(self.ids.request),
+                gateway_id = self.ids.gateway,
                 replica = policy.replicas.name(self.replica),
                 fault,
                 attempt = self.attempt,
@@ -224,8 +245,8 @@ impl RequestRequeued<'_> {
 /// The scheduler preempted a request: it took the job back from its replica before the first
 /// token, and the request waits again.
 #[derive(Debug, Clone, Copy)]
-pub struct RequestRecalled<'a> {
-    pub request_id: &'a str,
+pub struct RequestPreempted<'a> {
+    pub ids: RequestIds<'a>,
     /// Replica that the job was taken back from.
     pub replica: ReplicaId,
     pub why: PreemptReason,
@@ -233,21 +254,22 @@ pub struct RequestRecalled<'a> {
     pub attempt: u32,
 }
 
-impl RequestRecalled<'_> {
+impl RequestPreempted<'_> {
     /// Writes and counts the event.
     pub fn emit(&self, telemetry: &Telemetry) {
         let policy = telemetry.policy();
         let reason = self.why.name();
         telemetry.log(|| {
             info!(
-                request_id = shorten(self.request_id),
+                request_id = shorten(self.ids.request),
+                gateway_id = self.ids.gateway,
                 replica = policy.replicas.name(self.replica),
                 reason,
                 attempt = self.attempt,
                 "request recalled"
             );
         });
-        telemetry.metrics().recalled(&policy, pool_of(&policy, self.replica), reason);
+        telemetry.metrics().preempted(&policy, pool_of(&policy, self.replica), reason);
     }
 }
 
@@ -255,7 +277,7 @@ impl RequestRecalled<'_> {
 /// another replica.
 #[derive(Debug, Clone, Copy)]
 pub struct StreamContinuation<'a> {
-    pub request_id: &'a str,
+    pub ids: RequestIds<'a>,
     /// Replica at which the stream broke.
     pub from: ReplicaId,
     /// Replica that continues the stream; absent when no replica does.
@@ -271,7 +293,8 @@ impl StreamContinuation<'_> {
         let outcome = if self.to.is_some() { "continued" } else { "failed" };
         telemetry.log(|| {
             info!(
-                request_id = shorten(self.request_id),
+                request_id = shorten(self.ids.request),
+                gateway_id = self.ids.gateway,
                 replica = policy.replicas.name(self.from),
                 to = self.to.and_then(|id| known(policy.replicas.name(id))),
                 fault,
@@ -286,7 +309,7 @@ impl StreamContinuation<'_> {
 /// A stream broke after the client had got part of it, and was not continued.
 #[derive(Debug, Clone, Copy)]
 pub struct StreamBroken<'a> {
-    pub request_id: &'a str,
+    pub ids: RequestIds<'a>,
     /// Replica at which the stream broke.
     pub replica: ReplicaId,
     pub fault: EngineFault,
@@ -301,7 +324,8 @@ impl StreamBroken<'_> {
         let fault = self.fault.name();
         telemetry.log(|| {
             warn!(
-                request_id = shorten(self.request_id),
+                request_id = shorten(self.ids.request),
+                gateway_id = self.ids.gateway,
                 replica = policy.replicas.name(self.replica),
                 fault,
                 output_tokens = self.output_tokens,
@@ -335,7 +359,7 @@ impl AuthFailed<'_> {
 mod tests {
     use super::*;
     use crate::telemetry::fixtures::{success, telemetry};
-    use crate::telemetry::summary::{AttemptCounts, RelatedIds};
+    use crate::telemetry::summary::AttemptCounts;
 
     const KEYS: &str = "api attempts behind cached_tokens candidates choice class connect_ms expected_cached_tokens \
         expected_ms finish_reason gap_max_ms gap_mean_ms input_tokens key_id level message model operation outcome output_tokens \
@@ -364,7 +388,7 @@ mod tests {
         let line: serde_json::Value = serde_json::from_str(log.lines().last().unwrap()).unwrap();
         assert_eq!((&line["level"], &line["reason"]), (&"WARN".into(), &"upstream_failed".into()));
 
-        let ids = RelatedIds { replaces: Some("try-0"), replaced_by: Some("try-2"), ..RelatedIds::default() };
+        let ids = RequestIds { replaces: Some("try-0"), replaced_by: Some("try-2"), ..success().ids };
         RequestSummary { ids, ..success() }.emit(&telemetry);
         let log = telemetry.captured_log();
         let line: serde_json::Value = serde_json::from_str(log.lines().last().unwrap()).unwrap();

@@ -4,13 +4,14 @@ use tracing::{debug, info};
 
 use crate::core::model::ids::ModelId;
 use crate::telemetry::Telemetry;
+use crate::telemetry::summary::RequestIds;
 pub(super) use crate::telemetry::summary::ShadowSide;
 use crate::telemetry::text::{known, millis, shorten};
 
 /// A request and its shadow copy have both ended.
 #[derive(Debug, Clone, Copy)]
 pub struct ShadowCompared<'a> {
-    pub request_id: &'a str,
+    pub ids: RequestIds<'a>,
     /// Model that served the request.
     pub model: ModelId,
     /// Model that served the copy.
@@ -27,7 +28,8 @@ impl ShadowCompared<'_> {
         let (original, copy) = (&self.original, &self.copy);
         telemetry.log(|| {
             info!(
-                request_id = shorten(self.request_id),
+                request_id = shorten(self.ids.request),
+                gateway_id = self.ids.gateway,
                 model,
                 to,
                 pool = original.pool.and_then(|id| known(policy.pools.name(id))),

@@ -133,11 +133,10 @@ impl LogQueue {
     /// Writes lines as they come, until the log is closed.
     fn write_out(&self, to: &mut impl Write) {
         let mut batch = Vec::new();
+        let mut out = LineOutput { to, torn: false };
         while self.take(&mut batch) {
-            if to.write_all(&batch).and_then(|()| to.flush()).is_err() {
-                let lines = memchr::memchr_iter(b'\n', &batch).count() as u64;
-                DROPPED_LINES.fetch_add(lines, Ordering::Relaxed);
-            }
+            let lost = out.write(&batch);
+            DROPPED_LINES.fetch_add(lost, Ordering::Relaxed);
             batch.clear();
             batch.shrink_to(KEPT_BYTES);
         }
@@ -171,6 +170,37 @@ impl LogQueue {
         self.0.work.notify_one();
         let busy = |state: &mut QueueState| state.writing || !state.waiting.is_empty();
         self.0.empty.wait_while_for(&mut state, busy, FLUSH_TIMEOUT);
+    }
+}
+
+/// Writer of whole lines to a place that may be full.
+struct LineOutput<'a, W> {
+    to: &'a mut W,
+    /// The last line was cut short, and would swallow the next one.
+    torn: bool,
+}
+
+impl<W: Write> LineOutput<'_, W> {
+    /// Writes as many of the lines as there is room for. Returns the number of lines that are lost.
+    fn write(&mut self, lines: &[u8]) -> u64 {
+        if self.torn && self.to.write_all(b"\n").is_err() {
+            return memchr::memchr_iter(b'\n', lines).count() as u64;
+        }
+        let (mut written, mut failed) = (0, false);
+        while written < lines.len() && !failed {
+            match self.to.write(&lines[written..]) {
+                Ok(length) => {
+                    written += length;
+                    failed = length == 0;
+                }
+                Err(error) => failed = error.kind() != io::ErrorKind::Interrupted,
+            }
+        }
+        // Standard error has no buffer of its own.
+        let _nothing = self.to.flush();
+        let (done, lost) = lines.split_at(written);
+        self.torn = done.last().is_some_and(|last| *last != b'\n');
+        memchr::memchr_iter(b'\n', lost).count() as u64
     }
 }
 
@@ -282,6 +312,39 @@ mod tests {
         let mut written = Vec::new();
         lines.write_out(&mut written);
         assert_eq!(written, b"0\n1\n");
+    }
+
+    /// A disk with so much room; more is refused.
+    struct SmallDisk {
+        text: Vec<u8>,
+        room: usize,
+    }
+
+    impl Write for SmallDisk {
+        fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+            let length = line.len().min(self.room - self.text.len());
+            if length == 0 {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            self.text.extend_from_slice(&line[..length]);
+            Ok(length)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_full_disk_costs_the_lines_that_do_not_fit_and_no_later_one() {
+        let mut disk = SmallDisk { text: Vec::new(), room: 6 };
+        let mut out = LineOutput { to: &mut disk, torn: false };
+        assert_eq!(out.write(b"one\ntwo\nthree\n"), 2);
+        assert_eq!(out.write(b"four\n"), 1);
+        out.to.room = 100;
+        assert_eq!(out.write(b"five\n"), 0);
+        assert_eq!(out.write(b"six\n"), 0);
+        assert_eq!(String::from_utf8(disk.text).unwrap(), "one\ntw\nfive\nsix\n");
     }
 
     #[test]

@@ -1,34 +1,81 @@
-//! Log sampler: bounds the log lines whose number is up to unauthenticated clients.
+//! Refusal sampler: bounds what is written about requests that no engine got, whose number is up to
+//! their clients. The first of each kind in a second are written whole, the others are counted.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::BTreeMap;
 
-/// Most lines that pass in one second.
-const LINES: u64 = 10;
+use parking_lot::Mutex;
 
-/// Sampler: passes the first 10 lines of each second and counts the others.
-#[derive(Debug, Default)]
-pub(in crate::telemetry) struct Sampler {
-    /// The latest second (upper 32 bits) and the lines that passed in that second (lower 32 bits).
-    passed: AtomicU64,
-    /// Lines suppressed since the last line that passed.
-    kept_back: AtomicU64,
+use crate::core::model::ids::TenantId;
+
+/// Kind of refusals: what has a number of its own in each second. Tenants come from the
+/// configuration and the other values from the program's own text, so that clients cannot make kinds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RefusalKind {
+    /// `clients` or `admin`.
+    pub listener: &'static str,
+    /// Tenant; absent = no known tenant.
+    pub tenant: Option<TenantId>,
+    /// Reason, as a stable code.
+    pub reason: &'static str,
+    /// Outcome of the requests; absent at the admin listener.
+    pub outcome: Option<&'static str>,
+    /// HTTP status that the clients got; absent at the admin listener.
+    pub status: Option<u16>,
 }
 
-impl Sampler {
-    /// Returns `Some` when a line may be written in this second, with the number of lines
-    /// suppressed since the last line that passed. `second` may come from any clock; when it goes
-    /// back, the line counts for the latest second.
-    pub(in crate::telemetry) fn pass(&self, second: u64) -> Option<u64> {
-        let second = second << 32;
-        let step = |state: u64| match state.max(second) {
-            state if state & u64::from(u32::MAX) < LINES => Some(state + 1),
-            _ => None,
-        };
-        if self.passed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step).is_err() {
-            self.kept_back.fetch_add(1, Ordering::Relaxed);
-            return None;
+/// State of one kind.
+#[derive(Debug, Default)]
+struct KindState {
+    /// The latest second with a refusal.
+    second: u64,
+    /// Refusals written whole in that second.
+    written: u32,
+    /// Refusals that were only counted, since the last report.
+    counted: u64,
+}
+
+/// Sampler of refusals.
+#[derive(Debug)]
+pub(in crate::telemetry) struct RefusalSampler {
+    /// Refusals of one kind that are written whole in a second.
+    most: u32,
+    /// Kinds since the last report.
+    kinds: Mutex<BTreeMap<RefusalKind, KindState>>,
+}
+
+impl RefusalSampler {
+    pub(in crate::telemetry) fn new(most: u32) -> Self {
+        Self { most, kinds: Mutex::default() }
+    }
+
+    /// Whether a refusal is written whole. Otherwise it is counted. `second` may come from any clock;
+    /// when it goes back, the refusal belongs to the latest second.
+    pub(in crate::telemetry) fn passes(&self, kind: RefusalKind, second: u64) -> bool {
+        let mut kinds = self.kinds.lock();
+        let state = kinds.entry(kind).or_default();
+        if second > state.second {
+            (state.second, state.written) = (second, 0);
         }
-        Some(self.kept_back.swap(0, Ordering::Relaxed))
+        let passes = state.written < self.most;
+        if passes {
+            state.written += 1;
+        } else {
+            state.counted += 1;
+        }
+        passes
+    }
+
+    /// Takes the numbers of refusals that were only counted since the last call. Forgets the kinds whose
+    /// latest refusal was before `second`.
+    pub(in crate::telemetry) fn take_counted(&self, second: u64) -> Vec<(RefusalKind, u64)> {
+        let mut counted = Vec::new();
+        self.kinds.lock().retain(|kind, state| {
+            if state.counted > 0 {
+                counted.push((*kind, std::mem::take(&mut state.counted)));
+            }
+            state.second >= second
+        });
+        counted
     }
 }
 
@@ -36,17 +83,42 @@ impl Sampler {
 mod tests {
     use super::*;
 
+    const KIND: RefusalKind = RefusalKind {
+        listener: "clients",
+        tenant: None,
+        reason: "missing_api_key",
+        outcome: Some("client_error"),
+        status: Some(401),
+    };
+
+    fn passed(sampler: &RefusalSampler, kind: RefusalKind, second: u64, refusals: usize) -> usize {
+        (0..refusals).filter(|_| sampler.passes(kind, second)).count()
+    }
+
     #[test]
-    fn ten_lines_a_second_pass_and_the_rest_is_counted() {
-        let sampler = Sampler::default();
-        let passed = |second: u64, lines: usize| -> Vec<u64> {
-            (0..lines).filter_map(|_| sampler.pass(second)).collect()
-        };
-        assert_eq!(passed(0, 3), [0; 3]);
-        assert_eq!(passed(0, 100), [0; 7]);
-        assert_eq!(passed(1, 2), [93, 0]);
-        assert_eq!(passed(0, 3), [0; 3], "a clock that goes back counts for the latest second");
-        assert_eq!(passed(9, 11), [0; 10]);
-        assert_eq!(passed(10, 1), [1]);
+    fn the_first_of_a_second_pass_and_the_others_are_counted() {
+        let sampler = RefusalSampler::new(10);
+        assert_eq!(passed(&sampler, KIND, 0, 3), 3);
+        assert_eq!(passed(&sampler, KIND, 0, 100), 7);
+        let other = RefusalKind { tenant: Some(TenantId::new(1)), ..KIND };
+        assert_eq!(passed(&sampler, other, 0, 11), 10, "another kind has its own");
+        assert_eq!(sampler.take_counted(1), [(KIND, 93), (other, 1)]);
+        assert_eq!(passed(&sampler, KIND, 1, 12), 10);
+        assert_eq!(passed(&sampler, KIND, 0, 3), 0, "a clock that goes back counts for the latest second");
+        assert_eq!(sampler.take_counted(1), [(KIND, 5)]);
+        assert_eq!(passed(&sampler, KIND, 1, 2), 0, "a report in between begins no second");
+        assert_eq!(sampler.take_counted(9), [(KIND, 2)]);
+        assert_eq!(sampler.take_counted(9), []);
+    }
+
+    #[test]
+    fn kinds_of_earlier_seconds_are_forgotten() {
+        let sampler = RefusalSampler::new(1);
+        for tenant in 0..1_000 {
+            assert!(sampler.passes(RefusalKind { tenant: Some(TenantId::new(tenant)), ..KIND }, 5));
+        }
+        assert!(sampler.passes(KIND, 6));
+        assert_eq!(sampler.take_counted(6), []);
+        assert_eq!(sampler.kinds.lock().len(), 1);
     }
 }

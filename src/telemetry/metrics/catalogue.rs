@@ -35,18 +35,14 @@ pub(super) const PROMPT_COUNTS: Metric = metric(
     "penstock_prompt_counts_total",
     "Prompts by how their tokens were known before an engine had them: `estimate`, `bound` (the bytes alone show that the prompt fits), `ids`, `exact` (the model's own tokenizer), `engine` (asked).",
 );
-pub(super) const REQUEUES: Metric = metric(
-    "penstock_requeues_total",
-    "Requests that an engine failed before the first token and that went back to the queue.",
-);
+pub(super) const REQUEUES: Metric =
+    metric("penstock_requeues_total", "Requests that an engine failed before the first token, queued again.");
 pub(super) const FALLBACKS: Metric = metric(
     "penstock_fallbacks_total",
     "Requests that went on as another model, by the two models and why the first could not serve.",
 );
-pub(super) const LIMITS_MET: Metric = metric(
-    "penstock_limits_met_total",
-    "Requests that a limit of the tenant, its key or its model refused, or in shadow mode would have.",
-);
+pub(super) const LIMITS_MET: Metric =
+    metric("penstock_limits_met_total", "Requests that a limit refused, or in shadow mode would have.");
 pub(super) const GPU_SECONDS: Metric = metric(
     "penstock_gpu_seconds_total",
     "Replicas' time that requests took, each step shared by its tokens; of one replica, whatever accelerators it has.",
@@ -123,7 +119,7 @@ pub(super) const AUTH_FAILURES: Metric =
     metric("penstock_auth_failures_total", "Requests with no valid key, by reason.");
 pub(super) const LINES_KEPT_BACK: Metric = metric(
     "penstock_log_lines_kept_back_total",
-    "Requests without a valid credential that were not logged, since there were too many of them.",
+    "Refused requests that were counted and not logged, since there were too many of their kind in a second.",
 );
 pub(super) const CONNECTIONS_REFUSED: Metric =
     metric("penstock_connections_refused_total", "Connections turned away, by reason.");
@@ -148,6 +144,12 @@ pub(super) const USAGE_ROWS: Metric =
 pub(super) const USAGE_DROPPED: Metric = metric(
     "penstock_usage_rows_dropped_total",
     "Usage rows that are gone, by reason: `queue` (the disk did not keep up), `unread` (deleted before the database read them).",
+);
+pub(super) const RECORD_STEPS: Metric =
+    metric("penstock_record_steps_total", "Steps of the scheduler written to the record (`serve --record`).");
+pub(super) const RECORD_LOST: Metric = metric(
+    "penstock_record_steps_lost_total",
+    "Steps of the scheduler that the record lacks: the disk did not keep up, or could not be written.",
 );
 pub(super) const USAGE_DATABASE_ROWS: Metric =
     metric("penstock_usage_database_rows_total", "Usage rows that the database has taken.");
@@ -205,6 +207,8 @@ pub(super) const COUNTERS: &[Metric] = &[
     AUDIT_LOST,
     USAGE_ROWS,
     USAGE_DROPPED,
+    RECORD_STEPS,
+    RECORD_LOST,
     USAGE_DATABASE_ROWS,
     USAGE_DATABASE_DELETED,
     SCALER_CALLS,
@@ -241,6 +245,17 @@ pub(super) const USAGE_UNREAD: Metric =
 pub(super) const USAGE_DATABASE_UP: Metric =
     metric("penstock_usage_database_up", "1 while the usage database takes rows, else 0.");
 
+pub(super) const CLUSTER_STORE_UP: Metric = metric(
+    "penstock_cluster_store_up",
+    "1 while the store of `cluster` answers, else 0: the gateway then goes on with its last leases of limits.",
+);
+
+pub(super) const CLUSTER_LEASES_OVER: Metric =
+    metric("penstock_cluster_leases_over", "1 while leases have ended (`cluster.outage`), else 0.");
+
+pub(super) const CLUSTER_GATEWAYS: Metric =
+    metric("penstock_cluster_gateways", "Gateways that share limits, this one included, as last heard.");
+
 pub(super) const SCALE_PEERS: Metric = metric(
     "penstock_scale_peers",
     "Other gateways that serve the same demand, by state: live, replayed (fell silent, what they said last still counts), silent (missed).",
@@ -252,6 +267,9 @@ pub(super) const GAUGES: &[Metric] = &[
     KEYS,
     KEY_NEXT_EXPIRY,
     KEY_FILE_PROBLEMS,
+    CLUSTER_STORE_UP,
+    CLUSTER_LEASES_OVER,
+    CLUSTER_GATEWAYS,
     SCALE_PEERS,
     USAGE_UNREAD,
     USAGE_DATABASE_UP,

@@ -34,7 +34,7 @@ use crate::telemetry::summary::{GuardrailCheck, RequestSummary, ShadowSide};
 
 use self::recorder::{METADATA, counter, recorder};
 pub use crate::telemetry::metrics::scrape::{EngineView, Scrape};
-pub use crate::telemetry::metrics::usage::UsageMeters;
+pub use crate::telemetry::metrics::usage::{RecordMeters, UsageMeters};
 pub use crate::telemetry::metrics::zeros::ModelPairs;
 
 /// `Content-Type` of the text that [`crate::telemetry::Telemetry::render`] returns.
@@ -125,7 +125,7 @@ impl Metrics {
         counter(&self.recorder, &catalogue::LIMITS_MET, labels).increment(1);
     }
 
-    pub(super) fn recalled(&self, policy: &Policy, pool: Option<PoolId>, reason: &'static str) {
+    pub(super) fn preempted(&self, policy: &Policy, pool: Option<PoolId>, reason: &'static str) {
         self.of_pool(&catalogue::RECALLS, policy, pool, Some(("reason", reason)));
     }
 
@@ -145,7 +145,7 @@ impl Metrics {
         self.of_pool(&catalogue::EJECTIONS_SPARED, policy, pool, Some(("fault", fault)));
     }
 
-    pub(super) fn rested(
+    pub(super) fn sleep_result(
         &self,
         policy: &Policy,
         pool: Option<PoolId>,
@@ -268,6 +268,21 @@ impl Metrics {
         self.recorder.register_gauge(&key, &METADATA).set(count as f64);
     }
 
+    pub(super) fn cluster_store(&self, is_up: bool) {
+        let key = labels::key(catalogue::CLUSTER_STORE_UP.name, Vec::new());
+        self.recorder.register_gauge(&key, &METADATA).set(f64::from(u8::from(is_up)));
+    }
+
+    pub(super) fn cluster_leases_over(&self, are_over: bool) {
+        let key = labels::key(catalogue::CLUSTER_LEASES_OVER.name, Vec::new());
+        self.recorder.register_gauge(&key, &METADATA).set(f64::from(u8::from(are_over)));
+    }
+
+    pub(super) fn cluster_gateways(&self, count: usize) {
+        let key = labels::key(catalogue::CLUSTER_GATEWAYS.name, Vec::new());
+        self.recorder.register_gauge(&key, &METADATA).set(count as f64);
+    }
+
     pub(super) fn scaler_clamped(&self, pool: &str) {
         let labels = vec![Label::new("pool", pool.to_owned())];
         counter(&self.recorder, &catalogue::SCALER_CLAMPED, labels).increment(1);
@@ -327,6 +342,10 @@ impl Metrics {
 
     pub(super) fn usage_meters(&self) -> UsageMeters {
         UsageMeters::register(&self.recorder)
+    }
+
+    pub(super) fn record_meters(&self) -> RecordMeters {
+        RecordMeters::register(&self.recorder)
     }
 
     pub(super) fn usage_database(&self, database: &'static str, up: bool) {

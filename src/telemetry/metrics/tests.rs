@@ -8,12 +8,12 @@ use crate::core::model::ids::{ReplicaId, TenantId};
 use crate::core::model::job::{JobUsage, TokenCounts};
 use crate::telemetry::event::{
     AuthFailed, ConnectionRefused, ModelMismatch, ProbeFailed, ReplicaEjected, ReplicaReadmitted,
-    RequestRecalled, RequestRequeued, ScrapeFailed, StreamBroken,
+    RequestPreempted, RequestRequeued, ScrapeFailed, StreamBroken,
 };
 use crate::telemetry::fixtures::{load, policy, render, samples, success, telemetry};
 use crate::telemetry::metrics::labels::MAX_OWNERS;
 use crate::telemetry::summary::{
-    CallerFacts, LastDispatch, ModelFacts, RequestOutcome, RequestSummary, TokenFacts,
+    CallerFacts, LastDispatch, ModelFacts, RequestIds, RequestOutcome, RequestSummary, TokenFacts,
 };
 
 const OWNER: &str = r#"tenant="team-0",class="interactive",model="llama",pool="a100""#;
@@ -175,11 +175,12 @@ fn unknown_usage_is_not_zero_and_partial_usage_is_told_apart() {
 fn every_other_event_is_counted_under_its_pool_or_reason() {
     let telemetry = telemetry(1);
     let (replica, fault, problem) = (ReplicaId::new(0), EngineFault::Refused, "refused");
+    let ids = RequestIds { request: "r", ..RequestIds::default() };
     RequestSummary { outcome: RequestOutcome::Rejected, reason: Some("queue_full"), ..success() }
         .emit(&telemetry);
-    RequestRequeued { request_id: "r", replica, fault, attempt: 1 }.emit(&telemetry);
-    RequestRecalled { request_id: "r", replica, why: PreemptReason::Stalled, attempt: 1 }.emit(&telemetry);
-    StreamBroken { request_id: "r", replica, fault: EngineFault::Reset, output_tokens: 7 }.emit(&telemetry);
+    RequestRequeued { ids, replica, fault, attempt: 1 }.emit(&telemetry);
+    RequestPreempted { ids, replica, why: PreemptReason::Stalled, attempt: 1 }.emit(&telemetry);
+    StreamBroken { ids, replica, fault: EngineFault::Reset, output_tokens: 7 }.emit(&telemetry);
     ReplicaEjected { replica, fault }.emit(&telemetry);
     ReplicaReadmitted { replica, after: Duration::from_secs(2) }.emit(&telemetry);
     ProbeFailed { replica, problem }.emit(&telemetry);

@@ -1,10 +1,11 @@
-//! Usage metrics: handles that the threads of the usage journal keep.
+//! Usage metrics: handles that the threads of the usage journal and of the record keep.
 
 use metrics::{Counter, Gauge, Label, Recorder};
 use metrics_exporter_prometheus::PrometheusRecorder;
 
 use crate::telemetry::metrics::catalogue::{
-    Metric, USAGE_DATABASE_DELETED, USAGE_DATABASE_ROWS, USAGE_DROPPED, USAGE_ROWS, USAGE_UNREAD,
+    Metric, RECORD_LOST, RECORD_STEPS, USAGE_DATABASE_DELETED, USAGE_DATABASE_ROWS, USAGE_DROPPED,
+    USAGE_ROWS, USAGE_UNREAD,
 };
 use crate::telemetry::metrics::recorder::{METADATA, counter};
 
@@ -42,6 +43,30 @@ impl UsageMeters {
             deleted: count(&USAGE_DATABASE_DELETED, Vec::new()),
             stored: count(&USAGE_DATABASE_ROWS, Vec::new()),
             unread: recorder.register_gauge(&USAGE_UNREAD.name.into(), &METADATA),
+        }
+    }
+}
+
+/// Metric handles of the record.
+#[derive(Clone)]
+pub struct RecordMeters {
+    /// Counts steps written to the record.
+    pub written: Counter,
+    /// Counts steps that the record lacks.
+    pub lost: Counter,
+}
+
+impl std::fmt::Debug for RecordMeters {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("RecordMeters")
+    }
+}
+
+impl RecordMeters {
+    pub(super) fn register(recorder: &PrometheusRecorder) -> Self {
+        Self {
+            written: counter(recorder, &RECORD_STEPS, Vec::new()),
+            lost: counter(recorder, &RECORD_LOST, Vec::new()),
         }
     }
 }

@@ -320,11 +320,11 @@ mod tests {
     use crate::telemetry::Telemetry;
     use crate::telemetry::event::{
         AuthFailed, ConfigReloaded, ConnectionRefused, HandshakeFailed, LimitMet, ModelMismatch, ProbeFailed,
-        ReplicaEjected, ReplicaReadmitted, RequestFellBack, RequestRecalled, RequestRequeued, ScrapeFailed,
+        ReplicaEjected, ReplicaReadmitted, RequestFellBack, RequestPreempted, RequestRequeued, ScrapeFailed,
         ShadowSkipped, SleepOrderFailed, StreamBroken,
     };
     use crate::telemetry::fixtures::{load, policy, render, samples, success, telemetry};
-    use crate::telemetry::summary::RequestSummary;
+    use crate::telemetry::summary::{RequestIds, RequestSummary};
 
     /// The series of counters, with labels.
     fn counters(telemetry: &Telemetry) -> BTreeSet<String> {
@@ -366,21 +366,21 @@ mod tests {
 
         let (replica, fault, problem) = (ReplicaId::new(0), EngineFault::Refused, "refused");
         let (model, why) = (ModelId::new(0), PreemptReason::Stalled);
+        let ids = RequestIds { request: "r", ..RequestIds::default() };
         success().emit(&telemetry);
         AuthFailed { reason: "unknown", key_id: None }.emit(&telemetry);
         ConnectionRefused { reason: "bare_lf" }.emit(&telemetry);
         HandshakeFailed { listener: "admin", reason: "timeout" }.emit(&telemetry);
-        LimitMet { request_id: "r", tenant: Some(TenantId::new(0)), rule }.emit(&telemetry);
+        LimitMet { ids, tenant: Some(TenantId::new(0)), rule, is_logged: true }.emit(&telemetry);
         ReplicaEjected { replica, fault }.emit(&telemetry);
         ReplicaReadmitted { replica, after: Duration::ZERO }.emit(&telemetry);
         ProbeFailed { replica, problem }.emit(&telemetry);
         ScrapeFailed { replica, problem, first: true }.emit(&telemetry);
         ModelMismatch { replica, expected: "llama", served: &[] }.emit(&telemetry);
-        RequestRequeued { request_id: "r", replica, fault, attempt: 1 }.emit(&telemetry);
-        RequestRecalled { request_id: "r", replica, why, attempt: 1 }.emit(&telemetry);
-        StreamBroken { request_id: "r", replica, fault, output_tokens: 7 }.emit(&telemetry);
-        RequestFellBack { request_id: "r", from: model, to: small, why: RejectReason::NoReplica }
-            .emit(&telemetry);
+        RequestRequeued { ids, replica, fault, attempt: 1 }.emit(&telemetry);
+        RequestPreempted { ids, replica, why, attempt: 1 }.emit(&telemetry);
+        StreamBroken { ids, replica, fault, output_tokens: 7 }.emit(&telemetry);
+        RequestFellBack { ids, from: model, to: small, why: RejectReason::NoReplica }.emit(&telemetry);
         ShadowSkipped { model, to: small, reason: "memory" }.emit(&telemetry);
         SleepOrderFailed { replica, order: "wake", problem }.emit(&telemetry);
         let after = counters(&telemetry);

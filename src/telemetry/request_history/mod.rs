@@ -207,7 +207,7 @@ impl RequestHistory {
 
     /// The gateway's own ids of other requests with the same request id, at most
     /// `MAX_NAMESAKES`.
-    pub fn namesakes(&self, trail: &RequestTrail) -> Vec<HeaderValue> {
+    pub fn same_request_id(&self, trail: &RequestTrail) -> Vec<HeaderValue> {
         let others = self.unended().chain(self.ended_requests()).filter(|request| {
             request.0.request_id == trail.request_id && request.0.own_id != *trail.own_id()
         });
@@ -306,7 +306,7 @@ mod tests {
         history.begin(RequestTrail { gateway_id: own("req_b"), ..trail("both", 4) });
         let latest = history.find("both").unwrap().look(RequestTrail::clone);
         assert_eq!(latest.job, JobId::new(4));
-        assert_eq!(history.namesakes(&latest), ["req_a"]);
+        assert_eq!(history.same_request_id(&latest), ["req_a"]);
     }
 
     #[test]

@@ -123,7 +123,7 @@ pub enum AttemptEnd {
     /// The engine failed the attempt.
     Failed(EngineFault),
     /// The scheduler preempted the job.
-    Recalled(PreemptReason),
+    Preempted(PreemptReason),
 }
 
 impl AttemptEnd {
@@ -132,7 +132,7 @@ impl AttemptEnd {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Failed(fault) => fault.name(),
-            Self::Recalled(why) => why.name(),
+            Self::Preempted(why) => why.name(),
         }
     }
 }

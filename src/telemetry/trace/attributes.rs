@@ -29,7 +29,7 @@ pub(super) fn of(event: &RequestSummary<'_>, policy: &Policy) -> Vec<KeyValue> {
         KeyValue::new("gen_ai.provider.name", event.dispatch.engine.unwrap_or("penstock")),
         KeyValue::new("gen_ai.request.stream", event.call.stream),
         KeyValue::new("http.response.status_code", i64::from(event.status)),
-        KeyValue::new("penstock.request_id", shorten(event.request_id).to_owned()),
+        KeyValue::new("penstock.request_id", shorten(event.ids.request).to_owned()),
         KeyValue::new("penstock.outcome", event.outcome.name()),
         KeyValue::new("penstock.attempts", i64::from(event.attempts.made)),
     ];

@@ -25,7 +25,9 @@ use crate::config::settings::{LogFormat, OtlpProtocol, OtlpSettings, Secret, Tel
 use crate::core::model::job::{JobUsage, TokenCounts};
 use crate::core::model::time::Tick;
 use crate::telemetry::Telemetry;
-use crate::telemetry::summary::{CallFacts, LastDispatch, RequestOutcome, RequestSummary, TokenFacts};
+use crate::telemetry::summary::{
+    CallFacts, LastDispatch, RequestIds, RequestOutcome, RequestSummary, TokenFacts,
+};
 use crate::telemetry::trace::{EngineCall, RequestPhase, TraceStart, Tracer};
 
 const POST: &str = "POST /v1/chat/completions";
@@ -210,6 +212,7 @@ fn settings(endpoint: &str) -> TelemetrySettings {
         log_format: LogFormat::Json,
         log_level: "info".into(),
         client_address: Default::default(),
+        refusals_per_second: 10,
         otlp: OtlpSettings { endpoint: Some(endpoint.into()), sample: Some(1.0), ..OtlpSettings::default() },
     }
 }
@@ -291,7 +294,7 @@ async fn send_one(otlp: OtlpSettings, calls: &mut mpsc::UnboundedReceiver<SeenCa
     let mut trace = telemetry.tracer().start(start(&HeaderMap::new()));
     trace.attempt(&call(&"http://10.0.0.1:8000".parse().unwrap(), 1), at(1_010));
     let event = RequestSummary {
-        request_id: "req-over-the-wire",
+        ids: RequestIds { request: "req-over-the-wire", ..RequestIds::default() },
         outcome: RequestOutcome::Success,
         ..RequestSummary::default()
     };

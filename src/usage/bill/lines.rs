@@ -19,7 +19,6 @@ pub enum Dimension {
     Class,
 }
 
-/// Line of a bill.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BillLine {
     /// Value of each dimension; empty text where a row has none.
@@ -41,7 +40,6 @@ pub struct Bill {
 }
 
 impl Dimension {
-    /// All dimensions.
     pub const ALL: [Self; 6] = [Self::Tenant, Self::Model, Self::Pool, Self::Day, Self::Key, Self::Class];
 
     /// Name of the dimension in queries and columns.

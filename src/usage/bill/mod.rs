@@ -43,7 +43,6 @@ pub enum TimeShare {
     Tokens,
 }
 
-/// Query for a bill.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BillQuery {
     /// Dimensions, in the order of the columns.

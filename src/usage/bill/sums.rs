@@ -30,7 +30,7 @@ pub struct BillSums {
 /// SQL columns of [`BillSums`]. Replica time and cost are split into whole units and billionths:
 /// the nanoseconds of many replicas over years do not fit in 64 bits.
 pub(in crate::usage) const SUMS: [&str; 11] = [
-    "CASE WHEN kind = 'request' THEN 1 ELSE 0 END",
+    "CASE WHEN kind = 'request' THEN requests ELSE 0 END",
     "CASE WHEN kind = 'try' THEN 1 ELSE 0 END",
     "input_tokens",
     "cached_tokens",
@@ -48,7 +48,7 @@ pub(in crate::usage) const NANO: u128 = 1_000_000_000;
 impl BillSums {
     pub(in crate::usage) fn of(row: &UsageRow) -> Self {
         Self {
-            requests: u64::from(row.kind == RowKind::Request),
+            requests: if row.kind == RowKind::Request { row.requests } else { 0 },
             tries: u64::from(row.kind == RowKind::Try),
             input_tokens: row.input_tokens,
             cached_tokens: row.cached_tokens,

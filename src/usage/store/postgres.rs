@@ -4,16 +4,20 @@ use std::error::Error as _;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::Write as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use postgres::{Client, Config, IsolationLevel};
+use tokio::runtime::Builder;
 
 use crate::config::settings::usage::PostgresSettings as Settings;
 use crate::usage::row::UsageRow;
 use crate::usage::segment::Cursor;
 use crate::usage::store::access::{Store, StoreAccess, StoreError, StoredLine};
 use crate::usage::store::secure::PostgresTls;
-use crate::usage::store::table::{COLUMNS, ColumnValue, VERSION, VERSION_TABLE, migrations_after, values};
+use crate::usage::store::table::{
+    COLUMNS, ColumnValue, VERSION, VERSION_TABLE, check_readable, migrations_after, values,
+};
 
 const CONNECT: Duration = Duration::from_secs(5);
 /// TCP user timeout: longest time that sent data may stay unacknowledged.
@@ -44,13 +48,25 @@ impl PostgresStore {
     pub(super) fn open(settings: &Settings, access: StoreAccess) -> Result<Self, StoreError> {
         let mut config = config(settings)?;
         config.application_name("penstock").connect_timeout(CONNECT).tcp_user_timeout(SILENCE);
-        let mut client = config.connect(PostgresTls::new(settings.ca.as_deref())?)?;
+        let mut client = connect(&config, PostgresTls::new(settings.ca.as_deref())?)?;
         client.batch_execute("SET statement_timeout = '60s'")?;
         if access == StoreAccess::Write {
             migrate(&mut client)?;
+        } else {
+            let version: i32 = client.query_one(VERSION, &[])?.get(0);
+            check_readable(version.into())?;
         }
         Ok(Self(client))
     }
+}
+
+/// Connects. The library makes a runtime for the connection and panics where it cannot, for lack of
+/// file descriptors. Another thread may take the last one after the first look.
+fn connect(config: &Config, tls: PostgresTls) -> Result<Client, StoreError> {
+    let lacking = |error: std::io::Error| StoreError(format!("no connection can be opened: {error}"));
+    Builder::new_current_thread().enable_all().build().map_err(lacking)?;
+    let connected = catch_unwind(AssertUnwindSafe(|| config.connect(tls)));
+    Ok(connected.map_err(|_panic| StoreError("no connection can be opened".into()))??)
 }
 
 /// Parses the database's address. The address file is read again each time, so that a rotated

@@ -8,7 +8,9 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension as _, ToSql, params_from
 use crate::usage::row::UsageRow;
 use crate::usage::segment::Cursor;
 use crate::usage::store::access::{Store, StoreAccess, StoreError, StoredLine};
-use crate::usage::store::table::{COLUMNS, ColumnValue, VERSION, VERSION_TABLE, migrations_after, values};
+use crate::usage::store::table::{
+    COLUMNS, ColumnValue, VERSION, VERSION_TABLE, check_readable, migrations_after, values,
+};
 
 /// Longest wait for another connection that holds the file's lock.
 const BUSY: Duration = Duration::from_secs(5);
@@ -48,6 +50,8 @@ impl SqliteStore {
             connection.pragma_update(None, "journal_mode", "wal")?;
             connection.pragma_update(None, "synchronous", "normal")?;
             migrate(&mut connection)?;
+        } else {
+            check_readable(connection.query_row(VERSION, (), |row| row.get(0))?)?;
         }
         Ok(Self(connection))
     }

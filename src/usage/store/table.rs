@@ -5,7 +5,8 @@ use crate::usage::store::access::StoreError;
 
 /// Migrations of the tables, one for each version. A released migration never changes; a change of
 /// the tables is a further migration.
-const MIGRATIONS: [&str; 1] = ["
+const MIGRATIONS: [&str; 2] = [
+    "
     CREATE TABLE penstock_usage (
         journal TEXT NOT NULL,
         time_ms BIGINT NOT NULL,
@@ -38,15 +39,19 @@ const MIGRATIONS: [&str; 1] = ["
         segment BIGINT NOT NULL,
         byte_offset BIGINT NOT NULL
     );
-"];
+",
+    "
+    ALTER TABLE penstock_usage ADD COLUMN requests BIGINT NOT NULL DEFAULT 1;
+    ALTER TABLE penstock_usage ADD COLUMN gateway_id TEXT NOT NULL DEFAULT '';
+",
+];
 
-/// Table with the version of the tables.
 pub(super) const VERSION_TABLE: &str =
     "CREATE TABLE IF NOT EXISTS penstock_usage_schema (version INTEGER NOT NULL)";
 
 pub(super) const VERSION: &str = "SELECT COALESCE(MAX(version), 0) FROM penstock_usage_schema";
 
-pub(super) const COLUMNS: [&str; 24] = [
+pub(super) const COLUMNS: [&str; 26] = [
     "journal",
     "time_ms",
     "kind",
@@ -71,9 +76,10 @@ pub(super) const COLUMNS: [&str; 24] = [
     "price_per_hour",
     "money_nano",
     "attempts",
+    "requests",
+    "gateway_id",
 ];
 
-/// Value of a column.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum ColumnValue<'a> {
     Text(&'a str),
@@ -109,6 +115,8 @@ pub(super) fn values<'a>(journal: &'a str, row: &'a UsageRow) -> [ColumnValue<'a
         ColumnValue::Real(row.price_per_hour),
         whole(row.money_nano),
         whole(row.attempts.into()),
+        whole(row.requests),
+        ColumnValue::Text(&row.gateway_id),
     ]
 }
 
@@ -121,6 +129,17 @@ pub(super) fn migrations_after(version: i64) -> Result<&'static [&'static str], 
             "its tables have version {version}, and this program knows versions up to {known}: use a newer one"
         ))
     })
+}
+
+/// Checks that tables of a version have all columns that are read.
+pub(super) fn check_readable(version: i64) -> Result<(), StoreError> {
+    if migrations_after(version)?.is_empty() {
+        return Ok(());
+    }
+    Err(StoreError(format!(
+        "its tables have version {version}, of an earlier program: a gateway of this version brings them up to date \
+         when it starts"
+    )))
 }
 
 #[cfg(test)]
@@ -143,8 +162,13 @@ mod tests {
             };
             assert_eq!(*expected, found, "{name}");
         }
-        let created = COLUMNS.iter().all(|column| MIGRATIONS[0].contains(&format!("        {column} ")));
-        assert!(created);
+        let all = MIGRATIONS.concat();
+        let is_made = |column: &&str| -> bool {
+            [format!("        {column} "), format!("ADD COLUMN {column} ")]
+                .iter()
+                .any(|text| all.contains(text))
+        };
+        assert!(COLUMNS.iter().all(is_made));
     }
 
     #[test]
@@ -152,5 +176,7 @@ mod tests {
         assert_eq!(migrations_after(0).unwrap().len(), MIGRATIONS.len());
         assert_eq!(migrations_after(MIGRATIONS.len() as i64).unwrap().len(), 0);
         assert!(migrations_after(99).unwrap_err().to_string().contains("version 99"));
+        assert!(check_readable(1).unwrap_err().to_string().contains("version 1, of an earlier program"));
+        assert!(check_readable(MIGRATIONS.len() as i64).is_ok());
     }
 }

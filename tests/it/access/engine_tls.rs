@@ -1,6 +1,8 @@
 //! TLS towards engines: authorities, a client certificate and a server name of the pool.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::process::Command;
+
 use http::Method;
 use penstock::sim::server::{SimHandle, SimOptions, SimServer};
 use rcgen::SanType;
@@ -120,4 +122,29 @@ async fn new_files_are_read_again() {
     put(&rig.folder.path().join("ca.crt"), "no certificate");
     soon("a reload", rig.gateway.reload_handle().reload("test".into())).await.unwrap();
     assert!(rig.post(CHAT, &chat(2, true)).await.is_done());
+}
+
+/// What `penstock doctor` finds about the engine: the results of its checks, and all of its output.
+async fn doctor(rig: &Rig) -> (Vec<String>, String) {
+    let path = rig.folder.path().join("penstock.yaml");
+    let output = tokio::task::spawn_blocking(move || {
+        Command::new(env!("CARGO_BIN_EXE_penstock")).args(["doctor", "-o", "json"]).arg(path).output()
+    });
+    let text = String::from_utf8(output.await.unwrap().unwrap().stdout).unwrap();
+    let found: Vec<serde_json::Value> = serde_json::from_str(&text).unwrap();
+    let of_engine = found.iter().filter(|row| row["check"] == "engines" || row["check"] == "models");
+    (of_engine.map(|row| row["result"].as_str().unwrap().to_owned()).collect(), text)
+}
+
+#[tokio::test]
+async fn the_doctor_asks_engines_as_the_gateway_does() {
+    let [servers, clients] = [Authority::new(), Authority::new()];
+    let tls = format!("{FILES}, server_name: {NAME}");
+    let Secured { rig, front: _front } = secured(&servers, &clients, by_name(), &tls).await;
+    let (results, text) = doctor(&rig).await;
+    assert_eq!(results, ["ok", "ok"], "{text}");
+    let Secured { rig, front: _front } = secured(&servers, &clients, by_name(), FILES).await;
+    let (results, text) = doctor(&rig).await;
+    assert_eq!(results, ["failed"], "{text}");
+    assert!(text.contains("no answer: ") && text.contains("certificate"), "{text}");
 }

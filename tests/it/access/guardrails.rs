@@ -41,7 +41,7 @@ struct Question {
 type Script = dyn Fn(&Value) -> (Duration, u16, String) + Send + Sync;
 
 /// The service.
-struct Service {
+pub(crate) struct Service {
     address: SocketAddr,
     questions: Arc<Mutex<Vec<Question>>>,
     /// Calls that it works on, and the most that there were.
@@ -73,7 +73,9 @@ impl Drop for Working {
 }
 
 impl Service {
-    async fn start(script: impl Fn(&Value) -> (Duration, u16, String) + Send + Sync + 'static) -> Self {
+    pub(crate) async fn start(
+        script: impl Fn(&Value) -> (Duration, u16, String) + Send + Sync + 'static,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (questions, at_once) = (Arc::<Mutex<Vec<Question>>>::default(), Arc::default());
@@ -120,7 +122,7 @@ impl Service {
     }
 
     /// The section of the file, with more keys.
-    fn section(&self, more: &str) -> String {
+    pub(crate) fn section(&self, more: &str) -> String {
         format!("guardrails: {{url: 'http://{}/check'{more}}}\n", self.address)
     }
 }
@@ -349,6 +351,33 @@ async fn a_request_that_a_limit_refuses_is_not_sent() {
         }
     }
     assert_eq!((refused, service.questions().len()), (4, 2));
+    rig.emptied_within(PATIENCE).await;
+}
+
+#[tokio::test]
+async fn a_denied_prompt_counts_in_the_limits_per_minute() {
+    let service = Service::start(no_floods).await;
+    let limits = "limits: {per_minute: {requests: 3}, per_day: {requests: 100}}";
+    let rig = Rig::start(RigOptions {
+        engines: vec![SimOptions::default()],
+        tenants: vec![(TENANT, limits), ("other", "")],
+        more: service.section(""),
+        ..RigOptions::default()
+    })
+    .await;
+    let mut codes = Vec::new();
+    for number in 0..10 {
+        codes.push(ask(&rig, &format!("r{number}"), &about_water("flood")).await.code());
+    }
+    assert_eq!(codes[..3], ["guardrail_denied"; 3]);
+    assert_eq!(codes[3..], ["rate_limit_exceeded"; 7]);
+    assert_eq!(service.questions().len(), 3, "what the limit refuses is not asked about");
+    Call::post(CHAT, &chat(2, false)).key(rig.key("other")).send(rig.address()).await.ok();
+    let limits = rig.admin(Method::GET, "/admin/v1/tenants").await.json()["tenants"][0]["limits"].clone();
+    let left = |period: &str| {
+        limits.as_array().unwrap().iter().find(|limit| limit["period"] == period).unwrap()["left"].clone()
+    };
+    assert_eq!((left("per_minute"), left("per_day")), (json!(0), json!(100)), "{limits}");
     rig.emptied_within(PATIENCE).await;
 }
 

@@ -6,12 +6,14 @@ use std::time::Duration;
 use penstock::core::model::snapshot::ReplicaStatus;
 use penstock::sim::faults::{Fault, FaultKind, ResetPoint};
 use penstock::sim::server::{SimOptions, Terminate, VllmFlags};
+use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::reply::End;
 use super::setup::{Rig, Setup, chat, engine};
-use crate::support::gateway::until;
+use crate::support::client::Call;
+use crate::support::gateway::{TENANT, until};
 
 const JOBS: usize = 50;
 const OUTAGE: Duration = Duration::from_secs(2);
@@ -50,18 +52,28 @@ impl Outage {
     }
 }
 
+async fn operate(rig: &Rig, what: &str, body: &Value) {
+    let call = Call::post(&format!("/admin/v1/tenants/{what}"), body);
+    assert_eq!(call.send(rig.gateway.admin_address()).await.status, 200);
+}
+
 /// Both engines are out for two seconds while 50 requests come.
 async fn ride_out(outage: Outage) {
     let rig = Arc::new(Rig::start(Setup::default()).await);
-    for engine in 0..2 {
-        outage.begin(&rig, engine);
-    }
-    let begun = Instant::now();
+    // All are sent at once: engines that only reset one request may have met one that breaks engines,
+    // and such a request is tried three times at most.
+    operate(&rig, "pause", &json!({"name": TENANT, "for": "1m"})).await;
     let mut jobs = JoinSet::new();
     for job in 0..JOBS {
         let rig = Arc::clone(&rig);
         jobs.spawn(async move { rig.post("/v1/chat/completions", &chat(4, job % 2 == 0)).await });
     }
+    until("all wait", || rig.snapshot().pools[0].waiting == JOBS as u64).await;
+    for engine in 0..2 {
+        outage.begin(&rig, engine);
+    }
+    let begun = Instant::now();
+    operate(&rig, "resume", &json!({"name": TENANT})).await;
     while let Some(reply) = jobs.join_next().await {
         let reply = reply.unwrap();
         assert_eq!((reply.status, reply.end), (200, End::Whole), "{outage:?}: {}", reply.text());

@@ -1,6 +1,7 @@
 //! Limits of tenants, keys and models, as clients meet them.
 
 pub(crate) mod bills;
+pub(crate) mod cluster;
 pub(crate) mod many_clients;
 pub(crate) mod pitfalls;
 pub(crate) mod usage;

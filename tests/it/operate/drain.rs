@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use penstock::proxy::handler::Proxy;
+use penstock::proxy::Proxy;
 use penstock::sim::faults::FaultKind;
 use penstock::sim::server::SimHandle;
 use penstock::telemetry::Telemetry;

@@ -1,8 +1,11 @@
 //! Operator commands against a gateway under load.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
+pub(crate) mod completion;
 pub(crate) mod drain;
+pub(crate) mod record;
 pub(crate) mod reload;
+pub(crate) mod scarce;
 pub(crate) mod simulate;
 
 use std::time::Duration;

@@ -321,7 +321,7 @@ async fn a_written_file_a_nudge_and_the_admin_port_reload() {
 
     // What SIGHUP does.
     rig.put(&format!("{text}# nudged\n"));
-    rig.gateway.reload_handle().nudge();
+    rig.gateway.reload_handle().request_reload();
     until("the nudged file is in force", || rig.generation() == 3).await;
 
     rig.put(&format!("{text}# posted\n"));

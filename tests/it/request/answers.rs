@@ -171,6 +171,7 @@ async fn the_trace_says_why_an_answer_ended() {
         log_format: LogFormat::Json,
         log_level: "info".to_owned(),
         client_address: Default::default(),
+        refusals_per_second: 10,
         otlp: OtlpSettings { endpoint: Some(endpoint), sample: Some(1.0), ..OtlpSettings::default() },
     })
     .unwrap();

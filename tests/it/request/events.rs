@@ -2,12 +2,13 @@
 //! under the same policy. A difference marks something that no simulation can find.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use penstock::core::model::event::{AttemptOutcome, Event};
 use penstock::core::model::policy::Policy;
 use penstock::core::model::time::Tick;
-use penstock::dispatcher::EventLog;
+use penstock::dispatcher::event_log::EventLog;
 use penstock::sim::engine::EngineOptions;
 use penstock::sim::engine::profile::StepProfile;
 use penstock::sim::faults::{Fault as EngineFault, FaultKind as Breaks, ResetPoint};
@@ -74,7 +75,7 @@ fn kinds<'a>(mut events: impl Iterator<Item = &'a Event> + Clone) -> Vec<String>
         Event::FirstToken { .. } => Some("first token".to_owned()),
         Event::Finished { outcome: AttemptOutcome::Done(_), .. } => Some("done".to_owned()),
         Event::Finished { .. } => Some("failed".to_owned()),
-        Event::ClientLeft { .. } => Some("left".to_owned()),
+        Event::Abandoned { .. } => Some("left".to_owned()),
         _ => None,
     });
     let paced = events.any(|event| matches!(event, Event::ItlSampled { .. }));
@@ -91,7 +92,7 @@ impl Case {
         let more = "retry: {continue_streams: false}\n".to_owned();
         let options = RigOptions { engines: vec![engine(), engine()], more, ..RigOptions::default() };
         let rig = Rig::start(options).await;
-        let told = EventLog::default();
+        let told = Arc::<EventLog>::default();
         rig.gateway.proxy().dispatcher.log_events(&told);
         if self.fate == Fate::Broken {
             let fault = match self.stream {
@@ -124,7 +125,7 @@ impl Case {
             }
         }
         drop(client);
-        let now = || kinds(told.lock().iter().map(|(_, event)| event));
+        let now = || kinds(told.steps().iter().map(|step| &step.event));
         until("it has ended", || rig.is_empty()).await;
         if self.told.contains(&"paced") {
             until("its pace is told", || now().contains(&"paced".to_owned())).await;

@@ -2,12 +2,13 @@
 //! served at once, no engine is ejected, and the ledgers are empty.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::path::Path;
 use std::time::Duration;
 
 use penstock::sim::server::{ServerDialect, SimOptions, SimServer};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::support::client::{Answer, Call, Raw};
 use crate::support::gateway::{MODEL, PATIENCE, Rig, RigOptions, chat, until};
@@ -225,6 +226,49 @@ async fn a_body_that_is_slower_than_the_least_rate_is_ended() {
     no_harm_is_left(&rig).await;
 }
 
+/// Everything in a usage folder, its journal among it.
+fn journal_text(folder: &Path) -> String {
+    let texts =
+        std::fs::read_dir(folder).unwrap().filter_map(|file| std::fs::read(file.unwrap().path()).ok());
+    texts.map(|text| String::from_utf8_lossy(&text).into_owned()).collect()
+}
+
+#[tokio::test]
+async fn a_flood_of_refusals_leaves_few_lines_and_rows_that_count_each() {
+    const REFUSED: u64 = 400;
+    let folder = tempfile::tempdir().unwrap();
+    let usage = format!("usage: {{folder: {}}}\n", folder.path().join("usage").display());
+    let rig = rig(1, "engine: vllm\nmodels: [sim]", "limits: {per_minute: {requests: 2}}", &usage).await;
+    let began = Instant::now();
+    for _ in 0..REFUSED + 2 {
+        let call = Call::post(CHAT, &chat(1, false)).key(rig.key(EVIL)).header("x-request-id", "mine");
+        call.send(rig.address()).await;
+    }
+    good_is_served(&rig, "interactive", "somebody").await;
+    let rows = || -> Vec<Value> {
+        let text = journal_text(&folder.path().join("usage"));
+        let rows = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        rows.filter(|row| row["tenant"] == EVIL && row["status"] == 429).collect()
+    };
+    let counted = || rows().iter().filter_map(|row| row["requests"].as_u64()).sum::<u64>();
+    until("each is counted", || counted() == REFUSED).await;
+    let seconds = began.elapsed().as_secs() + 2;
+    let rows = rows();
+    assert!(rows.len() as u64 <= 11 * seconds, "{} rows in {seconds} s", rows.len());
+    let whole = rows.iter().find(|row| row["requests"] == 1).unwrap();
+    assert!(whole["gateway_id"].as_str().unwrap().starts_with("req_") && whole["request_id"] == "mine");
+    let log = rig.telemetry.captured_log();
+    let lines = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let lines: Vec<Value> = lines.filter(|line| line["tenant"] == EVIL && line["status"] == 429).collect();
+    let kept_back: u64 = lines.iter().filter_map(|line| line["kept_back"].as_u64()).sum();
+    let own = lines.iter().filter(|line| line["message"] == "request finished").count() as u64;
+    assert_eq!((own + kept_back, lines.len()), (REFUSED, rows.len()), "a line for each row");
+    let met = log.matches("\"limit met\"").count() as u64;
+    assert_eq!(met, own, "the lines of one request stand together");
+    assert_eq!(rig.metric("penstock_limits_met_total").await, REFUSED as f64);
+    no_harm_is_left(&rig).await;
+}
+
 #[tokio::test]
 async fn nobody_s_requests_leave_no_rows_and_few_lines() {
     let folder = tempfile::tempdir().unwrap();
@@ -235,11 +279,7 @@ async fn nobody_s_requests_leave_no_rows_and_few_lines() {
         assert_eq!(call.send(rig.address()).await.status, 401);
     }
     good_is_served(&rig, "interactive", "somebody").await;
-    let journal = || {
-        let files = std::fs::read_dir(folder.path().join("usage")).unwrap();
-        let texts = files.filter_map(|file| std::fs::read(file.unwrap().path()).ok());
-        texts.map(|text| String::from_utf8_lossy(&text).into_owned()).collect::<String>()
-    };
+    let journal = || journal_text(&folder.path().join("usage"));
     // Rows are written in the order of the requests.
     until("its row", || journal().contains("somebody")).await;
     assert!(!journal().contains("nobody"), "{}", journal());

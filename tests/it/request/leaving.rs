@@ -319,6 +319,21 @@ fn guest(rig: &Rig, number: u64, phase: Phase) -> Guest {
     Guest { id, call, dice, to: rig.address() }
 }
 
+/// The number of lines of each request, none of which failed.
+fn lines_by_id(lines: &[serde_json::Value]) -> HashMap<&str, usize> {
+    let mut by_id: HashMap<&str, usize> = HashMap::new();
+    let mut ends: BTreeMap<String, usize> = BTreeMap::new();
+    for line in lines {
+        *by_id.entry(line["request_id"].as_str().unwrap()).or_default() += 1;
+        let (outcome, usage) = (line["outcome"].as_str().unwrap(), line["usage"].as_str().unwrap());
+        assert!(["exact", "partial", "unknown"].contains(&usage), "{line}");
+        assert!(["success", "client_gone"].contains(&outcome), "{line}");
+        *ends.entry(format!("{outcome} {usage}")).or_default() += 1;
+    }
+    println!("{ends:?}");
+    by_id
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_thousand_clients_leave_and_nothing_stays() {
     let panics = panics();
@@ -344,24 +359,20 @@ async fn two_thousand_clients_leave_and_nothing_stays() {
     println!("empty {:?} after the last client left", last_left.elapsed());
 
     let lines = rig.finished();
-    let mut by_id: HashMap<&str, usize> = HashMap::new();
-    let mut ends: BTreeMap<String, usize> = BTreeMap::new();
-    for line in &lines {
-        *by_id.entry(line["request_id"].as_str().unwrap()).or_default() += 1;
-        let (outcome, usage) = (line["outcome"].as_str().unwrap(), line["usage"].as_str().unwrap());
-        assert!(["exact", "partial", "unknown"].contains(&usage), "{line}");
-        assert!(["success", "client_gone"].contains(&outcome), "{line}");
-        *ends.entry(format!("{outcome} {usage}")).or_default() += 1;
-    }
-    println!("{ends:?}");
+    let by_id = lines_by_id(&lines);
+    let mut missing = 0;
     for (id, phase, seen) in &seen {
         let count = by_id.get(id.as_str()).copied().unwrap_or_default();
         match seen {
             Seen::Nothing => assert_eq!(count, 0, "{id} {phase:?}"),
             Seen::Maybe => assert!(count <= 1, "{id} {phase:?}: {count}"),
-            Seen::Begun | Seen::Done => assert_eq!(count, 1, "{id} {phase:?}"),
+            // Of clients that leave before their request is read only the first in a second have a line.
+            Seen::Begun => missing += 1 - count,
+            Seen::Done => assert_eq!(count, 1, "{id} {phase:?}"),
         }
     }
+    let kept_back = rig.metric("penstock_log_lines_kept_back_total").await as usize;
+    assert!(missing <= kept_back, "{missing} lines are missing, {kept_back} were kept back");
     for (id, _, _) in seen.iter().filter(|(_, _, seen)| *seen == Seen::Done) {
         let line = lines.iter().find(|line| line["request_id"] == id.as_str()).unwrap();
         assert_eq!((&line["outcome"], &line["usage"]), (&json!("success"), &json!("exact")), "{line}");
@@ -369,7 +380,7 @@ async fn two_thousand_clients_leave_and_nothing_stays() {
     // The gateway's own count of jobs says the same as the log.
     let jobs = lines.iter().filter(|line| line["class"].is_string()).count();
     assert_eq!(rig.gateway.proxy().dispatcher.next_job_id().index() - 1, jobs);
-    assert_eq!(rig.metric("penstock_requests_total").await as usize, lines.len());
+    assert_eq!(rig.metric("penstock_requests_total").await as usize, lines.len() + kept_back);
     // Each moment in which the engine had work is on some request's bill.
     let busy: f64 = rig.snapshot().pools.iter().map(|pool| pool.times.busy.as_secs_f64()).sum();
     let billed = rig.metric("penstock_gpu_seconds_total").await;

@@ -67,13 +67,23 @@ async fn deaf(rig: &Rig, call: Call) -> Raw {
     raw
 }
 
-/// What the other tenant sees, and that nobody lost a replica.
+/// The other tenant is served and waits for less than a second, and no replica is ejected.
 async fn good_is_served(rig: &Rig) {
+    let before = rig.finished().len();
     for stream in [true, false] {
-        let call = Call::post(CHAT, &chat(5, stream)).key(rig.key("good"));
+        let id = format!("good-{before}-{stream}");
+        let call = Call::post(CHAT, &chat(5, stream)).key(rig.key("good")).header("x-request-id", &id);
         assert_eq!(soon("the other tenant's answer", call.send(rig.address())).await.status, 200);
+        let waited = rig.line_of(&id).await["queue_ms"].as_f64().unwrap();
+        assert!(waited < 1000.0, "waited {waited} ms");
     }
     assert!(rig.metric("penstock_ejections_total").await.abs() < 0.5);
+}
+
+/// The replicas are free within a second of the engines' own end of all work.
+async fn replicas_follow_their_engines(rig: &Rig) {
+    until("the engines' end", || rig.engine(0).state().inside + rig.engine(1).state().inside == 0).await;
+    rig.emptied_within(Duration::from_secs(1)).await;
 }
 
 /// Waits until a metric has the value.
@@ -103,7 +113,7 @@ async fn seventy_streams_without_window_hold_no_replica() {
     let unread = soon("all heads", futures_util::future::join_all(unread)).await;
     assert!(unread.iter().all(|answer| answer.as_ref().is_ok_and(|answer| answer.status() == 200)));
     good_is_served(&rig).await;
-    rig.emptied_within(PATIENCE).await;
+    replicas_follow_their_engines(&rig).await;
     assert_eq!(rig.engine(0).state().cancelled + rig.engine(1).state().cancelled, 0);
     let held = answer_bytes(&rig);
     assert!(held > 70 * 4096, "what was not read is there, and counted: {held}");
@@ -121,7 +131,7 @@ async fn ten_slow_readers_of_megabytes_hold_no_replica_and_lose_nothing() {
     }
     until("all have begun", || rig.engine(0).state().total + rig.engine(1).state().total == 10).await;
     good_is_served(&rig).await;
-    rig.emptied_within(2 * PATIENCE).await;
+    replicas_follow_their_engines(&rig).await;
     for mut reader in readers {
         let text = reader.read_to_end().await;
         assert!(text.len() > 2_000_000, "{}", text.len());
@@ -160,6 +170,7 @@ async fn an_answer_that_nobody_takes_does_not_keep_its_connection() {
         let mut h2 = H2::with_window(rig.address(), 0).await;
         let refused = begin(&mut h2, Call::post(CHAT, &chat(1, false))).await;
         assert_eq!(refused.status(), 401);
+        good_is_served(&rig).await;
         soon("the end of the connection", h2.ended()).await;
         drop(refused);
         metric_is(&rig, "penstock_open_connections", 0.0).await;

@@ -26,8 +26,9 @@ use penstock::core::model::id_table::IdTable;
 use penstock::core::model::ids::{ModelId, PoolId, ReplicaId, TenantId};
 use penstock::core::model::policy::{Model, Policy, Pool, Replica};
 use penstock::core::replica::health::sleep::SleepResult;
+use penstock::dispatcher::Dispatcher;
 use penstock::dispatcher::clock::GatewayClock;
-use penstock::dispatcher::{Dispatcher, EventLog};
+use penstock::dispatcher::event_log::EventLog;
 use penstock::engines::EngineKind;
 use penstock::fleet::context::FleetTiming;
 use penstock::fleet::fetch::FetchError;
@@ -138,7 +139,7 @@ async fn answer(State(desk): State<Arc<Desk>>, request: Request) -> Response {
 
 /// What the fleet monitor told the dispatcher and the log, read from the start.
 struct Reports {
-    events: EventLog,
+    events: Arc<EventLog>,
     next_event: usize,
     telemetry: Telemetry,
     next_line: usize,
@@ -152,14 +153,14 @@ async fn soon<T>(what: impl Future<Output = T>) -> T {
 impl Reports {
     /// The next event that is there already.
     fn next(&mut self) -> Option<Event> {
-        let event = self.events.lock().get(self.next_event).map(|(_, event)| event.clone())?;
+        let event = self.events.steps().get(self.next_event).map(|step| step.event.clone())?;
         self.next_event += 1;
         Some(event)
     }
 
     /// Drops the events that are there already.
     fn skip(&mut self) {
-        self.next_event = self.events.lock().len();
+        self.next_event = self.events.steps().len();
     }
 
     async fn event(&mut self) -> Event {
@@ -220,11 +221,11 @@ impl Reports {
     }
 
     /// Drops events until the answer to an order.
-    async fn rested(&mut self) -> (ReplicaId, SleepResult) {
+    async fn sleep_result(&mut self) -> (ReplicaId, SleepResult) {
         soon(async {
             loop {
-                if let Event::SleepAnswered { replica, result: rested } = self.event().await {
-                    return (replica, rested);
+                if let Event::SleepAnswered { replica, result: sleep_result } = self.event().await {
+                    return (replica, sleep_result);
                 }
             }
         })
@@ -284,6 +285,7 @@ fn settings(previous: Option<&Settings>, rows: &[(EngineKind, Option<&str>, &str
     let stale_after = Duration::from_secs(10);
     Settings {
         digest: String::new(),
+        cluster: None,
         scale: ScaleSettings {
             listen: None,
             max_streams: 1,
@@ -360,6 +362,7 @@ fn startup() -> Startup {
             log_format: LogFormat::Text,
             log_level: "info".to_owned(),
             client_address: Default::default(),
+            refusals_per_second: 10,
             otlp: OtlpSettings::default(),
         },
     }
@@ -388,7 +391,7 @@ fn start(
     ConfigReloaded { policy: &policy, digest: "", restart_needed: &[], changed: &[], pairs }.emit(&telemetry);
     let (actions, _) = channel(1);
     let dispatcher = Dispatcher::new(policy, GatewayClock::start(), actions);
-    let events = EventLog::default();
+    let events = Arc::<EventLog>::default();
     dispatcher.log_events(&events);
     let reports = Reports {
         events,
@@ -705,11 +708,11 @@ async fn orders_to_sleep_and_to_wake_are_answered() {
     let wake = SleepOrder::Wake { limit: Duration::from_secs(20) };
     engine.set("/sleep", ok("{}"));
     fleet.send_sleep_order(FIRST, SleepOrder::Sleep);
-    assert_eq!(reports.rested().await, (FIRST, SleepResult::Asleep));
+    assert_eq!(reports.sleep_result().await, (FIRST, SleepResult::Asleep));
     reports.logged("replica told to sleep or wake").await;
     // The order fails, and the engine says what came of it.
     engine.set("/wake_up", Reply::Text(500, String::new()));
-    for (state, rested) in [
+    for (state, sleep_result) in [
         (ok(r#"{"is_sleeping":true}"#), SleepResult::Asleep),
         (ok(r#"{"is_sleeping":false}"#), SleepResult::Awake),
         (ok("[]"), SleepResult::Failed),
@@ -717,12 +720,12 @@ async fn orders_to_sleep_and_to_wake_are_answered() {
     ] {
         engine.set("/is_sleeping", state);
         fleet.send_sleep_order(FIRST, wake);
-        assert_eq!(reports.rested().await, (FIRST, rested));
+        assert_eq!(reports.sleep_result().await, (FIRST, sleep_result));
     }
     // Not started with VLLM_SERVER_DEV_MODE=1.
     engine.set("/sleep", Reply::Text(404, String::new()));
     fleet.send_sleep_order(FIRST, SleepOrder::Sleep);
-    assert_eq!(reports.rested().await, (FIRST, SleepResult::Unable));
+    assert_eq!(reports.sleep_result().await, (FIRST, SleepResult::Unable));
     reports.logged("replica cannot sleep: it does not know /sleep").await;
     assert!(engine.desk.asked.lock().iter().all(|(_, key)| key.is_some()));
     soon(fleet.stop()).await;
@@ -730,7 +733,7 @@ async fn orders_to_sleep_and_to_wake_are_answered() {
     let tgi = Engine::new(&[]).await;
     let (fleet, mut reports, _) = start(&[(EngineKind::Tgi, None, &tgi.url)], PATIENT);
     fleet.send_sleep_order(FIRST, SleepOrder::Sleep);
-    assert_eq!(reports.rested().await, (FIRST, SleepResult::Unable));
+    assert_eq!(reports.sleep_result().await, (FIRST, SleepResult::Unable));
     assert_eq!(tgi.times("/sleep"), 0);
     soon(fleet.stop()).await;
 }

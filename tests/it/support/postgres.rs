@@ -2,7 +2,6 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs::{self, Permissions};
-use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -12,6 +11,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use crate::support::certificates::Leaf;
+use crate::support::free_port;
 use crate::support::gateway::PATIENCE;
 
 const PAUSE: Duration = Duration::from_millis(50);
@@ -79,7 +79,7 @@ impl Cluster {
                 run(Command::new("chown").arg("postgres:postgres").args(&files));
             }
         }
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = free_port();
         let mut cluster = Self { folder, port, sealed: leaf.is_some(), server: None };
         cluster.restart();
         cluster

@@ -17,10 +17,10 @@ use crate::support::gateway::{PATIENCE, TENANT, chat, head, key_of, pool_lines, 
 const CHAT: &str = "/v1/chat/completions";
 
 /// A running `penstock`; killed when dropped.
-struct Process {
-    child: Child,
+pub(crate) struct Process {
+    pub(crate) child: Child,
     lines: Receiver<String>,
-    seen: Vec<String>,
+    pub(crate) seen: Vec<String>,
 }
 
 impl Drop for Process {
@@ -40,7 +40,10 @@ fn penstock(args: &[&str]) -> Command {
 impl Process {
     /// Starts it; its lines on standard error (or output) can be waited for.
     fn start(args: &[&str], on_stdout: bool) -> Self {
-        let mut command = penstock(args);
+        Self::of(penstock(args), on_stdout)
+    }
+
+    fn of(mut command: Command, on_stdout: bool) -> Self {
         let (stdout, stderr) =
             if on_stdout { (Stdio::piped(), Stdio::null()) } else { (Stdio::null(), Stdio::piped()) };
         let mut child = command.stdout(stdout).stderr(stderr).spawn().unwrap();
@@ -59,7 +62,7 @@ impl Process {
     }
 
     /// Waits for a line that contains `text`.
-    fn line(&mut self, text: &str) -> String {
+    pub(crate) fn line(&mut self, text: &str) -> String {
         loop {
             let Ok(line) = self.lines.recv_timeout(PATIENCE) else {
                 panic!("no line with {text:?} among {:#?}", self.seen);
@@ -92,31 +95,42 @@ impl Process {
 
 /// `penstock serve` before one engine, whose tokens take `slow` times half a
 /// millisecond.
-struct Serving {
-    process: Process,
-    address: SocketAddr,
+pub(crate) struct Serving {
+    pub(crate) process: Process,
+    pub(crate) address: SocketAddr,
+    pub(crate) admin: SocketAddr,
     engine: SimHandle,
-    _folder: tempfile::TempDir,
+    pub(crate) folder: tempfile::TempDir,
 }
 
 impl Serving {
     async fn start(slow: f64) -> Self {
+        Self::limited(slow, "", "true").await
+    }
+
+    /// With `more` at the end of the file, started after the shell's command `limits`.
+    pub(crate) async fn limited(slow: f64, more: &str, limits: &str) -> Self {
         let engine = SimServer::start(SimOptions::default()).await.unwrap();
         engine.control().add(FaultKind::Slow { factor: slow }).unwrap();
         let mut text = head("drain_grace: 5m") + "tenants:\n" + &tenant_lines(TENANT, "") + "pools:\n";
         text += &pool_lines("main", "engine: vllm\nmodels: [sim]", &[engine.url()]);
+        text += more;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("penstock.yaml");
         std::fs::write(&path, text).unwrap();
-        let mut process = Process::start(&["serve", "--config", path.to_str().unwrap()], false);
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("{limits}; exec \"$0\" serve --config \"$1\"")]);
+        command.arg(env!("CARGO_BIN_EXE_penstock")).arg(&path).stdin(Stdio::null());
+        let mut process = Process::of(command, false);
         let line = tokio::task::block_in_place(|| process.line("server started"));
         let line: Value = serde_json::from_str(&line).unwrap();
-        let address = line["listen"].as_str().unwrap().parse().unwrap();
-        Self { process, address, engine, _folder: folder }
+        let address_of = |listener: &str| line[listener].as_str().unwrap().parse().unwrap();
+        let (address, admin) = (address_of("listen"), address_of("admin"));
+        Self { process, address, admin, engine, folder }
     }
 
     /// A stream whose first token has come.
-    async fn stream(&self, tokens: u32) -> Raw {
+    pub(crate) async fn stream(&self, tokens: u32) -> Raw {
         let mut client = Raw::open(self.address).await;
         client.write(Call::post(CHAT, &chat(tokens, true)).key(&key_of(TENANT).text).bytes()).await.unwrap();
         let head = soon("the head", client.read_past("\r\n\r\n")).await.unwrap();
@@ -163,7 +177,7 @@ async fn a_second_sigterm_ends_at_once() {
 async fn sighup_reloads() {
     let mut serving = Serving::start(1.0).await;
     serving.process.signal("HUP");
-    let path = serving._folder.path().join("penstock.yaml");
+    let path = serving.folder.path().join("penstock.yaml");
     let text = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, text + "# more\n").unwrap();
     serving.process.signal("HUP");

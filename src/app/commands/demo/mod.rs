@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
+use crate::app::commands::replay;
 use crate::app::gateway::signals;
 use crate::app::gateway::{self, Gateway};
 use crate::cli::DemoArgs;
@@ -62,6 +63,7 @@ pub(in crate::app) fn quiet_log() -> Result<LogGuard, LogError> {
         log_format: LogFormat::Text,
         log_level: "warn".to_owned(),
         client_address: AddressForm::default(),
+        refusals_per_second: 10,
         otlp: OtlpSettings::default(),
     })
 }
@@ -80,7 +82,8 @@ pub(in crate::app) async fn run(args: DemoArgs) -> anyhow::Result<()> {
     std::fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
     let reloader = gateway::load(path.clone()).map_err(|report| anyhow::anyhow!("{report}"))?;
     let telemetry = Telemetry::new(&reloader.current().load().startup.telemetry)?;
-    let gateway = Gateway::start(reloader, telemetry)
+    let record = replay::record_options(&args.record)?;
+    let gateway = Gateway::start_recorded(reloader, telemetry, record)
         .await
         .context("the demo cannot start (--listen, --admin and --scale choose other addresses)")?;
 
@@ -178,7 +181,7 @@ admin     http://{admin}  (/metrics, /admin/v1/queues, /admin/v1/replicas)
 scaler    {scale}  (KEDA's external scaler, gRPC)  pool={}
 config    {}  (edit it: changes take effect at once)
 
-tenants   (the first class is the one it gets unasked)
+tenants   (first class = default)
 {keys}
 with curl:
   curl -sN {base}/chat/completions -H 'Authorization: Bearer {key}' -H 'Content-Type: application/json' -d '{{\"model\":\"{MODEL}\",\"stream\":true,\"max_tokens\":20,\"messages\":[{{\"role\":\"user\",\"content\":\"hello\"}}]}}'

@@ -125,7 +125,7 @@ fn digest(key: &Value, draft: &mut ConfigDraft) -> Option<(String, KeyDigest)> {
     let token = key.as_str().or_else(|| text(key, "token")).or_else(|| text(key, "key")).unwrap_or_default();
     let is_hash = token.len() == 64 && token.bytes().all(|byte| byte.is_ascii_hexdigit());
     if is_hash && let Some(digest) = KeyDigest::parse(&format!("sha256:{}", token.to_ascii_lowercase())) {
-        return Some((keys::foreign_id(&keys::digest(token)), digest));
+        return Some((keys::derived_id(&keys::digest(token)), digest));
     }
     match keys::hash(token) {
         Ok(hashed) => KeyDigest::parse(&hashed.digest).map(|digest| (hashed.id, digest)),

@@ -111,7 +111,7 @@ impl AdminClient {
     async fn answer(&self, request: RequestBuilder) -> anyhow::Result<Value> {
         let text = self.send(request.timeout(TIMEOUT)).await?.text().await;
         let text = text.with_context(|| self.unreachable())?;
-        serde_json::from_str(&text).ok().with_context(|| self.stranger("an answer"))
+        serde_json::from_str(&text).ok().with_context(|| self.not_penstock_message("an answer"))
     }
 
     /// Sends a request and checks that it succeeded.
@@ -125,8 +125,9 @@ impl AdminClient {
             return Ok(response);
         }
         let text = response.text().await.with_context(|| self.unreachable())?;
-        let answer =
-            serde_json::from_str::<Value>(&text).ok().with_context(|| self.stranger(&status.to_string()))?;
+        let answer = serde_json::from_str::<Value>(&text)
+            .ok()
+            .with_context(|| self.not_penstock_message(&status.to_string()))?;
         bail!("{}", answer["error"]["message"].as_str().unwrap_or(&text));
     }
 
@@ -139,7 +140,7 @@ impl AdminClient {
         )
     }
 
-    fn stranger(&self, answer: &str) -> String {
+    fn not_penstock_message(&self, answer: &str) -> String {
         format!(
             "{} answers {answer}, which no Penstock admin port does; --admin or {ADDRESS_VARIABLE} choose another address",
             self.base

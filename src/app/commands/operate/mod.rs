@@ -68,6 +68,11 @@ pub(in crate::app) async fn tenants(command: TenantsCommand) -> anyhow::Result<S
     }
 }
 
+/// A running gateway's answer that has names in it.
+pub(in crate::app) async fn names_at(admin: &AdminArgs, path: &str) -> anyhow::Result<Value> {
+    AdminClient::new(admin)?.get(path).await
+}
+
 /// Best latencies of each pool of a running gateway, by name.
 pub(in crate::app) async fn best_latencies(
     admin: &str,

@@ -33,6 +33,7 @@ pub(super) fn screen(status: &Value) -> String {
         let _infallible =
             writeln!(text, "{} broken invariants: please report this", status["broken_invariants"]);
     }
+    text += &cluster(&status["cluster"]);
     text += &unattainable_objectives(&status["unkept_promises"]);
     let overrides = overrides(&status["overrides"]);
     let parts = [
@@ -46,6 +47,46 @@ pub(super) fn screen(status: &Value) -> String {
         let _infallible = write!(text, "\n{part}");
     }
     text
+}
+
+/// One line about the other gateways.
+fn cluster(cluster: &Value) -> String {
+    let gateways = cluster["gateways"].as_array().map_or(0, Vec::len);
+    match (cluster["up"].as_bool(), cluster["problem"].as_str()) {
+        (None, _) => String::new(),
+        (Some(true), _) => format!("limits are shared by {gateways} gateways\n") + &members(cluster),
+        (Some(false), problem) => {
+            let left = &cluster["leases_end_in_seconds"];
+            let leases = match left.as_f64() {
+                Some(0.0) => "their leases have ended: what has a limit is refused".to_owned(),
+                _ => format!("limits go on with their last leases for {}", time(left)),
+            };
+            format!(
+                "the store of the cluster is away for {}: {}; {leases}\n",
+                time(&cluster["heard_seconds_ago"]),
+                problem.unwrap_or("it has not answered yet"),
+            )
+        }
+    }
+}
+
+/// Table of the gateways, if there are others.
+fn members(cluster: &Value) -> String {
+    let rows = rows(&cluster["members"], |row| {
+        let is_own = if row["id"] == cluster["id"] { " (this one)" } else { "" };
+        vec![
+            format!("{}{is_own}", plain(&row["id"])),
+            plain(&row["name"]),
+            plain(&row["version"]),
+            format!("{} ago", time(&row["heard_seconds_ago"])),
+            plain(&row["waiting"]),
+            plain(&row["jobs"]),
+        ]
+    });
+    if rows.len() < 2 {
+        return String::new();
+    }
+    format!("\n{}", table(&["GATEWAY", "NAME", "VERSION", "HEARD", "WAITING", "JOBS"], &rows))
 }
 
 /// One line for each objective that no pool has reached.
@@ -115,7 +156,7 @@ fn classes(list: &Value) -> String {
 }
 
 fn overrides(list: &Value) -> String {
-    let rows = rows(list, |row| {
+    let mut rows = rows(list, |row| {
         let kind = match row["by"].as_f64() {
             Some(factor) => format!("boost x{factor}"),
             None => plain(&row["kind"]),
@@ -126,9 +167,16 @@ fn overrides(list: &Value) -> String {
             format!("{} {}", plain(&row["of"]), plain(&row["name"])),
             ends.map_or_else(|| "never".to_owned(), |left| format!("in {}", span(left))),
             plain(&row["reason"]),
+            plain(&row["set_at"]["gateway_name"]),
         ]
     });
-    if rows.is_empty() { String::new() } else { table(&["OVERRIDE", "OF", "ENDS", "REASON"], &rows) }
+    let mut head = vec!["OVERRIDE", "OF", "ENDS", "REASON", "SET AT"];
+    // One gateway alone does not say where.
+    if list.as_array().is_none_or(|list| list.iter().all(|row| row["set_at"].is_null())) {
+        head.pop();
+        rows.iter_mut().for_each(|row| row.truncate(head.len()));
+    }
+    if rows.is_empty() { String::new() } else { table(&head, &rows) }
 }
 
 /// The replicas that do not serve, then the fullest ones.
@@ -186,6 +234,34 @@ mod tests {
         let line = text.lines().nth(1).unwrap();
         assert_eq!(line, "t       requests per_minute of model m, shadow  12 of 60  48.0 s");
         assert_eq!(limits(&json!([{ "tenant": "t", "limits": [] }])), "");
+    }
+
+    #[test]
+    fn gateways_of_a_cluster_are_listed_and_overrides_say_where_they_were_set() {
+        let row = |id: &str, name: Value| {
+            json!({
+                "id": id, "name": name, "version": name.as_str().map(|_| "0.1.0"), "heard_seconds_ago": 0.2,
+                "waiting": 3, "jobs": 12,
+            })
+        };
+        let members = json!([row("a1", json!("one:8080")), row("b2", Value::Null)]);
+        let told = cluster(&json!({ "id": "b2", "up": true, "gateways": ["a1", "b2"], "members": members }));
+        let lines: Vec<&str> = told.lines().collect();
+        assert_eq!(lines[0], "limits are shared by 2 gateways");
+        assert!(lines[2].starts_with("GATEWAY ") && lines[3].contains("one:8080  0.1.0"), "{told}");
+        assert!(lines[4].starts_with("b2 (this one)  -"), "{told}");
+        let alone =
+            json!({ "id": "b2", "up": true, "gateways": ["b2"], "members": [row("b2", Value::Null)] });
+        assert_eq!(cluster(&alone), "limits are shared by 1 gateways\n");
+        let set = |at: Value| {
+            let pause = json!({
+                "kind": "pause", "by": null, "of": "tenant", "name": "t", "reason": "too much",
+                "ends_in_seconds": 60.0, "set_at": at,
+            });
+            overrides(&json!([pause])).lines().next().unwrap().trim_end().to_owned()
+        };
+        assert_eq!(set(json!({ "gateway_name": "one:8080" })), "OVERRIDE  OF        ENDS   REASON    SET AT");
+        assert!(set(Value::Null).ends_with("REASON"));
     }
 
     #[test]

@@ -21,6 +21,21 @@ fn keys_in_the_clear_are_remarked_on() {
 }
 
 #[test]
+fn operators_tokens_in_the_clear_are_remarked_on() {
+    let digest = keys::digest_text(&[1; 32]);
+    let found = |address: &str| {
+        problems(&format!(
+            "version: 1\nauth: {{mode: off}}\nserver: {{admin: '{address}:8081'}}\n\
+             admin: {{auth: {{tokens: [{{id: operator1, digest: '{digest}', role: read}}]}}}}\n\
+             pools: {{p: {{engine: vllm, models: [m], max_seqs: 4, replicas: [http://p:1]}}}}\n"
+        ))
+    };
+    let outside = found("0.0.0.0");
+    assert!(outside.len() == 1 && outside[0].contains("their tokens come in the clear"), "{outside:?}");
+    assert_eq!(found("127.0.0.1"), [] as [String; 0]);
+}
+
+#[test]
 fn guardrails_and_certificates_of_engines_are_checked() {
     for (added, said) in [
         ("guardrails: {}", "guardrails.url"),

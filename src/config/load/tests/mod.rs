@@ -1,5 +1,6 @@
 //! Tests of loading: whole files in, settings or problems out.
 
+mod cluster;
 mod faults;
 mod guardrails;
 mod identity;

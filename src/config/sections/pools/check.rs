@@ -108,7 +108,8 @@ impl CheckedPools {
         let engine_priority = pool.engine_priority && engine.can(Ability::Priority);
         if pool.engine_priority && !engine_priority && pool.engine.is_some() {
             let message = format!("{} is told no priority", engine.name());
-            let hint = "take the key away; only vLLM orders requests as this key means";
+            let hint =
+                format!("take the key away; only {} orders requests as this key means", able_to_order());
             findings.error(&field.key("engine_priority"), message, hint);
         }
         let models: BTreeSet<ModelId> = model_names.keys().copied().collect();
@@ -315,6 +316,12 @@ fn bounds(pool: &Written, field: &FieldPath, findings: &mut Findings<'_>) {
         let message = format!("is less than {}", if most == 0 { "one" } else { "min_replicas" });
         findings.error(&field.key("max_replicas"), message, "write a larger number, or take it away");
     }
+}
+
+/// Names of the engines that order requests by priority.
+fn able_to_order() -> String {
+    let able = EngineKind::ALL.into_iter().filter(|kind| kind.can(Ability::Priority));
+    able.map(EngineKind::name).collect::<Vec<_>>().join(", ")
 }
 
 fn sizes(max_seqs: Option<u32>, kv_tokens: Option<u64>, field: &FieldPath, findings: &mut Findings<'_>) {

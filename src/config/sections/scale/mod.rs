@@ -1,6 +1,7 @@
-//! The scale signal: `scale`.
+//! The scale signal: `scale`, and what else gateways share: `cluster`.
 
 pub(in crate::config) mod check;
+pub mod cluster;
 pub(in crate::config) mod peers;
 
 use schemars::JsonSchema;

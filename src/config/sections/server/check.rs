@@ -7,7 +7,7 @@ use ipnet::IpNet;
 
 use crate::config::file::ConfigFile;
 use crate::config::secret::SecretReader;
-use crate::config::sections::identity::{AdminAuthSection, audit};
+use crate::config::sections::identity::{AdminSection, audit};
 use crate::config::sections::server::{ProxiesSection, ProxyHeaderName, ServerSection, telemetry};
 use crate::config::sections::usage;
 use crate::config::settings::{ListenerLimits, ProxyHeader, Startup, TrustedProxies};
@@ -54,7 +54,7 @@ pub(in crate::config) fn validate(
         let message = format!("{} is out of range", server.max_head_bytes);
         findings.error(&section.key("max_head_bytes"), message, "write 8KiB to 1MiB");
     }
-    listeners(server, &file.admin.auth, &section, findings);
+    listeners(server, &file.admin, &section, findings);
     Startup {
         listen: server.listen.0,
         admin: server.admin.0,
@@ -90,11 +90,12 @@ fn trusted_proxies(proxies: &ProxiesSection, findings: &mut Findings<'_>) -> Tru
 
 fn listeners(
     server: &ServerSection,
-    auth: &AdminAuthSection,
+    operators: &AdminSection,
     section: &FieldPath,
     findings: &mut Findings<'_>,
 ) {
     let (listen, admin) = (server.listen.0, server.admin.0);
+    let AdminSection { tls, auth } = operators;
     if collide(listen, admin) {
         let message = format!("{admin} is where clients connect already");
         findings.error(&section.key("admin"), message, "give it a port of its own");
@@ -104,6 +105,11 @@ fn listeners(
             format!("the admin port can be reached from outside ({admin}) and asks for no password");
         let hint = "put a token of `penstock keys new` into `admin.auth.tokens`, or see that only operators and \
                     Prometheus can connect";
+        findings.warn(&section.key("admin"), message, hint);
+    }
+    if !admin.ip().is_loopback() && !auth.tokens.is_empty() && tls.is_none() {
+        let message = format!("operators reach {admin} from outside, and their tokens come in the clear");
+        let hint = "set `admin.tls`, or keep the port on loopback or behind something that ends TLS";
         findings.warn(&section.key("admin"), message, hint);
     }
     if !listen.ip().is_loopback() && server.tls.is_none() && server.proxies.is_none() {

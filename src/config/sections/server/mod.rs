@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::sections::identity::tls::TlsSection;
 use crate::config::sections::secret_ref::SecretRef;
+use crate::config::settings::REFUSALS_PER_SECOND;
 use crate::config::syntax::units::{ByteSize, Span};
 
 /// Listeners and their limits.
@@ -119,7 +120,7 @@ pub enum ProxyHeaderName {
 }
 
 /// Logs and traces.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::restart)]
 pub struct TelemetrySection {
@@ -127,6 +128,20 @@ pub struct TelemetrySection {
     pub log: LogSection,
     /// Traces.
     pub otlp: OtlpSection,
+    /// Requests of one tenant and reason that no engine got and that are written whole in a second,
+    /// each as a log line and a row of `usage`. The others are counted: one line and one row a second
+    /// have their number. Requests without a valid credential have no rows.
+    pub refusals_per_second: u32,
+}
+
+impl Default for TelemetrySection {
+    fn default() -> Self {
+        Self {
+            log: LogSection::default(),
+            otlp: OtlpSection::default(),
+            refusals_per_second: REFUSALS_PER_SECOND,
+        }
+    }
 }
 
 /// Log lines.

@@ -43,6 +43,7 @@ pub(super) fn validate(
             AddressFormName::On => AddressForm::On,
             AddressFormName::Truncated => AddressForm::Truncated,
         },
+        refusals_per_second: telemetry.refusals_per_second,
         otlp: otlp_settings(&telemetry.otlp, &section.key("otlp"), secrets, findings),
     }
 }

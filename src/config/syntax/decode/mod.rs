@@ -1,16 +1,16 @@
-//! Tree to typed values, with every misfit reported and not only the first.
+//! Tree to typed values, with every error reported and not only the first.
 //!
 //! Serde stops at the first error. So the field at fault is reported, left
 //! out (or, for a misspelt key, renamed to what was meant) and the tree is
 //! read again. Each round settles one field, so the rounds end.
 
-mod misfit;
+mod decode_error;
 mod reader;
 
 use serde::de::DeserializeOwned;
 
 use crate::config::report::problem::{ConfigProblem, Severity};
-use crate::config::syntax::decode::misfit::DecodeError;
+use crate::config::syntax::decode::decode_error::DecodeError;
 use crate::config::syntax::field::FieldPath;
 use crate::config::syntax::tree::TreeNode;
 
@@ -33,16 +33,16 @@ pub(in crate::config) fn decode<T: DeserializeOwned>(tree: &mut TreeNode) -> Dec
     let mut dropped = Vec::new();
     let mut problems = Vec::new();
     loop {
-        let misfit = match T::deserialize(reader::TreeReader(tree)) {
+        let error = match T::deserialize(reader::TreeReader(tree)) {
             Ok(value) => return Decoded { value: Some(value), dropped, problems },
-            Err(misfit) => misfit,
+            Err(error) => error,
         };
-        let field = misfit.field();
-        problems.push(problem(&misfit, &field, tree));
+        let field = error.field();
+        problems.push(problem(&error, &field, tree));
         if problems.len() >= MAX_PROBLEMS {
             return Decoded { value: None, dropped, problems };
         }
-        if misfit.meant().is_some_and(|name| tree.rename(&field, name)) {
+        if error.meant().is_some_and(|name| tree.rename(&field, name)) {
             continue;
         }
         if field.steps().is_empty() || !tree.drop_field(&field) {
@@ -52,15 +52,15 @@ pub(in crate::config) fn decode<T: DeserializeOwned>(tree: &mut TreeNode) -> Dec
     }
 }
 
-fn problem(misfit: &DecodeError, field: &FieldPath, tree: &TreeNode) -> ConfigProblem {
-    let mark = misfit.at().unwrap_or_else(|| tree.locate(field));
+fn problem(error: &DecodeError, field: &FieldPath, tree: &TreeNode) -> ConfigProblem {
+    let mark = error.at().unwrap_or_else(|| tree.locate(field));
     ConfigProblem {
         severity: Severity::Error,
         line: Some(mark.line),
         column: Some(mark.column),
         path: field.to_string(),
-        message: misfit.message(),
-        hint: misfit.hint(),
+        message: error.message(),
+        hint: error.hint(),
     }
 }
 

@@ -7,7 +7,7 @@ use serde::de::{
 };
 use serde::forward_to_deserialize_any;
 
-use crate::config::syntax::decode::misfit::DecodeError;
+use crate::config::syntax::decode::decode_error::DecodeError;
 use crate::config::syntax::field::FieldStep;
 use crate::config::syntax::tree::{PlainScalar, TreeEntry, TreeNode, TreeValue};
 
@@ -154,7 +154,7 @@ impl<'de> MapAccess<'de> for TreeEntries<'_> {
     fn next_value_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<T::Value, DecodeError> {
         let entry = self.current.take().ok_or_else(|| DecodeError::custom("a value without its key"))?;
         let read = seed.deserialize(TreeReader(&entry.node));
-        read.map_err(|misfit| misfit.inside(FieldStep::Key(entry.key.as_str().into())))
+        read.map_err(|error| error.inside(FieldStep::Key(entry.key.as_str().into())))
     }
 }
 

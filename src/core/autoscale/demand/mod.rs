@@ -161,7 +161,6 @@ impl Demand {
         part.flows.get(part.index(at.class, at.pool_set))
     }
 
-    /// Use of the pool.
     #[must_use]
     pub fn pool(&self, pool: PoolId) -> Option<&PoolUse> {
         self.pools.get(pool.index())

@@ -25,7 +25,6 @@ pub struct DemandProfiles {
     last: Option<Tick>,
 }
 
-/// Subject of a demand profile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProfileSubject {
     Model(ModelId),

@@ -1,7 +1,10 @@
 //! Saved demand: the measurements that are kept over a restart, by name.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
+use crate::core::model::event::PoolStartTime;
 use crate::core::model::policy::Policy;
 
 use super::Demand;
@@ -53,6 +56,18 @@ pub struct PoolDemandState {
     /// Replica seconds in service, and with a job.
     #[serde(default)]
     pub residency: ReplicaSeconds,
+}
+
+impl DemandState {
+    /// Start times of the pools that the policy has.
+    #[must_use]
+    pub fn starts(&self, policy: &Policy) -> Vec<PoolStartTime> {
+        let start = |kept: &PoolDemandState| {
+            let took = Duration::try_from_secs_f64(kept.start?).ok()?;
+            Some(PoolStartTime { pool: policy.pools.id(&kept.name)?, took })
+        };
+        self.pools.iter().filter_map(start).collect()
+    }
 }
 
 /// Kind of a profile's subject.

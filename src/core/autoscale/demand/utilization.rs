@@ -40,7 +40,6 @@ fn most(used: ReplicasInUse) -> f64 {
 /// Use of a pool, by slots.
 #[derive(Debug, Clone, Default)]
 pub struct PoolUse {
-    /// Work sent to the pool.
     pub sent: WorkSpread,
     /// Replicas in use by slot, in the way with the most use.
     past: Vec<f64>,

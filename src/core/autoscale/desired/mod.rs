@@ -2,11 +2,14 @@
 //! does not wait for replicas that do not come.
 
 mod follow;
+mod forecast;
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::core::model::time::Tick;
+
+use self::forecast::DayForecast;
 
 /// Part of the target utilization below which utilization must fall before a replica is given up.
 const SLACK: f64 = 0.92;
@@ -20,6 +23,9 @@ const MIN_PAUSE: Duration = Duration::from_secs(15);
 const SHORTAGE: Duration = Duration::from_secs(600);
 /// Time added to two starts before a pool with missing replicas counts as short.
 const GRACE: Duration = Duration::from_secs(30);
+/// Time from the order of a replica to its start: a poll of KEDA, a sync of the HPA, and starts that
+/// take longer than usual.
+const ORDER: Duration = Duration::from_secs(45);
 /// Hopeless bursts within [`BURST_MEMORY`] that raise the floor.
 const MIN_BURSTS: usize = 3;
 /// Hopeless bursts that are remembered.
@@ -48,6 +54,7 @@ pub struct DesiredReplicas {
     lost: Option<Tick>,
     /// See [`DesiredReplicas::update_shortage`], as of the last update.
     short: bool,
+    forecast: DayForecast,
     /// Hopeless bursts: when each was last seen, and the replicas that would have met it.
     bursts: VecDeque<(Tick, f64)>,
 }
@@ -86,6 +93,13 @@ impl DesiredReplicas {
         (self.number, self.number > up)
     }
 
+    /// Notes what is needed now, and returns what is expected to be needed by the time that a replica
+    /// ordered now has started: zero unless the last two days tell.
+    pub fn forecast(&mut self, replicas: f64, start: Duration, now: Tick) -> f64 {
+        self.forecast.note(replicas, now);
+        self.forecast.expected(start + ORDER, now).unwrap_or_default()
+    }
+
     /// Remembers a need, and forgets needs older than `hold`.
     fn remember(&mut self, peak: u32, hold: Duration, now: Tick) {
         while self.peaks.back().is_some_and(|(_, last)| *last <= peak) {
@@ -98,7 +112,7 @@ impl DesiredReplicas {
     }
 
     /// Notes that jobs wait for long, so the number is not too large and must not fall.
-    pub const fn note_strain(&mut self, now: Tick) {
+    pub const fn note_long_waits(&mut self, now: Tick) {
         self.strained = Some(now);
     }
 
@@ -215,10 +229,27 @@ mod tests {
     }
 
     #[test]
+    fn it_grows_before_a_rise_of_the_last_two_days() {
+        let mut memory = DesiredReplicas::default();
+        let need = |second: u64| if (36_000..39_600).contains(&(second % 86_400)) { 9.0 } else { 3.0 };
+        let mut number = |second: u64| {
+            let expected = memory.forecast(need(second), START, at(second));
+            memory.settle(need(second).max(expected), 0, HOLD, START, at(second)).0
+        };
+        let day = |number: &mut dyn FnMut(u64) -> u32, of: u64| {
+            let numbers: Vec<u32> = (of * 86_400..(of + 1) * 86_400).step_by(5).map(number).collect();
+            [35_890, 35_900, 36_000, 39_895, 39_905].map(|second| numbers[second / 5])
+        };
+        assert_eq!(day(&mut number, 0), [3, 3, 9, 9, 7]);
+        assert_eq!(day(&mut number, 1), [4, 4, 9, 9, 7]);
+        assert_eq!(day(&mut number, 2), [4, 9, 9, 9, 7]);
+    }
+
+    #[test]
     fn it_does_not_fall_while_jobs_wait_for_long() {
         let mut memory = DesiredReplicas::default();
         number(&mut memory, 4.0, 0);
-        memory.note_strain(at(200));
+        memory.note_long_waits(at(200));
         assert_eq!((number(&mut memory, 1.0, 1), number(&mut memory, 1.0, 500)), (4, 4));
         assert_eq!(number(&mut memory, 1.0, 501), 3);
     }

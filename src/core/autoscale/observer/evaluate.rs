@@ -14,7 +14,7 @@ use crate::core::model::time::Tick;
 use crate::core::placement::rules::Capacity;
 
 use super::DemandObserver;
-use super::wants::NeedInputs;
+use super::needs::NeedInputs;
 use crate::core::autoscale::inputs::DemandInputs;
 
 /// The part of a replica that patient work must keep busy to be worth a start.
@@ -94,12 +94,13 @@ impl DemandObserver {
     ) -> ReplicaDemand {
         let counted = ReplicaDemand { due: is_due(view, part, row), ..counted };
         let part = &if counted.due { *part } else { part.deferred() };
+        let part = &self.with_forecast(view, part, now);
         let memory = self.desired_replicas.entry(view.pool).or_default();
         if part.hopeless > 0.0 {
             memory.note_hopeless_burst(part.replicas + part.hopeless, window(view.start), now);
         }
         if part.strained {
-            memory.note_strain(now);
+            memory.note_long_waits(now);
         }
         let bursts = memory.burst_floor(part.replicas, now);
         let unmet = memory.unmet_floor(part.unmet && view.ready > 0, view.ready, window(view.start), now);
@@ -131,6 +132,14 @@ impl DemandObserver {
         };
         let keep = bursts > 0 || row.min_replicas > 0;
         ReplicaDemand { desired: Some(bounded), reason: reason.name(), keep_above_zero: keep, ..counted }
+    }
+
+    /// The share with the replicas that the last days let expect. A pool without replicas waits for
+    /// its first job.
+    fn with_forecast(&mut self, view: &ScalingPool, part: &PoolShare, now: Tick) -> PoolShare {
+        let memory = self.desired_replicas.entry(view.pool).or_default();
+        let expected = memory.forecast(part.replicas, view.start, now);
+        if view.ready == 0 { *part } else { part.at_least(expected, ScaleReason::Forecast) }
     }
 }
 

@@ -7,8 +7,8 @@
 //! ([`DemandObserver::take_growth`]).
 
 mod evaluate;
+mod needs;
 mod report;
-mod wants;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -9,7 +9,7 @@ use crate::core::model::ids::{GroupIndex, PoolId};
 use crate::core::queue::lane_key::LanePosition;
 
 use super::DemandObserver;
-use super::wants::{NeedInputs, pool_order};
+use super::needs::{NeedInputs, pool_order};
 use crate::core::autoscale::inputs::DemandInputs;
 
 impl DemandObserver {

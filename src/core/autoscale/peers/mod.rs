@@ -158,7 +158,7 @@ impl PeerGroup {
         let mut all = others.clone();
         all.add(own);
         if !lost.is_empty() {
-            all = self.bridge(&all, &sum(&is_lost), &lost);
+            all = self.cover_lost_gateways(&all, &sum(&is_lost), &lost);
             others.clone_from(&all);
             others.remove(own);
         }
@@ -166,7 +166,7 @@ impl PeerGroup {
         PeerView { others, role, decider, count, blind }
     }
 
-    fn bridge(
+    fn cover_lost_gateways(
         &mut self,
         live: &DemandReport,
         lost: &DemandReport,

@@ -23,7 +23,6 @@ pub struct GatewayId {
     pub id: u64,
 }
 
-/// Report of a gateway to its peers.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct PeerReport {
     /// Sender.
@@ -61,13 +60,11 @@ impl PeerReport {
 pub struct ScaleDecision {
     /// The decider.
     pub by: GatewayId,
-    /// Age of the decision.
     pub age: Duration,
     /// By pool name.
     pub numbers: BTreeMap<String, DecidedNumber>,
 }
 
-/// Outcome of a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReportOutcome {
     /// The peer slot is this gateway itself.

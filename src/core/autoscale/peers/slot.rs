@@ -27,7 +27,6 @@ impl LastReport {
     }
 }
 
-/// Peer slot.
 #[derive(Debug, Clone)]
 pub(super) struct PeerSlot {
     /// Whether a gateway should exist here.

@@ -4,18 +4,22 @@
 pub(crate) mod placement;
 pub(crate) mod sleep;
 pub mod tenants;
+pub(in crate::core) mod wire;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 
 use crate::core::limits::rule::LimitRule;
 use crate::core::model::id_table::IdTable;
 use crate::core::model::ids::{ClassId, KeyId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::model::policy::placement::{PlacementRules, PoolTraits};
 use crate::core::model::policy::sleep::SleepPolicy;
+use crate::core::model::policy::wire::exact;
 
 /// Policy: everything that the core needs to know, swapped as a whole.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Policy {
     /// Number of the policy: 1 at the start, one more with each reload.
     pub generation: u64,
@@ -42,12 +46,13 @@ pub struct Policy {
 }
 
 /// Latency class.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Class {
     /// Order of service, 0 first. Classes of equal rank are served in the order of their ids.
     pub rank: u32,
     /// Share of the dispatched work, `0.0..=1.0`, that this class gets under any load of the
     /// classes before it.
+    #[serde(with = "exact")]
     pub min_share: f64,
     /// Time in which past use of a tenant comes to count half against it; absent = only what is
     /// used while it waits counts.
@@ -57,9 +62,7 @@ pub struct Class {
     /// How long a job may be held for a pool that has to start, counted from the start of the hold;
     /// absent = up to the job's deadline.
     pub cold_start_tolerance: Option<Duration>,
-    /// Objective for the TTFT.
     pub ttft_objective: Duration,
-    /// Objective for the ITL.
     pub itl_objective: Duration,
     /// The slower class in which a job goes on when it cannot keep its deadline in this class and
     /// its tenant may use the slower one; absent = the job is refused.
@@ -71,9 +74,10 @@ pub struct Class {
     pub scavenger: bool,
 }
 
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Tenant {
     /// Share against the other tenants with the same parent, greater than zero.
+    #[serde(with = "exact")]
     pub weight: f64,
     /// The tenant of whose share this one gets a part; absent = it shares with all others that have
     /// no parent.
@@ -95,14 +99,17 @@ pub struct Tenant {
 /// Quota of a tenant and all its children: their part of the sequences that the replicas of a pool group can run, in the
 /// manner of cohorts. An idle guarantee is lent. All values are fractions of that capacity,
 /// `0.0..=1.0`.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Quota {
     /// Part that is guaranteed. A tenant below its guarantee goes before every tenant that is above
     /// its own.
+    #[serde(with = "exact")]
     pub guarantee: f64,
     /// Part that the tenant may hold beyond its guarantee, of what others do not use.
+    #[serde(with = "exact")]
     pub borrow: f64,
     /// Part of the idle guarantee that others may use; at most `guarantee` takes effect.
+    #[serde(with = "exact")]
     pub lend: f64,
 }
 
@@ -113,7 +120,7 @@ impl Default for Quota {
 }
 
 /// A public model name and where it is served.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Model {
     /// Pools that serve the model, in the order of the configuration file; never empty.
     pub pools: Vec<PoolId>,
@@ -122,7 +129,7 @@ pub struct Model {
 }
 
 /// Pool: replicas that are alike.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Pool {
     /// The pool's replicas, in the order of the configuration file.
     pub replicas: Vec<ReplicaId>,
@@ -157,7 +164,7 @@ pub struct Pool {
 }
 
 /// Sticky sessions: a session keeps to the replica that it was sent to last.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StickySessions {
     /// How much later the first token may come at that replica than at the best other replica.
     pub max_delay: Duration,
@@ -166,7 +173,7 @@ pub struct StickySessions {
 }
 
 /// Replica: one engine endpoint.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Replica {
     pub pool: PoolId,
     /// Sequences that the replica can run at once, when the operator says so (at least 1).
@@ -176,7 +183,7 @@ pub struct Replica {
 }
 
 /// Queue bounds. A job that would exceed any of them is refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueBounds {
     pub requests: u64,
     /// Bytes of waiting request bodies.
@@ -192,7 +199,7 @@ impl Default for QueueBounds {
 }
 
 /// Retry policy: what happens to a job whose replica failed before the first token.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RetryPolicy {
     /// How often a job may reach an engine that then fails it, the first attempt included. Refused
     /// connections, and answers of engines that are busy or shut down, do not count: the engine did
@@ -212,7 +219,7 @@ impl Default for RetryPolicy {
 }
 
 /// Health policy: how a replica is ejected, probed, readmitted and drained.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HealthPolicy {
     /// Time from an ejection to the first probe; doubles up to `probe_max`.
     pub probe_min: Duration,

@@ -2,10 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use serde::{Deserialize, Serialize};
+
 use crate::core::model::ids::PoolId;
 
 /// Isolation: how a replica shares its accelerator.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Isolation {
     /// The replica has the whole accelerator.
     #[default]
@@ -35,7 +38,8 @@ impl Isolation {
 }
 
 /// Capacity type: whether the owner of the machine may take it back at short notice.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Capacity {
     /// The machine stays as long as it is paid for.
     #[default]
@@ -56,7 +60,7 @@ impl Capacity {
 }
 
 /// Price of one replica for an hour, in millionths of any one currency.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Price(u64);
 
 impl Price {
@@ -94,7 +98,7 @@ impl Price {
 }
 
 /// Traits of a pool that placement rules look at.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct PoolTraits {
     /// How the replicas share their accelerators.
     pub isolation: Isolation,
@@ -107,7 +111,8 @@ pub struct PoolTraits {
 }
 
 /// What a job does when no pool can serve it in time just now.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum LatePolicy {
     /// The job goes where its first token comes soonest, whatever the cost.
     #[default]
@@ -130,7 +135,7 @@ impl LatePolicy {
 
 /// Where work may go, and where it goes first. An absent rule limits nothing here, or leaves the
 /// choice to the class.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 pub struct PlacementRules {
     /// Kinds of isolation that the work may use.
     pub isolation: Option<BTreeSet<Isolation>>,

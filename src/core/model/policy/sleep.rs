@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 /// Sleep settings of a pool.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SleepPolicy {
     /// Idle time since the last wake after which a replica may sleep; not zero.
     pub after_idle: Duration,
@@ -14,7 +16,8 @@ pub struct SleepPolicy {
 }
 
 /// Result of an order to sleep or to wake.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum SleepResult {
     /// The replica sleeps.
     Asleep,

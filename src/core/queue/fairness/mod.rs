@@ -48,11 +48,11 @@ pub struct TenantWeights {
 
 impl TenantWeights {
     /// The tenant and its groups, each with its weight and the group in which it competes.
-    fn payers(&self) -> impl Iterator<Item = (UseHolder, f64)> {
+    fn charged_accounts(&self) -> impl Iterator<Item = (UseHolder, f64)> {
         let groups = self.groups.iter().map(|(group, weight)| (*group, *weight, true));
-        let payers = [(self.tenant, self.weight, false)].into_iter().chain(groups);
+        let charged_accounts = [(self.tenant, self.weight, false)].into_iter().chain(groups);
         let within = self.groups.iter().map(|(group, _)| Some(*group)).chain([None]);
-        payers
+        charged_accounts
             .zip(within)
             .map(|((tenant, weight, is_group), within)| (UseHolder { tenant, is_group, within }, weight))
     }
@@ -85,7 +85,6 @@ impl FairCounters {
         self.tenants.get(&tenant).copied().unwrap_or(0)
     }
 
-    /// The counter of a group.
     #[must_use]
     pub fn group(&self, group: TenantId) -> u128 {
         self.groups.get(&group).map_or(0, |own| own.counter)
@@ -116,7 +115,7 @@ impl FairCounters {
 
     /// Replaces the cost that was booked for a job by its actual cost.
     pub fn adjust(&mut self, who: &TenantWeights, booked: u64, actual: u64, now: Tick) {
-        for (holder, weight) in who.payers() {
+        for (holder, weight) in who.charged_accounts() {
             let factor = self.past_use.as_ref().map_or(1.0, |past| past.factor(holder, weight));
             let counter = match holder.is_group {
                 true => &mut self.groups.entry(holder.tenant).or_default().counter,

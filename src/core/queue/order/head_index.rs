@@ -11,7 +11,7 @@ use crate::core::model::ids::{ClassIndex, PoolSetIndex, TenantId};
 use crate::core::queue::lane_key::LanePart;
 
 use super::PoolGroup;
-use super::head_tree::GroupStanding;
+use super::head_tree::GroupRank;
 use super::heads::{HeadEntry, HeadKey, HeadPosition, HeadSet, tree_index};
 
 impl PoolGroup {
@@ -62,7 +62,7 @@ impl PoolGroup {
         after
     }
 
-    /// Updates a group's entry in one tree, after its children there or its standing have changed.
+    /// Updates a group's entry in one tree, after its children there or its rank have changed.
     fn refresh_group(
         &mut self,
         class: ClassIndex,
@@ -72,9 +72,9 @@ impl PoolGroup {
         let own = &mut self.classes[class.index()];
         let is_fresh = number >= tree_index(LanePart::Fresh, false);
         let counter = if is_fresh { own.counters.group(group) } else { 0 };
-        let standing = GroupStanding { quota_state: self.quotas.group_state(group), counter };
+        let rank = GroupRank { quota_state: self.quotas.group_state(group), counter };
         let heads = &mut own.pool_sets[pool_set.index()].trees[number];
-        heads.refresh(group, self.quotas.tree.parent(group), standing);
+        heads.refresh(group, self.quotas.tree.parent(group), rank);
         let holds = heads.holds(group);
         let places = own.head_positions.groups.entry(group).or_default();
         if places.contains(&(pool_set, number)) != holds {
@@ -133,7 +133,7 @@ impl PoolGroup {
         self.classes[class.index()].head_positions.tenants.get(&tenant).map_or(0, SmallVec::len)
     }
 
-    /// Whether each group is among its siblings with the standing that it has now, in every tree
+    /// Whether each group is among its siblings with the rank that it has now, in every tree
     /// in which one of its members has a head. Looks at every group.
     #[must_use]
     pub fn groups_are_ranked(&self) -> bool {
@@ -144,8 +144,8 @@ impl PoolGroup {
                 let is_fresh = number >= tree_index(LanePart::Fresh, false);
                 groups.iter().all(|group| {
                     let counter = if is_fresh { class.counters.group(*group) } else { 0 };
-                    let standing = GroupStanding { quota_state: self.quotas.group_state(*group), counter };
-                    tree.is_ranked(*group, self.quotas.tree.parent(*group), standing)
+                    let rank = GroupRank { quota_state: self.quotas.group_state(*group), counter };
+                    tree.is_ranked(*group, self.quotas.tree.parent(*group), rank)
                 })
             })
         })

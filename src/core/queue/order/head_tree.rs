@@ -29,9 +29,9 @@ struct GroupHeads {
     slot: Option<usize>,
 }
 
-/// How a group stands among its siblings.
+/// Rank of a group among its siblings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct GroupStanding {
+pub(super) struct GroupRank {
     pub(super) quota_state: QuotaState,
     pub(super) counter: u128,
 }
@@ -46,7 +46,7 @@ fn key_of(quota_state: QuotaState, counter: u128, place: LanePlace) -> HeadKey {
 #[derive(Debug, Clone)]
 pub(super) struct FoundHead {
     pub(super) entry: HeadEntry,
-    groups: Vec<GroupStanding>,
+    groups: Vec<GroupRank>,
 }
 
 impl FoundHead {
@@ -145,7 +145,6 @@ impl HeadTree {
         self.level_mut(group).rekey(slot, change);
     }
 
-    /// The head in a slot.
     pub(super) fn get(&self, group: Option<TenantId>, slot: usize) -> Option<HeadEntry> {
         let FitEntry { key, size, value } = *self.level(group)?.get(slot)?;
         match value {
@@ -155,36 +154,27 @@ impl HeadTree {
     }
 
     /// The entry that a group should have among its siblings.
-    fn entry_of(
-        own: &GroupHeads,
-        group: TenantId,
-        standing: GroupStanding,
-    ) -> Option<FitEntry<HeadKey, Competitor>> {
-        let least = own.heads.least_key().filter(|_| standing.quota_state != QuotaState::Parked)?;
-        let quota_state = standing.quota_state.min(least.quota_state);
-        let key = key_of(quota_state, standing.counter, least.place);
+    fn entry_of(own: &GroupHeads, group: TenantId, rank: GroupRank) -> Option<FitEntry<HeadKey, Competitor>> {
+        let least = own.heads.least_key().filter(|_| rank.quota_state != QuotaState::Parked)?;
+        let quota_state = rank.quota_state.min(least.quota_state);
+        let key = key_of(quota_state, rank.counter, least.place);
         Some(FitEntry { key, size: own.heads.least_size(), value: Competitor::Group(group) })
     }
 
     /// Whether a group with heads has the entry that it should have.
-    pub(super) fn is_ranked(
-        &self,
-        group: TenantId,
-        parent: Option<TenantId>,
-        standing: GroupStanding,
-    ) -> bool {
+    pub(super) fn is_ranked(&self, group: TenantId, parent: Option<TenantId>, rank: GroupRank) -> bool {
         let Some(own) = self.groups.get(&group) else { return true };
         let found = own.slot.and_then(|slot| self.level(parent)?.get(slot).copied());
-        !own.heads.is_empty() && found == Self::entry_of(own, group, standing)
+        !own.heads.is_empty() && found == Self::entry_of(own, group, rank)
     }
 
     /// Updates a group's entry among its siblings after a change among its children or of its
-    /// standing. A group goes before those that borrow also when one of its children has less than
+    /// rank. A group goes before those that borrow also when one of its children has less than
     /// its guarantee.
-    pub(super) fn refresh(&mut self, group: TenantId, parent: Option<TenantId>, standing: GroupStanding) {
+    pub(super) fn refresh(&mut self, group: TenantId, parent: Option<TenantId>, rank: GroupRank) {
         let Some(own) = self.groups.get(&group) else { return };
         let (slot, is_empty) = (own.slot, own.heads.is_empty());
-        let entry = Self::entry_of(own, group, standing);
+        let entry = Self::entry_of(own, group, rank);
         if slot.is_some() || entry.is_some() {
             let slot = self.level_mut(parent).put(slot, entry);
             if let Some(own) = self.groups.get_mut(&group) {
@@ -242,8 +232,8 @@ impl HeadTree {
             Competitor::Group(group) => {
                 let (inner, mut found) = self.first_in(Some(group), room, quotas, skip)?;
                 let quota_state = quotas.group_state(group).min(inner.quota_state);
-                let standing = GroupStanding { quota_state, counter: key.counter };
-                found.groups.insert(0, standing);
+                let rank = GroupRank { quota_state, counter: key.counter };
+                found.groups.insert(0, rank);
                 Some((key_of(quota_state, key.counter, found.entry.key.place), found))
             }
         }

@@ -31,8 +31,8 @@ pub struct HeadKey {
 
 impl HeadKey {
     #[must_use]
-    pub const fn new(standing: QuotaState, counter: u128, place: LanePlace) -> Self {
-        Self { quota_state: standing, counter, place, least_counter: counter }
+    pub const fn new(quota_state: QuotaState, counter: u128, place: LanePlace) -> Self {
+        Self { quota_state, counter, place, least_counter: counter }
     }
 }
 
@@ -194,7 +194,7 @@ impl fmt::Debug for OpenRoom<'_> {
 /// hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectiveInputs {
-    /// Classes that have jobs waiting or running, or had some within the last five seconds.
+    /// Classes that have jobs waiting or running, or had some within the last 60 s (`ACTIVE_FOR`).
     pub active: BitSet,
     /// See [`super::PoolGroup::headroom`].
     pub headroom: u32,

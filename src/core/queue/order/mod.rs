@@ -50,11 +50,9 @@ pub struct PoolGroup {
     classes: Vec<ClassOrder>,
     /// Dispatched jobs per second.
     pub drain_rate: DrainRate,
-    /// Retry budget of the group.
     pub retries: RetryBudget,
     /// Replicas held for jobs; at most one per pool.
     pub held_replicas: Vec<HeldReplica>,
-    /// Tenant quotas of the group.
     pub quotas: TenantQuotas,
     urgent: Option<ClassIndex>,
     /// The earliest time at which a job that is first, but waits for the replica of its session,
@@ -132,7 +130,6 @@ impl PoolGroup {
         (0..self.classes.len()).map(ClassIndex::from)
     }
 
-    /// A class by its index.
     pub fn class_mut(&mut self, class: ClassIndex) -> &mut ClassOrder {
         &mut self.classes[class.index()]
     }
@@ -156,7 +153,6 @@ impl PoolGroup {
         self.classes[class.index()].drain_rates.per_second(tenant, now)
     }
 
-    /// Forgets the drain rates of a tenant.
     pub fn forget_drain_rates_of(&mut self, tenant: TenantId, now: Tick) {
         self.classes.iter_mut().for_each(|class| class.drain_rates.restart(tenant, now));
     }
@@ -196,13 +192,22 @@ impl PoolGroup {
         self.shape.pools.binary_search(&pool).ok()
     }
 
-    /// Counts a tenant's job that begins to wait in a pool set.
-    pub fn joined(&mut self, class: ClassIndex, pool_set: PoolSetIndex, tenant: TenantId, now: Tick) {
+    /// Counts a tenant's jobs that begin to wait in a pool set: so many.
+    pub fn joined(
+        &mut self,
+        class: ClassIndex,
+        pool_set: PoolSetIndex,
+        (tenant, jobs): (TenantId, u64),
+        now: Tick,
+    ) {
         let class = &mut self.classes[class.index()];
-        class.pool_sets[pool_set.index()].waiting += 1;
-        class.waiting += 1;
-        self.pool_set_pools[pool_set.index()].1.iter().for_each(|place| class.waiting_by_pool[*place] += 1);
-        class.drain_rates.joined(tenant, now);
+        class.pool_sets[pool_set.index()].waiting += jobs;
+        class.waiting += jobs;
+        self.pool_set_pools[pool_set.index()]
+            .1
+            .iter()
+            .for_each(|place| class.waiting_by_pool[*place] += jobs);
+        class.drain_rates.joined((tenant, jobs), now);
     }
 
     /// Counts a tenant's job that leaves a pool set. Returns false when the pool set had no waiting

@@ -170,7 +170,6 @@ impl TenantQuotas {
         Some(QuotaUse { state: own.state(self.capacity), guaranteed, held: own.held })
     }
 
-    /// State of a group's quota.
     #[must_use]
     pub fn group_state(&self, group: TenantId) -> QuotaState {
         self.groups.get(&group).map_or(QuotaState::Borrowing, |group| group.own.state(self.capacity))

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use crate::core::model::bit_set::BitSet;
 use crate::core::model::ids::{ModelId, PoolId, ReplicaId};
-use crate::core::model::policy::Policy;
+use crate::core::model::policy::{Policy, Pool};
 use crate::core::model::time::Tick;
 use crate::core::queue::fit_tree::FitSize;
 use crate::core::replica::affinity::adapter_slots::{AdapterSlots, AdapterState, EvictedAdapters};
@@ -17,19 +18,33 @@ use crate::core::replica::fleet::pool_state::PoolState;
 const MAX_HOLDERS: usize = 128;
 
 impl Fleet {
-    /// Builds the pools of a new policy. Learned load times are kept.
-    pub(super) fn renew_pools(&mut self, policy: &Policy) {
-        let before = std::mem::take(&mut self.pools);
-        self.pools = vec![PoolState::default(); policy.pools.capacity()];
-        for (id, _, row) in policy.pools.iter() {
-            let pool = &mut self.pools[id.index()];
-            (pool.slots.buffer, pool.sleep) = (row.engine_buffer, row.sleep);
-            pool.may_scale_to_zero = row.scales_to_zero;
-            pool.adapters.clone_from(&row.adapters);
-            pool.load = before.get(id.index()).map(|pool| pool.load).unwrap_or_default();
-            pool.load.configured = row.adapter_load;
-        }
+    /// Takes over the pools of a new policy, where `before` was in force. What was learned stays, as
+    /// long as the pool does. Returns the pools whose replicas have to be looked at.
+    pub(super) fn renew_pools(&mut self, before: &Policy, policy: &Policy) -> BitSet {
+        let count = self.pools.len().max(policy.pools.capacity());
+        self.pools.resize_with(count, PoolState::default);
         self.summaries = self.pools.iter().map(PoolState::summary).collect();
+        let mut changed = BitSet::default();
+        for (index, pool) in self.pools.iter_mut().enumerate() {
+            pool.members.clear();
+            let rows = [before, policy].map(|policy| policy.pools.get(PoolId::from(index)));
+            let of_replicas = |row: &Pool| {
+                (row.engine_buffer, row.sleep, row.scales_to_zero, row.adapter_slots, row.adapter_load)
+            };
+            let [old, new] = rows.map(|row| row.map(|row| (of_replicas(row), &row.adapters)));
+            if old == new {
+                continue;
+            }
+            changed.set(index, true);
+            if old.is_none() || new.is_none() {
+                pool.forget();
+            }
+            let Pool { engine_buffer, sleep, scales_to_zero, adapters, adapter_load, .. } =
+                rows[1].cloned().unwrap_or_default();
+            (pool.slots.buffer, pool.sleep, pool.may_scale_to_zero) = (engine_buffer, sleep, scales_to_zero);
+            (pool.adapters, pool.load.configured) = (adapters, adapter_load);
+        }
+        changed
     }
 
     /// Takes over the adapter slots that a new policy configures for a replica.

@@ -1,9 +1,10 @@
-//! How full a replica is, in each of the ways in which it can be full, and its bottleneck; see
-//! [`ReplicaState::find_free_capacity`] for the rules.
+//! Bottleneck of a replica: its use of sequences, KV cache and prefill, the fullest first. The rules
+//! are in [`ReplicaState::find_free_capacity`].
 
 use crate::core::autoscale::demand::utilization::ReplicasInUse;
 use crate::core::model::policy::HealthPolicy;
 use crate::core::model::time::Tick;
+use crate::core::queue::fit_tree::FitSize;
 use crate::core::replica::bottleneck::{Bottleneck, SlotCounts};
 use crate::core::replica::seq_limit::max_request_seqs;
 
@@ -18,8 +19,11 @@ impl ReplicaState {
     /// Bottleneck of the replica for a job of the urgent class. `None` where nothing keeps the job
     /// away, and where the replica is not in service.
     pub(super) fn bottleneck(&self, pool: &PoolState, now: Tick, rules: &HealthPolicy) -> Option<Bottleneck> {
-        if !self.is_up(now, rules) || self.indexed.free_capacity.urgent.is_some() {
+        if !self.is_up(now, rules) {
             return None;
+        }
+        if let Some(room) = self.indexed.free_capacity.urgent {
+            return self.is_short_of_kv(room.kv).then_some(Bottleneck::Kv);
         }
         let limit = self.limit(pool, now, rules);
         Some(match () {
@@ -27,7 +31,7 @@ impl ReplicaState {
             () if self.health.is_on_trial() => Bottleneck::Trial,
             () if self.ledger.seqs < limit && self.is_released(pool) => Bottleneck::Released,
             () if self.ledger.seqs >= limit => self.limit_by(pool, now, rules),
-            () if self.free_kv(1.0) == 0 => Bottleneck::Kv,
+            () if self.is_short_of_kv(self.free_kv(1.0)) => Bottleneck::Kv,
             () => Bottleneck::Prefill,
         })
     }
@@ -42,17 +46,18 @@ impl ReplicaState {
         if !self.is_up(now, rules) || self.ledger.jobs == 0 {
             return self.bottleneck(pool, now, rules);
         }
-        if self.indexed.free_capacity.released.is_some() {
-            return None;
+        if let Some(room) = self.indexed.free_capacity.released {
+            return self.is_short_of_kv(room.kv).then_some(Bottleneck::Kv);
         }
-        if self.indexed.free_capacity.background.is_some() {
-            return (!pool.takes_background()).then_some(Bottleneck::BackgroundPrefill);
+        if let Some(room) = self.indexed.free_capacity.background {
+            let why = if pool.takes_background() { Bottleneck::Kv } else { Bottleneck::BackgroundPrefill };
+            return (!pool.takes_background() || self.is_short_of_kv(room.kv)).then_some(why);
         }
         let limit = self.limit(pool, now, rules);
         let full = self.admission.held || self.health.is_on_trial() || self.ledger.seqs >= limit;
         Some(match () {
             () if full => self.bottleneck(pool, now, rules).unwrap_or(Bottleneck::Slots),
-            () if self.is_released(pool) && self.free_kv(1.0) == 0 => Bottleneck::Kv,
+            () if self.is_released(pool) && self.is_short_of_kv(self.free_kv(1.0)) => Bottleneck::Kv,
             () if self.is_released(pool) => Bottleneck::Prefill,
             () if self.ledger.prefill > self.delay_weight() => Bottleneck::Prefill,
             () if self.is_slow_for_background(pool) => Bottleneck::Itl,
@@ -61,9 +66,42 @@ impl ReplicaState {
         })
     }
 
+    /// Bottleneck of the replica for one job with this need; `None` where the job fits. `background`
+    /// tells whether the job counts as background where the most urgent class comes.
+    pub(super) fn bottleneck_of_job(
+        &self,
+        need: FitSize,
+        background: bool,
+        pool: &PoolState,
+        now: Tick,
+        rules: &HealthPolicy,
+    ) -> Option<Bottleneck> {
+        let Some(room) = self.indexed.free_capacity.now(pool, background) else {
+            return match pool.is_background(background) {
+                true => self.background_bottleneck(pool, now, rules),
+                false => self.bottleneck(pool, now, rules),
+            };
+        };
+        let limit = self.limit(pool, now, rules);
+        let seqs = self.ledger.seqs.saturating_add(need.seqs);
+        match () {
+            () if need.fits_in(room) => None,
+            () if need.kv > room.kv => Some(Bottleneck::Kv),
+            () if need.prefill > room.prefill => Some(Bottleneck::Prefill),
+            () if seqs > limit => Some(self.limit_by(pool, now, rules)),
+            () if seqs > Self::background_share(limit) => Some(Bottleneck::BackgroundShare),
+            () => Some(Bottleneck::Headroom),
+        }
+    }
+
+    /// Whether so many free KV tokens are fewer than a usual job of the replica holds.
+    fn is_short_of_kv(&self, free: u64) -> bool {
+        self.ledger.jobs > 0 && free < self.ledger.kv / u64::from(self.ledger.jobs)
+    }
+
     /// Bottleneck that sets the replica's limit.
     fn limit_by(&self, pool: &PoolState, now: Tick, rules: &HealthPolicy) -> Bottleneck {
-        let ours = self.full(pool).saturating_sub(self.reported.foreign_seqs).max(1);
+        let ours = self.full(pool).saturating_sub(self.reported.external_seqs).max(1);
         if self.health.eighths(now, rules) < 8 {
             Bottleneck::SlowStart
         } else if self.itl_seqs(pool).max(pool.objective.widest) < ours {
@@ -102,10 +140,13 @@ impl ReplicaState {
     /// Used part of the replica: of its sequences, of its KV cache, of the prompts that it can read
     /// at once, and of the ITL between the best one of the pool and the target.
     pub(super) fn used(&self, pool: &PoolState, shared: bool) -> ReplicasInUse {
-        let ours =
-            self.full(pool).saturating_sub(self.reported.foreign_seqs).max(1).min(self.itl_seqs(pool).max(1));
+        let ours = self
+            .full(pool)
+            .saturating_sub(self.reported.external_seqs)
+            .max(1)
+            .min(self.itl_seqs(pool).max(1));
         let (seqs, paced) = if shared {
-            (ours.saturating_add(self.reported.foreign_seqs), self.own_share())
+            (ours.saturating_add(self.reported.external_seqs), self.own_share())
         } else {
             (ours, 1.0)
         };
@@ -121,7 +162,7 @@ impl ReplicaState {
     /// This gateway's part of the sequences that run there.
     pub(super) fn own_share(&self) -> f64 {
         let ours = f64::from(self.ledger.seqs);
-        ours / (ours + f64::from(self.reported.foreign_seqs)).max(1.0)
+        ours / (ours + f64::from(self.reported.external_seqs)).max(1.0)
     }
 
     fn used_of_itl(&self, pool: &PoolState) -> f64 {

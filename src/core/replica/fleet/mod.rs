@@ -23,15 +23,14 @@ use crate::core::model::event::ReplicaReport;
 use crate::core::model::ids::{ModelId, PoolId, ReplicaId};
 use crate::core::model::number_map::NumberMap;
 use crate::core::model::overrides::Closed;
-use crate::core::model::policy::{HealthPolicy, Policy};
-use crate::core::model::snapshot::{ReplicaSnapshot, SAMPLE_PROMPT_TOKENS};
+use crate::core::model::policy::{HealthPolicy, Policy, Replica};
 use crate::core::model::time::Tick;
 use crate::core::replica::health::ReplicaHealth;
 use crate::core::replica::ledger::{Booking, Ledger};
 use crate::core::replica::reconcile::{LedgerView, ReconcileFinding};
 use crate::core::replica::speed::pool_best::PoolBest;
 use crate::core::replica::speed::step_time;
-use crate::core::replica::speed::ttft_model::{self, TtftModel};
+use crate::core::replica::speed::ttft_model::TtftModel;
 
 use crate::core::replica::fleet::contribution::PoolCounts;
 pub use crate::core::replica::fleet::pool_state::{ActiveObjective, LatencyObjective};
@@ -53,13 +52,20 @@ pub struct ReplicaLoad {
     pub epoch: u32,
 }
 
-/// Replicas that leave with a new policy.
+/// What a new policy does to replicas.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Departures {
+pub struct ReplicaChanges {
     /// Replicas that are no longer in the policy.
     pub left: Vec<ReplicaId>,
     /// Replicas that the new policy starts to drain.
     pub draining: Vec<ReplicaId>,
+    /// Whether a replica went from one pool to another.
+    pub moved: bool,
+}
+
+/// The replica's row in the policy, if the policy has its pool, too.
+fn served(policy: &Policy, id: ReplicaId) -> Option<&Replica> {
+    policy.replicas.get(id).filter(|row| policy.pools.get(row.pool).is_some())
 }
 
 /// All replicas of the policy, and removed ones that still run jobs.
@@ -89,6 +95,9 @@ pub struct Fleet {
     /// True when a pool has got its first replica in service since the last call of
     /// [`Self::take_revived_pools`].
     revived_pools: bool,
+    /// Replicas of which everything derived was updated.
+    #[cfg(test)]
+    refreshes: u64,
 }
 
 /// Findings from a replica's report.
@@ -101,55 +110,100 @@ pub struct ReportResult {
 }
 
 impl Fleet {
-    /// Takes over a policy. New replicas get a slow start, except those of the first policy.
-    /// Removed replicas get no more jobs and are forgotten when they run nothing.
-    pub fn apply(&mut self, policy: &Policy, now: Tick) -> Departures {
+    /// Takes over a policy, where `before` was in force. New replicas get a slow start, except those
+    /// of the first policy. Removed replicas get no more jobs and are forgotten when they run
+    /// nothing. A replica that the policy does not change costs a comparison.
+    pub fn apply(&mut self, before: &Policy, policy: &Policy, now: Tick) -> ReplicaChanges {
         let first = self.pools.is_empty();
-        let mut departures = Departures::default();
-        self.rules = policy.health;
-        self.renew_pools(policy);
-        self.open = BitSet::default();
+        let all = std::mem::replace(&mut self.rules, policy.health) != policy.health;
+        let pools = self.renew_pools(before, policy);
         self.accounts.apply(policy, now);
-        self.can_wake = 0;
         if self.replicas.len() < policy.replicas.capacity() {
             self.replicas.resize(policy.replicas.capacity(), None);
         }
+        let mut changes = ReplicaChanges::default();
         for index in 0..self.replicas.len() {
             let id = ReplicaId::from(index);
-            let row = policy.replicas.get(id).filter(|row| policy.pools.get(row.pool).is_some());
-            if let Some(node) = &mut self.replicas[index] {
-                node.indexed.slots = [None; 4];
-                (node.admission.held, node.speed.bin, node.indexed.contribution) =
-                    (false, None, PoolCounts::default());
-                if row.is_none() && node.config.present {
-                    departures.left.push(id);
-                }
-                node.config.present &= row.is_some();
-            }
+            let (row, drains) = (served(policy, id), policy.draining.contains(&id));
             if let Some(row) = row {
-                let node = self.replicas[index].get_or_insert_with(|| ReplicaState::new(row.pool));
-                if !node.config.present && !first {
-                    node.join(now);
+                self.pools[row.pool.index()].members.push(id);
+            }
+            let pool = row.map(|row| row.pool).or_else(|| self.pool_of(id));
+            let is_changed = first
+                || all
+                || pool.is_some_and(|pool| pools.contains(pool.index()))
+                || (row, drains) != (served(before, id), before.draining.contains(&id));
+            if !is_changed {
+                continue;
+            }
+            match row {
+                Some(row) => {
+                    self.configure(id, row, first, now, &mut changes);
+                    self.configure_adapters(id, policy);
+                    let node = self.replicas[index].as_mut();
+                    let starts =
+                        node.is_some_and(|node| !std::mem::replace(&mut node.config.leaving, drains));
+                    changes.draining.extend((drains && starts).then_some(id));
                 }
-                let leaving = policy.draining.contains(&id);
-                if leaving && !node.config.leaving {
-                    departures.draining.push(id);
-                }
-                if node.pool != row.pool {
-                    let before = std::mem::take(&mut node.indexed.accounted);
-                    self.accounts.change_presence(node.pool, now, before, ReplicaPresence::default());
-                }
-                (node.config.present, node.config.leaving, node.pool) = (true, leaving, row.pool);
-                (node.config.seqs, node.config.kv_tokens) = (row.max_seqs, row.kv_tokens);
-                let pool = &mut self.pools[row.pool.index()];
-                node.config.idle_after = pool.sleep.map(|rules| rules.after_idle);
-                pool.members.push(id);
-                node.speed.rank(&mut pool.speeds);
-                self.configure_adapters(id, policy);
+                None => self.remove(id, &mut changes),
             }
             self.refresh(id, now);
         }
-        departures
+        changes
+    }
+
+    /// Takes over a replica's row in the policy.
+    fn configure(
+        &mut self,
+        id: ReplicaId,
+        row: &Replica,
+        first: bool,
+        now: Tick,
+        changes: &mut ReplicaChanges,
+    ) {
+        if self.pool_of(id).is_some_and(|pool| pool != row.pool) {
+            changes.moved = true;
+            self.leave_pool(id, now);
+        }
+        let node = self.replicas[id.index()].get_or_insert_with(|| ReplicaState::new(row.pool));
+        if !node.config.present && !first {
+            node.join(now);
+        }
+        (node.config.present, node.pool) = (true, row.pool);
+        (node.config.seqs, node.config.kv_tokens) = (row.max_seqs, row.kv_tokens);
+        let pool = &mut self.pools[row.pool.index()];
+        node.config.idle_after = pool.sleep.map(|rules| rules.after_idle);
+        node.speed.rank(&mut pool.speeds);
+    }
+
+    /// Takes note that the policy no longer has the replica.
+    fn remove(&mut self, id: ReplicaId, changes: &mut ReplicaChanges) {
+        let Some(node) = self.replicas[id.index()].as_mut().filter(|node| node.config.present) else {
+            return;
+        };
+        node.config.present = false;
+        changes.left.push(id);
+        if let Some(pool) = self.pools.get_mut(node.pool.index()) {
+            pool.speeds.move_replica(node.speed.bin.take(), None);
+        }
+    }
+
+    /// Takes a replica out of everything that its pool holds of it.
+    fn leave_pool(&mut self, id: ReplicaId, now: Tick) {
+        let Some(node) = self.replicas.get_mut(id.index()).and_then(Option::as_mut) else { return };
+        let accounted = std::mem::take(&mut node.indexed.accounted);
+        self.accounts.change_presence(node.pool, now, accounted, ReplicaPresence::default());
+        let Some(pool) = self.pools.get_mut(node.pool.index()) else { return };
+        let counted = std::mem::take(&mut node.indexed.contribution);
+        pool.counts.replace(counted, PoolCounts::default());
+        pool.speeds.move_replica(node.speed.bin.take(), None);
+        for (tree, slot) in pool.trees_mut().into_iter().zip(&mut node.indexed.slots) {
+            *slot = tree.put(*slot, None);
+        }
+        self.can_wake -= counted.can_wake;
+        self.empty_pools |= counted.up > 0 && pool.counts.up == 0;
+        self.open.set(node.pool.index(), pool.is_open());
+        self.summaries[node.pool.index()] = pool.summary();
     }
 
     /// Pool of a known replica.
@@ -158,7 +212,6 @@ impl Fleet {
         self.node(id).map(|node| node.pool)
     }
 
-    /// Load of the replica.
     #[must_use]
     pub fn load(&self, id: ReplicaId, now: Tick) -> Option<ReplicaLoad> {
         let node = self.node(id)?;
@@ -345,75 +398,16 @@ impl Fleet {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// Snapshots of all known replicas.
-    pub fn snapshots(&self, now: Tick) -> impl Iterator<Item = ReplicaSnapshot> {
-        let nodes = self.replicas.iter().enumerate();
-        nodes.filter_map(move |(index, node)| {
-            let node = node.as_ref()?;
-            let pool = self.pools.get(node.pool.index())?;
-            let sample = ttft_model::weight(SAMPLE_PROMPT_TOKENS, 0);
-            Some(ReplicaSnapshot {
-                replica: ReplicaId::from(index),
-                state: node.state(now, &self.rules),
-                running: node.ledger.seqs,
-                limit: node.limit(pool, now, &self.rules),
-                prefill_tokens: node.ledger.prefill.saturating_add(node.ledger.ahead),
-                kv_tokens: node.ledger.kv,
-                speed_factor: node.speed.factor,
-                speed_known: node.speed.learned.is_known(),
-                expected: Duration::from_nanos(node.ttft_model().ttft(sample)),
-                report_age: node.reported.latest.map(|(at, _)| now.since(at)),
-                bottleneck: node.bottleneck(pool, now, &self.rules),
-                background_bottleneck: node.background_bottleneck(pool, now, &self.rules),
-                slots: node.slot_counts(pool, now, &self.rules),
-            })
-        })
-    }
-
-    /// Ledgers of all known replicas.
-    pub fn ledgers(&self) -> impl Iterator<Item = (ReplicaId, Ledger)> {
-        let nodes = self.replicas.iter().enumerate();
-        nodes.filter_map(|(index, node)| Some((ReplicaId::from(index), node.as_ref()?.ledger)))
-    }
-
-    /// Whether each replica that waits for a time has a timer for it, and no other replica has one.
-    #[must_use]
-    pub fn timers_are_consistent(&self, now: Tick) -> bool {
-        let nodes = self.replicas.iter().enumerate();
-        let wanted: BTreeSet<(Tick, ReplicaId)> = nodes
-            .filter_map(|(index, node)| {
-                let node = node.as_ref().filter(|node| node.config.present)?;
-                Some((node.next_wake(now, &self.rules)?, ReplicaId::from(index)))
-            })
-            .collect();
-        wanted == self.timers
-    }
-
-    /// Whether each replica's meter has the weight of its running jobs, and each pool's account has
-    /// the pool's replicas. For tests of invariants.
-    #[must_use]
-    pub fn meters_are_consistent(&self, weight: impl Fn(ReplicaId) -> u64) -> bool {
-        let nodes = || self.replicas.iter().enumerate().filter_map(|(id, node)| Some((id, node.as_ref()?)));
-        let counts = |pool: PoolId| {
-            let here = nodes().filter(|(_, node)| node.pool == pool);
-            here.map(|(_, node)| node.indexed.accounted).fold((0, 0), |(present, busy), next| {
-                (present + u32::from(next.present), busy + u32::from(next.busy))
-            })
-        };
-        let agrees = |id: usize, node: &ReplicaState| {
-            let busy = node.ledger.jobs > 0;
-            node.meter.weight() == weight(ReplicaId::from(id))
-                && node.indexed.accounted.busy == busy
-                && node.indexed.accounted.present >= busy
-        };
-        nodes().all(|(id, node)| agrees(id, node))
-            && self.accounts.counts().all(|(pool, counted)| counted == counts(pool))
-    }
-
     /// Nodes of the search trees that were visited.
     #[cfg(test)]
     pub(crate) fn visits(&self) -> u64 {
         self.pools.iter().map(|pool| pool.visits()).sum()
+    }
+
+    /// Number of updates of replicas.
+    #[cfg(test)]
+    pub(crate) const fn refreshes(&self) -> u64 {
+        self.refreshes
     }
 
     fn node(&self, id: ReplicaId) -> Option<&ReplicaState> {
@@ -451,9 +445,13 @@ impl Fleet {
 
     /// Updates everything that is derived from a replica.
     fn refresh(&mut self, id: ReplicaId, now: Tick) {
+        #[cfg(test)]
+        {
+            self.refreshes += 1;
+        }
         let rules = self.rules;
         let Some(node) = self.replicas.get_mut(id.index()).and_then(Option::as_mut) else { return };
-        node.reported.foreign_seqs = node.reported.reconciler.foreign_seqs(now);
+        node.reported.external_seqs = node.reported.reconciler.external_seqs(now);
         if let Some(pool) = self.pools.get_mut(node.pool.index()) {
             let (before, was_absent) =
                 (node.indexed.contribution, pool.is_dormant() || pool.is_scaled_to_zero());
@@ -461,10 +459,7 @@ impl Fleet {
             node.indexed.contribution = node.contribute(pool, now, &rules);
             pool.counts.replace(before, node.indexed.contribution);
             let after = node.indexed.contribution;
-            self.open.set(
-                node.pool.index(),
-                !(pool.free.is_empty() && pool.background.is_empty() && pool.released.is_empty()),
-            );
+            self.open.set(node.pool.index(), pool.is_open());
             self.service_changes += u64::from(after.up != before.up);
             self.empty_pools |= before.up > after.up && pool.counts.up == 0;
             self.revived_pools |= after.up > before.up && pool.counts.up == 1;

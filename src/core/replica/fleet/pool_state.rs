@@ -80,9 +80,7 @@ pub(super) struct PoolState {
     /// True when the pool may be scaled to zero, while nothing answers at its addresses.
     pub(super) may_scale_to_zero: bool,
     pub(super) speeds: PoolSpeeds,
-    /// Models of the pool that are adapters.
     pub(super) adapters: BTreeSet<ModelId>,
-    /// Load time of an adapter.
     pub(super) load: AdapterLoadTime,
     pub(super) bests: PoolBestTracker,
     /// Jobs of the urgent class that waited for the pool at the last dispatch of such a job.
@@ -113,7 +111,24 @@ impl PoolState {
         self.may_scale_to_zero && self.counts.up == 0 && self.counts.away as usize == self.members.len()
     }
 
-    /// Summary of the pool.
+    /// Whether a replica can take a job, urgent or background.
+    pub(super) fn is_open(&self) -> bool {
+        !(self.free.is_empty() && self.background.is_empty() && self.released.is_empty())
+    }
+
+    /// The search trees, in the order of [`super::replica_parts::IndexedReplica::slots`].
+    pub(super) const fn trees_mut(&mut self) -> [&mut FitTree<ReplicaRank, ReplicaId>; 4] {
+        [&mut self.free, &mut self.background, &mut self.released, &mut self.soon]
+    }
+
+    /// Forgets what belongs to a pool that was in the policy, for one that comes under its id.
+    pub(super) fn forget(&mut self) {
+        self.slots.shown = None;
+        (self.objective, self.bests) = (ActiveObjective::default(), PoolBestTracker::default());
+        (self.load, self.waiting) = (AdapterLoadTime::default(), 0);
+        self.keepers.clear();
+    }
+
     pub(super) const fn summary(&self) -> PoolSummary {
         PoolSummary { up: self.counts.up, slowness: self.speeds.median() }
     }

@@ -106,7 +106,7 @@ pub(super) struct ReportedState {
     pub(super) latest: Option<(Tick, ReplicaReport)>,
     pub(super) reconciler: Reconciler,
     /// Sequences of other clients that run there, as of the last update.
-    pub(super) foreign_seqs: u32,
+    pub(super) external_seqs: u32,
 }
 
 impl ReportedState {
@@ -210,7 +210,6 @@ pub(super) struct IndexedReplica {
     /// Entries in the search trees of the pool.
     pub(super) slots: [Option<usize>; 4],
     pub(super) next_timer: Option<Tick>,
-    /// Contribution to the pool's counts.
     pub(super) contribution: PoolCounts,
     /// Presence with which the pool's account counts it.
     pub(super) accounted: ReplicaPresence,

@@ -189,7 +189,7 @@ impl ReplicaState {
     }
 
     fn limit_within(&self, itl: u32, pool: &PoolState, now: Tick, rules: &HealthPolicy) -> u32 {
-        let ours = self.full(pool).saturating_sub(self.reported.foreign_seqs).max(1);
+        let ours = self.full(pool).saturating_sub(self.reported.external_seqs).max(1);
         let full = ours.min(itl.max(pool.objective.widest));
         ramped(full, self.health.eighths(now, rules))
     }
@@ -324,13 +324,10 @@ impl ReplicaState {
         let urgent = self.key(pool, id, self.urgent_model(pool));
         self.indexed.free_capacity = self.find_free_capacity(pool, now, rules);
         let free = self.indexed.free_capacity;
-        let trees = [
-            (&mut pool.free, free.urgent, urgent),
-            (&mut pool.background, free.background, key),
-            (&mut pool.released, free.released, key),
-            (&mut pool.soon, free.soon, urgent),
-        ];
-        for ((tree, free, key), slot) in trees.into_iter().zip(&mut self.indexed.slots) {
+        let entries =
+            [(free.urgent, urgent), (free.background, key), (free.released, key), (free.soon, urgent)];
+        let trees = pool.trees_mut().into_iter().zip(entries);
+        for ((tree, (free, key)), slot) in trees.zip(&mut self.indexed.slots) {
             let entry = free.map(|free| FitEntry { key, size: free.complement(), value: id });
             *slot = tree.put(*slot, entry);
         }

@@ -89,7 +89,7 @@ impl Fleet {
         quiet
             && node.counts_as_up()
             && node.ledger.jobs == 0
-            && node.reported.foreign_seqs == 0
+            && node.reported.external_seqs == 0
             && pool.counts.up > rules.keep_awake
     }
 
@@ -112,8 +112,8 @@ impl Fleet {
     }
 
     /// Takes over the result of an order to sleep or to wake.
-    pub fn sleep_answered(&mut self, id: ReplicaId, rested: SleepResult, now: Tick) -> SleepChange {
-        self.change(id, now, |node| node.sleep.answer(now, rested)).unwrap_or(SleepChange::Nothing)
+    pub fn sleep_answered(&mut self, id: ReplicaId, sleep_result: SleepResult, now: Tick) -> SleepChange {
+        self.change(id, now, |node| node.sleep.answer(now, sleep_result)).unwrap_or(SleepChange::Nothing)
     }
 
     /// Gives up an order that got no answer.

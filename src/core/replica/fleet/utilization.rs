@@ -1,12 +1,18 @@
-//! Utilization: the used part of a pool's capacity, and the size of that capacity.
+//! Utilization: the used part of a pool's capacity, and the size of that capacity; what each replica
+//! shows.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use crate::core::autoscale::demand::utilization::DIMENSIONS;
 use crate::core::autoscale::inputs::PoolLoad;
-use crate::core::model::ids::PoolId;
+use crate::core::model::ids::{PoolId, ReplicaId};
+use crate::core::model::snapshot::{ReplicaSnapshot, SAMPLE_PROMPT_TOKENS};
+use crate::core::model::time::Tick;
+use crate::core::replica::ledger::Ledger;
 use crate::core::replica::seq_limit::max_request_seqs;
 use crate::core::replica::speed::pool_best::PoolTypical;
+use crate::core::replica::speed::ttft_model;
 
 use super::Fleet;
 use crate::core::replica::fleet::replica_state::ReplicaState;
@@ -84,5 +90,70 @@ impl Fleet {
             let members = pool.members.iter().filter_map(|id| self.node(*id));
             members.map(|node| node.most(pool)).chain(none)
         })
+    }
+
+    /// Snapshots of all known replicas.
+    pub fn snapshots(&self, now: Tick) -> impl Iterator<Item = ReplicaSnapshot> {
+        let nodes = self.replicas.iter().enumerate();
+        nodes.filter_map(move |(index, node)| {
+            let node = node.as_ref()?;
+            let pool = self.pools.get(node.pool.index())?;
+            let sample = ttft_model::weight(SAMPLE_PROMPT_TOKENS, 0);
+            Some(ReplicaSnapshot {
+                replica: ReplicaId::from(index),
+                state: node.state(now, &self.rules),
+                running: node.ledger.seqs,
+                limit: node.limit(pool, now, &self.rules),
+                prefill_tokens: node.ledger.prefill.saturating_add(node.ledger.ahead),
+                kv_tokens: node.ledger.kv,
+                speed_factor: node.speed.factor,
+                speed_known: node.speed.learned.is_known(),
+                expected: Duration::from_nanos(node.ttft_model().ttft(sample)),
+                report_age: node.reported.latest.map(|(at, _)| now.since(at)),
+                bottleneck: node.bottleneck(pool, now, &self.rules),
+                background_bottleneck: node.background_bottleneck(pool, now, &self.rules),
+                slots: node.slot_counts(pool, now, &self.rules),
+            })
+        })
+    }
+
+    /// Ledgers of all known replicas.
+    pub fn ledgers(&self) -> impl Iterator<Item = (ReplicaId, Ledger)> {
+        let nodes = self.replicas.iter().enumerate();
+        nodes.filter_map(|(index, node)| Some((ReplicaId::from(index), node.as_ref()?.ledger)))
+    }
+
+    /// Whether each replica that waits for a time has a timer for it, and no other replica has one.
+    #[must_use]
+    pub fn timers_are_consistent(&self, now: Tick) -> bool {
+        let nodes = self.replicas.iter().enumerate();
+        let wanted: BTreeSet<(Tick, ReplicaId)> = nodes
+            .filter_map(|(index, node)| {
+                let node = node.as_ref().filter(|node| node.config.present)?;
+                Some((node.next_wake(now, &self.rules)?, ReplicaId::from(index)))
+            })
+            .collect();
+        wanted == self.timers
+    }
+
+    /// Whether each replica's meter has the weight of its running jobs, and each pool's account has
+    /// the pool's replicas. For tests of invariants.
+    #[must_use]
+    pub fn meters_are_consistent(&self, weight: impl Fn(ReplicaId) -> u64) -> bool {
+        let nodes = || self.replicas.iter().enumerate().filter_map(|(id, node)| Some((id, node.as_ref()?)));
+        let counts = |pool: PoolId| {
+            let here = nodes().filter(|(_, node)| node.pool == pool);
+            here.map(|(_, node)| node.indexed.accounted).fold((0, 0), |(present, busy), next| {
+                (present + u32::from(next.present), busy + u32::from(next.busy))
+            })
+        };
+        let agrees = |id: usize, node: &ReplicaState| {
+            let busy = node.ledger.jobs > 0;
+            node.meter.weight() == weight(ReplicaId::from(id))
+                && node.indexed.accounted.busy == busy
+                && node.indexed.accounted.present >= busy
+        };
+        nodes().all(|(id, node)| agrees(id, node))
+            && self.accounts.counts().all(|(pool, counted)| counted == counts(pool))
     }
 }

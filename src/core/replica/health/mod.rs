@@ -164,7 +164,7 @@ impl ReplicaHealth {
 
     /// Pauses a replica that is to blame for a fault, but stays in service. Its earlier answers no
     /// longer prove that it works.
-    pub fn pause_spared(&mut self, now: Tick, rules: &HealthPolicy) {
+    pub fn pause_instead_of_ejecting(&mut self, now: Tick, rules: &HealthPolicy) {
         self.pause(now, None, rules, MAX_SPARED_PAUSE);
         self.unproven = true;
     }

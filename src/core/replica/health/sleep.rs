@@ -111,23 +111,23 @@ impl SleepState {
 
     /// Takes over the answer to an order. An answer to an order that is no longer waited for
     /// changes nothing.
-    pub fn answer(&mut self, now: Tick, rested: SleepResult) -> SleepChange {
+    pub fn answer(&mut self, now: Tick, sleep_result: SleepResult) -> SleepChange {
         let told_to_wake = match self.phase {
             SleepPhase::FallingAsleep { .. } => None,
             SleepPhase::Waking { since, .. } => Some(since),
             SleepPhase::Awake | SleepPhase::Asleep => return SleepChange::Nothing,
         };
-        self.unable |= rested == SleepResult::Unable;
-        let sure = matches!(rested, SleepResult::Asleep | SleepResult::Awake);
+        self.unable |= sleep_result == SleepResult::Unable;
+        let sure = matches!(sleep_result, SleepResult::Asleep | SleepResult::Awake);
         self.reports_from = if sure { now + REPORT_LAG } else { now };
-        self.phase = match (rested, told_to_wake) {
+        self.phase = match (sleep_result, told_to_wake) {
             (SleepResult::Awake, _) | (SleepResult::Unable, None) => SleepPhase::Awake,
             (SleepResult::Failed, None) => self.phase,
             (SleepResult::Asleep, _) | (SleepResult::Failed | SleepResult::Unable, Some(_)) => {
                 SleepPhase::Asleep
             }
         };
-        match (rested, told_to_wake) {
+        match (sleep_result, told_to_wake) {
             (SleepResult::Awake, Some(since)) => SleepChange::Woke(now.since(since)),
             (_, Some(_)) => SleepChange::Stuck,
             (_, None) => SleepChange::Nothing,
@@ -292,7 +292,7 @@ mod tests {
                 now += Duration::from_secs(pause);
                 match step {
                     Step::Say(asleep) => { rest.report(now, asleep); }
-                    Step::Answer(rested) => { rest.answer(now, rested); }
+                    Step::Answer(sleep_result) => { rest.answer(now, sleep_result); }
                     Step::Order if rest.can_wake() => rest.order_wake(now, Duration::from_secs(5)),
                     Step::Order if rest.state().is_none() => rest.order_sleep(now),
                     Step::Order => {}
@@ -316,12 +316,12 @@ mod tests {
     }
 
     fn step() -> impl Strategy<Value = Step> {
-        let rested = prop_oneof![
+        let sleep_result = prop_oneof![
             Just(SleepResult::Asleep),
             Just(SleepResult::Awake),
             Just(SleepResult::Failed),
             Just(SleepResult::Unable)
         ];
-        prop_oneof![any::<bool>().prop_map(Step::Say), rested.prop_map(Step::Answer), Just(Step::Order)]
+        prop_oneof![any::<bool>().prop_map(Step::Say), sleep_result.prop_map(Step::Answer), Just(Step::Order)]
     }
 }

@@ -152,7 +152,6 @@ impl Default for PoolSpeeds {
 pub type SpeedBin = u16;
 
 impl PoolSpeeds {
-    /// Bin of a factor.
     #[must_use]
     pub fn bin(factor: f64) -> SpeedBin {
         let at = (factor.log2() + 8.0) * STEPS;

@@ -59,7 +59,6 @@ pub struct PrefillRate {
 }
 
 impl PrefillRate {
-    /// Adds a stretch.
     pub fn add(&mut self, stretch: ReadStretch) {
         let (weight, seconds) = (stretch.weight as f64, stretch.took.as_secs_f64());
         self.count += 1.0;

@@ -24,7 +24,7 @@ impl Scheduler {
             if at > self.now || (at == self.now && !even_now) {
                 break;
             }
-            if self.timers.holds.contains(at, job) && !self.is_held_in_vain(at, job) {
+            if self.timers.holds.contains(at, job) && !self.end_hold_unless_cold(at, job) {
                 continue;
             }
             if !self.demote(job) {
@@ -40,7 +40,7 @@ impl Scheduler {
     pub(in crate::core::scheduler) fn demote(&mut self, id: JobId) -> bool {
         while let Some((class, deadline)) = self.jobs.get(&id).and_then(|job| self.slower_class(&job.spec)) {
             self.move_to_class(id, class, deadline);
-            if !self.is_hopeless(id) {
+            if !self.cannot_start_in_time(id) {
                 return true;
             }
         }

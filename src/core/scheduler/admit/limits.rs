@@ -4,7 +4,7 @@
 use smallvec::SmallVec;
 
 use crate::core::limits::expected_use::ExpectedUse;
-use crate::core::limits::rule::{LimitId, LimitPeriod, LimitUnit, UnitAmounts, UsedAmounts};
+use crate::core::limits::rule::{LimitId, LimitPeriod, LimitRule, LimitUnit, UnitAmounts, UsedAmounts};
 use crate::core::limits::{
     LimitExceeded, LimitGrant, LimitReservation, LimitStatus, LimitSubject, UsageLimits,
 };
@@ -98,10 +98,33 @@ impl JobLimits {
         self.limits.settle(hold, &UsedAmounts { amounts, tokens_known: used.is_some() }, now);
     }
 
+    /// Charges a prompt that was denied before its request became a job: one request with its tokens.
+    pub(in crate::core::scheduler) fn prompt_denied(
+        &mut self,
+        subject: &LimitSubject,
+        tokens: u64,
+        now: Tick,
+    ) {
+        self.limits.charge_minutes(subject, &UnitAmounts { input: tokens, ..UnitAmounts::default() }, now);
+    }
+
     /// Puts the limits of a policy in force.
-    pub(in crate::core::scheduler) fn apply(&mut self, policy: &Policy) {
-        self.limits.apply(&policy.limits);
+    pub(in crate::core::scheduler) fn apply(&mut self, rules: &[LimitRule]) {
+        self.limits.apply(rules);
+    }
+
+    /// Forgets what was learned of models and tenants that are no longer in the policy.
+    pub(in crate::core::scheduler) fn forget_unknown(&mut self, policy: &Policy) {
         self.expected_use.retain(policy);
+    }
+
+    /// The limits, to share them with other gateways.
+    pub(in crate::core::scheduler) const fn shared(&self) -> &UsageLimits {
+        &self.limits
+    }
+
+    pub(in crate::core::scheduler) const fn shared_mut(&mut self) -> &mut UsageLimits {
+        &mut self.limits
     }
 
     /// Starts a new day or month, which ends at `ends`.

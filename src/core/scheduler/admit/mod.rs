@@ -119,7 +119,7 @@ impl Scheduler {
         if self.waits_in_vain(id) {
             return self.reject(id, RejectReason::NoReplica, out);
         }
-        if self.is_hopeless(id) {
+        if self.cannot_start_in_time(id) {
             if !self.demote(id) {
                 return self.reject(id, self.wait_reason(id, RejectReason::Unmeetable), out);
             }
@@ -149,7 +149,7 @@ impl Scheduler {
     /// and class. That rate includes the effect of other lanes that go first. When the deadline
     /// is far beyond the objective, all other jobs of the lane count as before it: else those that
     /// are late would be refused only at the end of their wait.
-    pub(super) fn is_hopeless(&self, id: JobId) -> bool {
+    pub(super) fn cannot_start_in_time(&self, id: JobId) -> bool {
         let Some(job) = self.jobs.get(&id) else { return false };
         if let Some(until) = self.overrides.paused_until(job.spec.tenant) {
             return job.spec.deadline < until;
@@ -168,7 +168,7 @@ impl Scheduler {
         let objective = self.policy.classes.get(key.class).map(|class| class.ttft_objective);
         if left < objective.unwrap_or_default() * PATIENT_OBJECTIVES {
             let before = lane.map_or(0, |lane| lane.jobs_before(job.place, id));
-            return admission::is_hopeless(before, self.lane_rate(key), left);
+            return admission::cannot_start_in_time(before, self.lane_rate(key), left);
         }
         let before = lane.map_or(0, |lane| lane.load().requests.saturating_sub(1));
         self.expected_wait(key, before).is_some_and(|wait| admission::starts_too_late(wait, left))
@@ -338,7 +338,7 @@ impl Scheduler {
             }
         }
         self.queue.push(&spec, part, place, self.weight(spec.tenant));
-        self.groups[position.group].joined(position.class, position.pool_set, spec.tenant, self.now);
+        self.groups[position.group].joined(position.class, position.pool_set, (spec.tenant, 1), self.now);
         self.groups[position.group].note_wide(spec.sequences);
         self.timers.deadlines.add(spec.deadline, id);
         self.hold_for_pool_start(id);

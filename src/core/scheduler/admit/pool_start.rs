@@ -121,9 +121,9 @@ impl Scheduler {
         self.reason_for(job.spec.tenant, if cold { RejectReason::ColdStart } else { usual })
     }
 
-    /// Whether the job's pools are still cold at the end of its hold. If not, the hold is
-    /// forgotten.
-    pub(in crate::core::scheduler) fn is_held_in_vain(&mut self, until: Tick, id: JobId) -> bool {
+    /// Forgets the hold of a job, at its end, unless the job's pools are still cold. Returns whether
+    /// they are.
+    pub(in crate::core::scheduler) fn end_hold_unless_cold(&mut self, until: Tick, id: JobId) -> bool {
         let key = self.jobs.get(&id).map(|job| LaneKey::of(&job.spec));
         let cold = key.is_some_and(|key| self.cold_pools(key).is_some());
         if !cold {
@@ -145,9 +145,9 @@ impl Scheduler {
         }
     }
 
-    /// Gives up the pool start when the client of a running job left and no other job waits for
-    /// the pool: nobody knows when the next one comes.
-    pub(in crate::core::scheduler) fn note_client_left(&mut self, run: &RunningAttempt) {
+    /// Gives up the pool start when a running job was abandoned and no other job waits for the pool:
+    /// nobody knows when the next one comes.
+    pub(in crate::core::scheduler) fn note_abandoned(&mut self, run: &RunningAttempt) {
         let Some(pool) = self.fleet.pool_of(run.replica) else { return };
         if self.demand.starts.is_running(pool) && self.waiting_for(pool) == 0 {
             self.give_up_start(pool);
@@ -160,7 +160,12 @@ impl Scheduler {
         let policy = &self.policy;
         self.demand.starts.retain(|pool| policy.pools.get(pool).is_some());
         self.timers.holds.clear();
-        let waiting: Vec<JobId> = self.timers.deadlines.iter().map(|(_, id)| id).collect();
+        let starts = |pool| self.is_cold(pool) || self.demand.starts.is_running(pool);
+        let waiting: Vec<JobId> = if self.policy.pools.iter().any(|(pool, ..)| starts(pool)) {
+            self.timers.deadlines.iter().map(|(_, id)| id).collect()
+        } else {
+            Vec::new()
+        };
         for id in waiting {
             let before = self.jobs.get(&id).and_then(|job| job.wait.held_until);
             self.hold_for_pool_start(id);

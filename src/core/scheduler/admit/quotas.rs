@@ -41,8 +41,11 @@ impl Scheduler {
         }
     }
 
-    /// Recounts the sequences in use of every tenant. Looks at every job.
+    /// Counts the sequences in use of every tenant anew, if there is any quota. Looks at every job.
     pub(in crate::core::scheduler) fn count_quotas(&mut self) {
+        if self.groups.iter().all(|group| group.quotas.is_empty()) {
+            return;
+        }
         for job in self.jobs.values() {
             if let (Some(run), Some(group)) = (job.attempt(), self.placement.group_of_model(job.spec.model)) {
                 self.groups[group].quotas.take(job.spec.tenant, run.booking.seqs);

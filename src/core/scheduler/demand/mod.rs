@@ -80,12 +80,6 @@ impl Scheduler {
             kept.waiting = self.waiting_for(id);
         }
     }
-
-    /// Takes over the start times that were measured before a restart, of pools that the policy
-    /// has.
-    pub fn restore_starts(&mut self, state: &DemandState) {
-        self.demand.restore_starts(&self.policy, state);
-    }
 }
 
 /// Waiting jobs of a group by pool set, then by class.

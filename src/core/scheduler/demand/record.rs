@@ -5,10 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::autoscale::demand::state::DemandState;
 use crate::core::autoscale::facts::{DemandFactKind, DemandFacts, GroupClasses, ObservedJob};
 use crate::core::autoscale::pool_start::PoolStarts;
-use crate::core::model::event::{DispatchReason, PoolGrowth, RejectReason};
+use crate::core::model::event::{DispatchReason, PoolGrowth, PoolStartTime, RejectReason};
 use crate::core::model::ids::{ClassId, PoolId};
 use crate::core::model::job::JobSpec;
 use crate::core::model::policy::Policy;
@@ -145,12 +144,8 @@ impl DemandRecord {
         pools.filter_map(|pool| self.growth.get(pool)).copied().fold(1.0, f64::max)
     }
 
-    pub(super) fn restore_starts(&mut self, policy: &Policy, state: &DemandState) {
-        for kept in &state.pools {
-            let start = kept.start.and_then(|start| Duration::try_from_secs_f64(start).ok());
-            if let (Some(id), Some(start)) = (policy.pools.id(&kept.name), start) {
-                self.starts.restore(id, start);
-            }
-        }
+    /// Takes over start times that were measured before the gateway started.
+    pub(in crate::core::scheduler) fn restore_starts(&mut self, starts: &[PoolStartTime]) {
+        starts.iter().for_each(|start| self.starts.restore(start.pool, start.took));
     }
 }

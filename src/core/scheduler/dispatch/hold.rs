@@ -12,7 +12,7 @@ use std::iter;
 
 use smallvec::SmallVec;
 
-use super::pick::DispatchPick;
+use super::DispatchPick;
 use super::{BlockedAdapter, BlockedAdapters};
 use crate::core::model::ids::{GroupIndex, JobId, PoolId};
 use crate::core::placement::choose::PlacementReason;

@@ -5,7 +5,6 @@
 
 pub(super) mod hold;
 pub(super) mod objective;
-mod pick;
 pub(super) mod place;
 pub(super) mod preempt;
 mod warm;
@@ -18,6 +17,7 @@ use smallvec::SmallVec;
 use crate::core::model::event::{Action, DispatchGrant, DispatchReason, JobAction, OrderReason};
 use crate::core::model::ids::{GroupIndex, JobId, ModelId, PoolId, PoolSetIndex, ReplicaId};
 use crate::core::model::invariant::InvariantId;
+use crate::core::placement::choose::PlacementReason;
 use crate::core::queue::fairness::cost;
 use crate::core::queue::lane_key::{LaneAccounts, LanePart, LanePlace, LanePosition};
 use crate::core::queue::order::{Candidate, HeadSet, LaneHead, OpenRoom, RoomIn};
@@ -25,13 +25,35 @@ use crate::core::queue::quota::QuotaState;
 use crate::core::replica::affinity::adapter_slots::AdapterState;
 use crate::core::replica::ledger::Booking;
 
-use self::pick::{DeferredPick, DispatchPick};
 use super::Scheduler;
-use super::job::{JobPhase, RunningAttempt};
+use super::job::RunningAttempt;
 
 /// Number of heads of one class, pool set and part that may fail to find a replica in one
 /// decision. The other heads are then left for the next decision.
 const MAX_FAILED_HEADS: usize = 32;
+
+/// A job and its destination.
+#[derive(Debug, Clone, Copy)]
+struct DispatchPick {
+    chosen: Candidate,
+    replica: ReplicaId,
+    pool: PoolId,
+    choice: PlacementReason,
+    /// Whether the replica was held for the job.
+    held: bool,
+    /// Whether the job goes before the head of its lane; see [`warm`].
+    warm: bool,
+    /// Tokens of the prompt that the replica is expected to have cached.
+    cached: u64,
+}
+
+/// The pick whose turn it is, while warm jobs are looked for.
+#[derive(Debug)]
+struct DeferredPick {
+    pick: DispatchPick,
+    /// Heads that were looked at since, the first included.
+    heads: usize,
+}
 
 /// An adapter that no replica of a pool set can load now, and the first job that waits for it.
 struct BlockedAdapter {
@@ -131,8 +153,8 @@ impl Scheduler {
                 let cached = self.cached_tokens(chosen.head.job, replica);
                 Some(DispatchPick { chosen, replica, pool, choice, held: false, warm: false, cached })
             });
-            if let Some(warm) = self.pick_warm(group, &chosen, pick.as_ref(), &mut deferred) {
-                return Some(warm);
+            if let Some(ahead) = self.pick_warm(group, &chosen, pick.as_ref(), &mut deferred) {
+                return Some(ahead);
             }
             match pick {
                 Some(pick) if deferred.is_none() => return Some(pick),
@@ -316,7 +338,7 @@ impl Scheduler {
             self.groups.mark_session_waits();
         }
         let run = RunningAttempt { believed, ..run };
-        job.phase = JobPhase::Running(run);
+        self.jobs.begin_attempt(id, run);
         self.note_preemptible(id, &run);
     }
 

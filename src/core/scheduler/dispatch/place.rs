@@ -30,12 +30,11 @@ const MAX_DECLINED_SESSION: usize = 16;
 type ReplicaFinder<'a> = &'a dyn Fn(&[PoolId]) -> Option<ReplicaMatch>;
 
 impl Scheduler {
-    /// Where the job goes now. One that failed before keeps away from others
-    /// that did, where it can: if one of them breaks whatever engine it meets,
-    /// it takes no other with it a second time.
+    /// Where the job goes now. A job whose engine failed is not sent where another such job runs,
+    /// if there is a choice: one of the two may be what breaks engines.
     ///
-    /// Once so many others found no place in this decision, it takes what is free,
-    /// even if one that is busy promises to be sooner.
+    /// Once [`MAX_DECLINED`] `others` (with a session: [`MAX_DECLINED_SESSION`]) found no place in this
+    /// decision, the job takes a free replica, even if a busy one promises to be sooner.
     pub(in crate::core::scheduler) fn place_for(
         &self,
         group: GroupIndex,

@@ -17,11 +17,11 @@ use crate::core::model::event::{Action, JobAction};
 use crate::core::model::ids::{ClassIndex, GroupIndex, JobId, PoolId, ReplicaId};
 use crate::core::model::job::JobUsage;
 use crate::core::model::reason::PreemptReason;
-use crate::core::queue::lane_key::{LaneKey, LanePart};
+use crate::core::queue::lane_key::LaneKey;
 use crate::core::queue::order::Candidate;
 
 use crate::core::scheduler::Scheduler;
-use crate::core::scheduler::job::{Job, JobPhase, PreemptibleJob, RunningAttempt};
+use crate::core::scheduler::job::{Job, PreemptibleJob, RunningAttempt};
 
 /// Number of times that a job may be preempted for other jobs.
 pub(in crate::core::scheduler) const MAX_PREEMPTIONS: u32 = 2;
@@ -61,7 +61,7 @@ impl Scheduler {
     /// Preempts the jobs that a replica out of service has not begun to answer and that others in
     /// service can take. The progress of a plain answer is unknown: it counts as begun when its
     /// first token was due.
-    pub(in crate::core::scheduler) fn vacate(
+    pub(in crate::core::scheduler) fn preempt_all(
         &mut self,
         replica: ReplicaId,
         why: PreemptReason,
@@ -162,10 +162,10 @@ impl Scheduler {
     ) {
         let Some(run) = self.jobs.get(&id).and_then(Job::attempt) else { return };
         self.release(id, &run, Some((why.into(), JobUsage::Unknown)), out);
+        self.jobs.end_attempt(id, self.now);
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let max_wait = self.policy.classes.get(job.spec.class).map_or(Duration::ZERO, |class| class.max_wait);
         job.spec.deadline = job.spec.deadline.max((self.now + max_wait).min(job.spec.patience));
-        job.phase = JobPhase::Waiting { part: LanePart::Returned, since: self.now };
         match why {
             PreemptReason::Stalled => job.faults.note_failed_at(&run),
             PreemptReason::Preempted { .. } => job.preemption.count += 1,

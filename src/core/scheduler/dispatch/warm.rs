@@ -14,7 +14,7 @@ use crate::core::queue::fairness::scaled;
 use crate::core::queue::lane_key::LanePart;
 use crate::core::queue::order::{Candidate, LaneHead};
 
-use super::pick::{DeferredPick, DispatchPick};
+use super::{DeferredPick, DispatchPick};
 use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::job::Job;
 

@@ -14,7 +14,7 @@ use crate::core::model::event::Action;
 use crate::core::model::ids::ReplicaId;
 use crate::core::model::overrides::Closed;
 use crate::core::model::reason::PreemptReason;
-use crate::core::replica::fleet::Departures;
+use crate::core::replica::fleet::ReplicaChanges;
 
 use crate::core::scheduler::Scheduler;
 
@@ -24,28 +24,28 @@ const SPOT_NOTICE: Duration = Duration::from_secs(20);
 
 impl Scheduler {
     /// Follows up on what a new policy did to the replicas.
-    pub(in crate::core::scheduler) fn follow_departures(
+    pub(in crate::core::scheduler) fn follow_replica_changes(
         &mut self,
-        departures: Departures,
+        changes: ReplicaChanges,
         out: &mut Vec<Action>,
     ) {
         let mut timers = std::mem::take(&mut self.timers.departures);
         timers.retain(|replica| self.is_departing(replica));
         self.timers.departures = timers;
-        for replica in departures.left {
+        for replica in changes.left {
             self.affinity.prefixes.remove(replica);
             // One that runs nothing is forgotten already.
             if self.fleet.pool_of(replica).is_some() {
                 self.expect_departure(replica);
             }
         }
-        for replica in departures.draining {
+        for replica in changes.draining {
             let why = if self.has_spot_notice(replica) {
                 PreemptReason::SpotNotice
             } else {
                 PreemptReason::Drained
             };
-            self.vacate(replica, why, out);
+            self.preempt_all(replica, why, out);
             self.expect_departure(replica);
         }
     }
@@ -84,7 +84,7 @@ impl Scheduler {
             } else {
                 PreemptReason::Drained
             };
-            self.vacate(replica, why, out);
+            self.preempt_all(replica, why, out);
             if !self.fleet.is_up(replica) {
                 self.migrate_streams(replica, why, out);
             }

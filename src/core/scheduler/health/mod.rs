@@ -5,8 +5,9 @@
 //! * a refused connection and a drain text always do;
 //! * a malformed answer does when three come in a row;
 //! * silence does only if the engine has shown no sign of life to any request meanwhile. With a sign
-//!   of life, one request hangs, and not its engine;
-//! * an answer that exceeds its time limit never does;
+//!   of life, one request hangs, and not its engine. The silence about a suspect never does (see
+//!   [`stalls`]);
+//! * a busy answer and an answer that exceeds its time limit never do;
 //! * any other fault does only if no engine has failed that job before: a job
 //!   that breaks whatever it meets ejects one replica, not the fleet, while a
 //!   replica that breaks whatever it gets is ejected by the next job;
@@ -79,23 +80,23 @@ impl Scheduler {
         }
     }
 
-    /// It is to blame, but too many of its pool are out: it only pauses.
+    /// The replica is to blame, but too many of its pool are out: the replica only pauses.
     pub(super) fn withhold_ejection(&mut self, replica: ReplicaId, why: EngineFault, out: &mut Vec<Action>) {
         self.back_off(replica);
         out.push(Action::Replica(ReplicaAction::WithholdEjection { replica, why }));
     }
 
-    /// It gets no work for a moment, then one job. Until that goes well, what fails
-    /// there takes from the budget of retries.
+    /// The replica gets no work for a moment, then one job. Until that job succeeds, failures there
+    /// take from the retry budget.
     fn back_off(&mut self, replica: ReplicaId) {
         let now = self.now;
-        self.fleet.change_health(replica, now, |health, rules| health.pause_spared(now, rules));
+        self.fleet.change_health(replica, now, |health, rules| health.pause_instead_of_ejecting(now, rules));
         self.mark_replica(replica);
     }
 
-    /// Whether a fault belongs to the fall of a replica that worked: all that it
-    /// had fails with it, once, and none of that is a storm. One that has given
-    /// nothing since it came back does not fall again.
+    /// True when a replica that had answered now fails: all its jobs fail at the same moment, so they
+    /// do not take from the retry budget. A replica that has given nothing since it came back counts
+    /// as not working.
     pub(super) fn is_of_same_outage(&self, run: &RunningAttempt, suspect: bool) -> bool {
         let worked = run.proven || run.booking.started;
         worked && (!suspect || self.fleet.has_changed_since(run.replica, run.epoch))
@@ -109,7 +110,6 @@ impl Scheduler {
         self.fleet.change_health(replica, now, |health, _| health.note_contact(now, answers));
     }
 
-    /// A probe succeeded.
     pub(super) fn probe_succeeded(&mut self, replica: ReplicaId, out: &mut Vec<Action>) {
         let now = self.now;
         let after = self.fleet.change_health(replica, now, |health, _| health.readmit(now)).flatten();

@@ -45,7 +45,7 @@ impl Scheduler {
             self.fleet.set_seats(replica, self.affinity.prefixes.is_proven(replica), self.now);
         }
         if seen.fell_asleep {
-            self.vacate(replica, PreemptReason::Asleep, out);
+            self.preempt_all(replica, PreemptReason::Asleep, out);
             if self.fleet.has_work_asleep(replica) {
                 self.wake(replica, out);
             }
@@ -58,10 +58,10 @@ impl Scheduler {
     pub(in crate::core::scheduler) fn sleep_answered(
         &mut self,
         replica: ReplicaId,
-        rested: SleepResult,
+        sleep_result: SleepResult,
         out: &mut Vec<Action>,
     ) {
-        let turn = self.fleet.sleep_answered(replica, rested, self.now);
+        let turn = self.fleet.sleep_answered(replica, sleep_result, self.now);
         self.follow_sleep(replica, turn, out);
     }
 

@@ -11,7 +11,8 @@
 //!   replica does not count;
 //! * an overdue job that ejects no replica is moved to another replica with room for it;
 //! * a job that met silence at two replicas is a suspect: it stays where it is, and neither its
-//!   silence nor that of the same request, sent again, counts against a replica.
+//!   silence nor that of the same request, sent again, counts against a replica. A suspect that gets
+//!   no first token in time is refused.
 //!
 //! At most the share `max_ejected` of a pool is ejected for silence. Requests whose clients have seen
 //! nothing go to other replicas, and so do streams that another replica can continue.
@@ -80,8 +81,7 @@ impl Scheduler {
         let (missed, sign) = (self.fleet.missed_at(replica), self.fleet.last_sign(replica));
         let patience = self.fleet.patience(replica, self.now);
         let mut evidence = StallEvidence::default();
-        let here = |job: &Job| job.attempt().filter(|run| run.replica == replica && job.faults.is_watched());
-        for (job, run) in self.jobs.values().filter_map(|job| Some((job, here(job)?))) {
+        for (job, run) in self.jobs.attempts_at(replica).filter(|(job, _)| job.faults.is_watched()) {
             if is_under_way(job, &run, sign) {
                 evidence.stopped += 1;
             } else if job.faults.stalls == 0 && self.is_overdue(&run, patience) {

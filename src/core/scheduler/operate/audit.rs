@@ -61,6 +61,7 @@ impl Scheduler {
         }
         let ledgers: BTreeMap<_, _> = self.fleet.ledgers().filter(|(_, ledger)| ledger.jobs > 0).collect();
         ledgers == sums
+            && self.jobs.attempts().count() == self.jobs.values().filter_map(Job::attempt).count()
             && self.adapters_agree()
             && self.fleet.ledgers().all(|(_, ledger)| ledger.jobs > 0 || ledger == Ledger::default())
     }

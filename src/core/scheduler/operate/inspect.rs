@@ -1,4 +1,4 @@
-//! What the scheduler shows: the whole state at one instant, and why one job waits.
+//! Inspection: the whole state at one instant, and why one job waits.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use crate::core::model::ids::{ClassId, JobId, ModelId, PoolId, TenantId};
 use crate::core::model::snapshot::{
-    Obstacle, QueueSnapshot, QueueStanding, ReplicaOption, Snapshot, WaitExplanation, WaitSummary,
+    Obstacle, QueueSnapshot, QueueStatus, ReplicaOption, Snapshot, WaitExplanation, WaitSummary,
 };
 use crate::core::model::time::Tick;
+use crate::core::queue::Lane;
 use crate::core::queue::lane_key::{LaneKey, LanePart};
 use crate::core::replica::fleet::ReplicaRequirements;
 
@@ -26,8 +27,6 @@ impl Scheduler {
         let now = self.now.max(now);
         let queues = self.queue.lanes_unsorted().map(|(key, lane)| {
             let load = lane.load();
-            let returned = lane.head(LanePart::Returned).and_then(|id| self.jobs.get(&id));
-            let ages = [lane.oldest().map(|arrived| now.since(arrived)), returned.map(|job| job.queued(now))];
             let row = QueueSnapshot {
                 tenant: key.tenant,
                 class: key.class,
@@ -35,7 +34,7 @@ impl Scheduler {
                 waiting: load.requests,
                 bytes: u64::try_from(load.bytes).unwrap_or(u64::MAX),
                 tokens: u64::try_from(load.tokens).unwrap_or(u64::MAX),
-                oldest: ages.into_iter().flatten().max().unwrap_or_default(),
+                oldest: self.longest_wait(lane, now),
             };
             (*key, row)
         });
@@ -86,29 +85,36 @@ impl Scheduler {
         })
     }
 
-    /// What every tenant, class and model with jobs has waiting and running. Looks at every job.
+    /// How long the oldest job of a lane has waited.
+    fn longest_wait(&self, lane: &Lane, now: Tick) -> Duration {
+        let returned = lane.head(LanePart::Returned).and_then(|id| self.jobs.get(&id));
+        let ages = [lane.oldest().map(|arrived| now.since(arrived)), returned.map(|job| job.queued(now))];
+        ages.into_iter().flatten().max().unwrap_or_default()
+    }
+
+    /// What every tenant, class and model with jobs has waiting and running. Looks at every lane and
+    /// at every job that runs.
     #[must_use]
-    pub fn standings(&self, now: Tick) -> Vec<QueueStanding> {
+    pub fn queue_statuses(&self, now: Tick) -> Vec<QueueStatus> {
         let now = self.now.max(now);
-        let mut rows: BTreeMap<(TenantId, ClassId, ModelId), QueueStanding> = BTreeMap::new();
-        for job in self.jobs.values() {
-            let (tenant, class, model) = (job.spec.tenant, job.spec.class, job.spec.model);
-            let row =
-                rows.entry((tenant, class, model)).or_insert_with(|| self.standing(LaneKey::of(&job.spec)));
-            match job.attempt() {
-                Some(run) => row.running += u64::from(run.booking.seqs),
-                None => {
-                    row.waiting += 1;
-                    row.oldest = row.oldest.max(job.queued(now));
-                }
-            }
+        let mut rows: BTreeMap<(TenantId, ClassId, ModelId), QueueStatus> = BTreeMap::new();
+        let row_of = |key: &LaneKey| (key.tenant, key.class, key.model);
+        for (key, lane) in self.queue.lanes_unsorted() {
+            let row = rows.entry(row_of(key)).or_insert_with(|| self.queue_status(*key));
+            row.waiting += lane.load().requests;
+            row.oldest = row.oldest.max(self.longest_wait(lane, now));
+        }
+        for (job, run) in self.jobs.attempts() {
+            let key = LaneKey::of(&job.spec);
+            let row = rows.entry(row_of(&key)).or_insert_with(|| self.queue_status(key));
+            row.running += u64::from(run.booking.seqs);
         }
         rows.into_values().collect()
     }
 
-    /// The standing of a lane's tenant, class and model, with no job counted yet. When jobs of one
+    /// The status of a lane's tenant, class and model, with no job counted yet. When jobs of one
     /// model wait in several lanes, the longest lane speaks for them.
-    fn standing(&self, of: LaneKey) -> QueueStanding {
+    fn queue_status(&self, of: LaneKey) -> QueueStatus {
         let lanes = self.queue.lanes_of(of.class, of.tenant).filter(|(key, _)| key.model == of.model);
         let longest = lanes.max_by_key(|(_, lane)| lane.load().requests);
         let key = longest.map_or(of, |(key, _)| key);
@@ -118,7 +124,7 @@ impl Scheduler {
         let spot = self.lane_position(key);
         let start = self.start_left(key).flatten();
         let group = self.placement.group_of_model(key.model);
-        QueueStanding {
+        QueueStatus {
             tenant: key.tenant,
             class: key.class,
             model: key.model,
@@ -258,7 +264,7 @@ impl Scheduler {
                 running: view.running,
                 limit: view.limit,
                 fits: !shunned.contains(&id) && self.fleet.fits(id, &required, false, now),
-                bottleneck: if background { view.background_bottleneck } else { view.bottleneck },
+                bottleneck: self.fleet.bottleneck(id, &required, now),
                 failed_before: shunned.contains(&id),
                 adapter: self.fleet.adapter_fit(id, required.model),
                 expected: Duration::from_nanos(self.fleet.ttft(id, &required)),

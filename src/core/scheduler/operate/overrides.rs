@@ -1,10 +1,11 @@
 //! Overrides in the scheduler: closed pools and replicas, paused and boosted tenants.
 //!
-//! A closed replica gets nothing new and finishes what streams, as far as it may
-//! (`depart`). One that opens
-//! again starts slowly, since it may have been restarted in between. A paused
-//! tenant's jobs wait; those that surely cannot wait until the pause ends are
-//! refused when they come. A pause earns no priority.
+//! A closed replica gets nothing new and finishes its streams, as far as it may
+//! ([`crate::core::scheduler::health::departures`]). A replica that opens again starts slowly, since it
+//! may have been restarted in between. A paused tenant's jobs wait; those that surely cannot wait until
+//! the pause ends are refused when they come. A pause earns no priority.
+
+use std::sync::Arc;
 
 use crate::core::model::event::{Action, Event, JobAction, RejectReason, ReplicaAction};
 use crate::core::model::ids::{GroupIndex, ReplicaId, TenantId};
@@ -43,7 +44,7 @@ impl Scheduler {
             Some(Closed::Cordoned) | None => return,
         };
         for replica in self.replicas_of(measure.target()) {
-            self.vacate(replica, why, out);
+            self.preempt_all(replica, why, out);
             if self.fleet.pool_of(replica).is_some() {
                 self.expect_departure(replica);
             }
@@ -71,8 +72,12 @@ impl Scheduler {
 
     /// Closes and opens every replica as the overrides in force say.
     pub(in crate::core::scheduler) fn apply_all_closed(&mut self) {
-        let replicas: Vec<ReplicaId> = self.policy.replicas.iter().map(|(id, _, _)| id).collect();
-        replicas.into_iter().for_each(|replica| self.apply_closed(replica));
+        let policy = Arc::clone(&self.policy);
+        for (replica, _, row) in policy.replicas.iter() {
+            if self.fleet.closed(replica) != self.overrides.closed(row.pool, replica) {
+                self.apply_closed(replica);
+            }
+        }
     }
 
     /// Where a tenant stands in a group: a paused one is parked.

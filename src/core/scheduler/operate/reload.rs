@@ -1,42 +1,114 @@
 //! Reload: replaces the policy while jobs wait and run.
 
-use std::sync::Arc;
-
 use crate::core::model::event::{Action, RejectReason};
 use crate::core::model::ids::JobId;
 use crate::core::model::invariant::InvariantId;
-use crate::core::model::policy::Policy;
-use crate::core::placement::Placement;
+use crate::core::model::policy::{Class, Policy, Tenant};
+use crate::core::model::time::Tick;
+use crate::core::placement::{Placement, PreparedPolicy};
 use crate::core::queue::lane_key::LaneKey;
+use crate::core::replica::fleet::ActiveObjective;
 
 use crate::core::scheduler::Scheduler;
 
+/// What has to be done anew because the order of service changed.
+struct OrderRenewal {
+    /// The models or their context windows changed, so that jobs may belong to other lanes.
+    lanes: bool,
+    /// Running jobs may have another place in the order in which they are preempted.
+    preemptible: bool,
+    /// Some waiting job has several sequences.
+    wide: bool,
+}
+
 impl Scheduler {
+    /// [`Self::handle`] of an `Event::PolicyChanged`. Returns the policy that was in force, for the
+    /// caller to drop.
+    pub fn change_policy(
+        &mut self,
+        now: Tick,
+        policy: PreparedPolicy,
+        out: &mut Vec<Action>,
+    ) -> PreparedPolicy {
+        self.begin_step(now, out);
+        let before = self.reload(policy, out);
+        self.end_step(out);
+        before
+    }
+
     /// Swaps the policy. Jobs that wait keep their places, jobs that run go
-    /// on; what has no place in the new policy is refused. This looks at
-    /// everything, once.
-    pub(in crate::core::scheduler) fn reload(&mut self, policy: Arc<Policy>, out: &mut Vec<Action>) {
-        let placement = Arc::new(Placement::new(&policy));
-        self.groups.apply(&policy, &placement);
-        self.policy = policy;
-        self.placement = placement;
-        let departures = self.fleet.apply(&self.policy, self.now);
+    /// on; what has no place in the new policy is refused. A replica that stays as it is costs a
+    /// comparison. Lanes and jobs are looked at only when the order of service changes.
+    ///
+    /// Returns the policy that was in force, for the caller to drop.
+    pub(in crate::core::scheduler) fn reload(
+        &mut self,
+        PreparedPolicy { policy, placement }: PreparedPolicy,
+        out: &mut Vec<Action>,
+    ) -> PreparedPolicy {
+        let changes = self.fleet.apply(&self.policy, &policy, self.now);
+        let before = std::mem::replace(&mut self.policy, policy);
+        let routes = std::mem::replace(&mut self.placement, placement);
+        let renewal = self.order_renewal(&before, &routes, changes.moved);
+        if renewal.is_some() {
+            self.renew_groups();
+        }
         self.demand.apply(&self.policy, &self.placement, &self.groups, self.now);
         self.groups.mark_halted(&self.fleet, self.now);
         self.apply_all_closed();
-        self.lengths.retain(&self.policy);
-        self.limits.apply(&self.policy);
-        self.count_quotas();
-        self.renew_preemptible();
-
-        let orphans = self.place_all_lanes();
+        if before.limits != self.policy.limits {
+            self.limits.apply(&self.policy.limits);
+        }
+        let orphans = renewal.map_or_else(Vec::new, |renewal| self.renew_order(&renewal));
         for (job, reason) in orphans {
             self.reject(job, reason, out);
         }
-        self.follow_departures(departures, out);
+        self.follow_replica_changes(changes, out);
         self.renew_holds(out);
         self.groups.mark_all_changed();
         self.vain_waits_possible = true;
+        PreparedPolicy { policy: before, placement: routes }
+    }
+
+    /// What the order of service needs after the policy `before`; `None` if the order is the same.
+    fn order_renewal(&self, before: &Policy, routes: &Placement, moved: bool) -> Option<OrderRenewal> {
+        let classes = before.classes.agrees_with(&self.policy.classes, Class::eq);
+        let shares = |one: &Tenant, two: &Tenant| (one.parent, one.quota) == (two.parent, two.quota);
+        let tenants = before.tenants.agrees_with(&self.policy.tenants, shares);
+        if !moved && classes && tenants && *self.placement == *routes {
+            return None;
+        }
+        let lanes = !self.placement.has_windows_of(routes);
+        let wide = self.groups.iter().any(|group| group.widest() > 1);
+        Some(OrderRenewal { lanes, preemptible: moved || lanes || !classes, wide })
+    }
+
+    /// Builds the pool groups anew. Nothing waits in them, and they hold no replica.
+    fn renew_groups(&mut self) {
+        let held = self.groups.iter().flat_map(|group| &group.held_replicas).map(|hold| hold.replica);
+        for replica in held.collect::<Vec<_>>() {
+            self.fleet.set_held(replica, false, self.now);
+        }
+        self.groups.apply(&self.policy, &self.placement);
+        for (pool, ..) in
+            self.policy.pools.iter().filter(|(pool, ..)| self.placement.group_of(*pool).is_none())
+        {
+            self.fleet.set_objective(pool, ActiveObjective::default(), self.now);
+        }
+    }
+
+    /// Puts everything into the new order. Returns the jobs that have no place in it.
+    fn renew_order(&mut self, renewal: &OrderRenewal) -> Vec<(JobId, RejectReason)> {
+        self.lengths.retain(&self.policy);
+        self.limits.forget_unknown(&self.policy);
+        self.count_quotas();
+        if renewal.preemptible {
+            self.renew_preemptible();
+        }
+        if renewal.lanes {
+            self.refresh_context_groups();
+        }
+        self.place_all_lanes(renewal.wide)
     }
 
     /// Moves jobs to other lanes where the context windows of their models changed.
@@ -60,9 +132,8 @@ impl Scheduler {
     }
 
     /// Gives every lane its place in the new groups. Returns the jobs that
-    /// have none.
-    fn place_all_lanes(&mut self) -> Vec<(JobId, RejectReason)> {
-        self.refresh_context_groups();
+    /// have none. Unless some job is `wide`, no job is looked at.
+    fn place_all_lanes(&mut self, wide: bool) -> Vec<(JobId, RejectReason)> {
         self.timers.head_updates.clear();
         let keys: Vec<LaneKey> = self.queue.lanes().map(|(key, _)| key).collect();
         let mut orphans = Vec::new();
@@ -70,11 +141,10 @@ impl Scheduler {
             let Some(lane) = self.queue.lane_mut(key) else { continue };
             (lane.head_positions, lane.refresh_at) = ([None; 2], None);
             let waiting = lane.load().requests;
-            if let Some(spot) = self.lane_position(key) {
-                for _ in 0..waiting {
-                    self.groups[spot.group].joined(spot.class, spot.pool_set, key.tenant, self.now);
-                }
-                let jobs = self.queue.lane(key).into_iter().flat_map(|lane| lane.jobs());
+            if let Some(spot) = self.lane_position(key).filter(|_| waiting > 0) {
+                self.groups[spot.group].joined(spot.class, spot.pool_set, (key.tenant, waiting), self.now);
+                let lane = self.queue.lane(key).filter(|_| wide);
+                let jobs = lane.into_iter().flat_map(|lane| lane.jobs());
                 for job in jobs.filter_map(|id| self.jobs.get(&id)) {
                     self.groups[spot.group].note_wide(job.spec.sequences);
                 }

@@ -1,4 +1,4 @@
-//! Charges: the bill of each stay at a replica, and the tenant who pays it.
+//! Charges: the bill of each stay at a replica, and its wasted tokens.
 
 use std::time::Duration;
 

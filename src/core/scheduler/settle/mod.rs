@@ -26,20 +26,21 @@ use crate::core::model::ids::{GroupIndex, JobId, TenantId};
 use crate::core::model::invariant::InvariantId;
 use crate::core::model::job::{JobUsage, TokenCounts};
 use crate::core::queue::fairness::{TenantWeights, cost};
-use crate::core::queue::lane_key::{LaneKey, LanePart};
+use crate::core::queue::lane_key::LaneKey;
 
 use super::Scheduler;
 use super::job::{Job, JobPhase, RunningAttempt};
 use crate::core::queue::lane_key::LaneAccounts;
 
 impl Scheduler {
-    /// Ends a job whose client left or that was refused; frees everything it holds at once.
-    pub(super) fn client_left(&mut self, id: JobId, usage: JobUsage, out: &mut Vec<Action>) {
+    /// Ends a job that was abandoned or refused, in whatever phase it is; frees everything it holds at
+    /// once.
+    pub(super) fn abandon(&mut self, id: JobId, usage: JobUsage, out: &mut Vec<Action>) {
         match self.jobs.get(&id).map(|job| job.phase) {
             Some(JobPhase::Waiting { .. }) => self.dequeue(id),
             Some(JobPhase::Running(run)) => {
                 self.release(id, &run, Some((WasteCause::ClientGone, usage)), out);
-                self.note_client_left(&run);
+                self.note_abandoned(&run);
             }
             None => {}
         }
@@ -129,8 +130,11 @@ impl Scheduler {
             job.interrupted(output, self.now + class.map_or(Duration::ZERO, |class| class.max_wait));
         }
         let (failures, lane) = (job.faults.failures, LaneKey::of(&job.spec));
-        let hopeless = fault == EngineFault::AnswerTimeout
-            || (fault == EngineFault::Silent && job.faults.has_stalled_often());
+        // A suspect whose first token never comes ends here, and its replica is not to blame.
+        let is_silent = fault == EngineFault::Silent;
+        let to_blame = is_silent && !run.booking.started && !job.faults.is_watched();
+        let stalls = is_silent && job.faults.has_stalled_often();
+        let hopeless = fault == EngineFault::AnswerTimeout || to_blame || stalls;
         let exhausted = counts && (hopeless || failures >= self.policy.retry.max_attempts.max(1));
         if fault == EngineFault::Silent && begun.is_some() {
             self.jobs.note_stall(id, self.now);
@@ -155,14 +159,12 @@ impl Scheduler {
         } else if !is_free && !self.take_retry(lane) {
             self.refuse(id, RejectReason::RetryBudgetSpent(fault), usage, out);
         } else {
-            if let Some(job) = self.jobs.get_mut(&id) {
-                job.phase = JobPhase::Waiting { part: LanePart::Returned, since: self.now };
-            }
+            self.jobs.end_attempt(id, self.now);
             out.push(Action::Job(JobAction::Requeue { job: id, replica: run.replica, why: fault }));
             self.vain_waits_possible = true;
             self.enqueue(id);
         }
-        if !made_way {
+        if !made_way && !to_blame {
             self.judge_fault(&run, fault, suspect, out);
         }
     }
@@ -181,7 +183,7 @@ impl Scheduler {
         let at = self.lane_position(LaneKey::of(&spec));
         self.demand.note_refused(&spec, (reason, at), &self.policy, self.now);
         out.push(Action::Job(JobAction::Reject { job: id, why }));
-        self.client_left(id, JobUsage::Unknown, out);
+        self.abandon(id, JobUsage::Unknown, out);
     }
 
     /// Refuses a job whose try has been released.

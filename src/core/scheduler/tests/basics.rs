@@ -50,7 +50,7 @@ fn leaving_frees_everything_in_any_phase() {
     world.arrive(spec(2));
     world.arrive(spec(3));
     let leave = |world: &mut World, id| {
-        world.event(Event::ClientLeft { job: JobId::new(id), usage: JobUsage::Unknown })
+        world.event(Event::Abandoned { job: JobId::new(id), usage: JobUsage::Unknown })
     };
     assert_eq!(leave(&mut world, 2), []);
     assert_eq!(sent(&leave(&mut world, 1)), [(3, 0)]);

@@ -69,7 +69,7 @@ fn what_was_done_for_nobody_is_said() {
     world.arrive(spec(1));
     world.fail(1, EngineFault::Reset);
     assert_eq!(waste(&world), Some((10, WasteCause::Retry)));
-    world.event(Event::ClientLeft { job: JobId::new(1), usage: used(10, 7) });
+    world.event(Event::Abandoned { job: JobId::new(1), usage: used(10, 7) });
     assert_eq!(waste(&world), Some((17, WasteCause::ClientGone)));
 
     let mut world = World::new(priced(&[1, 1]));
@@ -222,7 +222,7 @@ fn failed_tries_are_paid_for() {
     world.now = Tick::from_millis(40);
     world.fail(1, EngineFault::Reset);
     world.now = Tick::from_millis(100);
-    world.event(Event::ClientLeft { job: JobId::new(1), usage: JobUsage::Unknown });
+    world.event(Event::Abandoned { job: JobId::new(1), usage: JobUsage::Unknown });
     let standing = world.scheduler.limits(world.now)[0];
     assert_eq!(standing.rule.amount - standing.left, 100_000, "100 ms at 3.6 an hour");
 }

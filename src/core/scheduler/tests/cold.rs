@@ -269,7 +269,7 @@ fn how_slowly_jobs_went_while_nothing_ran_is_forgotten() {
 fn a_start_is_given_up_with_the_last_who_waits() {
     let mut world = World::new(pool_of(&[], None));
     world.arrive(patient(0, 0));
-    world.event(Event::ClientLeft { job: JobId::new(0), usage: crate::core::model::job::JobUsage::Unknown });
+    world.event(Event::Abandoned { job: JobId::new(0), usage: crate::core::model::job::JobUsage::Unknown });
     assert_eq!(view(&world).state, PoolStatus::Cold);
     world.at(50_000);
     world.arrive(patient(1, 50));

@@ -111,7 +111,7 @@ proptest! {
         }
         let everyone = world.scheduler.jobs() as u64;
         for (job, _) in &waiting {
-            world.event(Event::ClientLeft { job: JobId::new(*job), usage: JobUsage::Unknown });
+            world.event(Event::Abandoned { job: JobId::new(*job), usage: JobUsage::Unknown });
         }
         prop_assert_eq!(everyone, waiting.len() as u64 + 1);
         prop_assert_eq!(world.scheduler.waiting().requests, 0);

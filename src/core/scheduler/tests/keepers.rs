@@ -13,8 +13,10 @@ use crate::core::scheduler::tests::{World, class, policy, sent, spec};
 /// Replicas, and the sequences of each.
 const REPLICAS: usize = 4;
 const SEQS: u32 = 20;
-/// Prompts of the urgent class and of the other.
+/// Prompts of the urgent class and of the other, whose plain answers have shorter ones: these count
+/// as unread for as long as they would take.
 const PROMPT_TOKENS: [u64; 2] = [10, 400_000];
+const PLAIN_PROMPT_TOKENS: u64 = 2_000;
 /// Jobs of the urgent class have even numbers.
 const fn is_urgent(job: u64) -> bool {
     job.is_multiple_of(2)
@@ -28,13 +30,15 @@ struct Fleet {
     next: [u64; 2],
     /// Replicas that urgent jobs went to since the last look.
     urgent_at: BTreeSet<u32>,
+    /// Whether the background class asks for plain answers, of which no first token is seen.
+    plain: bool,
 }
 
 impl Fleet {
-    fn new() -> Self {
+    fn new(plain: bool) -> Self {
         let world = World::new(policy(&[&[SEQS; REPLICAS]], &[&[0]]));
-        let mut fleet =
-            Self { world, millis: 0, ends: BTreeMap::new(), next: [0, 1], urgent_at: BTreeSet::new() };
+        let urgent_at = BTreeSet::new();
+        let mut fleet = Self { world, millis: 0, ends: BTreeMap::new(), next: [0, 1], urgent_at, plain };
         (0..REPLICAS as u64 * u64::from(SEQS) * 2).for_each(|_| fleet.arrive(1));
         fleet
     }
@@ -42,12 +46,14 @@ impl Fleet {
     fn arrive(&mut self, class: u32) {
         let id = &mut self.next[class as usize];
         *id += 2;
+        let plain = self.plain && class > 0;
         let job = JobSpec {
             id: JobId::new(*id),
             class: ClassId::new(class),
             deadline: Tick::NEVER,
             arrived: Tick::from_millis(self.millis),
-            prompt_tokens: PROMPT_TOKENS[class as usize],
+            prompt_tokens: if plain { PLAIN_PROMPT_TOKENS } else { PROMPT_TOKENS[class as usize] },
+            streams: !plain,
             ..spec(0)
         };
         let actions = self.world.arrive(job);
@@ -62,8 +68,10 @@ impl Fleet {
             }
             let lasts = if is_urgent(job) { 1_000 } else { 10_000 };
             self.ends.entry(self.millis + lasts).or_default().push(job);
-            let actions = self.world.event(Event::FirstToken { job: JobId::new(job) });
-            self.take(&actions);
+            if is_urgent(job) || !self.plain {
+                let actions = self.world.event(Event::FirstToken { job: JobId::new(job) });
+                self.take(&actions);
+            }
         }
     }
 
@@ -116,20 +124,22 @@ impl Fleet {
 
 #[test]
 fn a_trickle_of_urgent_jobs_keeps_one_replica_from_being_filled() {
-    let mut fleet = Fleet::new();
-    fleet.run(15, 1_000);
-    assert!(fleet.full().is_empty(), "all replicas keep the objective at first");
-    fleet.run(60, 1_000);
-    fleet.run(30, 1_000);
-    assert_eq!(fleet.full().len(), REPLICAS - 1, "{:?}", fleet.full());
-    assert_eq!(fleet.urgent_at.len(), 1, "{:?}", fleet.urgent_at);
-    assert!(fleet.urgent_at.iter().all(|keeper| !fleet.full().contains(keeper)));
-    assert_eq!(fleet.world.scheduler.audit(), []);
+    for plain in [false, true] {
+        let mut fleet = Fleet::new(plain);
+        fleet.run(15, 1_000);
+        assert!(fleet.full().is_empty(), "all replicas keep the objective at first");
+        fleet.run(60, 1_000);
+        fleet.run(30, 1_000);
+        assert_eq!(fleet.full().len(), REPLICAS - 1, "{plain} {:?}", fleet.full());
+        assert_eq!(fleet.urgent_at.len(), 1, "{plain} {:?}", fleet.urgent_at);
+        assert!(fleet.urgent_at.iter().all(|keeper| !fleet.full().contains(keeper)));
+        assert_eq!(fleet.world.scheduler.audit(), []);
+    }
 }
 
 #[test]
 fn more_urgent_work_takes_more_replicas_back() {
-    let mut fleet = Fleet::new();
+    let mut fleet = Fleet::new(false);
     fleet.run(90, 1_000);
     assert_eq!(fleet.full().len(), REPLICAS - 1);
     // 40 a second, each for a second: more than one replica runs.
@@ -143,7 +153,7 @@ fn more_urgent_work_takes_more_replicas_back() {
 
 #[test]
 fn background_demand_from_before_makes_no_keepers() {
-    let mut fleet = Fleet::new();
+    let mut fleet = Fleet::new(false);
     fleet.run(60, u64::MAX);
     assert_eq!(fleet.full().len(), REPLICAS, "nothing urgent is there");
     fleet.run(90, 1_000);

@@ -3,8 +3,9 @@
 mod affinity;
 mod basics;
 mod bills;
+mod bottlenecks;
 mod cold;
-mod demand_reports;
+mod demand;
 mod demotion;
 mod departures;
 mod displacement;
@@ -30,7 +31,6 @@ mod shedding;
 mod silences;
 mod spare;
 mod storm;
-mod unmet;
 mod worlds;
 
 use std::collections::BTreeSet;

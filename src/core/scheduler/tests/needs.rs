@@ -314,7 +314,7 @@ fn an_idle_pool_goes_to_zero_and_not_under_a_stream() {
     farm.run(3600);
     assert_eq!(farm.log.last().unwrap().1, 1, "{}", farm.story());
     farm.on.remove(&JobId::new(3));
-    farm.event(Event::ClientLeft { job: JobId::new(3), usage: used(1, 1) });
+    farm.event(Event::Abandoned { job: JobId::new(3), usage: used(1, 1) });
     assert_eq!(farm.need().desired, Some(1), "for a while");
     farm.run(400);
     let need = farm.need();
@@ -414,7 +414,8 @@ fn what_was_seen_survives_a_restart() {
     next.scheduler.hand_over_demand(&mut next.observer);
     assert!(!next.observer.restore(&DemandState { version: 0, ..DemandState::default() }));
     assert!(next.observer.restore(&back));
-    next.restore_starts(&back);
+    let starts = Event::StartsRestored(back.starts(next.policy()));
+    next.scheduler.handle(Tick::ZERO, starts, &mut Vec::new());
     let mut again = state;
     assert!(again.pools[0].read_per_second.take().is_some(), "what replicas have shown is of this process");
     assert_eq!(save(&mut next), again);

@@ -297,10 +297,10 @@ fn who_waits_is_told_what_for() {
     assert_eq!((third.queued, third.left), (Duration::from_secs(2), Duration::from_secs(48)));
     let short = world.scheduler.wait_summary(JobId::new(3), world.now).expect("it waits");
     assert_eq!((short.ahead, short.starts_in), (Some(1), None), "no rate is known yet");
-    let standings = world.scheduler.standings(world.now);
-    let rows: Vec<_> = standings.iter().map(|row| (row.waiting, row.running, row.obstacle)).collect();
+    let queue_statuses = world.scheduler.queue_statuses(world.now);
+    let rows: Vec<_> = queue_statuses.iter().map(|row| (row.waiting, row.running, row.obstacle)).collect();
     assert_eq!(rows, [(2, 0, Some(Obstacle::NoRoom)), (0, 1, None)]);
-    assert_eq!((standings[0].oldest, standings[0].predicted_wait), (Duration::from_secs(2), None));
+    assert_eq!((queue_statuses[0].oldest, queue_statuses[0].predicted_wait), (Duration::from_secs(2), None));
     let states: Vec<_> = third.replicas.iter().map(|choice| (choice.state, choice.fits)).collect();
     assert!(states.contains(&(ReplicaStatus::Cordoned, false)), "{states:?}");
     world.close(0, Closed::Cordoned);

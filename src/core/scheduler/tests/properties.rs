@@ -9,7 +9,8 @@ use crate::core::scheduler::tests::edge::Edge;
 use crate::core::scheduler::tests::worlds::{Op, Places, Rules, op, rules};
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(192))]
+    // As many as PROPTEST_CASES says, less a quarter.
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases * 3 / 4, ..ProptestConfig::default() })]
 
     #[test]
     fn every_job_ends_once_and_no_credit_idles(

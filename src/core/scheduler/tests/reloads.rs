@@ -1,12 +1,13 @@
 //! Tests of reloads: the effect of a new policy on jobs that wait and run.
 
 use crate::core::model::event::{Action, EngineFault, Event, RejectReason};
-use crate::core::model::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
+use crate::core::model::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::model::job::JobSpec;
-use crate::core::model::policy::{Model, Replica};
+use crate::core::model::policy::{Model, Policy, Pool, Replica};
 use crate::core::model::snapshot::ReplicaStatus;
+use crate::core::replica::speed::pool_best::PoolBest;
 use crate::core::scheduler::tests::{
-    World, ejected, of_tenant, policy, rejected, reload, sent, spec, without,
+    World, ejected, of_tenant, policy, rejected, reload, sent, spec, tenant, without,
 };
 
 #[test]
@@ -135,4 +136,66 @@ fn when_groups_join_everybody_starts_anew() {
     });
     assert_eq!(actions, []);
     assert_eq!(sent(&world.done(10)), [(12, 0)], "the older one, whatever they had before");
+}
+
+/// A policy of 20 replicas, and as many running and waiting jobs.
+fn busy_world() -> World {
+    let mut world = World::new(policy(&[&[1; 20], &[1]], &[&[0], &[1]]));
+    for id in 0..40 {
+        world.arrive(spec(id));
+    }
+    world
+}
+
+#[test]
+fn a_reload_looks_at_what_it_changes_only() {
+    let mut world = busy_world();
+    let mut refreshed = |change: fn(&mut Policy)| {
+        let before = world.scheduler.fleet.refreshes();
+        assert_eq!(reload(&mut world, change), []);
+        world.scheduler.fleet.refreshes() - before
+    };
+    assert_eq!(refreshed(|_| {}), 0);
+    let weighs_more = |next: &mut Policy| {
+        next.tenants.insert("a", tenant(7.0));
+    };
+    assert_eq!(refreshed(weighs_more), 0);
+    let of_one = refreshed(|next| next.replicas = without(&next.replicas, ReplicaId::new(3)));
+    assert_eq!(of_one, 1, "the one that leaves");
+    let all = refreshed(|next| {
+        let row = next.pools.get(PoolId::new(1)).cloned().unwrap_or_default();
+        next.pools.insert("p1", Pool { adapter_slots: Some(3), ..row });
+    });
+    assert_eq!(all, 1, "the one of that pool");
+}
+
+#[test]
+fn a_reload_keeps_what_a_pool_has_shown() {
+    let mut world = busy_world();
+    world.at(300);
+    world.event(Event::FirstToken { job: JobId::new(0) });
+    let shown = world.scheduler.fleet.best(PoolId::new(0));
+    assert_ne!(shown, PoolBest::default());
+    reload(&mut world, |next| next.replicas = without(&next.replicas, ReplicaId::new(3)));
+    assert_eq!(world.scheduler.fleet.best(PoolId::new(0)), shown);
+    // Another pool may get the id.
+    reload(&mut world, |next| next.pools = without(&next.pools, PoolId::new(0)));
+    assert_eq!(world.scheduler.fleet.best(PoolId::new(0)), PoolBest::default());
+}
+
+#[test]
+fn a_replica_may_go_to_another_pool() {
+    let mut world = World::new(policy(&[&[1, 1], &[1]], &[&[0], &[1]]));
+    let other = |id| JobSpec { model: ModelId::new(1), ..spec(id) };
+    for job in [other(0), other(1), spec(2)] {
+        world.arrive(job);
+    }
+    let actions = reload(&mut world, |next| {
+        let row = Replica { pool: PoolId::new(1), max_seqs: Some(1), kv_tokens: None };
+        next.replicas.insert("p0/r1", row);
+    });
+    assert_eq!(sent(&actions), [(1, 1)]);
+    world.arrive(spec(3));
+    assert_eq!(sent(&world.done(1)), [], "it serves the other model now");
+    assert_eq!(sent(&world.done(2)), [(3, 0)]);
 }

@@ -45,8 +45,8 @@ fn report(world: &mut World, replica: u32, report: ReplicaReport) -> Vec<Action>
     world.event(Event::ReplicaReported { replica: id(replica), report })
 }
 
-fn rested(world: &mut World, replica: u32, rested: SleepResult) -> Vec<Action> {
-    world.event(Event::SleepAnswered { replica: id(replica), result: rested })
+fn answer_sleep(world: &mut World, replica: u32, sleep_result: SleepResult) -> Vec<Action> {
+    world.event(Event::SleepAnswered { replica: id(replica), result: sleep_result })
 }
 
 fn sleeps(actions: &[Action]) -> Vec<u32> {
@@ -87,7 +87,7 @@ fn after_a_quiet_minute(limits: &[u32], keep_awake: u32) -> World {
     let asleep = sleeps(&world.at(60_000));
     assert_eq!(asleep.len() as u32, count - keep_awake);
     for replica in asleep {
-        rested(&mut world, replica, SleepResult::Asleep);
+        answer_sleep(&mut world, replica, SleepResult::Asleep);
     }
     world.at(61_000);
     world
@@ -105,8 +105,8 @@ fn the_idle_sleep_and_one_stays_awake() {
     assert_eq!(sleeps(&world.at(60_000)), [1, 2], "the first one works");
     assert_eq!(world.state(1), Some(ReplicaStatus::Asleep));
     assert_eq!(sent(&world.arrive(patient(2))), [(2, 0)], "who is told to sleep gets nothing");
-    rested(&mut world, 1, SleepResult::Asleep);
-    rested(&mut world, 2, SleepResult::Asleep);
+    answer_sleep(&mut world, 1, SleepResult::Asleep);
+    answer_sleep(&mut world, 2, SleepResult::Asleep);
     world.done(1);
     world.done(2);
     all_idle(&mut world, 200_000, 1);
@@ -149,7 +149,7 @@ fn a_job_for_sleepers_wakes_one_and_is_held_as_for_a_start() {
     assert!(wakes(&world.arrive(patient(2))).is_empty(), "the one that wakes takes two");
     assert_eq!(wakes(&world.arrive(patient(3))), [1]);
     world.at(66_000);
-    assert_eq!(sent(&rested(&mut world, 0, SleepResult::Awake)), [(1, 0), (2, 0)], "at full size");
+    assert_eq!(sent(&answer_sleep(&mut world, 0, SleepResult::Awake)), [(1, 0), (2, 0)], "at full size");
     assert_eq!(view(&world).wake, Some(Duration::from_secs(5)));
     world.event(Event::FirstToken { job: JobId::new(1) });
     assert_eq!((view(&world).state, view(&world).cold_start), (PoolStatus::Ready, None));
@@ -161,12 +161,12 @@ fn what_a_wake_takes_is_told_once_it_is_known() {
     let mut world = after_a_quiet_minute(&[1], 0);
     world.arrive(patient(1));
     world.at(86_000);
-    assert_eq!(sent(&rested(&mut world, 0, SleepResult::Awake)), [(1, 0)]);
+    assert_eq!(sent(&answer_sleep(&mut world, 0, SleepResult::Awake)), [(1, 0)]);
     world.event(Event::FirstToken { job: JobId::new(1) });
     world.done(1);
     all_idle(&mut world, 145_000, 1);
     assert_eq!(sleeps(&world.at(146_000)), [0], "a minute after it woke");
-    rested(&mut world, 0, SleepResult::Asleep);
+    answer_sleep(&mut world, 0, SleepResult::Asleep);
     // Twenty-five seconds are too long for it, and yet it is a reason to wake.
     let hasty = JobSpec { deadline: Tick::from_millis(156_000), ..spec(2) };
     let actions = world.arrive(hasty);
@@ -188,7 +188,7 @@ fn the_awake_are_used_first_and_more_are_woken_for_what_they_do_not_take() {
     let more = report(&mut world, awake, ReplicaReport { running: Some(1), ..IDLE });
     assert_eq!(wakes(&more).len(), 2, "two wait");
     for replica in wakes(&more) {
-        assert_eq!(sent(&rested(&mut world, replica, SleepResult::Awake)).len(), 1);
+        assert_eq!(sent(&answer_sleep(&mut world, replica, SleepResult::Awake)).len(), 1);
     }
 }
 
@@ -210,14 +210,14 @@ fn jobs_that_may_not_go_wake_nobody() {
 fn one_that_does_not_wake_is_ejected_and_another_is_woken() {
     let mut world = after_a_quiet_minute(&[1, 1], 0);
     assert_eq!(wakes(&world.arrive(patient(1))), [0]);
-    let actions = rested(&mut world, 0, SleepResult::Failed);
+    let actions = answer_sleep(&mut world, 0, SleepResult::Failed);
     assert_eq!((ejected(&actions), wakes(&actions)), (vec![0], vec![1]));
     // Nobody ever says what became of that one.
     let actions = world.at(91_000);
     assert_eq!(ejected(&actions), [1]);
     let actions = world.event(Event::ProbeSucceeded { replica: id(0) });
     assert_eq!(wakes(&actions), [0], "it is there, and sleeps");
-    assert_eq!(sent(&rested(&mut world, 0, SleepResult::Awake)), [(1, 0)]);
+    assert_eq!(sent(&answer_sleep(&mut world, 0, SleepResult::Awake)), [(1, 0)]);
 }
 
 #[test]
@@ -226,8 +226,8 @@ fn one_that_cannot_sleep_is_not_told_again() {
     all_idle(&mut world, 0, 2);
     all_idle(&mut world, 59_000, 2);
     assert_eq!(sleeps(&world.at(60_000)), [0, 1]);
-    rested(&mut world, 0, SleepResult::Unable);
-    rested(&mut world, 1, SleepResult::Unable);
+    answer_sleep(&mut world, 0, SleepResult::Unable);
+    answer_sleep(&mut world, 1, SleepResult::Unable);
     assert_eq!(view(&world).state, PoolStatus::Ready);
     all_idle(&mut world, 300_000, 2);
     assert_eq!(world.at(301_000), []);

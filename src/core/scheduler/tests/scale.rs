@@ -60,7 +60,7 @@ fn steps_per_event(tenants: u32, replicas: u32, jobs: u64, quota: Option<Quota>)
         let Action::Job(JobAction::Dispatch(DispatchGrant { job, .. })) = out[next - 1] else { continue };
         done += 1;
         let event = if done % 7 == 0 {
-            Event::ClientLeft { job, usage: JobUsage::Unknown }
+            Event::Abandoned { job, usage: JobUsage::Unknown }
         } else {
             Event::Finished { job, outcome: AttemptOutcome::Done(used(100, 40)) }
         };

@@ -237,7 +237,7 @@ fn what_was_used_replaces_what_was_expected() {
     assert_eq!(next, [(1, 0)]);
     let next = sent(&world.finish(1, AttemptOutcome::Done(used(10, 10))));
     assert_eq!(next, [(2, 0)], "two short ones cost less than one long one");
-    let next = sent(&world.event(Event::ClientLeft { job: JobId::new(2), usage: JobUsage::Unknown }));
+    let next = sent(&world.event(Event::Abandoned { job: JobId::new(2), usage: JobUsage::Unknown }));
     assert_eq!(next.len(), 1, "nothing known: the charge stands");
 }
 
@@ -306,7 +306,7 @@ fn a_class_of_which_nothing_waits_is_owed_nothing() {
         world.arrive(spec(id));
     }
     assert_eq!(sent(&world.done(0)), [(1, 0)]);
-    world.event(Event::ClientLeft { job: JobId::new(100), usage: JobUsage::Unknown });
+    world.event(Event::Abandoned { job: JobId::new(100), usage: JobUsage::Unknown });
     world.arrive(second(101));
     assert_eq!(sent(&world.done(1)), [(2, 0)]);
     assert_eq!(sent(&world.done(2)), [(101, 0)]);

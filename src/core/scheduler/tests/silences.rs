@@ -6,6 +6,7 @@ use crate::core::model::event::{Action, EngineFault, Event, RejectReason, Replic
 use crate::core::model::ids::{JobId, ReplicaId, TenantId};
 use crate::core::model::job::JobSpec;
 use crate::core::model::reason::PreemptReason;
+use crate::core::model::snapshot::ReplicaStatus;
 use crate::core::model::time::Tick;
 use crate::core::scheduler::tests::{World, ejected, handed_over, policy, recalled, rejected, sent, spec};
 
@@ -84,6 +85,34 @@ fn one_slow_request_ejects_no_replica_and_stays_at_its_third_place() {
     world.done(3);
     let now = world.now;
     assert!(!world.scheduler.jobs.was_suspect(7, now));
+}
+
+#[test]
+fn a_suspect_that_gets_no_token_ends_at_its_time_out_and_ejects_nobody() {
+    let mut world = two();
+    let slow = JobSpec { fingerprint: Some(7), deadline: Tick::NEVER, ..spec(1) };
+    world.arrive(slow);
+    pass(&mut world, 40_000);
+    // Sent again, it is a suspect from the first place on.
+    for id in 1..=3 {
+        if id > 1 {
+            world.arrive(JobSpec { id: JobId::new(id), ..slow });
+            pass(&mut world, 40_000);
+        }
+        let actions = world.fail(id, EngineFault::Silent);
+        assert_eq!(
+            rejected(&actions)[0].1.reason,
+            RejectReason::AttemptsExhausted(EngineFault::Silent),
+            "{id}"
+        );
+        assert_eq!((ejected(&actions), sent(&actions)), (vec![], vec![]), "{id}");
+    }
+    assert_eq!(world.scheduler.jobs(), 0);
+    let rows = world.scheduler.snapshot(world.now).replicas;
+    assert!(rows.iter().all(|row| row.state == ReplicaStatus::Serving && row.running == 0), "{rows:?}");
+    // Silence about any other request still speaks against its replica.
+    world.arrive(JobSpec { deadline: Tick::NEVER, ..spec(10) });
+    assert_eq!(ejected(&world.fail(10, EngineFault::Silent)).len(), 1);
 }
 
 #[test]

@@ -81,6 +81,6 @@ fn one_that_failed_is_no_ones_burden() {
     let mut world = spare_class(policy(&[&[2], &[2]], &[&[0, 1]]));
     assert!(!refused(&mut world, 1));
     world.fail(1, EngineFault::ServerError);
-    world.event(Event::ClientLeft { job: JobId::new(1), usage: crate::core::model::job::JobUsage::Unknown });
+    world.event(Event::Abandoned { job: JobId::new(1), usage: crate::core::model::job::JobUsage::Unknown });
     assert_eq!((world.scheduler.jobs(), world.scheduler.waiting().requests), (0, 0));
 }

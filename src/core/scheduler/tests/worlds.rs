@@ -357,7 +357,7 @@ fn report() -> impl Strategy<Value = ReplicaReport> {
     )
 }
 
-fn rested() -> impl Strategy<Value = Option<SleepResult>> {
+fn sleep_result() -> impl Strategy<Value = Option<SleepResult>> {
     prop_oneof![
         4 => Just(None),
         1 => Just(Some(SleepResult::Failed)),
@@ -416,7 +416,7 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
             .prop_map(|(replica, slots, running)| Op::Adapters(replica, slots, running)),
         4 => (0u32..9, pace()).prop_map(|(replica, pace)| Op::Paced(replica, pace)),
         8 => any::<bool>().prop_map(Op::Answer),
-        4 => rested().prop_map(Op::Rest),
+        4 => sleep_result().prop_map(Op::Rest),
         1 => (0u32..9).prop_map(Op::Lost),
         1 => (0u64..100).prop_map(Op::Stray),
         1 => (0usize..3).prop_map(Op::Reload),

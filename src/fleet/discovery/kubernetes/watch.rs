@@ -23,7 +23,6 @@ const SHORT_WATCH: Duration = Duration::from_secs(1);
 pub(super) trait ObjectStore {
     type Object: KubeObject;
 
-    /// Replaces all objects.
     fn replace(&mut self, all: Vec<Self::Object>) -> Result<(), KubeError>;
     /// Adds or updates an object. Returns whether the view changed.
     fn put(&mut self, object: Self::Object) -> bool;

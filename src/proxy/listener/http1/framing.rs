@@ -3,7 +3,7 @@
 //! Framing is pure: bytes in, a count of approved bytes or a refusal out. The result does not
 //! depend on the split of the bytes into reads.
 
-use crate::proxy::listener::http1::chunk::ChunkedFrame;
+use crate::protocol::http1::chunk::ChunkedFrame;
 use crate::proxy::listener::http1::head::{BodyFrame, HeadScan};
 use crate::proxy::listener::rejected::RequestRejected;
 
@@ -81,6 +81,7 @@ impl Framing {
             }
             FramingStage::Chunked(chunked) => {
                 let (taken, outcome) = chunked.advance(bytes);
+                let outcome = outcome.map_err(RequestRejected::from);
                 match outcome {
                     Ok(()) if chunked.ended() => self.stage = FramingStage::Whole,
                     Ok(()) => {}
@@ -97,8 +98,8 @@ impl Framing {
 /// Frames a message that arrives in pieces. The outcome does not depend on the pieces.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz_head(data: &[u8]) {
-    let framed = |size: usize| {
-        let (mut framing, mut approved) = (Framing::new(2048), 0);
+    let framed = |size: usize, max_head_bytes: usize| {
+        let (mut framing, mut approved) = (Framing::new(max_head_bytes), 0);
         for end in (0..data.len()).step_by(size).map(|at| (at + size).min(data.len())) {
             while approved < end && !framing.is_whole() {
                 match framing.advance(&data[approved..end]) {
@@ -110,9 +111,11 @@ pub(crate) fn fuzz_head(data: &[u8]) {
         }
         (approved, None)
     };
-    let whole = framed(data.len().max(1));
-    assert_eq!(framed(1), whole);
-    assert_eq!(framed(7), whole);
+    for limit in [100, 2048] {
+        let whole = framed(data.len().max(1), limit);
+        assert_eq!(framed(1, limit), whole);
+        assert_eq!(framed(7, limit), whole);
+    }
 }
 
 #[cfg(test)]

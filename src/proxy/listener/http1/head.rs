@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use memchr::memchr;
 
+use crate::protocol::http1::{is_token_byte, parse_length};
 use crate::proxy::listener::rejected::RequestRejected;
 
 /// Most header lines in one head.
@@ -208,25 +209,6 @@ impl HeadScan {
             (false, length) => Ok(BodyFrame::Length(length.unwrap_or(0))),
         }
     }
-}
-
-/// Parses plain decimal digits, up to 2^63 - 1.
-pub(in crate::proxy::listener) fn parse_length(value: &[u8]) -> Option<u64> {
-    if value.is_empty() || value.len() > 19 {
-        return None;
-    }
-    let mut length: u64 = 0;
-    for &b in value {
-        let digit = b.is_ascii_digit().then(|| u64::from(b - b'0'))?;
-        length = length.checked_mul(10)?.checked_add(digit)?;
-    }
-    (length <= i64::MAX.unsigned_abs()).then_some(length)
-}
-
-/// Whether a header name or a method may contain the byte.
-pub(in crate::proxy::listener) const fn is_token_byte(b: u8) -> bool {
-    matches!(b, b'!' | b'#'..=b'\'' | b'*' | b'+' | b'-' | b'.' | b'^'..=b'`' | b'|' | b'~')
-        || b.is_ascii_alphanumeric()
 }
 
 fn is_token(text: &[u8]) -> bool {

@@ -1,6 +1,5 @@
 //! HTTP/1 connection, from its first request to its last byte.
 
-pub(super) mod chunk;
 pub(super) mod framing;
 pub(super) mod head;
 pub(super) mod strict_io;
@@ -29,7 +28,12 @@ use crate::proxy::listener::socket::ClientSocket;
 const MAX_BUFFER_BYTES: usize = 64 * 1024;
 
 /// Serves requests until the connection ends.
-pub(super) async fn serve<T, S, B>(io: StrictIo<T>, service: S, max_head_bytes: usize, state: Arc<ConnState>)
+pub(super) fn serve<T, S, B>(
+    io: StrictIo<T>,
+    service: S,
+    max_head_bytes: usize,
+    state: Arc<ConnState>,
+) -> impl Future<Output = ()>
 where
     T: ClientSocket,
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
@@ -41,17 +45,20 @@ where
         .max_buf_size(MAX_BUFFER_BYTES.max(max_head_bytes))
         .header_read_timeout(None)
         .serve_connection(TokioIo::new(io), guarded);
-    let mut told = false;
-    let outcome = poll_fn(|cx| {
-        if state.poll_draining(cx) && !told {
-            told = true;
-            Pin::new(&mut connection).graceful_shutdown();
+    // Outside of the future, which would keep the room of what it consumes.
+    async move {
+        let mut told = false;
+        let outcome = poll_fn(|cx| {
+            if state.poll_draining(cx) && !told {
+                told = true;
+                Pin::new(&mut connection).graceful_shutdown();
+            }
+            Pin::new(&mut connection).poll(cx)
+        })
+        .await;
+        // After an error, the client or the answer's source is gone, and an orderly end has no use.
+        if outcome.is_ok() {
+            Box::pin(connection.into_parts().io.into_inner().finish()).await;
         }
-        Pin::new(&mut connection).poll(cx)
-    })
-    .await;
-    // After an error, the client or the answer's source is gone, and an orderly end has no use.
-    if outcome.is_ok() {
-        connection.into_parts().io.into_inner().finish().await;
     }
 }

@@ -191,17 +191,18 @@ impl<T: ClientSocket> StrictIo<T> {
         Poll::Ready(refusal.map_or(Ok(()), |refusal| self.refuse(refusal)))
     }
 
-    /// Ready when the client has left while its request runs. One buffer holds the client's input
-    /// in the meantime. When the buffer is full, the socket is no longer read, only checked for the
-    /// client's leaving.
+    /// Ready when the client has left while its request runs. One buffer holds what the client sends
+    /// after its request. While the request is not whole, or the buffer is full, the socket is not
+    /// read but watched: hyper reads a body straight from the socket.
     fn poll_left(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         while !self.ended {
-            if self.held.len() < READ_BYTES {
+            if self.framing.is_whole() && self.held.len() < READ_BYTES {
                 let read = ready!(poll_append(&mut self.socket, cx, &mut self.held));
                 self.ended = matches!(read, Ok(0) | Err(_));
+            } else if ready!(self.socket.poll_left(cx)) {
+                self.ended = true;
             } else if self.clock.poll_overdue(cx, ConnWait::Watch) {
                 self.clock.clear();
-                self.ended = self.socket.has_left();
             } else {
                 return Poll::Pending;
             }

@@ -4,7 +4,8 @@
 use http::header::{CONTENT_LENGTH, HOST};
 use http::{Method, Request};
 
-use crate::proxy::listener::http1::head::{is_authority, parse_length, same_authority};
+use crate::protocol::http1::parse_length;
+use crate::proxy::listener::http1::head::{is_authority, same_authority};
 use crate::proxy::listener::rejected::RequestRejected;
 
 /// Checks the method, the host and Content-Length.

@@ -7,10 +7,10 @@ use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{HeaderMap, Response};
 use serde_json::{Value, json};
 
-use crate::auth::client::ConnectedClient;
+use crate::auth::ConnectedClient;
 use crate::protocol::error::ApiError;
 use crate::protocol::error::catalogue::ErrorKind;
-use crate::proxy::data_plane::Proxy;
+use crate::proxy::Proxy;
 
 impl Proxy {
     /// GET /v1/models.
@@ -20,7 +20,7 @@ impl Proxy {
         peer: &ConnectedClient,
     ) -> Result<Response<Bytes>, ApiError> {
         let settings = self.settings.load_full();
-        let identity = self.identify(&settings, headers, peer).await?;
+        let identity = self.identify(&settings, self.caller(&settings, headers, peer)).await?;
         Ok(json_response(&list::list(&settings, &identity.grant, &self.engines)))
     }
 
@@ -32,7 +32,7 @@ impl Proxy {
         name: &str,
     ) -> Result<Response<Bytes>, ApiError> {
         let settings = self.settings.load_full();
-        let identity = self.identify(&settings, headers, peer).await?;
+        let identity = self.identify(&settings, self.caller(&settings, headers, peer)).await?;
         let model = list::one(&settings, &identity.grant, name, &self.engines);
         let model = model.ok_or_else(|| ApiError::model_not_found(name))?;
         Ok(json_response(&model))

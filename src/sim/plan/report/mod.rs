@@ -227,7 +227,6 @@ pub struct PlanPoolRow {
     pub kept: f64,
 }
 
-/// A fleet.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct PlanFleetRow {
     /// Description of the fleet.

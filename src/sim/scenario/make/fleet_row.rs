@@ -22,7 +22,6 @@ pub(super) fn models_of(fleet: &[ScenarioFleet]) -> Vec<String> {
     models
 }
 
-/// The engines of a row.
 pub(super) fn engine(row: &ScenarioFleet) -> Result<ReplicaSetup, String> {
     let names = || StepProfile::names().collect::<Vec<_>>().join(", ");
     let profile = StepProfile::named(&row.profile);
@@ -57,7 +56,7 @@ pub(super) fn engine(row: &ScenarioFleet) -> Result<ReplicaSetup, String> {
     let slowness = positive("slowness", row.slowness.unwrap_or(1.0))?;
     let usual = if row.pool.is_some() { profile.cost_h } else { 0.0 };
     let price = row.price.unwrap_or(usual);
-    let trip = row.rtt.unwrap_or_default().0 / 2;
+    let one_way = row.rtt.unwrap_or_default().0 / 2;
     let told_hits = row.told_hits;
-    Ok(ReplicaSetup { slowness, fault, price, trip, told_hits, ..ReplicaSetup::new(profile, options) })
+    Ok(ReplicaSetup { slowness, fault, price, one_way, told_hits, ..ReplicaSetup::new(profile, options) })
 }

@@ -23,7 +23,7 @@ use crate::sim::scenario::file::{PatternName, Scenario, ScenarioClass, ScenarioF
 use crate::sim::scenario::scale::WorldScale;
 use crate::sim::scenario::traffic::{CallOwner, CallRate, CallSource, Delay, RequestTraits, TrafficStream};
 use crate::sim::trace::TrafficTrace;
-use crate::sim::world::gateway::{Rack, policy};
+use crate::sim::world::gateway::{ReplicaGroup, policy};
 use crate::sim::world::replica::ReplicaSetup;
 
 /// Most choices of one request.
@@ -83,7 +83,7 @@ impl<'a> Maker<'a> {
     /// # Errors
     ///
     /// When a class names an unknown pool.
-    pub(super) fn policy(&self, racks: &[Rack]) -> Result<Policy, String> {
+    pub(super) fn policy(&self, replica_groups: &[ReplicaGroup]) -> Result<Policy, String> {
         let class = |(rank, (_, row)): (usize, &(String, ScenarioClass))| Class {
             usage_half_life: None,
             rank: rank as u32,
@@ -116,7 +116,7 @@ impl<'a> Maker<'a> {
             placement: Default::default(),
         };
         let tenants: Vec<Tenant> = self.tenants.iter().map(tenant).collect();
-        let mut policy = policy(racks, &classes, &tenants);
+        let mut policy = policy(replica_groups, &classes, &tenants);
         for (index, (name, row)) in self.classes.iter().enumerate() {
             let mut class = classes[index].clone();
             class.placement = rules(row, &policy).map_err(|what| format!("classes.{name}.{what}"))?;
@@ -133,7 +133,7 @@ impl<'a> Maker<'a> {
     fn plain_case(&mut self, name: &str, shape: &Shape) -> Result<Case, String> {
         let usual =
             vec![ScenarioFleet { profile: "h100-8b".to_owned(), count: Some(8), ..ScenarioFleet::default() }];
-        let (mut replicas, mut weights, mut racks) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut replicas, mut weights, mut replica_groups) = (Vec::new(), Vec::new(), Vec::new());
         let fleet = shape.fleet.as_ref().unwrap_or(&usual);
         self.models = models_of(fleet);
         let scale = shape.scale.as_ref().map(|row| WorldScale::new(row, shape)).transpose()?;
@@ -141,7 +141,9 @@ impl<'a> Maker<'a> {
             let setup = engine(row).map_err(|what| format!("fleet[{index}].{what}"))?;
             let count = scale.as_ref().map_or(row.count.unwrap_or(1), |scale| scale.max_engines);
             let count = count.min(MAX_ENGINES) as usize;
-            racks.push(self.rack(row, &setup, count).map_err(|what| format!("fleet[{index}].{what}"))?);
+            replica_groups.push(
+                self.replica_group(row, &setup, count).map_err(|what| format!("fleet[{index}].{what}"))?,
+            );
             replicas.resize(replicas.len() + count, setup);
             weights.resize(replicas.len(), positive("fleet.weight", row.weight.unwrap_or(1.0))?);
         }
@@ -185,7 +187,7 @@ impl<'a> Maker<'a> {
             clients: clients(shape)?,
             facts: WorldFacts { profiles, weights, policy: Policy::default() },
             replicas,
-            racks,
+            replica_groups,
         })
     }
 
@@ -278,7 +280,12 @@ impl<'a> Maker<'a> {
 
     /// Engines as a pool of the policy. Routers are told a price only for a pool
     /// with a name.
-    fn rack(&self, row: &ScenarioFleet, setup: &ReplicaSetup, replicas: usize) -> Result<Rack, String> {
+    fn replica_group(
+        &self,
+        row: &ScenarioFleet,
+        setup: &ReplicaSetup,
+        replicas: usize,
+    ) -> Result<ReplicaGroup, String> {
         let price =
             Price::new(setup.price).ok_or_else(|| format!("price: must be from 0 to {}", Price::MAX))?;
         let serves = |name: &String| row.models.as_ref().is_none_or(|own| own.contains(name));
@@ -287,13 +294,15 @@ impl<'a> Maker<'a> {
             true => vec![0],
             false => served.map(|(index, _)| index as u32).collect(),
         };
-        let Some(pool) = row.pool.clone() else { return Ok(Rack { models, ..Rack::plain(replicas) }) };
+        let Some(pool) = row.pool.clone() else {
+            return Ok(ReplicaGroup { models, ..ReplicaGroup::plain(replicas) });
+        };
         let capacity = match row.capacity {
             written::CapacityName::OnDemand => Capacity::OnDemand,
             written::CapacityName::Spot => Capacity::Spot,
         };
         let supply = PoolTraits { capacity, price: Some(price), ..PoolTraits::default() };
-        Ok(Rack { pool, supply, models, replicas })
+        Ok(ReplicaGroup { pool, supply, models, replicas })
     }
 
     fn tenant_named(&mut self, name: &str) -> u32 {
@@ -401,7 +410,6 @@ fn clients(shape: &Shape) -> Result<Option<usize>, String> {
     }
 }
 
-/// Placement rules of a class.
 fn rules(row: &ScenarioClass, policy: &Policy) -> Result<PlacementRules, String> {
     let id =
         |name: &String| policy.pools.id(name).ok_or_else(|| format!("pools: `{name}` is not in the fleet"));

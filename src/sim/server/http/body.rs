@@ -33,8 +33,9 @@ impl fmt::Display for BrokenBody {
 
 impl Error for BrokenBody {}
 
-/// Time for hyper to flush its buffer before the connection breaks.
-const FLUSH: Duration = Duration::from_millis(10);
+/// Time between the last tokens and the failure: hyper flushes its buffer,
+/// and the reader sees the tokens before it sees the failure.
+const FLUSH: Duration = Duration::from_millis(50);
 
 /// A body that marks its connection as busy.
 pub(crate) struct SimBody {
@@ -125,6 +126,8 @@ enum BodyStage {
     Live,
     /// The stream ends after the queued events.
     Over,
+    /// After the flush, the end of this progress is shown.
+    Fail(Pin<Box<Sleep>>, Progress),
     /// No further bytes, for ever.
     Hang,
     /// The stream breaks after the flush.
@@ -159,6 +162,11 @@ impl EventBody {
                     Poll::Pending => ready!(self.poll_keep_alive(cx)),
                 },
                 BodyStage::Over => return Poll::Ready(None),
+                BodyStage::Fail(flush, progress) => {
+                    ready!(flush.as_mut().poll(cx));
+                    self.render.render(progress, &mut self.queue);
+                    self.stage = BodyStage::Over;
+                }
                 BodyStage::Hang => return Poll::Pending,
                 BodyStage::Break(flush) => {
                     ready!(flush.as_mut().poll(cx));
@@ -180,6 +188,12 @@ impl EventBody {
         }
         if progress.end == Some(FeedEnd::Cut) {
             self.stage = BodyStage::Break(Box::pin(sleep(FLUSH)));
+            return;
+        }
+        if matches!(progress.end, Some(FeedEnd::Failed(_))) && progress.tokens() > 0 {
+            let tokens = Progress { end: None, ..progress.clone() };
+            self.render.render(&tokens, &mut self.queue);
+            self.stage = BodyStage::Fail(Box::pin(sleep(FLUSH)), progress.clone());
             return;
         }
         self.render.render(progress, &mut self.queue);

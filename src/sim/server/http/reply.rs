@@ -12,7 +12,6 @@ use crate::sim::server::http::json::Json;
 /// Result of a handler: a response, or the end of the connection.
 pub(crate) type HandlerAnswer = Result<Response<SimBody>, BrokenBody>;
 
-/// A JSON response.
 pub(crate) fn json(status: u16, body: impl Into<Bytes>) -> Response<SimBody> {
     typed(status, "application/json", body)
 }
@@ -22,7 +21,6 @@ pub(crate) fn value(status: u16, body: &impl Serialize) -> Response<SimBody> {
     json(status, Json::of(body).to_string())
 }
 
-/// A response with this content type.
 pub(crate) fn typed(status: u16, content_type: &'static str, body: impl Into<Bytes>) -> Response<SimBody> {
     let mut response = empty(status);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));

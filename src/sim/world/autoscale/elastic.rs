@@ -98,7 +98,11 @@ impl World<'_> {
         let open = self.open + self.arrived - self.setup.arrivals.len();
         let ready = self.elastic.as_ref().map_or(0, |elastic| elastic.slots.ready());
         let running = inside.saturating_sub(waiting);
-        VisibleWorld { queued: open.saturating_sub(running), running, ready, demand: need }
+        let tokens = self.elastic.as_ref().map_or(0.0, |elastic| {
+            let known = matches!(elastic.scaling.policy, ScalePolicy::Known(_));
+            elastic.scaling.highest_demand(self.now, known)
+        });
+        VisibleWorld { queued: open.saturating_sub(running), running, ready, demand: need, tokens }
     }
 
     /// Applies the starts that end now. Replicas that become ready at the same

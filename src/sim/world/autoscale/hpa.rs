@@ -58,6 +58,14 @@ impl Default for Behavior {
 }
 
 impl Behavior {
+    /// No tolerance, no window and no limit.
+    #[must_use]
+    pub fn free(max: u32) -> Self {
+        let steps = StepLimit { pods: Some(max), percent: None, period: SYNC };
+        let direction = Direction { tolerance: 0.0, window: Duration::ZERO, steps };
+        Self { up: direction, down: direction }
+    }
+
     /// The behavior that `penstock keda` writes: no tolerance, all missing
     /// replicas at once, and one replica less per 60 s.
     #[must_use]

@@ -39,8 +39,25 @@ pub struct Scaling {
     pub cooldown: Duration,
     /// The HPA's behavior; absent = the policy's usual one.
     pub behavior: Option<Behavior>,
+    /// Time from which replica hours and turns are counted.
+    pub counted_from: Duration,
     /// Seed of the spread of start times.
     pub seed: u64,
+    /// KV tokens of the requests that run in each second on a fleet that is
+    /// never full, for policies that know or see the demand itself.
+    pub demand: Vec<f64>,
+}
+
+impl Scaling {
+    /// The most that `demand` reaches while a replica that is ordered at `now`
+    /// starts, or over as long before `now`.
+    fn highest_demand(&self, now: Tick, known: bool) -> f64 {
+        let now = (now.as_nanos() / 1_000_000_000) as usize;
+        let span = (self.start.mul_f64(1.0 + self.spread) + hpa::SYNC).as_secs() as usize;
+        let (from, to) = if known { (now, now + span) } else { (now.saturating_sub(span), now) };
+        let last = self.demand.len();
+        self.demand[from.min(last)..to.min(last)].iter().copied().fold(0.0, f64::max)
+    }
 }
 
 /// Outcome of autoscaling. A replica's time counts from its order to the end of

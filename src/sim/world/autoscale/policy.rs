@@ -19,10 +19,15 @@ pub enum ScalePolicy {
     Kpa(f64),
     /// `fixed=12`: always this many replicas.
     Fixed(u32),
+    /// `known=24000`: as many replicas as give each this many KV tokens of the
+    /// requests that will run while a replica that is ordered now starts.
+    Known(f64),
+    /// `seen=24000`: the same of the requests that ran over the time of a start.
+    Seen(f64),
 }
 
 /// Text that lists the valid forms.
-const FORMS: &str = "there are: n, queue=10, concurrency=16, kpa=16, fixed=12";
+const FORMS: &str = "there are: n, queue=10, concurrency=16, kpa=16, fixed=12, known=24000, seen=24000";
 
 impl ScalePolicy {
     /// Whether the first request for a pool without replicas starts a replica
@@ -30,6 +35,14 @@ impl ScalePolicy {
     #[must_use]
     pub fn is_pushed(self) -> bool {
         matches!(self, Self::Need | Self::Kpa(_))
+    }
+}
+
+impl ScalePolicy {
+    /// Whether the policy needs [`Scaling::demand`](super::Scaling::demand).
+    #[must_use]
+    pub fn needs_demand(self) -> bool {
+        matches!(self, Self::Known(_) | Self::Seen(_))
     }
 }
 
@@ -41,6 +54,8 @@ impl fmt::Display for ScalePolicy {
             Self::Concurrency(target) => write!(f, "concurrency={target}"),
             Self::Kpa(target) => write!(f, "kpa={target}"),
             Self::Fixed(count) => write!(f, "fixed={count}"),
+            Self::Known(target) => write!(f, "known={target}"),
+            Self::Seen(target) => write!(f, "seen={target}"),
         }
     }
 }
@@ -59,6 +74,8 @@ impl FromStr for ScalePolicy {
             "queue" => Ok(Self::Queue(number?)),
             "concurrency" => Ok(Self::Concurrency(number?)),
             "kpa" => Ok(Self::Kpa(number?)),
+            "known" => Ok(Self::Known(number?)),
+            "seen" => Ok(Self::Seen(number?)),
             "fixed" => match value.parse() {
                 Ok(count) if count > 0 => Ok(Self::Fixed(count)),
                 _ => Err(format!("`{text}`: must be at least 1")),
@@ -74,7 +91,7 @@ mod tests {
 
     #[test]
     fn every_policy_reads_and_prints_itself() {
-        for text in ["n", "queue=10", "concurrency=16.5", "kpa=8", "fixed=12"] {
+        for text in ["n", "queue=10", "concurrency=16.5", "kpa=8", "fixed=12", "known=24000", "seen=9"] {
             assert_eq!(text.parse::<ScalePolicy>().unwrap().to_string(), text);
         }
         for (text, expected) in [

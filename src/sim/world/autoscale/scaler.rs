@@ -19,6 +19,8 @@ pub(in crate::sim::world) struct VisibleWorld {
     pub(in crate::sim::world) ready: u32,
     /// The router's own demand; absent = the router reports none.
     pub(in crate::sim::world) demand: Option<ReplicaDemand>,
+    /// The world's demand in KV tokens, for policies that know or see it.
+    pub(in crate::sim::world) tokens: f64,
 }
 
 impl VisibleWorld {
@@ -42,6 +44,7 @@ impl WorldScaler {
     pub(in crate::sim::world) fn new(scaling: &Scaling) -> Self {
         let usual = match scaling.policy {
             ScalePolicy::Need => Some(Behavior::exact(scaling.max)),
+            ScalePolicy::Known(_) | ScalePolicy::Seen(_) => Some(Behavior::free(scaling.max)),
             _ => None,
         };
         let concurrency = if let ScalePolicy::Kpa(target) = scaling.policy { target } else { 1.0 };
@@ -62,6 +65,7 @@ impl WorldScaler {
             ScalePolicy::Need => Some((f64::from(seen.demand?.desired?), 1.0)),
             ScalePolicy::Queue(target) => Some((seen.queued as f64, target)),
             ScalePolicy::Concurrency(target) => Some((seen.open(), target)),
+            ScalePolicy::Known(target) | ScalePolicy::Seen(target) => Some((seen.tokens, target)),
             ScalePolicy::Kpa(_) | ScalePolicy::Fixed(_) => None,
         }
     }
@@ -76,7 +80,7 @@ impl WorldScaler {
             ScalePolicy::Queue(_) => seen.queued > 0,
             ScalePolicy::Concurrency(_) => seen.queued + seen.running > 0,
             ScalePolicy::Kpa(_) => return current.max(u32::from(seen.queued > 0)),
-            ScalePolicy::Fixed(_) => return current,
+            ScalePolicy::Fixed(_) | ScalePolicy::Known(_) | ScalePolicy::Seen(_) => return current,
         };
         self.keda.poll(now, current, active)
     }

@@ -43,7 +43,8 @@ pub(in crate::sim::world) struct ReplicaSlots {
 
 #[derive(Debug)]
 struct SlotAccount {
-    /// End of the account; nothing counts after it.
+    /// Begin and end of the account; nothing counts before and after.
+    from: Tick,
     until: Tick,
     since: Tick,
     replica_seconds: f64,
@@ -75,8 +76,9 @@ impl ReplicaSlots {
             turn: 0,
             wanted: initial,
             account: SlotAccount {
+                from: Tick::ZERO + scaling.counted_from,
                 until,
-                since: Tick::ZERO,
+                since: Tick::ZERO + scaling.counted_from,
                 replica_seconds: 0.0,
                 up: None,
                 turns: 0,
@@ -183,7 +185,7 @@ impl ReplicaSlots {
     /// The outcome of autoscaling.
     pub(in crate::sim::world) fn into_outcome(mut self, now: Tick) -> ScalingOutcome {
         self.account_until(now);
-        let hours = self.account.until.since(Tick::ZERO).as_secs_f64() / 3_600.0;
+        let hours = self.account.until.since(self.account.from).as_secs_f64() / 3_600.0;
         ScalingOutcome {
             replica_hours: self.account.replica_seconds / 3_600.0,
             turns_per_hour: f64::from(self.account.turns) / hours.max(f64::MIN_POSITIVE),
@@ -205,9 +207,12 @@ impl ReplicaSlots {
             return;
         }
         let up = self.wanted > before;
-        account.turns += u32::from(account.up.is_some_and(|last| last != up));
+        let counts = now >= account.from;
+        account.turns += u32::from(counts && account.up.is_some_and(|last| last != up));
         account.up = Some(up);
-        account.outcome.peak = account.outcome.peak.max(self.wanted);
+        if counts {
+            account.outcome.peak = account.outcome.peak.max(self.wanted);
+        }
         account.outcome.orders.push((now, self.wanted));
     }
 
@@ -223,7 +228,11 @@ mod tests {
     use crate::sim::world::autoscale::policy::ScalePolicy;
 
     fn slots(initial: u32, spread: f64) -> ReplicaSlots {
-        let scaling = Scaling {
+        ReplicaSlots::new(&scaling(initial, spread), 8, at(3_600))
+    }
+
+    fn scaling(initial: u32, spread: f64) -> Scaling {
+        Scaling {
             policy: ScalePolicy::Queue(10.0),
             start: Duration::from_secs(60),
             spread,
@@ -233,9 +242,10 @@ mod tests {
             poll: Duration::from_secs(10),
             cooldown: Duration::from_secs(300),
             behavior: None,
+            counted_from: Duration::ZERO,
             seed: 7,
-        };
-        ReplicaSlots::new(&scaling, 8, at(3_600))
+            demand: Vec::new(),
+        }
     }
 
     fn at(seconds: u64) -> Tick {
@@ -272,6 +282,17 @@ mod tests {
         assert_eq!((told.peak, told.turns_per_hour), (2, 1.0));
         assert_eq!(told.orders, [(at(0), 1), (at(0), 2), (at(1_800), 1)]);
         assert_eq!(told.ready, [(at(0), 1), (at(60), 2), (at(1_800), 1)]);
+    }
+
+    #[test]
+    fn nothing_counts_before_the_account_begins() {
+        let scaling = Scaling { counted_from: Duration::from_secs(1_800), ..scaling(1, 0.0) };
+        let mut slots = ReplicaSlots::new(&scaling, 8, at(3_600));
+        for (second, count) in [(0, 2), (60, 1), (2_700, 2)] {
+            slots.order(at(second), count);
+        }
+        let told = slots.into_outcome(at(3_600));
+        assert_eq!((told.replica_hours, told.turns_per_hour), (0.75, 2.0));
     }
 
     #[test]

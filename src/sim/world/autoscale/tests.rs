@@ -16,7 +16,7 @@ use crate::sim::world::autoscale::{Scaling, ScalingOutcome};
 use crate::sim::world::baseline::at_once::AtOnce;
 use crate::sim::world::baseline::at_once::least_request::LeastRequest;
 use crate::sim::world::baseline::held::{Cap, Fifo, HeldRouter};
-use crate::sim::world::gateway::{EventTrace, Rack, SimGateway, policy};
+use crate::sim::world::gateway::{EventTrace, ReplicaGroup, SimGateway, policy};
 use crate::sim::world::replica::ReplicaSetup;
 use crate::sim::world::router::Router;
 use crate::sim::world::run::{RunOutcome, run};
@@ -37,7 +37,9 @@ fn scaling(policy: &str) -> Scaling {
         poll: Duration::from_secs(10),
         cooldown: Duration::from_secs(120),
         behavior: None,
+        counted_from: Duration::ZERO,
         seed: 3,
+        demand: Vec::new(),
     }
 }
 
@@ -87,7 +89,7 @@ fn rules(places: usize) -> Policy {
         quota: Quota::default(),
         placement: Default::default(),
     };
-    policy(&[Rack::plain(places)], &[class], &[tenant])
+    policy(&[ReplicaGroup::plain(places)], &[class], &[tenant])
 }
 
 fn penstock(setup: &Setup) -> (RunOutcome, ScalingOutcome) {

@@ -43,7 +43,7 @@ impl ReplicasChanged<'_> {
         telemetry.set_config_status(ConfigStatus { generation: after.generation, ..status });
         for (pool, change) in self.by_pool() {
             change.emit(telemetry, after, pool);
-            let (had, has) = (takers(before, pool), takers(after, pool));
+            let (had, has) = (replicas_not_draining(before, pool), replicas_not_draining(after, pool));
             if had > 0 && has == 0 {
                 let name = before.pools.name(pool);
                 telemetry.metrics().pool_emptied(after, pool);
@@ -104,7 +104,7 @@ impl PoolChange<'_> {
 }
 
 /// Counts the replicas of a pool that are not draining.
-fn takers(policy: &Policy, pool: PoolId) -> usize {
+fn replicas_not_draining(policy: &Policy, pool: PoolId) -> usize {
     let replicas = policy.pools.get(pool).map_or(&[][..], |row| &row.replicas);
     let stays = |id: &&ReplicaId| !policy.draining.contains(id);
     replicas.iter().filter(stays).count()

@@ -24,7 +24,7 @@ impl SleepOrderDone {
         let policy = telemetry.policy();
         let (replica, order) = (policy.replicas.name(self.replica), self.order);
         telemetry.log(|| info!(replica, order, took_ms = millis(self.took), "replica told to sleep or wake"));
-        telemetry.metrics().rested(&policy, pool_of(&policy, self.replica), order, "done");
+        telemetry.metrics().sleep_result(&policy, pool_of(&policy, self.replica), order, "done");
     }
 }
 
@@ -45,7 +45,7 @@ impl SleepOrderFailed<'_> {
         telemetry.log(|| {
             warn!(replica, order, problem = shorten(self.problem), "replica does not sleep or wake");
         });
-        telemetry.metrics().rested(&policy, pool_of(&policy, self.replica), order, "failed");
+        telemetry.metrics().sleep_result(&policy, pool_of(&policy, self.replica), order, "failed");
     }
 }
 
@@ -63,7 +63,7 @@ impl SleepUnsupported {
         let replica = policy.replicas.name(self.replica);
         let hint = "start vLLM with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1, or take `sleep` away";
         telemetry.log(|| warn!(replica, hint, "replica cannot sleep: it does not know /sleep"));
-        telemetry.metrics().rested(&policy, pool_of(&policy, self.replica), "sleep", "unknown");
+        telemetry.metrics().sleep_result(&policy, pool_of(&policy, self.replica), "sleep", "unknown");
     }
 }
 

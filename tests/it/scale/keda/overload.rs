@@ -48,7 +48,9 @@ async fn silent_connections_keep_nobody_out() {
 /// scaler needs none of them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_data_path_that_stands_still_does_not_stop_the_scaler() {
-    let engines = start_fleet(vec![SimOptions::default()]).await.unwrap();
+    // So slow that the queue stays full for the whole test.
+    let slow = SimOptions { speed: 0.02, ..SimOptions::default() };
+    let engines = start_fleet(vec![slow]).await.unwrap();
     let urls: Vec<String> = engines.iter().map(SimHandle::url).collect();
     let rig = rig(engines, &urls, "").await;
     let calls: Vec<_> = (0..200)

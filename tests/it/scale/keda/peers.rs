@@ -1,7 +1,7 @@
 //! Peers: several gateways behind one Service all report the same number.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use super::setup::{Keda, METRIC, file, trigger};
 use crate::support::certificates::{Authority, put, uri};
 use crate::support::client::{Answer, Call};
 use crate::support::dns::{Names, Says, a};
+use crate::support::free_port;
 use crate::support::gateway::{Rig, TENANT, chat, soon, until};
 
 const MAIN: &[(&str, &str)] = &[("pool", "main")];
@@ -26,15 +27,8 @@ const CHAT: &str = "/v1/chat/completions";
 /// What was seen before the start: half a second of a replica for a unit of work.
 const SEEN: &str = r#"{"version": 1, "pools": [{"name": "main", "cost": 0.5, "start": 180.0}], "rows": []}"#;
 
-/// Addresses that nobody else has just now.
-fn free(hosts: &[[u8; 4]]) -> Vec<SocketAddr> {
-    let bound: Vec<_> =
-        hosts.iter().map(|host| TcpListener::bind((std::net::IpAddr::from(*host), 0)).unwrap()).collect();
-    bound.iter().map(|socket| socket.local_addr().unwrap()).collect()
-}
-
 fn places(count: usize) -> Vec<SocketAddr> {
-    free(&vec![[127, 0, 0, 1]; count])
+    (0..count).map(|_| SocketAddr::from(([127, 0, 0, 1], free_port()))).collect()
 }
 
 fn urls(places: &[SocketAddr]) -> String {
@@ -331,7 +325,7 @@ fn secured(places: &[SocketAddr]) -> String {
 async fn a_name_leads_to_all_of_them() {
     let names = Names::start().await;
     // All have one port, as the pods of a Service do.
-    let port = free(&[[127, 0, 0, 1]])[0].port();
+    let port = free_port();
     let place = |last: u8| SocketAddr::from(([127, 0, 0, last], port));
     let say = |hosts: &[&str]| {
         let records = hosts.iter().map(|host| a(host)).collect();

@@ -19,13 +19,13 @@ pub(in crate::config) struct CheckedLimits {
 }
 
 impl CheckedLimits {
-    /// None, with the numbers that credentials had.
+    /// No limits yet; keys keep the ids of the settings before.
     pub(in crate::config) fn new(previous: Option<&Settings>) -> Self {
         let keys = previous.map(|old| IdTable::successor(&old.policy.keys)).unwrap_or_default();
         Self { rules: Vec::new(), keys }
     }
 
-    /// Adds those of one scope.
+    /// Adds the limits of one tenant, key or model.
     pub(in crate::config) fn add(
         &mut self,
         limits: &LimitsSection,
@@ -36,7 +36,7 @@ impl CheckedLimits {
         rules(limits, scope, field, &mut self.rules, findings);
     }
 
-    /// Adds those of a key; returns its number if there are any.
+    /// Adds the limits of a key. Returns the key's id if the key has limits.
     pub(in crate::config) fn add_key(
         &mut self,
         key: &KeySection,

@@ -123,7 +123,7 @@ impl Fleet {
     /// Learns the speed from a plain answer that was complete `took` after its dispatch. `raw`
     /// nanoseconds were predicted to its first token for a replica of speed factor 1. After the
     /// first token come one step for each token, and the prompts that came to the replica
-    /// meanwhile.
+    /// meanwhile. The derived state of the replica is updated when the job is released.
     pub fn learn_whole_answer(
         &mut self,
         id: ReplicaId,
@@ -143,7 +143,6 @@ impl Fleet {
         let ratio = took.as_nanos() as f64 / predicted.max(1) as f64;
         node.speed.learned.learn_whole(ratio, raw, now);
         node.speed.rank(&mut pool.speeds);
-        self.refresh(id, now);
     }
 
     /// Learns from the ITL of the replica's streams.

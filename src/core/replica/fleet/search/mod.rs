@@ -14,6 +14,7 @@ use crate::core::model::ids::{PoolId, ReplicaId};
 use crate::core::model::time::Tick;
 use crate::core::queue::fit_tree::{FitRank, FitSize, FitTree};
 use crate::core::replica::affinity::adapter_slots::AdapterState;
+use crate::core::replica::bottleneck::Bottleneck;
 use crate::core::replica::ledger::{ReplicaRank, RoutingDemand};
 use crate::core::replica::speed::ttft_model::{self, TtftModel};
 
@@ -272,6 +273,20 @@ impl Fleet {
         comes_in && room(&rooms, pool).is_some_and(|room| required.need_at(id).fits_in(room))
     }
 
+    /// What keeps the job from the replica; `None` where the replica has room for it, and where it is
+    /// not in service.
+    #[must_use]
+    pub fn bottleneck(
+        &self,
+        id: ReplicaId,
+        required: &ReplicaRequirements<'_>,
+        now: Tick,
+    ) -> Option<Bottleneck> {
+        let (node, need) = (self.node(id)?, required.need_at(id));
+        let pool = self.pools.get(node.pool.index())?;
+        node.bottleneck_of_job(need, required.background, pool, now, &self.rules)
+    }
+
     /// Whether another replica predicts the job's first token so much sooner than this one that the
     /// job waits for it.
     #[must_use]
@@ -293,7 +308,6 @@ impl Fleet {
             && soon.map(|other| promised(*other)).min().is_some_and(|soon| worth_waiting(promised(id), soon))
     }
 
-    /// TTFT model of the replica.
     #[must_use]
     pub fn ttft_model(&self, id: ReplicaId) -> Option<TtftModel> {
         self.node(id).map(ReplicaState::ttft_model)

@@ -9,6 +9,7 @@ use crate::core::model::ids::{ClassId, JobId, PoolId, ReplicaId};
 use crate::core::model::job::JobSpec;
 use crate::core::model::overrides::OverrideTarget;
 use crate::core::model::reason::PreemptReason;
+use crate::core::model::snapshot::ReplicaStatus;
 use crate::core::replica::health::sleep::SleepResult;
 use crate::core::scheduler::tests::edge::Edge;
 
@@ -41,6 +42,31 @@ impl Edge {
         assert_eq!(self.stays.insert(job, replica), None, "two stays at once");
         seen.at = Some(replica);
         (seen.outlived, seen.asked) = (false, None);
+    }
+
+    /// The slots of each replica add up to the places that there are.
+    pub(super) fn check_slots(&self) {
+        for row in self.scheduler.snapshot(self.now).replicas {
+            let slots = row.slots;
+            let [above, withheld] =
+                [slots.above_limit, slots.withheld].map(|part| part.map_or(0, |(_, count)| count));
+            let places = slots.running + slots.free + above + withheld + slots.out_of_service;
+            let configured = self.policy.replicas.get(row.replica).and_then(|replica| {
+                Some(replica.max_seqs? + self.policy.pools.get(replica.pool)?.engine_buffer)
+            });
+            assert!(configured.is_none_or(|configured| places == configured.max(row.running)), "{row:?}");
+            assert!(slots.running == row.running && places > 0, "{row:?}");
+            if matches!(row.state, ReplicaStatus::Serving | ReplicaStatus::SlowStart) {
+                assert_eq!(
+                    (slots.out_of_service, places - above),
+                    (0, row.limit.clamp(row.running, places)),
+                    "{row:?}"
+                );
+                assert!(row.bottleneck.is_none() || slots.free == 0, "{row:?}");
+            } else {
+                assert_eq!((slots.running + slots.out_of_service, row.bottleneck), (places, None), "{row:?}");
+            }
+        }
     }
 
     /// Each stay has one bill, before anything is said of its end.

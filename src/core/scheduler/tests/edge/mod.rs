@@ -86,9 +86,9 @@ impl Edge {
         assert!(self.scheduler.next_deadline().is_none_or(|at| at > self.now), "something is overdue");
         let waiting = self.jobs.values().filter(|seen| seen.ends == 0 && seen.at.is_none()).count();
         assert_eq!(self.scheduler.waiting().requests, waiting as u64);
-        let standings = self.scheduler.standings(self.now);
-        assert_eq!(standings.iter().map(|row| row.waiting).sum::<u64>(), waiting as u64);
-        assert!(standings.iter().all(|row| row.waiting > 0 || row.obstacle.is_none()));
+        let queue_statuses = self.scheduler.queue_statuses(self.now);
+        assert_eq!(queue_statuses.iter().map(|row| row.waiting).sum::<u64>(), waiting as u64);
+        assert!(queue_statuses.iter().all(|row| row.waiting > 0 || row.obstacle.is_none()));
         if let Some((id, seen)) = self.jobs.iter().find(|(_, seen)| seen.ends == 0) {
             let explained = self.scheduler.explain(*id, self.now);
             assert_eq!(explained.is_some(), seen.at.is_none());
@@ -159,7 +159,7 @@ impl Edge {
         if !live.is_empty() {
             let job = live[which % live.len()];
             self.end(job);
-            self.event(Event::ClientLeft { job, usage: JobUsage::Unknown });
+            self.event(Event::Abandoned { job, usage: JobUsage::Unknown });
         }
     }
 
@@ -185,7 +185,7 @@ impl Edge {
     fn stray(&mut self, job: JobId) {
         self.event(Event::FirstToken { job });
         self.event(Event::Finished { job, outcome: AttemptOutcome::Done(JobUsage::Unknown) });
-        self.event(Event::ClientLeft { job, usage: JobUsage::Unknown });
+        self.event(Event::Abandoned { job, usage: JobUsage::Unknown });
     }
 
     fn adapters(&mut self, replica: ReplicaId, slots: Option<u32>, running: u8) {
@@ -203,10 +203,10 @@ impl Edge {
         self.event(event);
     }
 
-    fn rest(&mut self, rested: Option<SleepResult>) {
+    fn rest(&mut self, sleep_result: Option<SleepResult>) {
         let Some((&replica, &(_, order))) = self.orders.first_key_value() else { return };
         self.orders.remove(&replica);
-        self.event(Event::SleepAnswered { replica, result: rested.unwrap_or(order) });
+        self.event(Event::SleepAnswered { replica, result: sleep_result.unwrap_or(order) });
     }
 
     fn start(&mut self, which: usize) {
@@ -267,7 +267,7 @@ impl Edge {
                 self.event(Event::ItlSampled { replica: ReplicaId::new(replica), sample: pace });
             }
             Op::Answer(found) => self.answer(found),
-            Op::Rest(rested) => self.rest(rested),
+            Op::Rest(sleep_result) => self.rest(sleep_result),
             Op::Lost(replica) => self.lose(ReplicaId::new(replica)),
             Op::Stray(number) => self.stray(JobId::new(number)),
             Op::Reload(which) => self.reload(which),
@@ -279,6 +279,7 @@ impl Edge {
             Op::Drain => self.event(Event::Draining),
         }
         self.check_needs();
+        self.check_slots();
     }
 
     /// No pool may go to zero that has work, and asking changes nothing.

@@ -1,0 +1,492 @@
+//! Exchange with the store: reports what this gateway uses and takes over the leases that it gets.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::stream::iter;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::cluster::connection::{StoreConnection, StoreScript};
+use crate::cluster::lease_book::{LeaseBook, LeaseCall};
+use crate::cluster::missed::MissedLimits;
+use crate::cluster::override_book::{HeardOverride, OverrideBook};
+use crate::cluster::parts::{ClusterMember, ClusterParts, ClusterStatus};
+use crate::config::settings::cluster::{ClusterSettings, ValkeySettings};
+use crate::core::limits::lease::{LeaseGrant, LimitReports};
+use crate::core::limits::rule::{LimitId, LimitRule};
+use crate::core::model::event::Event;
+use crate::core::model::overrides::Override;
+use crate::core::model::policy::Policy;
+use crate::core::model::time::Tick;
+use crate::protocol::ids::random;
+use crate::telemetry::event::{ClusterSeen, LeasesEnded, OverrideHeard, StoreBack, StoreLost};
+use crate::telemetry::wall;
+
+/// Time between two reports.
+const REPORT_INTERVAL: Duration = Duration::from_millis(200);
+/// Shortest time between two reports.
+const MIN_INTERVAL: Duration = Duration::from_millis(10);
+/// Time after which all limits are reported again, so that the store keeps them.
+const REPORT_ALL_INTERVAL: Duration = Duration::from_secs(600);
+/// Shortest and longest pause before the store is called again. All gateways connect and report within the
+/// time that the script of leases gives them after the store has lost its data.
+const RETRY_PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(500)];
+/// Time that a start waits for the store.
+const START_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time for the last report of a gateway that leaves.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Calls of scripts in progress at once.
+const MAX_CALLS: usize = 32;
+/// Limits of one part of a report of all limits. Requests wait while a part is made.
+const LIMITS_A_PART: usize = 256;
+/// Longest name of a machine.
+const MAX_NAME: usize = 64;
+/// Version of what this gateway reports.
+const VERSION: &str = "1";
+
+/// Answer of the script of the gateways: whether it knew this one, their ids, the limits that are missed, what
+/// they tell, and the time.
+type MembersAnswer = (u8, Vec<String>, Vec<String>, Vec<String>, i64);
+
+/// Handle of the running exchange.
+#[derive(Debug)]
+pub struct ClusterHandle {
+    status: Arc<Mutex<ClusterStatus>>,
+    first: Arc<Notify>,
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl ClusterHandle {
+    /// The state of the exchange, for operators.
+    #[must_use]
+    pub fn status(&self) -> Arc<Mutex<ClusterStatus>> {
+        Arc::clone(&self.status)
+    }
+
+    /// Waits for the first leases, but not long: without the store, the gateway starts with a part of
+    /// each limit.
+    pub async fn ready(&self) {
+        let _late = timeout(START_TIMEOUT, self.first.notified()).await;
+    }
+
+    /// Gives all leases back and ends.
+    pub async fn leave(self) {
+        self.stop.cancel();
+        let _late = timeout(LEAVE_TIMEOUT, self.task).await;
+    }
+}
+
+/// Starts the exchange. From now on, limits are shared.
+#[must_use]
+pub fn start(settings: &ClusterSettings, parts: ClusterParts) -> ClusterHandle {
+    let id = format!("{:016x}", u64::from_le_bytes(random::bytes()));
+    let name = format!("{}:{}", machine_name(), parts.settings.load().startup.listen.port());
+    let now = Instant::now();
+    let status = Arc::new(Mutex::new(ClusterStatus {
+        id,
+        name,
+        problem: None,
+        heard: now,
+        leases_end: now,
+        leases_over: false,
+        gateways: Vec::new(),
+        overrides: OverrideBook::default(),
+    }));
+    let (first, stop) = (Arc::new(Notify::new()), CancellationToken::new());
+    let exchange = LeaseExchange::new(settings, parts, (&status, &first));
+    exchange.lease(Vec::new());
+    let stopped = stop.clone();
+    let task = tokio::spawn(exchange.run(stopped));
+    ClusterHandle { status, first, stop, task }
+}
+
+struct LeaseExchange {
+    id: String,
+    prefix: String,
+    outage: Duration,
+    /// The store of the start.
+    store: ValkeySettings,
+    parts: ClusterParts,
+    scripts: [StoreScript; 3],
+    book: LeaseBook,
+    missed: MissedLimits,
+    /// Gateways that are there.
+    others: Vec<String>,
+    /// Time at which this gateway last told that it is there; absent = not on this connection.
+    announced: Option<Instant>,
+    /// The store's clock in milliseconds since 1970, and when it said so.
+    store_clock: Option<(Instant, i64)>,
+    /// Time of the last report of all limits; absent = the store may know nothing.
+    reported_all: Option<Instant>,
+    /// Whether the gateway drains and keeps no lease that it does not use.
+    is_leaving: bool,
+    status: Arc<Mutex<ClusterStatus>>,
+    first: Arc<Notify>,
+}
+
+impl LeaseExchange {
+    fn new(
+        settings: &ClusterSettings,
+        parts: ClusterParts,
+        (status, first): (&Arc<Mutex<ClusterStatus>>, &Arc<Notify>),
+    ) -> Self {
+        Self {
+            id: status.lock().id.clone(),
+            prefix: settings.prefix.clone(),
+            outage: settings.outage,
+            store: settings.valkey.clone(),
+            parts,
+            scripts: [StoreScript::leases(), StoreScript::members(), StoreScript::overrides()],
+            book: LeaseBook::default(),
+            missed: MissedLimits::default(),
+            others: Vec::new(),
+            announced: None,
+            store_clock: None,
+            reported_all: None,
+            is_leaving: false,
+            status: Arc::clone(status),
+            first: Arc::clone(first),
+        }
+    }
+
+    /// Connects again and again until stopped.
+    async fn run(mut self, stop: CancellationToken) {
+        let (mut pause, mut away) = (RETRY_PAUSES[0], None);
+        loop {
+            let connection = tokio::select! {
+                connection = self.connect() => connection,
+                () = stop.cancelled() => return,
+            };
+            let problem = match connection {
+                Ok(connection) => match self.serve(&connection, &stop, &mut away).await {
+                    Ok(()) => return,
+                    Err(problem) => problem,
+                },
+                Err(problem) => problem,
+            };
+            if away.is_none() {
+                pause = RETRY_PAUSES[0];
+            }
+            self.note_loss(problem, &mut away);
+            (self.announced, self.reported_all) = (None, None);
+            tokio::select! {
+                () = sleep(pause) => {}
+                () = stop.cancelled() => return,
+            }
+            pause = (pause * 2).min(RETRY_PAUSES[1]);
+        }
+    }
+
+    /// Tells operators that the store is away, and once that the leases have ended.
+    fn note_loss(&self, problem: String, away: &mut Option<Instant>) {
+        let telemetry = &self.parts.telemetry;
+        StoreLost { problem: &problem, first: away.is_none() }.emit(telemetry);
+        let since = *away.get_or_insert_with(Instant::now);
+        let mut status = self.status.lock();
+        status.problem = Some(problem);
+        if status.leases_end <= Instant::now() && !std::mem::replace(&mut status.leases_over, true) {
+            drop(status);
+            LeasesEnded { after: since.elapsed() }.emit(telemetry);
+        }
+    }
+
+    /// Connects to the store of the start, with the password and the certificates of the settings in
+    /// force. Another store needs a restart: two stores would hand out each limit twice.
+    async fn connect(&self) -> Result<StoreConnection, String> {
+        let settings = self.parts.settings.load_full();
+        let now = settings.cluster.as_ref().map_or(&self.store, |cluster| &cluster.valkey);
+        let ValkeySettings { host, port, database, .. } = self.store.clone();
+        StoreConnection::open(&ValkeySettings { host, port, database, ..now.clone() }).await
+    }
+
+    /// Reports until the connection fails, or the gateway leaves.
+    async fn serve(
+        &mut self,
+        connection: &StoreConnection,
+        stop: &CancellationToken,
+        away: &mut Option<Instant>,
+    ) -> Result<(), String> {
+        let mut due = Instant::now();
+        loop {
+            let (leaves, begun) = (stop.is_cancelled(), Instant::now());
+            if leaves || begun >= due {
+                due = begun + REPORT_INTERVAL;
+                self.share_overrides(connection).await?;
+                self.exchange(connection, leaves).await?;
+                self.note_answer(away);
+            } else {
+                let policy = Arc::clone(&self.parts.settings.load().policy);
+                self.learn_names(&policy);
+                if self.report(connection, &policy, &[], 0).await?.is_some() {
+                    self.note_answer(away);
+                }
+            }
+            if leaves {
+                return Ok(());
+            }
+            tokio::select! {
+                () = sleep_until(due) => {}
+                () = self.parts.dispatcher.lease_wanted() => sleep_until(begun + MIN_INTERVAL).await,
+                () = stop.cancelled() => {}
+            }
+        }
+    }
+
+    fn note_answer(&self, away: &mut Option<Instant>) {
+        if let Some(since) = away.take() {
+            StoreBack { after: since.elapsed() }.emit(&self.parts.telemetry);
+        }
+        let mut status = self.status.lock();
+        (status.problem, status.heard, status.leases_over) = (None, Instant::now(), false);
+        drop(status);
+        ClusterSeen { gateways: self.others.len() }.emit(&self.parts.telemetry);
+        self.first.notify_one();
+    }
+
+    /// Reports what has changed, and all limits where that is due, in parts.
+    async fn exchange(&mut self, connection: &StoreConnection, leaves: bool) -> Result<(), String> {
+        let policy = Arc::clone(&self.parts.settings.load().policy);
+        self.learn_names(&policy);
+        let mut wanted = if leaves { Vec::new() } else { self.announce(connection, false).await? };
+        let is_due =
+            leaves || self.reported_all.is_none_or(|reported| reported.elapsed() >= REPORT_ALL_INTERVAL);
+        let all: &[LimitRule] = if is_due { &policy.limits } else { &[] };
+        let mut parts = all.chunks(LIMITS_A_PART);
+        if is_due {
+            self.reported_all = Some(Instant::now());
+        }
+        let mut left = usize::MAX;
+        loop {
+            let part = parts.next();
+            wanted.extend(part.into_iter().flatten().map(|rule| rule.id));
+            left = self.report(connection, &policy, &wanted, left).await?.unwrap_or(0);
+            wanted.clear();
+            if left == 0 && part.is_none() {
+                break;
+            }
+            // A long report must not make the others take this gateway for lost.
+            if self.announced.is_none_or(|at| at.elapsed() >= REPORT_INTERVAL) {
+                wanted = self.announce(connection, false).await?;
+            }
+        }
+        if leaves {
+            // What was used is reported before the gateway is gone for the others.
+            self.announce(connection, true).await?;
+        }
+        Ok(())
+    }
+
+    /// Tells the others that this gateway is there. Returns the limits of which others miss something.
+    async fn announce(&mut self, connection: &StoreConnection, leaves: bool) -> Result<Vec<LimitId>, String> {
+        self.announced = Some(Instant::now());
+        let keys = ["", ":missed"].map(|name| format!("{}:v1:{{gateways}}{name}", self.prefix));
+        let missed = self.missed.take();
+        let told = self.told();
+        let mut values = vec![&*self.id, &*told, if leaves { "1" } else { "0" }];
+        values.extend(missed.iter().map(String::as_str));
+        let keys = [&*keys[0], &*keys[1]];
+        let answer = connection.run(&self.scripts[1], &keys, &values).await?;
+        let (known, ids, names, said, store_ms): MembersAnswer = answer;
+        self.store_clock = Some((Instant::now(), store_ms));
+        if known == 0 {
+            // The store has lost its data, or has taken this gateway for lost.
+            self.reported_all = None;
+        }
+        let members = ids.into_iter().zip(&said).map(|(id, said)| ClusterMember::read(id, said));
+        let mut members: Vec<ClusterMember> = members.collect();
+        members.sort_unstable_by(|one, other| one.id.cmp(&other.id));
+        self.others = members.iter().map(|member| member.id.clone()).collect();
+        self.status.lock().gateways = members;
+        let others = names.iter().filter(|name| !missed.contains(*name));
+        Ok(others.filter_map(|name| self.missed.id(name)).collect())
+    }
+
+    /// What this gateway tells of itself: words with spaces between them.
+    fn told(&self) -> String {
+        let (waiting, unfinished) = self.parts.dispatcher.job_counts();
+        let program = env!("CARGO_PKG_VERSION");
+        format!("{VERSION} {} {program} {waiting} {unfinished}", self.status.lock().name)
+    }
+
+    /// Tells the store which overrides operators have set and ended here, and brings those of others into
+    /// force.
+    async fn share_overrides(&self, connection: &StoreConnection) -> Result<(), String> {
+        let call = self.status.lock().overrides.call();
+        let key = format!("{}:v1:{{overrides}}", self.prefix);
+        let values: Vec<&str> = call.values.iter().map(String::as_str).collect();
+        let answer: Vec<String> = connection.run(&self.scripts[2], &[&*key], &values).await?;
+        let policy = Arc::clone(&self.parts.settings.load().policy);
+        let mut status = self.status.lock();
+        for heard in status.overrides.hear(&call, &answer, &policy).unwrap_or_default() {
+            self.bring_into_force(&heard, &policy);
+        }
+        Ok(())
+    }
+
+    fn bring_into_force(&self, heard: &HeardOverride, policy: &Policy) {
+        let HeardOverride { target, change, left, said } = heard;
+        let result = self.parts.dispatcher.override_with(|now| match *change {
+            None => Event::OverrideEnded(*target),
+            Some(change) => {
+                let until = left.map_or(Tick::NEVER, |left| now + left);
+                Event::Overridden(Override { change, until, reason: (&*said.reason).into() })
+            }
+        });
+        OverrideHeard {
+            who: &said.who,
+            gateway: &said.gateway,
+            gateway_name: &said.gateway_name,
+            verb: change.as_ref().map_or("end", |change| change.name()),
+            subject: target.name(policy),
+            lasts: change.and(*left),
+            reason: &said.reason,
+            requeued: result.requeued,
+        }
+        .emit(&self.parts.telemetry);
+    }
+
+    /// Reports one part of the limits, and takes over the leases that the answers grant. Returns how
+    /// many of those that had changed are left; `None` if there was nothing to report, and the store was not
+    /// asked.
+    async fn report(
+        &mut self,
+        connection: &StoreConnection,
+        policy: &Policy,
+        wanted: &[LimitId],
+        most: usize,
+    ) -> Result<Option<usize>, String> {
+        let LimitReports { reports, left, leaves } = self.parts.dispatcher.take_limit_use(wanted, most);
+        if leaves && !std::mem::replace(&mut self.is_leaving, true) {
+            self.reported_all = None;
+        }
+        let now = (self.parts.dispatcher.clock().now(), self.store_ms());
+        let mut calls: BTreeMap<String, Vec<LeaseCall>> = BTreeMap::new();
+        for report in &reports {
+            let Some(call) = self.book.call(report, (&self.prefix, policy), now) else { continue };
+            let tag = call.key.split_inclusive('}').next().unwrap_or_default().to_owned();
+            calls.entry(tag).or_default().push(call);
+        }
+        if calls.is_empty() && most == 0 {
+            return Ok(None);
+        }
+        let gateways = self.others.join(",");
+        let (id, script) = (&self.id, &self.scripts[0]);
+        let gateways = &gateways;
+        let answers = iter(calls.into_values()).map(|calls| async move {
+            let keys: Vec<&str> = calls.iter().map(|call| &*call.key).collect();
+            let mut values = vec![&**id, &**gateways];
+            values.extend(calls.iter().flat_map(|call| &call.values).map(String::as_str));
+            let answers: Vec<String> = connection.run(script, &keys, &values).await?;
+            Ok::<_, String>((calls, answers))
+        });
+        let answers: Vec<_> = answers.buffer_unordered(MAX_CALLS).collect().await;
+        let mut grants = Vec::with_capacity(reports.len());
+        for answer in answers {
+            let (calls, answers) = answer?;
+            for (call, answer) in calls.iter().zip(&answers) {
+                let Some(grant) = self.book.grant(call, answer) else { continue };
+                self.missed.note(grant.rule, call.misses(&grant), policy);
+                grants.push(grant);
+            }
+        }
+        self.lease(grants);
+        Ok(Some(left))
+    }
+
+    /// The store's time in milliseconds since 1970; before it has said it, that of this machine.
+    fn store_ms(&self) -> i64 {
+        match self.store_clock {
+            Some((at, store_ms)) => store_ms + at.elapsed().as_millis() as i64,
+            None => (wall::unix_seconds(wall::now()) * 1e3) as i64,
+        }
+    }
+
+    /// Passes leases on. Those in force hold until the store has been away for too long.
+    fn lease(&self, grants: Vec<LeaseGrant>) {
+        let dispatcher = &self.parts.dispatcher;
+        let until = dispatcher.clock().now() + self.outage;
+        self.status.lock().leases_end = Instant::now() + self.outage;
+        dispatcher.event(Event::LimitsLeased { grants, until });
+    }
+
+    fn learn_names(&mut self, policy: &Policy) {
+        if self.missed.learn(policy) {
+            self.book.retain(policy);
+        }
+    }
+}
+
+/// Name of this machine, or of its pod.
+fn machine_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let is_fit = |letter: &char| letter.is_ascii_alphanumeric() || "-_.".contains(*letter);
+    let name: String = name.chars().filter(is_fit).take(MAX_NAME).collect();
+    if name.is_empty() { "gateway".to_owned() } else { name }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::cluster::connection::{CONNECT_TIMEOUT, LEASES};
+    use crate::config::load::load_str_with;
+    use crate::config::secret::MachineSecrets;
+    use crate::dispatcher::Dispatcher;
+    use crate::dispatcher::clock::GatewayClock;
+    use crate::telemetry::Telemetry;
+
+    /// A report without limits asks the store nothing, and says nothing of it.
+    #[tokio::test]
+    async fn an_empty_report_is_no_answer() {
+        let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let text = format!(
+            "{{version: 1, auth: {{mode: off}}, cluster: {{valkey: {{url: 'redis://{}'}}}}, pools: {{p: {{engine: vllm, models: [m], replicas: ['http://127.0.0.1:9']}}}}}}",
+            silent.local_addr().unwrap()
+        );
+        let outcome = load_str_with(&text, "test", Path::new("."), None, &MachineSecrets);
+        let settings = outcome.loaded.unwrap_or_else(|| panic!("{}", outcome.report)).settings;
+        let (policy, cluster) = (Arc::clone(&settings.policy), settings.cluster.clone().unwrap());
+        let parts = ClusterParts {
+            dispatcher: Dispatcher::new(Arc::clone(&policy), GatewayClock::start(), mpsc::channel(1).0),
+            settings: Arc::new(arc_swap::ArcSwap::from_pointee(settings)),
+            telemetry: Telemetry::for_tests(),
+        };
+        let now = Instant::now();
+        let status = Arc::new(Mutex::new(ClusterStatus {
+            id: "a".to_owned(),
+            name: "one:8080".to_owned(),
+            problem: Some("it is away".to_owned()),
+            heard: now,
+            leases_end: now,
+            leases_over: false,
+            gateways: Vec::new(),
+            overrides: OverrideBook::default(),
+        }));
+        let mut exchange = LeaseExchange::new(&cluster, parts, (&status, &Arc::default()));
+        exchange.lease(Vec::new());
+        let connection = StoreConnection::open(&cluster.valkey).await.unwrap();
+        assert_eq!(exchange.report(&connection, &policy, &[], 0).await, Ok(None));
+        assert_eq!(exchange.announce(&connection, false).await.unwrap_err(), "timed out");
+        assert_eq!(status.lock().problem.as_deref(), Some("it is away"));
+    }
+
+    /// After the store has lost its data, no lease grows until all gateways have reported, those too that
+    /// were just about to try once more.
+    #[test]
+    fn all_gateways_are_back_before_a_lease_grows() {
+        let line = LEASES.lines().find_map(|line| line.strip_prefix("local GRACE = ")).unwrap();
+        let grace = line.split(' ').next().unwrap().parse().unwrap();
+        let back = RETRY_PAUSES[1] + CONNECT_TIMEOUT + REPORT_INTERVAL;
+        assert!(back + Duration::from_millis(250) <= Duration::from_millis(grace), "{back:?} of {grace} ms");
+    }
+}

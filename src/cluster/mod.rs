@@ -1,0 +1,15 @@
+//! Cluster: what several gateways share through Valkey or Redis. A background task owns the
+//! connection; requests never wait for it.
+
+mod connection;
+mod exchange;
+mod lease_book;
+mod missed;
+mod override_book;
+mod parts;
+
+pub use connection::{LEASES, MEMBERS, OVERRIDES};
+pub use exchange::{ClusterHandle, start};
+pub use lease_book::{LeaseBook, LeaseCall};
+pub use override_book::{OverrideBook, SharedOverride, target_name};
+pub use parts::{ClusterMember, ClusterParts, ClusterStatus};

@@ -1,0 +1,99 @@
+//! Parts of the exchange that its files share.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use tokio::time::Instant;
+
+use crate::cluster::override_book::{OverrideBook, SharedOverride};
+use crate::config::settings::Settings;
+use crate::dispatcher::Dispatcher;
+use crate::telemetry::Telemetry;
+
+/// What the exchange works with.
+#[derive(Debug, Clone)]
+pub struct ClusterParts {
+    pub dispatcher: Arc<Dispatcher>,
+    /// Settings in force; a new connection uses `cluster.valkey` as it is then.
+    pub settings: Arc<ArcSwap<Settings>>,
+    pub telemetry: Telemetry,
+}
+
+/// State of the exchange at one moment.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ClusterStatus {
+    /// Id of this gateway among the others.
+    pub id: String,
+    /// Its name for people: machine and port.
+    pub name: String,
+    /// Why the store is away; absent = it answers.
+    pub problem: Option<String>,
+    /// Time of the last answer, or of the start.
+    pub heard: Instant,
+    /// Time at which the leases end unless the store answers before.
+    pub leases_end: Instant,
+    /// Whether they have ended, and operators were told so.
+    pub(super) leases_over: bool,
+    /// All gateways, this one included, as of the last answer.
+    pub gateways: Vec<ClusterMember>,
+    /// Overrides that all gateways have.
+    pub overrides: OverrideBook,
+}
+
+impl ClusterStatus {
+    /// Has an override told to the others that an operator made at this gateway, or ended. The caller keeps
+    /// the lock while the scheduler hears of it, so that both hear of two in the same order.
+    pub fn share(&mut self, target: String, mut said: SharedOverride, lasts: Option<Duration>) {
+        (said.gateway, said.gateway_name) = (self.id.clone(), self.name.clone());
+        self.overrides.set(target, said, lasts);
+    }
+}
+
+/// A gateway, as it was last heard.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ClusterMember {
+    pub id: String,
+    /// Its name for people; empty = it runs a version that does not say it.
+    pub name: String,
+    /// Version of its program; empty likewise.
+    pub program: String,
+    /// Requests that wait there.
+    pub waiting: Option<u64>,
+    /// Requests that wait or run there.
+    pub unfinished: Option<u64>,
+    /// When it last reported.
+    pub heard: Instant,
+}
+
+impl ClusterMember {
+    /// A gateway by its id and the store's words: its age in milliseconds and the values that it tells.
+    pub(super) fn read(id: String, said: &str) -> Self {
+        let mut words = said.split(' ');
+        let age = words.next().and_then(|age| age.parse().ok()).unwrap_or(0);
+        let heard = Instant::now().checked_sub(Duration::from_millis(age)).unwrap_or_else(Instant::now);
+        let _version = words.next();
+        let mut text = || words.next().unwrap_or_default().to_owned();
+        let (name, program) = (text(), text());
+        let mut number = || words.next().and_then(|word| word.parse().ok());
+        Self { id, name, program, waiting: number(), unfinished: number(), heard }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn gateways_of_earlier_and_later_versions_are_read() {
+        tokio::time::advance(Duration::from_secs(60)).await;
+        let read = |said| ClusterMember::read("a".to_owned(), said);
+        let now = read("300 1 host:8080 0.1.0 3 12 and more");
+        assert_eq!((&*now.name, &*now.program), ("host:8080", "0.1.0"));
+        assert_eq!((now.waiting, now.unfinished), (Some(3), Some(12)));
+        assert_eq!(now.heard.elapsed(), Duration::from_millis(300));
+        let old = read("0 1");
+        assert_eq!((&*old.name, old.waiting), ("", None));
+        assert_eq!(read("").unfinished, None);
+    }
+}

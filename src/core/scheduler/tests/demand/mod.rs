@@ -1,0 +1,4 @@
+//! Tests of the demand for replicas.
+
+mod demand_reports;
+mod unmet;
