@@ -210,6 +210,8 @@ pub struct StreamRow {
     pub held: Option<DelayRow>,
     /// Streams that pause for a while, after any of their tokens.
     pub pauses: Option<DelayRow>,
+    /// Streams whose client does not read for a while, after any of their tokens.
+    pub unread: Option<DelayRow>,
     /// For a `pattern`: system prompts with which prompts begin; absent =
     /// prompts have nothing in common.
     pub system: Option<SystemRow>,

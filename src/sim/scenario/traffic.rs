@@ -70,8 +70,10 @@ pub(super) struct RequestTraits {
     pub(super) n: u32,
     /// Requests that their engine holds before queueing them.
     pub(super) held: Option<Delay>,
-    /// Streams that pause.
+    /// Streams whose engine pauses.
     pub(super) pauses: Option<Delay>,
+    /// Streams whose client stops reading.
+    pub(super) unread: Option<Delay>,
     /// Number of system prompts, and the tokens of each.
     pub(super) system: Option<(u32, u32)>,
 }
@@ -184,10 +186,13 @@ impl RequestTraits {
         let mut befalls = |share: f64| share > 0.0 && lot.unit() < share;
         let streams = !befalls(self.plain);
         let held = self.held.filter(|held| befalls(held.share)).map_or(Duration::ZERO, |held| held.lasts);
-        let pauses = self.pauses.filter(|pauses| befalls(pauses.share));
-        let pause = pauses.map(|Delay { lasts, .. }| Pause {
+        let mut befallen = |delay: Option<Delay>| delay.filter(|delay| befalls(delay.share));
+        let by_engine = befallen(self.pauses);
+        let delay = by_engine.or(befallen(self.unread));
+        let pause = delay.map(|Delay { lasts, .. }| Pause {
             after: 1 + lot.below(u64::from(arrival.output.saturating_sub(1))) as u32,
             lasts,
+            by_client: by_engine.is_none(),
         });
         let arrival = Arrival { streams, n: self.n, held, pause, ..arrival };
         match self.system {

@@ -46,14 +46,16 @@ pub struct Arrival {
     pub pause: Option<Pause>,
 }
 
-/// A pause in a stream while its engine goes on, as for a tool call that is
-/// sent only when it is whole.
+/// A pause in a stream while its engine goes on: a tool call that is sent only
+/// when it is whole, or a client that does not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pause {
     /// Number of the last token before the pause, at least 1.
     pub after: u32,
     /// Length of the pause; all held-back tokens come at its end.
     pub lasts: Duration,
+    /// Whether the client does not read. Otherwise the engine sends nothing.
+    pub by_client: bool,
 }
 
 /// Tokens of one hash in [`Arrival::prefix`].

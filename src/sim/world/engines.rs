@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::sim::engine::{EngineEvent, EngineEventKind};
 use crate::sim::world::event::{EngineReply, WorldEvent};
+use crate::sim::world::exchange::is_held_back;
 use crate::sim::world::replica::WorldFaultKind;
 use crate::sim::world::router::{Input, JobIndex, ReplicaIndex};
 use crate::sim::world::run::{ITL_PERIOD, World};
@@ -73,9 +74,10 @@ impl World<'_> {
                 self.notify_router(gateway, Input::FirstToken { job, replica });
             }
         } else if arrival.streams && arrival.n <= 1 {
-            let pace = &mut self.itl_samples[gateway * self.setup.replicas.len() + replica];
-            pace.gaps += u64::from(tokens);
-            pace.total += gap;
+            self.stream_reports.note_gap(gateway, replica, tokens, gap);
+        }
+        if arrival.streams {
+            self.stream_reports.note_bytes(gateway, replica);
         }
         let state = &self.jobs[job];
         if state.at != Some(replica) || state.attempt != attempt {
@@ -83,7 +85,7 @@ impl World<'_> {
         }
         match arrival.pause.filter(|pause| arrival.streams && pause.after == state.tokens) {
             _ if state.ended_choices >= arrival.n.max(1) => self.finish(job, replica),
-            Some(pause) => self.pause_stream(job, pause.lasts),
+            Some(pause) => self.pause_stream(job, replica, pause),
             None => {}
         }
     }
@@ -151,14 +153,11 @@ impl World<'_> {
         }
     }
 
-    pub(super) fn report_itl(&mut self) {
+    pub(super) fn report_streams(&mut self) {
         self.schedule(self.now + ITL_PERIOD, WorldEvent::ItlDue);
-        let engines = self.setup.replicas.len();
-        for index in 0..self.itl_samples.len() {
-            let pace = std::mem::take(&mut self.itl_samples[index]);
-            if pace.gaps > 0 {
-                self.notify_router(index / engines, Input::ItlSampled { replica: index % engines, pace });
-            }
+        let is_unread = |request, replica| is_held_back(&self.jobs, request, replica);
+        for (gateway, input) in self.stream_reports.take(is_unread) {
+            self.notify_router(gateway, input);
         }
     }
 }

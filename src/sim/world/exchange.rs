@@ -10,6 +10,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::sim::engine::{EngineRequest, RequestId};
+use crate::sim::world::arrival::Pause;
 pub(super) use crate::sim::world::event::{EngineReply, ExchangeStep, WorldEvent};
 use crate::sim::world::router::{Input, JobIndex, ReplicaIndex};
 use crate::sim::world::run::{World, WorldJob};
@@ -17,6 +18,13 @@ use crate::sim::world::run::{World, WorldJob};
 /// The job of an attempt, and the attempt's number.
 const fn job_of(request: RequestId) -> (JobIndex, u32) {
     (request as u32 as JobIndex, (request >> 32) as u32)
+}
+
+/// Whether tokens of the attempt at the replica are held back.
+pub(super) fn is_held_back(jobs: &[WorldJob], request: RequestId, replica: ReplicaIndex) -> bool {
+    let (job, attempt) = job_of(request);
+    let state = &jobs[job];
+    state.at == Some(replica) && state.attempt == attempt && state.held_back.is_some()
 }
 
 impl WorldJob {
@@ -157,11 +165,14 @@ impl World<'_> {
         }
     }
 
-    /// Pauses the job's stream for `lasts`.
-    pub(super) fn pause_stream(&mut self, job: JobIndex, lasts: Duration) {
+    /// Pauses the job's stream.
+    pub(super) fn pause_stream(&mut self, job: JobIndex, replica: ReplicaIndex, pause: Pause) {
         self.jobs[job].held_back = Some(0);
-        let step = ExchangeStep::StreamResumes(self.attempt_id(job));
-        self.schedule(self.now + lasts, WorldEvent::Exchange(step));
+        let request = self.attempt_id(job);
+        if pause.by_client {
+            self.stream_reports.note_unread(usize::from(self.jobs[job].gateway), replica, request);
+        }
+        self.schedule(self.now + pause.lasts, WorldEvent::Exchange(ExchangeStep::StreamResumes(request)));
     }
 
     fn is_at(&self, request: RequestId, replica: ReplicaIndex) -> bool {

@@ -157,6 +157,10 @@ impl SimGateway {
             Input::ItlSampled { replica, pace } => {
                 Event::ItlSampled { replica: ReplicaId::from(replica), sample: pace }
             }
+            Input::BytesReceived { replica } => Event::BytesReceived { replica: ReplicaId::from(replica) },
+            Input::StreamsPaused { replica, streams } => {
+                Event::StreamsPaused { replica: ReplicaId::from(replica), streams }
+            }
             Input::Reported { replica, report } => {
                 Event::ReplicaReported { replica: ReplicaId::from(replica), report }
             }
@@ -218,6 +222,9 @@ impl SimGateway {
                 }
                 Action::Replica(ReplicaAction::Probe { replica }) => {
                     Some(RouterCommand::Probe { replica: replica.index() })
+                }
+                Action::Replica(ReplicaAction::Scrape { replica }) => {
+                    Some(RouterCommand::Scrape { replica: replica.index() })
                 }
                 // The simulated gateway does not continue broken streams.
                 Action::Job(

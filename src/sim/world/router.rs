@@ -39,6 +39,10 @@ pub enum Input<'a> {
     },
     /// Gaps between tokens since the last such input.
     ItlSampled { replica: ReplicaIndex, pace: ItlSample },
+    /// Tokens of streams came since the last such input, and no gap between two of them is known.
+    BytesReceived { replica: ReplicaIndex },
+    /// The number of streams that wait for their clients has changed.
+    StreamsPaused { replica: ReplicaIndex, streams: u32 },
     /// A scrape.
     Reported { replica: ReplicaIndex, report: ReplicaReport },
     /// The answer to a probe.
@@ -103,6 +107,8 @@ pub enum RouterCommand {
     Preempt { job: JobIndex },
     /// Ask an engine whether it is there.
     Probe { replica: ReplicaIndex },
+    /// Scrape an engine now, where engines are scraped at all; answered by [`Input::Reported`].
+    Scrape { replica: ReplicaIndex },
     /// Ask an engine for its load, answered by [`Input::Polled`].
     Poll { replica: ReplicaIndex },
 }

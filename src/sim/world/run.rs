@@ -6,7 +6,6 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::core::autoscale::replica_demand::ReplicaDemand;
-use crate::core::model::event::ItlSample;
 use crate::core::model::time::Tick;
 use crate::sim::engine::EngineEvent;
 use crate::sim::world::arrival::Arrival;
@@ -17,8 +16,9 @@ use crate::sim::world::record::WorldRecord;
 use crate::sim::world::replica::WorldReplica;
 use crate::sim::world::router::{Input, ReplicaIndex, Router, RouterCommand};
 use crate::sim::world::setup::Setup;
+use crate::sim::world::stream_reports::StreamReports;
 
-/// Period at which routers are told the ITL of streams.
+/// Period at which routers are told of their streams.
 pub const ITL_PERIOD: Duration = Duration::from_millis(100);
 
 /// Time after which a refused client comes back when the refusal names no time.
@@ -77,8 +77,7 @@ pub(super) struct World<'a> {
     pub(super) replicas: Vec<WorldReplica>,
     pub(super) jobs: Vec<WorldJob>,
     pub(super) records: Vec<WorldRecord>,
-    /// ITL samples per router and replica.
-    pub(super) itl_samples: Vec<ItlSample>,
+    pub(super) stream_reports: StreamReports,
     pub(super) queue: EventQueue,
     /// The wake that each router has in the heap.
     wakes: Vec<Option<Tick>>,
@@ -144,7 +143,7 @@ impl<'a> World<'a> {
             replicas: setup.replicas.iter().map(WorldReplica::new).collect(),
             jobs: (0..setup.arrivals.len()).map(job).collect(),
             records: setup.arrivals.iter().map(record).collect(),
-            itl_samples: vec![ItlSample::default(); gateways * engines],
+            stream_reports: StreamReports::new(gateways, engines),
             queue: EventQueue::default(),
             wakes: vec![None; gateways],
             commands: Vec::new(),
@@ -200,7 +199,7 @@ impl<'a> World<'a> {
                 self.start(replica);
             }
             WorldEvent::Scrape(replica) => self.scrape(replica),
-            WorldEvent::ItlDue => self.report_itl(),
+            WorldEvent::ItlDue => self.report_streams(),
             WorldEvent::Beat(beat) => self.beat(beat),
             WorldEvent::Wake(gateway) => {
                 if self.wakes[gateway].is_some_and(|at| at <= self.now) {
@@ -277,6 +276,10 @@ impl<'a> World<'a> {
             }
             RouterCommand::Probe { replica } => {
                 Some(Input::Probed { replica, alive: self.is_reachable(replica) })
+            }
+            RouterCommand::Scrape { replica } => {
+                let reads = self.setup.scrape.is_some() && self.is_reachable(replica);
+                reads.then(|| Input::Reported { replica, report: self.replicas[replica].report() })
             }
             RouterCommand::Poll { replica } => {
                 let engine = &self.replicas[replica];

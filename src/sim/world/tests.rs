@@ -200,6 +200,8 @@ fn choices_are_one_request_and_have_no_pace() {
     assert_eq!(told(&log, 0), ["arrived", "first token", "finished"]);
     let events = log.lock();
     assert!(!events.iter().any(|(_, event, _)| matches!(event, Event::ItlSampled { .. })));
+    let heard = events.iter().filter(|(_, event, _)| matches!(event, Event::BytesReceived { .. })).count();
+    assert!(heard > 0, "its tokens are heard");
     let used = events.iter().find_map(|(_, event, _)| match event {
         Event::Finished { outcome: Ended::Done(JobUsage::Exact(tokens)), .. } => Some(tokens.output),
         _ => None,
@@ -211,7 +213,7 @@ fn choices_are_one_request_and_have_no_pace() {
 fn a_silent_stream_says_all_at_once_when_it_goes_on() {
     let lasts = Duration::from_secs(3);
     let (whole, _) = alone(|_| {});
-    let (paused, log) = alone(|setup| setup.arrivals[0].pause = Some(Pause { after: 5, lasts }));
+    let (paused, log) = alone(|setup| setup.arrivals[0].pause = Some(Pause { after: 5, lasts, by_client: false }));
     assert_eq!(paused.ttft, whole.ttft);
     assert!(lasted(&paused) > lasts && lasted(&paused) < lasts + lasted(&whole));
     let events = log.lock();
@@ -220,6 +222,24 @@ fn a_silent_stream_says_all_at_once_when_it_goes_on() {
         _ => 0,
     });
     assert_eq!(gaps.sum::<u64>(), 4, "of the burst at its end nobody is told any more");
+}
+
+#[test]
+fn a_client_that_does_not_read_is_told_of_and_its_engine_is_not_blamed() {
+    let lasts = Duration::from_secs(30);
+    let (record, log) =
+        alone(|setup| setup.arrivals[0].pause = Some(Pause { after: 5, lasts, by_client: true }));
+    assert_eq!((record.attempts, record.served()), (1, true));
+    assert!(lasted(&record) > lasts);
+    let events = log.lock();
+    let told: Vec<u32> = events
+        .iter()
+        .filter_map(|(_, event, _)| match event {
+            Event::StreamsPaused { streams, .. } => Some(*streams),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(told, [1], "the stream has ended before it could be told that it goes on");
 }
 
 #[test]

@@ -398,6 +398,7 @@ fn traits(row: &file::StreamRow) -> Result<RequestTraits, String> {
         n,
         held: delay("held", row.held)?,
         pauses: delay("pauses", row.pauses)?,
+        unread: delay("unread", row.unread)?,
         system: row.system.map(|system| (system.prompts, system.tokens)),
     })
 }

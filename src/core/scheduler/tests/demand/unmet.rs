@@ -127,7 +127,9 @@ fn what_waits_in_a_closed_loop_is_demand() {
         assert!(calm.iter().all(|(desired, ..)| *desired == Some(1)), "{plain} {calm:?}");
         let mut many = Loop::new(120, 60, true, plain);
         let seen = end(&mut many);
-        // Plain answers that end together are told that they would wait too long, though they would not.
+        // Clients whose plain answers end together come back together and are in time. They take three
+        // of four turns of a class with this `max_wait`, so that late ones are refused early: rule 3
+        // of `docs/decisions/027-late-jobs.md`.
         assert!(plain || many.refused == 0, "{}", many.refused);
         assert!(seen.iter().all(|(desired, _, ready)| *desired > Some(*ready)), "{plain} {seen:?}");
     }
