@@ -12,7 +12,7 @@ import urllib.error
 
 import pytest
 import yaml
-from conftest import BIN, ROOT, free_ports, get, run, wait_until
+from conftest import BIN, BIN_DIR, ROOT, free_ports, get, run, wait_until
 
 COMPOSE = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())
 OURS = {name: row for name, row in COMPOSE["services"].items() if row["image"].startswith("penstock")}
@@ -213,16 +213,58 @@ def test_the_image_is_built_for_each_architecture(tmp_path, build, target, tripl
         tool.chmod(0o755)
     where = {"BUILDARCH": build, "TARGETARCH": target, "PATH": f"{tools}:/usr/bin:/bin"}
     script = ROOT / "docker" / "cross.sh"
-    for step in ("setup", f"build {tmp_path}/out/penstock"):
+    steps = ["setup", f"build {tmp_path}/out/penstock"]
+    if build != target:
+        steps.insert(1, f"profile {tmp_path}/none")
+    for step in steps:
         done = subprocess.run(["sh", "-c", f"sh {script} {step}"], cwd=tmp_path, env=where, text=True, capture_output=True, check=False)
         assert done.returncode == 0, done.stderr
     told = (tmp_path / "told").read_text()
     assert f"cargo auditable build --locked --profile dist --target {triple} -p penstock" in told
     assert (f"rustup target add {triple}" in told) == (build != target)
     assert (tmp_path / "out" / "penstock").read_text() == "program\n"
+    assert "profile-" not in told and not (tmp_path / "none").exists()
     set_up = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines() if "=" in line)
     assert set_up.get(f"CC_{triple.replace('-', '_')}") == compiler
     assert set_up.get(f"CARGO_TARGET_{triple.replace('-', '_').upper()}_LINKER") == compiler
+
+
+def test_the_image_is_built_for_what_runs_often(tmp_path):
+    """The profile's steps: counters in the program, load, one file, which the build then reads."""
+    tools, sysroot = tmp_path / "tools", tmp_path / "sysroot" / "lib" / "rustlib" / "x86_64-unknown-linux-gnu" / "bin"
+    for folder in (tools, sysroot, tmp_path / "docker"):
+        folder.mkdir(parents=True)
+    note = f'echo "$(basename $0) $* $RUSTFLAGS" >>{tmp_path}/told'
+    made = "mkdir -p target/x86_64-unknown-linux-gnu/dist && echo program >target/x86_64-unknown-linux-gnu/dist/penstock"
+    (tools / "cargo").write_text(f"#!/bin/sh\n{note}\n{made}\n")
+    (tools / "rustc").write_text(f"#!/bin/sh\necho {tmp_path}/sysroot\n")
+    (sysroot / "llvm-profdata").write_text(f'#!/bin/sh\n{note}\necho counts >"$3"\n')
+    (tmp_path / "docker" / "train.sh").write_text(f"{note}\n")
+    for tool in (*tools.iterdir(), *sysroot.iterdir()):
+        tool.chmod(0o755)
+    where = {"BUILDARCH": "amd64", "TARGETARCH": "amd64", "PATH": f"{tools}:/usr/bin:/bin"}
+    profile = tmp_path / "out" / "penstock.profdata"
+    for step, more in ((f"profile {profile}", {}), (f"build {tmp_path}/out/penstock", {"PENSTOCK_PROFILE": str(profile)})):
+        command = f"sh {ROOT / 'docker' / 'cross.sh'} {step}"
+        done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=where | more, text=True, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr
+    counters, loads, trained, merged, built = (tmp_path / "told").read_text().splitlines()
+    folder = re.search(r"-Cprofile-generate=(\S+)", counters).group(1)
+    in_common = "cargo auditable build --locked --profile dist --target x86_64-unknown-linux-gnu"
+    assert counters.startswith(f"{in_common} --target-dir target/profile -p penstock ") and "-p penstock-loadtest" in loads
+    assert trained.split()[1:4] == ["target/profile/x86_64-unknown-linux-gnu/dist/penstock", "target/release/loadtest", folder]
+    assert merged.split()[1:] == ["merge", "-o", str(profile), folder] and profile.read_text() == "counts\n"
+    assert built.startswith(f"{in_common} -p penstock ") and built.endswith(f"-Cprofile-use={profile}")
+
+
+def test_the_training_run_serves_its_load(tmp_path):
+    """docker/train.sh with a program that counts nothing."""
+    script = ROOT / "docker" / "train.sh"
+    environment = os.environ | {"TRAIN_ROWS": "steady,streams64", "TRAIN_PORT": "19480"}
+    command = ["sh", script, BIN, BIN_DIR / "loadtest", tmp_path / "raw"]
+    done = subprocess.run(command, env=environment, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert re.search(r"CPU µs/chunk, 64 streams +\|.*\| [1-9]", done.stdout), done.stdout
 
 
 def test_the_image_gets_what_its_steps_name():
@@ -231,7 +273,8 @@ def test_the_image_gets_what_its_steps_name():
     assert re.findall(r"^ARG (\w+_IMAGE)=\S+$", DOCKERFILE, re.M) == ["RUST_IMAGE", "BASE_IMAGE"]
     assert re.findall(r"^FROM (?:--platform=\$BUILDPLATFORM )?\$\{(\w+)\}", DOCKERFILE, re.M) == ["RUST_IMAGE", "BASE_IMAGE"]
     assert re.search(r"^USER [1-9]\d+:[1-9]\d+$", DOCKERFILE, re.M)
-    assert "!docker/cross.sh" in (ROOT / "docker" / "Dockerfile.dockerignore").read_text().splitlines()
+    context = (ROOT / "docker" / "Dockerfile.dockerignore").read_text().splitlines()
+    assert {"!docker/cross.sh", "!docker/train.sh"} <= set(context)
     released = (ROOT / "docs" / "operations" / "release.md").read_text()
     assert "RUST_IMAGE" in released and "BASE_IMAGE" in released
 
