@@ -309,8 +309,13 @@ impl ReplicaState {
     }
 
     /// Nanoseconds of a step in which each of its sequences gets a token.
+    ///
+    /// The speed factor comes from first tokens. Where an engine or the way to it adds a fixed time
+    /// to each of them, the factor is too large for a step, so that measured gaps between tokens count
+    /// as well: `docs/decisions/087-step-times-from-gaps.md`.
     pub(super) fn decode_step(&self) -> f64 {
-        step_time::decode_step(&self.ledger) as f64 * self.speed.factor
+        let factor = self.limits.itl.slowness().map_or(self.speed.factor, |slow| slow.min(self.speed.factor));
+        step_time::decode_step(&self.ledger) as f64 * factor
     }
 
     pub(super) fn ttft_model(&self) -> TtftModel {
