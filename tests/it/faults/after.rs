@@ -19,7 +19,7 @@ const AT_ONCE: usize = 12;
 /// Enough that a fault told of at the first token comes long before the last.
 const TOKENS: u32 = 60;
 /// Tokens before a fault of a single request.
-const FEW: u32 = 3;
+const FEW: u32 = 40;
 /// For engines that say nothing; others may be as slow as the machine is.
 const LIMITS: &str = "upstream: {stream_idle_timeout: 1500ms}\n";
 

@@ -18,7 +18,12 @@ use super::reply::End;
 use super::setup::{Rig, Setup, chat, engine};
 use crate::support::gateway::{TENANT, until};
 
+/// For the engine that says nothing; others may be as slow as the machine is.
 const LIMITS: &str = "upstream: {first_token_timeout: 4s, stream_idle_timeout: 2s}\n";
+/// Tokens of the stream that runs, of 2.5 ms each: enough that the others come while it does.
+const RUNNING: u32 = 8_000;
+/// Its tokens where it is waited for.
+const RUNNING_TO_ITS_END: u32 = 2_000;
 
 /// How an engine ends, what becomes of its running stream, and of what waits
 /// inside.
@@ -34,7 +39,7 @@ const fn case(end: Terminate, running: Option<&'static str>, waiting: &'static [
 
 const CASES: [Case; 6] = [
     case(Terminate::Sigterm, Some("aborted"), &["aborted"]),
-    case(Terminate::Drain { grace_ms: 20_000 }, None, &[]),
+    case(Terminate::Drain { grace_ms: 60_000 }, None, &[]),
     case(Terminate::KillEngine, Some("error_event"), &["error_event", "server_error"]),
     case(Terminate::KillServer, Some("reset"), &["reset"]),
     case(Terminate::Hang, Some("silent"), &["silent"]),
@@ -47,14 +52,15 @@ async fn run(Case { end, running, waiting }: Case) {
     let rig = Rig::start(Setup {
         engines: vec![one_at_a_time, engine()],
         pool: "max_seqs: 16",
-        yaml: LIMITS.into(),
+        yaml: if waiting.contains(&"silent") { LIMITS } else { "" }.into(),
         ..Setup::default()
     });
     let rig = Arc::new(rig.await);
     // The other engine is not there at first.
     let (control, other) = (rig.engine(0), rig.engine(1));
     other.add(FaultKind::Refuse).unwrap();
-    let mut long = rig.open("/v1/chat/completions", &chat(150, true)).await;
+    let tokens = if running.is_none() { RUNNING_TO_ITS_END } else { RUNNING };
+    let mut long = rig.open("/v1/chat/completions", &chat(tokens, true)).await;
     long.until("\"content\":\"").await;
     let mut held = JoinSet::new();
     for (path, body) in calls() {
