@@ -4,7 +4,7 @@ use std::path::Path;
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
-use http::{HeaderMap, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::{InferenceRequest, read};
 use crate::auth::Identity;
@@ -44,7 +44,18 @@ impl World {
         tenant: &str,
         key: Option<&str>,
         tier: &str,
-        header: Option<&str>,
+        header: Option<&'static str>,
+    ) -> Result<Box<InferenceRequest>, ApiError> {
+        let headers = header.map(|name| ("x-penstock-class", name));
+        self.read_with(tenant, key, tier, headers)
+    }
+
+    fn read_with(
+        &self,
+        tenant: &str,
+        key: Option<&str>,
+        tier: &str,
+        more: impl IntoIterator<Item = (&'static str, &'static str)>,
     ) -> Result<Box<InferenceRequest>, ApiError> {
         let policy = &self.settings.policy;
         let tenant: TenantId = policy.tenants.id(tenant).unwrap();
@@ -53,9 +64,10 @@ impl World {
         let identity = Identity { tenant, key_id: None, grant };
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        if let Some(name) = header {
-            headers.insert("x-penstock-class", HeaderValue::try_from(name).unwrap());
-        }
+        headers.extend(
+            more.into_iter()
+                .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))),
+        );
         let body = Bytes::from(format!(r#"{{"model":"m","messages":[],"service_tier":{tier}}}"#));
         let body = RequestBody::for_test(tenant, body);
         read(&self.settings, &identity, Api::Chat, &headers, body, (JobId::new(1), Tick::ZERO))
@@ -93,6 +105,17 @@ fn a_tier_that_the_tenant_may_not_have_falls_back_to_the_key_and_then_the_tenant
     assert_eq!(world.class("quick", Some("standard"), r#""flex""#), "standard");
     assert_eq!(world.class("every", Some("interactive"), r#""auto""#), "interactive");
     assert_eq!(world.class("every", Some("interactive"), r#""flex""#), "batch");
+}
+
+#[test]
+fn a_client_is_answered_some_time_before_it_gives_up() {
+    let world = World::new();
+    for (announced, patience) in [("4", 3_800), ("600", 599_500)] {
+        let header = [("x-stainless-read-timeout", announced)];
+        let request = world.read_with("every", None, "null", header).unwrap();
+        assert_eq!(request.patience, Tick::from_millis(patience));
+        assert!(request.deadline <= request.patience);
+    }
 }
 
 fn completion(file: &str, body: String) -> Result<Box<InferenceRequest>, ApiError> {

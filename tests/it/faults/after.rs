@@ -22,7 +22,7 @@ const TOKENS: u32 = 60;
 /// comes before the last on a machine that is busy otherwise, too.
 const MANY: u32 = 1_000;
 /// Tokens before a fault of a single request.
-const FEW: u32 = 3;
+const FEW: u32 = 40;
 /// For engines that say nothing; others may be as slow as the machine is.
 const LIMITS: &str = "upstream: {stream_idle_timeout: 1500ms}\n";
 

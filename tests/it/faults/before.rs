@@ -7,7 +7,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use super::reply::{End, Reply};
-use super::setup::{MODEL, Rig, Setup, chat, engine, tgi};
+use super::setup::{MODEL, Rig, Setup, chat, engine, patient, tgi};
 use super::table::{Effect, Row, TABLE, What};
 use crate::support::gateway::until;
 
@@ -18,6 +18,8 @@ const TOKENS: u32 = 8;
 /// For engines that say nothing. A machine that is slow enough makes good ones
 /// say nothing, too: that may cost tries, and still nobody sees it.
 const LIMITS: &str = "upstream: {first_token_timeout: 2500ms}\n";
+/// For connections that are used again, however long the machine takes between two calls.
+const KEPT: &str = "upstream: {keep_alive: 4m}\n";
 
 /// A call in one of the protocols, plain or as a stream.
 pub(super) fn calls() -> Vec<(&'static str, Value)> {
@@ -75,13 +77,13 @@ pub(super) fn assert_good(path: &str, reply: &Reply) {
 
 /// Engine 0 goes wrong while (or before) eight calls come, then eight more.
 async fn run(row: Row, is_tgi: bool) {
-    let one = || if is_tgi { tgi() } else { engine() };
+    let one = || patient(if is_tgi { tgi() } else { engine() });
     let calls = || if is_tgi { tgi_calls() } else { calls() };
     let rig = Rig::start(Setup {
         engines: vec![one(), one()],
         pool: "max_seqs: 8\nscrape_interval: 100ms",
         retry: if row.before.is_silence() { "max_attempts: 20" } else { "" }.into(),
-        yaml: if row.before.is_silence() { LIMITS } else { "" }.into(),
+        yaml: if row.before.is_silence() { LIMITS } else { KEPT }.into(),
         ..Setup::default()
     });
     let rig = Arc::new(rig.await);

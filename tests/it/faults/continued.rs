@@ -1,7 +1,9 @@
 //! Continuations: streams that break after their first token and go on at another engine. The
 //! client sees one stream, the same as without the fault.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use penstock::sim::faults::{Fault, FaultKind};
@@ -16,10 +18,56 @@ use crate::support::gateway::until;
 
 const CHAT: &str = "/v1/chat/completions";
 const TOKENS: u32 = 40;
+/// Tokens of a stream that never comes to its end: 20 s of them at a slow engine.
+const MANY: u32 = 4_000;
 
 /// A few milliseconds for each token, so that there is time for a fault.
 fn slow() -> SimOptions {
     SimOptions { speed: 0.1, mean_output_tokens: 60, ..engine() }
+}
+
+/// Streams that run at the same time.
+struct Streams {
+    replies: JoinSet<(u32, Reply)>,
+    /// How many of them have a token.
+    begun: Arc<AtomicU32>,
+}
+
+impl Streams {
+    /// Sends the requests to engines that are slowed down until their faults are cleared: no stream
+    /// ends before.
+    fn held(rig: &Arc<Rig>, bodies: impl IntoIterator<Item = Value>) -> Self {
+        for engine in 0..2 {
+            rig.engine(engine).add(FaultKind::Slow { factor: 20.0 }).unwrap();
+        }
+        Self::of(rig, bodies)
+    }
+
+    fn of(rig: &Arc<Rig>, bodies: impl IntoIterator<Item = Value>) -> Self {
+        let (mut replies, begun) = (JoinSet::new(), Arc::<AtomicU32>::default());
+        for (number, body) in (0..).zip(bodies) {
+            let (rig, begun) = (Arc::clone(rig), Arc::clone(&begun));
+            replies.spawn(async move {
+                let mut open = rig.open(CHAT, &body).await;
+                open.until("\"content\":\" ").await;
+                begun.fetch_add(1, Ordering::Relaxed);
+                (number, open.finish().await)
+            });
+        }
+        Self { replies, begun }
+    }
+
+    /// Waits until so many have a token, and each engine runs some of them.
+    async fn have_begun(&self, rig: &Rig, count: u32) {
+        until("they have a token", || self.begun.load(Ordering::Relaxed) == count).await;
+        assert!(rig.snapshot().replicas.iter().all(|replica| replica.running > 0));
+    }
+
+    /// The answers, by the numbers of the requests.
+    async fn seen(self) -> BTreeMap<u32, Seen> {
+        let replies = self.replies.join_all().await;
+        replies.into_iter().map(|(number, reply)| (number, seen(&reply))).collect()
+    }
 }
 
 async fn rig(engines: Vec<SimOptions>, yaml: &str) -> Rig {
@@ -101,6 +149,7 @@ async fn the_client_sees_the_stream_that_it_would_have_seen() {
 async fn broken_in_every_way(path: &'static str, body: Value) {
     // Each fault may eject its engine.
     let health = "health: {probe_min: 20ms, probe_max: 50ms, slow_start: 10ms}\n";
+    let engine = || SimOptions { speed: 0.2, mean_output_tokens: 60, ..engine() };
     let rig = rig(vec![engine(), engine()], health).await;
     let cut = |after_tokens| FaultKind::Cut { after_tokens };
     let faults = [
@@ -156,33 +205,21 @@ async fn all_streams_of_an_engine_that_dies_go_on() {
             body["stream_options"] = json!({"include_usage": true});
             body
         };
-        let mut streams = JoinSet::new();
-        for number in 0..24 {
-            let rig = Arc::clone(&rig);
-            streams.spawn(async move { (number, rig.post(CHAT, &body(number)).await) });
-        }
-        until("all places are taken and have a token", || {
-            rig.snapshot().replicas.iter().all(|replica| replica.running == 8 && replica.prefill_tokens == 0)
-        })
-        .await;
+        let streams = Streams::held(&rig, (0..24).map(body));
+        streams.have_begun(&rig, 16).await;
         rig.engine(0).terminate(end);
-        let mut texts = Vec::new();
-        while let Some(stream) = streams.join_next().await {
-            let (number, reply) = stream.unwrap();
-            texts.push((number, seen(&reply)));
-        }
+        (0..2).for_each(|engine| rig.engine(engine).clear());
+        let texts = streams.seen().await;
         rig.settled().await;
         assert!(rig.metric("penstock_continuations_total").await >= 8.0, "{end:?}");
         assert_eq!(rig.metric("penstock_streams_broken_total").await, 0.0);
-        for (number, broken) in texts {
-            assert_eq!(broken, seen(&rig.post(CHAT, &body(number)).await), "{end:?} {number}");
-        }
+        assert_eq!(texts, Streams::of(&rig, (0..24).map(body)).seen().await, "{end:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_engine_is_left() {
-    let rig = rig(vec![slow(), slow()], "upstream: {stream_idle_timeout: 1s}\n").await;
+    let rig = rig(vec![slow(), slow()], "upstream: {stream_idle_timeout: 2s}\n").await;
     let whole = seen(&rig.post(CHAT, &chat(TOKENS, true)).await);
     for engine in 0..2 {
         rig.engine(engine)
@@ -197,7 +234,6 @@ async fn a_silent_engine_is_left() {
 /// long before their own patience ends.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_streams_of_an_engine_that_freezes_go_on_within_seconds() {
-    // Streams that would take a minute at this pace, if nobody moved them.
     let engines = || vec![slow(), slow()];
     let rig = Arc::new(rig(engines(), "").await);
     let body = |number: u32| {
@@ -211,60 +247,36 @@ async fn the_streams_of_an_engine_that_freezes_go_on_within_seconds() {
     for number in 0..2 {
         rig.post(CHAT, &body(number)).await;
     }
-    let mut streams = JoinSet::new();
-    for number in 0..12 {
-        let rig = Arc::clone(&rig);
-        streams.spawn(async move { (number, rig.post(CHAT, &body(number)).await) });
-    }
-    until("all have a token", || {
-        let replicas = rig.snapshot().replicas;
-        replicas.iter().map(|replica| replica.running).sum::<u32>() == 12
-            && replicas.iter().all(|replica| replica.prefill_tokens == 0)
-    })
-    .await;
+    let streams = Streams::held(&rig, (0..12).map(body));
+    streams.have_begun(&rig, 12).await;
     rig.engine(0).add(FaultKind::Freeze).unwrap();
+    rig.engine(1).clear();
     let begun = tokio::time::Instant::now();
-    let mut texts = Vec::new();
-    while let Some(stream) = streams.join_next().await {
-        let (number, reply) = stream.unwrap();
-        texts.push((number, seen(&reply)));
-    }
+    let texts = streams.seen().await;
     assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
     rig.settled().await;
     assert!(rig.metric("penstock_continuations_total").await >= 1.0);
     assert!(rig.log("stream continuation").iter().all(|line| line["fault"] == "silent"));
     assert_eq!(rig.metric("penstock_streams_broken_total").await, 0.0);
     rig.engine(0).clear();
-    for (number, moved) in texts {
-        assert_eq!(moved, seen(&rig.post(CHAT, &body(number)).await), "{number}");
-    }
+    assert_eq!(texts, Streams::of(&rig, (0..12).map(body)).seen().await);
 }
 
 /// A stream of a replica whose machine will be taken away does not wait for that.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_leaves_a_replica_whose_time_is_over() {
-    let slow = SimOptions { speed: 0.02, ..slow() };
-    let rig = Arc::new(rig(vec![slow.clone(), slow], "health: {drain: 300ms, slow_start: 1ms}\n").await);
+    let rig = Arc::new(rig(vec![slow(), slow()], "health: {drain: 300ms, slow_start: 1ms}\n").await);
     let whole = seen(&rig.post(CHAT, &chat(TOKENS, true)).await);
-    let streams: Vec<_> = (0..4)
-        .map(|_| {
-            let rig = Arc::clone(&rig);
-            tokio::spawn(async move { rig.post(CHAT, &chat(TOKENS, true)).await })
-        })
-        .collect();
-    until("all have a token", || {
-        let replicas = rig.snapshot().replicas;
-        replicas.iter().map(|replica| replica.running).sum::<u32>() == 4
-            && replicas.iter().all(|replica| replica.running > 0 && replica.prefill_tokens == 0)
-    })
-    .await;
+    let streams = Streams::held(&rig, (0..4).map(|_| chat(TOKENS, true)));
+    streams.have_begun(&rig, 4).await;
     let ask = json!({"name": rig.replica(0)});
     let path = "/admin/v1/replicas/spot-notice";
     Call::post(path, &ask).send(rig.gateway.admin_address()).await.ok();
     until("it is empty", || rig.snapshot().replicas[0].running == 0).await;
     rig.engine(0).terminate(Terminate::KillServer);
-    for stream in streams {
-        assert_eq!(seen(&stream.await.unwrap()), whole);
+    rig.engine(1).clear();
+    for moved in streams.seen().await.into_values() {
+        assert_eq!(moved, whole);
     }
     rig.settled().await;
     let moved = rig.log("stream continuation");
@@ -319,7 +331,7 @@ async fn the_attempts_are_bounded() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_leaves_while_its_stream_waits_leaves_nothing() {
     let rig = rig(vec![slow()], "").await;
-    let mut open = rig.open(CHAT, &chat(TOKENS, true)).await;
+    let mut open = rig.open(CHAT, &chat(MANY, true)).await;
     open.until("\"content\":\" ").await;
     rig.engine(0).add(FaultKind::Refuse).unwrap();
     rig.engine(0).terminate(Terminate::KillServer);
@@ -332,8 +344,8 @@ async fn a_client_that_leaves_while_its_stream_waits_leaves_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_finds_no_replica_in_time_is_told() {
-    let rig = rig(vec![slow()], "upstream: {stream_idle_timeout: 1s}\n").await;
-    let mut open = rig.open(CHAT, &chat(TOKENS, true)).await;
+    let rig = rig(vec![slow()], "upstream: {stream_idle_timeout: 2s}\n").await;
+    let mut open = rig.open(CHAT, &chat(MANY, true)).await;
     open.until("\"content\":\" ").await;
     rig.engine(0).terminate(Terminate::KillServer);
     let reply = tokio::time::timeout(Duration::from_secs(20), open.finish()).await.unwrap();

@@ -1,6 +1,8 @@
 //! Set-up of fault tests: a gateway with engines that fail on command.
 
 use std::ops::Deref;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use penstock::sim::server::{ServerDialect, SimHandle, SimOptions, SimServer};
 use serde_json::{Value, json};
@@ -49,14 +51,24 @@ pub(super) fn tgi() -> SimOptions {
     SimOptions { dialect: ServerDialect::Tgi, ..engine() }
 }
 
+/// The same, which closes no connection that is not used for a while.
+pub(super) fn patient(mut options: SimOptions) -> SimOptions {
+    options.connections.keep_alive = Duration::from_secs(300);
+    options
+}
+
 /// A running gateway and its engines; dropping it stops everything.
-pub(super) struct Rig(gateway::Rig);
+pub(super) struct Rig {
+    rig: gateway::Rig,
+    /// Requests that were sent with [`Rig::open`].
+    opened: AtomicUsize,
+}
 
 impl Deref for Rig {
     type Target = gateway::Rig;
 
     fn deref(&self) -> &gateway::Rig {
-        &self.0
+        &self.rig
     }
 }
 
@@ -75,7 +87,8 @@ impl Rig {
         let text = head("") + "tenants:\n" + &tenant_lines(TENANT, "") + "pools:\n";
         let retry = format!("retry: {{{}}}\n", setup.retry);
         let text = text + &pool_lines("pool", &pool, &urls) + &retry + &setup.yaml;
-        Self(gateway::Rig::with_file(&text, engines, [TENANT]).await)
+        let rig = gateway::Rig::with_file(&text, engines, [TENANT]).await;
+        Self { rig, opened: AtomicUsize::new(0) }
     }
 
     /// The name of an engine's replica in log lines.
@@ -83,10 +96,13 @@ impl Rig {
         format!("pool/{}", self.engines[engine].url())
     }
 
-    /// Waits until nothing waits or runs in the gateway, and checks that the
-    /// books are even.
+    /// Waits until nothing waits or runs in the gateway and each request has its log line, and checks
+    /// that the books are even.
     pub(super) async fn settled(&self) {
         until("no job is left", || self.snapshot().jobs == 0).await;
+        // A job ends before its line is written.
+        let finished = || self.telemetry.captured_log().matches("\"message\":\"request finished\"").count();
+        until("each request's log line", || finished() >= self.opened.load(Ordering::Relaxed)).await;
         let snapshot = self.snapshot();
         assert_eq!(snapshot.broken_invariants, 0);
         assert!(snapshot.queues.is_empty(), "{snapshot:?}");
@@ -120,7 +136,9 @@ impl Rig {
             self.key(TENANT),
             body.len(),
         );
-        Open::send(self.address(), request.as_bytes()).await.unwrap()
+        let open = Open::send(self.address(), request.as_bytes()).await.unwrap();
+        self.opened.fetch_add(1, Ordering::Relaxed);
+        open
     }
 }
 

@@ -69,17 +69,17 @@ async fn ride_out(outage: Outage) {
         jobs.spawn(async move { rig.post("/v1/chat/completions", &chat(4, job % 2 == 0)).await });
     }
     until("all wait", || rig.snapshot().pools[0].waiting == JOBS as u64).await;
+    let begun = Instant::now();
     for engine in 0..2 {
         outage.begin(&rig, engine);
     }
-    let begun = Instant::now();
     operate(&rig, "resume", &json!({"name": TENANT})).await;
     while let Some(reply) = jobs.join_next().await {
         let reply = reply.unwrap();
         assert_eq!((reply.status, reply.end), (200, End::Whole), "{outage:?}: {}", reply.text());
         assert!(begun.elapsed() > OUTAGE - Duration::from_millis(100), "{outage:?}: there was no outage");
     }
-    assert!(begun.elapsed() < Duration::from_secs(15), "{outage:?}: {:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(30), "{outage:?}: {:?}", begun.elapsed());
     rig.settled().await;
     let finished = rig.log("request finished");
     assert!(finished.iter().all(|line| line["outcome"] == "success"), "{outage:?}");
@@ -114,7 +114,7 @@ async fn engines_with_less_room_than_the_gateway_thinks_are_not_ejected() {
     let mut jobs = JoinSet::new();
     for job in 0..JOBS {
         let rig = Arc::clone(&rig);
-        jobs.spawn(async move { rig.post("/v1/chat/completions", &chat(16, job % 2 == 0)).await });
+        jobs.spawn(async move { rig.post("/v1/chat/completions", &chat(64, job % 2 == 0)).await });
     }
     while let Some(reply) = jobs.join_next().await {
         let reply = reply.unwrap();
@@ -130,7 +130,7 @@ async fn a_lost_replica_is_back_within_a_second_and_starts_slowly() {
     let rig = Rig::start(Setup {
         engines: vec![SimOptions { speed: 0.02, ..engine() }],
         pool: "max_seqs: 32",
-        yaml: "health: {slow_start: 2s}\n".into(),
+        yaml: "health: {slow_start: 5s}\n".into(),
         ..Setup::default()
     });
     let rig = Arc::new(rig.await);
@@ -139,7 +139,7 @@ async fn a_lost_replica_is_back_within_a_second_and_starts_slowly() {
     let mut jobs = JoinSet::new();
     for _ in 0..16 {
         let rig = Arc::clone(&rig);
-        jobs.spawn(async move { rig.post("/v1/chat/completions", &chat(400, true)).await });
+        jobs.spawn(async move { rig.post("/v1/chat/completions", &chat(4_000, true)).await });
     }
     let ejected = |rig: &Rig| rig.snapshot().replicas[0].state == ReplicaStatus::Ejected;
     until("the ejection", || ejected(&rig)).await;
@@ -150,16 +150,20 @@ async fn a_lost_replica_is_back_within_a_second_and_starts_slowly() {
     control.clear();
     let back = Instant::now();
     until("the return", || !ejected(&rig)).await;
-    assert!(back.elapsed() < Duration::from_millis(1500), "{:?}", back.elapsed());
-    // Of 32 sequences an eighth at first; more only as the two seconds pass.
-    until("work for the replica", || rig.snapshot().replicas[0].running > 0).await;
-    let view = rig.snapshot().replicas[0].clone();
+    assert!(back.elapsed() < Duration::from_secs(5), "{:?}", back.elapsed());
+    // Of 32 sequences an eighth at first; more only as the five seconds pass.
+    let mut view = rig.snapshot().replicas[0].clone();
+    until("work for the replica", || {
+        view = rig.snapshot().replicas[0].clone();
+        view.running > 0
+    })
+    .await;
     assert!(
         view.state == ReplicaStatus::SlowStart && view.running <= view.limit && view.limit < 32,
         "{view:?}"
     );
     until("all work there", || rig.snapshot().replicas[0].running == 16).await;
-    assert!(back.elapsed() > Duration::from_millis(500), "{:?}", back.elapsed());
+    assert!(back.elapsed() > Duration::from_secs(2), "{:?}", back.elapsed());
     assert_eq!(rig.log("replica readmitted").len(), 1);
     jobs.shutdown().await;
     rig.settled().await;
@@ -233,6 +237,7 @@ async fn a_fleet_that_fails_everything_is_not_stormed() {
     for engine in 0..2 {
         rig.engine(engine).add(FaultKind::Status { status: 500, retry_after: None, message: None }).unwrap();
     }
+    let begun = Instant::now();
     let mut jobs = JoinSet::new();
     for job in 0..REQUESTS {
         let rig = Arc::clone(&rig);
@@ -250,14 +255,14 @@ async fn a_fleet_that_fails_everything_is_not_stormed() {
         }
     }
     let tries: u64 = (0..2).map(|engine| u64::from(rig.engine(engine).faults()[0].shown)).sum();
-    // A share of the requests, what is always allowed in twenty seconds, and
-    // once what two engines hold.
-    assert!(tries <= REQUESTS + (REQUESTS / 5).max(30) + 16, "{tries}");
+    // A share of the requests, what is always allowed in ten seconds, and once what two engines hold.
+    let spans = begun.elapsed().as_secs().div_ceil(10);
+    assert!(tries <= REQUESTS + REQUESTS / 5 + 10 * spans + 16, "{tries} in {spans} spans");
     assert!(told > REQUESTS / 2, "{told}");
+    rig.settled().await;
     let spent = |line: &&serde_json::Value| line["reason"] == "retries_spent";
     assert_eq!(rig.log("request finished").iter().filter(spent).count(), told as usize);
     assert_eq!(rig.metric("penstock_rejections_total").await, told as f64);
-    rig.settled().await;
     (0..2).for_each(|engine| rig.engine(engine).clear());
     assert_eq!(rig.post("/v1/chat/completions", &chat(4, false)).await.status, 200);
 }

@@ -82,7 +82,14 @@ async fn time_that_is_spent_is_refused_until_the_next_day() {
     assert_eq!(refused.header("x-should-retry"), "false");
     let text = refused.json()["error"]["message"].as_str().unwrap().to_owned();
     assert!(text.starts_with("The limit of your tenant is 0.250 GPU seconds a day: "), "{text}");
-    let used: f64 = rig.finished().iter().filter_map(|line: &Value| line["gpu_ms"].as_f64()).sum();
+    let times: Vec<f64> = rig
+        .finished()
+        .iter()
+        .filter_map(|line: &Value| line["gpu_ms"].as_f64())
+        .filter(|ms| *ms > 0.0)
+        .collect();
     // As long as nobody knows what requests take, the guess keeps others out.
-    assert!((1.0..2_000.0).contains(&used), "{used} ms of 250");
+    let (last, before) = times.split_last().expect("some were served");
+    let before: f64 = before.iter().sum();
+    assert!(before < 250.0, "{before} ms of 250, and then {last} ms");
 }

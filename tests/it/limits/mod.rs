@@ -6,8 +6,6 @@ pub(crate) mod many_clients;
 pub(crate) mod pitfalls;
 pub(crate) mod usage;
 
-use std::time::Duration;
-
 use http::Method;
 use penstock::sim::faults::FaultKind;
 use penstock::sim::server::SimOptions;
@@ -15,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use crate::support::client::{Answer, Call, Raw};
-use crate::support::gateway::{Rig, RigOptions, TENANT, chat, until};
+use crate::support::gateway::{PATIENCE, Rig, RigOptions, TENANT, chat, until};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -185,7 +183,7 @@ async fn whoever_leaves_gives_back_what_is_held_at_a_time() {
     assert_eq!(rig.ask(&chat(1, false)).await.code(), "rate_limit_exceeded");
     open.into_iter().for_each(Raw::reset);
     until("nothing is held", || rig.left() == 12).await;
-    rig.emptied_within(Duration::from_secs(5)).await;
+    rig.emptied_within(PATIENCE).await;
 }
 
 #[tokio::test]

@@ -1,7 +1,5 @@
 //! Cold start: a pool that goes from no replica to one and back, with requests held.
 
-use std::time::Duration;
-
 use http::Method;
 use penstock::config::report::problem::Severity;
 use penstock::core::model::snapshot::PoolStatus;
@@ -11,7 +9,7 @@ use serde_json::json;
 use tokio::task::JoinHandle;
 
 use crate::support::client::{Answer, Call};
-use crate::support::gateway::{Rig, TENANT, chat, head, pool_lines, soon, tenant_lines, until};
+use crate::support::gateway::{PATIENCE, Rig, TENANT, chat, head, pool_lines, soon, tenant_lines, until};
 
 const CHAT: &str = "/v1/chat/completions";
 /// How many requests are held.
@@ -67,7 +65,7 @@ async fn a_pool_goes_from_nothing_to_one_and_back_with_requests_held() {
 
     // Back to nothing while streams run: they finish, what comes is held.
     rig.engine(0).add(FaultKind::Slow { factor: 50.0 }).unwrap();
-    let streams: Vec<_> = (0..2).map(|_| begin(&rig, 12)).collect();
+    let streams: Vec<_> = (0..2).map(|_| begin(&rig, 400)).collect();
     until("two run", || rig.snapshot().replicas[0].running == 2).await;
     apply(&rig, &file(&[], "3m", "9m")).await;
     assert_eq!(state(&rig), PoolStatus::Draining);
@@ -85,7 +83,7 @@ async fn a_pool_goes_from_nothing_to_one_and_back_with_requests_held() {
     }
     apply(&rig, &file(&[], "3m", "9m")).await;
     until("the pool is cold", || state(&rig) == PoolStatus::Cold).await;
-    rig.emptied_within(Duration::from_secs(5)).await;
+    rig.emptied_within(PATIENCE).await;
     assert_eq!(rig.snapshot().broken_invariants, 0);
     assert!(rig.finished().iter().all(|line| line["outcome"] == "success"));
 }
@@ -106,7 +104,7 @@ async fn who_cannot_wait_for_a_start_is_told_when_to_come_back() {
     assert_eq!((answer.status, answer.code().as_str()), (503, "slow_down"), "{answer:?}");
     until("both are in the log", || rig.finished().len() == 2).await;
     assert!(rig.finished().iter().all(|line| line["reason"] == "cold_start"), "{:?}", rig.finished());
-    rig.emptied_within(Duration::from_secs(5)).await;
+    rig.emptied_within(PATIENCE).await;
 }
 
 #[tokio::test]

@@ -21,7 +21,7 @@ use tokio::task::JoinSet;
 
 use crate::support::client::Call;
 use crate::support::dns::{Names, Says, a, aaaa, srv};
-use crate::support::gateway::{Rig, chat, head, soon, tenant_lines, until};
+use crate::support::gateway::{PATIENCE, Rig, chat, head, soon, tenant_lines, until};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -230,7 +230,7 @@ async fn replicas_come_and_go_under_load_and_no_request_fails() {
     until("they change places", || total(0) >= before.0 + 20).await;
     stop.store(true, Ordering::Relaxed);
     soon("the last answers", clients.join_all()).await;
-    rig.emptied_within(Duration::from_secs(10)).await;
+    rig.emptied_within(PATIENCE).await;
     assert_eq!(rig.snapshot().broken_invariants, 0);
     assert_eq!(rig.finished().len() as u64, served.load(Ordering::Relaxed) + 1);
     assert!(rig.finished().iter().all(|line| line["outcome"] == "success"));
@@ -247,7 +247,7 @@ async fn a_replica_that_is_no_longer_named_finishes_its_stream() {
     let rig = &live.rig;
     until("one replica", || live.states().len() == 1).await;
     rig.engine(0).add(FaultKind::Slow { factor: 1000.0 }).unwrap();
-    let stream = tokio::spawn(Call::post(CHAT, &chat(10, true)).key(rig.key("alpha")).send(rig.address()));
+    let stream = tokio::spawn(Call::post(CHAT, &chat(40, true)).key(rig.key("alpha")).send(rig.address()));
     until("it runs", || rig.snapshot().replicas.iter().any(|replica| replica.running == 1)).await;
     live.name(&[1]);
     until("it is taken out", || live.states().contains(&ReplicaStatus::Removed)).await;
@@ -255,7 +255,7 @@ async fn a_replica_that_is_no_longer_named_finishes_its_stream() {
     rig.engine(0).clear();
     assert!(soon("the stream", stream).await.unwrap().is_done());
     until("it is forgotten", || live.states().len() == 1).await;
-    rig.emptied_within(Duration::from_secs(5)).await;
+    rig.emptied_within(PATIENCE).await;
 }
 
 #[tokio::test]

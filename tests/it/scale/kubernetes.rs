@@ -3,9 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use penstock::core::model::snapshot::ReplicaStatus;
 use penstock::sim::faults::FaultKind;
@@ -17,7 +16,8 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::support::client::Call;
-use crate::support::gateway::{Rig, TENANT, chat, head, soon, tenant_lines, until};
+use crate::support::free_port;
+use crate::support::gateway::{PATIENCE, Rig, TENANT, chat, head, soon, tenant_lines, until};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -82,7 +82,8 @@ struct Cluster {
 
 impl Cluster {
     async fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        // The port must be free when it comes back.
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, free_port())).await.unwrap();
         let address = listener.local_addr().unwrap();
         let world = Arc::new(watch::Sender::new(World { version: 1, ..World::default() }));
         let serving = Mutex::new(Some(tokio::spawn(serve(listener, Arc::clone(&world)))));
@@ -241,7 +242,7 @@ async fn replicas_join_drain_and_outlive_the_api_server() {
     until("the other has notice", || live.state(1) == Some(ReplicaStatus::Draining)).await;
     live.rig.engine(0).add(FaultKind::Slow { factor: 100.0 }).unwrap();
     let key = live.rig.key(TENANT).to_owned();
-    let stream = tokio::spawn(Call::post(CHAT, &chat(12, true)).key(&key).send(live.rig.address()));
+    let stream = tokio::spawn(Call::post(CHAT, &chat(400, true)).key(&key).send(live.rig.address()));
     until("it runs", || live.rig.snapshot().replicas.iter().any(|view| view.running == 1)).await;
     live.notice(1, false);
     until("the notice is withdrawn", || live.state(1) == Some(ReplicaStatus::Serving)).await;
@@ -276,7 +277,7 @@ async fn replicas_join_drain_and_outlive_the_api_server() {
     for change in ["\"change\":\"spot_notice\"", "\"change\":\"draining\"", "\"change\":\"left\""] {
         assert!(log(change), "{change}");
     }
-    live.rig.emptied_within(Duration::from_secs(5)).await;
+    live.rig.emptied_within(PATIENCE).await;
     assert_eq!(live.rig.snapshot().broken_invariants, 0);
     assert!(live.rig.finished().iter().all(|line| line["outcome"] == "success"));
 }

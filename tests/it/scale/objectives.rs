@@ -28,7 +28,7 @@ async fn what_no_pool_keeps_is_found_once_it_is_measured() {
     let mut running = Vec::new();
     let count = ENOUGH_FIRST_TOKENS + 20;
     for _ in 0..count {
-        let call = Call::post(CHAT, &chat(22, true)).key(rig.key(TENANT));
+        let call = Call::post(CHAT, &chat(30, true)).key(rig.key(TENANT));
         // In this one its sequences are not cut to keep the pace.
         let call = call.header("x-penstock-class", "slow");
         running.push(tokio::spawn(call.send(rig.address())));

@@ -87,7 +87,7 @@ async fn whoever_leaves_pays_for_what_was_done() {
         ..RigOptions::default()
     })
     .await;
-    rig.engine(0).add(FaultKind::Slow { factor: 20.0 }).unwrap();
+    rig.engine(0).add(FaultKind::Slow { factor: 100.0 }).unwrap();
     let asked = chat(100, true);
     let prompt = {
         let answer = rig.post(CHAT, &chat(1, false)).await.ok();

@@ -128,8 +128,12 @@ fn postgres_that_is_killed_under_load_has_every_row_once() {
             .unwrap();
     usage.follow(Vec::new(), |_| {}).unwrap();
     let journal = usage.journal().clone();
+    let (killed, wait_for_kill) = std::sync::mpsc::channel();
     let load = std::thread::spawn(move || {
         for number in 0..ROWS {
+            if number == ROWS / 2 {
+                wait_for_kill.recv().unwrap();
+            }
             journal.record(row(number));
             if number % 20 == 0 {
                 std::thread::sleep(Duration::from_millis(10));
@@ -139,6 +143,8 @@ fn postgres_that_is_killed_under_load_has_every_row_once() {
     for _ in 0..3 {
         std::thread::sleep(Duration::from_millis(600));
         cluster.kill();
+        // The load waits for the first one only.
+        let _over = killed.send(());
         std::thread::sleep(Duration::from_millis(200));
         cluster.restart();
     }

@@ -200,7 +200,7 @@ async fn a_pool_that_runs_something_is_active_and_wants_a_replica() {
     let keda = Keda::of(&rig).await;
     rig.engine(0).add(penstock::sim::faults::FaultKind::Slow { factor: 50.0 }).unwrap();
     let stream = tokio::spawn(
-        crate::support::client::Call::post("/v1/chat/completions", &chat(20, true))
+        crate::support::client::Call::post("/v1/chat/completions", &chat(1_000, true))
             .key(rig.key(crate::support::gateway::TENANT))
             .send(rig.address()),
     );

@@ -26,7 +26,7 @@ async fn the_first_call_of_a_new_gateway_is_answered() {
 
 #[tokio::test]
 async fn silent_connections_keep_nobody_out() {
-    let file = file(&[], "").replacen("server: {", "server: {head_timeout: 500ms, ", 1);
+    let file = file(&[], "").replacen("server: {", "server: {head_timeout: 2s, ", 1);
     let rig = Rig::with_file(&file, Vec::new(), [TENANT]).await;
     let address = rig.gateway.scale_address().unwrap();
     let mut silent = Vec::new();

@@ -131,7 +131,7 @@ async fn each_says_what_one_with_all_requests_would_say() {
             (most, since) = (*number, *second);
         }
         assert!(
-            *number == most || second - since < 0.5,
+            *number == most || second - since < 3.0,
             "{at} said {number} {:.2} s after {most}",
             second - since
         );
@@ -159,7 +159,7 @@ async fn the_first_request_at_one_is_told_by_a_stream_at_another() {
     let mut word = async || soon("a word", stream.message()).await.unwrap().unwrap().result;
     assert!(!word().await);
     let mut took = Vec::new();
-    for _ in 0..5 {
+    for _ in 0..9 {
         let begun = Instant::now();
         let held = begin(&rigs[1], 3);
         assert!(word().await, "it begins there");
@@ -169,7 +169,7 @@ async fn the_first_request_at_one_is_told_by_a_stream_at_another() {
     }
     took.sort_unstable();
     println!("first request to `true` at another gateway: {took:?} ms");
-    assert!(took[2] < 200, "{took:?} ms; 50 on a machine with nothing else to do");
+    assert!(took[4] < 400, "{took:?} ms; 50 on a machine with nothing else to do");
 }
 
 #[tokio::test]
@@ -203,7 +203,7 @@ async fn who_drains_counts_until_it_is_empty_and_is_gone_at_once() {
     let mut rigs = gateways(2, &replicas).await;
     let all = keda_of(&rigs).await;
     engines[0].control().add(penstock::sim::faults::FaultKind::Slow { factor: 50.0 }).unwrap();
-    let running = begin(&rigs[0], 200);
+    let running = begin(&rigs[0], 2_000);
     until("it runs", || rigs[0].snapshot().replicas[0].running == 1).await;
     all[1].becomes(true).await;
     let Rig { gateway, .. } = rigs.remove(0);
@@ -222,7 +222,7 @@ async fn who_drains_counts_until_it_is_empty_and_is_gone_at_once() {
     soon("the drain", drained).await.unwrap();
     let gone = Instant::now();
     all[1].becomes(false).await;
-    assert!(gone.elapsed() < Duration::from_secs(4), "nothing is replayed after a goodbye");
+    assert!(gone.elapsed() < Duration::from_secs(8), "nothing is replayed after a goodbye");
     let fleet = fleet(&rigs[0]).await;
     assert_eq!((&fleet["known"], &fleet["replayed"], &fleet["silent"]), (&1.into(), &0.into(), &0.into()));
 }
@@ -303,8 +303,8 @@ async fn certificates_are_asked_for_on_both_sides() {
     seen(&rigs[1]).await;
     let third = fleet(&rigs[2]).await;
     assert_eq!((&third["live"], third["decider"].is_null()), (&1.into(), true), "{third}");
-    let log = rigs[2].telemetry.captured_log();
-    assert!(log.contains("another gateway cannot be heard"), "{log}");
+    until("it is told", || rigs[2].telemetry.captured_log().contains("another gateway cannot be heard"))
+        .await;
     // With a certificate that is known it is let in: the next try reads it.
     ca.leaf(vec![uri("spiffe://test/penstock")]).put(rigs[2].folder.path(), "peer");
     until("it is loaded", || rigs[2].telemetry.captured_log().contains("scale.peers")).await;

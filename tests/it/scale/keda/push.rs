@@ -63,11 +63,11 @@ async fn a_pool_that_stays_without_replicas_is_told_of_again() {
     let keda = Keda::of(&rig).await;
     let mut stream = open(&keda, MAIN).await;
     assert!(!word(&mut stream).await);
+    let begun = Instant::now();
     let held = begin(&rig);
     assert!(word(&mut stream).await);
-    let first = Instant::now();
     assert!(word(&mut stream).await, "KEDA may not have known the metric's name");
-    let after = first.elapsed().as_secs_f64();
+    let after = begun.elapsed().as_secs_f64();
     assert!(after > 9.0, "{after}");
     held.abort();
     assert!(!word(&mut stream).await);
@@ -98,7 +98,7 @@ async fn while_it_drains_the_numbers_go_on_and_new_streams_end_after_their_first
     let rig = rig(engines, &urls, "").await;
     let keda = Keda::of(&rig).await;
     rig.engine(0).add(penstock::sim::faults::FaultKind::Slow { factor: 50.0 }).unwrap();
-    let call = Call::post(CHAT, &chat(200, true)).key(rig.key(TENANT)).send(rig.address());
+    let call = Call::post(CHAT, &chat(2_000, true)).key(rig.key(TENANT)).send(rig.address());
     let running = tokio::spawn(call);
     until("it runs", || rig.snapshot().replicas[0].running == 1).await;
     keda.becomes(true).await;
