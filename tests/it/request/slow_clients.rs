@@ -12,14 +12,17 @@ use penstock::sim::faults::FaultKind;
 use penstock::sim::server::SimOptions;
 use serde_json::{Value, json};
 use tokio::net::TcpSocket;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::support::client::{Call, H2, H2Body, Raw, in_pieces};
-use crate::support::gateway::{PATIENCE, Rig, RigOptions, chat, soon, until};
+use crate::support::gateway::{PATIENCE, Rig, RigOptions, chat, holds_within, soon, until};
 
 const CHAT: &str = "/v1/chat/completions";
 /// Nobody is cut off for being slow while a test runs.
 const PATIENT: &str = "send_timeout: 1h";
+
+/// How long megabytes may take through engine and gateway, on a machine that does much else.
+const LONG: Duration = Duration::from_secs(180);
 
 /// Two engines with 32 places each, and two tenants.
 async fn rig(server: &'static str, more: &str) -> Rig {
@@ -82,7 +85,8 @@ async fn good_is_served(rig: &Rig) {
 
 /// The replicas are free soon after the engines' own end of all work, whoever still reads.
 async fn replicas_follow_their_engines(rig: &Rig) {
-    until("the engines' end", || rig.engine(0).state().inside + rig.engine(1).state().inside == 0).await;
+    let inside = || rig.engine(0).state().inside + rig.engine(1).state().inside;
+    assert!(holds_within(LONG, || inside() == 0).await, "{} are inside", inside());
     rig.emptied_within(PATIENCE).await;
 }
 
@@ -208,9 +212,9 @@ async fn whole_answers_keep_to_their_memory() {
 async fn a_slow_http1_reader_is_cut_off() {
     let rig = rig("send_timeout: 300ms, min_send_rate: 64MiB", "").await;
     let mut reader = deaf(&rig, Call::post(CHAT, &long_chat(5000, false)).key(rig.key("slow"))).await;
+    let head = timeout(LONG, reader.read_past("\r\n\r\n")).await.unwrap().unwrap();
     metric_is(&rig, "penstock_answers_cut_off_total", 1.0).await;
-    let text = reader.read_to_end().await;
-    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    let body = reader.read_to_end().await;
     let declared = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
     assert!(head.starts_with("HTTP/1.1 200") && body.len() < declared.parse().unwrap(), "{head}");
     until("the memory is given back", || answer_bytes(&rig) == 0).await;
