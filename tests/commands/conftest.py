@@ -1,5 +1,6 @@
 """The binary, free ports, and processes that end with the test."""
 
+import itertools
 import os
 import pathlib
 import re
@@ -35,12 +36,18 @@ def environment(**more):
     return {**os.environ, "PATH": path, **more}
 
 
+#: Numbers of ports that are still to be given out: the system gives ports of their range to nobody who does not ask for
+#: one by number.
+NUMBERS = itertools.count(os.getpid() * 97)
+
+
 def free_ports(count):
-    """Loopback addresses that nobody listens on."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    found = [f"127.0.0.1:{held.getsockname()[1]}" for held in sockets]
-    for held in sockets:
-        held.close()
+    """Loopback addresses that nobody listens on, and that stay so."""
+    found = []
+    while len(found) < count:
+        address = f"127.0.0.1:{10_000 + next(NUMBERS) % 20_000}"
+        if is_free(address):
+            found.append(address)
     return found
 
 

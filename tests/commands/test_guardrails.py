@@ -15,7 +15,7 @@ GUIDE = ROOT / "docs" / "guides" / "guardrails.md"
 FILE = """version: 1
 auth: {{mode: off}}
 server: {{listen: "{0}", admin: "{1}"}}
-guardrails: {{url: "http://{2}/check", answers: true}}
+guardrails: {{url: "http://{2}/check", answers: true, timeout: 20s}}
 pools: {{p: {{engine: vllm, models: [m], max_seqs: 8, replicas: ["http://{3}"]}}}}
 """
 
@@ -32,7 +32,7 @@ def answered(address, prompt):
 
 
 def until_up(address, path):
-    for _ in range(200):
+    for _ in range(1200):
         try:
             urllib.request.urlopen(f"http://{address}{path}", timeout=5)
             return

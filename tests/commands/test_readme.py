@@ -12,7 +12,7 @@ import time
 
 import pytest
 import yaml
-from conftest import BUILT, ROOT, Running, elsewhere, free_ports, moved, run
+from conftest import BUILT, ROOT, Running, elsewhere, free_ports, moved, run, wait_until
 from documents import (
     DOCS,
     LANGUAGES,
@@ -369,7 +369,7 @@ def recorded(tmp_path_factory):
     folder, (listen, admin, scale) = tmp_path_factory.mktemp("replay") / "record", free_ports(3)
     demo = Running(f"penstock demo --load --record {folder} --listen {listen} --admin {admin} --scale {scale}")
     demo.wait_for(READY["demo"])
-    time.sleep(2)
+    wait_until("a record", lambda: sum(file.stat().st_size for file in folder.iterdir()) > 20_000)
     assert demo.stop() == 0
     return folder
 

@@ -4,13 +4,13 @@ import csv
 import io
 import json
 import re
-import time
 
 from conftest import elsewhere, run, wait_until
+from test_demo import total
 
 
-def record(start, folder, seconds, more=""):
-    """Runs the demo with its load for some seconds; returns its configuration."""
+def record(start, folder, more=""):
+    """Runs the demo with its load; returns it, its configuration and its admin address."""
     places = elsewhere()
     listen, admin, scale = (places[f"127.0.0.1:{port}"] for port in (8080, 8081, 8082))
     demo = start(
@@ -19,8 +19,7 @@ def record(start, folder, seconds, more=""):
     demo.wait_for(r"^Ctrl-C drains and ends\.", 600)
     config = next(line.split()[1] for line in demo.lines if line.startswith("config"))
     text = open(config).read()
-    time.sleep(seconds)
-    return demo, text
+    return demo, text, f"http://{admin}"
 
 
 def replay(folder, more=""):
@@ -31,7 +30,11 @@ def replay(folder, more=""):
 
 def test_what_is_recorded_is_decided_again_and_differently_under_another_file(start, tmp_path):
     folder = tmp_path / "record"
-    demo, config = record(start, folder, 8)
+    demo, config, admin = record(start, folder)
+    for tenant, of_class in (("reports", "standard"), ("chat", "interactive")):
+        wait_until(f"requests of {tenant}", lambda t=tenant, c=of_class: total(
+            admin, "penstock_requests_total", outcome="success", tenant=t, **{"class": c}))
+    wait_until("many requests", lambda: total(admin, "penstock_requests_total") > 60)
     assert demo.stop() == 0
     first = json.loads(replay(folder, "-o json"))
     assert first["record"]["whole"] and first["record"]["requests"] > 20, first["record"]
@@ -61,7 +64,7 @@ def test_what_is_recorded_is_decided_again_and_differently_under_another_file(st
 
 def test_a_killed_gateway_leaves_a_record_within_its_size(start, tmp_path):
     folder = tmp_path / "record"
-    demo, _ = record(start, folder, 0, "--record-size 1MiB")
+    demo, _, _ = record(start, folder, "--record-size 1MiB")
     wait_until("a record", lambda: sum(file.stat().st_size for file in folder.iterdir()) > 100_000)
     demo.process.kill()
     demo.process.wait(10)

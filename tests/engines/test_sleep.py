@@ -26,5 +26,10 @@ def test_an_idle_engine_sleeps_and_wakes_for_a_request(sleepy):
     assert gateway.metric("penstock_ejections_total") == 0
     until("it sleeps again", lambda: state() == "asleep" and sleeps())
     # Somebody else wakes it.
+    orders = gateway.metric("penstock_rest_orders_total")
     httpx.post(f"{engine.url}/wake_up", timeout=60).raise_for_status()
-    until("it is seen awake", lambda: state() in ("serving", "slow_start"))
+    # Or it was, and has been put to sleep since.
+    until(
+        "it is seen awake",
+        lambda: state() in ("serving", "slow_start") or gateway.metric("penstock_rest_orders_total") > orders,
+    )

@@ -80,8 +80,8 @@ def chat(url, key, words, **more):
 def wait_for_window(gateway):
     """Until the gateway has asked the engines for it."""
     headers = {"authorization": f"Bearer {gateway.key}"}
-    for _ in range(200):
-        listed = httpx.get(f"{gateway.url}/v1/models", headers=headers, timeout=5).json()["data"]
+    for _ in range(1200):
+        listed = httpx.get(f"{gateway.url}/v1/models", headers=headers, timeout=60).json()["data"]
         if listed[0].get("max_model_len") == WINDOW:
             return
         time.sleep(0.05)

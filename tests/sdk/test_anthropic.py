@@ -215,16 +215,18 @@ def test_the_answer_comes_before_the_sdks_own_timeout(gateway, busy, recorder):
 def test_draining(short_lived, recorder):
     ask = {**ASK, "model": "slow"}
     with client(short_lived) as running, recorded(short_lived, recorder) as api:
-        with running.messages.stream(**{**ask, "max_tokens": 80}, **EXACT) as stream:
+        # 17 s, and much less when the engine is quick.
+        with running.messages.stream(**{**ask, "max_tokens": 280}, **EXACT) as stream:
             next(stream.text_stream)
             short_lived.terminate()
             until(lambda: '"server draining"' in short_lived.log_path.read_text(), "the drain has begun")
             with pytest.raises(anthropic.OverloadedError) as refused:
                 api.messages.create(**ask)
+            short_lived.engine.fault("slow", factor=0.02)
             final = stream.get_final_message()
     assert said(refused.value) == (529, "overloaded_error", "draining")
     recorder.assert_retried(529)
-    assert final.usage.output_tokens == 80
+    assert final.usage.output_tokens == 280
 
 
 # --- engines that fail ----------------------------------------------------

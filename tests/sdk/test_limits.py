@@ -68,7 +68,7 @@ def test_a_minutes_limit_says_when_to_come_back(gateway, recorder, marker):
 
 
 def test_a_place_that_is_taken_is_asked_for_again_when_told(gateway, recorder, marker):
-    """Refused twice; the place is free before the third time."""
+    """Refused until the place is free."""
     ask = {"model": "busy-held", "messages": MESSAGES, "extra_body": {"ignore_eos": True}}
     holder = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=gateway.keys["held-python"], max_retries=0)
     with holder, recorded(gateway, recorder, "held-python") as api, concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -80,12 +80,13 @@ def test_a_place_that_is_taken_is_asked_for_again_when_told(gateway, recorder, m
         for line in gateway.attempts(marker, 3):
             assert (line["outcome"], line["reason"], line["attempts"]) == ("rejected", "rate_limited", 0)
         recorder.attempts.clear()
-        served = pool.submit(api.chat.completions.create, max_tokens=1, **ask)
-        until(lambda: len(recorder.attempts) == 2, "it has been refused twice, or is about to be")
+        patient = api.with_options(max_retries=6)
+        served = pool.submit(patient.chat.completions.create, max_tokens=1, **ask)
+        until(lambda: len(recorder.attempts) >= 2, "it has been refused twice, or is about to be")
         stream.close()
         assert served.result().usage.completion_tokens == 1
     statuses = [attempt.status for attempt in recorder.attempts]
-    assert statuses in ([429, 200], [429, 429, 200])
+    assert statuses == [429] * (len(statuses) - 1) + [200]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -414,12 +414,14 @@ def test_draining(short_lived, recorder, marker):
     """What runs goes on to its end; what is new is sent away."""
     ask = {"model": "slow", "messages": MESSAGES, **EXACT}
     with client(short_lived) as running, recorded(short_lived, recorder) as api:
-        stream = running.chat.completions.create(max_tokens=100, stream=True, **ask)
+        # 17 s, and much less when the engine is quick.
+        stream = running.chat.completions.create(max_tokens=280, stream=True, **ask)
         next(stream)
         short_lived.terminate()
         until(lambda: '"server draining"' in short_lived.log_path.read_text(), "the drain has begun")
         with pytest.raises(openai.InternalServerError) as refused:
             api.chat.completions.create(max_tokens=1, extra_headers={"x-request-id": marker}, **ask)
+        short_lived.engine.fault("slow", factor=0.02)
         rest = list(stream)
     assert (refused.value.status_code, refused.value.code) == (503, "draining")
     recorder.assert_retried(503)

@@ -277,8 +277,7 @@ mod tests {
     #[tokio::test]
     async fn a_taken_port_and_a_missing_engine_fail() {
         let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-        let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let settings = settings(&taken.local_addr().unwrap().to_string(), &format!("http://{nobody}"));
+        let settings = settings(&taken.local_addr().unwrap().to_string(), "http://127.0.0.1:9");
         let findings = run_checks(&settings).await.unwrap();
         let failed: Vec<_> = findings.iter().filter(|one| one.result == CheckResult::Failed).collect();
         let of = |at: usize| (failed[at].check, &*failed[at].of);

@@ -30,7 +30,7 @@ async fn a_tenant_sees_its_own_use_and_nothing_of_others() {
     let rig = Rig::start(options).await;
     let post = |tenant: &str, tokens| Call::post(CHAT, &chat(tokens, false)).key(&key_of(tenant).text);
     let address = rig.address();
-    let long = tokio::spawn(post("beta", 400).send(address));
+    let long = tokio::spawn(post("beta", 6_000).send(address));
     until("beta runs", || rig.snapshot().replicas.iter().any(|row| row.running > 0)).await;
     let waits = tokio::spawn(post("alpha", 2).header("x-request-id", "mine").send(address));
     until("alpha waits", || rig.waiting() > 0).await;

@@ -110,12 +110,19 @@ async fn a_new_certificate_counts_at_once_and_drops_nobody() {
 #[tokio::test]
 async fn handshakes_take_a_bounded_time_and_one_that_stalls_stops_nobody() {
     let ca = Authority::new();
-    let rig = rig(&ca, &ca, "", "", ", handshake_timeout: 1s, max_handshakes: 1").await;
-    let stalled: Vec<_> =
-        futures_util::future::join_all((0..2).map(|_| TcpStream::connect(rig.address()))).await;
-    // Were a turn theirs, this one's time would be over when it had its own.
-    assert!(send(rig.address(), &ca.client(None, H1), ask(2).key(rig.key("alpha"))).await.is_done());
-    for stream in stalled {
+    let stalled = async |rig: &Rig| {
+        futures_util::future::join_all([0; 2].map(|_| TcpStream::connect(rig.address()))).await
+    };
+    let patient = rig(&ca, &ca, "", "", ", handshake_timeout: 1m, max_handshakes: 1").await;
+    let _stalled = stalled(&patient).await;
+    // Were a turn theirs, this one would not have its own before their time is over.
+    let call = ask(2).key(patient.key("alpha"));
+    let tls = ca.client(None, H1);
+    let answered = soon("an answer beside them", send(patient.address(), &tls, call));
+    assert!(answered.await.is_done());
+
+    let rig = rig(&ca, &ca, "", "", ", handshake_timeout: 200ms, max_handshakes: 1").await;
+    for stream in stalled(&rig).await {
         let mut end = [0; 64];
         assert!(matches!(soon("the end", stream.unwrap().read(&mut end)).await, Ok(0) | Err(_)));
     }

@@ -8,8 +8,6 @@ pub(crate) mod reload;
 pub(crate) mod scarce;
 pub(crate) mod simulate;
 
-use std::time::Duration;
-
 use http::Method;
 use penstock::core::model::snapshot::ReplicaStatus;
 use penstock::sim::faults::{Fault, FaultKind};
@@ -18,7 +16,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 use crate::support::client::{Answer, Call};
-use crate::support::gateway::{Rig, RigOptions, TENANT, chat, soon, until};
+use crate::support::gateway::{PATIENCE, Rig, RigOptions, TENANT, chat, soon, until};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -70,16 +68,17 @@ impl Rig {
 
 #[tokio::test]
 async fn a_drain_under_load_loses_nothing() {
-    let rig = two_engines(20.0).await;
+    let rig = two_engines(100.0).await;
     let requests: Vec<_> = (0..24)
         .map(|number| (format!("r-{number}"), number % 3 != 0))
-        .map(|(id, stream)| (id.clone(), stream, rig.begin(TENANT, &id, &chat(20, stream))))
+        .map(|(id, stream)| (id.clone(), stream, rig.begin(TENANT, &id, &chat(200, stream))))
         .collect();
     until("both engines are full", || rig.running(0) == 4 && rig.running(1) == 4).await;
     let name = rig.name_of(0);
     let answer = rig.done("/admin/v1/replicas/drain", &json!({ "name": name, "reason": "a test" })).await;
     assert_eq!((&answer["before"], &answer["after"]), (&json!("none"), &json!("drain")));
     assert_eq!(answer["notes"], json!([]));
+    (0..2).for_each(|engine| rig.engine(engine).clear());
     for (id, stream, request) in requests {
         let answer = soon(&id, request).await.unwrap().ok();
         if stream {
@@ -87,8 +86,8 @@ async fn a_drain_under_load_loses_nothing() {
         }
     }
     assert_eq!(rig.snapshot().replicas[0].state, ReplicaStatus::Draining);
-    assert_eq!(rig.running(0), 0, "its streams have ended");
-    rig.emptied_within(Duration::from_secs(10)).await;
+    until("its streams have ended", || rig.running(0) == 0).await;
+    rig.emptied_within(PATIENCE).await;
     let lines = rig.finished();
     assert!(lines.iter().all(|line| line["outcome"] == "success"), "{lines:?}");
     let late = rig.begin(TENANT, "late", &chat(1, false));
@@ -100,10 +99,10 @@ async fn a_drain_under_load_loses_nothing() {
 
 #[tokio::test]
 async fn what_has_no_token_moves_and_streams_stay() {
-    let rig = two_engines(20.0).await;
+    let rig = two_engines(100.0).await;
     // The other replica is full, so that both of these go to the first.
     rig.done("/admin/v1/replicas/cordon", &json!({ "name": rig.name_of(0) })).await;
-    let others: Vec<_> = (0..4).map(|n| rig.begin(TENANT, &format!("o-{n}"), &chat(150, true))).collect();
+    let others: Vec<_> = (0..4).map(|n| rig.begin(TENANT, &format!("o-{n}"), &chat(500, true))).collect();
     until("the other one is full", || rig.running(1) == 4).await;
     rig.done("/admin/v1/replicas/uncordon", &json!({ "name": rig.name_of(0) })).await;
     let stream = rig.begin(TENANT, "stream", &chat(2000, true));
@@ -116,6 +115,7 @@ async fn what_has_no_token_moves_and_streams_stay() {
     let answer = rig.done("/admin/v1/replicas/spot-notice", &json!({ "name": rig.name_of(0) })).await;
     assert_eq!((&answer["requeued"], &answer["still_running"]), (&json!(1), &json!(1)));
     assert_eq!(rig.told("unseen").await["state"], "waiting");
+    rig.engine(1).clear();
     for other in others {
         soon("another stream", other).await.unwrap().ok();
     }
@@ -133,7 +133,7 @@ async fn what_has_no_token_moves_and_streams_stay() {
 #[tokio::test]
 async fn a_paused_tenant_waits_is_explained_and_resumes() {
     let rig = two_engines(1.0).await;
-    rig.done("/admin/v1/tenants/pause", &json!({ "name": TENANT, "for": "5s" })).await;
+    rig.done("/admin/v1/tenants/pause", &json!({ "name": TENANT, "for": "12s" })).await;
     let waiting = rig.begin(TENANT, "waiting", &chat(2, true));
     until("it waits", || rig.waiting() == 1).await;
     soon("another tenant", rig.begin("beta", "other", &chat(2, true))).await.unwrap().ok();
@@ -147,7 +147,7 @@ async fn a_paused_tenant_waits_is_explained_and_resumes() {
         (&json!("waiting"), &json!("tenant_paused"))
     );
     let (starts, replica) = (first["waits"]["starts_in_seconds"].as_f64().unwrap(), &second["replica"]);
-    assert!((0.0..=5.0).contains(&starts) && replica.as_str().unwrap().starts_with("main/"), "{list}");
+    assert!((0.0..=12.0).contains(&starts) && replica.as_str().unwrap().starts_with("main/"), "{list}");
     assert_eq!((&second["end"]["outcome"], &second["output_tokens"]), (&json!("success"), &json!(2)));
     let status: Value = rig.admin(Method::GET, "/admin/v1/status").await.ok().json();
     assert_eq!(status["overrides"][0]["kind"], "pause");
@@ -166,14 +166,19 @@ async fn a_paused_tenant_waits_is_explained_and_resumes() {
 #[tokio::test]
 async fn an_override_ends_by_itself_and_outlives_a_reload() {
     let rig = two_engines(1.0).await;
-    let body = json!({ "name": "main", "for": "1500ms", "reason": "short" });
-    let answer = rig.done("/admin/v1/pools/cordon", &body).await;
+    let cordon = async |lasts: &str| {
+        let body = json!({ "name": "main", "for": lasts, "reason": "short" });
+        rig.done("/admin/v1/pools/cordon", &body).await
+    };
+    let answer = cordon("10m").await;
     assert!(answer["notes"][1].as_str().unwrap().contains("nothing serves the model sim"), "{answer}");
     let waiting = rig.begin(TENANT, "waiting", &chat(2, false));
     until("it waits", || rig.waiting() == 1).await;
     let generation = rig.generation();
     rig.put(&std::fs::read_to_string(&rig.path).unwrap().replace("max_seqs: 4", "max_seqs: 5"));
     until("the reload", || rig.generation() > generation).await;
+    assert_eq!(rig.waiting(), 1, "the cordon holds");
+    cordon("300ms").await;
     soon("the end of the cordon", waiting).await.unwrap().ok();
     let line = rig.line_of("waiting").await;
     assert!(line["queue_ms"].as_f64().unwrap() > 200.0, "{line}");

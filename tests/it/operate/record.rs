@@ -2,7 +2,6 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::path::Path;
-use std::time::Duration;
 
 use penstock::app::Gateway;
 use penstock::config::watch::Reloader;
@@ -20,9 +19,12 @@ use serde_json::json;
 use tokio::task::JoinSet;
 
 use crate::support::client::{Call, Raw};
-use crate::support::gateway::{TENANT, chat, head, key_of, pool_lines, soon, tenant_lines, until};
+use crate::support::gateway::{
+    MODEL, PATIENCE, TENANT, chat, head, key_of, pool_lines, soon, tenant_lines, until,
+};
 
 const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
 /// Words of the prompts.
 const WORDS: &str = "confidential-merger-of-two-banks ";
 
@@ -70,6 +72,11 @@ async fn a_recorded_run_replays_to_the_same_decisions() {
     // The first engine fails some requests, which go to the other one.
     let resets = FaultKind::Reset { at: ResetPoint::Request };
     engines[0].control().add(Fault { times: Some(3), path: Some(CHAT.into()), ..resets.into() }).unwrap();
+    // What nobody else asks for stops in the middle.
+    for engine in &engines {
+        let silent = FaultKind::Silent { after_tokens: 3, before_head: false };
+        engine.control().add(Fault { path: Some(COMPLETIONS.into()), ..silent.into() }).unwrap();
+    }
     let mut clients = JoinSet::new();
     for number in 0..40_u32 {
         let tenant = if number.is_multiple_of(2) { TENANT } else { "beta" };
@@ -79,10 +86,11 @@ async fn a_recorded_run_replays_to_the_same_decisions() {
         clients.spawn(async move { call.send(address).await.status });
     }
     // A client that leaves in its stream.
-    let call = Call::post(CHAT, &chat(5_000, true)).key(&key_of(TENANT).text);
+    let body = json!({ "model": MODEL, "prompt": WORDS, "max_tokens": 100, "stream": true });
+    let call = Call::post(COMPLETIONS, &body).key(&key_of(TENANT).text);
     let mut leaver = Raw::open(address).await;
     leaver.write(call.header("connection", "close").bytes()).await.unwrap();
-    leaver.read_past("data: ").await.unwrap();
+    soon("a token", leaver.read_past("data: ")).await.unwrap();
     drop(leaver);
     let generation = || gateway.proxy().settings.load().policy.generation;
     let before = generation();
@@ -114,6 +122,6 @@ async fn a_recorded_run_replays_to_the_same_decisions() {
         assert!(secrets.iter().all(|secret| !text.contains(secret)));
     }
     for engine in engines {
-        tokio::time::timeout(Duration::from_secs(10), engine.stop()).await.unwrap();
+        tokio::time::timeout(PATIENCE, engine.stop()).await.unwrap();
     }
 }

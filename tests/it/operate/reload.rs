@@ -18,12 +18,14 @@ use tokio::time::sleep;
 
 use crate::support::client::{Answer, Call, Raw};
 use crate::support::gateway::{
-    Rig, RigOptions, TENANT, chat, head, key_of, pool_lines, soon, tenant_lines, until,
+    PATIENCE, Rig, RigOptions, TENANT, chat, head, key_of, pool_lines, soon, tenant_lines, until,
 };
 
 const CHAT: &str = "/v1/chat/completions";
 const RELOADS: u64 = 1_000;
 const CLIENTS: u64 = 24;
+/// Tokens of a stream that runs until its engine is slow no longer: 50 s, then half a second.
+const HELD: u32 = 1_000;
 
 /// A good file that differs from every other. What it always has: tenants
 /// `alpha` and `beta`, the classes, the model `sim` alias `gpt-4o` on the
@@ -179,7 +181,7 @@ async fn a_thousand_reloads_under_load_drop_nothing() {
     assert_eq!(rig.generation(), generation, "putting the file back changes nothing");
     assert_eq!(rig.metric("penstock_config_last_reload_successful").await, 1.0);
     assert_eq!(rig.metric("penstock_config_generation").await, generation as f64);
-    rig.emptied_within(Duration::from_secs(5)).await;
+    rig.emptied_within(PATIENCE).await;
     assert_eq!(rig.snapshot().broken_invariants, 0);
     let lines = rig.finished();
     let ours = |line: &&serde_json::Value| line["tenant"] == "alpha" || line["tenant"] == "beta";
@@ -202,7 +204,7 @@ fn narrow(urls: &[String], more: &str) -> String {
     let mut text = head("") + "tenants:\n" + &tenant_lines("alpha", "") + &tenant_lines("beta", "");
     text += "pools:\n";
     text += &pool_lines("main", "engine: vllm\nmodels: [sim]\nmax_seqs: 1", urls);
-    text + more
+    text + "classes: {standard: {max_wait: 5m}}\n" + more
 }
 
 fn begin(rig: &Rig, tenant: &str, tokens: u32) -> tokio::task::JoinHandle<Answer> {
@@ -212,7 +214,7 @@ fn begin(rig: &Rig, tenant: &str, tokens: u32) -> tokio::task::JoinHandle<Answer
 #[tokio::test]
 async fn what_waits_survives_reloads() {
     let (rig, urls) = narrow_rig(1).await;
-    let mut answers = vec![begin(&rig, "alpha", 20)];
+    let mut answers = vec![begin(&rig, "alpha", HELD)];
     until("one runs", || rig.snapshot().replicas[0].running == 1).await;
     for tenant in ["alpha", "beta"].repeat(5) {
         answers.push(begin(&rig, tenant, 2));
@@ -222,19 +224,17 @@ async fn what_waits_survives_reloads() {
         apply(&rig, &narrow(&urls, &format!("queue: {{requests: {}}}\n", 5 + round))).await;
         assert_eq!(rig.snapshot().jobs, 11, "round {round}");
     }
-    for engine in 0..1 {
-        rig.engine(engine).clear();
-    }
+    rig.engine(0).clear();
     for answer in answers {
         assert!(soon("an answer", answer).await.unwrap().is_done());
     }
-    rig.emptied_within(Duration::from_secs(5)).await;
+    rig.emptied_within(PATIENCE).await;
 }
 
 #[tokio::test]
 async fn streams_on_a_removed_replica_finish() {
     let (rig, urls) = narrow_rig(2).await;
-    let streams = [begin(&rig, "alpha", 10), begin(&rig, "alpha", 10)];
+    let streams = [begin(&rig, "alpha", HELD), begin(&rig, "alpha", HELD)];
     until("both replicas work", || rig.snapshot().replicas.iter().all(|replica| replica.running == 1)).await;
     apply(&rig, &narrow(&urls[..1], "")).await;
     let removed = |rig: &Rig| {
@@ -242,18 +242,19 @@ async fn streams_on_a_removed_replica_finish() {
     };
     assert_eq!(removed(&rig), 1);
     let later: Vec<_> = (0..3).map(|_| begin(&rig, "beta", 2)).collect();
+    (0..2).for_each(|engine| rig.engine(engine).clear());
     for stream in streams.into_iter().chain(later) {
         assert!(soon("a stream", stream).await.unwrap().is_done());
     }
     until("the removed replica is forgotten", || removed(&rig) == 0).await;
     assert_eq!(rig.engine(1).state().total, 1, "it got no new work");
-    rig.emptied_within(Duration::from_secs(5)).await;
+    rig.emptied_within(PATIENCE).await;
 }
 
 #[tokio::test]
 async fn a_removed_tenants_streams_finish_and_its_queue_is_refused() {
     let (rig, urls) = narrow_rig(1).await;
-    let stream = begin(&rig, "beta", 10);
+    let stream = begin(&rig, "beta", HELD);
     until("it runs", || rig.snapshot().replicas[0].running == 1).await;
     let queued = begin(&rig, "beta", 2);
     let other = begin(&rig, "alpha", 2);
@@ -261,10 +262,11 @@ async fn a_removed_tenants_streams_finish_and_its_queue_is_refused() {
     apply(&rig, &narrow(&urls, "").replace(&tenant_lines("beta", ""), "")).await;
     let refused = soon("the refusal", queued).await.unwrap();
     assert_eq!((refused.status, refused.header("x-should-retry")), (403, "false"), "{refused:?}");
+    rig.engine(0).clear();
     assert!(soon("the stream", stream).await.unwrap().is_done());
     assert!(soon("the other tenant's", other).await.unwrap().is_done());
     assert_eq!(begin(&rig, "beta", 2).await.unwrap().code(), "invalid_api_key");
-    rig.emptied_within(Duration::from_secs(5)).await;
+    rig.emptied_within(PATIENCE).await;
 }
 
 /// An engine that is still being connected to, or asked, when its replica is

@@ -77,7 +77,7 @@ async fn without_file_descriptors_requests_wait_and_no_engine_is_blamed() {
     let mut kept_open = Session::open(serving.address).await;
     kept_open.call(Call::get("/health")).await.ok();
     // It holds the only connection to the engine.
-    let mut stream = serving.stream(400).await;
+    let mut stream = serving.stream(3_000).await;
     limit(&serving, Resource::Nofile, Some(400), Some(8));
     let waiting = tokio::spawn(async move { kept_open.call(call(2, false)).await });
     let not_accepted = tokio::spawn(call(2, true).send(serving.address));
@@ -85,6 +85,7 @@ async fn without_file_descriptors_requests_wait_and_no_engine_is_blamed() {
     seen(&mut serving, "request requeued");
     assert!(!waiting.is_finished() && !not_accepted.is_finished());
     limit(&serving, Resource::Nofile, Some(400), Some(400));
+    serving.engine.control().clear();
     for request in [waiting, not_accepted] {
         let answer = soon("an answer afterwards", request).await.unwrap();
         assert_eq!((answer.status, answer.whole), (200, true), "{}", answer.text());
@@ -103,12 +104,13 @@ async fn without_file_descriptors_rows_wait_for_the_database() {
     let seen = |serving: &mut Serving, text| block_in_place(|| serving.process.line(text));
     call(1, false).send(serving.address).await.ok();
     until("a row is in the database", || block_in_place(|| cluster.ask(ROWS)) == Some(1)).await;
-    let mut stream = serving.stream(800).await;
+    let mut stream = serving.stream(5_000).await;
     limit(&serving, Resource::Nofile, Some(400), Some(8));
     block_in_place(|| {
         cluster.kill();
         cluster.restart();
     });
+    serving.engine.control().clear();
     soon("the stream's end", stream.read_past("data: [DONE]")).await.unwrap();
     seen(&mut serving, "usage database is away");
     // It tries again after 250 ms and 500 ms.

@@ -64,12 +64,17 @@ fn sign(path: &str) -> &'static str {
 
 /// Sends the call and reads up to the second sign of life.
 async fn held(rig: &Rig, path: &str, body: &Value) -> (Raw, String) {
+    alive(rig, path, body, 2).await
+}
+
+/// Sends the call and reads so many signs of life, the first of which comes with the head.
+async fn alive(rig: &Rig, path: &str, body: &Value, signs: usize) -> (Raw, String) {
     let mut raw = Raw::open(rig.address()).await;
     let call =
         Call::post(path, body).key(rig.key(TENANT)).header("x-request-id", &path[1..].replace('/', "-"));
     raw.write(call.header("connection", "close").bytes()).await.unwrap();
     let mut text = String::new();
-    while text.matches(sign(path)).count() < 2 {
+    while text.matches(sign(path)).count() < signs {
         text += &soon("a sign of life", raw.read_past("\n\n")).await.unwrap();
     }
     (raw, text)
@@ -107,7 +112,7 @@ async fn a_failure_behind_the_head_is_an_error_event_and_a_cut() {
     let class = "early_head: true, cold_start_tolerance: 1500ms";
     for (path, body, _) in calls() {
         let (rig, _) = rig(class, 0).await;
-        let (mut raw, _) = held(&rig, path, &body).await;
+        let (mut raw, _) = alive(&rig, path, &body, 1).await;
         let rest = raw.read_to_end().await;
         assert!(rest.contains("\"error\"") && !rest.contains("[DONE]"), "{path}: {rest}");
         assert!(!rest.trim_end().ends_with("\r\n0"), "{path}: no proper end: {rest}");

@@ -59,10 +59,15 @@ const CASES: [Case; 12] = [
     Case { stream: true, n: 2, fate: Fate::Left, told: &["stream of 2", "first token", "left"] },
 ];
 
+/// Time between two tokens of the engine behind HTTP: much more than the gateway takes for one, on a
+/// busy machine too.
+const PACE: Duration = Duration::from_millis(10);
 /// Tokens of an answer: more than a sample of the pace takes.
-const TOKENS: u32 = 1_000;
-/// A stream breaks off, or its client leaves, after so many of them.
-const SEEN: u32 = 300;
+const TOKENS: u32 = 60;
+/// Tokens of an answer whose client leaves before its end.
+const ENDLESS: u32 = 6_000;
+/// A stream breaks off after so many of them.
+const SEEN: u32 = 20;
 
 /// The kinds of the events of the only job, in their order; at the end whether its
 /// replica showed a pace, which is told at moments of its own.
@@ -83,7 +88,13 @@ fn kinds<'a>(mut events: impl Iterator<Item = &'a Event> + Clone) -> Vec<String>
 }
 
 fn engine() -> SimOptions {
-    SimOptions { profile: StepProfile::tiny(), ..SimOptions::default() }
+    let speed = step().as_secs_f64() / PACE.as_secs_f64();
+    SimOptions { profile: StepProfile::tiny(), speed, ..SimOptions::default() }
+}
+
+/// Time that a token takes in the world.
+fn step() -> Duration {
+    Duration::from_secs_f64(StepProfile::tiny().step_ms(&Default::default()) / 1e3)
 }
 
 impl Case {
@@ -102,7 +113,7 @@ impl Case {
             let path = Some("/v1/chat/completions".to_owned());
             rig.engine(0).add(EngineFault { path, ..EngineFault::from(fault).times(1) }).unwrap();
         }
-        let mut body = chat(TOKENS, self.stream);
+        let mut body = chat(if self.fate == Fate::Left { ENDLESS } else { TOKENS }, self.stream);
         body["n"] = Value::from(self.n);
         if self.fate == Fate::Unfit {
             body["temperature"] = Value::from(-1);
@@ -110,10 +121,12 @@ impl Case {
         let call = Call::post("/v1/chat/completions", &body).key(rig.key(TENANT));
         let mut client = Raw::open(rig.address()).await;
         client.write(call.header("connection", "close").bytes()).await.unwrap();
+        let now = || kinds(told.steps().iter().map(|step| &step.event));
         match self.fate {
             Fate::Left if self.stream => {
-                for _ in 0..SEEN {
-                    client.read_past("data: ").await.unwrap();
+                let seen = ["first token", "paced"].into_iter().filter(|kind| self.told.contains(kind));
+                for kind in seen {
+                    until(kind, || now().contains(&kind.to_owned())).await;
                 }
             }
             Fate::Left => {
@@ -125,7 +138,6 @@ impl Case {
             }
         }
         drop(client);
-        let now = || kinds(told.steps().iter().map(|step| &step.event));
         until("it has ended", || rig.is_empty()).await;
         if self.told.contains(&"paced") {
             until("its pace is told", || now().contains(&"paced".to_owned())).await;
@@ -135,8 +147,8 @@ impl Case {
 
     /// What the simulated world tells it.
     fn in_the_world(&self, policy: Policy) -> Vec<String> {
-        let step = StepProfile::tiny().step_ms(&Default::default());
-        let seen = Duration::from_secs_f64(f64::from(SEEN) * step / 1e3);
+        // More than a sample of the pace takes.
+        let seen = 300 * step();
         let mut replicas = vec![ReplicaSetup::new(StepProfile::tiny(), EngineOptions::default()); 2];
         if self.fate == Fate::Broken {
             let at = Tick::ZERO + seen;
@@ -146,7 +158,7 @@ impl Case {
         }
         let arrival = Arrival {
             prompt: if self.fate == Fate::Unfit { 1_000_000 } else { 20 },
-            output: TOKENS,
+            output: 1_000,
             n: self.n,
             streams: self.stream,
             leaves: (self.fate == Fate::Left).then_some(seen),

@@ -111,14 +111,20 @@ async fn another_model_serves_when_all_attempts_failed() {
 
 #[tokio::test]
 async fn another_model_serves_when_the_queue_is_full_or_the_deadline_passes() {
-    let rig = rig(1.0, &format!("classes: {{only: {{max_wait: 3s}}}}\n{FALLBACK}")).await;
+    let classes = "classes: {long: {rank: 0, max_wait: 1m}, brief: {rank: 1, max_wait: 1s}}\n";
+    let rig = rig(1.0, &format!("{classes}{FALLBACK}")).await;
     rig.engine(0).add(FaultKind::Freeze).unwrap();
-    let post = || Call::post(CHAT, &chat(4, false)).key(rig.key(TENANT)).send(rig.address());
-    let (held, waits) = (tokio::spawn(post()), tokio::spawn(post()));
+    let post = |class: &str| {
+        let call = Call::post(CHAT, &chat(4, false)).key(rig.key(TENANT));
+        call.header("x-penstock-class", class).send(rig.address())
+    };
+    let (held, waits) = (tokio::spawn(post("long")), tokio::spawn(post("long")));
     until("one runs and one waits", || rig.waiting() == 1 && rig.snapshot().jobs == 2).await;
-    let refused = rig.post(CHAT, &chat(4, false)).await;
+    let refused = post("long").await;
     assert_served_by_other(&refused, MODEL);
-    let late = waits.await.unwrap();
+    waits.abort();
+    until("none waits", || rig.waiting() == 0).await;
+    let late = post("brief").await;
     assert_served_by_other(&late, MODEL);
     for (answer, reason) in [(refused, "tenant_queue_full"), (late, "deadline_exceeded")] {
         let line = rig.line_of(answer.header("x-request-id")).await;

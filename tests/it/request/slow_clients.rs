@@ -12,14 +12,17 @@ use penstock::sim::faults::FaultKind;
 use penstock::sim::server::SimOptions;
 use serde_json::{Value, json};
 use tokio::net::TcpSocket;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::support::client::{Call, H2, H2Body, Raw, in_pieces};
-use crate::support::gateway::{PATIENCE, Rig, RigOptions, chat, soon, until};
+use crate::support::gateway::{PATIENCE, Rig, RigOptions, chat, holds_within, soon, until};
 
 const CHAT: &str = "/v1/chat/completions";
 /// Nobody is cut off for being slow while a test runs.
 const PATIENT: &str = "send_timeout: 1h";
+
+/// How long megabytes may take through engine and gateway, on a machine that does much else.
+const LONG: Duration = Duration::from_secs(180);
 
 /// Two engines with 32 places each, and two tenants.
 async fn rig(server: &'static str, more: &str) -> Rig {
@@ -67,7 +70,7 @@ async fn deaf(rig: &Rig, call: Call) -> Raw {
     raw
 }
 
-/// The other tenant is served and waits for less than a second, and no replica is ejected.
+/// The other tenant is served and waits for nobody who reads slowly, and no replica is ejected.
 async fn good_is_served(rig: &Rig) {
     let before = rig.finished().len();
     for stream in [true, false] {
@@ -75,15 +78,16 @@ async fn good_is_served(rig: &Rig) {
         let call = Call::post(CHAT, &chat(5, stream)).key(rig.key("good")).header("x-request-id", &id);
         assert_eq!(soon("the other tenant's answer", call.send(rig.address())).await.status, 200);
         let waited = rig.line_of(&id).await["queue_ms"].as_f64().unwrap();
-        assert!(waited < 1000.0, "waited {waited} ms");
+        assert!(waited < 5000.0, "waited {waited} ms");
     }
     assert!(rig.metric("penstock_ejections_total").await.abs() < 0.5);
 }
 
-/// The replicas are free within a second of the engines' own end of all work.
+/// The replicas are free soon after the engines' own end of all work, whoever still reads.
 async fn replicas_follow_their_engines(rig: &Rig) {
-    until("the engines' end", || rig.engine(0).state().inside + rig.engine(1).state().inside == 0).await;
-    rig.emptied_within(Duration::from_secs(1)).await;
+    let inside = || rig.engine(0).state().inside + rig.engine(1).state().inside;
+    assert!(holds_within(LONG, || inside() == 0).await, "{} are inside", inside());
+    rig.emptied_within(PATIENCE).await;
 }
 
 /// Waits until a metric has the value.
@@ -144,11 +148,10 @@ async fn ten_slow_readers_of_megabytes_hold_no_replica_and_lose_nothing() {
 /// engine is not blamed for the pause.
 #[tokio::test]
 async fn a_full_buffer_pauses_the_stream_and_nothing_else() {
-    let rig =
-        rig(PATIENT, "requests: {stream_buffer: 64KiB}\nupstream: {stream_idle_timeout: 300ms}\n").await;
+    let rig = rig(PATIENT, "requests: {stream_buffer: 64KiB}\nupstream: {stream_idle_timeout: 2s}\n").await;
     let mut h2 = H2::with_window(rig.address(), 1024).await;
     let mut answer = begin(&mut h2, Call::post(CHAT, &long_chat(1500, true)).key(rig.key("slow"))).await;
-    sleep(Duration::from_millis(900)).await;
+    sleep(Duration::from_secs(3)).await;
     assert!(answer_bytes(&rig) <= 256 * 1024, "{}", answer_bytes(&rig));
     good_is_served(&rig).await;
     let mut text = String::new();
@@ -209,9 +212,9 @@ async fn whole_answers_keep_to_their_memory() {
 async fn a_slow_http1_reader_is_cut_off() {
     let rig = rig("send_timeout: 300ms, min_send_rate: 64MiB", "").await;
     let mut reader = deaf(&rig, Call::post(CHAT, &long_chat(5000, false)).key(rig.key("slow"))).await;
+    let head = timeout(LONG, reader.read_past("\r\n\r\n")).await.unwrap().unwrap();
     metric_is(&rig, "penstock_answers_cut_off_total", 1.0).await;
-    let text = reader.read_to_end().await;
-    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    let body = reader.read_to_end().await;
     let declared = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
     assert!(head.starts_with("HTTP/1.1 200") && body.len() < declared.parse().unwrap(), "{head}");
     until("the memory is given back", || answer_bytes(&rig) == 0).await;

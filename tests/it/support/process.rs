@@ -99,7 +99,7 @@ pub(crate) struct Serving {
     pub(crate) process: Process,
     pub(crate) address: SocketAddr,
     pub(crate) admin: SocketAddr,
-    engine: SimHandle,
+    pub(crate) engine: SimHandle,
     pub(crate) folder: tempfile::TempDir,
 }
 
@@ -142,8 +142,8 @@ impl Serving {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sigterm_drains_and_ends_with_code_0() {
     // It ends when the engine is quick again.
-    let mut serving = Serving::start(1000.0).await;
-    let mut stream = serving.stream(40).await;
+    let mut serving = Serving::start(40.0).await;
+    let mut stream = serving.stream(1_000).await;
     serving.process.signal("TERM");
     tokio::task::block_in_place(|| serving.process.line("server draining"));
     let refused = Call::post(CHAT, &chat(1, false)).key(&key_of(TENANT).text).send(serving.address).await;

@@ -200,6 +200,11 @@ pub(super) fn options() -> SimOptions {
     options
 }
 
+/// The same with 10 ms for each token: what runs at the start of a test runs until its end.
+pub(super) fn slow() -> SimOptions {
+    SimOptions { speed: 0.05, ..options() }
+}
+
 pub(super) async fn start(options: SimOptions) -> SimHandle {
     SimServer::start(options).await.unwrap()
 }

@@ -5,13 +5,15 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::client::{End, Open, chat, fixture, get, open, options, post, reach, request, start};
+use super::client::{End, Open, chat, fixture, get, open, options, post, reach, request, slow, start};
+use crate::sim::faults::FaultKind;
 use crate::sim::server::{SimConnections, SimOptions, VllmFlags, start_fleet};
 
 const CHAT: &str = "/v1/chat/completions";
 
+/// One sequence at a time, and 20 s for a stream of 2,000 tokens.
 fn one_slot() -> SimOptions {
-    let mut options = options();
+    let mut options = slow();
     options.engine.max_seqs = Some(1);
     options
 }
@@ -57,16 +59,18 @@ async fn a_client_that_leaves_is_forgotten_in_any_phase() {
 
 #[tokio::test]
 async fn an_idle_connection_is_closed_after_its_time() {
-    let connections = SimConnections { keep_alive: Duration::from_millis(60), ..Default::default() };
-    let engine = start(SimOptions { connections, ..options() }).await;
     let body = chat(2, false).to_string();
     let keep = request("POST", CHAT, "Content-Type: application/json\r\n", body.as_bytes());
-    let mut open = Open::send(engine.addr, &keep).await.unwrap();
+    let patient = start(options()).await;
+    let mut open = Open::send(patient.addr, &keep).await.unwrap();
     for _ in 0..3 {
         open.until("\"metrics\":null}").await;
         open.again(&keep).await.unwrap();
     }
     open.until("\"metrics\":null}").await;
+    let connections = SimConnections { keep_alive: Duration::from_millis(60), ..Default::default() };
+    let engine = start(SimOptions { connections, ..options() }).await;
+    let open = Open::send(engine.addr, &keep).await.unwrap();
     let reply = open.end().await;
     assert_eq!(reply.end, End::Whole, "closed cleanly after the last answer");
     // A connection that sent no request is not closed, as with uvicorn.
@@ -111,6 +115,7 @@ async fn abort_ends_running_and_waiting_streams_as_recorded() {
 async fn pause_keeps_running_ones_and_holds_new_ones_unseen() {
     let engine = start(options()).await;
     let control = engine.control();
+    control.add(FaultKind::Slow { factor: 20.0 }).unwrap();
     let mut running = open(engine.addr, CHAT, &chat(1000, true)).await;
     running.until("\"role\"").await;
     assert_eq!(post(engine.addr, "/pause?mode=keep", &json!({})).await.json()["status"], "paused");
@@ -123,6 +128,7 @@ async fn pause_keeps_running_ones_and_holds_new_ones_unseen() {
     assert!(page.contains("num_requests_waiting{engine=\"0\",model_name=\"tiny\"} 0.0"));
     assert_eq!(get(engine.addr, "/health").await.status, 200);
     assert_eq!(get(engine.addr, "/is_paused").await.json(), json!({"is_paused": true}));
+    control.clear();
     post(engine.addr, "/resume", &json!({})).await;
     assert_eq!(held.end().await.end, End::Whole);
     assert_eq!(running.end().await.end, End::Whole);
@@ -131,7 +137,7 @@ async fn pause_keeps_running_ones_and_holds_new_ones_unseen() {
 
 #[tokio::test]
 async fn sleep_aborts_and_holds_until_wake_up() {
-    let engine = start(options()).await;
+    let engine = start(slow()).await;
     let mut running = open(engine.addr, CHAT, &chat(2000, true)).await;
     running.until("\"role\"").await;
     let asleep = post(engine.addr, "/sleep?level=1", &json!({})).await.json();
@@ -179,7 +185,9 @@ async fn many_streams_share_one_engine() {
 
 #[tokio::test]
 async fn a_stopped_engine_frees_its_port_and_cuts_its_connections() {
-    let mut fleet = start_fleet(vec![options(), options()]).await.unwrap();
+    // An address of its own, so that nobody else is given the port that it leaves.
+    let listen = ([127, 0, 0, 3], 0).into();
+    let mut fleet = start_fleet(vec![SimOptions { listen, ..options() }, options()]).await.unwrap();
     let (first, second) = (fleet.remove(0), fleet.remove(0));
     let addr = first.addr;
     assert_ne!(addr, second.addr);

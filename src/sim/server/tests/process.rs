@@ -4,7 +4,7 @@ use serde_json::json;
 use tokio::net::TcpStream;
 
 use super::client::{
-    End, Open, chat, fixture, get, has_done, open, options, post, reach, recovers, replay, start,
+    End, Open, chat, fixture, get, has_done, open, options, post, reach, recovers, replay, slow, start,
 };
 use crate::sim::faults::FaultKind;
 use crate::sim::server::{SimHandle, SimOptions, SimServer, Terminate};
@@ -13,7 +13,7 @@ const CHAT: &str = "/v1/chat/completions";
 
 #[tokio::test]
 async fn a_spot_notice_comes_before_the_end() {
-    let engine = start(options()).await;
+    let engine = start(slow()).await;
     let path = "/latest/meta-data/spot/instance-action";
     assert_eq!(get(engine.addr, path).await.status, 404);
     let mut running = open(engine.addr, CHAT, &chat(2000, true)).await;
@@ -33,7 +33,7 @@ async fn two_streams(engine: &SimHandle) -> (Open, Open) {
 }
 
 async fn one_slot() -> SimHandle {
-    let mut options = options();
+    let mut options = slow();
     options.engine.max_seqs = Some(1);
     start(options).await
 }
@@ -98,8 +98,8 @@ async fn a_restarted_engine_is_fresh() {
     let mut running = open(engine.addr, CHAT, &chat(2000, true)).await;
     running.until("\"role\"").await;
     engine.control().terminate(Terminate::Restart { down_ms: 100 });
+    assert!(!engine.control().state().listening, "it is down");
     assert_eq!(running.end().await.end, End::Short);
-    reach(&engine.control(), "down", |state| !state.listening).await;
     reach(&engine.control(), "up", |state| state.listening && state.serving).await;
     assert_eq!(engine.control().state().finished, 0);
     while TcpStream::connect(engine.addr).await.is_err() {

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::client::{CLOSE, End, Open, chat, get, open, options, post, reach, request, start};
+use super::client::{CLOSE, End, Open, chat, get, open, options, post, reach, request, slow, start};
 use crate::sim::server::{SimOptions, VllmFlags};
 
 fn streamed_text(events: &[Value]) -> String {
@@ -184,7 +184,7 @@ async fn a_sound_is_transcribed() {
 #[tokio::test]
 async fn the_queue_limit_refuses_with_the_recorded_words() {
     let vllm = VllmFlags { max_queued_reqs: Some(1), ..VllmFlags::default() };
-    let engine = start(SimOptions { vllm, ..options() }).await;
+    let engine = start(SimOptions { vllm, ..slow() }).await;
     let mut first = open(engine.addr, "/v1/chat/completions", &chat(2000, true)).await;
     first.until("\"role\"").await;
     let (reply, recorded) = super::client::replay(engine.addr, "err/admission_queue_full_messages").await;

@@ -11,11 +11,11 @@ use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Frame;
 use penstock::sim::faults::FaultKind;
-use penstock::sim::server::SimOptions;
+use penstock::sim::server::{SimConnections, SimOptions};
 use serde_json::{Value, json};
 
 use crate::support::client::{Answer, Call, H2, Raw, Session, in_pieces};
-use crate::support::gateway::{MODEL, Rig, RigOptions, TENANT, chat, soon, until};
+use crate::support::gateway::{MODEL, PATIENCE, Rig, RigOptions, TENANT, chat, soon, until};
 use crate::support::recorder::Tap;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -29,8 +29,12 @@ async fn tapped(options: RigOptions, engine: SimOptions) -> (Rig, Tap) {
     (rig, tap)
 }
 
+/// A rig whose connection to its engine lasts for the whole test.
 async fn plain_tapped() -> (Rig, Tap) {
-    tapped(RigOptions::default(), SimOptions::default()).await
+    let connections = SimConnections { keep_alive: Duration::from_secs(600), ..SimConnections::default() };
+    let more = "upstream: {keep_alive: 5m}\n".to_owned();
+    let engine = SimOptions { connections, ..SimOptions::default() };
+    tapped(RigOptions { more, ..RigOptions::default() }, engine).await
 }
 
 async fn rig() -> Rig {
@@ -56,7 +60,7 @@ async fn fin_right_after_done_is_success() {
         let line = rig.line_of(&id).await;
         assert_eq!((&line["outcome"], &line["usage"]), (&json!("success"), &json!("exact")), "{line}");
         assert_eq!((&line["status"], &line["output_tokens"]), (&json!(200), &json!(5)));
-        rig.emptied_within(Duration::from_secs(1)).await;
+        rig.emptied_within(PATIENCE).await;
     }
     let posts = tap.posts();
     assert_eq!(posts.len(), 10);
@@ -372,7 +376,7 @@ async fn models_are_listed_within_the_tenants_rights() {
     .await;
     let list = |tenant: &str| Call::get("/v1/models").key(rig.key(tenant)).send(rig.address());
     // The window of `other` comes from the engine, once it was asked.
-    let deadline = tokio::time::Instant::now() + crate::support::gateway::PATIENCE;
+    let deadline = tokio::time::Instant::now() + PATIENCE;
     let rows = loop {
         let rows = list(TENANT).await.ok().json()["data"].clone();
         if rows.as_array().unwrap().iter().all(|row| row["max_model_len"].is_u64()) {
@@ -532,14 +536,14 @@ async fn bodies_over_the_limit_are_413_while_they_come() {
 #[tokio::test]
 async fn an_http2_body_that_stops_coming_is_408() {
     let more = "requests: {min_body_rate: 0}\n".to_owned();
-    let rig = Rig::start(RigOptions { server: "body_timeout: 300ms", more, ..RigOptions::default() }).await;
+    let rig = Rig::start(RigOptions { server: "body_timeout: 2s", more, ..RigOptions::default() }).await;
     let mut h2 = H2::open(rig.address()).await;
     let (pieces, body) = in_pieces();
     let call = Call::post(CHAT, &chat(1, false)).key(rig.key(TENANT)).header("x-request-id", "silent");
     let answer = tokio::spawn(h2.sender.send_request(call.clone().http2(body)));
     // Time counts from the last piece, not from the first.
     for piece in call.body.chunks(40) {
-        tokio::time::sleep(Duration::from_millis(120)).await;
+        tokio::time::sleep(Duration::from_millis(700)).await;
         assert!(!answer.is_finished(), "answered while the body was coming");
         pieces.send(Ok(Frame::data(piece.to_vec().into()))).await.unwrap();
     }
@@ -548,7 +552,7 @@ async fn an_http2_body_that_stops_coming_is_408() {
     assert_eq!(answer.header("x-should-retry"), "true");
     let line = rig.line_of("silent").await;
     assert_eq!((&line["status"], &line["outcome"]), (&json!(408), &json!("client_error")), "{line}");
-    rig.emptied_within(Duration::from_secs(1)).await;
+    rig.emptied_within(PATIENCE).await;
     // The connection is none the worse for it.
     let body = BoxBody::new(Full::new(call.body.clone()).map_err(|never| match never {}));
     let answer = soon("an answer", h2.sender.send_request(call.http2(body))).await.unwrap();
