@@ -73,7 +73,7 @@ pub(crate) const MANY_FIELDS: [(&str, usize, &str); 6] = [
     ("JobSpec", 19, "one field for each thing that the proxy tells of a request"),
     (
         "StreamRow",
-        27,
+        28,
         "one field for each key of a stream; serde flattens no struct that refuses unknown keys",
     ),
     ("UsageRow", 25, "one field for each column of the usage table"),

@@ -17,6 +17,5 @@ pub mod replica;
 pub mod router;
 pub mod run;
 pub mod setup;
-mod stream_reports;
 #[cfg(test)]
 mod tests;

@@ -11,12 +11,12 @@ use crate::sim::engine::EngineEvent;
 use crate::sim::world::arrival::Arrival;
 use crate::sim::world::autoscale::ScalingOutcome;
 use crate::sim::world::autoscale::state::Elastic;
+use crate::sim::world::engines::stream_reports::StreamReports;
 use crate::sim::world::event::{EventQueue, ExchangeStep, WorldEvent};
 use crate::sim::world::record::WorldRecord;
 use crate::sim::world::replica::WorldReplica;
 use crate::sim::world::router::{Input, ReplicaIndex, Router, RouterCommand};
 use crate::sim::world::setup::Setup;
-use crate::sim::world::stream_reports::StreamReports;
 
 /// Period at which routers are told of their streams.
 pub const ITL_PERIOD: Duration = Duration::from_millis(100);

@@ -213,7 +213,8 @@ fn choices_are_one_request_and_have_no_pace() {
 fn a_silent_stream_says_all_at_once_when_it_goes_on() {
     let lasts = Duration::from_secs(3);
     let (whole, _) = alone(|_| {});
-    let (paused, log) = alone(|setup| setup.arrivals[0].pause = Some(Pause { after: 5, lasts, by_client: false }));
+    let (paused, log) =
+        alone(|setup| setup.arrivals[0].pause = Some(Pause { after: 5, lasts, by_client: false }));
     assert_eq!(paused.ttft, whole.ttft);
     assert!(lasted(&paused) > lasts && lasted(&paused) < lasts + lasted(&whole));
     let events = log.lock();

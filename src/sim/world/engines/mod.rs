@@ -1,6 +1,8 @@
 //! Engine events of the world: steps and their tokens, faults, scrapes, and the
 //! reports of them to routers.
 
+pub(super) mod stream_reports;
+
 use std::time::Duration;
 
 use crate::sim::engine::{EngineEvent, EngineEventKind};
