@@ -67,7 +67,7 @@ impl World {
         Self { exchange, source, others, is_up: true }
     }
 
-    /// Lets time pass, with an answer of the store at each turn while it is up.
+    /// Lets time pass. At each turn the store answers while it is up, and the numbers are evaluated.
     async fn pass(&mut self, time: Duration) {
         let ends = Instant::now() + time;
         while Instant::now() < ends {
@@ -75,6 +75,7 @@ impl World {
             if self.is_up {
                 self.turn();
             }
+            self.says();
         }
     }
 
