@@ -377,7 +377,7 @@ fn prepare(proxy: &Proxy, settings: &Settings) -> Result<(), StartError> {
     if let Some(file) = settings.startup.audit.clone() {
         telemetry.audit_to(file).map_err(StartError::Audit)?;
     }
-    proxy.authenticator.set_providers(&settings.edge.auth, telemetry);
+    proxy.authenticator.set_providers(&settings.edge.auth, &settings.listeners.operators, telemetry);
     certificates_loaded(&Listeners::default(), &settings.listeners, telemetry);
     if let Some(path) = &settings.scale.state_file {
         demand::restore(path, &proxy.dispatcher, telemetry);
@@ -425,6 +425,7 @@ fn start_admin(
         signals: Arc::clone(cache),
         cluster: cluster.map(ClusterHandle::status),
         usage: settings.startup.usage.as_ref().map(usage::row_source),
+        operator_tokens: proxy.authenticator.operator_tokens(),
         telemetry: proxy.telemetry.clone(),
     };
     let (address, limits) = (settings.startup.admin, &settings.startup.listener);
