@@ -28,37 +28,48 @@ struct UnreadStream {
 
 /// Samples of each gateway and engine.
 #[derive(Debug)]
-pub(super) struct StreamReports {
+pub(in crate::sim::world) struct StreamReports {
     engines: usize,
     samples: Vec<StreamSample>,
     unread: Vec<UnreadStream>,
 }
 
 impl StreamReports {
-    pub(super) fn new(gateways: usize, engines: usize) -> Self {
+    pub(in crate::sim::world) fn new(gateways: usize, engines: usize) -> Self {
         Self { engines, samples: vec![StreamSample::default(); gateways * engines], unread: Vec::new() }
     }
 
     /// Notes that tokens of a stream came.
-    pub(super) fn note_bytes(&mut self, gateway: usize, replica: ReplicaIndex) {
+    pub(in crate::sim::world) fn note_bytes(&mut self, gateway: usize, replica: ReplicaIndex) {
         self.samples[gateway * self.engines + replica].heard = true;
     }
 
     /// Notes the time between the tokens before and these `tokens`.
-    pub(super) fn note_gap(&mut self, gateway: usize, replica: ReplicaIndex, tokens: u32, gap: Duration) {
+    pub(in crate::sim::world) fn note_gap(
+        &mut self,
+        gateway: usize,
+        replica: ReplicaIndex,
+        tokens: u32,
+        gap: Duration,
+    ) {
         let pace = &mut self.samples[gateway * self.engines + replica].pace;
         pace.gaps += u64::from(tokens);
         pace.total += gap;
     }
 
     /// Notes that the client of a stream stops reading.
-    pub(super) fn note_unread(&mut self, gateway: usize, replica: ReplicaIndex, request: RequestId) {
+    pub(in crate::sim::world) fn note_unread(
+        &mut self,
+        gateway: usize,
+        replica: ReplicaIndex,
+        request: RequestId,
+    ) {
         self.unread.push(UnreadStream { request, replica, index: gateway * self.engines + replica });
     }
 
     /// Takes the inputs of all gateways, each with the gateway's number. `is_unread` tells whether the
     /// stream of a request at a replica still waits for its client.
-    pub(super) fn take(
+    pub(in crate::sim::world) fn take(
         &mut self,
         is_unread: impl Fn(RequestId, ReplicaIndex) -> bool,
     ) -> Vec<(usize, Input<'static>)> {
