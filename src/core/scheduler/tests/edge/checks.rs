@@ -29,7 +29,8 @@ impl Edge {
         {
             assert!(self.barred.get(&target).is_none_or(|until| *until <= self.now), "{target:?}");
         }
-        let room = why.running + spec.sequences.max(1) <= why.limit || why.running == 0;
+        let after = why.running + spec.sequences.max(1);
+        let room = after <= why.limit || why.running == 0 || self.may_go_beyond(replica, after, why);
         assert!(room, "beyond its credit: {why:?}");
         assert!(why.candidates >= 1);
         self.check_scores(&spec, replica, why);
@@ -44,6 +45,14 @@ impl Edge {
         assert_eq!(self.stays.insert(job, replica), None, "two stays at once");
         seen.at = Some(replica);
         (seen.outlived, seen.asked) = (false, None);
+    }
+
+    /// Whether a job that has waited for half of its objective may start beyond the ITL limit of a
+    /// replica, which then runs `seqs` sequences. The configured limit holds for it, too.
+    fn may_go_beyond(&self, replica: ReplicaId, seqs: u32, why: &DispatchReason) -> bool {
+        let row = self.policy.replicas.get(replica).expect("a replica of the policy");
+        let class = self.policy.classes.get(why.class).expect("a class of the policy");
+        why.queued >= class.ttft_objective / 2 && row.max_seqs.is_none_or(|most| seqs <= most)
     }
 
     /// Scores are of other replicas in service that serve the model, the best first.
