@@ -120,7 +120,7 @@ impl Service {
         let address = socket.local_addr().unwrap();
         let serving = tokio::spawn(async move {
             let _taken = socket;
-            std::future::pending().await
+            std::future::pending::<()>().await;
         });
         Self { address, questions: Arc::default(), at_once: Arc::default(), serving }
     }

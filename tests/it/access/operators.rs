@@ -1,8 +1,6 @@
 //! Operators: roles at the admin port, and the audit file.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::time::Instant;
-
 use http::Method;
 use penstock::config::keys::NewKey;
 use penstock::sim::server::{SimOptions, SimServer};
@@ -109,7 +107,7 @@ async fn a_token_is_asked_for_and_its_role_counts() {
 async fn wrong_tokens_are_answered_more_shortly_and_right_ones_always_pass() {
     let rig = rig(&auth(", open_metrics: true")).await;
     let get = || Call::new(Method::GET, "/admin/v1/status");
-    let (mut statuses, began) = (Vec::new(), Instant::now());
+    let (mut statuses, began) = (Vec::new(), tokio::time::Instant::now());
     for _ in 0..15 {
         statuses.push(rig.as_operator(Some("nobody"), get()).await.status);
     }

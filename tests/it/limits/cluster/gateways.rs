@@ -46,7 +46,7 @@ async fn gateways(rig: &Rig, count: usize) {
 /// When each gateway told the store last that it is there.
 fn signs(store: &mut redis::Connection) -> BTreeMap<String, String> {
     let signs: BTreeMap<String, String> =
-        redis::cmd("HGETALL").arg("penstock:v1:{gateways}").query(store).unwrap();
+        redis::cmd("HGETALL").arg("penstock:v1:{gateways}").query(store).expect("the gateways");
     let times = signs.into_iter().filter(|(id, _)| !id.starts_with('_'));
     times.map(|(id, said)| (id, said.split(' ').next().unwrap_or_default().to_owned())).collect()
 }
