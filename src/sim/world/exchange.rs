@@ -23,11 +23,15 @@ const fn job_of(request: RequestId) -> (JobIndex, u32) {
 /// Whether tokens of the attempt at the replica are held back.
 pub(super) fn is_held_back(jobs: &[WorldJob], request: RequestId, replica: ReplicaIndex) -> bool {
     let (job, attempt) = job_of(request);
-    let state = &jobs[job];
-    state.at == Some(replica) && state.attempt == attempt && state.held_back.is_some()
+    jobs[job].is_at(attempt, replica) && jobs[job].held_back.is_some()
 }
 
 impl WorldJob {
+    /// Whether this attempt of the job is its present one, at the replica.
+    fn is_at(&self, attempt: u32, replica: ReplicaIndex) -> bool {
+        self.at == Some(replica) && self.attempt == attempt
+    }
+
     /// Clears the job's state at its engine, together with the tokens of the
     /// attempt.
     pub(super) fn clear_attempt(&mut self) {
@@ -177,8 +181,7 @@ impl World<'_> {
 
     fn is_at(&self, request: RequestId, replica: ReplicaIndex) -> bool {
         let (job, attempt) = job_of(request);
-        let state = &self.jobs[job];
-        state.at == Some(replica) && state.attempt == attempt
+        self.jobs[job].is_at(attempt, replica)
     }
 
     /// The attempt reaches its engine. Returns the reply when the engine does
