@@ -228,6 +228,7 @@ pub(super) fn state(telemetry: &Telemetry, reload: ReloadHandle) -> AdminState {
         settings,
         cluster: None,
         usage: None,
+        operator_tokens: Arc::default(),
         telemetry: telemetry.clone(),
     }
 }

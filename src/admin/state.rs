@@ -5,6 +5,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
+use crate::auth::operators::OperatorTokens;
 use crate::cluster::ClusterStatus;
 use crate::config::settings::Settings;
 use crate::config::watch::ReloadHandle;
@@ -35,6 +36,8 @@ pub struct AdminState {
     pub cluster: Option<Arc<Mutex<ClusterStatus>>>,
     /// Source of the usage rows; absent when the configuration keeps none.
     pub usage: Option<RowSource>,
+    /// Tokens of the operators' identity provider.
+    pub operator_tokens: Arc<OperatorTokens>,
     /// Metrics, recent requests and the state of the configuration.
     pub telemetry: Telemetry,
 }

@@ -4,17 +4,15 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use crate::config::settings::identity::Grant;
-
 /// Capacity of each of the two halves, in tokens.
 const HALF: usize = 8_192;
 
 /// A token that was found valid under certain rules and keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct VerifiedToken {
+pub(super) struct VerifiedToken<G> {
     /// Rights that the token grants.
-    pub(super) grant: Grant,
-    /// Pseudonym of the token's holder, derived from a hash.
+    pub(super) grant: G,
+    /// Name of the token's holder for logs.
     pub(super) id: String,
     /// Expiry of the token, the leeway included.
     pub(super) ends: SystemTime,
@@ -27,14 +25,20 @@ pub(super) struct VerifiedToken {
 
 /// Valid tokens by their hash. When the young half is full, it becomes the old half, and tokens
 /// of the former old half that were not used since are dropped.
-#[derive(Debug, Default)]
-pub(super) struct TokenCache {
-    young: HashMap<[u8; 32], Arc<VerifiedToken>>,
-    old: HashMap<[u8; 32], Arc<VerifiedToken>>,
+#[derive(Debug)]
+pub(super) struct TokenCache<G> {
+    young: HashMap<[u8; 32], Arc<VerifiedToken<G>>>,
+    old: HashMap<[u8; 32], Arc<VerifiedToken<G>>>,
 }
 
-impl TokenCache {
-    pub(super) fn get(&mut self, hash: &[u8; 32]) -> Option<Arc<VerifiedToken>> {
+impl<G> Default for TokenCache<G> {
+    fn default() -> Self {
+        Self { young: HashMap::new(), old: HashMap::new() }
+    }
+}
+
+impl<G> TokenCache<G> {
+    pub(super) fn get(&mut self, hash: &[u8; 32]) -> Option<Arc<VerifiedToken<G>>> {
         if let Some(found) = self.young.get(hash) {
             return Some(Arc::clone(found));
         }
@@ -43,7 +47,7 @@ impl TokenCache {
         Some(found)
     }
 
-    pub(super) fn put(&mut self, hash: [u8; 32], token: Arc<VerifiedToken>) {
+    pub(super) fn put(&mut self, hash: [u8; 32], token: Arc<VerifiedToken<G>>) {
         if self.young.len() >= HALF {
             self.old = std::mem::take(&mut self.young);
         }
@@ -59,6 +63,7 @@ impl TokenCache {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::settings::identity::Grant;
     use crate::core::model::ids::TenantId;
 
     #[test]

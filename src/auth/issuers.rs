@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use jsonwebtoken::Algorithm;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
@@ -18,10 +18,10 @@ use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
 use crate::auth::cache::{TokenCache, VerifiedToken};
-use crate::auth::jwks::{JwksFetcher, KeySet, PublicKey};
-use crate::auth::jwt::{self, TokenError};
+use crate::auth::jwks::{FetchedKeys, JwksFetcher, KeySet, PublicKey, SignInEndpoints};
+use crate::auth::jwt::{self, TokenClaims, TokenError};
 use crate::auth::throttle::{FailureRate, TokenBucket};
-use crate::config::settings::identity::{Credentials, Issuer, KeySource};
+use crate::config::settings::identity::{Issuer, KeySource};
 use crate::dispatcher::clock::GatewayClock;
 use crate::telemetry::event::{IssuerKeysFetched, IssuerKeysLost};
 use crate::telemetry::{Telemetry, wall};
@@ -38,11 +38,17 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub(super) const USUAL_RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// The identity providers in the settings, and the cache of verified tokens.
-#[derive(Debug, Default)]
-pub(super) struct Issuers {
+#[derive(Debug)]
+pub(super) struct Issuers<C: TokenClaims> {
     rows: Mutex<HashMap<KeySource, IssuerTask>>,
     next: AtomicUsize,
-    cache: Mutex<TokenCache>,
+    cache: Mutex<TokenCache<C::Grant>>,
+}
+
+impl<C: TokenClaims> Default for Issuers<C> {
+    fn default() -> Self {
+        Self { rows: Mutex::default(), next: AtomicUsize::new(0), cache: Mutex::default() }
+    }
 }
 
 /// A provider's keys with the task that fetches them. Dropping the value ends the task.
@@ -63,6 +69,8 @@ impl Drop for IssuerTask {
 struct Keyring {
     number: usize,
     keys: ArcSwap<KeySet>,
+    /// Addresses for a sign-in, as last fetched.
+    endpoints: ArcSwapOption<SignInEndpoints>,
     /// Number of changes of the key set.
     version: watch::Sender<u64>,
     /// Number of fetches that ended, with or without keys.
@@ -79,6 +87,7 @@ impl Keyring {
         Self {
             number,
             keys: ArcSwap::default(),
+            endpoints: ArcSwapOption::empty(),
             version: watch::Sender::new(0),
             fetches: watch::Sender::new(0),
             failing: AtomicBool::new(false),
@@ -131,7 +140,10 @@ impl Keyring {
             let fetched = fetcher.fetch().await;
             let failed_before = self.failing.load(Ordering::Acquire);
             let wait = match fetched {
-                Ok(keys) => {
+                Ok(FetchedKeys { keys, endpoints }) => {
+                    if let Some(endpoints) = endpoints {
+                        self.endpoints.store(Some(Arc::new(endpoints)));
+                    }
                     let (count, changed) = (keys.len(), keys.digest != self.keys.load().digest);
                     self.failing.store(false, Ordering::Release);
                     if changed {
@@ -164,9 +176,9 @@ impl Keyring {
     }
 }
 
-impl Issuers {
+impl<C: TokenClaims> Issuers<C> {
     /// Fetches the keys of exactly these providers from now on.
-    pub(super) fn set_issuers(&self, issuers: &[Arc<Issuer>], telemetry: &Telemetry) {
+    pub(super) fn set_issuers(&self, issuers: &[Arc<Issuer<C>>], telemetry: &Telemetry) {
         let mut rows = self.rows.lock();
         rows.retain(|source, _| issuers.iter().any(|issuer| issuer.source == *source));
         for issuer in issuers {
@@ -182,22 +194,28 @@ impl Issuers {
         self.rows.lock().get(source).map(|row| Arc::clone(&row.ring))
     }
 
-    /// Verifies a token, or finds it in the cache.
+    /// Addresses for a sign-in at a provider; `None` while they are not known.
+    pub(super) fn sign_in(&self, source: &KeySource) -> Option<Arc<SignInEndpoints>> {
+        self.ring(source)?.endpoints.load_full()
+    }
+
+    /// Verifies a token, or finds it in the cache. `epoch` = the generation of the file that the
+    /// `issuers` stand in.
     pub(super) async fn verify(
         &self,
-        known: &Credentials,
+        (issuers, epoch): (&[Arc<Issuer<C>>], u64),
         text: &str,
-    ) -> Result<Arc<VerifiedToken>, TokenError> {
-        let longest = known.issuers.iter().map(|issuer| issuer.max_token).max().unwrap_or_default();
+    ) -> Result<Arc<VerifiedToken<C::Grant>>, TokenError> {
+        let longest = issuers.iter().map(|issuer| issuer.max_token).max().unwrap_or_default();
         if text.len() > longest {
             return Err(TokenError::TooLong);
         }
         let hash = *blake3::hash(text.as_bytes()).as_bytes();
-        if let Some(token) = self.remembered(known, &hash) {
+        if let Some(token) = self.remembered(epoch, &hash) {
             return Ok(token);
         }
         let unproved = jwt::read(text)?;
-        let issuer = known.issuers.iter().find(|issuer| issuer.source.issuer == unproved.issuer);
+        let issuer = issuers.iter().find(|issuer| issuer.source.issuer == unproved.issuer);
         let issuer = issuer.ok_or(TokenError::Issuer)?;
         if text.len() > issuer.max_token {
             return Err(TokenError::TooLong);
@@ -208,27 +226,23 @@ impl Issuers {
         let version = *ring.version.borrow();
         let key = ring.find(unproved.header.kid.as_deref(), algorithm).await?;
         let proved = jwt::verify(text, &key, algorithm, issuer)?;
-        let token = Arc::new(VerifiedToken {
-            grant: proved.grant(issuer)?,
-            id: proved.id(issuer),
-            ends: proved.ends,
-            epoch: known.epoch,
-            keys: (ring.number, version),
-        });
+        let (grant, id) = C::grant(&proved, issuer)?;
+        let token =
+            Arc::new(VerifiedToken { grant, id, ends: proved.ends, epoch, keys: (ring.number, version) });
         self.cache.lock().put(hash, Arc::clone(&token));
         Ok(token)
     }
 
     /// The cached token of this hash, if the token was verified under the current rules and keys
     /// and has not expired.
-    fn remembered(&self, known: &Credentials, hash: &[u8; 32]) -> Option<Arc<VerifiedToken>> {
+    fn remembered(&self, epoch: u64, hash: &[u8; 32]) -> Option<Arc<VerifiedToken<C::Grant>>> {
         let token = self.cache.lock().get(hash)?;
         let (number, version) = token.keys;
         let current = || {
             let rows = self.rows.lock();
             rows.values().any(|row| row.ring.number == number && *row.ring.version.borrow() == version)
         };
-        if token.epoch == known.epoch && token.ends > wall::now() && current() {
+        if token.epoch == epoch && token.ends > wall::now() && current() {
             return Some(token);
         }
         self.cache.lock().forget(hash);

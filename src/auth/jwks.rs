@@ -48,6 +48,45 @@ pub(super) enum JwksError {
     NoKeys,
 }
 
+/// Where a browser signs in at a provider.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SignInEndpoints {
+    /// The page that asks the user.
+    pub authorization: String,
+    /// Where the page's answer is exchanged for a token.
+    pub token: String,
+}
+
+impl SignInEndpoints {
+    /// The address, if it is a whole one that a page may be told of.
+    fn usable(url: &str) -> Option<String> {
+        origin(url).map(|_| url.to_owned())
+    }
+
+    /// The origin of the token's address, for a page's security policy.
+    #[must_use]
+    pub fn token_origin(&self) -> Option<String> {
+        origin(&self.token)
+    }
+}
+
+/// Scheme, host and port of a URL, if they are plain enough for a header.
+fn origin(url: &str) -> Option<String> {
+    let uri: http::Uri = url.parse().ok()?;
+    let (scheme, authority) = (uri.scheme_str()?, uri.authority()?.as_str());
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-:[]".contains(&byte);
+    let is_web = matches!(scheme, "http" | "https");
+    (is_web && authority.bytes().all(is_plain)).then(|| format!("{scheme}://{authority}"))
+}
+
+/// What one fetch from a provider brought.
+#[derive(Debug)]
+pub(super) struct FetchedKeys {
+    pub(super) keys: KeySet,
+    /// Absent where no sign-in is wanted, and where the provider does not tell.
+    pub(super) endpoints: Option<SignInEndpoints>,
+}
+
 #[derive(Debug, Clone)]
 pub(super) struct PublicKey {
     pub(super) id: Option<String>,
@@ -140,29 +179,46 @@ impl JwksFetcher {
         Self { source, client }
     }
 
-    /// Fetches the provider's current keys.
-    pub(super) async fn fetch(&self) -> Result<KeySet, JwksError> {
+    /// Fetches the provider's current keys, and its addresses for a sign-in where one is wanted.
+    pub(super) async fn fetch(&self) -> Result<FetchedKeys, JwksError> {
         let client = self.client.as_ref().ok_or(JwksError::NoClient)?;
-        let url = match &self.source.jwks_url {
-            Some(url) => url.clone(),
-            None => self.discover(client).await?,
+        let (url, document) = match &self.source.jwks_url {
+            Some(url) if self.source.has_sign_in => (url.clone(), self.discover(client).await.ok()),
+            Some(url) => (url.clone(), None),
+            None => {
+                let document = self.discover(client).await?;
+                (self.address(&document, "jwks_uri")?.to_owned(), Some(document))
+            }
         };
-        KeySet::read(&get(client, &url).await?)
+        let endpoints = document.filter(|_| self.source.has_sign_in).and_then(|document| {
+            let address = |key| SignInEndpoints::usable(self.address(&document, key).ok()?);
+            Some(SignInEndpoints {
+                authorization: address("authorization_endpoint")?,
+                token: address("token_endpoint")?,
+            })
+        });
+        Ok(FetchedKeys { keys: KeySet::read(&get(client, &url).await?)?, endpoints })
     }
 
-    async fn discover(&self, client: &Client) -> Result<String, JwksError> {
+    /// The discovery document.
+    async fn discover(&self, client: &Client) -> Result<Value, JwksError> {
         let issuer = &self.source.issuer;
         let answer = get(client, &format!("{}{DISCOVERY}", issuer.trim_end_matches('/'))).await?;
         let document: Value = serde_json::from_slice(&answer).map_err(|_| JwksError::NotUnderstood)?;
         if document["issuer"].as_str() != Some(issuer) {
             return Err(JwksError::OtherIssuer);
         }
-        let url = document["jwks_uri"].as_str().ok_or(JwksError::NotUnderstood)?;
+        Ok(document)
+    }
+
+    /// An address of the discovery document.
+    fn address<'a>(&self, document: &'a Value, key: &str) -> Result<&'a str, JwksError> {
+        let url = document[key].as_str().ok_or(JwksError::NotUnderstood)?;
         // The issuer's own URL may be plain http only on this machine.
-        if !url.starts_with("https://") && !issuer.starts_with("http://") {
+        if !url.starts_with("https://") && !self.source.issuer.starts_with("http://") {
             return Err(JwksError::PlainHttp);
         }
-        Ok(url.to_owned())
+        Ok(url)
     }
 }
 

@@ -11,11 +11,15 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::auth::jwks::PublicKey;
-use crate::config::settings::identity::{ClaimRule, Grant, Issuer};
+use crate::config::settings::identity::{
+    ClaimRule, ClientClaims, Grant, Issuer, OperatorClaims, OperatorRole,
+};
 use crate::core::model::ids::TenantId;
 
 /// Most values that are read from a claim. Further values are ignored.
 const MAX_VALUES: usize = 256;
+/// Most characters of an operator's name.
+const MAX_NAME: usize = 128;
 
 /// Reason why a token is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,7 +101,7 @@ pub(super) fn read(text: &str) -> Result<UnverifiedToken, TokenError> {
 }
 
 /// The algorithm of a token, if its provider uses it.
-pub(super) fn algorithm(header: &Header, issuer: &Issuer) -> Result<Algorithm, TokenError> {
+pub(super) fn algorithm<C>(header: &Header, issuer: &Issuer<C>) -> Result<Algorithm, TokenError> {
     if header.crit.is_some() {
         return Err(TokenError::Critical);
     }
@@ -118,11 +122,11 @@ pub(super) struct VerifiedClaims {
 }
 
 /// Verifies the signature, then the claims that every token must have.
-pub(super) fn verify(
+pub(super) fn verify<C>(
     text: &str,
     key: &PublicKey,
     algorithm: Algorithm,
-    issuer: &Issuer,
+    issuer: &Issuer<C>,
 ) -> Result<VerifiedClaims, TokenError> {
     let mut validation = Validation::new(algorithm);
     validation.leeway = issuer.leeway.as_secs();
@@ -170,25 +174,51 @@ fn fault(kind: &ErrorKind) -> TokenError {
     }
 }
 
-impl VerifiedClaims {
-    /// Rights that the token's claims grant.
-    pub(super) fn grant(&self, issuer: &Issuer) -> Result<Grant, TokenError> {
-        let tenant = self.tenant(&issuer.tenants)?;
-        let classes = issuer.classes.as_ref().map(|rule| self.listed(rule)).transpose()?;
-        let models = issuer.models.as_ref().map(|rule| self.listed(rule)).transpose()?;
-        Ok(Grant {
+/// What the claims of a verified token grant.
+pub(super) trait TokenClaims: Sized {
+    /// Rights of the token's holder.
+    type Grant;
+
+    /// Rights that a token's claims grant, and its holder's name for logs.
+    fn grant(claims: &VerifiedClaims, issuer: &Issuer<Self>) -> Result<(Self::Grant, String), TokenError>;
+}
+
+impl TokenClaims for ClientClaims {
+    type Grant = Grant;
+
+    /// The name is a pseudonym: a hash of issuer and subject. Only someone who knows the subject can
+    /// compute it.
+    fn grant(claims: &VerifiedClaims, issuer: &Issuer<Self>) -> Result<(Grant, String), TokenError> {
+        let tenant = claims.tenant(&issuer.claims.tenants)?;
+        let classes = issuer.claims.classes.as_ref().map(|rule| claims.listed(rule)).transpose()?;
+        let models = issuer.claims.models.as_ref().map(|rule| claims.listed(rule)).transpose()?;
+        let hash = blake3::hash(format!("{} {}", issuer.source.issuer, claims.subject()).as_bytes());
+        let grant = Grant {
             classes: classes.map(|list| list.into_iter().collect()).map(std::sync::Arc::new),
             models: models.map(|list| list.into_iter().collect()).map(std::sync::Arc::new),
             ..Grant::whole(tenant)
-        })
+        };
+        Ok((grant, format!("jwt:{}", &hash.to_hex()[..12])))
     }
+}
 
-    /// Pseudonym of the token's holder: a hash of issuer and subject. Only someone who knows the
-    /// subject can compute the pseudonym.
-    pub(super) fn id(&self, issuer: &Issuer) -> String {
-        let subject = self.claims.get("sub").and_then(Value::as_str).unwrap_or_default();
-        let hash = blake3::hash(format!("{} {subject}", issuer.source.issuer).as_bytes());
-        format!("jwt:{}", &hash.to_hex()[..12])
+impl TokenClaims for OperatorClaims {
+    type Grant = OperatorRole;
+
+    /// The name is the one that the operator has at the provider, for the audit log.
+    fn grant(claims: &VerifiedClaims, issuer: &Issuer<Self>) -> Result<(OperatorRole, String), TokenError> {
+        let roles = claims.listed(&issuer.claims.roles)?;
+        let role = roles.into_iter().max().ok_or(TokenError::NotMapped)?;
+        let name = claims.claim(&issuer.claims.name).and_then(Value::as_str);
+        let name = name.filter(|name| !name.is_empty()).unwrap_or_else(|| claims.subject());
+        let is_plain = |c: &char| !(c.is_whitespace() || c.is_control());
+        Ok((role, name.chars().filter(is_plain).take(MAX_NAME).collect()))
+    }
+}
+
+impl VerifiedClaims {
+    fn subject(&self) -> &str {
+        self.claims.get("sub").and_then(Value::as_str).unwrap_or_default()
     }
 
     fn tenant(&self, rule: &ClaimRule<TenantId>) -> Result<TenantId, TokenError> {

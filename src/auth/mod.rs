@@ -1,9 +1,11 @@
-//! Authentication of clients by API key, identity provider's token, or certificate.
+//! Authentication of clients by API key, identity provider's token, or certificate; and of operators by
+//! token.
 
 mod cache;
 mod issuers;
 mod jwks;
 mod jwt;
+pub mod operators;
 pub mod throttle;
 
 use std::net::{IpAddr, SocketAddr};
@@ -16,9 +18,10 @@ use crate::auth::issuers::Issuers;
 use crate::auth::jwt::TokenError;
 #[cfg(any(test, fuzzing))]
 pub(crate) use crate::auth::jwt::fuzz_token;
+use crate::auth::operators::OperatorTokens;
 use crate::auth::throttle::{FailureRate, FailureThrottle};
 use crate::config::keys::{self, KeyError};
-use crate::config::settings::identity::{Auth, Credentials, Grant};
+use crate::config::settings::identity::{Auth, ClientClaims, Credentials, Grant, Operators};
 use crate::core::model::ids::TenantId;
 use crate::core::model::time::Tick;
 use crate::protocol::error::ApiError;
@@ -57,7 +60,8 @@ impl Identity {
 /// Checks the credentials of requests, and throttles failures by address.
 #[derive(Debug, Default)]
 pub struct Authenticator {
-    issuers: Issuers,
+    operators: Arc<OperatorTokens>,
+    issuers: Issuers<ClientClaims>,
     failures: Mutex<FailureThrottle>,
 }
 
@@ -84,14 +88,21 @@ struct AuthError {
 }
 
 impl Authenticator {
-    /// Fetches the keys of exactly the providers in `auth` from now on. Must be called inside a
-    /// tokio runtime.
-    pub fn set_providers(&self, auth: &Auth, telemetry: &Telemetry) {
+    /// Fetches the keys of exactly the providers of clients and operators from now on. Must be called
+    /// inside a tokio runtime.
+    pub fn set_providers(&self, auth: &Auth, operators: &Operators, telemetry: &Telemetry) {
+        self.operators.set_provider(operators, telemetry);
         let issuers = match auth {
             Auth::Off(_) => &[][..],
             Auth::Known(known) => &known.issuers,
         };
         self.issuers.set_issuers(issuers, telemetry);
+    }
+
+    /// Tokens of the operators' identity provider.
+    #[must_use]
+    pub fn operator_tokens(&self) -> Arc<OperatorTokens> {
+        Arc::clone(&self.operators)
     }
 
     /// Checks the credentials of a request. The call waits, for a short time, only if the key of a
@@ -136,7 +147,7 @@ impl Authenticator {
                 }
             }
             if !known.issuers.is_empty() && jwt::is_token(text) {
-                let verified = self.issuers.verify(known, text).await;
+                let verified = self.issuers.verify((&known.issuers, known.epoch), text).await;
                 return verified
                     .map(|token| Identity::new(token.grant.clone(), Some(token.id.clone())))
                     .map_err(wrong_token);

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Cmd, ErrorKind, FromRedisValue, RedisConnectionInfo, RedisError, cmd};
+use redis::{
+    AsyncConnectionConfig, Cmd, ErrorKind, FromRedisValue, RedisConnectionInfo, RedisError, ToRedisArgs, cmd,
+};
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use rustls_platform_verifier::ConfigVerifierExt as _;
@@ -54,6 +56,11 @@ impl StoreScript {
     pub(super) fn overrides() -> Self {
         Self::new(OVERRIDES)
     }
+
+    /// Demand reports of gateways.
+    pub(super) fn demand() -> Self {
+        Self::new(DEMAND)
+    }
 }
 
 /// The script of leases. Its line `--NOW` is to be replaced by one that sets `now`.
@@ -62,6 +69,8 @@ pub const LEASES: &str = include_str!("leases.lua");
 pub const MEMBERS: &str = include_str!("members.lua");
 /// The script of overrides; likewise.
 pub const OVERRIDES: &str = include_str!("overrides.lua");
+/// The script of demand reports; likewise.
+pub const DEMAND: &str = include_str!("demand.lua");
 
 /// An open connection. It closes when it is dropped.
 pub(super) struct StoreConnection {
@@ -109,7 +118,7 @@ impl StoreConnection {
         &self,
         script: &StoreScript,
         keys: &[&str],
-        values: &[&str],
+        values: &[impl ToRedisArgs + Sync],
     ) -> Result<T, String> {
         let call = |verb: &str, text: &str| -> Cmd {
             let mut call = cmd(verb);

@@ -13,6 +13,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::cluster::connection::{StoreConnection, StoreScript};
+use crate::cluster::demand_book::DemandBook;
 use crate::cluster::lease_book::{LeaseBook, LeaseCall};
 use crate::cluster::missed::MissedLimits;
 use crate::cluster::override_book::{HeardOverride, OverrideBook};
@@ -24,7 +25,6 @@ use crate::core::model::event::Event;
 use crate::core::model::overrides::Override;
 use crate::core::model::policy::Policy;
 use crate::core::model::time::Tick;
-use crate::protocol::ids::random;
 use crate::telemetry::event::{ClusterSeen, LeasesEnded, OverrideHeard, StoreBack, StoreLost};
 use crate::telemetry::wall;
 
@@ -86,7 +86,7 @@ impl ClusterHandle {
 /// Starts the exchange. From now on, limits are shared.
 #[must_use]
 pub fn start(settings: &ClusterSettings, parts: ClusterParts) -> ClusterHandle {
-    let id = format!("{:016x}", u64::from_le_bytes(random::bytes()));
+    let id = format!("{:016x}", parts.reports.id());
     let name = format!("{}:{}", machine_name(), parts.settings.load().startup.listen.port());
     let now = Instant::now();
     let status = Arc::new(Mutex::new(ClusterStatus {
@@ -114,8 +114,9 @@ struct LeaseExchange {
     /// The store of the start.
     store: ValkeySettings,
     parts: ClusterParts,
-    scripts: [StoreScript; 3],
+    scripts: [StoreScript; 4],
     book: LeaseBook,
+    demand: DemandBook,
     missed: MissedLimits,
     /// Gateways that are there.
     others: Vec<String>,
@@ -143,8 +144,14 @@ impl LeaseExchange {
             outage: settings.outage,
             store: settings.valkey.clone(),
             parts,
-            scripts: [StoreScript::leases(), StoreScript::members(), StoreScript::overrides()],
+            scripts: [
+                StoreScript::leases(),
+                StoreScript::members(),
+                StoreScript::overrides(),
+                StoreScript::demand(),
+            ],
             book: LeaseBook::default(),
+            demand: DemandBook::default(),
             missed: MissedLimits::default(),
             others: Vec::new(),
             announced: None,
@@ -220,6 +227,7 @@ impl LeaseExchange {
                 due = begun + REPORT_INTERVAL;
                 self.share_overrides(connection).await?;
                 self.exchange(connection, leaves).await?;
+                self.share_demand(connection).await?;
                 self.note_answer(away);
             } else {
                 let policy = Arc::clone(&self.parts.settings.load().policy);
@@ -326,6 +334,22 @@ impl LeaseExchange {
         let mut status = self.status.lock();
         for heard in status.overrides.hear(&call, &answer, &policy).unwrap_or_default() {
             self.bring_into_force(&heard, &policy);
+        }
+        Ok(())
+    }
+
+    /// Tells the store the demand that this gateway sees, and the scaler that of the others.
+    async fn share_demand(&mut self, connection: &StoreConnection) -> Result<(), String> {
+        let own = self.parts.reports.own(self.demand.stored());
+        let name = self.status.lock().name.clone();
+        let call = self.demand.call(&self.prefix, (&self.id, &name), own);
+        let keys: Vec<&str> = call.keys.iter().map(String::as_str).collect();
+        let answer = connection.run(&self.scripts[3], &keys, &call.values).await?;
+        let members = self.status.lock().gateways.clone();
+        let others = members.iter().filter(|member| member.id != self.id);
+        let others = others.map(|member| (&*member.id, &*member.name));
+        if let Some(heard) = self.demand.hear(&call, answer, others) {
+            self.parts.reports.hear(heard);
         }
         Ok(())
     }
@@ -439,11 +463,28 @@ mod tests {
 
     use super::*;
     use crate::cluster::connection::{CONNECT_TIMEOUT, LEASES};
+    use crate::cluster::demand_book::{HeardGateway, OwnReport, SharedReports};
     use crate::config::load::load_str_with;
     use crate::config::secret::MachineSecrets;
     use crate::dispatcher::Dispatcher;
     use crate::dispatcher::clock::GatewayClock;
     use crate::telemetry::Telemetry;
+
+    /// A scaler that reports nothing.
+    #[derive(Debug)]
+    struct NoReports;
+
+    impl SharedReports for NoReports {
+        fn id(&self) -> u64 {
+            1
+        }
+
+        fn own(&self, _: u64) -> Option<OwnReport> {
+            None
+        }
+
+        fn hear(&self, _: Vec<HeardGateway>) {}
+    }
 
     /// A report without limits asks the store nothing, and says nothing of it.
     #[tokio::test]
@@ -460,6 +501,7 @@ mod tests {
             dispatcher: Dispatcher::new(Arc::clone(&policy), GatewayClock::start(), mpsc::channel(1).0),
             settings: Arc::new(arc_swap::ArcSwap::from_pointee(settings)),
             telemetry: Telemetry::for_tests(),
+            reports: Arc::new(NoReports),
         };
         let now = Instant::now();
         let status = Arc::new(Mutex::new(ClusterStatus {

@@ -2,13 +2,15 @@
 //! connection; requests never wait for it.
 
 mod connection;
+mod demand_book;
 mod exchange;
 mod lease_book;
 mod missed;
 mod override_book;
 mod parts;
 
-pub use connection::{LEASES, MEMBERS, OVERRIDES};
+pub use connection::{DEMAND, LEASES, MEMBERS, OVERRIDES};
+pub use demand_book::{DemandBook, DemandCall, HeardGateway, OwnReport, SharedReports};
 pub use exchange::{ClusterHandle, start};
 pub use lease_book::{LeaseBook, LeaseCall};
 pub use override_book::{OverrideBook, SharedOverride, target_name};

@@ -6,6 +6,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use tokio::time::Instant;
 
+use crate::cluster::demand_book::SharedReports;
 use crate::cluster::override_book::{OverrideBook, SharedOverride};
 use crate::config::settings::Settings;
 use crate::dispatcher::Dispatcher;
@@ -18,6 +19,8 @@ pub struct ClusterParts {
     /// Settings in force; a new connection uses `cluster.valkey` as it is then.
     pub settings: Arc<ArcSwap<Settings>>,
     pub telemetry: Telemetry,
+    /// Demand reports, for one scale signal of all gateways.
+    pub reports: Arc<dyn SharedReports>,
 }
 
 /// State of the exchange at one moment.

@@ -157,7 +157,7 @@ fn routes(
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
     let mut routes = Routes::new(scaler).add_service(health);
-    if let Some(exchange) = &cache.exchange {
+    if let Some(exchange) = cache.exchange.as_ref().filter(|exchange| !exchange.has_store()) {
         routes = routes.add_service(peers::service(exchange));
     }
     let routes = routes
@@ -186,12 +186,17 @@ impl ScalerHandle {
         }
     }
 
-    /// Closes the listener and waits up to 2 s for running calls to end.
-    pub async fn stop(mut self) {
-        self.cache.end_streams();
+    /// Says goodbye to the other gateways. The demand of this one no longer counts.
+    pub fn leave(&self) {
         if let Some(exchange) = &self.cache.exchange {
             exchange.leave();
         }
+    }
+
+    /// Closes the listener and waits up to 2 s for running calls to end.
+    pub async fn stop(mut self) {
+        self.cache.end_streams();
+        self.leave();
         self.stop.send_replace(true);
         let all = u32::try_from(MAX_CONNECTIONS).unwrap_or(u32::MAX);
         let _in_time = tokio::time::timeout(STOP_GRACE, self.connections.acquire_many(all)).await;

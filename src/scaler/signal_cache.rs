@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
+use crate::cluster::SharedReports;
 use crate::config::settings::Settings;
 use crate::core::autoscale::replica_demand::ReplicaDemand;
 use crate::scaler::answer::answer;
@@ -30,7 +31,7 @@ pub struct SignalView {
     pub(super) as_of: Instant,
     /// Signals by pool name.
     pub(super) pools: BTreeMap<String, PoolSignal>,
-    /// State of the peer exchange; absent without `scale.peers`.
+    /// State of the peer exchange; absent without `cluster` and `scale.peers`.
     pub(super) peers: Option<PeerState>,
 }
 
@@ -50,6 +51,8 @@ pub(super) enum MissingSignal {
     Stale(Duration),
     /// Too many peers are silent.
     PeersSilent { silent: usize, known: usize },
+    /// The store through which the peers report has not answered for long enough.
+    StoreSilent,
 }
 
 impl fmt::Display for MissingSignal {
@@ -58,8 +61,11 @@ impl fmt::Display for MissingSignal {
             Self::NotYetKnown => f.write_str("what the pool needs is not known yet"),
             Self::Stale(age) => write!(f, "what is known is {} s old (scale.stale_after)", age.as_secs()),
             Self::PeersSilent { silent, known } => {
-                write!(f, "{silent} of {known} gateways cannot be heard (scale.peers)")
+                write!(f, "{silent} of {known} gateways cannot be heard")
             }
+            Self::StoreSilent => f.write_str(
+                "what other gateways see is not known: the store has not answered for long enough (cluster)",
+            ),
         }
     }
 }
@@ -76,7 +82,7 @@ pub struct SignalCache {
     pub(super) streams: Arc<Semaphore>,
     unknown_keys: Mutex<BTreeSet<String>>,
     pub(super) history: Mutex<ScaleHistory>,
-    /// Exchange with the peers; absent without `scale.peers`.
+    /// Exchange with the peers; absent without `cluster` and `scale.peers`.
     pub(super) exchange: Option<Arc<PeerExchange>>,
 }
 
@@ -85,9 +91,10 @@ impl SignalCache {
     #[must_use]
     pub fn new(settings: Arc<ArcSwap<Settings>>, telemetry: Telemetry) -> Arc<Self> {
         let now = settings.load_full();
-        let (max, has_peers) = (now.scale.max_streams, now.scale.peers.is_some());
+        let (max, has_store) = (now.scale.max_streams, now.cluster.is_some());
+        let has_peers = has_store || now.scale.peers.is_some();
         let nothing = SignalView { as_of: Instant::now(), pools: BTreeMap::new(), peers: None };
-        let exchange = has_peers.then(|| PeerExchange::new(telemetry.clone()));
+        let exchange = has_peers.then(|| PeerExchange::new(telemetry.clone(), has_store));
         Arc::new(Self {
             view: watch::Sender::new(Arc::new(nothing)),
             settings,
@@ -113,6 +120,14 @@ impl SignalCache {
 
     pub(super) fn subscribe(&self) -> watch::Receiver<Arc<SignalView>> {
         self.view.subscribe()
+    }
+
+    /// The demand reports of this gateway and the others, for an exchange through a store; absent without
+    /// `cluster`.
+    #[must_use]
+    pub fn shared_reports(&self) -> Option<Arc<dyn SharedReports>> {
+        let exchange = self.exchange.as_ref().filter(|exchange| exchange.has_store())?;
+        Some(Arc::<PeerExchange>::clone(exchange))
     }
 
     /// Ends all streams without an error. A stream opened later ends after its first message.
@@ -171,6 +186,9 @@ impl SignalCache {
     /// The reason, when too few peers are heard to know the demand of all gateways.
     pub(super) fn missing_peers(&self) -> Option<MissingSignal> {
         let fleet = self.view().peers.filter(|fleet| fleet.is_isolated)?;
+        if fleet.lacks_store {
+            return Some(MissingSignal::StoreSilent);
+        }
         Some(MissingSignal::PeersSilent { silent: fleet.count.silent, known: fleet.count.known })
     }
 }

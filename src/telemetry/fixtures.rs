@@ -10,6 +10,7 @@ use crate::core::model::job::{JobUsage, TokenCounts};
 use crate::core::model::policy::{Class, Model, Policy, Pool, QueueBounds, Quota, Replica, Tenant};
 use crate::core::model::snapshot::Snapshot;
 use crate::core::placement::choose::PlacementReason;
+use crate::core::replica::scores::{ReplicaScores, Score};
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::ConfigReloaded;
 use crate::telemetry::metrics::{ModelPairs, Scrape};
@@ -86,6 +87,7 @@ fn dispatch_reason() -> DispatchReason {
         order: OrderReason::Fair,
         placement: PlacementReason::Only,
         passed_over: None,
+        scores: ReplicaScores::new(Score::from_nanos(150_000_000)),
         class: ClassId::new(0),
         demoted_from: None,
     }

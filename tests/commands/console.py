@@ -33,7 +33,7 @@ admin:
     tokens:
       - {{{operate}, role: operate}}
       - {{{read}, role: read}}
-usage: {{folder: "{folder}"}}
+{oidc}usage: {{folder: "{folder}"}}
 tenants:
   chat:
     quota: {{guarantee: 0.25}}
@@ -121,14 +121,21 @@ def new_key():
     return re.search(r"pst_\S+", lines).group(), re.search(r"\{(id: .*)\}", lines).group(1)
 
 
-def guarded(start, folder):
-    """A gateway with admin tokens, limits and a bill: its admin address, its tokens by role."""
+#: The provider's lines of the file, under `admin.auth`.
+OIDC = """\
+    oidc: {{issuer: "{issuer}", client_id: {client}, roles: {{viewers: read, sre: operate}}, leeway: 0s}}
+"""
+
+
+def guarded(start, folder, oidc=""):
+    """A gateway with admin tokens, limits and a bill: its admin address, its tokens by role. `oidc`
+    = further lines of `admin.auth`."""
     listen, admin, engine = free_ports(3)
     start(f"penstock sim-engine --listen {engine} --model llama-3-8b")
     (operate, row), (read, read_row), (key, key_row) = new_key(), new_key(), new_key()
     places = {"listen": listen, "admin": admin, "engine": engine, "folder": folder / "usage"}
     file = folder / "penstock.yaml"
-    file.write_text(CONFIG.format(operate=row, read=read_row, key=key_row, **places))
+    file.write_text(CONFIG.format(operate=row, read=read_row, key=key_row, oidc=oidc, **places))
     gateway = start(f"penstock serve --config {file}")
     admin = f"http://{admin}"
 

@@ -816,7 +816,9 @@ $ curl -sX POST http://127.0.0.1:8081/admin/v1/tenants/resume -H 'Content-Type: 
              "While an operator's override closes the pool, `penstock pools list` shows that instead.", ""]
     body += ["## States of a replica", "", enum_table(snapshot, "ReplicaStatus", ("`state`", "meaning")), ""]
     body += ["## Why a request waits", "", "`penstock explain` puts these into words.", "",
-             enum_table(snapshot, waiting_enum(), ("`why`", "meaning"))]
+             enum_table(snapshot, waiting_enum(), ("`why`", "meaning")), ""]
+    body += ["## Scores of a decision", "", SCORES.strip(), "",
+             enum_table("src/core/replica/scores.rs", "WhyNot", ("`why_not`", "meaning"))]
     intro = """
 The admin port (`server.admin`, default `127.0.0.1:8081`) answers with JSON unless the route says otherwise. Errors are
 `{"error": {"message": …}}`.
@@ -834,6 +836,19 @@ $ curl -s http://127.0.0.1:8081/admin/v1/queues
 ```
 """
     return page("Admin API", "src/admin", intro, "\n".join(body))
+
+
+SCORES = """
+`GET /admin/v1/requests/{id}` has in each of `tries`, under `why`, the `score` of the replica that was chosen, and in `others` up to four
+other replicas with their `score`, `expected_ttft`, `cached_tokens` and `why_not`, the best first. Times are in seconds. A score is the
+predicted time to first token, the time that the prompt takes from later prompts there, and the time that the answer's tokens add to the
+streams there; the least goes first. The replica of the request's session has a lower score, by what is left of `routing.session.max_delay`.
+
+The scheduler does not look at every replica. `others` has the replicas with the request's prompt, adapter or session, whether they
+had room or not, and of those with room the ones that its search meets first, in at most four pools. In a fleet of up to five replicas with
+room these are all; in a larger one a replica that is not in the list may have been better than the last ones in it. Replicas that were
+full or out of service, and had nothing of the request, are not rated; `candidates` counts those that had room.
+"""
 
 
 def waiting_enum():

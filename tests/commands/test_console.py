@@ -6,8 +6,9 @@ import urllib.error
 import urllib.request
 
 import pytest
-from conftest import get, wait_until
-from console import PAGES, browser, demo_keys, guarded, page_at, press, show
+from conftest import get, run, wait_until
+from console import OIDC, PAGES, browser, demo_keys, guarded, page_at, press, show
+from provider import CLIENT, provider
 from test_demo import begin
 
 
@@ -128,3 +129,69 @@ def test_data_needs_the_token(start, chrome, tmp_path):
     file.write_text(file.read_text().replace("guarantee: 0.5", "guarantee: 5"))
     page.wait_for_selector("[aria-label='Errors of the file'] pre:has-text('guarantee')")
     page.context.close()
+
+
+def test_sign_in_at_a_provider(start, chrome, tmp_path):
+    with provider(tmp_path) as ids:
+        admin, tokens, _ = guarded(start, tmp_path, OIDC.format(issuer=ids.issuer, client=CLIENT))
+        told = lambda: json.loads(get(f"{admin}/console/sign-in"))["provider"]["token_endpoint"]
+        assert wait_until("provider", told) == f"{ids.issuer}/token"
+        problems = []
+        page = page_at(chrome, 1280, "light", problems)
+        go = "button:has-text('Sign in with 127.0.0.1')"
+
+        # There and back to the page that was open, with what stood in its filter. No cookie, no code left.
+        page.goto(f"{admin}/console#/requests")
+        page.click(go)
+        page.wait_for_selector("[data-key=requests] tbody tr")
+        assert page.url == f"{admin}/console#/requests" and page.context.cookies() == []
+        assert ids.asked[-1]["redirect_uri"] == f"{admin}/console"
+        kept = page.evaluate("JSON.stringify([...Object.keys(sessionStorage)])")
+        assert json.loads(kept) == ["penstock-token"]
+        show(page, admin, "pools")
+        page.click("[data-key='replicas-h100'] button:has-text('Drain')")
+        page.click("#ask button[type=submit]")
+        page.wait_for_selector("#ask-said:has-text('oidc:ann@example.com may only look')")
+        page.keyboard.press("Escape")
+
+        # An expired token is told, and the same place comes back, with the rights of the new one.
+        page.click("#leave")
+        ids.lifetime, ids.groups = 3, ["sre"]
+        page.goto(f"{admin}/console#/requests")
+        page.click(go)
+        page.wait_for_selector("[data-key=requests] tbody tr")
+        page.fill("main input[type=search]", "success")
+        page.wait_for_selector("[role=alert]:has-text('the token has expired')")
+        ids.lifetime = 300
+        page.click(go)
+        page.wait_for_selector("[data-key=requests] tbody tr")
+        assert page.input_value("main input[type=search]") == "success" and page.url.endswith("#/requests")
+        show(page, admin, "pools")
+        page.click("[data-key='replicas-h100'] button:has-text('Drain')")
+        confirm(page, "Drain")
+        allowed = [said for said in problems if "401" in said or "403" in said]
+        assert problems == allowed, "only refusals"
+
+        # What goes wrong is said.
+        page.click("#leave")
+        for name, value, usual, words in (
+            ("groups", ["others"], ["sre"], "admin.auth.oidc.roles"),
+            ("audience", "somebody-else", CLIENT, "another audience"),
+            ("error", "access_denied", None, "the provider says: you may not"),
+            ("cors", False, True, "gave this page no answer"),
+        ):
+            setattr(ids, name, value)
+            page.click(go)
+            page.wait_for_selector(f"[role=alert]:has-text('{words}')")
+            setattr(ids, name, usual)
+        page.goto(f"{admin}/console?code=x&state=y#/pools")
+        page.wait_for_selector("[role=alert]:has-text('not begun in this tab')")
+        assert "code=" not in page.url
+        page.fill("#token", tokens["read"])
+        page.keyboard.press("Enter")
+        page.wait_for_selector("[data-key='replicas-h100'] tbody tr")
+        page.context.close()
+
+        # Commands take the same token.
+        done = run("penstock status", PENSTOCK_ADMIN=admin.removeprefix("http://"), PENSTOCK_ADMIN_TOKEN=ids.token())
+        assert done.returncode == 0, done.stderr

@@ -459,6 +459,16 @@ def test_certificates_are_all_that_opens_the_scaler():
         assert path.rsplit("/", 1)[0] in mounts
 
 
+def test_a_store_takes_the_place_of_the_peers(tmp_path, certificates):
+    """With `cluster` the gateways report through the store, so that nothing names the others."""
+    values = {**values_of("simulated"), "config": {"cluster": {"valkey": {"url": "redis://valkey.ml.svc:6379/0"}}}}
+    objects = rendered(values)
+    text = configuration(objects)
+    assert check(tmp_path, text, certificates) == (0, [])
+    assert "peers" not in yaml.safe_load(text)["scale"]
+    assert not [one for one in objects if one["metadata"]["name"].endswith("-peers")]
+
+
 def test_prometheus_gets_the_rules_and_grafana_the_dashboards():
     objects = rendered(FULL, name="gateway", namespace="ml")
     groups = [

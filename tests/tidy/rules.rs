@@ -84,7 +84,7 @@ pub(crate) const MAX_IMPLS: usize = 3;
 
 /// Types whose methods may stand in more files: the name, how many, why.
 pub(crate) const MANY_IMPLS: [(&str, usize, &str); 4] = [
-    ("Fleet", 8, "one file for each kind of question to the replicas"),
+    ("Fleet", 9, "one file for each kind of question to the replicas"),
     ("Proxy", 8, "one file for each step of a request"),
     ("Scheduler", 24, "one file for each rule that needs queue, jobs, groups and replicas together"),
     ("World", 4, "one file each for the loop, exchanges, engines and autoscaling"),

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use crate::admin::console;
 use crate::admin::problem::problem;
 use crate::admin::state::AdminState;
+use crate::auth::operators::{OperatorTokenError, RefusedToken, TokenOperator, is_token};
 use crate::auth::throttle::{FailureRate, FailureThrottle};
 use crate::config::keys::KeyError;
 use crate::config::settings::identity::{OperatorRole, Operators};
@@ -41,7 +42,7 @@ const LOCAL: &str = "local";
 /// Caller of an admin request who is allowed in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Operator {
-    /// `token:<id>`, `cert:<name>`, or `local` where no credentials are required.
+    /// `token:<id>`, `oidc:<name>`, `cert:<name>`, or `local` where no credentials are required.
     pub(super) who: Arc<str>,
     /// Address of the caller.
     pub(super) from: SocketAddr,
@@ -79,7 +80,48 @@ impl AdminGuard {
 enum AdminAuthError {
     NoCredentials,
     InvalidToken(KeyError),
+    /// A token of the identity provider is refused.
+    RefusedToken(OperatorTokenError),
     UnknownCertificate,
+}
+
+impl AdminAuthError {
+    /// A stable code, and a message for the caller.
+    fn words(self) -> (&'static str, String) {
+        match self {
+            Self::NoCredentials => ("missing", format!("this port asks for a token; {TOKEN_HINT}")),
+            Self::InvalidToken(KeyError::Expired) => ("expired", "the token has expired".to_owned()),
+            Self::InvalidToken(_) => {
+                ("wrong", format!("the token is not one of `admin.auth.tokens`; {TOKEN_HINT}"))
+            }
+            Self::RefusedToken(error) => (error.reason(), error.message().to_owned()),
+            Self::UnknownCertificate => {
+                ("certificate", "the certificate is not one of `admin.auth.client_certs`".to_owned())
+            }
+        }
+    }
+
+    /// Whether the failure counts against the caller's address: somebody may be guessing.
+    fn counts(self) -> bool {
+        match self {
+            Self::InvalidToken(_) => true,
+            Self::RefusedToken(error) => error.meaning() == RefusedToken::Invalid,
+            Self::NoCredentials | Self::UnknownCertificate => false,
+        }
+    }
+
+    fn status(self) -> StatusCode {
+        match self {
+            Self::RefusedToken(error) => match error.meaning() {
+                RefusedToken::NoRight => StatusCode::FORBIDDEN,
+                RefusedToken::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+                RefusedToken::Invalid | RefusedToken::Expired => StatusCode::UNAUTHORIZED,
+            },
+            Self::NoCredentials | Self::InvalidToken(_) | Self::UnknownCertificate => {
+                StatusCode::UNAUTHORIZED
+            }
+        }
+    }
 }
 
 /// Authenticates and authorises a request. An allowed request goes on with its [`Operator`];
@@ -99,8 +141,15 @@ pub(super) async fn check(
         request.extensions_mut().insert(Operator::local(from));
         return next.run(request).await;
     }
-    let names = request.extensions().get::<Arc<CertificateNames>>();
-    match identify(operators, request.headers(), names.map(|names| &**names), from) {
+    let names = request.extensions().get::<Arc<CertificateNames>>().cloned();
+    let who = match identify(operators, request.headers(), names.as_deref(), from) {
+        // Perhaps a token of the identity provider.
+        Err(AdminAuthError::InvalidToken(KeyError::Malformed)) => {
+            identify_token(&guard, operators, request.headers(), from).await
+        }
+        known => known,
+    };
+    match who {
         Ok(operator) if operator.role >= required_role(request.method()) => {
             let (method, headers) = (request.method(), request.headers());
             let origin = match operator.is_local() {
@@ -151,23 +200,27 @@ fn identify(
     Err(if names.is_some() { AdminAuthError::UnknownCertificate } else { AdminAuthError::NoCredentials })
 }
 
+/// The operator whose token the identity provider gave.
+async fn identify_token(
+    guard: &AdminGuard,
+    operators: &Operators,
+    headers: &HeaderMap,
+    from: SocketAddr,
+) -> Result<Operator, AdminAuthError> {
+    let malformed = AdminAuthError::InvalidToken(KeyError::Malformed);
+    let text = headers::credentials(headers).filter(|text| is_token(text)).ok_or(malformed)?;
+    let issuer = operators.oidc.as_ref().ok_or(malformed)?;
+    let known = guard.state.operator_tokens.verify(issuer, operators.epoch, text).await;
+    let TokenOperator { name, role } = known.map_err(AdminAuthError::RefusedToken)?;
+    Ok(Operator { who: format!("oidc:{name}").into(), from, role })
+}
+
 fn refuse(guard: &AdminGuard, from: SocketAddr, refusal: AdminAuthError) -> Response {
-    let (reason, message) = match refusal {
-        AdminAuthError::NoCredentials => ("missing", format!("this port asks for a token; {TOKEN_HINT}")),
-        AdminAuthError::InvalidToken(KeyError::Expired) => ("expired", "the token has expired".to_owned()),
-        AdminAuthError::InvalidToken(_) => {
-            ("wrong", format!("the token is not one of `admin.auth.tokens`; {TOKEN_HINT}"))
-        }
-        AdminAuthError::UnknownCertificate => {
-            ("certificate", "the certificate is not one of `admin.auth.client_certs`".to_owned())
-        }
-    };
+    let (reason, message) = refusal.words();
     let now = Tick::ZERO + guard.started.elapsed();
-    let heard = match refusal {
-        AdminAuthError::InvalidToken(_) => {
-            guard.failures.lock().failed(address_group(from.ip()), now, FAILURES)
-        }
-        AdminAuthError::NoCredentials | AdminAuthError::UnknownCertificate => Ok(()),
+    let heard = match refusal.counts() {
+        true => guard.failures.lock().failed(address_group(from.ip()), now, FAILURES),
+        false => Ok(()),
     };
     if let Err(wait) = heard {
         AdminRefused { from, reason: "throttled" }.emit(&guard.state.telemetry);
@@ -177,8 +230,11 @@ fn refuse(guard: &AdminGuard, from: SocketAddr, refusal: AdminAuthError) -> Resp
         return answer;
     }
     AdminRefused { from, reason }.emit(&guard.state.telemetry);
-    let mut answer = problem(StatusCode::UNAUTHORIZED, &message);
-    answer.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    let status = refusal.status();
+    let mut answer = problem(status, &message);
+    if status == StatusCode::UNAUTHORIZED {
+        answer.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
     answer
 }
 

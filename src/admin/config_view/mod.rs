@@ -1,6 +1,7 @@
 //! Configuration view: the configuration in force as JSON, without its secrets. Client keys appear
 //! by their public id. Engine keys and URL credentials do not appear at all.
 
+mod listeners;
 mod names;
 mod rules;
 mod values;
@@ -12,7 +13,7 @@ use serde_json::{Value, json};
 use crate::admin::report::bounds::BoundsRow;
 use crate::config::settings::cluster::ClusterSettings;
 use crate::config::settings::guardrails::GuardrailSettings;
-use crate::config::settings::identity::{Auth, Grant, ListenerTls, Listeners, OperatorRole};
+use crate::config::settings::identity::{Auth, Grant};
 use crate::config::settings::scale::ScaleSettings;
 use crate::config::settings::usage::UsageDatabase;
 use crate::config::settings::{
@@ -25,6 +26,7 @@ use crate::core::placement::rules::{PoolTraits, Price};
 use crate::core::replica::health::sleep::SleepPolicy;
 use crate::telemetry::wall::unix_seconds;
 
+use self::listeners::listeners_view;
 use self::rules::rules_view;
 use self::values::by_name;
 pub(super) use crate::admin::config_view::values::amount;
@@ -233,31 +235,6 @@ fn grant(grant: &Grant, policy: &Policy) -> Value {
         "class": grant.class.map(|class| policy.classes.name(class)),
         "classes": classes,
         "models": models,
-    })
-}
-
-fn listeners_view(listeners: &Listeners) -> Value {
-    let tls = |tls: &Option<ListenerTls>| {
-        tls.as_ref().map(|tls| json!({ "certificate_ends": unix_seconds(tls.ends) }))
-    };
-    let operators = &listeners.operators;
-    let role = |role: OperatorRole| match role {
-        OperatorRole::Read => "read",
-        OperatorRole::Operate => "operate",
-    };
-    let tokens = operators.tokens.iter().map(|(id, token)| {
-        (id, json!({ "role": role(token.role), "expires": token.expires.map(unix_seconds) }))
-    });
-    let certs = operators.certs.iter().map(|(name, held)| (&**name, json!({ "role": role(*held) })));
-    json!({
-        "client_tls": tls(&listeners.clients),
-        "admin_tls": tls(&listeners.admin),
-        "scale_tls": tls(&listeners.scale),
-        "admin_tokens": by_name(tokens),
-        "admin_client_certs": by_name(certs),
-        "admin_loopback": operators.loopback,
-        "admin_open_metrics": operators.open_metrics,
-        "admin_hosts": operators.hosts,
     })
 }
 

@@ -2,6 +2,7 @@
 
 import { button, h, morphChildren, save, sortBy, time } from "./parts.js";
 import * as pages from "./pages.js";
+import * as provider from "./sign_in.js";
 
 const PAGES = [["overview", "Overview"], ["queues", "Queues"], ["pools", "Pools"], ["requests", "Requests"], ["scale", "Scale"], ["tenants", "Tenants"], ["config", "Config"]];
 const POINTS = 600;
@@ -31,14 +32,34 @@ async function message(answer) {
   }
 }
 
-function signIn(why) {
-  state.signIn = { why: token() ? why : "" };
+function signIn(why, always) {
+  // Of several answers at once the first one tells why.
+  state.signIn = { why: always || token() ? why : state.signIn ? state.signIn.why : "", provider: null };
   sessionStorage.removeItem("penstock-token");
   state.view = null;
   state.answers.clear();
   closeDialogs();
   link("", "signed out");
   render();
+  findProvider(state.signIn);
+}
+
+/** The provider's button comes when the gateway has told of the provider. */
+async function findProvider(form) {
+  form.provider = await provider.provider().catch(() => null);
+  render();
+}
+
+async function signInAtProvider() {
+  const form = state.signIn, back = { hash: location.hash, texts: [...state.texts], choices: [...state.choices] };
+  try {
+    // Where the provider was away a moment ago it may be back.
+    await findProvider(form);
+    if (form.provider) await provider.leave(form.provider, back);
+  } catch (problem) {
+    form.why = problem.message;
+    render();
+  }
 }
 
 async function signed(value) {
@@ -46,6 +67,17 @@ async function signed(value) {
   state.signIn = null;
   render();
   restart();
+}
+
+/** Takes what the provider gave, if it has just led back here, and shows the page that was open before. */
+async function arriveFromProvider() {
+  const arrived = await provider.arrive();
+  if (!arrived) return;
+  state.texts = new Map(arrived.back.texts || []);
+  state.choices = new Map(arrived.back.choices || []);
+  if (arrived.token) sessionStorage.setItem("penstock-token", arrived.token);
+  // A link that looks like a provider's answer signs nobody out.
+  else if (!token()) signIn(arrived.problem, true);
 }
 
 // The live view: one stream, read by hand since EventSource sends no credential.
@@ -58,6 +90,8 @@ async function live() {
   for (let pause = 1; !own.signal.aborted && !state.signIn; pause = Math.min(10, pause * 2)) {
     try {
       const answer = await call("/admin/v1/live", { signal: own.signal });
+      // A token without any right: another one may have some.
+      if (answer.status === 403 && token()) return signIn((await message(answer)) || "");
       if (!answer.ok) throw new Error((await message(answer)) || `status ${answer.status}`);
       link("live", "live");
       pause = 0.5;
@@ -153,8 +187,9 @@ function render() {
 }
 
 function signInForm() {
-  const why = state.signIn.why;
+  const { why, provider: at } = state.signIn;
   return h("section", { class: "panel sign", "data-key": "sign-in", "aria-label": "Sign in" }, h("h1", {}, "Sign in"),
+    at ? h("div", { class: "buttons" }, button(`Sign in with ${new URL(at.issuer).host}`, "provider", {}, { class: "main" })) : null,
     h("p", { class: "muted" }, "This gateway asks for an admin token: one of ", h("code", {}, "admin.auth.tokens"), ". The token stays in this tab and is forgotten with it."),
     h("form", { "data-form": "sign-in" }, h("label", {}, "Admin token", h("input", { id: "token", type: "password", autocomplete: "off", required: true, spellcheck: "false" })), why ? h("p", { role: "alert" }, `Refused: ${why}`) : null, h("div", { class: "buttons" }, h("button", { type: "submit", class: "main" }, "Sign in"))));
 }
@@ -278,6 +313,7 @@ const nextTheme = () => theme(THEMES[(THEMES.indexOf(localStorage.getItem("penst
 const ACTS = {
   theme: nextTheme, help, reload,
   leave: () => signIn(""),
+  provider: signInAtProvider,
   sort: ({ table, column }) => sortBy(table, column),
   save: ({ table, form }) => save(table, form),
   open: ({ id }) => (location.hash = `#/${state.page}/${encodeURIComponent(id)}`),
@@ -334,5 +370,6 @@ window.addEventListener("hashchange", route);
 night.addEventListener("change", () => theme());
 
 theme();
+await arriveFromProvider();
 route();
-if (!document.hidden) restart();
+if (!document.hidden && !state.signIn) restart();

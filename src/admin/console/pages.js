@@ -2,7 +2,7 @@
 // except through `ctx.need`, which remembers answers.
 
 import { h, badge, bar, button, chart, clock, count, empty, exact, format, moment, muted, names, none, panel, percent, saves, short, spark, table, tile, time } from "./parts.js";
-import { BLOCKED, CHOICE, HELD, POOL, REASON, REPLICA, TURN, findings, verdict } from "./words.js";
+import { BLOCKED, CHOICE, HELD, POOL, REASON, REPLICA, TURN, WHY_NOT, findings, verdict } from "./words.js";
 
 const sum = (rows, of) => rows.reduce((all, row) => all + of(row), 0);
 const word = (row) => `${row.kind.replace("_", " ")}${row.by ? ` ×${row.by}` : ""}`;
@@ -424,5 +424,19 @@ function decision(one) {
     h("dl", { class: "facts" }, fact("Turn", `${why.turn.replace("_", " ")}: ${TURN[why.turn] || ""}`), fact("Pool", `${one.pool}: ${CHOICE[why.choice] || why.choice}`),
       why.passed_over ? fact("Passed over", `${why.passed_over.pool}: ${why.passed_over.why === "busy" ? "wanted more, but busy" : "wanted more, but too late"}`) : null,
       fact("Replica", `soonest first token of ${count(why.candidates)} with room: ${time(why.expected_ttft)}`), fact("Cached", `${count(why.cached_tokens)} of the prompt's tokens`), fact("Ledger there", `${count(why.running)} of ${count(why.limit)} places, ${count(why.outstanding_tokens)} tokens outstanding`), fact("Left waiting", count(why.left_waiting)),
-      why.demoted_from ? fact("Class", `${why.class}, too late for ${why.demoted_from}`) : null, why.adapter ? fact("Adapter", why.adapter) : null));
+      why.demoted_from ? fact("Class", `${why.class}, too late for ${why.demoted_from}`) : null, why.adapter ? fact("Adapter", why.adapter) : null),
+    scores(one));
+}
+
+function scores(one) {
+  if (!one.why.others.length) return null;
+  const own = { replica: one.replica, score: one.why.score, expected_ttft: one.why.expected_ttft, cached_tokens: one.why.cached_tokens, why_not: null };
+  return h("div", {}, h("h3", {}, "Against other replicas"), h("p", { class: "muted" }, "The least score goes first: the first token, the reading time that it takes from later prompts, and what it adds to the streams there."),
+    table(`scores-${one.why.attempt}`, [
+      { name: "Replica", value: (row) => row.replica, cell: (row) => short(row.replica) },
+      { name: "Score", num: true, value: (row) => row.score, cell: (row) => time(row.score) },
+      { name: "First token in", num: true, value: (row) => row.expected_ttft, cell: (row) => time(row.expected_ttft) },
+      { name: "Cached", num: true, value: (row) => row.cached_tokens, cell: (row) => count(row.cached_tokens) },
+      { name: "Why not", value: (row) => (row.why_not ? WHY_NOT[row.why_not] || row.why_not : "chosen") },
+    ], [own, ...one.why.others], { key: (row) => row.replica, label: "Scores" }));
 }

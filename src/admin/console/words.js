@@ -25,6 +25,15 @@ export const HELD = {
   guest_readers: "enough other replicas read prompts of less urgent classes",
 };
 
+export const WHY_NOT = {
+  no_room: "no room",
+  failed_it_before: "had failed the request",
+  higher_score: "higher score",
+  other_pool_first: "another pool went first",
+  as_good: "as good, and busier or chosen more recently",
+  other_was_held: "the other's room was kept for the request",
+};
+
 export const REASON = {
   idle: "nothing is asked of the pool",
   start: "requests wait, and nothing is in service",

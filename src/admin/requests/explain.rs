@@ -9,6 +9,7 @@ use crate::core::model::policy::Policy;
 use crate::core::model::snapshot::WaitExplanation;
 use crate::core::replica::affinity::adapter_slots::AdapterState;
 use crate::core::replica::bottleneck::Bottleneck;
+use crate::core::replica::scores::OtherReplica;
 use crate::telemetry::request_history::{AttemptTrail, RequestState, RequestTrail};
 use crate::telemetry::summary::GuardrailCheck;
 use crate::telemetry::wall;
@@ -70,13 +71,28 @@ fn guardrail_json(check: &GuardrailCheck) -> Value {
 }
 
 fn attempt_json(attempt: &AttemptTrail, policy: &Policy) -> Value {
+    let mut why = decision(&attempt.grant.why, policy);
+    let scores = &attempt.grant.why.scores;
+    why["score"] = json!(secs(scores.chosen.into()));
+    why["others"] = scores.others().map(|other| other_json(other, policy)).collect();
     json!({
         "sent_after": secs(attempt.at),
         "pool": policy.pools.name(attempt.grant.pool),
         "replica": policy.replicas.name(attempt.grant.replica),
-        "why": decision(&attempt.grant.why, policy),
+        "why": why,
         "first_token_after": attempt.first_token.map(secs),
         "back": attempt.back.map(|(at, why)| json!({ "after": secs(at), "why": why.name() })),
+    })
+}
+
+/// A replica that a decision did not choose.
+fn other_json(other: &OtherReplica, policy: &Policy) -> Value {
+    json!({
+        "replica": policy.replicas.name(other.replica),
+        "score": secs(other.score.into()),
+        "expected_ttft": secs(other.ttft.into()),
+        "cached_tokens": other.cached_tokens,
+        "why_not": other.why_not.name(),
     })
 }
 

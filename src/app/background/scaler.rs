@@ -42,9 +42,10 @@ pub(in crate::app) fn start(
     })
 }
 
-/// Places of the peers, and the settings of connections to them; absent without `scale.peers`.
+/// Places of the peers, and the settings of connections to them; absent without `scale.peers`, and where the
+/// store of `cluster` carries the reports.
 fn peers(now: &Settings, proxy: &Arc<Proxy>, tasks: &mut JoinSet<()>) -> Option<PeerRules> {
-    let peers = now.scale.peers.as_ref()?;
+    let peers = now.scale.peers.as_ref().filter(|_| now.cluster.is_none())?;
     let places = match &peers.named {
         None => watch::Sender::new(Some(peers.listed.clone())).subscribe(),
         Some(dns) => {

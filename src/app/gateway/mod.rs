@@ -193,14 +193,14 @@ impl Gateway {
         let proxy = Arc::new(make_proxy(dispatcher, settings, &fleet, &telemetry, journal));
         prepare(&proxy, &now)?;
         let today = calendar::report_today(&proxy.dispatcher);
-        let cluster = start_cluster(&now, &proxy).await;
+        let cache = SignalCache::new(Arc::clone(&proxy.settings), proxy.telemetry.clone());
+        let cluster = start_cluster(&now, &proxy, &cache).await;
         if let Some(usage) = &mut usage {
             usage::follow(usage, &proxy.dispatcher, &now.policy, today.period_starts_ms(), &telemetry)?;
         }
         let (reload, asks) = channel();
         let (listener, address) = listen(now.startup.listen)?;
         let limits = descriptors::prepare(&now.startup.listener, &telemetry);
-        let cache = SignalCache::new(Arc::clone(&proxy.settings), proxy.telemetry.clone());
         let admin = start_admin(&now, &proxy, (&fleet, &sources), &reload, (&cache, cluster.as_ref()))?;
         let mut background = scheduler_tasks(&proxy, today);
         let scale = scaler::start(&now, &proxy, cache, &mut background)?;
@@ -322,6 +322,7 @@ impl Gateway {
         self.proxy.pumps.close();
         let _ended = timeout(STOP_GRACE, self.proxy.pumps.wait()).await;
         drop(self.workers);
+        self.scale.leave();
         if let Some(cluster) = self.cluster {
             cluster.leave().await;
         }
@@ -376,7 +377,7 @@ fn prepare(proxy: &Proxy, settings: &Settings) -> Result<(), StartError> {
     if let Some(file) = settings.startup.audit.clone() {
         telemetry.audit_to(file).map_err(StartError::Audit)?;
     }
-    proxy.authenticator.set_providers(&settings.edge.auth, telemetry);
+    proxy.authenticator.set_providers(&settings.edge.auth, &settings.listeners.operators, telemetry);
     certificates_loaded(&Listeners::default(), &settings.listeners, telemetry);
     if let Some(path) = &settings.scale.state_file {
         demand::restore(path, &proxy.dispatcher, telemetry);
@@ -424,6 +425,7 @@ fn start_admin(
         signals: Arc::clone(cache),
         cluster: cluster.map(ClusterHandle::status),
         usage: settings.startup.usage.as_ref().map(usage::row_source),
+        operator_tokens: proxy.authenticator.operator_tokens(),
         telemetry: proxy.telemetry.clone(),
     };
     let (address, limits) = (settings.startup.admin, &settings.startup.listener);
@@ -437,11 +439,12 @@ fn start_admin(
 }
 
 /// Starts to share limits, and waits a little for the first leases; `None` without `cluster`.
-async fn start_cluster(settings: &Settings, proxy: &Proxy) -> Option<ClusterHandle> {
+async fn start_cluster(settings: &Settings, proxy: &Proxy, cache: &SignalCache) -> Option<ClusterHandle> {
     let parts = ClusterParts {
         dispatcher: Arc::clone(&proxy.dispatcher),
         settings: Arc::clone(&proxy.settings),
         telemetry: proxy.telemetry.clone(),
+        reports: cache.shared_reports()?,
     };
     let cluster = cluster::start(settings.cluster.as_ref()?, parts);
     cluster.ready().await;

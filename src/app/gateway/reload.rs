@@ -71,7 +71,8 @@ impl SettingsFollowers {
         let _telling = self.order.lock();
         let settings = self.proxy.settings.load_full();
         self.proxy.dispatcher.apply_policy(&settings.policy);
-        self.proxy.authenticator.set_providers(&settings.edge.auth, &self.proxy.telemetry);
+        let operators = &settings.listeners.operators;
+        self.proxy.authenticator.set_providers(&settings.edge.auth, operators, &self.proxy.telemetry);
         self.proxy.upstreams.retain(&settings.edge);
         self.proxy.itl_samplers.retain(&settings.edge);
         self.fleet.apply_settings();

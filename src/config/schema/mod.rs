@@ -61,6 +61,11 @@ pub(super) fn oidc(schema: &mut Schema) {
     require(schema, &["issuer", "audience"]);
 }
 
+pub(super) fn admin_oidc(schema: &mut Schema) {
+    require(schema, &["issuer", "roles"]);
+    schema.insert("anyOf".to_owned(), json!([{"required": ["client_id"]}, {"required": ["audience"]}]));
+}
+
 pub(super) fn pool(schema: &mut Schema) {
     require(schema, &["engine", "models"]);
     let enough = ["replicas", "discover", "cold_start"].map(|key| json!({"required": [key]}));

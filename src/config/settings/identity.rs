@@ -30,7 +30,7 @@ pub struct Credentials {
     /// and the name.
     pub certs: HashMap<String, Grant>,
     /// Identity providers.
-    pub issuers: Vec<Arc<Issuer>>,
+    pub issuers: Vec<Arc<Issuer<ClientClaims>>>,
     /// How many failed attempts an address may make.
     pub failures: FailureLimits,
     /// The folder of key files; absent = there is none.
@@ -106,13 +106,26 @@ pub struct KeyOrigin {
     pub note: Option<String>,
 }
 
-/// An identity provider.
+/// An identity provider, and what the claims of its tokens mean.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Issuer {
+pub struct Issuer<C> {
     /// Where its keys come from.
     pub source: KeySource,
     /// The audiences, one of which a token must name.
     pub audience: Vec<String>,
+    /// How tokens may be signed, in the names of RFC 7518.
+    pub algorithms: Vec<&'static str>,
+    /// How far its clock may be off.
+    pub leeway: Duration,
+    /// Bytes of the longest token.
+    pub max_token: usize,
+    /// What its claims mean.
+    pub claims: C,
+}
+
+/// Claims of clients' tokens.
+#[derive(Debug, PartialEq, Eq)]
+pub struct ClientClaims {
     /// The claim that says whose work it is, and what its values mean, the
     /// first one first.
     pub tenants: ClaimRule<TenantId>,
@@ -122,12 +135,25 @@ pub struct Issuer {
     /// The claim with the models that a token may use; absent = all of its
     /// tenant's.
     pub models: Option<ClaimRule<ModelId>>,
-    /// How tokens may be signed, in the names of RFC 7518.
-    pub algorithms: Vec<&'static str>,
-    /// How far its clock may be off.
-    pub leeway: Duration,
-    /// Bytes of the longest token.
-    pub max_token: usize,
+}
+
+/// Claims of operators' tokens.
+#[derive(Debug, PartialEq, Eq)]
+pub struct OperatorClaims {
+    /// The claim that says what an operator may do; the most counts.
+    pub roles: ClaimRule<OperatorRole>,
+    /// The claim with the operator's name in the audit log; without it, `sub`.
+    pub name: String,
+    /// The console as a client of the provider; absent = the console offers no sign-in there.
+    pub console: Option<ConsoleClient>,
+}
+
+/// The console as a public client of an identity provider.
+#[derive(Debug, PartialEq, Eq)]
+pub struct ConsoleClient {
+    pub id: String,
+    /// What the console asks the provider for.
+    pub scopes: Vec<String>,
 }
 
 /// Where a provider's public keys come from.
@@ -139,6 +165,8 @@ pub struct KeySource {
     pub jwks_url: Option<String>,
     /// The authorities (PEM) of its certificate; absent = those of the system.
     pub ca: Option<Arc<[u8]>>,
+    /// Whether a browser signs in there, so that its addresses for that are needed, too.
+    pub has_sign_in: bool,
 }
 
 /// A claim, and what its values mean.
@@ -233,13 +261,17 @@ pub struct Operators {
     pub open_metrics: bool,
     /// Further names under which callers without a credential may ask.
     pub hosts: Vec<String>,
+    /// The identity provider whose tokens are taken; absent = none.
+    pub oidc: Option<Arc<Issuer<OperatorClaims>>>,
+    /// The generation of the file that they stand in.
+    pub epoch: u64,
 }
 
 impl Operators {
     /// Whether a credential can be asked for at all.
     #[must_use]
     pub fn are_known(&self) -> bool {
-        !(self.tokens.is_empty() && self.certs.is_empty())
+        !(self.tokens.is_empty() && self.certs.is_empty() && self.oidc.is_none())
     }
 }
 

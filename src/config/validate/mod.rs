@@ -21,7 +21,7 @@ use crate::config::sections::identity::credentials::CredentialSet;
 use crate::config::sections::{
     guardrails, identity, models, placement, pools, request_path, routing, scale, server, tenants,
 };
-use crate::config::settings::identity::Listeners;
+use crate::config::settings::identity::{Listeners, Operators};
 use crate::config::settings::names::ModelNames;
 use crate::config::settings::{EdgeSettings, Settings};
 use crate::config::validate::findings::Findings;
@@ -43,7 +43,8 @@ pub(super) fn validate(
     let scale = scale::check::validate(file, secrets, findings);
     let cluster = scale::cluster::validate(file.cluster.as_ref(), secrets, findings);
     let mut credentials = CredentialSet::default();
-    let listeners = listeners(file, &mut credentials, secrets, findings);
+    let generation = previous.map_or(1, |old| old.policy.generation + 1);
+    let listeners = listeners((file, generation), &mut credentials, secrets, findings);
     let mut classes =
         tenants::classes::validate(&file.classes, previous.map(|old| &old.policy.classes), findings);
     let served = pools::check::validate(file, previous, secrets, findings);
@@ -78,7 +79,7 @@ pub(super) fn validate(
         guardrails,
     };
     let policy = Policy {
-        generation: previous.map_or(1, |old| old.policy.generation + 1),
+        generation,
         classes,
         tenants: admitted.tenants,
         keys: admitted.limits.keys,
@@ -98,12 +99,14 @@ pub(super) fn validate(
 }
 
 fn listeners(
-    file: &ConfigFile,
+    (file, generation): (&ConfigFile, u64),
     credentials: &mut CredentialSet,
     secrets: &mut SecretReader<'_>,
     findings: &mut Findings<'_>,
 ) -> Listeners {
     let has_ca = file.admin.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
+    let oidc =
+        file.admin.auth.oidc.as_ref().map(|oidc| identity::operator_oidc::validate(oidc, secrets, findings));
     Listeners {
         clients: identity::tls::validate(
             file.server.tls.as_ref(),
@@ -126,7 +129,10 @@ fn listeners(
             secrets,
             findings,
         ),
-        operators: Arc::new(credentials.operators(&file.admin.auth, has_ca, findings)),
+        operators: Arc::new(Operators {
+            epoch: generation,
+            ..credentials.operators(&file.admin.auth, has_ca, oidc, findings)
+        }),
     }
 }
 

@@ -8,6 +8,9 @@ use crate::core::limits::LimitExceeded;
 use crate::core::model::ids::{ClassId, JobId, PoolId};
 use crate::core::placement::choose::PlacementReason;
 use crate::core::replica::affinity::adapter_slots::AdapterState;
+use crate::core::replica::scores::ReplicaScores;
+#[cfg(test)]
+use crate::core::replica::scores::Score;
 
 /// A pool that the job preferred to the one that it was sent to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +48,8 @@ pub struct DispatchReason {
     pub placement: PlacementReason,
     /// A pool that is cheaper, or that the job's rules prefer.
     pub passed_over: Option<PassedOverPool>,
+    /// Scores of the chosen replica and of a few others.
+    pub scores: ReplicaScores,
     /// State of the job's adapter at the replica; absent when the model is not an adapter there.
     pub adapter: Option<AdapterState>,
     /// The class that the job is served in.
@@ -69,6 +74,7 @@ impl DispatchReason {
         order: OrderReason::Alone,
         placement: PlacementReason::Only,
         passed_over: None,
+        scores: ReplicaScores::new(Score::ZERO),
         adapter: None,
         class: ClassId::new(0),
         demoted_from: None,

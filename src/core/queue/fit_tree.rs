@@ -94,6 +94,19 @@ struct FitSearch<'a, K: FitRank, V, T> {
     best: Option<(K::Cost, T)>,
 }
 
+/// Nodes that [`FitTree::near`] visits at most: enough to reach a leaf, and some for each entry.
+const NEAR_NODES: usize = 16;
+const NEAR_NODES_EACH: usize = 4;
+
+/// A walk of [`FitTree::near`]: what it looks for, and what it may still visit.
+struct NearWalk<'a, K: FitRank, V> {
+    query: K::Query,
+    room: FitSize,
+    entries: usize,
+    nodes: usize,
+    look: &'a mut dyn FnMut(&FitEntry<K, V>),
+}
+
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct FitNode<K> {
     key: Option<K>,
@@ -233,6 +246,45 @@ impl<K: FitRank, V: Copy> FitTree<K, V> {
             self.search(1, &mut search);
         }
         search.best
+    }
+
+    /// Shows `look` at most `most` of the entries that fit into `room`: those that a greedy search
+    /// meets first, at a bounded cost. In a large tree they need not be the first in the order.
+    pub fn near(&self, query: K::Query, room: FitSize, most: usize, look: &mut dyn FnMut(&FitEntry<K, V>)) {
+        let mut walk =
+            NearWalk { query, room, entries: most, nodes: NEAR_NODES + NEAR_NODES_EACH * most, look };
+        if !self.nodes.is_empty() {
+            self.near_below(1, &mut walk);
+        }
+    }
+
+    fn near_below(&self, at: usize, walk: &mut NearWalk<'_, K, V>) {
+        let node = &self.nodes[at];
+        if walk.entries == 0 || walk.nodes == 0 || node.count == 0 || !node.least.fits_in(walk.room) {
+            return;
+        }
+        walk.nodes -= 1;
+        #[cfg(test)]
+        self.visits.set(self.visits.get() + 1);
+        if let Some(slot) = at.checked_sub(self.entries.len()) {
+            if let Some(entry) = &self.entries[slot] {
+                walk.entries -= 1;
+                (walk.look)(entry);
+            }
+            return;
+        }
+        let (left, right) = (2 * at, 2 * at + 1);
+        // Where all entries below are taken, their order does not matter.
+        let right_first = node.count as usize > walk.entries && {
+            let cost = |at: usize| self.nodes[at].key.map(|key| key.cost(walk.query));
+            match (cost(left), cost(right)) {
+                (Some(left), Some(right)) => right < left,
+                (left, _) => left.is_none(),
+            }
+        };
+        for at in if right_first { [right, left] } else { [left, right] } {
+            self.near_below(at, walk);
+        }
     }
 
     /// How many entries fit into `room`.
@@ -434,6 +486,15 @@ mod tests {
                 let found = board.first(query, room, &|value| *value == 3).map(|(_, e)| e.value);
                 prop_assert_eq!(found, want);
                 prop_assert_eq!(board.count(room) as usize, fits().count());
+                for most in [0, 3, 24] {
+                    let mut near = Vec::new();
+                    board.near(query, room, most, &mut |entry| near.push(entry.value));
+                    near.sort_unstable();
+                    near.dedup();
+                    // With 24, every node may be visited.
+                    prop_assert!(near.len() <= most && (most < 24 || near.len() == fits().count()));
+                    prop_assert!(near.iter().all(|value| fits().any(|e| e.value == *value)));
+                }
                 let least = plain.iter().flatten().map(|e| e.key.start).min();
                 prop_assert_eq!(board.least_key().map(|key| key.start), least);
             }

@@ -8,6 +8,7 @@ pub mod itl_limit;
 pub mod keepers;
 pub mod ledger;
 pub mod reconcile;
+pub mod scores;
 pub mod seq_limit;
 pub mod shared_kv;
 pub mod speed;

@@ -12,11 +12,12 @@ use tokio::time::Instant;
 use crate::config::settings::scale::PeerPlace;
 use crate::core::autoscale::demand_report::{DecidedNumber, PeerDemand};
 use crate::core::autoscale::peers::{
-    GatewayId, PeerCount, PeerGroup, PeerReport, PeerRole, PeerView, ReportOutcome, ScaleDecision,
+    GatewayId, MISSED, PeerCount, PeerGroup, PeerReport, PeerRole, PeerView, ReportOutcome, ScaleDecision,
 };
 use crate::core::autoscale::replica_demand::ReplicaDemand;
 use crate::core::model::time::Tick;
 use crate::protocol::ids::random;
+use crate::scaler::peers::sight::StoreSight;
 use crate::scaler::peers::wire;
 use crate::scaler::source::DemandSource;
 use crate::telemetry::event::{DeciderChanged, PeersSeen};
@@ -24,6 +25,9 @@ use crate::telemetry::{Telemetry, wall};
 
 /// Time between two reports when nothing has changed that peers wait for.
 pub(in crate::scaler) const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Time of the core at the start: more than the age of any report that counts.
+const HEAD_START: Duration = MISSED.saturating_mul(2);
 
 /// State of the peer exchange at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,6 +39,8 @@ pub(in crate::scaler) struct PeerState {
     pub(in crate::scaler) count: PeerCount,
     /// Whether too few peers are heard to know the demand of all gateways.
     pub(in crate::scaler) is_isolated: bool,
+    /// Whether the store carries the reports and has not answered for long enough.
+    pub(in crate::scaler) lacks_store: bool,
 }
 
 pub(in crate::scaler) struct PeerExchange {
@@ -45,6 +51,8 @@ pub(in crate::scaler) struct PeerExchange {
     news: Notify,
     pub(super) report: watch::Sender<Arc<wire::Report>>,
     last: Mutex<LastSent>,
+    /// Reports that come through the store; absent = over connections between the gateways.
+    pub(super) store: Option<Mutex<StoreSight>>,
     pub(super) telemetry: Telemetry,
 }
 
@@ -62,8 +70,8 @@ impl fmt::Debug for PeerExchange {
 }
 
 impl PeerExchange {
-    /// The exchange of a gateway that starts now.
-    pub(in crate::scaler) fn new(telemetry: Telemetry) -> Arc<Self> {
+    /// The exchange of a gateway that starts now, through the store or over connections.
+    pub(in crate::scaler) fn new(telemetry: Telemetry, has_store: bool) -> Arc<Self> {
         let since = wall::unix_seconds(wall::now());
         let me = GatewayId { epoch: (since * 1e3) as u64, id: u64::from_le_bytes(random::bytes()) };
         Arc::new(Self {
@@ -73,12 +81,19 @@ impl PeerExchange {
             news: Notify::new(),
             report: watch::Sender::new(Arc::default()),
             last: Mutex::default(),
+            store: has_store.then(Mutex::default),
             telemetry,
         })
     }
 
+    /// The core's time. It begins later than zero, because the store has reports from before the start.
     fn tick(&self, at: Instant) -> Tick {
-        Tick::ZERO + at.saturating_duration_since(self.origin)
+        Tick::ZERO + HEAD_START + at.saturating_duration_since(self.origin)
+    }
+
+    /// Whether the store carries the reports.
+    pub(in crate::scaler) const fn has_store(&self) -> bool {
+        self.store.is_some()
     }
 
     /// Replica demand of every pool by the demand that all gateways see, and the state of the
@@ -89,8 +104,14 @@ impl PeerExchange {
         now: Instant,
     ) -> (Vec<(String, ReplicaDemand)>, PeerState) {
         let (draining, demand) = (source.is_draining(), source.report());
+        let lacks_store = self.store.as_ref().is_some_and(|store| !store.lock().is_settled(now));
+        let mut peers = self.peers.lock();
+        if lacks_store {
+            peers.lose_sight();
+        }
         let PeerView { others, role, count, decider, blind } =
-            self.peers.lock().update(&demand, draining, self.tick(now));
+            peers.update(&demand, draining, self.tick(now));
+        drop(peers);
         let follow = matches!(role, PeerRole::Follows(_));
         let decided = match &role {
             PeerRole::Follows(told) | PeerRole::Decides(Some(told)) => told.numbers.clone(),
@@ -113,7 +134,7 @@ impl PeerExchange {
         self.publish(report, now);
         PeersSeen { live: count.live, replayed: count.replayed, silent: count.silent }.emit(&self.telemetry);
         self.note_decider(decider);
-        (needs, PeerState { me: self.me, decider, count, is_isolated: unknown })
+        (needs, PeerState { me: self.me, decider, count, is_isolated: unknown, lacks_store })
     }
 
     fn note_decider(&self, decider: Option<GatewayId>) {
@@ -149,11 +170,38 @@ impl PeerExchange {
     }
 
     pub(super) fn receive(&self, place: &str, report: PeerReport) -> ReportOutcome {
-        let heard = self.peers.lock().store_report(place, report, self.tick(Instant::now()));
+        let heard = self.store_report(place, report, (Instant::now(), Duration::ZERO));
         if heard == ReportOutcome::Urgent {
-            self.news.notify_one();
+            self.announce_news();
         }
         heard
+    }
+
+    /// Stores a report of this age.
+    pub(super) fn store_report(
+        &self,
+        place: &str,
+        report: PeerReport,
+        (now, age): (Instant, Duration),
+    ) -> ReportOutcome {
+        self.peers.lock().store_report(place, report, self.tick(now).earlier_by(age))
+    }
+
+    /// Sets the gateways that the store knows of; more may exist unless they are `complete`. Returns
+    /// whether one is new.
+    pub(super) fn list_stored(&self, ids: &BTreeSet<String>, complete: bool, now: Instant) -> bool {
+        let mut peers = self.peers.lock();
+        let has_new = ids.iter().any(|id| !peers.is_listed(id));
+        peers.list(ids, self.tick(now));
+        if !complete {
+            peers.lose_sight();
+        }
+        has_new
+    }
+
+    /// Has the numbers evaluated anew.
+    pub(super) fn announce_news(&self) {
+        self.news.notify_one();
     }
 
     pub(super) fn set_places(&self, places: &BTreeSet<PeerPlace>) {

@@ -1,9 +1,12 @@
 //! Peer exchange: reports to the other gateways, and reports from them. The rules are the core's
-//! ([`crate::core::autoscale::peers`]). The clock, the streams and the connections are here.
+//! ([`crate::core::autoscale::peers`]). The clock and the two transports are here: streams over connections
+//! between the gateways, and the store of `cluster`.
 
 mod dial;
 mod exchange;
 mod serve;
+mod sight;
+mod store;
 mod wire;
 
 pub(super) use self::dial::listen;
@@ -13,3 +16,6 @@ pub use self::dial::PeerRules;
 pub(super) use self::exchange::{PeerExchange, PeerState, shown};
 #[cfg(any(test, fuzzing))]
 pub(crate) use self::wire::fuzz_report;
+
+#[cfg(test)]
+mod tests;

@@ -7,5 +7,6 @@ pub(crate) mod key_files;
 pub(crate) mod keys;
 pub(crate) mod me;
 pub(crate) mod oidc;
+pub(crate) mod operator_oidc;
 pub(crate) mod operators;
 pub(crate) mod tls;

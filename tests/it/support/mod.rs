@@ -9,6 +9,7 @@ pub(crate) mod dns;
 pub(crate) mod gateway;
 pub(crate) mod postgres;
 pub(crate) mod process;
+pub(crate) mod provider;
 pub(crate) mod recorder;
 pub(crate) mod redis;
 pub(crate) mod tls_front;

@@ -59,7 +59,8 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- $bind := .Values.bindAddress }}
 {{- $server := dict "listen" (printf "%s:8080" $bind) "admin" (printf "%s:8081" $bind) "drain_grace" "1m" }}
 {{- $peers := dict "dns" (dict "name" (printf "%s-peers.%s.svc.%s" $full .Release.Namespace .Values.clusterDomain) "port" 8082) }}
-{{- $scale := dict "listen" (printf "%s:8082" $bind) "peers" $peers "state_file" "/var/lib/penstock/demand.json" }}
+{{- $scale := dict "listen" (printf "%s:8082" $bind) "state_file" "/var/lib/penstock/demand.json" }}
+{{- if not .Values.config.cluster }}{{ $_ := set $scale "peers" $peers }}{{ end }}
 {{- $own := dict "version" 1 "server" $server "scale" $scale }}
 {{- $sections := dict "server" $server "admin" (dict) "scale" $scale }}
 {{- range $name, $section := $sections }}

@@ -86,6 +86,7 @@ fn one_try(attempt: &Value) -> String {
         "  ledger     {} of {} sequences there, {} tokens outstanding",
         why["running"], why["limit"], why["outstanding_tokens"],
     );
+    text += &scores_text(why);
     let _infallible = writeln!(
         text,
         "  queue      waited {} in all; {} others waited on",
@@ -106,6 +107,42 @@ fn one_try(attempt: &Value) -> String {
             writeln!(text, "  came back  after {}: {}", time(&back["after"]), plain(&back["why"]));
     }
     text
+}
+
+/// The score of the replica and those of others; nothing where no other replica was rated.
+fn scores_text(why: &Value) -> String {
+    let others: Vec<&Value> = why["others"].as_array().into_iter().flatten().collect();
+    if others.is_empty() {
+        return String::new();
+    }
+    let mut text = format!("  score      {}; the least goes first\n", time(&why["score"]));
+    for other in others {
+        let cached = match other["cached_tokens"].as_u64() {
+            None | Some(0) => String::new(),
+            Some(tokens) => format!(", {tokens} tokens in its cache"),
+        };
+        let _infallible = writeln!(
+            text,
+            "  not        {}: score {}, first token in {}{cached}: {}",
+            plain(&other["replica"]),
+            time(&other["score"]),
+            time(&other["expected_ttft"]),
+            why_not_words(other),
+        );
+    }
+    text
+}
+
+fn why_not_words(other: &Value) -> &str {
+    match other["why_not"].as_str().unwrap_or_default() {
+        "no_room" => "it had no room",
+        "failed_it_before" => "it had failed the request",
+        "higher_score" => "higher",
+        "other_pool_first" => "another pool went first",
+        "as_good" => "as good, and busier or chosen more recently",
+        "other_was_held" => "the other's room was kept for the request",
+        other => other,
+    }
 }
 
 fn turn_text(why: &Value) -> String {

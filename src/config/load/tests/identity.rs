@@ -87,14 +87,33 @@ auth: {oidc: [{issuer: 'https://id.test', audience: [x], class_claim: c, tenants
     assert_eq!(known.keys.get("bbbbbbbb").unwrap().grant.models.as_ref().unwrap().len(), 1);
     assert!(known.certs.contains_key("dns:a.test") && known.certs.contains_key("uri:spiffe://x"));
     let issuer = &known.issuers[0];
-    assert_eq!(issuer.tenants.values, [("one".to_owned(), TenantId::new(0))]);
-    assert_eq!(issuer.classes.as_ref().unwrap().values.len(), 3);
+    assert_eq!(issuer.claims.tenants.values, [("one".to_owned(), TenantId::new(0))]);
+    assert_eq!(issuer.claims.classes.as_ref().unwrap().values.len(), 3);
     assert_eq!((known.failures.burst, known.failures.per_minute), (3, 30));
     let listeners = &loaded.settings.listeners;
     assert_eq!(listeners.operators.tokens.get("cccccccc").unwrap().role, OperatorRole::Operate);
     let tls = listeners.clients.as_ref().unwrap();
     assert_eq!(tls.config.alpn_protocols, [b"h2".to_vec(), b"http/1.1".to_vec()]);
     assert!(listeners.admin.is_none());
+}
+
+#[test]
+fn what_an_operators_provider_gives_is_what_the_file_says() {
+    let oidc = "issuer: 'https://id.test', client_id: console, audience: [cli], scopes: [groups], \
+                roles: {everybody: read, sre: operate}";
+    let (loaded, _) =
+        known(load(&format!("admin: {{auth: {{oidc: {{{oidc}}}}}}}"), &key("aaaaaaaa", ""), ""));
+    let issuer = loaded.settings.listeners.operators.oidc.clone().expect("a provider");
+    assert_eq!(issuer.audience, ["console", "cli"]);
+    let claims = &issuer.claims;
+    assert_eq!((&*claims.roles.claim, &*claims.name), ("groups", "email"));
+    assert_eq!(claims.roles.values[1], ("sre".to_owned(), OperatorRole::Operate));
+    let console = claims.console.as_ref().expect("a client");
+    assert_eq!(
+        (&*console.id, &console.scopes[..]),
+        ("console", &["openid".to_owned(), "groups".to_owned()][..])
+    );
+    assert!(issuer.source.has_sign_in);
 }
 
 #[test]
@@ -114,8 +133,9 @@ fn a_new_certificate_in_the_same_file_is_a_change_without_a_value() {
 fn what_is_wrong_is_said_with_what_to_do_and_without_the_secret() {
     let good = key("aaaaaaaa", "");
     let oidc = |more: &str| format!("auth: {{oidc: [{{issuer: 'https://id.test', audience: [x], {more}}}]}}");
+    let operators = |oidc: &str| format!("admin: {{auth: {{oidc: {{{oidc}}}}}}}");
     let tls = |files: &str| format!("server: {{tls: {{{files}}}}}");
-    let cases: [(String, &str, &str, &str, &str); 22] = [
+    let cases: [(String, &str, &str, &str, &str); 28] = [
         (tls("cert: none.crt, key: a.key"), &good, "", "server.tls.cert", "cannot be read"),
         (tls("cert: text, key: a.key"), &good, "", "server.tls.cert", "holds no certificate"),
         (tls("cert: a.crt, key: text"), &good, "", "server.tls.key", "holds no private key"),
@@ -162,6 +182,24 @@ fn what_is_wrong_is_said_with_what_to_do_and_without_the_secret() {
         ("audit: {file: a, keep: 5000}".into(), &good, "", "audit.keep", "0 to 1000"),
         ("audit: {file: /no/such/folder/a}".into(), &good, "", "audit.file", "is not there"),
         ("admin: {auth: {client_certs: [{dns: x}]}}".into(), &good, "", "admin.auth", "admin.tls.client_ca"),
+        (operators("issuer: 'https://id.test', client_id: c"), &good, "", "oidc.roles", "nobody a right"),
+        (operators("issuer: 'https://id.test', roles: {a: read}"), &good, "", "oidc.client_id", "is missing"),
+        (operators("client_id: c, roles: {a: read}"), &good, "", "oidc.issuer", "is missing"),
+        (operators("client_id: c, roles: {a: admin}"), &good, "", "oidc.roles.a", "operate"),
+        (
+            operators("issuer: 'https://id.test', client_id: c, roles: {a: read}, scopes: ['a b']"),
+            &good,
+            "",
+            "oidc.scopes",
+            "is no scope",
+        ),
+        (
+            operators("issuer: 'http://id.test', client_id: c, roles: {a: read}, leeway: 1h"),
+            &good,
+            "",
+            "oidc.issuer",
+            "in the clear",
+        ),
     ];
     for (sections, keys, tenant, field, said) in cases {
         let outcome = load(&sections, keys, tenant);
@@ -225,6 +263,9 @@ fn loopback_needs_a_token_where_there_are_some() {
     assert_eq!(operators(&format!("{{{tokens}}}")), (false, false));
     assert_eq!(operators(&format!("{{loopback: true, {tokens}}}")), (true, true));
     assert_eq!(operators(&format!("{{loopback: false, {tokens}}}")), (false, false));
+    let oidc = "oidc: {issuer: 'https://id.test', client_id: c, roles: {a: read}}";
+    assert_eq!(operators(&format!("{{{oidc}}}")), (false, false));
+    assert_eq!(operators(&format!("{{loopback: true, {oidc}}}")), (true, true));
 }
 
 #[test]

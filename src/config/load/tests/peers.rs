@@ -44,6 +44,15 @@ fn a_new_certificate_of_theirs_counts_without_a_restart() {
 }
 
 #[test]
+fn with_a_store_the_section_is_not_used() {
+    let text = file("listen: '127.0.0.1:8082', peers: {urls: ['http://a:1']}");
+    let outcome = load(&(text + "cluster: {valkey: {url: 'redis://store:6379'}}\n"));
+    assert!(outcome.loaded.is_some(), "{}", outcome.report);
+    let report = outcome.report.to_string();
+    assert!(report.contains("scale.peers: is not used with `cluster`"), "{report}");
+}
+
+#[test]
 fn what_is_wrong_is_said_with_its_field() {
     let listen = "listen: '127.0.0.1:8082', ";
     let cases = [

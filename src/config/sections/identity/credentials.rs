@@ -11,7 +11,7 @@ use crate::config::sections::identity::{
 use crate::config::sections::tenants::KeySection;
 use crate::config::sections::tenants::context::TenantContext;
 use crate::config::settings::identity::{
-    Credentials, Grant, KeyEntry, KeyOrigin, OperatorRole, Operators, TokenEntry,
+    Credentials, Grant, Issuer, KeyEntry, KeyOrigin, OperatorClaims, OperatorRole, Operators, TokenEntry,
 };
 use crate::config::syntax::field::FieldPath;
 use crate::config::validate::findings::Findings;
@@ -150,10 +150,11 @@ impl CredentialSet {
         &mut self,
         auth: &AdminAuthSection,
         has_client_ca: bool,
+        oidc: Option<Issuer<OperatorClaims>>,
         findings: &mut Findings<'_>,
     ) -> Operators {
         let section = FieldPath::top("admin").key("auth");
-        let asks = !(auth.tokens.is_empty() && auth.client_certs.is_empty());
+        let asks = !(auth.tokens.is_empty() && auth.client_certs.is_empty() && oidc.is_none());
         if asks && auth.loopback == Some(true) {
             let hint = "sidecars, `kubectl port-forward` and SSH tunnels connect from loopback; take the key away to \
                         ask everybody for a token or certificate";
@@ -167,6 +168,7 @@ impl CredentialSet {
             loopback: auth.loopback.unwrap_or(!asks),
             open_metrics: auth.open_metrics,
             hosts: auth.hosts.clone(),
+            oidc: oidc.map(Arc::new),
             ..Operators::default()
         };
         for (at, token) in auth.tokens.iter().enumerate() {
@@ -278,7 +280,7 @@ fn system_time(moment: Moment) -> SystemTime {
     moment.0.into()
 }
 
-const fn role(role: WrittenRole) -> OperatorRole {
+pub(in crate::config) const fn role(role: WrittenRole) -> OperatorRole {
     match role {
         WrittenRole::Read => OperatorRole::Read,
         WrittenRole::Operate => OperatorRole::Operate,

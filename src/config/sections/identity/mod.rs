@@ -5,6 +5,7 @@ pub(in crate::config) mod client_tls;
 pub(in crate::config) mod credentials;
 pub mod key_files;
 pub(in crate::config) mod oidc;
+pub(in crate::config) mod operator_oidc;
 pub mod tls;
 
 use std::borrow::Cow;
@@ -15,6 +16,9 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::config::sections::identity::tls::TlsSection;
 use crate::config::syntax::named::NamedEntries;
 use crate::config::syntax::units::{ByteSize, Span};
+
+/// The scope without which a provider gives no token that says who somebody is.
+pub(in crate::config) const OPENID: &str = "openid";
 
 /// A certificate that speaks for a tenant, by one of its subject alternative
 /// names: exactly one of `dns`, `uri` and `email`.
@@ -157,8 +161,8 @@ pub struct AdminSection {
     pub auth: AdminAuthSection,
 }
 
-/// Who may do what at the operators' listener. Without a token and a
-/// certificate everybody who can connect may do everything.
+/// Who may do what at the operators' listener. Without a token, a
+/// certificate and `oidc` everybody who can connect may do everything.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdminAuthSection {
@@ -166,8 +170,11 @@ pub struct AdminAuthSection {
     pub tokens: Vec<AdminTokenSection>,
     /// Operators' certificates, of the authorities in `admin.tls.client_ca`.
     pub client_certs: Vec<AdminCertSection>,
+    /// The identity provider whose tokens (JWT) are taken beside these.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub oidc: Option<AdminOidcSection>,
     /// Whether callers from a loopback address need no token. Absent = only
-    /// while there are neither tokens nor certificates. Sidecars, `kubectl
+    /// while there are no tokens, no certificates and no `oidc`. Sidecars, `kubectl
     /// port-forward` and SSH tunnels connect from loopback, too.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loopback: Option<bool>,
@@ -178,6 +185,69 @@ pub struct AdminAuthSection {
     /// `.svc` and `.test`. Any other name in `Host` is refused: the page of
     /// another site could ask under a name of its own.
     pub hosts: Vec<String>,
+}
+
+/// The identity provider of operators: its tokens (JWT) are taken at the
+/// operators' listener, and the console signs in there.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+#[schemars(transform = crate::config::schema::admin_oidc)]
+pub struct AdminOidcSection {
+    /// The provider's name for itself: the claim `iss` of its tokens, letter
+    /// by letter.
+    pub issuer: String,
+    /// The console's id at the provider, as a public client with PKCE and the
+    /// redirect URI `<address of the operators' listener>/console`. Tokens for
+    /// it are taken, and the console offers to sign in; absent = it does not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client_id: Option<String>,
+    /// Further audiences; the claim `aud` of a token must have one of them, or
+    /// `client_id`.
+    pub audience: Vec<String>,
+    /// The claim that says what somebody may do: a text, or a list; with dots
+    /// it is a claim inside a claim.
+    pub role_claim: String,
+    /// Values of that claim, each with its role. Of several the most counts;
+    /// a token with none of them is refused.
+    pub roles: NamedEntries<RoleName>,
+    /// The claim with the name for the audit log, after `oidc:`; a token
+    /// without it goes by `sub`.
+    pub name_claim: String,
+    /// What the console asks the provider for; `openid` is always among it.
+    pub scopes: Vec<String>,
+    /// Where its public keys are; absent = where
+    /// `<issuer>/.well-known/openid-configuration` says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub jwks_url: Option<String>,
+    /// Path of a PEM file with the authorities of the provider's own
+    /// certificate; absent = those of the system.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ca_file: Option<String>,
+    /// How tokens may be signed.
+    pub algorithms: Vec<Algorithm>,
+    /// How far the provider's clock may be off.
+    pub leeway: Span,
+    /// Bytes of the longest token that is looked at.
+    pub max_token: ByteSize,
+}
+
+impl Default for AdminOidcSection {
+    fn default() -> Self {
+        Self {
+            issuer: String::new(),
+            client_id: None,
+            audience: Vec::new(),
+            role_claim: "groups".to_owned(),
+            roles: NamedEntries::default(),
+            name_claim: "email".to_owned(),
+            scopes: [OPENID, "profile", "email"].map(str::to_owned).to_vec(),
+            jwks_url: None,
+            ca_file: None,
+            algorithms: vec![Algorithm::Rs256, Algorithm::Es256],
+            leeway: Span::secs(30),
+            max_token: ByteSize(8 << 10),
+        }
+    }
 }
 
 /// An operator's token, of which the file holds only the digest.

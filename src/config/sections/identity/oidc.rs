@@ -7,8 +7,9 @@ use crate::config::secret::SecretReader;
 use crate::config::sections::identity::tls;
 use crate::config::sections::identity::{Algorithm, OidcSection};
 use crate::config::sections::tenants::context::TenantContext;
-use crate::config::settings::identity::{ClaimRule, Issuer, KeySource};
+use crate::config::settings::identity::{ClaimRule, ClientClaims, Issuer, KeySource};
 use crate::config::syntax::field::FieldPath;
+use crate::config::syntax::units::{ByteSize, Span};
 use crate::config::validate::findings::Findings;
 use crate::config::validate::{names, url};
 use crate::core::model::id_table::IdTable;
@@ -28,14 +29,14 @@ pub(in crate::config) fn validate(
     tenants: &IdTable<TenantId, Tenant>,
     secrets: &mut SecretReader<'_>,
     findings: &mut Findings<'_>,
-) -> Vec<Arc<Issuer>> {
+) -> Vec<Arc<Issuer<ClientClaims>>> {
     let section = FieldPath::top("auth").key("oidc");
     let written = &context.file.auth.oidc;
     if written.len() > MAX_ISSUERS {
         let message = format!("{} are too many", written.len());
         findings.error(&section, message, format!("name at most {MAX_ISSUERS}"));
     }
-    let mut issuers: Vec<Arc<Issuer>> = Vec::new();
+    let mut issuers: Vec<Arc<Issuer<ClientClaims>>> = Vec::new();
     for (at, provider) in written.iter().enumerate() {
         let field = section.index(at);
         if issuers.iter().any(|other| other.source.issuer == provider.issuer) {
@@ -54,40 +55,26 @@ fn issuer(
     field: &FieldPath,
     secrets: &mut SecretReader<'_>,
     findings: &mut Findings<'_>,
-) -> Issuer {
-    address(Some(&written.issuer), &field.key("issuer"), findings);
-    address(written.jwks_url.as_deref(), &field.key("jwks_url"), findings);
+) -> Issuer<ClientClaims> {
+    let provider = WrittenProvider {
+        issuer: &written.issuer,
+        jwks_url: written.jwks_url.as_deref(),
+        ca_file: written.ca_file.as_deref(),
+        algorithms: &written.algorithms,
+        leeway: written.leeway,
+        max_token: written.max_token,
+        has_sign_in: false,
+    };
     if written.audience.is_empty() || written.audience.iter().any(String::is_empty) {
         let hint =
             "write the name under which the provider knows this gateway; tokens for others are refused";
         findings.error(&field.key("audience"), "is missing", hint);
     }
-    if written.algorithms.is_empty() {
-        findings.error(&field.key("algorithms"), "allows none", "write such as [RS256, ES256]");
-    }
-    if written.leeway.0.as_secs() > MAX_LEEWAY_SECS {
-        findings.error(&field.key("leeway"), format!("{} is too long", written.leeway), "write 5m or less");
-    }
-    if !TOKEN_BYTES.contains(&written.max_token.0) {
-        let message = format!("{} is out of range", written.max_token);
-        findings.error(&field.key("max_token"), message, "write 256B to 64KiB");
-    }
-    let ca = written.ca_file.as_deref().and_then(|path| {
-        let read = secrets.bytes(path).and_then(|pem| tls::authorities(&pem, path).map(|_| pem));
-        read.map_err(|why| findings.error(&field.key("ca_file"), why, "paths start at this file's folder"))
-            .ok()
-    });
     let classes = context.classes.iter().map(|(id, name, _)| (name.to_owned(), id)).collect();
     let mut models: Vec<_> =
         context.models.names.models.iter().map(|(name, id)| (name.clone(), *id)).collect();
     models.sort_unstable();
-    Issuer {
-        source: KeySource {
-            issuer: written.issuer.clone(),
-            jwks_url: written.jwks_url.clone(),
-            ca: ca.map(Into::into),
-        },
-        audience: written.audience.clone(),
+    let claims = ClientClaims {
         tenants: ClaimRule {
             claim: claim(&written.tenant_claim, &field.key("tenant_claim"), findings),
             values: tenant_values(context.file, written, tenants, field, findings),
@@ -100,9 +87,63 @@ fn issuer(
             claim: claim(name, &field.key("model_claim"), findings),
             values: models,
         }),
-        algorithms: written.algorithms.iter().copied().map(name).collect(),
-        leeway: written.leeway.0,
-        max_token: usize::try_from(written.max_token.0).unwrap_or(usize::MAX),
+    };
+    provider.check(written.audience.clone(), claims, field, secrets, findings)
+}
+
+/// What every identity provider has, as it is written.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::config) struct WrittenProvider<'a> {
+    pub(in crate::config) issuer: &'a str,
+    pub(in crate::config) jwks_url: Option<&'a str>,
+    pub(in crate::config) ca_file: Option<&'a str>,
+    pub(in crate::config) algorithms: &'a [Algorithm],
+    pub(in crate::config) leeway: Span,
+    pub(in crate::config) max_token: ByteSize,
+    pub(in crate::config) has_sign_in: bool,
+}
+
+impl WrittenProvider<'_> {
+    /// Checks the keys that every provider has, and reads its authorities.
+    pub(in crate::config) fn check<C>(
+        &self,
+        audience: Vec<String>,
+        claims: C,
+        field: &FieldPath,
+        secrets: &mut SecretReader<'_>,
+        findings: &mut Findings<'_>,
+    ) -> Issuer<C> {
+        address(Some(self.issuer), &field.key("issuer"), findings);
+        address(self.jwks_url, &field.key("jwks_url"), findings);
+        if self.algorithms.is_empty() {
+            findings.error(&field.key("algorithms"), "allows none", "write such as [RS256, ES256]");
+        }
+        if self.leeway.0.as_secs() > MAX_LEEWAY_SECS {
+            let message = format!("{} is too long", self.leeway);
+            findings.error(&field.key("leeway"), message, "write 5m or less");
+        }
+        if !TOKEN_BYTES.contains(&self.max_token.0) {
+            let message = format!("{} is out of range", self.max_token);
+            findings.error(&field.key("max_token"), message, "write 256B to 64KiB");
+        }
+        let ca = self.ca_file.and_then(|path| {
+            let read = secrets.bytes(path).and_then(|pem| tls::authorities(&pem, path).map(|_| pem));
+            let hint = "paths start at this file's folder";
+            read.map_err(|why| findings.error(&field.key("ca_file"), why, hint)).ok()
+        });
+        Issuer {
+            source: KeySource {
+                issuer: self.issuer.to_owned(),
+                jwks_url: self.jwks_url.map(str::to_owned),
+                ca: ca.map(Into::into),
+                has_sign_in: self.has_sign_in,
+            },
+            audience,
+            algorithms: self.algorithms.iter().copied().map(name).collect(),
+            leeway: self.leeway.0,
+            max_token: usize::try_from(self.max_token.0).unwrap_or(usize::MAX),
+            claims,
+        }
     }
 }
 
@@ -124,7 +165,7 @@ fn address(text: Option<&str>, field: &FieldPath, findings: &mut Findings<'_>) {
     }
 }
 
-fn claim(name: &str, field: &FieldPath, findings: &mut Findings<'_>) -> String {
+pub(in crate::config) fn claim(name: &str, field: &FieldPath, findings: &mut Findings<'_>) -> String {
     if name.is_empty() || name.split('.').any(str::is_empty) {
         findings.error(field, format!("{name:?} is no claim"), "write such as team or penstock.team");
     }

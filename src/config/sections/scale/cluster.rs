@@ -17,8 +17,8 @@ const PORT: u16 = 6379;
 /// Longest `prefix`.
 const MAX_PREFIX: usize = 64;
 
-/// Other gateways on the same replicas and for the same tenants. They share limits
-/// and overrides through a store.
+/// Other gateways on the same replicas and for the same tenants. They share limits,
+/// overrides and the scale signal through a store.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::cluster)]

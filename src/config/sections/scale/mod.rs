@@ -41,7 +41,8 @@ pub struct ScaleSection {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state_file: Option<String>,
     /// The other gateways behind the same Service: together they name one
-    /// number. Absent = this one serves all of the demand.
+    /// number. For gateways without `cluster`, whose store does it. Absent
+    /// without both = this one serves all of the demand.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peers: Option<PeersSection>,
 }

@@ -43,6 +43,10 @@ pub(in crate::config) fn validate(
     }
     let listed = listed(peers, &field, findings);
     let named = peers.dns.as_ref().map(|dns| named(dns, peers.ca.is_some(), &field.key("dns"), findings));
+    if file.cluster.is_some() {
+        let hint = "take the section away";
+        findings.warn(&field, "is not used with `cluster`: its store carries the reports of gateways", hint);
+    }
     Some(scale::PeerSettings { listed, named, tls })
 }
 

@@ -100,14 +100,15 @@ fn listeners(
         let message = format!("{admin} is where clients connect already");
         findings.error(&section.key("admin"), message, "give it a port of its own");
     }
-    if !admin.ip().is_loopback() && auth.tokens.is_empty() && auth.client_certs.is_empty() {
+    let has_bearers = !auth.tokens.is_empty() || auth.oidc.is_some();
+    if !admin.ip().is_loopback() && !has_bearers && auth.client_certs.is_empty() {
         let message =
             format!("the admin port can be reached from outside ({admin}) and asks for no password");
         let hint = "put a token of `penstock keys new` into `admin.auth.tokens`, or see that only operators and \
                     Prometheus can connect";
         findings.warn(&section.key("admin"), message, hint);
     }
-    if !admin.ip().is_loopback() && !auth.tokens.is_empty() && tls.is_none() {
+    if !admin.ip().is_loopback() && has_bearers && tls.is_none() {
         let message = format!("operators reach {admin} from outside, and their tokens come in the clear");
         let hint = "set `admin.tls`, or keep the port on loopback or behind something that ends TLS";
         findings.warn(&section.key("admin"), message, hint);

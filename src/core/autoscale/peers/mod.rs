@@ -77,6 +77,7 @@ pub struct PeerCount {
 pub struct PeerGroup {
     me: GatewayId,
     slots: BTreeMap<String, PeerSlot>,
+    /// Whether it is known which gateways should exist.
     listed: bool,
     /// Sum of all demand at the last update.
     last: DemandReport,
@@ -114,6 +115,11 @@ impl PeerGroup {
             let slot = self.slots.entry(place.clone()).or_insert_with(|| PeerSlot::new(since));
             slot.listed = true;
         }
+    }
+
+    /// Notes that the list may lack gateways. Until the next one this gateway is blind.
+    pub fn lose_sight(&mut self) {
+        self.listed = false;
     }
 
     /// Whether a gateway should exist at the slot.

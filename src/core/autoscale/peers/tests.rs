@@ -189,6 +189,18 @@ fn who_comes_later_has_time_to_come_up() {
 }
 
 #[test]
+fn without_a_whole_list_there_is_no_number() {
+    let mut peers = five(&[1]);
+    peers.store_report(&place(1), report(1, 1, 3), at(0));
+    assert!(!peers.update(&DemandReport::default(), false, at(10)).blind);
+    peers.lose_sight();
+    let sight = peers.update(&DemandReport::default(), false, at(20));
+    assert_eq!((sight.role, jobs(&sight.others)), (PeerRole::Blind, 3), "what is known counts");
+    peers.list(&[place(1), place(5)].into(), at(30));
+    assert!(!peers.update(&DemandReport::default(), false, at(30)).blind);
+}
+
+#[test]
 fn the_eldest_decides_and_the_next_one_takes_over() {
     let mut peers = five(&[1, 7]);
     let hear = |peers: &mut PeerGroup, id: u64, millis: u64, told: Option<ScaleDecision>| {

@@ -25,6 +25,7 @@ use crate::core::queue::quota::QuotaState;
 use crate::core::replica::affinity::adapter_slots::AdapterState;
 use crate::core::replica::ledger::Booking;
 
+use self::place::JobPlace;
 use super::Scheduler;
 use super::job::RunningAttempt;
 
@@ -148,9 +149,9 @@ impl Scheduler {
                 continue;
             }
             let failed = passed.len() - deferred.as_ref().map_or(0, |deferred| deferred.heads);
-            let pick = self.place_for(group, &chosen, failed).and_then(|(replica, choice)| {
+            let pick = self.place_for(group, &chosen, failed).and_then(|place| {
+                let JobPlace { replica, choice, cached } = place;
                 let pool = self.fleet.pool_of(replica)?;
-                let cached = self.cached_tokens(chosen.head.job, replica);
                 Some(DispatchPick { chosen, replica, pool, choice, held: false, warm: false, cached })
             });
             if let Some(ahead) = self.pick_warm(group, &chosen, pick.as_ref(), &mut deferred) {
@@ -233,13 +234,6 @@ impl Scheduler {
         if self.fleet.count_up(pools) > tried.len() as u64 { tried } else { SmallVec::new() }
     }
 
-    /// Tokens of the job's prompt that a replica is expected to have cached.
-    fn cached_tokens(&self, job: JobId, replica: ReplicaId) -> u64 {
-        let Some(job) = self.jobs.get(&job) else { return 0 };
-        let holders = self.affinity.prefixes.matches(&job.prefix);
-        holders.iter().find(|(id, _)| *id == replica).map_or(0, |(_, tokens)| *tokens)
-    }
-
     /// The first job in the order of the group, whether it fits a replica or not.
     pub(super) fn first_in_order(&self, group: GroupIndex) -> Option<Candidate> {
         self.groups[group].first(RoomIn::Anywhere, &|_| false)
@@ -250,8 +244,7 @@ impl Scheduler {
     fn dispatch_job(&mut self, group: GroupIndex, pick: &DispatchPick, out: &mut Vec<Action>) -> Option<()> {
         let now = self.now;
         let id = pick.chosen.head.job;
-        let why = self.reasons(group, pick)?;
-        let standing = self.fleet.load(pick.replica, now)?;
+        let (why, epoch) = self.reasons(group, pick)?;
         let job = self.jobs.get(&id)?;
         let adapter = why.adapter.map(|_| job.spec.model);
         let booking = Booking { adapter, ..job.booking(pick.cached, pick.chosen.background) };
@@ -289,7 +282,7 @@ impl Scheduler {
         let replica = pick.replica;
         let run = RunningAttempt {
             replica,
-            epoch: standing.epoch,
+            epoch,
             booking,
             stay,
             uncached,
@@ -342,8 +335,9 @@ impl Scheduler {
         self.note_preemptible(id, &run);
     }
 
-    /// The reasons of a dispatch, for the log and the trail; computed before the booking.
-    fn reasons(&self, group: GroupIndex, pick: &DispatchPick) -> Option<DispatchReason> {
+    /// The reasons of a dispatch, for the log and the trail, and the replica's epoch; computed before the
+    /// booking.
+    fn reasons(&self, group: GroupIndex, pick: &DispatchPick) -> Option<(DispatchReason, u32)> {
         let chosen = &pick.chosen;
         let job = self.jobs.get(&chosen.head.job)?;
         let here = &self.groups[group];
@@ -365,7 +359,7 @@ impl Scheduler {
         } else {
             OrderReason::Fair
         };
-        Some(DispatchReason {
+        let why = DispatchReason {
             queued: job.queued(self.now),
             attempt: job.attempts.saturating_add(1),
             behind: here.waiting().saturating_sub(1),
@@ -378,9 +372,17 @@ impl Scheduler {
             order: turn,
             placement: pick.choice,
             passed_over: self.passed_over(here.shape.pool_set(chosen.pool_set), pick.pool, &required),
+            scores: self.scores(
+                job,
+                chosen.background,
+                pools,
+                (pick.replica, pick.cached, pick.held),
+                &shunned,
+            ),
             adapter: self.fleet.adapter_fit(pick.replica, required.model),
             class: job.spec.class,
             demoted_from: job.demoted_from,
-        })
+        };
+        Some((why, standing.epoch))
     }
 }

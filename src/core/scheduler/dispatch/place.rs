@@ -16,6 +16,7 @@ use crate::core::placement::unattainable::ENOUGH_GAPS;
 use crate::core::queue::lane_key::LaneKey;
 use crate::core::queue::order::Candidate;
 use crate::core::replica::fleet::{ReplicaMatch, ReplicaRequirements};
+use crate::core::replica::scores::ReplicaScores;
 
 use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::job::Job;
@@ -25,6 +26,15 @@ use crate::core::scheduler::job::Job;
 const MAX_DECLINED: usize = 4;
 /// The same for those whose session has a replica: each may have another one.
 const MAX_DECLINED_SESSION: usize = 16;
+
+/// Where a job goes.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::core::scheduler) struct JobPlace {
+    pub(in crate::core::scheduler) replica: ReplicaId,
+    pub(in crate::core::scheduler) choice: PlacementReason,
+    /// Tokens of the prompt that the replica is expected to have cached.
+    pub(in crate::core::scheduler) cached: u64,
+}
 
 /// Finds the best replica of some pools.
 type ReplicaFinder<'a> = &'a dyn Fn(&[PoolId]) -> Option<ReplicaMatch>;
@@ -40,7 +50,7 @@ impl Scheduler {
         group: GroupIndex,
         chosen: &Candidate,
         others: usize,
-    ) -> Option<(ReplicaId, PlacementReason)> {
+    ) -> Option<JobPlace> {
         let job = self.jobs.get(&chosen.head.job)?;
         let here = &self.groups[group];
         let pool_set = here.shape.pool_set(chosen.pool_set);
@@ -62,14 +72,39 @@ impl Scheduler {
         let apart = || choose(&|id| shunned.contains(&id) || self.fleet.has_suspect(id));
         let apart = job.faults.suspect.then(apart).flatten();
         let (replica, choice) = apart.or_else(|| choose(&|id| shunned.contains(&id)))?;
+        let cached = required.cached_at(replica);
         let choice = match choice {
             PlacementReason::Only if required.session.is_some_and(|(own, _)| own == replica) => {
                 PlacementReason::Session
             }
-            PlacementReason::Only if required.cached_at(replica) > 0 => PlacementReason::Prefix,
+            PlacementReason::Only if cached > 0 => PlacementReason::Prefix,
             other => other,
         };
-        Some((replica, choice))
+        Some(JobPlace { replica, choice, cached })
+    }
+
+    /// Scores of the replica that the job goes to and of a few others, before the booking. `cached` =
+    /// what the booking counts as cached there.
+    pub(in crate::core::scheduler) fn scores(
+        &self,
+        job: &Job,
+        background: bool,
+        pools: &[PoolId],
+        (replica, cached, held): (ReplicaId, u64, bool),
+        failed: &[ReplicaId],
+    ) -> ReplicaScores {
+        let mut holders = self.affinity.prefixes.matches(&job.prefix);
+        holders.retain(|(id, tokens)| {
+            if *id == replica {
+                *tokens = cached;
+            }
+            *tokens > 0
+        });
+        let required = ReplicaRequirements {
+            session: self.session(job),
+            ..job.requirements(&holders, background, &self.policy)
+        };
+        self.fleet.scores(pools, &required, (replica, held), failed, self.now)
     }
 
     /// The replica of the job's session, and by how many nanoseconds its first

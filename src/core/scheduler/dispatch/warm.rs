@@ -14,6 +14,7 @@ use crate::core::queue::fairness::scaled;
 use crate::core::queue::lane_key::LanePart;
 use crate::core::queue::order::{Candidate, LaneHead};
 
+use super::place::JobPlace;
 use super::{DeferredPick, DispatchPick};
 use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::job::Job;
@@ -104,8 +105,7 @@ impl Scheduler {
             warm.find(|(replica, _)| self.fleet.fits_or_returns(*replica, &required, false, self.now))?;
             let head = LaneHead { job: id, ..chosen.head };
             let other = Candidate { head, place: job.place, need: job.size(), ..*chosen };
-            let (replica, choice) = self.place_for(group, &other, 0)?;
-            let tokens = cached.iter().find(|(id, _)| *id == replica).map_or(0, |(_, tokens)| *tokens);
+            let JobPlace { replica, choice, cached: tokens } = self.place_for(group, &other, 0)?;
             let pool = self.fleet.pool_of(replica)?;
             let pick = DispatchPick {
                 chosen: other,

@@ -1,8 +1,11 @@
 //! Tests of placement: pools with prices, kinds and windows.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use crate::core::model::event::{AttemptOutcome, Event, ItlSample, PassedOverPool};
+use crate::core::model::event::{
+    AttemptOutcome, DispatchReason, EngineFault, Event, ItlSample, PassedOverPool,
+};
 use crate::core::model::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId};
 use crate::core::model::job::JobSpec;
 use crate::core::model::policy::{Class, Policy, Pool};
@@ -10,6 +13,7 @@ use crate::core::model::snapshot::Obstacle;
 use crate::core::model::time::Tick;
 use crate::core::placement::choose::PlacementReason;
 use crate::core::placement::rules::{Isolation, LatePolicy, PlacementRules, PoolTraits, Price};
+use crate::core::replica::scores::WhyNot;
 use crate::core::scheduler::tests::{World, class, placed, policy, rejected, sent, spec, used};
 
 const SECOND: ClassId = ClassId::new(1);
@@ -62,6 +66,36 @@ fn the_cheapest_fills_first_and_what_does_not_fit_spills() {
     assert_eq!(went, [wanted, wanted, spilled, spilled]);
     assert_eq!(world.arrive(spec(5)), [], "all is full");
     assert_eq!(sent(&world.done(1)), [(5, 1)]);
+}
+
+fn others(why: &DispatchReason) -> Vec<(u32, WhyNot)> {
+    why.scores.others().map(|other| (other.replica.index() as u32, other.why_not)).collect()
+}
+
+#[test]
+fn a_decision_keeps_the_scores_of_at_most_four_others() {
+    let mut world = World::new(policy(&[&[2; 6]], &[&[0]]));
+    let why = placed(&world.arrive(spec(1)));
+    assert_eq!(others(&why), [1, 2, 3, 4].map(|id| (id, WhyNot::Equal)), "all are idle");
+    let actions = world.arrive(spec(2));
+    let (chosen, rest) = (sent(&actions)[0].1, others(&placed(&actions)));
+    assert!((1..=4).contains(&rest.len()) && rest.iter().all(|(id, _)| *id != chosen), "{rest:?}");
+
+    let mut world = World::new(policy(&[&[2, 2]], &[&[0]]));
+    let why = placed(&world.arrive(spec(1)));
+    assert_eq!(others(&why), [(1, WhyNot::Equal)]);
+    assert!(Duration::from(why.scores.chosen) >= why.expected, "the score has the first token in it");
+}
+
+#[test]
+fn a_decision_tells_why_a_better_replica_was_not_chosen() {
+    let mut world = World::new(two_prices());
+    assert_eq!(others(&placed(&world.arrive(spec(1)))), [(0, WhyNot::Pool)], "the cheap pool goes first");
+
+    let mut world = World::new(policy(&[&[2, 2]], &[&[0]]));
+    let first = sent(&world.arrive(spec(1)))[0].1;
+    let again = world.fail(1, EngineFault::Malformed);
+    assert_eq!(others(&placed(&again)), [(first, WhyNot::Failed)]);
 }
 
 #[test]

@@ -1,6 +1,7 @@
-//! Limits and overrides that several gateways share.
+//! Limits, overrides and demand reports that several gateways share.
 
 mod fleet;
 mod gateways;
 mod losses;
 mod overrides;
+mod reports;

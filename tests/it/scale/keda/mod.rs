@@ -7,4 +7,5 @@ mod overload;
 mod peers;
 mod push;
 mod setup;
+mod store;
 mod twin;

@@ -8,6 +8,7 @@
 //! they find prompts in their caches have seats.
 
 pub(super) mod requirements;
+mod scores;
 
 use crate::core::model::bit_set::BitSet;
 use crate::core::model::ids::{PoolId, ReplicaId};

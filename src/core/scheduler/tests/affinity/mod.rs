@@ -15,6 +15,7 @@ use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix, TokenCounts};
 use crate::core::model::policy::{Policy, Pool};
 use crate::core::model::time::Tick;
 use crate::core::replica::affinity::adapter_slots::AdapterState;
+use crate::core::replica::scores::WhyNot;
 
 /// One pool of so many replicas; the base model 0 and five adapters.
 fn adapters(replicas: &[u32], slots: u32, load: u64) -> Policy {
@@ -225,6 +226,16 @@ fn a_turn_whose_prompt_is_cached_goes_first() {
 fn no_replica_idles_for_a_prompt_that_is_cached_elsewhere() {
     let (mut world, _, second) = talks();
     assert_eq!(sent(&world.done(2)), [(3, second)]);
+}
+
+#[test]
+fn a_decision_tells_of_the_replica_that_has_the_prompt_and_no_room() {
+    let (mut world, first, _) = talks();
+    let why = placed(&world.done(2));
+    let others: Vec<_> = why.scores.others().collect();
+    let [other] = others[..] else { panic!("one other: {others:?}") };
+    assert_eq!((other.replica, other.why_not), (ReplicaId::new(first), WhyNot::NoRoom));
+    assert!(other.cached_tokens > 0 && other.score < why.scores.chosen, "{why:?}");
 }
 
 #[test]

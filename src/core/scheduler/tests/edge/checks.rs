@@ -11,6 +11,7 @@ use crate::core::model::overrides::OverrideTarget;
 use crate::core::model::reason::PreemptReason;
 use crate::core::model::snapshot::ReplicaStatus;
 use crate::core::replica::health::sleep::SleepResult;
+use crate::core::replica::scores::WhyNot;
 use crate::core::scheduler::tests::edge::Edge;
 
 impl Edge {
@@ -32,6 +33,7 @@ impl Edge {
         let room = after <= why.limit || why.running == 0 || self.may_go_beyond(replica, after, why);
         assert!(room, "beyond its credit: {why:?}");
         assert!(why.candidates >= 1);
+        self.check_scores(&spec, replica, why);
         assert!(why.attempt > 1 || self.now <= spec.patience, "its client is gone");
         let asked = why.demoted_from.unwrap_or(why.class);
         assert_eq!(asked, spec.class);
@@ -51,6 +53,21 @@ impl Edge {
         let row = self.policy.replicas.get(replica).expect("a replica of the policy");
         let class = self.policy.classes.get(why.class).expect("a class of the policy");
         why.queued >= class.ttft_objective / 2 && row.max_seqs.is_none_or(|most| seqs <= most)
+    }
+
+    /// Scores are of other replicas in service that serve the model, the best first.
+    fn check_scores(&self, spec: &JobSpec, chosen: ReplicaId, why: &DispatchReason) {
+        let model = self.policy.models.get(spec.model).expect("a model of the policy");
+        let mut best = None;
+        for other in why.scores.others() {
+            let row = self.policy.replicas.get(other.replica).expect("a replica of the policy");
+            assert!(other.replica != chosen && model.pools.contains(&row.pool), "{why:?}");
+            assert!(!self.out_of_service.contains(&other.replica) && !self.awaits(other.replica), "{why:?}");
+            assert!(best < Some((other.score, other.replica)), "{why:?}");
+            best = Some((other.score, other.replica));
+            let is_higher = other.score > why.scores.chosen;
+            assert!(!is_higher || !matches!(other.why_not, WhyNot::Pool | WhyNot::Equal), "{why:?}");
+        }
     }
 
     /// The slots of each replica add up to the places that there are.
