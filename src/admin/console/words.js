@@ -28,6 +28,8 @@ export const HELD = {
 export const WHY_NOT = {
   no_room: "no room",
   failed_it_before: "had failed the request",
+  other_suspect_there: "another request ran there whose engine had failed",
+  reserved: "its room was kept for another request",
   higher_score: "higher score",
   other_pool_first: "another pool went first",
   as_good: "as good, and busier or chosen more recently",

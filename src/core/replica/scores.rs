@@ -58,6 +58,10 @@ pub enum WhyNot {
     NoRoom,
     /// The replica failed the job before.
     Failed,
+    /// The job's engine had failed, and another job whose engine had failed ran at the replica.
+    Suspect,
+    /// The replica's room was kept for another job, or it was on trial after a failure.
+    Reserved,
     /// The replica's score was higher.
     Higher,
     /// Another pool went first, by the placement rules, the price or the inter-token objective.
@@ -76,6 +80,8 @@ impl WhyNot {
         match self {
             Self::NoRoom => "no_room",
             Self::Failed => "failed_it_before",
+            Self::Suspect => "other_suspect_there",
+            Self::Reserved => "reserved",
             Self::Higher => "higher_score",
             Self::Pool => "other_pool_first",
             Self::Equal => "as_good",

@@ -137,6 +137,8 @@ fn why_not_words(other: &Value) -> &str {
     match other["why_not"].as_str().unwrap_or_default() {
         "no_room" => "it had no room",
         "failed_it_before" => "it had failed the request",
+        "other_suspect_there" => "another request ran there whose engine had failed",
+        "reserved" => "its room was kept for another request",
         "higher_score" => "higher",
         "other_pool_first" => "another pool went first",
         "as_good" => "as good, and busier or chosen more recently",

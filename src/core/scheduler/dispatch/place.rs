@@ -16,7 +16,7 @@ use crate::core::placement::unattainable::ENOUGH_GAPS;
 use crate::core::queue::lane_key::LaneKey;
 use crate::core::queue::order::Candidate;
 use crate::core::replica::fleet::{ReplicaMatch, ReplicaRequirements};
-use crate::core::replica::scores::ReplicaScores;
+use crate::core::replica::scores::{ReplicaScores, WhyNot};
 
 use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::job::Job;
@@ -104,7 +104,12 @@ impl Scheduler {
             session: self.session(job),
             ..job.requirements(&holders, background, &self.policy)
         };
-        self.fleet.scores(pools, &required, (replica, held), failed, self.now)
+        let is_apart = job.faults.suspect && !self.fleet.has_suspect(replica);
+        let avoided = |id| match failed.contains(&id) {
+            true => Some(WhyNot::Failed),
+            false => (is_apart && self.fleet.has_suspect(id)).then_some(WhyNot::Suspect),
+        };
+        self.fleet.scores(pools, &required, (replica, held), &avoided, self.now)
     }
 
     /// The replica of the job's session, and by how many nanoseconds its first

@@ -99,6 +99,17 @@ fn a_decision_tells_why_a_better_replica_was_not_chosen() {
 }
 
 #[test]
+fn a_suspect_keeps_apart_from_another_and_the_decision_tells_so() {
+    let mut world = World::new(policy(&[&[4, 4, 4, 4]], &[&[0]]));
+    let first = sent(&world.arrive(spec(1)))[0].1;
+    let second = sent(&world.arrive(spec(2)))[0].1;
+    let there = sent(&world.fail(1, EngineFault::Reset))[0].1;
+    let why = placed(&world.fail(2, EngineFault::Reset));
+    assert!(others(&why).contains(&(there, WhyNot::Suspect)), "{first} {second} {why:?}");
+    assert!(others(&why).iter().all(|(id, why)| (*why == WhyNot::Suspect) == (*id == there)), "{why:?}");
+}
+
+#[test]
 fn equal_prices_are_no_reason() {
     let mut rules = policy(&[&[2], &[2]], &[&[0, 1]]);
     for pool in 0..2 {

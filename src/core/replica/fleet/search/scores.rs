@@ -16,65 +16,56 @@ use crate::core::replica::fleet::search::requirements::ReplicaRequirements;
 
 /// Replicas with the job's prompt, adapter or session that are rated.
 const MAX_WARM: usize = 8;
-/// Replicas with room that are rated in the chosen replica's pool, and in each other pool.
+/// Replicas with room that are rated in each tree of the chosen replica's pool, and of each other pool.
 const MAX_NEAR: (usize, usize) = (MAX_OTHERS + 1, 2);
 /// Pools that are looked at.
 const MAX_POOLS: usize = 4;
 
-/// A replica that was rated, in nanoseconds.
-#[derive(Debug, Clone, Copy)]
-struct RatedReplica {
-    id: ReplicaId,
-    pool: PoolId,
-    cost: u64,
-    ttft: u64,
-    has_room: bool,
-}
-
 impl Fleet {
     /// Scores of `chosen` and of a few other replicas of the pools: those that the job could prefer,
     /// and those with room that a search meets first. Looks at no more of them, however large the
-    /// pools. `held` = the room of `chosen` was kept for the job.
+    /// pools. `held` = the room of `chosen` was kept for the job; `avoided` tells why the job avoids a
+    /// replica.
     #[must_use]
     pub fn scores(
         &self,
         pools: &[PoolId],
         required: &ReplicaRequirements<'_>,
         (chosen, held): (ReplicaId, bool),
-        failed: &[ReplicaId],
+        avoided: &dyn Fn(ReplicaId) -> Option<WhyNot>,
         now: Tick,
     ) -> ReplicaScores {
         let best = self.cost(chosen, required).unwrap_or(u64::MAX);
         let mut scores = ReplicaScores::new(Score::from_nanos(best));
         let Some(own_pool) = self.pool_of(chosen) else { return scores };
-        let mut add = |other: RatedReplica| {
-            let why_not = match other {
-                RatedReplica { id, .. } if failed.contains(&id) => WhyNot::Failed,
-                RatedReplica { has_room: false, .. } => WhyNot::NoRoom,
+        let mut add = |id: ReplicaId, pool: PoolId, has_room: bool| {
+            let Some(cost) = self.cost(id, required) else { return };
+            let why_not = avoided(id).unwrap_or_else(|| match cost {
+                _ if !has_room && self.is_reserved(id) => WhyNot::Reserved,
+                _ if !has_room => WhyNot::NoRoom,
                 _ if held => WhyNot::Held,
-                RatedReplica { cost, .. } if cost > best => WhyNot::Higher,
-                RatedReplica { pool, .. } if pool != own_pool => WhyNot::Pool,
+                _ if cost > best => WhyNot::Higher,
+                _ if pool != own_pool => WhyNot::Pool,
                 _ => WhyNot::Equal,
-            };
+            });
             scores.add(OtherReplica {
-                replica: other.id,
-                score: Score::from_nanos(other.cost),
-                ttft: Score::from_nanos(other.ttft),
-                cached_tokens: u32::try_from(required.cached_at(other.id)).unwrap_or(u32::MAX),
+                replica: id,
+                score: Score::from_nanos(cost),
+                ttft: Score::from_nanos(self.ttft(id, required)),
+                cached_tokens: u32::try_from(required.cached_at(id)).unwrap_or(u32::MAX),
                 why_not,
             });
         };
         let mut seen: SmallVec<[ReplicaId; MAX_WARM + 1]> = SmallVec::new();
         seen.push(chosen);
-        for id in self.warm_candidates(pools, required).take(MAX_WARM) {
+        let session = required.session.map(|(id, _)| id);
+        for id in session.into_iter().chain(self.warm_candidates(pools, required)).take(MAX_WARM) {
             if seen.contains(&id) {
                 continue;
             }
             seen.push(id);
-            let pool = self.pool_of(id).filter(|pool| pools.contains(pool) && self.is_up(id));
-            if let Some((pool, cost)) = pool.zip(self.cost(id, required)) {
-                let has_room = self.fits_or_returns(id, required, false, now);
-                add(RatedReplica { id, pool, cost, ttft: self.ttft(id, required), has_room });
+            if let Some(pool) = self.pool_of(id).filter(|pool| pools.contains(pool) && self.is_up(id)) {
+                add(id, pool, self.fits_or_returns(id, required, false, now));
             }
         }
         let weight = ttft_model::weight(required.prompt, 0);
@@ -91,17 +82,18 @@ impl Fleet {
             let most = if pool == own_pool { MAX_NEAR.0 } else { MAX_NEAR.1 };
             for tree in state.trees(required.background) {
                 tree.near(ask, need, most, &mut |entry| {
-                    let (id, model) = (entry.value, entry.key.ttft_model);
-                    if seen.contains(&id) || !entry.key.can_load(ask) {
-                        return;
+                    if !seen.contains(&entry.value) {
+                        add(entry.value, pool, true);
                     }
-                    let load = if ask.needs_load { entry.key.adapter_cost } else { 0 };
-                    let cost = model.cost(weight, required.output).saturating_add(load);
-                    let ttft = model.ttft(weight).saturating_add(load);
-                    add(RatedReplica { id, pool, cost, ttft, has_room: true });
                 });
             }
         }
         scores
+    }
+
+    /// Whether the replica's room is kept for one job: one that waits for it, or the one that tries
+    /// whether it has recovered.
+    fn is_reserved(&self, id: ReplicaId) -> bool {
+        self.node(id).is_some_and(|node| node.admission.held || node.health.is_on_trial())
     }
 }
