@@ -12,6 +12,8 @@ provide() { # command, Debian package
 }
 provide promtool prometheus
 provide tmux tmux
+provide fish fish
+provide zsh zsh
 provide chromium chromium
 book=$PENSTOCK_CACHE/mdbook
 if ! command -v mdbook >/dev/null && [ ! -x "$book/bin/mdbook" ]; then
