@@ -113,7 +113,33 @@ fn what_an_operators_provider_gives_is_what_the_file_says() {
         (&*console.id, &console.scopes[..]),
         ("console", &["openid".to_owned(), "groups".to_owned()][..])
     );
-    assert!(issuer.source.has_sign_in);
+}
+
+#[test]
+fn operators_and_clients_of_one_provider_have_their_own_audiences() {
+    let report = |audience: &str| {
+        let clients = format!(
+            "auth: {{oidc: [{{issuer: 'https://id.test', audience: [{audience}], tenants: {{x: a}}}}]}}"
+        );
+        let operators = "admin: {auth: {oidc: {issuer: 'https://id.test', client_id: c, audience: [cli], roles: {a: read}}}}";
+        load(&format!("{clients}\n{operators}"), &key("aaaaaaaa", ""), "").report.to_string()
+    };
+    for shared in ["c", "penstock, cli"] {
+        let said = report(shared);
+        assert!(said.contains("warning: auth.oidc[0].audience: "), "{shared}: {said}");
+    }
+    assert!(!report("penstock").contains("auth.oidc[0].audience"));
+}
+
+#[test]
+fn scopes_without_a_client_are_remarked_on() {
+    let report = |more: &str| {
+        let oidc = format!("issuer: 'https://id.test', audience: [cli], roles: {{a: read}}{more}");
+        load(&format!("admin: {{auth: {{oidc: {{{oidc}}}}}}}"), &key("aaaaaaaa", ""), "").report.to_string()
+    };
+    assert!(report(", scopes: [groups]").contains("warning: admin.auth.oidc.scopes: "));
+    assert!(!report("").contains("oidc.scopes"));
+    assert!(!report(", scopes: [groups], client_id: c").contains("oidc.scopes"));
 }
 
 #[test]
@@ -135,7 +161,7 @@ fn what_is_wrong_is_said_with_what_to_do_and_without_the_secret() {
     let oidc = |more: &str| format!("auth: {{oidc: [{{issuer: 'https://id.test', audience: [x], {more}}}]}}");
     let operators = |oidc: &str| format!("admin: {{auth: {{oidc: {{{oidc}}}}}}}");
     let tls = |files: &str| format!("server: {{tls: {{{files}}}}}");
-    let cases: [(String, &str, &str, &str, &str); 28] = [
+    let cases: [(String, &str, &str, &str, &str); 30] = [
         (tls("cert: none.crt, key: a.key"), &good, "", "server.tls.cert", "cannot be read"),
         (tls("cert: text, key: a.key"), &good, "", "server.tls.cert", "holds no certificate"),
         (tls("cert: a.crt, key: text"), &good, "", "server.tls.key", "holds no private key"),
@@ -175,6 +201,7 @@ fn what_is_wrong_is_said_with_what_to_do_and_without_the_secret() {
         (oidc("jwks_url: 'http://id.test/keys'"), &good, "", "jwks_url", "in the clear"),
         (oidc("leeway: 1h"), &good, "", "leeway", "5m or less"),
         (oidc("max_token: 1MiB"), &good, "", "max_token", "256B to 64KiB"),
+        (oidc("jwks_url: ''"), &good, "", "jwks_url", "take the key away"),
         (oidc("tenants: {x: nobody}"), &good, "", "tenants.x", "no tenant `nobody`"),
         (oidc("tenant_claim: a..b"), &good, "", "tenant_claim", "no claim"),
         ("auth: {oidc: [{audience: []}]}".into(), &good, "", "issuer", "is missing"),
@@ -185,6 +212,13 @@ fn what_is_wrong_is_said_with_what_to_do_and_without_the_secret() {
         (operators("issuer: 'https://id.test', client_id: c"), &good, "", "oidc.roles", "nobody a right"),
         (operators("issuer: 'https://id.test', roles: {a: read}"), &good, "", "oidc.client_id", "is missing"),
         (operators("client_id: c, roles: {a: read}"), &good, "", "oidc.issuer", "is missing"),
+        (
+            operators("issuer: 'https://id.test', client_id: c, roles: {a: read}, max_token: 13KiB"),
+            &good,
+            "",
+            "oidc.max_token",
+            "256B to 12KiB",
+        ),
         (operators("client_id: c, roles: {a: admin}"), &good, "", "oidc.roles.a", "operate"),
         (
             operators("issuer: 'https://id.test', client_id: c, roles: {a: read}, scopes: ['a b']"),
