@@ -104,7 +104,7 @@ impl OperatorTokens {
     /// Fetches what is needed of the provider in `operators` from now on. Must be called inside a
     /// tokio runtime.
     pub fn set_provider(&self, operators: &Operators, telemetry: &Telemetry) {
-        let issuer = operators.oidc.as_ref().map(slice::from_ref).unwrap_or_default();
+        let issuer = operators.oidc.as_slice();
         self.issuers.set_issuers(issuer, telemetry);
         let mut sign_in = self.sign_in.lock();
         let source = operators.sign_in_provider().map(|(issuer, _)| &issuer.source);

@@ -140,8 +140,9 @@ pub(super) async fn check(
     let settings = guard.state.settings();
     let operators = &settings.listeners.operators;
     let path = request.uri().path();
-    let is_open =
-        OPEN_PATHS.contains(&path) || console::is_open_path(path) || (operators.open_metrics && path == METRICS);
+    let is_open = OPEN_PATHS.contains(&path)
+        || console::is_open_path(path)
+        || (operators.open_metrics && path == METRICS);
     if is_open {
         request.extensions_mut().insert(Operator::local(from));
         return next.run(request).await;
