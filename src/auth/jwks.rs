@@ -4,7 +4,7 @@ use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, KeyAlgorithm, P
 use jsonwebtoken::{Algorithm, DecodingKey};
 use serde_json::Value;
 
-use crate::auth::provider::ProviderError;
+use crate::auth::provider_error::ProviderError;
 
 /// Most keys that are read from a provider's list. Further keys are ignored.
 const MAX_KEYS: usize = 128;

@@ -7,6 +7,7 @@ mod jwks;
 mod jwt;
 pub mod operators;
 mod provider;
+mod provider_error;
 mod sign_in;
 pub mod throttle;
 

@@ -9,7 +9,8 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::sleep;
 
-use crate::auth::provider::{ProviderClient, ProviderError};
+use crate::auth::provider::ProviderClient;
+use crate::auth::provider_error::ProviderError;
 use crate::config::settings::identity::KeySource;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::SignInNotKnown;
@@ -99,7 +100,10 @@ impl SharedEndpoints {
         let client = ProviderClient::new(source);
         let mut retry = FIRST_RETRY;
         loop {
-            let wait = match client.sign_in_endpoints().await {
+            let addresses = client.sign_in_addresses().await;
+            let told =
+                addresses.and_then(|(authorization, token)| SignInEndpoints::new(authorization, token));
+            let wait = match told {
                 Ok(endpoints) => {
                     self.known.store(Some(Arc::new(endpoints)));
                     retry = FIRST_RETRY;
