@@ -56,13 +56,14 @@ GET  /admin/v1/shares     who waits and runs: share against use, what is borrowe
 GET  /admin/v1/scale      desired and ready replicas of the last hour, and what KEDA asked last
 GET  /admin/v1/live       status and shares once a second, as a stream of events
 GET  /console             the same for people, as web pages
+GET  /console/sign-in     the identity provider at which the console signs in, or null
 POST /admin/v1/reload     read the configuration again
 
 /admin/v1/queues, pools, replicas, tenants, shares and requests are also CSV: ?format=csv,
 or `Accept: text/csv`.
 
 Where the configuration has `admin.auth`, everything but /livez, /readyz, /healthz
-and the files of /console asks for `Authorization: Bearer <token>`.
+and what is below /console asks for `Authorization: Bearer <token>`.
 
 POST   /admin/v1/keys     make a key: {\"tenant\": ..., \"for\": \"90d\", \"note\": ...}; to replace one: {\"replaces\": id, \"overlap\": \"24h\"}
 DELETE /admin/v1/keys/{id}  revoke a key that was made so

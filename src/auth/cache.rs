@@ -18,8 +18,7 @@ pub(super) struct VerifiedToken<G> {
     pub(super) ends: SystemTime,
     /// Generation of the credentials file under which the token was verified.
     pub(super) epoch: u64,
-    /// Keys with which the token was verified: the number of the provider's key ring, and the
-    /// version of its keys.
+    /// Keys with which the token was verified: the provider's number, and the version of its keys.
     pub(super) keys: (usize, u64),
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use arc_swap::{ArcSwap, ArcSwapOption};
+use arc_swap::ArcSwap;
 use jsonwebtoken::Algorithm;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
@@ -18,8 +18,9 @@ use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
 use crate::auth::cache::{TokenCache, VerifiedToken};
-use crate::auth::jwks::{FetchedKeys, JwksFetcher, KeySet, PublicKey, SignInEndpoints};
+use crate::auth::jwks::{KeySet, PublicKey};
 use crate::auth::jwt::{self, TokenClaims, TokenError};
+use crate::auth::provider::ProviderClient;
 use crate::auth::throttle::{FailureRate, TokenBucket};
 use crate::config::settings::identity::{Issuer, KeySource};
 use crate::dispatcher::clock::GatewayClock;
@@ -54,7 +55,7 @@ impl<C: TokenClaims> Default for Issuers<C> {
 /// A provider's keys with the task that fetches them. Dropping the value ends the task.
 #[derive(Debug)]
 struct IssuerTask {
-    ring: Arc<Keyring>,
+    keys: Arc<IssuerKeys>,
     fetch_task: AbortHandle,
 }
 
@@ -66,11 +67,9 @@ impl Drop for IssuerTask {
 
 /// The keys of one provider, and the state of their fetches.
 #[derive(Debug)]
-struct Keyring {
+struct IssuerKeys {
     number: usize,
     keys: ArcSwap<KeySet>,
-    /// Addresses for a sign-in, as last fetched.
-    endpoints: ArcSwapOption<SignInEndpoints>,
     /// Number of changes of the key set.
     version: watch::Sender<u64>,
     /// Number of fetches that ended, with or without keys.
@@ -82,12 +81,11 @@ struct Keyring {
     fetch_rate: Mutex<(GatewayClock, TokenBucket)>,
 }
 
-impl Keyring {
+impl IssuerKeys {
     fn new(number: usize) -> Self {
         Self {
             number,
             keys: ArcSwap::default(),
-            endpoints: ArcSwapOption::empty(),
             version: watch::Sender::new(0),
             fetches: watch::Sender::new(0),
             failing: AtomicBool::new(false),
@@ -134,16 +132,13 @@ impl Keyring {
     /// Fetches the keys again and again, until the task is aborted.
     async fn run_fetches(self: Arc<Self>, source: KeySource, telemetry: Telemetry) {
         let issuer = source.issuer.clone();
-        let fetcher = JwksFetcher::new(source);
+        let client = ProviderClient::new(source);
         let mut retry = FIRST_RETRY;
         loop {
-            let fetched = fetcher.fetch().await;
+            let fetched = client.keys().await;
             let failed_before = self.failing.load(Ordering::Acquire);
             let wait = match fetched {
-                Ok(FetchedKeys { keys, endpoints }) => {
-                    if let Some(endpoints) = endpoints {
-                        self.endpoints.store(Some(Arc::new(endpoints)));
-                    }
+                Ok(keys) => {
                     let (count, changed) = (keys.len(), keys.digest != self.keys.load().digest);
                     self.failing.store(false, Ordering::Release);
                     if changed {
@@ -183,20 +178,15 @@ impl<C: TokenClaims> Issuers<C> {
         rows.retain(|source, _| issuers.iter().any(|issuer| issuer.source == *source));
         for issuer in issuers {
             rows.entry(issuer.source.clone()).or_insert_with(|| {
-                let ring = Arc::new(Keyring::new(self.next.fetch_add(1, Ordering::Relaxed)));
-                let keep = Arc::clone(&ring).run_fetches(issuer.source.clone(), telemetry.clone());
-                IssuerTask { ring, fetch_task: tokio::spawn(keep).abort_handle() }
+                let keys = Arc::new(IssuerKeys::new(self.next.fetch_add(1, Ordering::Relaxed)));
+                let keep = Arc::clone(&keys).run_fetches(issuer.source.clone(), telemetry.clone());
+                IssuerTask { keys, fetch_task: tokio::spawn(keep).abort_handle() }
             });
         }
     }
 
-    fn ring(&self, source: &KeySource) -> Option<Arc<Keyring>> {
-        self.rows.lock().get(source).map(|row| Arc::clone(&row.ring))
-    }
-
-    /// Addresses for a sign-in at a provider; `None` while they are not known.
-    pub(super) fn sign_in(&self, source: &KeySource) -> Option<Arc<SignInEndpoints>> {
-        self.ring(source)?.endpoints.load_full()
+    fn keys_of(&self, source: &KeySource) -> Option<Arc<IssuerKeys>> {
+        self.rows.lock().get(source).map(|row| Arc::clone(&row.keys))
     }
 
     /// Verifies a token, or finds it in the cache. `epoch` = the generation of the file that the
@@ -221,14 +211,14 @@ impl<C: TokenClaims> Issuers<C> {
             return Err(TokenError::TooLong);
         }
         let algorithm = jwt::algorithm(&unproved.header, issuer)?;
-        // A provider that has just entered the settings may not have a key ring yet.
-        let ring = self.ring(&issuer.source).ok_or(TokenError::Unavailable)?;
-        let version = *ring.version.borrow();
-        let key = ring.find(unproved.header.kid.as_deref(), algorithm).await?;
+        // A provider that has just entered the settings may not have its keys yet.
+        let keys = self.keys_of(&issuer.source).ok_or(TokenError::Unavailable)?;
+        let version = *keys.version.borrow();
+        let key = keys.find(unproved.header.kid.as_deref(), algorithm).await?;
         let proved = jwt::verify(text, &key, algorithm, issuer)?;
         let (grant, id) = C::grant(&proved, issuer)?;
         let token =
-            Arc::new(VerifiedToken { grant, id, ends: proved.ends, epoch, keys: (ring.number, version) });
+            Arc::new(VerifiedToken { grant, id, ends: proved.ends, epoch, keys: (keys.number, version) });
         self.cache.lock().put(hash, Arc::clone(&token));
         Ok(token)
     }
@@ -240,7 +230,7 @@ impl<C: TokenClaims> Issuers<C> {
         let (number, version) = token.keys;
         let current = || {
             let rows = self.rows.lock();
-            rows.values().any(|row| row.ring.number == number && *row.ring.version.borrow() == version)
+            rows.values().any(|row| row.keys.number == number && *row.keys.version.borrow() == version)
         };
         if token.epoch == epoch && token.ends > wall::now() && current() {
             return Some(token);

@@ -3,6 +3,7 @@
 //! A token alone never decides its key and algorithm. The provider's settings must allow the
 //! algorithm, and the key must be made for it. The gateway knows public keys only.
 
+use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
 
 use jsonwebtoken::errors::ErrorKind;
@@ -16,8 +17,6 @@ use crate::config::settings::identity::{
 };
 use crate::core::model::ids::TenantId;
 
-/// Most values that are read from a claim. Further values are ignored.
-const MAX_VALUES: usize = 256;
 /// Most characters of an operator's name.
 const MAX_NAME: usize = 128;
 
@@ -44,8 +43,10 @@ pub(super) enum TokenError {
     Expired,
     /// The token is not valid yet.
     NotYet,
-    /// The token is valid, but its claims map to no tenant, class or model of the gateway.
+    /// The token is valid, but its claims map to no tenant, class, model or role of the gateway.
     NotMapped,
+    /// The token is valid, but nothing in it names the operator.
+    Nameless,
     /// The provider's keys cannot be fetched.
     Unavailable,
 }
@@ -65,6 +66,7 @@ impl TokenError {
             Self::Expired => "token_expired",
             Self::NotYet => "token_not_yet",
             Self::NotMapped => "token_not_mapped",
+            Self::Nameless => "token_nameless",
             Self::Unavailable => "token_keys_unavailable",
         }
     }
@@ -207,13 +209,25 @@ impl TokenClaims for OperatorClaims {
 
     /// The name is the one that the operator has at the provider, for the audit log.
     fn grant(claims: &VerifiedClaims, issuer: &Issuer<Self>) -> Result<(OperatorRole, String), TokenError> {
-        let roles = claims.listed(&issuer.claims.roles)?;
-        let role = roles.into_iter().max().ok_or(TokenError::NotMapped)?;
-        let name = claims.claim(&issuer.claims.name).and_then(Value::as_str);
-        let name = name.filter(|name| !name.is_empty()).unwrap_or_else(|| claims.subject());
-        let is_plain = |c: &char| !(c.is_whitespace() || c.is_control());
-        Ok((role, name.chars().filter(is_plain).take(MAX_NAME).collect()))
+        if let Some(console) = &issuer.claims.console
+            && claims.is_for_another_client(&console.id, &issuer.audience)
+        {
+            return Err(TokenError::Audience);
+        }
+        let rule = &issuer.claims.roles;
+        let has = claims.values(&rule.claim);
+        let roles = rule.values.iter().filter(|(value, _)| has.contains(&**value)).map(|(_, role)| *role);
+        let role = roles.max().ok_or(TokenError::NotMapped)?;
+        let name = claims.claim(&issuer.claims.name).and_then(Value::as_str).unwrap_or_default();
+        let mut names = [name, claims.subject()].into_iter().map(plain_name);
+        Ok((role, names.find(|name| !name.is_empty()).ok_or(TokenError::Nameless)?))
     }
+}
+
+/// The letters, digits and ASCII signs of a name: neither spaces nor marks that change how a line of
+/// the log reads.
+fn plain_name(name: &str) -> String {
+    name.chars().filter(|c| c.is_alphanumeric() || c.is_ascii_graphic()).take(MAX_NAME).collect()
 }
 
 impl VerifiedClaims {
@@ -222,22 +236,35 @@ impl VerifiedClaims {
     }
 
     fn tenant(&self, rule: &ClaimRule<TenantId>) -> Result<TenantId, TokenError> {
-        let has: Vec<&str> = match self.claim(&rule.claim) {
-            Some(Value::String(one)) => vec![one],
-            Some(Value::Array(list)) => list.iter().take(MAX_VALUES).filter_map(Value::as_str).collect(),
-            _ => Vec::new(),
-        };
+        let has = self.values(&rule.claim);
         let found = rule.values.iter().find(|(value, _)| has.contains(&&**value));
         found.map(|(_, tenant)| *tenant).ok_or(TokenError::NotMapped)
     }
 
-    /// The known values that a claim lists. A token without the claim, or without a known value,
+    /// Whether another client got the token (`azp`), which is taken only because it names the client
+    /// `id` among its audiences.
+    fn is_for_another_client(&self, id: &str, audience: &[String]) -> bool {
+        let has = self.values("aud");
+        let is_for_others = audience.iter().any(|name| name != id && has.contains(&**name));
+        let party = self.claims.get("azp").filter(|party| !party.is_null());
+        !is_for_others && party.is_some_and(|party| party.as_str() != Some(id))
+    }
+
+    /// The values of a claim that is a text or a list. The provider's `max_token` bounds their number.
+    fn values(&self, claim: &str) -> HashSet<&str> {
+        match self.claim(claim) {
+            Some(Value::String(one)) => HashSet::from([&**one]),
+            Some(Value::Array(list)) => list.iter().filter_map(Value::as_str).collect(),
+            _ => HashSet::new(),
+        }
+    }
+
+    /// The known values that a claim lists, as a list or as a text with spaces between. A token without the claim, or without a known value,
     /// has no rights.
     fn listed<T: Copy>(&self, rule: &ClaimRule<T>) -> Result<Vec<T>, TokenError> {
-        let has: Vec<&str> = match self.claim(&rule.claim) {
-            Some(Value::String(text)) => text.split_ascii_whitespace().take(MAX_VALUES).collect(),
-            Some(Value::Array(list)) => list.iter().take(MAX_VALUES).filter_map(Value::as_str).collect(),
-            _ => Vec::new(),
+        let has = match self.claim(&rule.claim) {
+            Some(Value::String(text)) => text.split_ascii_whitespace().collect(),
+            _ => self.values(&rule.claim),
         };
         let known = rule.values.iter().filter(|(value, _)| has.contains(&&**value));
         let known: Vec<T> = known.map(|(_, id)| *id).collect();
@@ -252,5 +279,90 @@ impl VerifiedClaims {
         }
         let (first, rest) = name.split_once('.')?;
         rest.split('.').try_fold(self.claims.get(first)?, |value, key| value.get(key))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::config::settings::identity::{ConsoleClient, KeySource};
+
+    fn operators() -> Issuer<OperatorClaims> {
+        let values = [
+            ("viewers", OperatorRole::Read),
+            ("sre", OperatorRole::Operate),
+            ("Site Reliability", OperatorRole::Operate),
+        ];
+        Issuer {
+            source: KeySource { issuer: "https://id.test".to_owned(), jwks_url: None, ca: None },
+            audience: vec!["console".to_owned(), "cli".to_owned()],
+            algorithms: vec!["RS256"],
+            leeway: Duration::ZERO,
+            max_token: 8_192,
+            claims: OperatorClaims {
+                roles: ClaimRule {
+                    claim: "groups".to_owned(),
+                    values: values.map(|(value, role)| (value.to_owned(), role)).to_vec(),
+                },
+                name: "email".to_owned(),
+                console: Some(ConsoleClient { id: "console".to_owned(), scopes: Vec::new() }),
+            },
+        }
+    }
+
+    /// Role and name of a token that has these claims beside usual ones.
+    fn granted(claims: &Value) -> Result<(OperatorRole, String), TokenError> {
+        let usual = json!({ "aud": "console", "sub": "7", "email": "ann@example.com", "groups": ["sre"] });
+        let mut all = usual.as_object().unwrap().clone();
+        all.extend(claims.as_object().unwrap().clone());
+        OperatorClaims::grant(&VerifiedClaims { claims: all, ends: SystemTime::UNIX_EPOCH }, &operators())
+    }
+
+    #[test]
+    fn a_text_is_one_role_and_the_highest_of_a_list_counts() {
+        let role = |groups: Value| granted(&json!({ "groups": groups })).map(|(role, _)| role);
+        let many: Vec<String> =
+            (0..1_000).map(|number| format!("g{number}")).chain(["sre".to_owned()]).collect();
+        for (groups, expected) in [
+            (json!("Site Reliability"), Ok(OperatorRole::Operate)),
+            (json!(["others", "Site Reliability"]), Ok(OperatorRole::Operate)),
+            (json!("formerly sre"), Err(TokenError::NotMapped)),
+            (json!(["formerly sre"]), Err(TokenError::NotMapped)),
+            (json!("viewers"), Ok(OperatorRole::Read)),
+            (json!(["sre", "viewers"]), Ok(OperatorRole::Operate)),
+            (json!(many), Ok(OperatorRole::Operate)),
+            (json!([]), Err(TokenError::NotMapped)),
+            (json!(7), Err(TokenError::NotMapped)),
+        ] {
+            assert_eq!(role(groups.clone()), expected, "{groups}");
+        }
+    }
+
+    #[test]
+    fn a_name_is_plain_and_never_empty() {
+        let name =
+            |email: Value, sub: Value| granted(&json!({ "email": email, "sub": sub })).map(|(_, name)| name);
+        assert_eq!(name(json!("ann@example.com"), json!("7")), Ok("ann@example.com".to_owned()));
+        assert_eq!(name(json!("Änn\u{202e} \u{200f}X\n[y]\u{7f}"), json!("7")), Ok("ÄnnX[y]".to_owned()));
+        for email in [json!(" "), json!("\u{2066}\u{2069}"), json!(""), Value::Null, json!(["ann"])] {
+            assert_eq!(name(email.clone(), json!("some body")), Ok("somebody".to_owned()), "{email}");
+            assert_eq!(name(email.clone(), json!("\t")), Err(TokenError::Nameless), "{email}");
+            assert_eq!(name(email, Value::Null), Err(TokenError::Nameless));
+        }
+        assert_eq!(name(json!("a".repeat(MAX_NAME + 1)), Value::Null), Ok("a".repeat(MAX_NAME)));
+    }
+
+    #[test]
+    fn a_token_that_another_client_got_needs_an_audience_of_the_file() {
+        let role = |aud: Value, azp: Value| granted(&json!({ "aud": aud, "azp": azp })).map(|(role, _)| role);
+        for azp in [json!("console"), Value::Null] {
+            assert_eq!(role(json!("console"), azp), Ok(OperatorRole::Operate));
+        }
+        for azp in [json!("other"), json!(""), json!(["console"])] {
+            assert_eq!(role(json!(["console", "x"]), azp.clone()), Err(TokenError::Audience), "{azp}");
+            assert_eq!(role(json!(["console", "cli"]), azp), Ok(OperatorRole::Operate));
+        }
     }
 }

@@ -6,6 +6,9 @@ mod issuers;
 mod jwks;
 mod jwt;
 pub mod operators;
+mod provider;
+mod provider_error;
+mod sign_in;
 pub mod throttle;
 
 use std::net::{IpAddr, SocketAddr};
@@ -223,7 +226,7 @@ fn wrong_token(error: TokenError) -> AuthError {
                 .with_retry_after(issuers::USUAL_RETRY_AFTER);
             return AuthError { reason, key_id: None, counts: false, answer };
         }
-        TokenError::NotMapped => {
+        TokenError::NotMapped | TokenError::Nameless => {
             let text = "The token is valid, but it gives no right to anything here. Ask the operator of this gateway.";
             let answer = ApiError::new(ErrorKind::IdentityNotMapped, text);
             return AuthError { reason, key_id: None, counts: false, answer };

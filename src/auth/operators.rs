@@ -3,9 +3,12 @@
 use std::slice;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use crate::auth::issuers::Issuers;
-pub use crate::auth::jwks::SignInEndpoints;
 use crate::auth::jwt::{self, TokenError};
+use crate::auth::sign_in::SignInDiscovery;
+pub use crate::auth::sign_in::SignInEndpoints;
 use crate::config::settings::identity::{Issuer, OperatorClaims, OperatorRole, Operators};
 use crate::telemetry::Telemetry;
 
@@ -13,6 +16,8 @@ use crate::telemetry::Telemetry;
 #[derive(Debug, Default)]
 pub struct OperatorTokens {
     issuers: Issuers<OperatorClaims>,
+    /// Absent where the console offers no sign-in.
+    sign_in: Mutex<Option<SignInDiscovery>>,
 }
 
 /// An operator whose token was found valid.
@@ -53,7 +58,7 @@ impl OperatorTokenError {
     pub const fn meaning(self) -> RefusedToken {
         match self.error {
             TokenError::Expired => RefusedToken::Expired,
-            TokenError::NotMapped => RefusedToken::NoRight,
+            TokenError::NotMapped | TokenError::Nameless => RefusedToken::NoRight,
             TokenError::Unavailable => RefusedToken::Unavailable,
             _ => RefusedToken::Invalid,
         }
@@ -74,7 +79,10 @@ impl OperatorTokenError {
             TokenError::Issuer => "the token is not of `admin.auth.oidc.issuer`",
             TokenError::Audience => {
                 "the token is meant for another audience: its claim `aud` has neither `client_id` nor one of \
-                 `audience` of `admin.auth.oidc`"
+                 `audience` of `admin.auth.oidc`, or `azp` names another client than `client_id`"
+            }
+            TokenError::Nameless => {
+                "the token is valid, but names nobody: it has neither the `name_claim` of `admin.auth.oidc` nor `sub`"
             }
             TokenError::NotYet => "the token is not valid yet",
             TokenError::TooLong => "the token is longer than `admin.auth.oidc.max_token`",
@@ -93,11 +101,15 @@ pub fn is_token(text: &str) -> bool {
 }
 
 impl OperatorTokens {
-    /// Fetches the keys of the provider in `operators` from now on. Must be called inside a tokio
-    /// runtime.
+    /// Fetches what is needed of the provider in `operators` from now on. Must be called inside a
+    /// tokio runtime.
     pub fn set_provider(&self, operators: &Operators, telemetry: &Telemetry) {
-        let issuer = operators.oidc.as_ref().map(slice::from_ref).unwrap_or_default();
+        let issuer = operators.oidc.as_slice();
         self.issuers.set_issuers(issuer, telemetry);
+        let mut sign_in = self.sign_in.lock();
+        let source = operators.sign_in_provider().map(|(issuer, _)| &issuer.source);
+        let known = sign_in.take().filter(|known| source.is_some_and(|source| known.is_of(source)));
+        *sign_in = known.or_else(|| Some(SignInDiscovery::start(source?.clone(), telemetry.clone())));
     }
 
     /// Verifies a token. Waits, for a short time, only if the token's key is unknown.
@@ -115,9 +127,9 @@ impl OperatorTokens {
         Ok(TokenOperator { name: token.id.clone(), role: token.grant })
     }
 
-    /// Where the console signs in; `None` while the provider has not told.
+    /// Where the console signs in; `None` while the provider has not told. It is asked again then.
     #[must_use]
-    pub fn sign_in(&self, issuer: &Issuer<OperatorClaims>) -> Option<Arc<SignInEndpoints>> {
-        self.issuers.sign_in(&issuer.source)
+    pub fn sign_in_endpoints(&self, issuer: &Issuer<OperatorClaims>) -> Option<Arc<SignInEndpoints>> {
+        self.sign_in.lock().as_ref().filter(|known| known.is_of(&issuer.source))?.endpoints()
     }
 }

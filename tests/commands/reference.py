@@ -824,7 +824,7 @@ The admin port (`server.admin`, default `127.0.0.1:8081`) answers with JSON unle
 `{"error": {"message": …}}`.
 
 Without `admin.auth`, whoever reaches the port may do everything. With it, every route but `/`, `/livez`, `/readyz`, `/healthz` and
-the files of `/console` asks for `Authorization: Bearer <token>` or a client certificate. The role `read` may GET; `operate` may POST
+what is below `/console` asks for `Authorization: Bearer <token>` or a client certificate. The role `read` may GET; `operate` may POST
 and DELETE, too:
 [Operators](../guides/identity.md#operators).
 

@@ -115,7 +115,7 @@ def test_data_needs_the_token(start, chrome, tmp_path):
     page.click("#ask button[type=submit]")
     page.wait_for_selector("#ask-said:has-text('may only look')")
     page.keyboard.press("Escape")
-    page.click("#leave")
+    page.click("#sign-out")
     page.fill("#token", tokens["operate"])
     page.keyboard.press("Enter")
     page.wait_for_selector("[data-key='replicas-h100'] tbody tr")
@@ -155,12 +155,15 @@ def test_sign_in_at_a_provider(start, chrome, tmp_path):
         page.keyboard.press("Escape")
 
         # An expired token is told, and the same place comes back, with the rights of the new one.
-        page.click("#leave")
-        ids.lifetime, ids.groups = 3, ["sre"]
+        page.click("#sign-out")
+        page.wait_for_selector("#link:has-text('signed out')")
+        ids.groups = ["sre"]
         page.goto(f"{admin}/console#/requests")
         page.click(go)
         page.wait_for_selector("[data-key=requests] tbody tr")
         page.fill("main input[type=search]", "success")
+        ids.lifetime = -1
+        page.evaluate("token => sessionStorage.setItem('penstock-token', token)", ids.token())
         page.wait_for_selector("[role=alert]:has-text('the token has expired')")
         ids.lifetime = 300
         page.click(go)
@@ -173,7 +176,7 @@ def test_sign_in_at_a_provider(start, chrome, tmp_path):
         assert problems == allowed, "only refusals"
 
         # What goes wrong is said.
-        page.click("#leave")
+        page.click("#sign-out")
         for name, value, usual, words in (
             ("groups", ["others"], ["sre"], "admin.auth.oidc.roles"),
             ("audience", "somebody-else", CLIENT, "another audience"),

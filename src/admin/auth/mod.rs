@@ -89,11 +89,16 @@ impl AdminAuthError {
     /// A stable code, and a message for the caller.
     fn words(self) -> (&'static str, String) {
         match self {
-            Self::NoCredentials => ("missing", format!("this port asks for a token; {TOKEN_HINT}")),
-            Self::InvalidToken(KeyError::Expired) => ("expired", "the token has expired".to_owned()),
-            Self::InvalidToken(_) => {
-                ("wrong", format!("the token is not one of `admin.auth.tokens`; {TOKEN_HINT}"))
+            Self::NoCredentials => {
+                ("missing", format!("this port asks for a token; {TOKEN_HINT}; browsers open /console"))
             }
+            Self::InvalidToken(KeyError::Expired) => ("expired", "the token has expired".to_owned()),
+            Self::InvalidToken(_) => (
+                "wrong",
+                format!(
+                    "the token is neither one of `admin.auth.tokens` nor of `admin.auth.oidc`; {TOKEN_HINT}"
+                ),
+            ),
             Self::RefusedToken(error) => (error.reason(), error.message().to_owned()),
             Self::UnknownCertificate => {
                 ("certificate", "the certificate is not one of `admin.auth.client_certs`".to_owned())
@@ -135,8 +140,9 @@ pub(super) async fn check(
     let settings = guard.state.settings();
     let operators = &settings.listeners.operators;
     let path = request.uri().path();
-    let is_open =
-        OPEN_PATHS.contains(&path) || console::is_file(path) || (operators.open_metrics && path == METRICS);
+    let is_open = OPEN_PATHS.contains(&path)
+        || console::is_open_path(path)
+        || (operators.open_metrics && path == METRICS);
     if is_open {
         request.extensions_mut().insert(Operator::local(from));
         return next.run(request).await;

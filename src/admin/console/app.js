@@ -14,10 +14,13 @@ const state = { view: null, past: [], page: "overview", signIn: null, error: nul
 const token = () => sessionStorage.getItem("penstock-token") || "";
 
 async function call(path, options = {}) {
-  const headers = { ...(token() ? { authorization: `Bearer ${token()}` } : {}), ...(options.body ? { "content-type": "application/json" } : {}) };
+  const sent = token();
+  const headers = { ...(sent ? { authorization: `Bearer ${sent}` } : {}), ...(options.body ? { "content-type": "application/json" } : {}) };
   const answer = await fetch(path, { ...options, headers, cache: "no-store" });
   if (answer.status === 401) {
-    signIn((await message(answer)) || "");
+    const why = await message(answer);
+    // The answer to an old token says nothing of a newer one.
+    if (sent === token() && !state.signIn) signIn(sent ? `Refused: ${why}` : "");
     throw new Error("sign in first");
   }
   return answer;
@@ -32,10 +35,10 @@ async function message(answer) {
   }
 }
 
-function signIn(why, always) {
-  // Of several answers at once the first one tells why.
-  state.signIn = { why: always || token() ? why : state.signIn ? state.signIn.why : "", provider: null };
+function signIn(why) {
+  state.signIn = { why, provider: null, busy: false };
   sessionStorage.removeItem("penstock-token");
+  if (stream) stream.abort();
   state.view = null;
   state.answers.clear();
   closeDialogs();
@@ -51,15 +54,15 @@ async function findProvider(form) {
 }
 
 async function signInAtProvider() {
-  const form = state.signIn, back = { hash: location.hash, texts: [...state.texts], choices: [...state.choices] };
+  const form = state.signIn, returnTo = { hash: location.hash, texts: [...state.texts], choices: [...state.choices] };
   try {
     // Where the provider was away a moment ago it may be back.
-    await findProvider(form);
-    if (form.provider) await provider.leave(form.provider, back);
+    form.provider = await provider.provider();
+    if (form.provider) await provider.goToProvider(form.provider, returnTo);
   } catch (problem) {
-    form.why = problem.message;
-    render();
+    form.why = `Not signed in: ${problem.message}`;
   }
+  render();
 }
 
 async function signed(value) {
@@ -71,13 +74,20 @@ async function signed(value) {
 
 /** Takes what the provider gave, if it has just led back here, and shows the page that was open before. */
 async function arriveFromProvider() {
-  const arrived = await provider.arrive();
-  if (!arrived) return;
-  state.texts = new Map(arrived.back.texts || []);
-  state.choices = new Map(arrived.back.choices || []);
-  if (arrived.token) sessionStorage.setItem("penstock-token", arrived.token);
-  // A link that looks like a provider's answer signs nobody out.
-  else if (!token()) signIn(arrived.problem, true);
+  const answer = provider.readAnswer();
+  if (!answer) return;
+  state.texts = new Map(answer.returnTo.texts || []);
+  state.choices = new Map(answer.returnTo.choices || []);
+  state.signIn = { why: "", provider: null, busy: true };
+  render();
+  try {
+    sessionStorage.setItem("penstock-token", await provider.tokenFor(answer));
+    state.signIn = null;
+  } catch (problem) {
+    // A link that looks like a provider's answer signs nobody out.
+    if (token()) state.signIn = null;
+    else signIn(`Not signed in: ${problem.message}`);
+  }
 }
 
 // The live view: one stream, read by hand since EventSource sends no credential.
@@ -91,7 +101,10 @@ async function live() {
     try {
       const answer = await call("/admin/v1/live", { signal: own.signal });
       // A token without any right: another one may have some.
-      if (answer.status === 403 && token()) return signIn((await message(answer)) || "");
+      if (answer.status === 403 && token()) {
+        const why = await message(answer);
+        return own.signal.aborted ? undefined : signIn(`Refused: ${why}`);
+      }
       if (!answer.ok) throw new Error((await message(answer)) || `status ${answer.status}`);
       link("live", "live");
       pause = 0.5;
@@ -176,7 +189,7 @@ const context = () => ({ view: state.view, past: state.past, note: state.note, n
 
 function render() {
   const main = $("page");
-  $("leave").hidden = !token();
+  $("sign-out").hidden = !token();
   $("nav").hidden = Boolean(state.signIn);
   if (state.signIn) return morphChildren(main, [signInForm()]);
   if (!state.view) return morphChildren(main, [h("section", { class: `panel ${state.error ? "error" : ""}` }, h("h1", {}, state.error ? "No live view" : "Connecting"), h("p", { class: "muted" }, state.error ? `${state.error}. The page tries again by itself. If this stays, look whether the process runs and whether this address leads to it.` : "Asking the gateway for its state."))]);
@@ -187,11 +200,12 @@ function render() {
 }
 
 function signInForm() {
-  const { why, provider: at } = state.signIn;
+  const { why, provider: at, busy } = state.signIn;
+  if (busy) return h("section", { class: "panel sign", "data-key": "signing-in" }, h("h1", {}, "Signing in…"), h("p", { class: "muted" }, "Asking the provider for the token."));
   return h("section", { class: "panel sign", "data-key": "sign-in", "aria-label": "Sign in" }, h("h1", {}, "Sign in"),
     at ? h("div", { class: "buttons" }, button(`Sign in with ${new URL(at.issuer).host}`, "provider", {}, { class: "main" })) : null,
-    h("p", { class: "muted" }, "This gateway asks for an admin token: one of ", h("code", {}, "admin.auth.tokens"), ". The token stays in this tab and is forgotten with it."),
-    h("form", { "data-form": "sign-in" }, h("label", {}, "Admin token", h("input", { id: "token", type: "password", autocomplete: "off", required: true, spellcheck: "false" })), why ? h("p", { role: "alert" }, `Refused: ${why}`) : null, h("div", { class: "buttons" }, h("button", { type: "submit", class: "main" }, "Sign in"))));
+    h("p", { class: "muted" }, at ? "Or take an admin token: one of " : "This gateway asks for an admin token: one of ", h("code", {}, "admin.auth.tokens"), ". The token stays in this tab and is forgotten with it."),
+    h("form", { "data-form": "sign-in" }, h("label", {}, "Admin token", h("input", { id: "token", type: "password", autocomplete: "off", required: true, spellcheck: "false" })), why ? h("p", { role: "alert" }, why) : null, h("div", { class: "buttons" }, h("button", { type: "submit", class: "main" }, "Sign in"))));
 }
 
 function decoded(text) {
@@ -312,7 +326,7 @@ const nextTheme = () => theme(THEMES[(THEMES.indexOf(localStorage.getItem("penst
 
 const ACTS = {
   theme: nextTheme, help, reload,
-  leave: () => signIn(""),
+  "sign-out": () => signIn(""),
   provider: signInAtProvider,
   sort: ({ table, column }) => sortBy(table, column),
   save: ({ table, form }) => save(table, form),
@@ -365,7 +379,10 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();
   $("page").focus();
 });
-document.addEventListener("visibilitychange", () => (document.hidden ? stream && stream.abort() : restart()));
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden && !state.signIn) restart();
+  else if (stream) stream.abort();
+});
 window.addEventListener("hashchange", route);
 night.addEventListener("change", () => theme());
 

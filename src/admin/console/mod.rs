@@ -1,5 +1,5 @@
-//! Console: web pages for operators. The files hold no data and need no credential; the pages ask
-//! the admin API for everything they show, with the operator's credential.
+//! Console: web pages for operators. The files and the provider's addresses hold no data and need no
+//! credential; the pages ask the admin API for everything they show, with the operator's credential.
 
 mod live;
 mod sign_in;
@@ -62,8 +62,9 @@ pub(super) fn router(state: Arc<AdminState>, started: Instant) -> Router {
         .merge(live::router(state, started))
 }
 
-/// Whether the path is one of the console's files, which everybody may read.
-pub(super) fn is_file(path: &str) -> bool {
+/// Whether the path is one of the console's own, which everybody may read: its files, and where it
+/// signs in.
+pub(super) fn is_open_path(path: &str) -> bool {
     path.strip_prefix("/console").is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
@@ -105,11 +106,11 @@ mod tests {
 
     #[test]
     fn only_the_console_is_open() {
-        for path in ["/console", "/console/", "/console/app.js"] {
-            assert!(is_file(path), "{path}");
+        for path in ["/console", "/console/", "/console/app.js", "/console/sign-in"] {
+            assert!(is_open_path(path), "{path}");
         }
         for path in ["/consoles", "/admin/v1/live", "/admin/v1/status", "/"] {
-            assert!(!is_file(path), "{path}");
+            assert!(!is_open_path(path), "{path}");
         }
     }
 

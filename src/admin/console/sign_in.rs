@@ -13,10 +13,9 @@ pub(super) fn provider(state: &AdminState) -> Response {
 }
 
 fn view(state: &AdminState) -> Option<Value> {
-    let operators = &state.settings().listeners.operators;
-    let issuer = operators.oidc.as_ref()?;
-    let client = issuer.claims.console.as_ref()?;
-    let endpoints = state.operator_tokens.sign_in(issuer);
+    let settings = state.settings();
+    let (issuer, client) = settings.listeners.operators.sign_in_provider()?;
+    let endpoints = state.operator_tokens.sign_in_endpoints(issuer);
     Some(json!({
         "issuer": issuer.source.issuer,
         "client_id": client.id,
@@ -28,7 +27,7 @@ fn view(state: &AdminState) -> Option<Value> {
 
 /// Origin to which the page sends the code of a sign-in; `None` without a provider.
 pub(super) fn token_origin(state: &AdminState) -> Option<String> {
-    let operators = &state.settings().listeners.operators;
-    let issuer = operators.oidc.as_ref().filter(|issuer| issuer.claims.console.is_some())?;
-    state.operator_tokens.sign_in(issuer)?.token_origin()
+    let settings = state.settings();
+    let (issuer, _) = settings.listeners.operators.sign_in_provider()?;
+    Some(state.operator_tokens.sign_in_endpoints(issuer)?.token_origin.clone())
 }

@@ -140,7 +140,7 @@ pub struct ClientClaims {
 /// Claims of operators' tokens.
 #[derive(Debug, PartialEq, Eq)]
 pub struct OperatorClaims {
-    /// The claim that says what an operator may do; the most counts.
+    /// The claim that says what an operator may do; of several roles the highest counts.
     pub roles: ClaimRule<OperatorRole>,
     /// The claim with the operator's name in the audit log; without it, `sub`.
     pub name: String,
@@ -165,8 +165,6 @@ pub struct KeySource {
     pub jwks_url: Option<String>,
     /// The authorities (PEM) of its certificate; absent = those of the system.
     pub ca: Option<Arc<[u8]>>,
-    /// Whether a browser signs in there, so that its addresses for that are needed, too.
-    pub has_sign_in: bool,
 }
 
 /// A claim, and what its values mean.
@@ -272,6 +270,13 @@ impl Operators {
     #[must_use]
     pub fn are_known(&self) -> bool {
         !(self.tokens.is_empty() && self.certs.is_empty() && self.oidc.is_none())
+    }
+
+    /// The provider at which the console offers to sign in, and the console as its client.
+    #[must_use]
+    pub fn sign_in_provider(&self) -> Option<(&Issuer<OperatorClaims>, &ConsoleClient)> {
+        let issuer = self.oidc.as_ref()?;
+        Some((issuer, issuer.claims.console.as_ref()?))
     }
 }
 

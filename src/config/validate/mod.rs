@@ -53,6 +53,7 @@ pub(super) fn validate(
     let entry = tenants::context::TenantContext {
         file,
         previous,
+        generation,
         listen: startup.listen,
         classes: &classes,
         models: &models,

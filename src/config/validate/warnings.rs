@@ -23,6 +23,7 @@ pub(in crate::config) fn validate(file: &ConfigFile, policy: &Policy, findings: 
     unpriced(file, findings);
     unused_fallbacks(file, findings);
     shared_caches(file, findings);
+    shared_audiences(file, findings);
     for (name, pool) in file.pools.iter() {
         sizes(pool, &FieldPath::top("pools").key(name), findings);
     }
@@ -40,6 +41,21 @@ fn unused_classes(file: &ConfigFile, policy: &Policy, findings: &mut Findings<'_
                 format!("no tenant may use the class `{name}`"),
                 "allow it, or take it away",
             );
+        }
+    }
+}
+
+/// Tokens that clients get of a provider must not be operators' tokens.
+fn shared_audiences(file: &ConfigFile, findings: &mut Findings<'_>) {
+    let Some(operators) = &file.admin.auth.oidc else { return };
+    for (at, clients) in file.auth.oidc.iter().enumerate().filter(|(_, of)| of.issuer == operators.issuer) {
+        let mut accepted = operators.client_id.iter().chain(&operators.audience);
+        if let Some(name) = accepted.find(|name| clients.audience.contains(name)) {
+            let field = FieldPath::top("auth").key("oidc").index(at).key("audience");
+            let message = format!("tokens for `{name}` of this provider are taken at the admin port, too");
+            let hint = "give operators an audience of their own in `admin.auth.oidc`, so that a client's token never \
+                        is an operator's";
+            findings.warn(&field, message, hint);
         }
     }
 }

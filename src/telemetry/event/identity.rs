@@ -95,6 +95,31 @@ impl IssuerKeysLost<'_> {
     }
 }
 
+/// The identity provider of operators did not tell where the console signs in. Addresses told
+/// before stay in use, and tokens are checked as ever.
+#[derive(Debug, Clone, Copy)]
+pub struct SignInNotKnown<'a> {
+    /// Identity provider, as the configuration names it.
+    pub issuer: &'a str,
+    pub problem: &'a str,
+    /// Whether the question before was answered.
+    pub first: bool,
+}
+
+impl SignInNotKnown<'_> {
+    /// Writes the event. The first failure in a row is a warning, the others are debug lines.
+    pub fn emit(self, telemetry: &Telemetry) {
+        let (issuer, problem) = (shorten(self.issuer), shorten(self.problem));
+        telemetry.log(|| {
+            if self.first {
+                warn!(issuer, problem, "sign-in addresses not known");
+            } else {
+                debug!(issuer, problem, "sign-in addresses not known");
+            }
+        });
+    }
+}
+
 /// The admin listener refused a request.
 #[derive(Debug, Clone, Copy)]
 pub struct AdminRefused {
@@ -139,6 +164,10 @@ mod tests {
         for (first, level) in [(true, "WARN"), (false, "DEBUG")] {
             IssuerKeysLost { issuer: "https://id", problem: "status 500", held: 2, first }.emit(&telemetry);
             assert_eq!((&last()["level"], &last()["problem"]), (&level.into(), &"status 500".into()));
+        }
+        for (first, level) in [(true, "WARN"), (false, "DEBUG")] {
+            SignInNotKnown { issuer: "https://id", problem: "status 404", first }.emit(&telemetry);
+            assert_eq!((&last()["level"], &last()["problem"]), (&level.into(), &"status 404".into()));
         }
         AdminRefused { from: "10.0.0.1:2".parse().unwrap(), reason: "missing" }.emit(&telemetry);
         assert_eq!((&last()["from"], &last()["reason"]), (&"10.0.0.1:2".into(), &"missing".into()));

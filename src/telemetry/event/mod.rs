@@ -21,7 +21,9 @@ mod usage;
 pub use crate::telemetry::summary::ShadowSide;
 pub use crate::telemetry::summary::{EngineTimings, RequestOutcome, RequestSummary, Timings};
 pub use cost::StayBilled;
-pub use identity::{AdminRefused, CertificateLoaded, HandshakeFailed, IssuerKeysFetched, IssuerKeysLost};
+pub use identity::{
+    AdminRefused, CertificateLoaded, HandshakeFailed, IssuerKeysFetched, IssuerKeysLost, SignInNotKnown,
+};
 pub use keys::{EXPIRES_SOON, KeyChanged, KeysCounted};
 pub use limits::{ClusterSeen, LeasesEnded, LimitMet, RefusalsCounted, StoreBack, StoreLost};
 pub use objective::ObjectiveUnattainable;

@@ -66,18 +66,41 @@ async fn fetched(rig: &Rig) {
     until("the keys are there", || rig.telemetry.captured_log().contains("issuer keys fetched")).await;
 }
 
+/// Has the gateway tell its sign-in addresses.
+async fn endpoints(rig: &Rig) -> Value {
+    for _ in 0..500 {
+        let told = Call::get("/console/sign-in").send(rig.gateway.admin_address()).await.ok().json();
+        if told["provider"]["token_endpoint"] != Value::Null {
+            return told["provider"].clone();
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    panic!("the provider's addresses are not told: {}", rig.telemetry.captured_log())
+}
+
+/// Puts a file in force, which the watcher may do before the operator's call.
+async fn reload(rig: &Rig, token: &str, text: &str) {
+    let generation = rig.generation();
+    rig.put(text);
+    let answer = send(rig, token, Call::new(Method::POST, "/admin/v1/reload")).await.ok();
+    let outcome = answer.json()["outcome"].clone();
+    assert!(outcome == "applied" || outcome == "unchanged", "{outcome}");
+    until("the file is in force", || rig.generation() > generation).await;
+}
+
 #[tokio::test]
 async fn groups_give_the_role_and_the_audit_file_has_the_name() {
     let signer = Signer::new("k1", Algorithm::ES256);
     let provider = Provider::start(&[&signer]).await;
     let rig = rig(&provider).await;
+    fetched(&rig).await;
     let viewer = signer.sign(&claims(&provider, &json!(["viewers", "others"])));
     look(&rig, &viewer).await.ok();
     let answer = send(&rig, &viewer, pause()).await;
     assert_eq!(answer.status, 403);
     assert!(answer.text().contains("oidc:ann@example.com may only look"), "{}", answer.text());
 
-    let operator = signer.sign(&claims(&provider, &json!("viewers sre")));
+    let operator = signer.sign(&claims(&provider, &json!(["viewers", "sre"])));
     send(&rig, &operator, pause()).await.ok();
     rig.telemetry.flush_audit(std::time::Duration::from_secs(10));
     let audit = std::fs::read_to_string(rig.folder.path().join("audit.jsonl")).unwrap();
@@ -97,6 +120,7 @@ async fn a_token_that_is_not_right_is_refused_with_the_reason() {
     let signer = Signer::new("k1", Algorithm::ES256);
     let provider = Provider::start(&[&signer]).await;
     let rig = rig(&provider).await;
+    fetched(&rig).await;
     let with = |key: &str, value: Value| {
         let mut claims = claims(&provider, &json!(["sre"]));
         claims[key] = value;
@@ -106,6 +130,7 @@ async fn a_token_that_is_not_right_is_refused_with_the_reason() {
     let stranger = Signer::new("k1", Algorithm::ES256);
     let cases = [
         (with("aud", json!(["penstock"])), 401, "`aud`"),
+        (with("azp", json!("another")), 401, "`azp`"),
         (with("iss", json!("https://elsewhere.example")), 401, "admin.auth.oidc.issuer"),
         (stranger.sign(&claims(&provider, &json!(["sre"]))), 401, "not valid here"),
         (with("exp", json!(now() - 5)), 401, "sign in again"),
@@ -149,13 +174,13 @@ async fn a_provider_that_is_away_is_told_and_comes_back() {
     provider.away.store(false, Ordering::SeqCst);
     fetched(&rig).await;
     look(&rig, &token).await.ok();
-    let told = Call::get("/console/sign-in").send(at).await.ok().json();
+    let told = endpoints(&rig).await;
     let expected = json!({
         "issuer": provider.issuer(), "client_id": "console", "scopes": "openid profile email",
         "authorization_endpoint": format!("{}/authorize", provider.issuer()),
         "token_endpoint": format!("{}/token", provider.issuer()),
     });
-    assert_eq!(told["provider"], expected);
+    assert_eq!(told, expected);
     let page = Call::get("/console").send(at).await.ok();
     let origin = provider.issuer().trim_end_matches("/realm").to_owned();
     let policy = page.header("content-security-policy");
@@ -163,26 +188,58 @@ async fn a_provider_that_is_away_is_told_and_comes_back() {
 }
 
 #[tokio::test]
-async fn a_reload_changes_who_may_come_and_ends_the_sign_in() {
+async fn a_reload_changes_who_may_come_and_ends_the_sign_in_but_keeps_the_keys() {
     let signer = Signer::new("k1", Algorithm::ES256);
     let provider = Provider::start(&[&signer]).await;
     let (rig, url) = rig_with_url(&provider).await;
+    fetched(&rig).await;
+    endpoints(&rig).await;
     let at = rig.gateway.admin_address();
     let viewer = signer.sign(&claims(&provider, &json!(["viewers"])));
     look(&rig, &viewer).await.ok();
-    let reload = |auth: String| {
-        let (rig, url) = (&rig, &url);
-        let operator = signer.sign(&claims(&provider, &json!(["sre"])));
-        async move {
-            rig.put(&text(url, &auth));
-            let answer = send(rig, &operator, Call::new(Method::POST, "/admin/v1/reload")).await;
-            assert_eq!(answer.json()["outcome"], "applied", "{}", answer.text());
-        }
+    let operator = |name: &str| {
+        let mut claims = claims(&provider, &json!(["sre"]));
+        claims["email"] = json!(name);
+        signer.sign(&claims)
     };
-    reload(oidc(&provider).replace("viewers: read, ", "")).await;
+    reload(&rig, &operator("a"), &text(&url, &oidc(&provider).replace("viewers: read, ", ""))).await;
     assert_eq!(look(&rig, &viewer).await.status, 403, "though its token was known");
-    reload(oidc(&provider).replace("client_id: console", "audience: [console]")).await;
+
+    provider.away.store(true, Ordering::SeqCst);
+    let without_client = oidc(&provider).replace("client_id: console", "audience: [console]");
+    reload(&rig, &operator("b"), &text(&url, &without_client)).await;
     let told = Call::get("/console/sign-in").send(at).await.ok().json();
     assert_eq!(told["provider"], Value::Null, "tokens are taken, and the console offers no sign-in");
-    look(&rig, &signer.sign(&claims(&provider, &json!(["sre"])))).await.ok();
+    look(&rig, &operator("c")).await.ok();
+    reload(&rig, &operator("d"), &text(&url, &oidc(&provider))).await;
+    look(&rig, &operator("e")).await.ok();
+    until("a line", || rig.telemetry.captured_log().contains("sign-in addresses not known")).await;
+}
+
+#[tokio::test]
+async fn tokens_are_checked_while_discovery_hangs_or_fails() {
+    let signer = Signer::new("k1", Algorithm::ES256);
+    let provider = Provider::start(&[&signer]).await;
+    let deaf = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let absent = provider.issuer().replace("/realm", "/other");
+    for issuer in [format!("http://{}/realm", deaf.local_addr().unwrap()), absent.clone()] {
+        let engine = SimServer::start(SimOptions::default()).await.unwrap();
+        let keys = format!("{{issuer: '{issuer}', jwks_url: '{}/keys', max_token: 12KiB,", provider.issuer());
+        let auth = oidc(&provider).replace(&format!("{{issuer: '{}',", provider.issuer()), &keys);
+        let rig = Rig::with_file(&text(&engine.url(), &auth), vec![engine], ["alpha"]).await;
+        fetched(&rig).await;
+        let mut claims = claims(&provider, &json!(["sre"]));
+        claims["iss"] = json!(issuer);
+        // As long as one may be: it fits into a head, with what else is there.
+        claims["more"] = json!("x".repeat(8_500));
+        let token = signer.sign(&claims);
+        assert!(token.len() > 11 * 1024 && token.len() <= 12 * 1024, "{}", token.len());
+        look(&rig, &token).await.ok();
+        let told = Call::get("/console/sign-in").send(rig.gateway.admin_address()).await.ok().json();
+        assert_eq!(told["provider"]["token_endpoint"], Value::Null);
+        if issuer == absent {
+            let line = r#""problem":"status 404""#;
+            until("a line", || rig.telemetry.captured_log().contains(line)).await;
+        }
+    }
 }

@@ -113,7 +113,33 @@ fn what_an_operators_provider_gives_is_what_the_file_says() {
         (&*console.id, &console.scopes[..]),
         ("console", &["openid".to_owned(), "groups".to_owned()][..])
     );
-    assert!(issuer.source.has_sign_in);
+}
+
+#[test]
+fn operators_and_clients_of_one_provider_have_their_own_audiences() {
+    let report = |audience: &str| {
+        let clients = format!(
+            "auth: {{oidc: [{{issuer: 'https://id.test', audience: [{audience}], tenants: {{x: a}}}}]}}"
+        );
+        let operators = "admin: {auth: {oidc: {issuer: 'https://id.test', client_id: c, audience: [cli], roles: {a: read}}}}";
+        load(&format!("{clients}\n{operators}"), &key("aaaaaaaa", ""), "").report.to_string()
+    };
+    for shared in ["c", "penstock, cli"] {
+        let said = report(shared);
+        assert!(said.contains("warning: auth.oidc[0].audience: "), "{shared}: {said}");
+    }
+    assert!(!report("penstock").contains("auth.oidc[0].audience"));
+}
+
+#[test]
+fn scopes_without_a_client_are_remarked_on() {
+    let report = |more: &str| {
+        let oidc = format!("issuer: 'https://id.test', audience: [cli], roles: {{a: read}}{more}");
+        load(&format!("admin: {{auth: {{oidc: {{{oidc}}}}}}}"), &key("aaaaaaaa", ""), "").report.to_string()
+    };
+    assert!(report(", scopes: [groups]").contains("warning: admin.auth.oidc.scopes: "));
+    assert!(!report("").contains("oidc.scopes"));
+    assert!(!report(", scopes: [groups], client_id: c").contains("oidc.scopes"));
 }
 
 #[test]
@@ -133,9 +159,8 @@ fn a_new_certificate_in_the_same_file_is_a_change_without_a_value() {
 fn what_is_wrong_is_said_with_what_to_do_and_without_the_secret() {
     let good = key("aaaaaaaa", "");
     let oidc = |more: &str| format!("auth: {{oidc: [{{issuer: 'https://id.test', audience: [x], {more}}}]}}");
-    let operators = |oidc: &str| format!("admin: {{auth: {{oidc: {{{oidc}}}}}}}");
     let tls = |files: &str| format!("server: {{tls: {{{files}}}}}");
-    let cases: [(String, &str, &str, &str, &str); 28] = [
+    let cases: [(String, &str, &str, &str, &str); 23] = [
         (tls("cert: none.crt, key: a.key"), &good, "", "server.tls.cert", "cannot be read"),
         (tls("cert: text, key: a.key"), &good, "", "server.tls.cert", "holds no certificate"),
         (tls("cert: a.crt, key: text"), &good, "", "server.tls.key", "holds no private key"),
@@ -175,6 +200,7 @@ fn what_is_wrong_is_said_with_what_to_do_and_without_the_secret() {
         (oidc("jwks_url: 'http://id.test/keys'"), &good, "", "jwks_url", "in the clear"),
         (oidc("leeway: 1h"), &good, "", "leeway", "5m or less"),
         (oidc("max_token: 1MiB"), &good, "", "max_token", "256B to 64KiB"),
+        (oidc("jwks_url: ''"), &good, "", "jwks_url", "take the key away"),
         (oidc("tenants: {x: nobody}"), &good, "", "tenants.x", "no tenant `nobody`"),
         (oidc("tenant_claim: a..b"), &good, "", "tenant_claim", "no claim"),
         ("auth: {oidc: [{audience: []}]}".into(), &good, "", "issuer", "is missing"),
@@ -182,31 +208,33 @@ fn what_is_wrong_is_said_with_what_to_do_and_without_the_secret() {
         ("audit: {file: a, keep: 5000}".into(), &good, "", "audit.keep", "0 to 1000"),
         ("audit: {file: /no/such/folder/a}".into(), &good, "", "audit.file", "is not there"),
         ("admin: {auth: {client_certs: [{dns: x}]}}".into(), &good, "", "admin.auth", "admin.tls.client_ca"),
-        (operators("issuer: 'https://id.test', client_id: c"), &good, "", "oidc.roles", "nobody a right"),
-        (operators("issuer: 'https://id.test', roles: {a: read}"), &good, "", "oidc.client_id", "is missing"),
-        (operators("client_id: c, roles: {a: read}"), &good, "", "oidc.issuer", "is missing"),
-        (operators("client_id: c, roles: {a: admin}"), &good, "", "oidc.roles.a", "operate"),
-        (
-            operators("issuer: 'https://id.test', client_id: c, roles: {a: read}, scopes: ['a b']"),
-            &good,
-            "",
-            "oidc.scopes",
-            "is no scope",
-        ),
-        (
-            operators("issuer: 'http://id.test', client_id: c, roles: {a: read}, leeway: 1h"),
-            &good,
-            "",
-            "oidc.issuer",
-            "in the clear",
-        ),
     ];
     for (sections, keys, tenant, field, said) in cases {
-        let outcome = load(&sections, keys, tenant);
-        let report = outcome.report.to_string();
-        assert!(outcome.loaded.is_none(), "{sections}{tenant}");
-        assert!(report.contains(field) && report.contains(said), "{sections}{tenant}: {report}");
-        assert!(!report.contains("secret-text") && !report.contains("BEGIN"), "{report}");
+        is_refused(&load(&sections, keys, tenant), field, said);
+    }
+}
+
+fn is_refused(outcome: &LoadOutcome, field: &str, said: &str) {
+    let report = outcome.report.to_string();
+    assert!(outcome.loaded.is_none(), "{field}: {said}");
+    assert!(report.contains(field) && report.contains(said), "{field}: {report}");
+    assert!(!report.contains("secret-text") && !report.contains("BEGIN"), "{report}");
+}
+
+#[test]
+fn what_is_wrong_with_an_operators_provider_is_said_with_what_to_do() {
+    let good = "issuer: 'https://id.test', client_id: c, roles: {a: read}";
+    for (oidc, field, said) in [
+        ("issuer: 'https://id.test', client_id: c".to_owned(), "oidc.roles", "nobody a right"),
+        ("issuer: 'https://id.test', roles: {a: read}".to_owned(), "oidc.client_id", "is missing"),
+        ("client_id: c, roles: {a: read}".to_owned(), "oidc.issuer", "is missing"),
+        ("client_id: c, roles: {a: admin}".to_owned(), "oidc.roles.a", "operate"),
+        (format!("{good}, scopes: ['a b']"), "oidc.scopes", "is no scope"),
+        (format!("{good}, max_token: 13KiB"), "oidc.max_token", "256B to 12KiB"),
+        (good.replace("https", "http"), "oidc.issuer", "in the clear"),
+    ] {
+        let sections = format!("admin: {{auth: {{oidc: {{{oidc}}}}}}}");
+        is_refused(&load(&sections, &key("aaaaaaaa", ""), ""), field, said);
     }
 }
 

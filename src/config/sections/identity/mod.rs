@@ -198,20 +198,22 @@ pub struct AdminOidcSection {
     pub issuer: String,
     /// The console's id at the provider, as a public client with PKCE and the
     /// redirect URI `<address of the operators' listener>/console`. Tokens for
-    /// it are taken, and the console offers to sign in; absent = it does not.
+    /// it are taken, unless their claim `azp` names another client, and the
+    /// console offers to sign in; absent = it does not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client_id: Option<String>,
     /// Further audiences; the claim `aud` of a token must have one of them, or
     /// `client_id`.
     pub audience: Vec<String>,
-    /// The claim that says what somebody may do: a text, or a list; with dots
-    /// it is a claim inside a claim.
+    /// The claim that says what somebody may do: a list, or a text, which is
+    /// one value; with dots it is a claim inside a claim.
     pub role_claim: String,
-    /// Values of that claim, each with its role. Of several the most counts;
-    /// a token with none of them is refused.
+    /// Values of that claim, each with its role. Of several roles the highest
+    /// counts; a token with none of the values is refused.
     pub roles: NamedEntries<RoleName>,
     /// The claim with the name for the audit log, after `oidc:`; a token
-    /// without it goes by `sub`.
+    /// without it goes by `sub`. Only letters, digits and ASCII signs of it
+    /// are written.
     pub name_claim: String,
     /// What the console asks the provider for; `openid` is always among it.
     pub scopes: Vec<String>,
@@ -227,7 +229,7 @@ pub struct AdminOidcSection {
     pub algorithms: Vec<Algorithm>,
     /// How far the provider's clock may be off.
     pub leeway: Span,
-    /// Bytes of the longest token that is looked at.
+    /// Bytes of the longest token that is looked at, at most 12 KiB.
     pub max_token: ByteSize,
 }
 

@@ -16,9 +16,10 @@ use crate::core::model::id_table::IdTable;
 use crate::core::model::ids::TenantId;
 use crate::core::model::policy::Tenant;
 
-/// Bytes of a token: less than a head may have, and no more than it takes to
-/// be looked at cheaply.
-const TOKEN_BYTES: std::ops::RangeInclusive<u64> = 256..=64 << 10;
+/// No token is shorter.
+const SHORTEST_TOKEN: ByteSize = ByteSize(256);
+/// Less than a head may have, and no more than it takes to be looked at cheaply.
+const LONGEST_TOKEN: ByteSize = ByteSize(64 << 10);
 /// Providers' clocks are better than this.
 const MAX_LEEWAY_SECS: u64 = 300;
 const MAX_ISSUERS: usize = 16;
@@ -63,7 +64,7 @@ fn issuer(
         algorithms: &written.algorithms,
         leeway: written.leeway,
         max_token: written.max_token,
-        has_sign_in: false,
+        longest_token: LONGEST_TOKEN,
     };
     if written.audience.is_empty() || written.audience.iter().any(String::is_empty) {
         let hint =
@@ -100,7 +101,8 @@ pub(in crate::config) struct WrittenProvider<'a> {
     pub(in crate::config) algorithms: &'a [Algorithm],
     pub(in crate::config) leeway: Span,
     pub(in crate::config) max_token: ByteSize,
-    pub(in crate::config) has_sign_in: bool,
+    /// Most bytes that `max_token` may be.
+    pub(in crate::config) longest_token: ByteSize,
 }
 
 impl WrittenProvider<'_> {
@@ -113,8 +115,11 @@ impl WrittenProvider<'_> {
         secrets: &mut SecretReader<'_>,
         findings: &mut Findings<'_>,
     ) -> Issuer<C> {
-        address(Some(self.issuer), &field.key("issuer"), findings);
-        address(self.jwks_url, &field.key("jwks_url"), findings);
+        address(self.issuer, &field.key("issuer"), "copy the claim `iss` of a token", findings);
+        if let Some(url) = self.jwks_url {
+            let hint = "take the key away where the provider has a discovery document";
+            address(url, &field.key("jwks_url"), hint, findings);
+        }
         if self.algorithms.is_empty() {
             findings.error(&field.key("algorithms"), "allows none", "write such as [RS256, ES256]");
         }
@@ -122,9 +127,10 @@ impl WrittenProvider<'_> {
             let message = format!("{} is too long", self.leeway);
             findings.error(&field.key("leeway"), message, "write 5m or less");
         }
-        if !TOKEN_BYTES.contains(&self.max_token.0) {
+        if !(SHORTEST_TOKEN.0..=self.longest_token.0).contains(&self.max_token.0) {
             let message = format!("{} is out of range", self.max_token);
-            findings.error(&field.key("max_token"), message, "write 256B to 64KiB");
+            let hint = format!("write {SHORTEST_TOKEN} to {}", self.longest_token);
+            findings.error(&field.key("max_token"), message, hint);
         }
         let ca = self.ca_file.and_then(|path| {
             let read = secrets.bytes(path).and_then(|pem| tls::authorities(&pem, path).map(|_| pem));
@@ -136,7 +142,6 @@ impl WrittenProvider<'_> {
                 issuer: self.issuer.to_owned(),
                 jwks_url: self.jwks_url.map(str::to_owned),
                 ca: ca.map(Into::into),
-                has_sign_in: self.has_sign_in,
             },
             audience,
             algorithms: self.algorithms.iter().copied().map(name).collect(),
@@ -148,10 +153,9 @@ impl WrittenProvider<'_> {
 }
 
 /// Keys that come in the clear could be anybody's, except from this machine.
-fn address(text: Option<&str>, field: &FieldPath, findings: &mut Findings<'_>) {
-    let Some(text) = text else { return };
+fn address(text: &str, field: &FieldPath, hint_if_empty: &str, findings: &mut Findings<'_>) {
     match url::any(text) {
-        Err(_) if text.is_empty() => findings.error(field, "is missing", "copy the claim `iss` of a token"),
+        Err(_) if text.is_empty() => findings.error(field, "is missing", hint_if_empty),
         Err((message, hint)) => findings.error(field, message, hint),
         Ok(uri) => {
             let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);

@@ -6,7 +6,11 @@ use crate::config::sections::identity::oidc::{WrittenProvider, claim};
 use crate::config::sections::identity::{AdminOidcSection, OPENID};
 use crate::config::settings::identity::{ClaimRule, ConsoleClient, Issuer, OperatorClaims};
 use crate::config::syntax::field::FieldPath;
+use crate::config::syntax::units::ByteSize;
 use crate::config::validate::findings::Findings;
+
+/// Leaves the rest of a request head at the admin port 4 KiB.
+const LONGEST_TOKEN: ByteSize = ByteSize(12 << 10);
 
 /// Checks the provider.
 pub(in crate::config) fn validate(
@@ -33,6 +37,10 @@ pub(in crate::config) fn validate(
         let message = format!("{scope:?} is no scope");
         findings.error(&field.key("scopes"), message, "write names without spaces, such as [openid, groups]");
     }
+    if written.client_id.is_none() && written.scopes != AdminOidcSection::default().scopes {
+        let hint = "write `client_id`, or take the scopes away: only the console's sign-in asks for them";
+        findings.warn(&field.key("scopes"), "has no effect without `client_id`", hint);
+    }
     let mut scopes = written.scopes.clone();
     if !scopes.iter().any(|scope| scope == OPENID) {
         scopes.insert(0, OPENID.to_owned());
@@ -53,7 +61,7 @@ pub(in crate::config) fn validate(
         algorithms: &written.algorithms,
         leeway: written.leeway,
         max_token: written.max_token,
-        has_sign_in: written.client_id.is_some(),
+        longest_token: LONGEST_TOKEN,
     };
     provider.check(audience, claims, &field, secrets, findings)
 }

@@ -104,8 +104,8 @@ fn listeners(
     if !admin.ip().is_loopback() && !has_bearers && auth.client_certs.is_empty() {
         let message =
             format!("the admin port can be reached from outside ({admin}) and asks for no password");
-        let hint = "put a token of `penstock keys new` into `admin.auth.tokens`, or see that only operators and \
-                    Prometheus can connect";
+        let hint = "put a token of `penstock keys new` into `admin.auth.tokens`, name an identity provider in \
+                    `admin.auth.oidc`, or see that only operators and Prometheus can connect";
         findings.warn(&section.key("admin"), message, hint);
     }
     if !admin.ip().is_loopback() && has_bearers && tls.is_none() {

@@ -131,7 +131,7 @@ fn by_credential(context: &TenantContext<'_>, mut held: Credentials, findings: &
         findings.error(&field, "must not be zero", "write 1 or more; `per_minute: 0` takes the limit away");
     }
     held.failures = FailureLimits { burst: written.burst, per_minute: written.per_minute };
-    held.epoch = context.previous.map_or(1, |old| old.policy.generation + 1);
+    held.epoch = context.generation;
     Auth::Known(Arc::new(held))
 }
 

@@ -14,6 +14,8 @@ use crate::core::model::policy::{Class, Pool};
 pub(in crate::config) struct TenantContext<'a> {
     pub(in crate::config) file: &'a ConfigFile,
     pub(in crate::config) previous: Option<&'a Settings>,
+    /// Generation of the file.
+    pub(in crate::config) generation: u64,
     pub(in crate::config) listen: SocketAddr,
     pub(in crate::config) classes: &'a IdTable<ClassId, Class>,
     pub(in crate::config) models: &'a CheckedModels,
