@@ -440,13 +440,14 @@ fn start_admin(
 
 /// Starts to share limits, and waits a little for the first leases; `None` without `cluster`.
 async fn start_cluster(settings: &Settings, proxy: &Proxy, cache: &SignalCache) -> Option<ClusterHandle> {
+    let cluster = settings.cluster.as_ref()?;
     let parts = ClusterParts {
         dispatcher: Arc::clone(&proxy.dispatcher),
         settings: Arc::clone(&proxy.settings),
         telemetry: proxy.telemetry.clone(),
         reports: cache.shared_reports()?,
     };
-    let cluster = cluster::start(settings.cluster.as_ref()?, parts);
+    let cluster = cluster::start(cluster, parts);
     cluster.ready().await;
     Some(cluster)
 }
