@@ -1,8 +1,9 @@
 //! Demand share: the calls that carry demand reports to the store and back.
 
 use crate::cluster::connection::{StoreConnection, StoreScript};
-use crate::cluster::demand_book::{DemandBook, SharedReports};
+use crate::cluster::demand_book::DemandBook;
 use crate::cluster::parts::ClusterMember;
+use crate::cluster::shared_reports::SharedReports;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::DemandNotShared;
 
@@ -21,7 +22,7 @@ impl DemandShare {
 
     /// Notes that the connection was lost, and the store may have lost its data.
     pub(super) const fn start_over(&mut self) {
-        self.book.store_again();
+        self.book.send_again();
     }
 
     /// Tells the store the demand that this gateway sees, and the scaler that of the others. `members` are all

@@ -460,7 +460,7 @@ mod tests {
 
     use super::*;
     use crate::cluster::connection::LEASES;
-    use crate::cluster::demand_book::{HeardGateway, OwnReport, SharedReports};
+    use crate::cluster::shared_reports::{HeardGateway, OwnReport, SharedReports};
     use crate::config::load::load_str_with;
     use crate::config::secret::MachineSecrets;
     use crate::dispatcher::Dispatcher;

@@ -332,8 +332,7 @@ impl Gateway {
         self.sources.stop().await;
         self.fleet.stop().await;
         ServerStopped { cut_off }.emit(telemetry);
-        let (admin, usage, state_file) = (self.admin, self.usage, self.state_file);
-        let recorder = self.recorder;
+        let (admin, usage, state_file, recorder) = (self.admin, self.usage, self.state_file, self.recorder);
         let dispatcher = Arc::clone(dispatcher);
         let audited = telemetry.clone();
         let _stopped = spawn_blocking(move || {

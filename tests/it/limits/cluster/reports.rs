@@ -135,6 +135,21 @@ fn gateways_and_answers_are_bounded_and_other_versions_are_read() {
         counts.push(heard.iter().filter(|other| other.report.is_some()).count());
     }
     assert_eq!(counts, [0, 1, 1, 1, 0]);
+    // When all of them change in each turn, each has its turn.
+    let mut writers = ["b1", "b2", "b3"].map(|id| Member::new(id, &vec![b'y'; 600_000]));
+    let mut read = BTreeMap::<String, u32>::new();
+    for turn in 0..9 {
+        for writer in &mut writers {
+            writer.number += 1;
+            writer.exchange(store, START + turn);
+        }
+        let heard = one.exchange(store, START + turn);
+        heard
+            .into_iter()
+            .filter(|other| other.report.is_some())
+            .for_each(|other| *read.entry(other.id).or_default() += 1);
+    }
+    assert_eq!(read.into_values().collect::<Vec<_>>(), [3, 3, 3]);
     // A later version appends values, and one writes something else altogether.
     put(store, "later", &format!("{START} 7 0 host:1 and more"));
     put(store, "broken", "what is this");
