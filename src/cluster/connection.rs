@@ -22,7 +22,7 @@ use crate::config::settings::cluster::ValkeySettings;
 /// Time for a connection with its handshakes.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time for one answer. A store that takes longer counts as away.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// The line of a script that stands for the store's time in milliseconds.
 const NOW: &str = "--NOW";
 const STORE_TIME: &str = "local time = redis.call('TIME')
@@ -114,12 +114,28 @@ impl StoreConnection {
     }
 
     /// Runs a script and returns its answer.
+    ///
+    /// # Errors
+    /// The connection is lost, or the store refuses the call.
     pub(super) async fn run<T: FromRedisValue>(
         &self,
         script: &StoreScript,
         keys: &[&str],
         values: &[impl ToRedisArgs + Sync],
     ) -> Result<T, String> {
+        self.try_run(script, keys, values).await?
+    }
+
+    /// As [`Self::run`]; when the store refuses the call, the inner result says why.
+    ///
+    /// # Errors
+    /// The connection is lost.
+    pub(super) async fn try_run<T: FromRedisValue>(
+        &self,
+        script: &StoreScript,
+        keys: &[&str],
+        values: &[impl ToRedisArgs + Sync],
+    ) -> Result<Result<T, String>, String> {
         let call = |verb: &str, text: &str| -> Cmd {
             let mut call = cmd(verb);
             call.arg(text).arg(keys.len()).arg(keys).arg(values);
@@ -132,7 +148,10 @@ impl StoreConnection {
             }
             answer => answer,
         };
-        answer.map_err(|error| shown(&error))
+        match answer {
+            Err(error) if error.is_io_error() || error.is_unrecoverable_error() => Err(shown(&error)),
+            answer => Ok(answer.map_err(|error| shown(&error))),
+        }
     }
 }
 

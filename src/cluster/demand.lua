@@ -4,11 +4,11 @@
 -- gateway's report (a hash with the field "report"), then the reports of other gateways.
 -- ARGV: the gateway, the number of its last report (0 = none yet), "1" if it leaves with it, its name, the report
 -- ("" = the store should have it), then for each of the other reports its gateway and the number that is known.
--- Answer: "1" if the store has the report of this number, then for each other gateway its id, age in ms, number,
+-- Answer: "1" if the store has the report of this number, how many of the other reports it has looked at (those after
+-- them found no room in this answer), then for each other gateway its id, age in ms, number,
 -- leaves, name and report; the report is "" unless it was asked for and has another number than what is known.
 --NOW
-local KEEP = 330000 -- ms for which a report is kept: somewhat longer than a silent gateway counts
-local LEFT = 60000 -- ms for which it is kept that a gateway has left
+local KEEP = 330000 -- ms for which a report is kept, the last one of a gateway too: somewhat longer than a silent one counts
 local MOST = 256 -- gateways
 local BYTES = 1048576 -- of the reports in one answer; a larger one is alone in its answer
 
@@ -25,7 +25,7 @@ local all = redis.call('HGETALL', KEYS[1])
 for i = 1, #all, 2 do
   local seen, told, leaves, name = string.match(all[i + 1], '^(%d+) (%d+) (%d) ?(%S*)')
   local age = now - (tonumber(seen) or 0)
-  if not seen or math.abs(age) > KEEP or (leaves == '1' and age > LEFT) then
+  if not seen or #told > 19 or math.abs(age) > KEEP then
     redis.call('HDEL', KEYS[1], all[i])
   elseif all[i] == me then
     if told == number then has = '1' end
@@ -38,21 +38,22 @@ while #others > MOST do
   redis.call('HDEL', KEYS[1], table.remove(others).id)
 end
 
-local key_of, known = {}, {}
+local told_by = {}
+for _, other in ipairs(others) do told_by[other.id] = other.told end
+local bytes, texts, looked_at = 0, {}, 0
 for i = 3, #KEYS do
   local id = ARGV[2 * i]
-  key_of[id], known[id] = KEYS[i], ARGV[2 * i + 1]
-end
-local bytes, texts = 0, {}
-for _, other in ipairs(others) do
-  if key_of[other.id] and known[other.id] ~= other.told and bytes < BYTES then
-    local text = redis.call('HGETALL', key_of[other.id])[2] or ''
-    if bytes == 0 or bytes + #text <= BYTES then
-      bytes, texts[other.id] = bytes + #text, text
+  if told_by[id] and told_by[id] ~= ARGV[2 * i + 1] then
+    local all, text = redis.call('HGETALL', KEYS[i]), ''
+    for at = 1, #all, 2 do
+      if all[at] == 'report' then text = all[at + 1] end
     end
+    if bytes > 0 and bytes + #text > BYTES then break end
+    bytes, texts[id] = bytes + #text, text
   end
+  looked_at = looked_at + 1
 end
-local answer = {has}
+local answer = {has, tostring(looked_at)}
 for _, other in ipairs(others) do
   local values = {other.id, string.format('%.0f', other.age), other.told, other.leaves, other.name, texts[other.id] or ''}
   for _, value in ipairs(values) do answer[#answer + 1] = value end

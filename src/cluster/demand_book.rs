@@ -2,51 +2,16 @@
 //! caller sends the calls and brings the answers. The reports are the scaler's; here they are bytes.
 
 use std::collections::BTreeMap;
-use std::fmt;
+use std::ops::Bound;
 use std::time::Duration;
 
-use crate::core::autoscale::peers::LIVE;
+use crate::cluster::restarts::SharedNames;
+use crate::cluster::shared_reports::{HeardGateway, OwnReport, StoredRow};
 
 /// Most reports of other gateways that one call asks for.
 const MAX_ASKED: usize = 64;
 /// Values of each gateway in an answer.
 const FIELDS: usize = 6;
-
-/// The scaler's side of the exchange of demand reports.
-pub trait SharedReports: fmt::Debug + Send + Sync {
-    /// Id of this gateway among the others.
-    fn id(&self) -> u64;
-
-    /// The last report of this gateway; `None` before the first one. Its text is empty when its number is
-    /// `known`.
-    fn own(&self, known: u64) -> Option<OwnReport>;
-
-    /// Takes over an answer of the store: all other gateways that it has, or that share limits.
-    fn hear(&self, heard: Vec<HeardGateway>);
-}
-
-/// A report of this gateway.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OwnReport {
-    pub number: u64,
-    /// Whether it is the last one.
-    pub leaves: bool,
-    pub text: Vec<u8>,
-}
-
-/// Another gateway, as the store has it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HeardGateway {
-    pub id: String,
-    /// Its name for people.
-    pub name: String,
-    /// Age of its last report; `None` = it shares limits, and has not reported any demand.
-    pub age: Option<Duration>,
-    /// Whether nothing is missed when it is silent: it has left, or another process has its name.
-    pub is_gone: bool,
-    /// Its last report, unless it was heard before.
-    pub report: Option<Vec<u8>>,
-}
 
 /// A call of the script.
 #[derive(Debug, Clone)]
@@ -56,6 +21,8 @@ pub struct DemandCall {
     /// Number of the report that the store is to have.
     number: u64,
     name: String,
+    /// Gateways whose reports it asks for, in the order in which the store looks at them.
+    asked: Vec<String>,
 }
 
 /// The reports in the store, as this gateway knows them.
@@ -63,9 +30,11 @@ pub struct DemandCall {
 pub struct DemandBook {
     /// Number of the report of this gateway that the store has; 0 = none.
     stored: u64,
-    /// By gateway, the number of its report that was read last; 0 = none.
-    read: BTreeMap<String, u64>,
-    calls: usize,
+    /// By gateway, what the store had at the last call.
+    rows: BTreeMap<String, StoredRow>,
+    /// The last gateway whose report the store looked at: those after it are asked for next.
+    last: String,
+    shared_names: SharedNames,
 }
 
 impl DemandBook {
@@ -75,10 +44,14 @@ impl DemandBook {
         self.stored
     }
 
+    /// Notes that the store may have lost its data: the next call has the report again.
+    pub const fn send_again(&mut self) {
+        self.stored = 0;
+    }
+
     /// The call that tells the store what it has not heard yet, and asks for what is new. `id` and `name` are of
     /// this gateway.
-    pub fn call(&mut self, prefix: &str, (id, name): (&str, &str), own: Option<OwnReport>) -> DemandCall {
-        self.calls = self.calls.wrapping_add(1);
+    pub fn call(&self, prefix: &str, (id, name): (&str, &str), own: Option<OwnReport>) -> DemandCall {
         let key = |part: &str| format!("{prefix}:v1:{{demand}}{part}");
         let own = own.unwrap_or(OwnReport { number: 0, leaves: false, text: Vec::new() });
         let mut keys = vec![key(""), key(&format!(":{id}"))];
@@ -86,16 +59,26 @@ impl DemandBook {
         let words = [id, &own.number.to_string(), leaves, name].map(|word| word.as_bytes().to_vec());
         let mut values = words.to_vec();
         values.push(own.text);
-        // All have their turn, also where there are more than one call may ask for.
-        let start = self.calls % self.read.len().max(1);
-        for (id, number) in self.read.iter().cycle().skip(start).take(self.read.len().min(MAX_ASKED)) {
+        let asked = self.next_to_ask();
+        for id in &asked {
             keys.push(key(&format!(":{id}")));
-            values.extend([id.clone().into_bytes(), number.to_string().into_bytes()]);
+            let read = self.rows.get(id).map_or(0, |row| row.read);
+            values.extend([id.clone().into_bytes(), read.to_string().into_bytes()]);
         }
-        DemandCall { keys, values, number: own.number, name: name.to_owned() }
+        DemandCall { keys, values, number: own.number, name: name.to_owned(), asked }
     }
 
-    /// Takes the answer over. `members` are the gateways that share limits. `None` for an answer that is broken.
+    /// Gateways to ask for: in turn, so that all of them are also where one call cannot ask for all.
+    fn next_to_ask(&self) -> Vec<String> {
+        let after = (Bound::Excluded(&*self.last), Bound::Unbounded);
+        let upto = (Bound::Unbounded, Bound::Included(&*self.last));
+        let turn = self.rows.range::<str, _>(after).chain(self.rows.range::<str, _>(upto));
+        let turn = turn.filter(|(_, row)| row.may_have_news());
+        turn.take(MAX_ASKED).map(|(id, _)| id.clone()).collect()
+    }
+
+    /// Takes the answer over. `members` are the gateways that share limits. `None` for an answer that is broken; a row
+    /// that cannot be read is left out.
     pub fn hear<'a>(
         &mut self,
         call: &DemandCall,
@@ -104,43 +87,52 @@ impl DemandBook {
     ) -> Option<Vec<HeardGateway>> {
         let mut answer = answer.into_iter();
         self.stored = if answer.next()? == b"1" { call.number } else { 0 };
-        let mut heard: Vec<HeardGateway> = Vec::new();
-        let mut read = BTreeMap::new();
-        loop {
-            let mut row = answer.by_ref().take(FIELDS);
-            let Some(id) = row.next() else { break };
-            let id = String::from_utf8(id).ok()?;
-            let mut word = || String::from_utf8(row.next()?).ok();
-            let (age, number): (u64, u64) = (word()?.parse().ok()?, word()?.parse().ok()?);
-            let (is_gone, name) = (word()? == "1", word()?);
-            let report = row.next().filter(|text| !text.is_empty());
-            let before = self.read.get(&id).copied().unwrap_or(0);
-            read.insert(id.clone(), if report.is_some() { number } else { before });
-            heard.push(HeardGateway { id, name, age: Some(Duration::from_millis(age)), is_gone, report });
+        let looked_at: usize = String::from_utf8(answer.next()?).ok()?.parse().ok()?;
+        if let Some(last) = looked_at.checked_sub(1).and_then(|at| call.asked.get(at)) {
+            self.last.clone_from(last);
         }
-        self.read = read;
-        mark_replaced(&mut heard, &call.name);
-        for (id, name) in members {
-            if heard.iter().all(|other| other.id != id) {
-                let (id, name) = (id.to_owned(), name.to_owned());
-                heard.push(HeardGateway { id, name, age: None, is_gone: false, report: None });
-            }
+        let (mut heard, mut numbers) = (Vec::new(), Vec::new());
+        while answer.len() > 0 {
+            let row: Vec<Vec<u8>> = answer.by_ref().take(FIELDS).collect();
+            let Some((gateway, number)) = read_row(row) else { continue };
+            heard.push(gateway);
+            numbers.push(number);
         }
+        self.shared_names.note(&self.rows, &heard, &numbers, &call.name);
+        self.shared_names.mark_replaced(&mut heard, &call.name);
+        self.rows = heard.iter().zip(&numbers).map(|(gateway, number)| self.row(gateway, *number)).collect();
+        add_members(&mut heard, members);
         Some(heard)
+    }
+
+    fn row(&self, heard: &HeardGateway, number: u64) -> (String, StoredRow) {
+        let before = self.rows.get(&heard.id).map_or(0, |row| row.read);
+        let read = if heard.report.is_some() { number } else { before };
+        let (name, age) = (heard.name.clone(), heard.age.unwrap_or_default());
+        (heard.id.clone(), StoredRow { name, age, number, read, is_gone: heard.is_gone })
     }
 }
 
-/// Marks silent gateways whose name a later process has, this one or another: they were restarted.
-fn mark_replaced(heard: &mut [HeardGateway], own_name: &str) {
-    let mut newest: BTreeMap<String, Duration> = [(own_name.to_owned(), Duration::ZERO)].into();
-    for gateway in heard.iter() {
-        let age = gateway.age.unwrap_or_default();
-        let least = newest.entry(gateway.name.clone()).or_insert(age);
-        *least = age.min(*least);
-    }
-    for gateway in heard.iter_mut().filter(|gateway| !gateway.name.is_empty()) {
-        let is_silent = gateway.age.is_some_and(|age| age >= LIVE);
-        gateway.is_gone |= is_silent && newest.get(&gateway.name).copied() < gateway.age;
+/// A gateway by its row in an answer, and the number of its report; `None` when the row makes no sense.
+fn read_row(row: Vec<Vec<u8>>) -> Option<(HeardGateway, u64)> {
+    let mut row = row.into_iter();
+    let mut word = || String::from_utf8(row.next()?).ok();
+    let (id, age, number) = (word()?, word()?.parse().ok()?, word()?.parse().ok()?);
+    let (is_gone, name) = (word()? == "1", word()?);
+    let report = row.next().filter(|text| !text.is_empty());
+    let age = Some(Duration::from_millis(age));
+    Some((HeardGateway { id, name, age, shares_limits: false, is_gone, report }, number))
+}
+
+/// Adds the gateways that share limits, and marks those that are there already.
+fn add_members<'a>(heard: &mut Vec<HeardGateway>, members: impl IntoIterator<Item = (&'a str, &'a str)>) {
+    for (id, name) in members {
+        if let Some(other) = heard.iter_mut().find(|other| other.id == id) {
+            other.shares_limits = true;
+            continue;
+        }
+        let (id, name) = (id.to_owned(), name.to_owned());
+        heard.push(HeardGateway { id, name, age: None, shares_limits: true, is_gone: false, report: None });
     }
 }
 
@@ -158,8 +150,12 @@ mod tests {
     }
 
     fn answer(stored: bool, rows: &[Vec<Vec<u8>>]) -> Vec<Vec<u8>> {
-        let first = if stored { b"1".to_vec() } else { b"0".to_vec() };
-        std::iter::once(first).chain(rows.iter().flatten().cloned()).collect()
+        looked_at(stored, 64, rows)
+    }
+
+    fn looked_at(stored: bool, looked_at: usize, rows: &[Vec<Vec<u8>>]) -> Vec<Vec<u8>> {
+        let first = [u8::from(stored).to_string(), looked_at.to_string()].map(String::into_bytes);
+        first.into_iter().chain(rows.iter().flatten().cloned()).collect()
     }
 
     #[test]
@@ -192,41 +188,64 @@ mod tests {
         let call = book.call("p", ("aa", "one:1"), None);
         let rows = answer(false, &[row("bb", 0, 7, "two:1", "")]);
         let heard = book.hear(&call, rows, [("bb", "two:1"), ("cc", "three:1")]).unwrap();
-        let ages: Vec<_> = heard.iter().map(|gateway| (&*gateway.id, gateway.age.is_some())).collect();
-        assert_eq!(ages, [("bb", true), ("cc", false)]);
+        let ages = heard.iter().map(|one| (&*one.id, one.age.is_some(), one.shares_limits));
+        assert_eq!(ages.collect::<Vec<_>>(), [("bb", true, true), ("cc", false, true)]);
     }
 
     #[test]
-    fn a_restarted_gateway_is_not_missed() {
-        let mut book = DemandBook::default();
-        let call = book.call("p", ("aa", "one:1"), None);
-        let rows = [
-            row("b1", 9_000, 7, "two:1", ""),
-            row("b2", 100, 1, "two:1", ""),
-            row("cc", 9_000, 7, "three:1", ""),
-            row("a0", 6_000, 7, "one:1", ""),
-            row("d1", 3_000, 7, "four:1", ""),
-            row("d2", 100, 7, "four:1", ""),
-        ];
-        let heard = book.hear(&call, answer(false, &rows), []).unwrap();
-        let gone: Vec<&str> = heard.iter().filter(|row| row.is_gone).map(|row| &*row.id).collect();
-        assert_eq!(gone, ["b1", "a0"], "two that live may have one name");
-    }
-
-    #[test]
-    fn what_is_broken_is_ignored_and_all_are_asked_in_turn() {
+    fn a_row_that_makes_no_sense_is_left_out() {
         let mut book = DemandBook::default();
         let call = book.call("p", ("aa", "one:1"), None);
         assert_eq!(book.hear(&call, Vec::new(), []), None);
-        assert_eq!(book.hear(&call, answer(true, &[vec![b"bb".to_vec(), b"x".to_vec()]]), []), None);
-        let rows: Vec<_> = (0..100).map(|id| row(&format!("{id:02}"), 0, 1, "", "")).collect();
-        book.hear(&call, answer(true, &rows), []).unwrap();
-        let mut asked = std::collections::BTreeSet::new();
-        for _ in 0..100 {
+        let mut long = row("cc", 20, 1, "three:1", "");
+        long[2] = vec![b'9'; 30];
+        let name = row("dd", 20, 1, "four:1", "");
+        let name = [&name[..4], &[vec![0xff]], &name[5..]].concat();
+        let rows = [long, name, row("bb", 20, 7, "two:1", ""), vec![b"ee".to_vec()]];
+        let heard = book.hear(&call, answer(true, &rows), []).unwrap();
+        assert_eq!(heard.iter().map(|gateway| &*gateway.id).collect::<Vec<_>>(), ["bb"]);
+    }
+
+    /// Largest number of calls from one that asks for a gateway to the next, when the store looks at so many of each.
+    fn largest_gap(book: &mut DemandBook, rows: &[Vec<Vec<u8>>], most: usize) -> usize {
+        let (mut last, mut largest) = (BTreeMap::<String, usize>::new(), 0);
+        for turn in 0..200 {
             let call = book.call("p", ("aa", "one:1"), None);
-            assert_eq!(call.keys.len(), 2 + MAX_ASKED);
-            asked.extend(call.keys);
+            assert!(call.asked.len() <= MAX_ASKED && call.keys.len() == 2 + call.asked.len());
+            for id in call.asked.iter().take(most) {
+                largest = largest.max(turn - last.insert(id.clone(), turn).unwrap_or(0));
+            }
+            let most = most.min(call.asked.len());
+            book.hear(&call, looked_at(true, most, rows), []).unwrap();
         }
-        assert_eq!(asked.len(), 102);
+        last.values().fold(largest, |largest, turn| largest.max(200 - turn))
+    }
+
+    #[test]
+    fn all_are_asked_for_in_turn() {
+        for (count, most, gap) in
+            [(10, 64, 1), (64, 64, 1), (128, 64, 2), (250, 64, 4), (10, 3, 4), (100, 1, 100)]
+        {
+            let mut book = DemandBook::default();
+            let rows: Vec<_> = (0..count).map(|id| row(&format!("{id:03}"), 0, 1, "", "")).collect();
+            let call = book.call("p", ("aa", "one:1"), None);
+            book.hear(&call, looked_at(true, 0, &rows), []).unwrap();
+            assert_eq!(largest_gap(&mut book, &rows, most), gap, "{count} {most}");
+        }
+    }
+
+    #[test]
+    fn who_has_no_news_is_not_asked_for() {
+        let mut book = DemandBook::default();
+        let mut gone = row("dd", 0, 1, "four:1", "");
+        gone[3] = b"1".to_vec();
+        let rows = [row("bb", 20_000, 7, "two:1", ""), row("cc", 0, 1, "three:1", ""), gone];
+        let call = book.call("p", ("aa", "one:1"), None);
+        book.hear(&call, answer(true, &rows), []).unwrap();
+        let call = book.call("p", ("aa", "one:1"), None);
+        assert_eq!(call.asked, ["bb", "cc"], "one is silent, and has not been read");
+        let rows = [row("bb", 20_200, 7, "two:1", "said"), row("cc", 0, 1, "three:1", "said")];
+        book.hear(&call, answer(true, &rows), []).unwrap();
+        assert_eq!(book.call("p", ("aa", "one:1"), None).asked, ["cc"]);
     }
 }

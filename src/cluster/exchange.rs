@@ -12,8 +12,8 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::cluster::connection::{StoreConnection, StoreScript};
-use crate::cluster::demand_book::DemandBook;
+use crate::cluster::connection::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, StoreConnection, StoreScript};
+use crate::cluster::demand_share::DemandShare;
 use crate::cluster::lease_book::{LeaseBook, LeaseCall};
 use crate::cluster::missed::MissedLimits;
 use crate::cluster::override_book::{HeardOverride, OverrideBook};
@@ -37,6 +37,12 @@ const REPORT_ALL_INTERVAL: Duration = Duration::from_secs(600);
 /// Shortest and longest pause before the store is called again. All gateways connect and report within the
 /// time that the script of leases gives them after the store has lost its data.
 const RETRY_PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(500)];
+/// Time within which every gateway has reported its demand once the store answers: also one whose call was lost with
+/// the store, and whose next try was late.
+pub const ALL_REPORT: Duration = ANSWER_TIMEOUT
+    .saturating_add(RETRY_PAUSES[1])
+    .saturating_add(CONNECT_TIMEOUT)
+    .saturating_add(REPORT_INTERVAL.saturating_mul(2));
 /// Time that a start waits for the store.
 const START_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time for the last report of a gateway that leaves.
@@ -114,9 +120,9 @@ struct LeaseExchange {
     /// The store of the start.
     store: ValkeySettings,
     parts: ClusterParts,
-    scripts: [StoreScript; 4],
+    scripts: [StoreScript; 3],
     book: LeaseBook,
-    demand: DemandBook,
+    demand: DemandShare,
     missed: MissedLimits,
     /// Gateways that are there.
     others: Vec<String>,
@@ -144,14 +150,9 @@ impl LeaseExchange {
             outage: settings.outage,
             store: settings.valkey.clone(),
             parts,
-            scripts: [
-                StoreScript::leases(),
-                StoreScript::members(),
-                StoreScript::overrides(),
-                StoreScript::demand(),
-            ],
+            scripts: [StoreScript::leases(), StoreScript::members(), StoreScript::overrides()],
             book: LeaseBook::default(),
-            demand: DemandBook::default(),
+            demand: DemandShare::new(),
             missed: MissedLimits::default(),
             others: Vec::new(),
             announced: None,
@@ -183,6 +184,7 @@ impl LeaseExchange {
             }
             self.note_loss(problem, &mut away);
             (self.announced, self.reported_all) = (None, None);
+            self.demand.start_over();
             tokio::select! {
                 () = sleep(pause) => {}
                 () = stop.cancelled() => return,
@@ -227,7 +229,6 @@ impl LeaseExchange {
                 due = begun + REPORT_INTERVAL;
                 self.share_overrides(connection).await?;
                 self.exchange(connection, leaves).await?;
-                self.share_demand(connection).await?;
                 self.note_answer(away);
             } else {
                 let policy = Arc::clone(&self.parts.settings.load().policy);
@@ -258,11 +259,12 @@ impl LeaseExchange {
         self.first.notify_one();
     }
 
-    /// Reports what has changed, and all limits where that is due, in parts.
+    /// Reports what has changed: the demand first, then limits, and all of them where that is due, in parts.
     async fn exchange(&mut self, connection: &StoreConnection, leaves: bool) -> Result<(), String> {
         let policy = Arc::clone(&self.parts.settings.load().policy);
         self.learn_names(&policy);
         let mut wanted = if leaves { Vec::new() } else { self.announce(connection, false).await? };
+        self.share_demand(connection).await?;
         let is_due =
             leaves || self.reported_all.is_none_or(|reported| reported.elapsed() >= REPORT_ALL_INTERVAL);
         let all: &[LimitRule] = if is_due { &policy.limits } else { &[] };
@@ -279,9 +281,10 @@ impl LeaseExchange {
             if left == 0 && part.is_none() {
                 break;
             }
-            // A long report must not make the others take this gateway for lost.
+            // A long report of limits must not make the others take this gateway for lost.
             if self.announced.is_none_or(|at| at.elapsed() >= REPORT_INTERVAL) {
                 wanted = self.announce(connection, false).await?;
+                self.share_demand(connection).await?;
             }
         }
         if leaves {
@@ -338,20 +341,14 @@ impl LeaseExchange {
         Ok(())
     }
 
-    /// Tells the store the demand that this gateway sees, and the scaler that of the others.
     async fn share_demand(&mut self, connection: &StoreConnection) -> Result<(), String> {
-        let own = self.parts.reports.own(self.demand.stored());
-        let name = self.status.lock().name.clone();
-        let call = self.demand.call(&self.prefix, (&self.id, &name), own);
-        let keys: Vec<&str> = call.keys.iter().map(String::as_str).collect();
-        let answer = connection.run(&self.scripts[3], &keys, &call.values).await?;
-        let members = self.status.lock().gateways.clone();
-        let others = members.iter().filter(|member| member.id != self.id);
-        let others = others.map(|member| (&*member.id, &*member.name));
-        if let Some(heard) = self.demand.hear(&call, answer, others) {
-            self.parts.reports.hear(heard);
-        }
-        Ok(())
+        let (name, members) = {
+            let status = self.status.lock();
+            (status.name.clone(), status.gateways.clone())
+        };
+        let own = (&*self.prefix, &*self.id, &*name);
+        let scaler = (&*self.parts.reports, &self.parts.telemetry);
+        self.demand.share(connection, own, &members, scaler).await
     }
 
     fn bring_into_force(&self, heard: &HeardOverride, policy: &Policy) {
@@ -462,8 +459,8 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
-    use crate::cluster::connection::{CONNECT_TIMEOUT, LEASES};
-    use crate::cluster::demand_book::{HeardGateway, OwnReport, SharedReports};
+    use crate::cluster::connection::LEASES;
+    use crate::cluster::shared_reports::{HeardGateway, OwnReport, SharedReports};
     use crate::config::load::load_str_with;
     use crate::config::secret::MachineSecrets;
     use crate::dispatcher::Dispatcher;

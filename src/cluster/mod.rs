@@ -3,15 +3,19 @@
 
 mod connection;
 mod demand_book;
+mod demand_share;
 mod exchange;
 mod lease_book;
 mod missed;
 mod override_book;
 mod parts;
+mod restarts;
+mod shared_reports;
 
 pub use connection::{DEMAND, LEASES, MEMBERS, OVERRIDES};
-pub use demand_book::{DemandBook, DemandCall, HeardGateway, OwnReport, SharedReports};
-pub use exchange::{ClusterHandle, start};
+pub use demand_book::{DemandBook, DemandCall};
+pub use exchange::{ALL_REPORT, ClusterHandle, start};
 pub use lease_book::{LeaseBook, LeaseCall};
 pub use override_book::{OverrideBook, SharedOverride, target_name};
 pub use parts::{ClusterMember, ClusterParts, ClusterStatus};
+pub use shared_reports::{HeardGateway, OwnReport, SharedReports};

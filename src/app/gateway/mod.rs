@@ -332,8 +332,7 @@ impl Gateway {
         self.sources.stop().await;
         self.fleet.stop().await;
         ServerStopped { cut_off }.emit(telemetry);
-        let (admin, usage, state_file) = (self.admin, self.usage, self.state_file);
-        let recorder = self.recorder;
+        let (admin, usage, state_file, recorder) = (self.admin, self.usage, self.state_file, self.recorder);
         let dispatcher = Arc::clone(dispatcher);
         let audited = telemetry.clone();
         let _stopped = spawn_blocking(move || {
@@ -440,13 +439,14 @@ fn start_admin(
 
 /// Starts to share limits, and waits a little for the first leases; `None` without `cluster`.
 async fn start_cluster(settings: &Settings, proxy: &Proxy, cache: &SignalCache) -> Option<ClusterHandle> {
+    let cluster = settings.cluster.as_ref()?;
     let parts = ClusterParts {
         dispatcher: Arc::clone(&proxy.dispatcher),
         settings: Arc::clone(&proxy.settings),
         telemetry: proxy.telemetry.clone(),
         reports: cache.shared_reports()?,
     };
-    let cluster = cluster::start(settings.cluster.as_ref()?, parts);
+    let cluster = cluster::start(cluster, parts);
     cluster.ready().await;
     Some(cluster)
 }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -10,14 +11,14 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::config::settings::scale::PeerPlace;
-use crate::core::autoscale::demand_report::{DecidedNumber, PeerDemand};
+use crate::core::autoscale::demand_report::{DecidedNumber, DemandReport, PeerDemand};
 use crate::core::autoscale::peers::{
     GatewayId, MISSED, PeerCount, PeerGroup, PeerReport, PeerRole, PeerView, ReportOutcome, ScaleDecision,
 };
 use crate::core::autoscale::replica_demand::ReplicaDemand;
 use crate::core::model::time::Tick;
 use crate::protocol::ids::random;
-use crate::scaler::peers::sight::StoreSight;
+use crate::scaler::peers::members::StoreMembers;
 use crate::scaler::peers::wire;
 use crate::scaler::source::DemandSource;
 use crate::telemetry::event::{DeciderChanged, PeersSeen};
@@ -52,7 +53,9 @@ pub(in crate::scaler) struct PeerExchange {
     pub(super) report: watch::Sender<Arc<wire::Report>>,
     last: Mutex<LastSent>,
     /// Reports that come through the store; absent = over connections between the gateways.
-    pub(super) store: Option<Mutex<StoreSight>>,
+    pub(super) store: Option<Mutex<StoreMembers>>,
+    /// Whether a report was too large for the store.
+    pub(super) has_too_large: AtomicBool,
     pub(super) telemetry: Telemetry,
 }
 
@@ -82,6 +85,7 @@ impl PeerExchange {
             report: watch::Sender::new(Arc::default()),
             last: Mutex::default(),
             store: has_store.then(Mutex::default),
+            has_too_large: AtomicBool::new(false),
             telemetry,
         })
     }
@@ -107,7 +111,7 @@ impl PeerExchange {
         let lacks_store = self.store.as_ref().is_some_and(|store| !store.lock().is_settled(now));
         let mut peers = self.peers.lock();
         if lacks_store {
-            peers.lose_sight();
+            peers.mark_incomplete();
         }
         let PeerView { others, role, count, decider, blind } =
             peers.update(&demand, draining, self.tick(now));
@@ -146,8 +150,8 @@ impl PeerExchange {
         }
     }
 
-    /// Sends a report when [`REPORT_INTERVAL`] has passed or the report has news for the peers. After a
-    /// goodbye nothing is sent.
+    /// Sends a report when [`REPORT_INTERVAL`] has passed or the report has news for the peers. After the
+    /// last one nothing is sent.
     fn publish(&self, mut report: PeerReport, now: Instant) {
         let mut last = self.last.lock();
         if let Some((at, before)) = &last.report {
@@ -162,23 +166,27 @@ impl PeerExchange {
         last.report = Some((now, report));
     }
 
-    /// Says goodbye: peers then drop the reports of this gateway.
+    /// Sends the last report, with which peers drop those of this gateway. It has no demand: however large that is, the
+    /// store takes the report.
     pub(in crate::scaler) fn leave(&self) {
         let said = self.last.lock().report.as_ref().map(|(_, report)| report.clone());
         let report = said.unwrap_or_else(|| PeerReport { from: self.me, ..PeerReport::default() });
-        self.publish(PeerReport { leaving: true, decision: None, ..report }, Instant::now());
+        self.publish(
+            PeerReport { leaving: true, decision: None, demand: DemandReport::default(), ..report },
+            Instant::now(),
+        );
     }
 
     pub(super) fn receive(&self, place: &str, report: PeerReport) -> ReportOutcome {
-        let heard = self.store_report(place, report, (Instant::now(), Duration::ZERO));
+        let heard = self.accept_report(place, report, (Instant::now(), Duration::ZERO));
         if heard == ReportOutcome::Urgent {
             self.announce_news();
         }
         heard
     }
 
-    /// Stores a report of this age.
-    pub(super) fn store_report(
+    /// Takes over a report of this age.
+    pub(super) fn accept_report(
         &self,
         place: &str,
         report: PeerReport,
@@ -194,9 +202,19 @@ impl PeerExchange {
         let has_new = ids.iter().any(|id| !peers.is_listed(id));
         peers.list(ids, self.tick(now));
         if !complete {
-            peers.lose_sight();
+            peers.mark_incomplete();
         }
         has_new
+    }
+
+    /// Drops a gateway that has left or was replaced. Returns whether it was there.
+    pub(super) fn remove_stored(&self, id: &str) -> bool {
+        self.peers.lock().remove(id)
+    }
+
+    /// Notes that a gateway runs, whatever it reports.
+    pub(super) fn note_running(&self, id: &str, now: Instant) {
+        self.peers.lock().note_running(id, self.tick(now));
     }
 
     /// Has the numbers evaluated anew.

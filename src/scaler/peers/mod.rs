@@ -4,8 +4,8 @@
 
 mod dial;
 mod exchange;
+mod members;
 mod serve;
-mod sight;
 mod store;
 mod wire;
 

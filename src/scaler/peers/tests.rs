@@ -18,7 +18,8 @@ use crate::core::autoscale::peers::{GatewayId, PeerReport};
 use crate::dispatcher::Dispatcher;
 use crate::dispatcher::clock::GatewayClock;
 use crate::scaler::peers::exchange::{PeerExchange, PeerState, shown};
-use crate::scaler::peers::wire::encode;
+use crate::scaler::peers::wire::{MAX_REPORT, Report, encode};
+use crate::scaler::proto::gateways::Pool;
 use crate::scaler::source::DemandSource;
 use crate::telemetry::Telemetry;
 
@@ -34,6 +35,7 @@ struct Other {
     sequence: u64,
     /// Whether it reports once a second.
     is_live: bool,
+    shares_limits: bool,
     leaving: bool,
 }
 
@@ -60,6 +62,7 @@ impl World {
             runs: *runs,
             sequence: 1,
             is_live: true,
+            shares_limits: true,
             leaving: false,
         };
         let others = runs.iter().enumerate().map(other).collect();
@@ -98,6 +101,7 @@ impl World {
                 id: shown(other.id),
                 name: format!("gateway-{}:1", other.id.id),
                 age: Some(now - other.at),
+                shares_limits: other.shares_limits,
                 is_gone: other.leaving,
                 report: Some(encode(&report).encode_to_vec()),
             });
@@ -119,7 +123,7 @@ async fn all_are_summed_once_the_store_has_answered_for_long_enough() {
     world.pass(SECOND).await;
     let (runs, desired, state) = world.says();
     assert_eq!((runs, desired, state.lacks_store), (7, None, true), "others may be missing");
-    world.pass(3 * SECOND).await;
+    world.pass(4 * SECOND).await;
     let (runs, desired, state) = world.says();
     assert_eq!((runs, state.count.known, state.count.live), (7, 3, 2));
     assert!(desired.is_some() && !state.is_isolated, "{state:?}");
@@ -130,20 +134,20 @@ async fn all_are_summed_once_the_store_has_answered_for_long_enough() {
 #[tokio::test(start_paused = true)]
 async fn a_lost_gateways_part_is_held_and_leaves() {
     let mut world = World::new(&[3, 4, 0]);
-    world.pass(4 * SECOND).await;
-    world.others[0].is_live = false;
+    world.pass(5 * SECOND).await;
+    (world.others[0].is_live, world.others[0].shares_limits) = (false, false);
     world.pass(6 * SECOND).await;
     let (runs, desired, state) = world.says();
     assert_eq!((runs, state.count.live, state.count.replayed), (7, 2, 1));
     assert!(desired.is_some());
     world.pass(22 * SECOND).await;
     assert_eq!(world.says().0, 7);
-    world.pass(4 * SECOND).await;
+    world.pass(5 * SECOND).await;
     let (runs, desired, state) = world.says();
     assert_eq!((runs, state.count.silent, state.count.known), (4, 1, 4));
     assert!(desired.is_some(), "one of four may be missing");
     // A second one of four is too many.
-    world.others[2].is_live = false;
+    (world.others[2].is_live, world.others[2].shares_limits) = (false, false);
     world.pass(12 * SECOND).await;
     let (_, desired, state) = world.says();
     assert_eq!((desired, state.is_isolated, state.lacks_store), (None, true, false));
@@ -151,10 +155,44 @@ async fn a_lost_gateways_part_is_held_and_leaves() {
     assert!(world.says().1.is_some(), "by now they are forgotten");
 }
 
+/// Its scaler hangs, or its report has become too large: it has clients as long as it shares limits.
 #[tokio::test(start_paused = true)]
-async fn a_goodbye_counts_at_once() {
+async fn a_gateway_that_no_longer_reports_is_missed_while_it_shares_limits() {
+    let mut world = World::new(&[3]);
+    world.pass(5 * SECOND).await;
+    assert!(world.says().1.is_some());
+    world.others[0].is_live = false;
+    world.pass(11 * SECOND).await;
+    for _ in 0..3500 {
+        world.pass(TURN).await;
+        let (_, desired, state) = world.says();
+        assert_eq!((desired, state.count.silent, state.count.known), (None, 1, 2));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_report_that_is_too_large_is_told_once_and_the_departure_is_not() {
+    let world = World::new(&[]);
+    world.says();
+    let report = Report::clone(&world.exchange.report.borrow());
+    let mut large = report.clone();
+    large.sequence += 1;
+    large.pools.push(Pool { name: "p".repeat(MAX_REPORT), ..Pool::default() });
+    world.exchange.report.send_replace(Arc::new(large));
+    for _ in 0..3 {
+        assert!(world.exchange.own(0).unwrap().text.is_empty());
+    }
+    let log = world.exchange.telemetry.captured_log();
+    assert_eq!(log.matches("demand is not shared with the other gateways").count(), 1, "{log}");
+    world.exchange.leave();
+    let last = world.exchange.own(report.sequence).unwrap();
+    assert!(last.leaves && !last.text.is_empty() && last.text.len() < 100);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_departure_counts_at_once() {
     let mut world = World::new(&[3, 4]);
-    world.pass(4 * SECOND).await;
+    world.pass(5 * SECOND).await;
     assert_eq!(world.says().0, 7);
     (world.others[0].leaving, world.others[0].sequence) = (true, 100);
     world.pass(TURN).await;
@@ -167,7 +205,7 @@ async fn a_goodbye_counts_at_once() {
 async fn while_the_store_is_away_there_is_no_number() {
     for others in [&[3][..], &[]] {
         let mut world = World::new(others);
-        world.pass(4 * SECOND).await;
+        world.pass(5 * SECOND).await;
         assert!(world.says().1.is_some());
         world.is_up = false;
         world.pass(9 * SECOND).await;
@@ -179,9 +217,9 @@ async fn while_the_store_is_away_there_is_no_number() {
             assert_eq!((desired, state.lacks_store, state.is_isolated), (None, true, true));
         }
         world.is_up = true;
-        world.pass(2 * SECOND).await;
+        world.pass(4 * SECOND).await;
         assert_eq!(world.says().1, None);
-        world.pass(2 * SECOND).await;
+        world.pass(SECOND).await;
         let (runs, desired, _) = world.says();
         assert_eq!(runs, others.iter().sum::<u64>());
         assert!(desired.is_some());
@@ -196,6 +234,7 @@ async fn a_gateway_of_an_earlier_version_is_missed() {
         id: "00ff".to_owned(),
         name: "earlier:1".to_owned(),
         age: None,
+        shares_limits: true,
         is_gone: false,
         report: None,
     };
@@ -206,7 +245,16 @@ async fn a_gateway_of_an_earlier_version_is_missed() {
     let (_, desired, state) = world.says();
     assert_eq!((desired, state.count.silent, state.lacks_store), (None, 1, false));
     assert!(world.exchange.telemetry.captured_log().contains("has never reported its demand"));
-    world.exchange.hear(Vec::new());
+    // It does not count as one that comes up, however long it goes on.
+    for turn in 80..3500 {
+        advance(TURN).await;
+        world.exchange.hear(vec![earlier.clone()]);
+        assert_eq!(world.says().1, None, "{:?}", turn * TURN);
+    }
+    for _ in 0..51 {
+        advance(TURN).await;
+        world.exchange.hear(Vec::new());
+    }
     assert!(world.says().1.is_some(), "it has left");
     // What cannot be read is no report, and harms nothing.
     let broken = HeardGateway { age: Some(SECOND), report: Some(vec![255; 40]), ..earlier };

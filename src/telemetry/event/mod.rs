@@ -44,8 +44,8 @@ pub use request::{
     AuthFailed, RequestFellBack, RequestPreempted, RequestRequeued, StreamBroken, StreamContinuation,
 };
 pub use scale::{
-    DeciderChanged, DemandNotKept, DemandRestored, DesiredChanged, PeerHeard, PeerLost, PeersSeen,
-    ScalerAnswered, ScalerAsked, ScalerKeyUnknown,
+    DeciderChanged, DemandNotKept, DemandNotShared, DemandRestored, DesiredChanged, PeerHeard, PeerLost,
+    PeersSeen, ScalerAnswered, ScalerAsked, ScalerKeyUnknown,
 };
 pub use shadow::{ShadowCompared, ShadowSkipped};
 pub use usage::{

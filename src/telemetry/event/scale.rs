@@ -134,6 +134,20 @@ impl PeerLost<'_> {
     }
 }
 
+/// The demand of this gateway does not reach the others through the store.
+#[derive(Debug, Clone, Copy)]
+pub struct DemandNotShared<'a> {
+    pub problem: &'a str,
+}
+
+impl DemandNotShared<'_> {
+    /// Writes the event to the log.
+    pub fn emit(&self, telemetry: &Telemetry) {
+        let problem = shorten(self.problem);
+        telemetry.log(|| warn!(problem, "demand is not shared with the other gateways"));
+    }
+}
+
 /// A peer was reached, for the first time or again.
 #[derive(Debug, Clone, Copy)]
 pub struct PeerHeard<'a> {

@@ -45,11 +45,14 @@ fn a_new_certificate_of_theirs_counts_without_a_restart() {
 
 #[test]
 fn with_a_store_the_section_is_not_used() {
-    let text = file("listen: '127.0.0.1:8082', peers: {urls: ['http://a:1']}");
-    let outcome = load(&(text + "cluster: {valkey: {url: 'redis://store:6379'}}\n"));
-    assert!(outcome.loaded.is_some(), "{}", outcome.report);
-    let report = outcome.report.to_string();
-    assert!(report.contains("scale.peers: is not used with `cluster`"), "{report}");
+    // What is wrong in a section that is not used stops nothing.
+    for scale in ["listen: '127.0.0.1:8082', peers: {urls: ['http://a:1']}", "peers: {}"] {
+        let outcome = load(&(file(scale) + "cluster: {valkey: {url: 'redis://store:6379'}}\n"));
+        let report = outcome.report.to_string();
+        assert!(report.contains("scale.peers: is not used with `cluster`"), "{report}");
+        let loaded = outcome.loaded.unwrap_or_else(|| panic!("{report}"));
+        assert!(loaded.settings.scale.peers.is_none());
+    }
 }
 
 #[test]

@@ -27,6 +27,11 @@ pub(in crate::config) fn validate(
 ) -> Option<scale::PeerSettings> {
     let peers = file.scale.peers.as_ref()?;
     let field = FieldPath::top("scale").key("peers");
+    if file.cluster.is_some() {
+        let hint = "take the section away";
+        findings.warn(&field, "is not used with `cluster`: its store carries the reports of gateways", hint);
+        return None;
+    }
     if file.scale.listen.is_none() {
         let hint = "set `scale.listen`, where the others ask this one, or take the section away";
         findings.error(&field, "needs `scale.listen`", hint);
@@ -43,10 +48,6 @@ pub(in crate::config) fn validate(
     }
     let listed = listed(peers, &field, findings);
     let named = peers.dns.as_ref().map(|dns| named(dns, peers.ca.is_some(), &field.key("dns"), findings));
-    if file.cluster.is_some() {
-        let hint = "take the section away";
-        findings.warn(&field, "is not used with `cluster`: its store carries the reports of gateways", hint);
-    }
     Some(scale::PeerSettings { listed, named, tls })
 }
 

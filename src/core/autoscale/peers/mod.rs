@@ -118,8 +118,21 @@ impl PeerGroup {
     }
 
     /// Notes that the list may lack gateways. Until the next one this gateway is blind.
-    pub fn lose_sight(&mut self) {
+    pub fn mark_incomplete(&mut self) {
         self.listed = false;
+    }
+
+    /// Drops a slot with its report: its gateway has left, or another one has replaced it. Returns whether there was
+    /// one.
+    pub fn remove(&mut self, place: &str) -> bool {
+        self.slots.remove(place).is_some()
+    }
+
+    /// Notes that the gateway of a slot runs: it is missed for as long as it is silent, not only for [`MISSED`].
+    pub fn note_running(&mut self, place: &str, now: Tick) {
+        if let Some(slot) = self.slots.get_mut(place) {
+            slot.drop_report_older_than(MISSED, now);
+        }
     }
 
     /// Whether a gateway should exist at the slot.

@@ -67,6 +67,11 @@ impl PeerSlot {
         if news { ReportOutcome::Urgent } else { ReportOutcome::Stored }
     }
 
+    /// Makes the slot one that was never heard, when its report is older than this.
+    pub(super) fn drop_report_older_than(&mut self, limit: Duration, now: Tick) {
+        self.last = self.last.take().filter(|last| last.age(now) <= limit);
+    }
+
     /// Last report, unless the gateway announced its exit.
     pub(super) fn report(&self) -> Option<&LastReport> {
         self.last.as_ref().filter(|_| !self.left)

@@ -193,11 +193,34 @@ fn without_a_whole_list_there_is_no_number() {
     let mut peers = five(&[1]);
     peers.store_report(&place(1), report(1, 1, 3), at(0));
     assert!(!peers.update(&DemandReport::default(), false, at(10)).blind);
-    peers.lose_sight();
+    peers.mark_incomplete();
     let sight = peers.update(&DemandReport::default(), false, at(20));
     assert_eq!((sight.role, jobs(&sight.others)), (PeerRole::Blind, 3), "what is known counts");
     peers.list(&[place(1), place(5)].into(), at(30));
     assert!(!peers.update(&DemandReport::default(), false, at(30)).blind);
+}
+
+#[test]
+fn who_runs_and_is_silent_is_missed_for_more_than_five_minutes() {
+    let mut peers = five(&[1]);
+    peers.store_report(&place(1), report(1, 1, 3), at(0));
+    for second in 11..700 {
+        peers.note_running(&place(1), at(second * 1000));
+        let view = peers.update(&DemandReport::default(), false, at(second * 1000));
+        assert_eq!((view.blind, view.count.silent, view.count.known), (true, 1, 2), "{second}");
+    }
+    assert!(peers.remove(&place(1)) && !peers.remove(&place(1)));
+    assert!(!peers.update(&DemandReport::default(), false, at(700_000)).blind);
+}
+
+#[test]
+fn who_was_replaced_counts_no_more() {
+    let mut peers = five(&[1, 2]);
+    peers.store_report(&place(1), report(1, 1, 3), at(0));
+    peers.store_report(&place(2), report(2, 1, 4), at(0));
+    assert!(peers.remove(&place(1)));
+    let view = peers.update(&DemandReport::default(), false, at(3000));
+    assert_eq!((jobs(&view.others), view.count.known, view.count.live), (4, 2, 1));
 }
 
 #[test]

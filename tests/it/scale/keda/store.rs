@@ -139,7 +139,7 @@ async fn the_part_of_a_killed_gateway_is_held_and_one_that_leaves_takes_its_part
         has_queued(rig, 5).await;
     }
     let next = fleet(&rigs[1]).await["id"].clone();
-    // It says no goodbye: its threads are gone from one moment to the next.
+    // It does not announce its exit: its threads are gone from one moment to the next.
     let killed = rigs.remove(0);
     soon("its end", tokio::task::spawn_blocking(move || drop(killed))).await.unwrap();
     let begun = Instant::now();
@@ -169,7 +169,7 @@ async fn the_part_of_a_killed_gateway_is_held_and_one_that_leaves_takes_its_part
             sleep(Duration::from_millis(10)).await;
         }
     };
-    soon("the goodbye", left).await;
+    soon("its exit", left).await;
     assert_eq!(fleet(&rigs[0]).await["known"], 2, "the killed one is missed, the other one is not");
 }
 
@@ -198,7 +198,7 @@ async fn while_the_store_is_away_nobody_says_a_smaller_number() {
                 Ok(values) => assert!(u64::try_from(values[0].metric_value).unwrap() >= before),
                 Err(status) => {
                     assert_eq!(status.code(), Code::Unavailable, "{status}");
-                    assert!(begun.elapsed() > Duration::from_secs(8), "{:?}", begun.elapsed());
+                    assert!(begun.elapsed() > Duration::from_secs(5), "{:?}", begun.elapsed());
                     // The other one's last report is older than the store's last answer.
                     let lacks_store = status.message().contains("the store has not answered");
                     assert!(lacks_store || status.message().contains("cannot be heard"), "{status}");

@@ -1,0 +1,60 @@
+//! Demand share: the calls that carry demand reports to the store and back.
+
+use crate::cluster::connection::{StoreConnection, StoreScript};
+use crate::cluster::demand_book::DemandBook;
+use crate::cluster::parts::ClusterMember;
+use crate::cluster::shared_reports::SharedReports;
+use crate::telemetry::Telemetry;
+use crate::telemetry::event::DemandNotShared;
+
+#[derive(Debug)]
+pub(super) struct DemandShare {
+    script: StoreScript,
+    book: DemandBook,
+    /// Whether the store has refused the last call, and operators know it.
+    is_refused: bool,
+}
+
+impl DemandShare {
+    pub(super) fn new() -> Self {
+        Self { script: StoreScript::demand(), book: DemandBook::default(), is_refused: false }
+    }
+
+    /// Notes that the connection was lost, and the store may have lost its data.
+    pub(super) const fn start_over(&mut self) {
+        self.book.send_again();
+    }
+
+    /// Tells the store the demand that this gateway sees, and the scaler that of the others. `members` are all
+    /// gateways that share limits, and the id and name are of this one. A call that the store refuses is a line of the
+    /// log: limits do not depend on it.
+    ///
+    /// # Errors
+    /// The connection is lost.
+    pub(super) async fn share(
+        &mut self,
+        connection: &StoreConnection,
+        (prefix, id, name): (&str, &str, &str),
+        members: &[ClusterMember],
+        (reports, telemetry): (&dyn SharedReports, &Telemetry),
+    ) -> Result<(), String> {
+        let call = self.book.call(prefix, (id, name), reports.own(self.book.stored()));
+        let keys: Vec<&str> = call.keys.iter().map(String::as_str).collect();
+        let answer = match connection.try_run(&self.script, &keys, &call.values).await? {
+            Ok(answer) => answer,
+            Err(problem) => {
+                if !std::mem::replace(&mut self.is_refused, true) {
+                    DemandNotShared { problem: &problem }.emit(telemetry);
+                }
+                return Ok(());
+            }
+        };
+        self.is_refused = false;
+        let others = members.iter().filter(|member| member.id != id);
+        let others = others.map(|member| (&*member.id, &*member.name));
+        if let Some(heard) = self.book.hear(&call, answer, others) {
+            reports.hear(heard);
+        }
+        Ok(())
+    }
+}
