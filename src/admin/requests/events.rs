@@ -122,7 +122,7 @@ fn shown(event: &LiveEvent, filter: &RequestFilter, policy: &Policy) -> Option<V
             )?
         }
         LiveEventKind::Request(facts, step) => {
-            let (name, pool) = match step {
+            let (name, pool) = match &**step {
                 RequestStep::Arrived => ("arrived", None),
                 RequestStep::Dispatched(grant) => ("dispatched", Some(grant.pool)),
                 RequestStep::FirstToken(_) => ("first_token", None),

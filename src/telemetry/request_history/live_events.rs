@@ -31,7 +31,7 @@ pub struct LiveEvent {
 #[derive(Debug, Clone)]
 pub enum LiveEventKind {
     /// A step of a request.
-    Request(RequestFacts, RequestStep),
+    Request(RequestFacts, Box<RequestStep>),
     /// A change of the fleet, the overrides or the configuration.
     Change {
         /// Short stable name.

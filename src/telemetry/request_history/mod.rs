@@ -41,7 +41,7 @@ fn event(trail: &RequestTrail, step: RequestStep) -> LiveEvent {
         class: trail.class,
         model: trail.serving_model(),
     };
-    LiveEvent { at: wall::now(), what: LiveEventKind::Request(facts, step) }
+    LiveEvent { at: wall::now(), what: LiveEventKind::Request(facts, Box::new(step)) }
 }
 
 /// Recorder of a trail in progress. Clones record into the same trail.
