@@ -461,7 +461,8 @@ def test_certificates_are_all_that_opens_the_scaler():
 
 def test_a_store_takes_the_place_of_the_peers(tmp_path, certificates):
     """With `cluster` the gateways report through the store, so that nothing names the others."""
-    values = {**values_of("simulated"), "config": {"cluster": {"valkey": {"url": "redis://valkey.ml.svc:6379/0"}}}}
+    values = values_of("simulated")
+    values["config"] = {**values["config"], "cluster": {"valkey": {"url": "redis://valkey.ml.svc:6379/0"}}}
     objects = rendered(values)
     text = configuration(objects)
     assert check(tmp_path, text, certificates) == (0, [])

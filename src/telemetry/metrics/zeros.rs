@@ -75,6 +75,7 @@ const FIXED: &[(Metric, &[LabelValues])] = &[
                 "token_expired",
                 "token_not_yet",
                 "token_not_mapped",
+                "token_nameless",
                 "token_keys_unavailable",
             ],
         )],
