@@ -14,8 +14,8 @@ use arc_swap::ArcSwap;
 use jsonwebtoken::Algorithm;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
-use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::auth::cache::{TokenCache, VerifiedToken};
 use crate::auth::jwks::{KeySet, PublicKey};
@@ -56,13 +56,7 @@ impl<C: TokenClaims> Default for Issuers<C> {
 #[derive(Debug)]
 struct IssuerTask {
     keys: Arc<IssuerKeys>,
-    fetch_task: AbortHandle,
-}
-
-impl Drop for IssuerTask {
-    fn drop(&mut self) {
-        self.fetch_task.abort();
-    }
+    _fetches: AbortOnDropHandle<()>,
 }
 
 /// The keys of one provider, and the state of their fetches.
@@ -180,7 +174,7 @@ impl<C: TokenClaims> Issuers<C> {
             rows.entry(issuer.source.clone()).or_insert_with(|| {
                 let keys = Arc::new(IssuerKeys::new(self.next.fetch_add(1, Ordering::Relaxed)));
                 let keep = Arc::clone(&keys).run_fetches(issuer.source.clone(), telemetry.clone());
-                IssuerTask { keys, fetch_task: tokio::spawn(keep).abort_handle() }
+                IssuerTask { keys, _fetches: AbortOnDropHandle::new(tokio::spawn(keep)) }
             });
         }
     }

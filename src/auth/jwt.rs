@@ -259,8 +259,8 @@ impl VerifiedClaims {
         }
     }
 
-    /// The known values that a claim lists, as a list or as a text with spaces between. A token without the claim, or without a known value,
-    /// has no rights.
+    /// The known values that a claim lists, as a list or as a text with spaces between. A token without
+    /// the claim, or without a known value, has no rights.
     fn listed<T: Copy>(&self, rule: &ClaimRule<T>) -> Result<Vec<T>, TokenError> {
         let has = match self.claim(&rule.claim) {
             Some(Value::String(text)) => text.split_ascii_whitespace().collect(),

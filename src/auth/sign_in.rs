@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use tokio::sync::Notify;
-use tokio::task::AbortHandle;
 use tokio::time::sleep;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::auth::provider::ProviderClient;
 use crate::auth::provider_error::ProviderError;
@@ -56,7 +56,7 @@ fn origin(url: &str) -> Option<String> {
 pub(super) struct SignInDiscovery {
     source: KeySource,
     shared: Arc<SharedEndpoints>,
-    task: AbortHandle,
+    _questions: AbortOnDropHandle<()>,
 }
 
 #[derive(Debug, Default)]
@@ -66,17 +66,11 @@ struct SharedEndpoints {
     wanted: Notify,
 }
 
-impl Drop for SignInDiscovery {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
 impl SignInDiscovery {
     pub(super) fn start(source: KeySource, telemetry: Telemetry) -> Self {
         let shared = Arc::new(SharedEndpoints::default());
         let run = Arc::clone(&shared).run(source.clone(), telemetry);
-        Self { source, shared, task: tokio::spawn(run).abort_handle() }
+        Self { source, shared, _questions: AbortOnDropHandle::new(tokio::spawn(run)) }
     }
 
     pub(super) fn is_of(&self, source: &KeySource) -> bool {

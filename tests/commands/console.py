@@ -80,7 +80,7 @@ def show(page, admin, name):
 
 
 def ask(base, key, of_class, prompt=200, output=400):
-    """One streamed request, to its end or its refusal. Says whether anyone answered."""
+    """One streamed request, to its end or its refusal. Says whether a gateway that knows the key answered."""
     body = {"model": "llama-3-8b", "stream": True, "max_tokens": output}
     body["messages"] = [{"role": "user", "content": "water " * prompt}]
     head = {"authorization": f"Bearer {key}", "content-type": "application/json"}
@@ -90,8 +90,8 @@ def ask(base, key, of_class, prompt=200, output=400):
     try:
         with urllib.request.urlopen(call, timeout=120) as answer:
             answer.read()
-    except urllib.error.HTTPError:
-        return True
+    except urllib.error.HTTPError as refusal:
+        return refusal.code != 401
     except (OSError, HTTPException):
         return False
     return True
