@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use penstock::sim::engine::profile::StepProfile;
+use penstock::sim::engine::profile::{StepProfile, StepTimeFactor};
 use penstock::sim::server::{SimHandle, SimOptions, SimServer};
 use serde::{Deserialize, Serialize};
 
@@ -44,53 +44,14 @@ pub struct EnginesArgs {
     pub no_prefix_cache: bool,
     /// Multiplies a constant of the profile's step time: t_ovh, t_w, i0, a, c or d; may be
     /// given several times.
-    #[arg(long, value_name = "CONSTANT=FACTOR", value_parser = scale)]
-    pub scale: Vec<Scale>,
+    #[arg(long, value_name = "CONSTANT=FACTOR")]
+    pub scale: Vec<StepTimeFactor>,
     /// End when standard input ends, and so with the program that started it.
     #[arg(long)]
     pub with_parent: bool,
     /// Write the line to this file instead.
     #[arg(long, value_name = "FILE")]
     pub ready_file: Option<PathBuf>,
-}
-
-/// A factor on one constant of a profile.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Scale {
-    constant: String,
-    factor: f64,
-}
-
-impl Scale {
-    /// Multiplies the constant.
-    fn apply(&self, profile: &mut StepProfile) {
-        if let Some(constant) = constant(profile, &self.constant) {
-            *constant *= self.factor;
-        }
-    }
-}
-
-/// A constant of the step time by its name.
-fn constant<'a>(profile: &'a mut StepProfile, name: &str) -> Option<&'a mut f64> {
-    match name {
-        "t_ovh" => Some(&mut profile.t_ovh),
-        "t_w" => Some(&mut profile.t_w),
-        "i0" => Some(&mut profile.i0),
-        "a" => Some(&mut profile.a),
-        "c" => Some(&mut profile.c),
-        "d" => Some(&mut profile.d),
-        _ => None,
-    }
-}
-
-fn scale(text: &str) -> Result<Scale, String> {
-    let (name, factor) = text.split_once('=').ok_or("it must be CONSTANT=FACTOR, such as a=2")?;
-    let factor = factor.parse().ok().filter(|factor: &f64| factor.is_finite() && *factor >= 0.0);
-    let factor = factor.ok_or("the factor must be a number, 0 or more")?;
-    if constant(&mut StepProfile::tiny(), name).is_none() {
-        return Err(format!("no constant is called {name}; there are t_ovh, t_w, i0, a, c and d"));
-    }
-    Ok(Scale { constant: name.to_owned(), factor })
 }
 
 /// What a server says when it listens.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
+use penstock::sim::engine::profile::StepTimeFactor;
 use penstock::sim::no_harm::matrix::{self, CellClass, MatrixCell, MatrixFleet, RequestKind};
 
 /// Arguments of `loadtest no-harm`.
@@ -13,13 +14,14 @@ use penstock::sim::no_harm::matrix::{self, CellClass, MatrixCell, MatrixFleet, R
 Example:
   cargo build --release --workspace
   target/release/loadtest --threads 2 no-harm --fleet a100-8b,l4 --requests plain,half
+  target/release/loadtest no-harm --virtual --fleet a100-8b --off-model a=2
 
 Simulated engines in processes of their own, over HTTP in real time. In each cell the
 same number of patient clients is in a closed loop, straight at the engines (one after
 the other) and through a gateway with its defaults, in turn. The figure is output tokens
 a second, through : straight. Exit code 1 when a cell is below its mark, or a request
-through the gateway failed that its class would wait for. The whole matrix takes --rounds x 2 x (warm-up + duration +
-the longest answer) x 126.")]
+through the gateway failed that its class would wait for. The whole matrix takes
+--rounds x 2 x (warm-up + duration + the longest answer) x 126.")]
 pub struct NoHarmArgs {
     /// Fleets: a100-8b, h100-8b, a10, l4, 70b, mixed; absent = all.
     #[arg(long = "fleet", value_name = "NAME", value_delimiter = ',')]
@@ -46,10 +48,18 @@ pub struct NoHarmArgs {
     /// Multiplies a constant of the engines' step time (t_ovh, t_w, i0, a, c or d), such
     /// as `a=2`, so that they differ from what the gateway believes of engines.
     #[arg(long = "off-model", value_name = "CONSTANT=FACTOR")]
-    pub off_model: Vec<String>,
+    pub off_model: Vec<StepTimeFactor>,
     /// Engines have no prefix cache.
     #[arg(long)]
     pub no_prefix_cache: bool,
+    /// In virtual time and in this process, with the scheduler alone: seconds instead of
+    /// hours, and the same figures on any machine. Straight is the better of in turn and
+    /// fewest requests.
+    #[arg(long = "virtual", conflicts_with_all = ["rounds", "speedup", "penstock", "loadtest", "keep"])]
+    pub virtual_time: bool,
+    /// Milliseconds of a round trip to an engine.
+    #[arg(long, value_name = "MS", default_value_t = 0, requires = "virtual_time")]
+    pub rtt: u32,
     /// The gateway's program; absent = `penstock` beside this one.
     #[arg(long, value_name = "FILE")]
     pub penstock: Option<PathBuf>,

@@ -5,6 +5,7 @@
 mod args;
 mod report;
 mod stage;
+mod virtual_time;
 
 pub use self::args::NoHarmArgs;
 pub use self::report::Row;
@@ -37,6 +38,9 @@ pub async fn command(args: &NoHarmArgs) -> Result<()> {
 /// When the arguments are wrong, something does not start, or no request of a side
 /// succeeded.
 pub async fn measure(args: &NoHarmArgs) -> Result<Vec<Row>> {
+    if args.virtual_time {
+        return virtual_time::measure(args).await;
+    }
     let cells = args.cells()?;
     let (warmup, window) = args.times()?;
     let own = std::env::current_exe().context("find this program")?;

@@ -1,5 +1,6 @@
 //! Report of the matrix: its cells as a table and as JSON, with pass or fail.
 
+use penstock::sim::no_harm::CellRow;
 use penstock::sim::no_harm::matrix::{MatrixCell, ObjectiveFit};
 use serde::Serialize;
 
@@ -36,6 +37,19 @@ pub struct Row {
 }
 
 impl Row {
+    /// Result of a cell in virtual time.
+    pub(super) fn of_virtual_time(row: &CellRow) -> Self {
+        Row {
+            straight: vec![row.direct],
+            through: vec![row.through],
+            ratio: row.ratio(),
+            failed: row.refused as u64,
+            refused: row.refused as u64,
+            may_refuse: row.cell.asks_for_refusals(row.direct),
+            ..Row::new(&row.cell, &[], 0.0, Vec::new())
+        }
+    }
+
     pub(super) fn new(cell: &MatrixCell, pairs: &[Pair], busy: f64, unkept: Vec<String>) -> Self {
         let straight: Vec<f64> = pairs.iter().map(|pair| pair.straight.tokens_per_second).collect();
         let through: Vec<f64> = pairs.iter().map(|pair| pair.through.tokens_per_second).collect();

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use hyper::header::HeaderValue;
 use penstock::config::keys::NewKey;
+use penstock::sim::engine::profile::StepTimeFactor;
 use penstock::sim::no_harm::matrix::{CLASSES, MatrixCell};
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
@@ -36,7 +37,7 @@ pub(super) struct Stage {
     pub(super) warmup: Duration,
     pub(super) window: Duration,
     pub(super) speedup: f64,
-    pub(super) off_model: Vec<String>,
+    pub(super) off_model: Vec<StepTimeFactor>,
     pub(super) prefix_cache: bool,
 }
 
@@ -67,7 +68,7 @@ impl Stage {
             let mut command = Command::new(&self.loadtest);
             command.args(["engines", "--profile", group.profile, "--count", &group.count.to_string()]);
             command.args(["--speed", &self.speedup.to_string()]);
-            command.args(self.off_model.iter().flat_map(|one| ["--scale", one]));
+            command.args(self.off_model.iter().map(|factor| format!("--scale={factor}")));
             if !self.prefix_cache {
                 command.arg("--no-prefix-cache");
             }

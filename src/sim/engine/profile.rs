@@ -10,6 +10,8 @@
 //! half a millisecond so that tests are quick.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
 use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
@@ -38,6 +40,13 @@ pub struct StepProfile {
     pub max_tokens: u32,
     /// Price per hour in dollars, for cost studies.
     pub cost_h: f64,
+}
+
+/// Factor on one constant of the step time, written as in `a=2`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StepTimeFactor {
+    constant: String,
+    factor: f64,
 }
 
 /// Load of one step.
@@ -99,6 +108,35 @@ impl StepProfile {
     }
 }
 
+impl StepTimeFactor {
+    /// Multiplies the constant.
+    pub fn apply(&self, profile: &mut StepProfile) {
+        if let Some(constant) = profile.constant(&self.constant) {
+            *constant *= self.factor;
+        }
+    }
+}
+
+impl FromStr for StepTimeFactor {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, factor) = text.split_once('=').ok_or("it must be CONSTANT=FACTOR, such as a=2")?;
+        let factor = factor.parse().ok().filter(|factor: &f64| factor.is_finite() && *factor >= 0.0);
+        let factor = factor.ok_or("the factor must be a number, 0 or more")?;
+        if StepProfile::tiny().constant(name).is_none() {
+            return Err(format!("no constant is called {name}; there are t_ovh, t_w, i0, a, c and d"));
+        }
+        Ok(Self { constant: name.to_owned(), factor })
+    }
+}
+
+impl fmt::Display for StepTimeFactor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.constant, self.factor)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -112,5 +150,15 @@ mod tests {
             assert!(profile.step_ms(&StepLoad::default()) > 0.0, "{name}");
         }
         assert_eq!(StepProfile::named("none"), None);
+    }
+    #[test]
+    fn factors_name_a_constant() {
+        let mut profile = StepProfile::tiny();
+        let factor: StepTimeFactor = "t_w=2".parse().unwrap();
+        factor.apply(&mut profile);
+        assert_eq!((profile.t_w, factor.to_string()), (StepProfile::tiny().t_w * 2.0, "t_w=2".to_owned()));
+        for wrong in ["t_w", "t_w=", "t_w=-1", "t_w=inf", "kv_tokens=2"] {
+            assert!(wrong.parse::<StepTimeFactor>().is_err(), "{wrong}");
+        }
     }
 }

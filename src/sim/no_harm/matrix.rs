@@ -172,6 +172,23 @@ impl MatrixFleet {
         FLEETS.iter().find(|fleet| fleet.name == name)
     }
 
+    /// The requests of this kind that the clients send. As many sequences are
+    /// open as with usual requests; fewer only where prompts are long.
+    #[must_use]
+    pub fn requests(&self, kind: RequestKind) -> CellRequests {
+        let Self { clients, prompt, output, .. } = *self;
+        let usual = CellRequests { clients, plain: 0.0, prompt, shared: 0, output, n: 1 };
+        match kind {
+            RequestKind::Stream => usual,
+            RequestKind::Plain => CellRequests { plain: 1.0, ..usual },
+            RequestKind::Half => CellRequests { plain: 0.5, ..usual },
+            RequestKind::Two => CellRequests { clients: clients / 2, n: 2, ..usual },
+            RequestKind::Shared => CellRequests { prompt: 3000, shared: 2900, output: 100, ..usual },
+            RequestKind::Long => CellRequests { clients: clients / 4, prompt: 8000, output: 100, ..usual },
+            RequestKind::OneToken => CellRequests { plain: 1.0, output: 1, ..usual },
+        }
+    }
+
     /// Step-time profiles, one for each engine of the fleet.
     pub fn profiles(&self) -> impl Iterator<Item = StepProfile> {
         let each = |group: &'static EngineGroup| {
@@ -201,21 +218,10 @@ impl MatrixCell {
         format!("{}/{}/{}", self.fleet.name, self.kind.name(), self.class.name)
     }
 
-    /// The requests of the cell's clients. As many sequences are open as with
-    /// usual requests; fewer only where prompts are long.
+    /// The requests of the cell's clients.
     #[must_use]
     pub fn requests(&self) -> CellRequests {
-        let MatrixFleet { clients, prompt, output, .. } = *self.fleet;
-        let usual = CellRequests { clients, plain: 0.0, prompt, shared: 0, output, n: 1 };
-        match self.kind {
-            RequestKind::Stream => usual,
-            RequestKind::Plain => CellRequests { plain: 1.0, ..usual },
-            RequestKind::Half => CellRequests { plain: 0.5, ..usual },
-            RequestKind::Two => CellRequests { clients: clients / 2, n: 2, ..usual },
-            RequestKind::Shared => CellRequests { prompt: 3000, shared: 2900, output: 100, ..usual },
-            RequestKind::Long => CellRequests { clients: clients / 4, prompt: 8000, output: 100, ..usual },
-            RequestKind::OneToken => CellRequests { plain: 1.0, output: 1, ..usual },
-        }
+        self.fleet.requests(self.kind)
     }
 
     /// Whether the class itself asks for refusals at engines that generate `tokens_per_second` in

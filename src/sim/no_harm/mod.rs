@@ -4,7 +4,6 @@
 //! whichever is better), and then through the scheduler. The scheduler's policy
 //! comes from a configuration that names only the engines' addresses.
 
-use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -12,7 +11,8 @@ use crate::config::load;
 use crate::core::model::policy::Policy;
 use crate::core::model::time::Tick;
 use crate::sim::engine::EngineOptions;
-use crate::sim::no_harm::matrix::{CLASSES, MatrixCell, MatrixFleet, RequestKind};
+use crate::sim::engine::profile::StepTimeFactor;
+use crate::sim::no_harm::matrix::{CellClass, CellRequests, MatrixCell, MatrixFleet, RequestKind};
 use crate::sim::rng::Rng;
 use crate::sim::world::arrival::Arrival;
 use crate::sim::world::baseline::at_once::AtOnce;
@@ -43,8 +43,8 @@ pub struct CellConditions {
     pub window: Duration,
     /// Round-trip time to an engine.
     pub rtt: Duration,
-    /// Factors on constants of the engines' step time, by the constants' names.
-    pub step_time_factors: Vec<(String, f64)>,
+    /// Factors on constants of the engines' step time.
+    pub step_time_factors: Vec<StepTimeFactor>,
     /// Whether engines have a prefix cache.
     pub prefix_cache: bool,
     /// Seed of the sizes.
@@ -74,8 +74,6 @@ pub struct CellRow {
     pub through: f64,
     /// Requests that the scheduler refused.
     pub refused: usize,
-    /// See [`MatrixCell::asks_for_refusals`].
-    pub may_refuse: bool,
 }
 
 impl CellRow {
@@ -83,25 +81,6 @@ impl CellRow {
     #[must_use]
     pub fn ratio(&self) -> f64 {
         self.through / self.direct.max(1e-9)
-    }
-
-    /// Whether the ratio reaches the cell's mark. Refusals fail the cell,
-    /// except when the class itself asks for them.
-    #[must_use]
-    pub fn passed(&self) -> bool {
-        self.ratio() >= self.cell.min_ratio() && (self.refused == 0 || self.may_refuse)
-    }
-}
-
-impl fmt::Display for CellRow {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (name, ratio, mark) = (self.cell.name(), self.ratio(), self.cell.min_ratio());
-        let verdict = if self.passed() { "ok" } else { "LOW" };
-        write!(f, "{name:<28}{:>9.0}{:>9.0}{ratio:>8.3}{mark:>6.2}  {verdict}", self.direct, self.through)?;
-        match self.refused {
-            0 => Ok(()),
-            refused => write!(f, "  {refused} refused"),
-        }
     }
 }
 
@@ -111,38 +90,36 @@ struct CellSide {
     refused: usize,
 }
 
-/// Measures these requests at this fleet in every class.
+/// Measures these requests at this fleet, in each of the classes.
 ///
 /// # Errors
 ///
-/// When the fleet cannot be made into a configuration, or a constant is
-/// unknown.
+/// When the fleet cannot be made into a configuration, or an invariant of the scheduler broke.
 pub fn measure(
     fleet: &'static MatrixFleet,
     kind: RequestKind,
+    classes: &[&'static CellClass],
     conditions: &CellConditions,
-) -> Result<[CellRow; CLASSES.len()], String> {
+) -> Result<Vec<CellRow>, String> {
     let policy = policy(fleet)?;
-    let setup = setup(&MatrixCell { fleet, kind, class: &CLASSES[0] }, conditions)?;
+    let setup = setup(fleet, &fleet.requests(kind), conditions);
     let engines = setup.replicas.len();
     let in_turn = side(&setup, Box::new(AtOnce::new(engines, RoundRobin::new(vec![1.0; engines], 0))))?;
     let to_least = side(&setup, Box::new(AtOnce::new(engines, LeastRequest::default())))?;
-    let mut rows = CLASSES.each_ref().map(|class| CellRow {
-        cell: MatrixCell { fleet, kind, class },
-        direct: in_turn.tokens_per_second.max(to_least.tokens_per_second),
-        through: 0.0,
-        refused: 0,
-        may_refuse: false,
-    });
-    for row in &mut rows {
-        let class = policy.classes.id(row.cell.class.name).ok_or("no such class")?;
+    let direct = in_turn.tokens_per_second.max(to_least.tokens_per_second);
+    let row = |&class: &&'static CellClass| {
         let mut setup = setup.clone();
-        setup.arrivals.iter_mut().for_each(|arrival| arrival.class = class.index() as u32);
-        row.may_refuse = row.cell.asks_for_refusals(row.direct);
-        let side = side(&setup, Box::new(SimGateway::new(policy.clone())))?;
-        (row.through, row.refused) = (side.tokens_per_second, side.refused);
-    }
-    Ok(rows)
+        let id = policy.classes.id(class.name).ok_or("no such class")?;
+        setup.arrivals.iter_mut().for_each(|arrival| arrival.class = id.index() as u32);
+        let through = side(&setup, Box::new(SimGateway::new(policy.clone())))?;
+        Ok(CellRow {
+            cell: MatrixCell { fleet, kind, class },
+            direct,
+            through: through.tokens_per_second,
+            refused: through.refused,
+        })
+    };
+    classes.iter().map(row).collect()
 }
 
 fn side(setup: &Setup, router: Box<dyn Router>) -> Result<CellSide, String> {
@@ -177,31 +154,28 @@ fn policy(fleet: &MatrixFleet) -> Result<Policy, String> {
     loaded.map(|loaded| Policy::clone(&loaded.settings.policy)).map_err(|report| report.to_string())
 }
 
-fn setup(cell: &MatrixCell, conditions: &CellConditions) -> Result<Setup, String> {
+fn setup(fleet: &MatrixFleet, requests: &CellRequests, conditions: &CellConditions) -> Setup {
     let options = EngineOptions { prefix_cache: conditions.prefix_cache, ..EngineOptions::default() };
     let mut replicas = Vec::new();
-    for mut profile in cell.fleet.profiles() {
-        for (name, factor) in &conditions.step_time_factors {
-            *profile.constant(name).ok_or_else(|| format!("there is no constant `{name}`"))? *= factor;
-        }
+    for mut profile in fleet.profiles() {
+        conditions.step_time_factors.iter().for_each(|factor| factor.apply(&mut profile));
         replicas.push(ReplicaSetup { one_way: conditions.rtt / 2, ..ReplicaSetup::new(profile, options) });
     }
     let end = conditions.warmup + conditions.window;
-    Ok(Setup {
+    Setup {
         replicas,
-        arrivals: arrivals(cell, end, conditions.seed),
+        arrivals: arrivals(requests, end, conditions.seed),
         scrape: Some(SCRAPE),
         late: true,
         horizon: Some(end),
-        clients: Some(cell.requests().clients as usize),
+        clients: Some(requests.clients as usize),
         counted_from: Tick::ZERO + conditions.warmup,
         ..Setup::default()
-    })
+    }
 }
 
 /// Arrivals: more than the clients can send by `end`.
-fn arrivals(cell: &MatrixCell, end: Duration, seed: u64) -> Vec<Arrival> {
-    let requests = cell.requests();
+fn arrivals(requests: &CellRequests, end: Duration, seed: u64) -> Vec<Arrival> {
     let clients = u64::from(requests.clients);
     let count = clients * 2 + (end.as_secs_f64() * MOST_PER_SECOND) as u64;
     let mut rng = Rng::new(seed);

@@ -1,60 +1,15 @@
-//! Tests of the no-harm matrix: every cell reaches its mark, except the cells
-//! listed here with the ratio that they reach today. Read the table with `cargo
-//! nextest run -p penstock --lib no_harm --no-capture`.
+//! Tests of the no-harm matrix in virtual time. The cells are measured by the optimized program:
+//! `tests/commands/test_no_harm.py`.
 
 use std::time::Duration;
 
 use crate::core::model::time::Tick;
-use crate::sim::no_harm::matrix::{CLASSES, CellClass, KINDS, MatrixCell, MatrixFleet, RequestKind};
-use crate::sim::no_harm::{CellConditions, CellRow, measure};
+use crate::sim::no_harm::matrix::{CLASSES, CellClass, MatrixFleet, RequestKind};
+use crate::sim::no_harm::{CellConditions, measure};
 use crate::sim::world::arrival::Arrival;
 use crate::sim::world::gateway::SimGateway;
 use crate::sim::world::record::{Objectives, WorldRecord};
 use crate::sim::world::run::run;
-
-/// Cells below their marks: fleet, kind, class (empty = all classes), and the
-/// least ratio that they must reach. Remove a cell when it reaches its mark.
-const SHORT: [(&str, RequestKind, &str, f64); 5] = [
-    // Clients that overload the engine with 8,000-token prompts are refused after `max_wait`.
-    ("70b", RequestKind::Long, "interactive", 0.79),
-    // The last chunk of a prompt and the first of the next do not always share a step.
-    ("70b", RequestKind::Long, "", 0.91),
-    // While the fast engines prefill, long prompts go to the slow engines.
-    ("mixed", RequestKind::Long, "", 0.86),
-    // No load meets the objective, and the limit by ITL notices that late.
-    ("l4", RequestKind::Shared, "interactive", 0.84),
-    // Without a prefix cache the clients overload the engines with prompts, and are refused after
-    // `max_wait`. Prompts of this size that share nothing come to 0.84.
-    ("a100-8b", RequestKind::Shared, "interactive", 0.85),
-];
-
-/// Whether the row reaches the ratio required of it today.
-fn reaches(row: &CellRow) -> bool {
-    let (cell, ratio) = (&row.cell, row.ratio());
-    let listed = SHORT.iter().find(|(fleet, kind, class, _)| {
-        (*fleet, *kind) == (cell.fleet.name, cell.kind) && (class.is_empty() || *class == cell.class.name)
-    });
-    row.passed() || listed.is_some_and(|(.., least)| ratio >= *least)
-}
-
-/// Prints the rows, and fails with the rows below their marks.
-fn judge(rows: &[CellRow], what: &str) {
-    let table = |rows: &mut dyn Iterator<Item = &CellRow>| {
-        rows.map(|row| format!("{row}  {what}\n")).collect::<String>()
-    };
-    print!("{}", table(&mut rows.iter()));
-    let low = table(&mut rows.iter().filter(|row| !reaches(row)));
-    assert!(low.is_empty(), "below their marks (output tokens/s straight, through, ratio, mark):\n{low}");
-}
-
-fn of_fleet(name: &str) {
-    let fleet = MatrixFleet::named(name).expect("a fleet");
-    let rows =
-        KINDS.into_iter().flat_map(|kind| measure(fleet, kind, &CellConditions::default()).expect("a cell"));
-    let rows: Vec<CellRow> = rows.collect();
-    assert_eq!(rows.len(), KINDS.len() * CLASSES.len());
-    judge(&rows, "");
-}
 
 #[test]
 fn classes_of_the_matrix_are_those_that_are_built_in() {
@@ -68,67 +23,16 @@ fn classes_of_the_matrix_are_those_that_are_built_in() {
 }
 
 #[test]
-fn a100s_lose_nothing() {
-    of_fleet("a100-8b");
-}
-
-#[test]
-fn engines_with_1024_places_lose_nothing() {
-    of_fleet("h100-8b");
-}
-
-#[test]
-fn a10s_lose_nothing() {
-    of_fleet("a10");
-}
-
-#[test]
-fn l4s_lose_nothing() {
-    of_fleet("l4");
-}
-
-#[test]
-fn large_models_lose_nothing() {
-    of_fleet("70b");
-}
-
-#[test]
-fn a_mixed_fleet_loses_nothing() {
-    of_fleet("mixed");
-}
-
-/// Streams and plain answers at a100s whose step times differ from the model.
-fn at_odd_engines(conditions: &CellConditions, what: &str) {
-    let fleet = MatrixFleet::named("a100-8b").expect("a fleet");
-    let kinds = [RequestKind::Stream, RequestKind::Plain, RequestKind::Shared];
-    let rows = kinds.into_iter().flat_map(|kind| measure(fleet, kind, conditions).expect("a cell"));
-    judge(&rows.collect::<Vec<_>>(), what);
-}
-
-#[test]
-fn a_long_way_to_the_engines_costs_nothing() {
-    at_odd_engines(
-        &CellConditions { rtt: Duration::from_millis(80), ..CellConditions::default() },
-        "rtt 80 ms",
-    );
-}
-
-#[test]
-fn engines_without_a_prefix_cache_lose_nothing() {
-    at_odd_engines(&CellConditions { prefix_cache: false, ..CellConditions::default() }, "no prefix cache");
-}
-
-#[test]
-fn engines_off_the_model_lose_nothing() {
-    for constant in ["t_ovh", "t_w", "i0", "a", "c", "d"] {
-        for factor in [0.5, 2.0] {
-            let off = vec![(constant.to_owned(), factor)];
-            at_odd_engines(
-                &CellConditions { step_time_factors: off, ..CellConditions::default() },
-                &format!("{constant} x {factor}"),
-            );
-        }
-    }
+fn a_cell_is_measured_straight_and_through_the_scheduler() {
+    let (warmup, window) = (Duration::from_secs(10), Duration::from_secs(10));
+    let conditions = CellConditions { warmup, window, ..CellConditions::default() };
+    let fleet = MatrixFleet::named("l4").expect("a fleet");
+    let classes =
+        [CellClass::named("standard").expect("a class"), CellClass::named("batch").expect("a class")];
+    let rows = measure(fleet, RequestKind::Plain, &classes, &conditions).expect("cells");
+    let names: Vec<_> = rows.iter().map(|row| row.cell.name()).collect();
+    assert_eq!(names, ["l4/plain/standard", "l4/plain/batch"]);
+    assert!(rows.iter().all(|row| row.direct > 100.0 && row.ratio() > 0.9 && row.refused == 0), "{rows:?}");
 }
 
 /// Batch work at four a100s, of which there is always more than they do, beside a chat each `gap`.
@@ -141,14 +45,13 @@ struct BatchBesideChats {
 
 fn batch_beside_chats(kind: RequestKind, gap: Option<Duration>, rtt: Duration) -> BatchBesideChats {
     let fleet = MatrixFleet::named("a100-8b").expect("a fleet");
-    let class = CellClass::named("batch").expect("a class");
     // The gateway takes a minute to learn how few replicas the chats need.
     let (warmup, window) = (Duration::from_secs(80), Duration::from_secs(30));
     let conditions = CellConditions { warmup, window, rtt, ..CellConditions::default() };
     let policy = super::policy(fleet).expect("a policy");
     let of = |name| policy.classes.id(name).expect("a class").index() as u32;
     let (batch, chat) = (of("batch"), of("interactive"));
-    let mut setup = super::setup(&MatrixCell { fleet, kind, class }, &conditions).expect("a setup");
+    let mut setup = super::setup(fleet, &fleet.requests(kind), &conditions);
     setup.clients = None;
     setup.arrivals.truncate(9_900);
     setup.arrivals.iter_mut().for_each(|arrival| arrival.class = batch);

@@ -36,7 +36,7 @@ struct Fleet {
 
 impl Fleet {
     fn new(plain: bool) -> Self {
-        let world = World::new(policy(&[&[SEQS; REPLICAS]], &[&[0]]));
+        let world = World::new(policy(&[&[SEQS; REPLICAS]], &[&[0]])).audited_every(50);
         let urgent_at = BTreeSet::new();
         let mut fleet = Self { world, millis: 0, ends: BTreeMap::new(), next: [0, 1], urgent_at, plain };
         (0..REPLICAS as u64 * u64::from(SEQS) * 2).for_each(|_| fleet.arrive(1));

@@ -31,7 +31,7 @@ impl Flood {
 
     pub(super) fn empty(policy: Policy, specs: Vec<JobSpec>) -> Self {
         let served = vec![0; specs.len()];
-        Self { world: World::new(policy), running: Vec::new(), next: 0, specs, served }
+        Self { world: World::new(policy).audited_every(8), running: Vec::new(), next: 0, specs, served }
     }
 
     /// Begins the backlog of a spec.

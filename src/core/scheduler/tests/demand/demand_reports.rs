@@ -93,7 +93,7 @@ fn others(sum: DemandReport) -> PeerDemand {
 }
 
 /// All jobs at `whole`, and each at one of the two others by turns, `rate` each
-/// second; what the whole one and the first of the two say, second by second.
+/// second; what the whole one and the first of the two say, each half of a second.
 fn halves(replicas: usize, rate: u64, seconds: u64) -> (Vec<[ReplicaDemand; 2]>, [Gateway; 3]) {
     let mut all = [(); 3].map(|()| Gateway::new(rules(replicas)));
     let mut said = Vec::new();
@@ -102,6 +102,9 @@ fn halves(replicas: usize, rate: u64, seconds: u64) -> (Vec<[ReplicaDemand; 2]>,
         all.iter_mut().for_each(|gateway| gateway.pass(now));
         all[0].arrive();
         all[1 + (step % 2) as usize].arrive();
+        if !step.is_multiple_of(rate / 2) {
+            continue;
+        }
         let sums = [all[1].report(), all[2].report()];
         let whole = all[0].need(&PeerDemand::default());
         let half = all[1].need(&others(sums[1].clone()));

@@ -39,7 +39,7 @@ impl Loop {
         let mut rules = policy(&[&[10]], &[&[0]]);
         let row = Class { max_wait, ..class(1, 0.0) };
         rules.classes.insert("second", row);
-        let mut world = World::new(rules);
+        let mut world = World::new(rules).audited_every(50);
         if chat {
             assert_eq!(sent(&world.arrive(spec(0))).len(), 1);
             world.event(Event::FirstToken { job: spec(0).id });

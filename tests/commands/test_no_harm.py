@@ -1,0 +1,76 @@
+"""`loadtest no-harm --virtual`: the whole matrix, and engines that differ from what the gateway believes of them."""
+
+import json
+
+import pytest
+
+from conftest import run
+
+#: Cells below their marks, and the least ratio that they must reach. Remove a cell when it reaches its mark.
+SHORT = {
+    # Clients that overload the engine with 8,000-token prompts are refused after `max_wait`.
+    "70b/long/interactive": 0.79,
+    # The last chunk of a prompt and the first of the next do not always share a step.
+    "70b/long/standard": 0.95,
+    "70b/long/batch": 0.93,
+    # While the fast engines prefill, long prompts go to the slow engines.
+    "mixed/long/standard": 0.94,
+    "mixed/long/batch": 0.90,
+}
+
+CONSTANTS = ("t_ovh", "t_w", "i0", "a", "c", "d")
+ODD_ENGINES = [
+    "--rtt 80",
+    "--no-prefix-cache",
+    *(f"--off-model {constant}={factor}" for constant in CONSTANTS for factor in (0.5, 2)),
+]
+#: How far a cell may be below its mark while the gateway still learns what its engines are.
+LEARNING = 0.05
+#: Cells that are further below: with any of these engines, or with those that are named.
+SHORT_AT_ODD_ENGINES = {
+    "70b/long/interactive": 0.75,
+    "70b/long/standard": 0.90,
+    "mixed/long/standard": 0.90,
+    "mixed/long/batch": 0.84,
+    # No load meets the objective, and the limit by ITL notices that late.
+    "l4/shared/interactive": 0.87,
+    # Without a prefix cache the clients overload the engines with prompts, and are refused after `max_wait`.
+    # Prompts of this size that share nothing come to 0.84.
+    "--no-prefix-cache a100-8b/shared/interactive": 0.85,
+    # Half of the load meets the objective that all of it meets at the engines of the model.
+    "--off-model t_w=2 70b/stream/interactive": 0.71,
+    "--off-model a=2 a10/stream/interactive": 0.89,
+    "--off-model a=2 a10/half/interactive": 0.89,
+    # For the first minute; 0.97 later.
+    "--off-model a=2 70b/half/batch": 0.76,
+}
+
+
+def measure(more, file):
+    """The cells of the matrix, and their table."""
+    done = run(f"loadtest no-harm --virtual --duration 45 --json {file} {more}")
+    rows = json.loads(file.read_text())
+    assert len(rows) == 6 * 7 * 3, done.stderr
+    failed = [row for row in rows if row["ratio"] < row["mark"] or row["failed"] and not row["may_refuse"]]
+    assert done.returncode == (1 if failed else 0), done.stderr
+    return rows, done.stdout
+
+
+def judge(rows, table, short, slack):
+    """Fails with the cells that are below `short`, or their marks less `slack`. Only a cell in `short` may refuse
+    what its class would wait for."""
+    low = [row["cell"] for row in rows if row["ratio"] < short.get(row["cell"], row["mark"] - slack)]
+    refused = [row["cell"] for row in rows if row["failed"] and not row["may_refuse"] and row["cell"] not in short]
+    assert not low and not refused, f"low: {low}, refused: {refused}\n{table}"
+
+
+def test_the_gateway_costs_no_cell_its_throughput(tmp_path):
+    rows, table = measure("", tmp_path / "rows.json")
+    judge(rows, table, SHORT, 0)
+
+
+@pytest.mark.parametrize("engines", ODD_ENGINES)
+def test_engines_off_the_model_lose_little(engines, tmp_path):
+    rows, table = measure(engines, tmp_path / "rows.json")
+    here = {name.removeprefix(f"{engines} "): ratio for name, ratio in SHORT_AT_ODD_ENGINES.items()}
+    judge(rows, table, here, LEARNING)
