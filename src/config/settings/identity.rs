@@ -6,6 +6,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 use crate::config::keys::{HashedCredential, KeyDigest, KeyRing};
 use crate::core::model::ids::{ClassId, KeyId, ModelId, TenantId};
 
@@ -291,11 +294,13 @@ pub struct TokenEntry {
 }
 
 /// What an operator may do; each role may do what the ones before it may.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
 pub enum OperatorRole {
-    /// Look.
+    /// Look: views and metrics.
+    #[default]
     Read,
-    /// Change things.
+    /// Look, use the verbs, and reload.
     Operate,
 }
 

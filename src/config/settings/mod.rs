@@ -15,6 +15,8 @@ use std::time::Duration;
 
 use http::Uri;
 use ipnet::IpNet;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::config::discover::Discovery;
 pub use crate::config::secret::Secret;
@@ -81,12 +83,14 @@ pub struct TrustedProxies {
 }
 
 /// How a load balancer tells the address of a client.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
 pub enum ProxyHeader {
-    /// By `x-forwarded-for` in each request.
+    /// `x-forwarded-for` of each request.
     #[default]
+    #[serde(rename = "x-forwarded-for")]
     ForwardedFor,
-    /// By the PROXY protocol, at the start of each connection.
+    /// PROXY protocol at the start of each connection.
     ProxyProtocol,
 }
 
@@ -181,14 +185,19 @@ pub const OTEL_VARIABLES: [&str; 14] = [
 ];
 
 /// How spans travel to the collector.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum OtlpProtocol {
+    /// gRPC, usually port 4317.
+    #[serde(rename = "grpc")]
     Grpc,
+    /// HTTP/1.1 with protobuf bodies, usually port 4318.
+    #[serde(rename = "http/protobuf")]
     HttpProtobuf,
 }
 
 /// How log lines are written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
 pub enum LogFormat {
     /// One JSON object a line.
     Json,
@@ -197,7 +206,8 @@ pub enum LogFormat {
 }
 
 /// How much of an address is logged.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
 pub enum AddressForm {
     /// Nothing.
     Off,

@@ -5,13 +5,11 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use crate::config::keys::{self, KeyDigest};
-use crate::config::sections::identity::{
-    AdminAuthSection, ClientCertSection, Moment, RoleName as WrittenRole,
-};
+use crate::config::sections::identity::{AdminAuthSection, ClientCertSection, Moment};
 use crate::config::sections::tenants::KeySection;
 use crate::config::sections::tenants::context::TenantContext;
 use crate::config::settings::identity::{
-    Credentials, Grant, Issuer, KeyEntry, KeyOrigin, OperatorClaims, OperatorRole, Operators, TokenEntry,
+    Credentials, Grant, Issuer, KeyEntry, KeyOrigin, OperatorClaims, Operators, TokenEntry,
 };
 use crate::config::syntax::field::FieldPath;
 use crate::config::validate::findings::Findings;
@@ -174,15 +172,14 @@ impl CredentialSet {
         for (at, token) in auth.tokens.iter().enumerate() {
             let field = section.key("tokens").index(at);
             if let Some(digest) = self.digest(&token.id, &token.digest, &field, findings) {
-                let entry =
-                    TokenEntry { digest, role: role(token.role), expires: token.expires.map(system_time) };
+                let entry = TokenEntry { digest, role: token.role, expires: token.expires.map(system_time) };
                 operators.tokens.insert(&token.id, entry);
             }
         }
         for (at, cert) in auth.client_certs.iter().enumerate() {
             let field = section.key("client_certs").index(at);
             if let Some(name) = self.name([&cert.dns, &cert.uri, &cert.email], &field, findings) {
-                operators.certs.insert(name, role(cert.role));
+                operators.certs.insert(name, cert.role);
             }
         }
         // A person may be a tenant and an operator, by one certificate.
@@ -278,11 +275,4 @@ impl TenantContext<'_> {
 
 fn system_time(moment: Moment) -> SystemTime {
     moment.0.into()
-}
-
-pub(in crate::config) const fn role(role: WrittenRole) -> OperatorRole {
-    match role {
-        WrittenRole::Read => OperatorRole::Read,
-        WrittenRole::Operate => OperatorRole::Operate,
-    }
 }

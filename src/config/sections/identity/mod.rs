@@ -14,6 +14,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::config::sections::identity::tls::TlsSection;
+use crate::config::settings::identity::OperatorRole;
 use crate::config::syntax::named::NamedEntries;
 use crate::config::syntax::units::{ByteSize, Span};
 
@@ -210,7 +211,7 @@ pub struct AdminOidcSection {
     pub role_claim: String,
     /// Values of that claim, each with its role. Of several roles the highest
     /// counts; a token with none of the values is refused.
-    pub roles: NamedEntries<RoleName>,
+    pub roles: NamedEntries<OperatorRole>,
     /// The claim with the name for the audit log, after `oidc:`; a token
     /// without it goes by `sub`. Only letters, digits and ASCII signs of it
     /// are written.
@@ -266,7 +267,7 @@ pub struct AdminTokenSection {
     #[schemars(regex(pattern = "^(blake3|sha256):[0-9a-f]{64}$"))]
     pub digest: String,
     /// What its holder may do.
-    pub role: RoleName,
+    pub role: OperatorRole,
     /// The token is not taken any more from this moment on: a day (its
     /// begin, UTC) or a time such as `2027-01-31T12:00:00Z`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -290,18 +291,7 @@ pub struct AdminCertSection {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub email: Option<String>,
     /// What its holder may do.
-    pub role: RoleName,
-}
-
-/// What an operator may do.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum RoleName {
-    /// Look: views and metrics.
-    #[default]
-    Read,
-    /// Look, use the verbs, and reload.
-    Operate,
+    pub role: OperatorRole,
 }
 
 /// A moment, written as a day (its begin, in UTC) or as a time with its zone.

@@ -1,7 +1,6 @@
 //! Check of `admin.auth.oidc`: the identity provider of operators.
 
 use crate::config::secret::SecretReader;
-use crate::config::sections::identity::credentials::role;
 use crate::config::sections::identity::oidc::{WrittenProvider, claim};
 use crate::config::sections::identity::{AdminOidcSection, OPENID};
 use crate::config::settings::identity::{ClaimRule, ConsoleClient, Issuer, OperatorClaims};
@@ -45,7 +44,7 @@ pub(in crate::config) fn validate(
     if !scopes.iter().any(|scope| scope == OPENID) {
         scopes.insert(0, OPENID.to_owned());
     }
-    let roles = written.roles.iter().map(|(value, name)| (value.to_owned(), role(*name)));
+    let roles = written.roles.iter().map(|(value, role)| (value.to_owned(), *role));
     let claims = OperatorClaims {
         roles: ClaimRule {
             claim: claim(&written.role_claim, &field.key("role_claim"), findings),

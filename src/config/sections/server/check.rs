@@ -8,9 +8,9 @@ use ipnet::IpNet;
 use crate::config::file::ConfigFile;
 use crate::config::secret::SecretReader;
 use crate::config::sections::identity::{AdminSection, audit};
-use crate::config::sections::server::{ProxiesSection, ProxyHeaderName, ServerSection, telemetry};
+use crate::config::sections::server::{ProxiesSection, ServerSection, telemetry};
 use crate::config::sections::usage;
-use crate::config::settings::{ListenerLimits, ProxyHeader, Startup, TrustedProxies};
+use crate::config::settings::{ListenerLimits, Startup, TrustedProxies};
 use crate::config::syntax::field::FieldPath;
 use crate::config::syntax::units::Span;
 use crate::config::validate::findings::Findings;
@@ -81,11 +81,7 @@ fn trusted_proxies(proxies: &ProxiesSection, findings: &mut Findings<'_>) -> Tru
     if proxies.trusted.is_empty() {
         findings.error(&field, "names no load balancer", "write its network, or leave `proxies` out");
     }
-    let header = match proxies.header {
-        ProxyHeaderName::XForwardedFor => ProxyHeader::ForwardedFor,
-        ProxyHeaderName::ProxyProtocol => ProxyHeader::ProxyProtocol,
-    };
-    TrustedProxies { networks, header }
+    TrustedProxies { networks, header: proxies.header }
 }
 
 fn listeners(

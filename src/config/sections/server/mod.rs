@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::sections::identity::tls::TlsSection;
 use crate::config::sections::secret_ref::SecretRef;
-use crate::config::settings::REFUSALS_PER_SECOND;
+use crate::config::settings::{AddressForm, LogFormat, OtlpProtocol, ProxyHeader, REFUSALS_PER_SECOND};
 use crate::config::syntax::units::{ByteSize, Span};
 
 /// Listeners and their limits.
@@ -105,18 +105,7 @@ pub struct ProxiesSection {
     /// How they tell it. With `proxy-protocol`, each of their connections must
     /// begin with a header of version 1 or 2.
     #[serde(default)]
-    pub header: ProxyHeaderName,
-}
-
-/// How a load balancer tells the address of a client.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum ProxyHeaderName {
-    /// `x-forwarded-for` of each request.
-    #[default]
-    XForwardedFor,
-    /// PROXY protocol at the start of each connection.
-    ProxyProtocol,
+    pub header: ProxyHeader,
 }
 
 /// Logs and traces.
@@ -150,46 +139,20 @@ impl Default for TelemetrySection {
 #[schemars(transform = crate::config::schema::restart)]
 pub struct LogSection {
     /// `json` for machines, `text` for people.
-    pub format: LogFormatName,
+    pub format: LogFormat,
     /// A level (`error`, `warn`, `info`, `debug`, `trace`) or a filter such
     /// as `info,penstock::proxy=debug`.
     pub level: String,
     /// How much of a client's address is in the line of its request: `truncated` (/24 of
     /// IPv4, /48 of IPv6), `on` (all of it) or `off`. Behind a load balancer of
     /// `server.proxies` it is the address that the load balancer tells.
-    pub client_address: AddressFormName,
+    pub client_address: AddressForm,
 }
 
 impl Default for LogSection {
     fn default() -> Self {
-        Self {
-            format: LogFormatName::Json,
-            level: "info".to_owned(),
-            client_address: AddressFormName::Truncated,
-        }
+        Self { format: LogFormat::Json, level: "info".to_owned(), client_address: AddressForm::Truncated }
     }
-}
-
-/// How much of an address is logged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum AddressFormName {
-    /// Nothing.
-    Off,
-    /// All of it.
-    On,
-    /// Its network.
-    Truncated,
-}
-
-/// How log lines are written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum LogFormatName {
-    /// One JSON object a line.
-    Json,
-    /// For people.
-    Text,
 }
 
 /// Traces over OTLP. The usual `OTEL_*` variables say what is absent here.
@@ -206,7 +169,7 @@ pub struct OtlpSection {
     /// How spans travel. Absent = `OTEL_EXPORTER_OTLP_TRACES_PROTOCOL` or
     /// `OTEL_EXPORTER_OTLP_PROTOCOL`, else `grpc`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub protocol: Option<OtlpProtocolName>,
+    pub protocol: Option<OtlpProtocol>,
     /// Headers of each call to the collector, such as `authorization`. Those of
     /// `OTEL_EXPORTER_OTLP_HEADERS` are sent, too.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -221,17 +184,6 @@ pub struct OtlpSection {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 1.0))]
     pub sample: Option<f64>,
-}
-
-/// How spans travel to the collector.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum OtlpProtocolName {
-    /// gRPC, usually port 4317.
-    #[serde(rename = "grpc")]
-    Grpc,
-    /// HTTP/1.1 with protobuf bodies, usually port 4318.
-    #[serde(rename = "http/protobuf")]
-    HttpProtobuf,
 }
 
 /// An IP address and a port.

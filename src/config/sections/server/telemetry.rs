@@ -8,12 +8,8 @@ use tracing_subscriber::EnvFilter;
 use crate::config::secret::SecretReader;
 use crate::config::sections::identity::tls;
 use crate::config::sections::secret_ref;
-use crate::config::sections::server::{
-    AddressFormName, LogFormatName, OtlpProtocolName, OtlpSection, TelemetrySection,
-};
-use crate::config::settings::{
-    AddressForm, LogFormat, OTEL_VARIABLES, OtlpProtocol, OtlpSettings, TelemetrySettings,
-};
+use crate::config::sections::server::{OtlpSection, TelemetrySection};
+use crate::config::settings::{OTEL_VARIABLES, OtlpSettings, TelemetrySettings};
 use crate::config::syntax::field::FieldPath;
 use crate::config::validate::findings::Findings;
 use crate::config::validate::{numbers, url};
@@ -33,16 +29,9 @@ pub(super) fn validate(
         findings.error(&section.key("log").key("level"), format!("{level:?} is not a log level"), hint);
     }
     TelemetrySettings {
-        log_format: match telemetry.log.format {
-            LogFormatName::Json => LogFormat::Json,
-            LogFormatName::Text => LogFormat::Text,
-        },
+        log_format: telemetry.log.format,
         log_level: level.clone(),
-        client_address: match telemetry.log.client_address {
-            AddressFormName::Off => AddressForm::Off,
-            AddressFormName::On => AddressForm::On,
-            AddressFormName::Truncated => AddressForm::Truncated,
-        },
+        client_address: telemetry.log.client_address,
         refusals_per_second: telemetry.refusals_per_second,
         otlp: otlp_settings(&telemetry.otlp, &section.key("otlp"), secrets, findings),
     }
@@ -76,10 +65,7 @@ fn otlp_settings(
     }
     OtlpSettings {
         endpoint: otlp.endpoint.clone(),
-        protocol: otlp.protocol.map(|name| match name {
-            OtlpProtocolName::Grpc => OtlpProtocol::Grpc,
-            OtlpProtocolName::HttpProtobuf => OtlpProtocol::HttpProtobuf,
-        }),
+        protocol: otlp.protocol,
         headers: values,
         ca: otlp.ca.as_deref().and_then(|path| {
             let pem = secrets.bytes(path).and_then(|pem| tls::authorities(&pem, path).map(|_| pem));
