@@ -85,8 +85,8 @@ impl UsageLimits {
         let is_leaving = shared.is_leaving;
         let LimitEntry { rule, epoch, account, lease } = self.entries.get_mut(&id)?;
         account.advance(now, rule.amount);
-        let (used, held) = (account.settled(), account.used());
-        let mut report = lease.as_mut()?.report((*rule, *epoch), ends, (used, held), now);
+        let mut report = lease.as_mut()?.report(*rule, *epoch, ends, account, now);
+        let held = report.held;
         if is_leaving {
             // With nothing left of the limit, no part of it is granted.
             (report.rule.amount, report.ceiling, report.missed) = (held, held, 0);

@@ -88,6 +88,14 @@ pub(super) const fn tree_index(part: LanePart, bound: bool) -> usize {
     2 * part as usize + bound as usize
 }
 
+/// A search tree of a class.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct TreeId {
+    pub(super) pool_set: PoolSetIndex,
+    /// Its number within the pool set, by [`tree_index`].
+    pub(super) number: usize,
+}
+
 /// A replica that is kept free for a job that needs more room than the replica has now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeldReplica {
@@ -212,6 +220,6 @@ pub(super) type IndexedHead = (PoolSetIndex, HeadPosition);
 pub(super) struct HeadIndex {
     /// Of each tenant.
     pub(super) tenants: NumberMap<TenantId, SmallVec<[IndexedHead; 2]>>,
-    /// Of each group: the pool sets and the numbers of the search trees in which it has heads.
-    pub(super) groups: NumberMap<TenantId, SmallVec<[(PoolSetIndex, usize); 2]>>,
+    /// Of each group: the search trees in which it has heads.
+    pub(super) groups: NumberMap<TenantId, SmallVec<[TreeId; 2]>>,
 }

@@ -192,12 +192,13 @@ impl PoolGroup {
         self.shape.pools.binary_search(&pool).ok()
     }
 
-    /// Counts a tenant's jobs that begin to wait in a pool set: so many.
+    /// Counts a tenant's jobs that begin to wait in a pool set.
     pub fn joined(
         &mut self,
         class: ClassIndex,
         pool_set: PoolSetIndex,
-        (tenant, jobs): (TenantId, u64),
+        tenant: TenantId,
+        jobs: u64,
         now: Tick,
     ) {
         let class = &mut self.classes[class.index()];
@@ -207,7 +208,7 @@ impl PoolGroup {
             .1
             .iter()
             .for_each(|place| class.waiting_by_pool[*place] += jobs);
-        class.drain_rates.joined((tenant, jobs), now);
+        class.drain_rates.joined(tenant, jobs, now);
     }
 
     /// Counts a tenant's job that leaves a pool set. Returns false when the pool set had no waiting

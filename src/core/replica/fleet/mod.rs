@@ -336,7 +336,7 @@ impl Fleet {
         let slots = self.pools.get(index).map(|pool| pool.slots).unwrap_or_default();
         let result = self.change(id, now, |node| {
             slots.shown.into_iter().for_each(|shown| node.limits.seqs.start_with(shown, &report));
-            node.limits.seqs.learn(&report, (node.ledger.seqs, node.ledger.unread), slots.buffer);
+            node.limits.seqs.learn(&report, &node.ledger, slots.buffer);
             node.limits.shared_kv.learn(&report, node.kv(), node.ledger.kv_prompts);
             if node.stall.gauges.update(&report) {
                 node.stall.detector.note_sign(now);

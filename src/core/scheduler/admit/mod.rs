@@ -77,7 +77,7 @@ impl Scheduler {
             return SmallVec::new();
         }
         let LimitGrant { reservation: hold, shadowed } =
-            match self.limits.reserve(&spec, (&self.policy, &self.fleet), self.now) {
+            match self.limits.reserve(&spec, &self.policy, &self.fleet, self.now) {
                 Ok(granted) => granted,
                 Err(why) => {
                     let reason = RejectReason::Limited(why);
@@ -338,7 +338,7 @@ impl Scheduler {
             }
         }
         self.queue.push(&spec, part, place, self.weight(spec.tenant));
-        self.groups[position.group].joined(position.class, position.pool_set, (spec.tenant, 1), self.now);
+        self.groups[position.group].joined(position.class, position.pool_set, spec.tenant, 1, self.now);
         self.groups[position.group].note_wide(spec.sequences);
         self.timers.deadlines.add(spec.deadline, id);
         self.hold_for_pool_start(id);
@@ -443,7 +443,7 @@ impl Scheduler {
             });
             let heads = HeadSet { class: position.class, pool_set: position.pool_set, part };
             let seat = &mut lane.head_positions[part as usize];
-            *seat = group.put_head((heads, key.tenant), *seat, bound, entry);
+            *seat = group.put_head(heads, key.tenant, *seat, bound, entry);
         }
         if lane.refresh_at != update_at {
             let before = std::mem::replace(&mut lane.refresh_at, update_at);

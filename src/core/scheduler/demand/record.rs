@@ -70,8 +70,10 @@ impl DemandRecord {
     /// A job of so much work goes to a replica of the pool.
     pub(in crate::core::scheduler) fn note_dispatch(
         &mut self,
-        (spec, work): (&JobSpec, f64),
-        (at, pool): (LanePosition, PoolId),
+        spec: &JobSpec,
+        at: LanePosition,
+        pool: PoolId,
+        work: f64,
         why: &DispatchReason,
         now: Tick,
     ) {
@@ -86,7 +88,8 @@ impl DemandRecord {
     pub(in crate::core::scheduler) fn note_refused(
         &mut self,
         spec: &JobSpec,
-        (reason, at): (RejectReason, Option<LanePosition>),
+        reason: RejectReason,
+        at: Option<LanePosition>,
         policy: &Policy,
         now: Tick,
     ) {
@@ -111,7 +114,8 @@ impl DemandRecord {
         &mut self,
         spec: &JobSpec,
         accounts: LaneAccounts,
-        (pool, stay): (Option<PoolId>, Duration),
+        pool: Option<PoolId>,
+        stay: Duration,
         now: Tick,
     ) {
         self.facts.push(now, DemandFactKind::Stayed { job: spec.into(), accounts, pool, stay });

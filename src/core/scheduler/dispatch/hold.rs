@@ -12,8 +12,8 @@ use std::iter;
 
 use smallvec::SmallVec;
 
-use super::DispatchPick;
-use super::{BlockedAdapter, BlockedAdapters};
+use super::place::JobPlace;
+use super::{BlockedAdapter, BlockedAdapters, DispatchPick};
 use crate::core::model::ids::{GroupIndex, JobId, PoolId};
 use crate::core::placement::choose::PlacementReason;
 use crate::core::queue::fit_tree::FitSize;
@@ -39,16 +39,8 @@ impl Scheduler {
             self.groups[group].held_replicas.remove(index);
             self.fleet.set_held(hold.replica, false, self.now);
             if let Some(chosen) = wanted {
-                let (replica, pool, choice) = (hold.replica, hold.pool, PlacementReason::Held);
-                return Some(DispatchPick {
-                    chosen,
-                    replica,
-                    pool,
-                    choice,
-                    held: true,
-                    warm: false,
-                    cached: 0,
-                });
+                let place = JobPlace { replica: hold.replica, choice: PlacementReason::Held, cached: 0 };
+                return Some(DispatchPick { chosen, place, pool: hold.pool, held: true, warm: false });
             }
         }
         None

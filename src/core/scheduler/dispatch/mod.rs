@@ -17,7 +17,6 @@ use smallvec::SmallVec;
 use crate::core::model::event::{Action, DispatchGrant, DispatchReason, JobAction, OrderReason};
 use crate::core::model::ids::{GroupIndex, JobId, ModelId, PoolId, PoolSetIndex, ReplicaId};
 use crate::core::model::invariant::InvariantId;
-use crate::core::placement::choose::PlacementReason;
 use crate::core::queue::fairness::cost;
 use crate::core::queue::lane_key::{LaneAccounts, LanePart, LanePlace, LanePosition};
 use crate::core::queue::order::{Candidate, HeadSet, LaneHead, OpenRoom, RoomIn};
@@ -37,15 +36,13 @@ const MAX_FAILED_HEADS: usize = 32;
 #[derive(Debug, Clone, Copy)]
 struct DispatchPick {
     chosen: Candidate,
-    replica: ReplicaId,
+    place: JobPlace,
+    /// The pool of the replica.
     pool: PoolId,
-    choice: PlacementReason,
     /// Whether the replica was held for the job.
     held: bool,
     /// Whether the job goes before the head of its lane; see [`warm`].
     warm: bool,
-    /// Tokens of the prompt that the replica is expected to have cached.
-    cached: u64,
 }
 
 /// The pick whose turn it is, while warm jobs are looked for.
@@ -150,9 +147,8 @@ impl Scheduler {
             }
             let failed = passed.len() - deferred.as_ref().map_or(0, |deferred| deferred.heads);
             let pick = self.place_for(group, &chosen, failed).and_then(|place| {
-                let JobPlace { replica, choice, cached } = place;
-                let pool = self.fleet.pool_of(replica)?;
-                Some(DispatchPick { chosen, replica, pool, choice, held: false, warm: false, cached })
+                let pool = self.fleet.pool_of(place.replica)?;
+                Some(DispatchPick { chosen, place, pool, held: false, warm: false })
             });
             if let Some(ahead) = self.pick_warm(group, &chosen, pick.as_ref(), &mut deferred) {
                 return Some(ahead);
@@ -244,21 +240,21 @@ impl Scheduler {
     fn dispatch_job(&mut self, group: GroupIndex, pick: &DispatchPick, out: &mut Vec<Action>) -> Option<()> {
         let now = self.now;
         let id = pick.chosen.head.job;
+        let JobPlace { replica, cached, .. } = pick.place;
         let (why, epoch) = self.reasons(group, pick)?;
         let job = self.jobs.get(&id)?;
         let adapter = why.adapter.map(|_| job.spec.model);
-        let booking = Booking { adapter, ..job.booking(pick.cached, pick.chosen.background) };
-        let uncached = booking.prompt.saturating_sub(pick.cached);
+        let booking = Booking { adapter, ..job.booking(cached, pick.chosen.background) };
+        let uncached = booking.prompt.saturating_sub(cached);
         let (spec, work, unpaid, share) =
             (job.spec, job.work, job.charges.fair_share.is_none(), job.time_weight(uncached));
         let price = cost(spec.prompt_tokens, job.output);
 
-        let cached = [(pick.replica, pick.cached)];
+        let cached = [(replica, cached)];
         let required = job.requirements(&cached, pick.chosen.background, &self.policy);
-        let fits = self.fleet.fits_or_returns(pick.replica, &required, true, now);
-        let lead = self.fleet.prefill_lead(pick.replica, booking.weight);
-        let raw =
-            self.fleet.raw_ttft_model(pick.replica).map_or(0, |ttft_model| ttft_model.ttft(booking.weight));
+        let fits = self.fleet.fits_or_returns(replica, &required, true, now);
+        let lead = self.fleet.prefill_lead(replica, booking.weight);
+        let raw = self.fleet.raw_ttft_model(replica).map_or(0, |ttft_model| ttft_model.ttft(booking.weight));
         self.invariants.check(InvariantId::CreditKept, fits);
         self.groups[group].book_dispatch(&pick.chosen, pick.pool, price);
         self.groups[group].class_mut(pick.chosen.class).drain_rates.note_dispatch(spec.tenant, now);
@@ -272,14 +268,13 @@ impl Scheduler {
             self.refresh_lane(lane);
         }
         self.queue.drop_empty(lane);
-        self.fleet.note_urgent(pick.replica, &booking, why.queued, now);
-        let stay = self.fleet.book(pick.replica, &booking, share, now);
+        self.fleet.note_urgent(replica, &booking, why.queued, now);
+        let stay = self.fleet.book(replica, &booking, share, now);
         self.take_quota(group, spec.tenant, booking.seqs);
         self.groups[group].started(pick.chosen.class);
         let at = LanePosition { group, class: pick.chosen.class, pool_set: pick.chosen.pool_set };
-        self.demand.note_dispatch((&spec, work), (at, pick.pool), &why, now);
+        self.demand.note_dispatch(&spec, at, pick.pool, work, &why, now);
         self.note_dispatched(group, pick, &why);
-        let replica = pick.replica;
         let run = RunningAttempt {
             replica,
             epoch,
@@ -339,12 +334,13 @@ impl Scheduler {
     /// booking.
     fn reasons(&self, group: GroupIndex, pick: &DispatchPick) -> Option<(DispatchReason, u32)> {
         let chosen = &pick.chosen;
+        let JobPlace { replica, cached: cached_tokens, choice } = pick.place;
         let job = self.jobs.get(&chosen.head.job)?;
         let here = &self.groups[group];
-        let standing = self.fleet.load(pick.replica, self.now)?;
+        let standing = self.fleet.load(replica, self.now)?;
         let pools = &here.shape.pool_set(chosen.pool_set).pools;
         let shunned = self.avoided_replicas(chosen.head.job, pools);
-        let cached = [(pick.replica, pick.cached)];
+        let cached = [(replica, cached_tokens)];
         let required = job.requirements(&cached, chosen.background, &self.policy);
         let refused = shunned.iter().filter(|id| self.fleet.fits(**id, &required, false, self.now)).count();
         let fitting = self.fleet.count_fitting(pools, &required);
@@ -365,21 +361,15 @@ impl Scheduler {
             behind: here.waiting().saturating_sub(1),
             candidates: fitting.saturating_sub(u32::try_from(refused).unwrap_or(u32::MAX)),
             outstanding_tokens: standing.work,
-            cached_tokens: pick.cached,
-            expected: Duration::from_nanos(self.fleet.ttft(pick.replica, &required)),
+            cached_tokens,
+            expected: Duration::from_nanos(self.fleet.ttft(replica, &required)),
             running: standing.running,
             limit: standing.limit,
             order: turn,
-            placement: pick.choice,
+            placement: choice,
             passed_over: self.passed_over(here.shape.pool_set(chosen.pool_set), pick.pool, &required),
-            scores: self.scores(
-                job,
-                chosen.background,
-                pools,
-                (pick.replica, pick.cached, pick.held),
-                &shunned,
-            ),
-            adapter: self.fleet.adapter_fit(pick.replica, required.model),
+            scores: self.scores(job, chosen.background, pools, &pick.place, pick.held, &shunned),
+            adapter: self.fleet.adapter_fit(replica, required.model),
             class: job.spec.class,
             demoted_from: job.demoted_from,
         };

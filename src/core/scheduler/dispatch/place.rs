@@ -83,16 +83,18 @@ impl Scheduler {
         Some(JobPlace { replica, choice, cached })
     }
 
-    /// Scores of the replica that the job goes to and of a few others, before the booking. `cached` =
-    /// what the booking counts as cached there.
+    /// Scores of the replica that the job goes to and of a few others, before the booking. `held` = the
+    /// replica was held for the job.
     pub(in crate::core::scheduler) fn scores(
         &self,
         job: &Job,
         background: bool,
         pools: &[PoolId],
-        (replica, cached, held): (ReplicaId, u64, bool),
+        place: &JobPlace,
+        held: bool,
         failed: &[ReplicaId],
     ) -> ReplicaScores {
+        let JobPlace { replica, cached, .. } = *place;
         let mut holders = self.affinity.prefixes.matches(&job.prefix);
         holders.retain(|(id, tokens)| {
             if *id == replica {
@@ -109,7 +111,7 @@ impl Scheduler {
             true => Some(WhyNot::Failed),
             false => (is_apart && self.fleet.has_suspect(id)).then_some(WhyNot::Suspect),
         };
-        self.fleet.scores(pools, &required, (replica, held), &avoided, self.now)
+        self.fleet.scores(pools, &required, replica, held, &avoided, self.now)
     }
 
     /// The replica of the job's session, and by how many nanoseconds its first

@@ -22,6 +22,7 @@ use crate::core::queue::order::Candidate;
 
 use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::job::{Job, PreemptibleJob, RunningAttempt};
+use crate::core::scheduler::settle::charge::WastedUse;
 
 /// Number of times that a job may be preempted for other jobs.
 pub(in crate::core::scheduler) const MAX_PREEMPTIONS: u32 = 2;
@@ -161,7 +162,7 @@ impl Scheduler {
         out: &mut Vec<Action>,
     ) {
         let Some(run) = self.jobs.get(&id).and_then(Job::attempt) else { return };
-        self.release(id, &run, Some((why.into(), JobUsage::Unknown)), out);
+        self.release(id, &run, Some(WastedUse { why: why.into(), usage: JobUsage::Unknown }), out);
         self.jobs.end_attempt(id, self.now);
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let max_wait = self.policy.classes.get(job.spec.class).map_or(Duration::ZERO, |class| class.max_wait);

@@ -14,7 +14,6 @@ use crate::core::queue::fairness::scaled;
 use crate::core::queue::lane_key::LanePart;
 use crate::core::queue::order::{Candidate, LaneHead};
 
-use super::place::JobPlace;
 use super::{DeferredPick, DispatchPick};
 use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::job::Job;
@@ -58,9 +57,9 @@ impl Scheduler {
         deferred: &mut Option<DeferredPick>,
     ) -> Option<DispatchPick> {
         let saved = self.jobs.get(&chosen.head.job)?.cached.at_best;
-        let is_cold = pick.is_none_or(|pick| saved.saturating_sub(pick.cached) >= MIN_SAVED);
+        let is_cold = pick.is_none_or(|pick| saved.saturating_sub(pick.place.cached) >= MIN_SAVED);
         if let Some(first) = deferred {
-            if let Some(pick) = pick.filter(|pick| !is_cold && pick.cached >= MIN_SAVED) {
+            if let Some(pick) = pick.filter(|pick| !is_cold && pick.place.cached >= MIN_SAVED) {
                 self.note_bypass(first.pick.chosen.head.job);
                 return Some(DispatchPick { warm: true, ..*pick });
             }
@@ -105,18 +104,10 @@ impl Scheduler {
             warm.find(|(replica, _)| self.fleet.fits_or_returns(*replica, &required, false, self.now))?;
             let head = LaneHead { job: id, ..chosen.head };
             let other = Candidate { head, place: job.place, need: job.size(), ..*chosen };
-            let JobPlace { replica, choice, cached: tokens } = self.place_for(group, &other, 0)?;
-            let pool = self.fleet.pool_of(replica)?;
-            let pick = DispatchPick {
-                chosen: other,
-                replica,
-                pool,
-                choice,
-                held: false,
-                warm: true,
-                cached: tokens,
-            };
-            (most - tokens < MIN_SAVED).then_some(pick)
+            let place = self.place_for(group, &other, 0)?;
+            let pool = self.fleet.pool_of(place.replica)?;
+            let pick = DispatchPick { chosen: other, place, pool, held: false, warm: true };
+            (most - place.cached < MIN_SAVED).then_some(pick)
         })
     }
 }

@@ -19,6 +19,7 @@ use crate::core::model::ids::JobId;
 use crate::core::model::invariant::InvariantId;
 use crate::core::model::job::JobUsage;
 use crate::core::model::time::Tick;
+use crate::core::replica::speed::PlainAnswer;
 
 use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::job::{JobPhase, RunningAttempt};
@@ -96,14 +97,8 @@ impl Scheduler {
             && !run.booking.streams
             && !run.loads_adapter
         {
-            let stay = (self.now.since(run.since), run.booking.seqs);
-            self.fleet.learn_whole_answer(
-                run.replica,
-                (run.prefill_mark, run.raw_ttft_ns),
-                tokens,
-                stay,
-                self.now,
-            );
+            let answer = PlainAnswer { took: self.now.since(run.since), tokens, seqs: run.booking.seqs };
+            self.fleet.learn_whole_answer(run.replica, &answer, run.prefill_mark, run.raw_ttft_ns, self.now);
         }
     }
 }

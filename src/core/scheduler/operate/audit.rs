@@ -109,7 +109,7 @@ impl Scheduler {
                 };
                 let group = &self.groups[spot.group];
                 let heads = HeadSet { class: spot.class, pool_set: spot.pool_set, part };
-                let found = seat.and_then(|seat| group.head_at((heads, key.tenant), seat));
+                let found = seat.and_then(|seat| group.head_at(heads, key.tenant, seat));
                 let standing = self.quota_state(spot.group, key.tenant);
                 if standing == QuotaState::Parked {
                     return seat.is_none();

@@ -152,7 +152,7 @@ impl Scheduler {
             left: job.spec.deadline.since(now),
             ahead,
             obstacle,
-            starts_in: self.starts_in(job, spot, (obstacle, ahead), now),
+            starts_in: self.starts_in(job, spot, obstacle, ahead, now),
         })
     }
 
@@ -168,7 +168,8 @@ impl Scheduler {
         &self,
         job: &Job,
         spot: LanePosition,
-        (obstacle, ahead): (Obstacle, Option<u64>),
+        obstacle: Obstacle,
+        ahead: Option<u64>,
         now: Tick,
     ) -> Option<Duration> {
         let key = LaneKey::of(&job.spec);

@@ -142,7 +142,7 @@ impl Scheduler {
             (lane.head_positions, lane.refresh_at) = ([None; 2], None);
             let waiting = lane.load().requests;
             if let Some(spot) = self.lane_position(key).filter(|_| waiting > 0) {
-                self.groups[spot.group].joined(spot.class, spot.pool_set, (key.tenant, waiting), self.now);
+                self.groups[spot.group].joined(spot.class, spot.pool_set, key.tenant, waiting, self.now);
                 let lane = self.queue.lane(key).filter(|_| wide);
                 let jobs = lane.into_iter().flat_map(|lane| lane.jobs());
                 for job in jobs.filter_map(|id| self.jobs.get(&id)) {

@@ -10,21 +10,30 @@ use crate::core::model::job::JobUsage;
 use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::job::{Job, RunningAttempt};
 
+/// What a stay at a replica consumed in vain.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::core::scheduler) struct WastedUse {
+    pub(in crate::core::scheduler) why: WasteCause,
+    /// As far as it is known.
+    pub(in crate::core::scheduler) usage: JobUsage,
+}
+
 impl Scheduler {
     /// Bills a stay that is over, and adds it to what its job has spent.
     pub(in crate::core::scheduler) fn bill(
         &mut self,
         id: JobId,
-        (pool, run): (PoolId, &RunningAttempt),
+        pool: PoolId,
+        run: &RunningAttempt,
         time: Duration,
-        wasted: Option<(WasteCause, JobUsage)>,
+        wasted: Option<WastedUse>,
         out: &mut Vec<Action>,
     ) {
         let bill = self.fleet.accounts.charge(pool, run.replica, time);
         if let Some(job) = self.jobs.get_mut(&id) {
             job.charges.add_stay(time, bill.money);
         }
-        let waste = wasted.map(|(why, usage)| Waste { tokens: tokens(run, why, usage), why });
+        let waste = wasted.map(|wasted| Waste { tokens: tokens(run, &wasted), why: wasted.why });
         out.push(Action::Job(JobAction::Billed { job: id, bill: StayBill { waste, ..bill } }));
     }
 
@@ -47,9 +56,9 @@ impl Scheduler {
 /// Tokens that were read or written for nobody. Of a stream that goes on
 /// elsewhere the client keeps what was written; of what nobody counted, the
 /// prompt is what was surely sent.
-fn tokens(run: &RunningAttempt, why: WasteCause, usage: JobUsage) -> u64 {
-    match usage.tokens() {
-        Some(tokens) if why != WasteCause::Interrupted => {
+fn tokens(run: &RunningAttempt, wasted: &WastedUse) -> u64 {
+    match wasted.usage.tokens() {
+        Some(tokens) if wasted.why != WasteCause::Interrupted => {
             tokens.input.saturating_sub(tokens.from_cache()).saturating_add(tokens.output)
         }
         _ => run.uncached,

@@ -6,12 +6,10 @@ use std::time::Duration;
 
 use crate::core::model::event::ItlSample;
 use crate::core::model::ids::{PoolId, ReplicaId};
-use crate::core::model::job::TokenCounts;
 use crate::core::model::time::Tick;
 use crate::core::replica::itl_limit::{ItlAim, ItlConditions};
 use crate::core::replica::ledger::Booking;
-use crate::core::replica::speed::step_time;
-use crate::core::replica::speed::ttft_model;
+use crate::core::replica::speed::{PlainAnswer, PredictedTtft, step_time, ttft_model};
 
 use super::Fleet;
 use crate::core::replica::fleet::pool_state::{LatencyObjective, PoolState};
@@ -99,20 +97,14 @@ impl Fleet {
 
     /// Learns from a first token that came `observed` after the dispatch. `raw` nanoseconds were
     /// predicted for a replica of speed factor 1.
-    pub fn learn_ttft(
-        &mut self,
-        id: ReplicaId,
-        observed: Duration,
-        (raw, booking): (u64, &Booking),
-        now: Tick,
-    ) {
+    pub fn learn_ttft(&mut self, id: ReplicaId, booking: &Booking, observed: Duration, raw: u64, now: Tick) {
         let Some(node) = self.replicas.get_mut(id.index()).and_then(Option::as_mut) else { return };
         let Some(pool) = self.pools.get_mut(node.pool.index()).filter(|_| node.config.present) else {
             return;
         };
         let cached = ttft_model::weight(booking.prompt, 0).saturating_sub(booking.weight);
-        let cold = raw.saturating_add(ttft_model::prefill_time(cached));
-        node.speed.learned.learn(u64::try_from(observed.as_nanos()).unwrap_or(u64::MAX), (raw, cold), now);
+        let predicted = PredictedTtft { raw, cold: raw.saturating_add(ttft_model::prefill_time(cached)) };
+        node.speed.learned.learn(u64::try_from(observed.as_nanos()).unwrap_or(u64::MAX), predicted, now);
         node.speed.rank(&mut pool.speeds);
         pool.bests.first_token(observed, booking.weight, now);
         let stretch = node.speed.reads.first_token(observed, booking.weight, now);
@@ -120,22 +112,23 @@ impl Fleet {
         self.refresh(id, now);
     }
 
-    /// Learns the speed from a plain answer that was complete `took` after its dispatch. `raw`
-    /// nanoseconds were predicted to its first token for a replica of speed factor 1. After the
+    /// Learns the speed from a plain answer. `mark` is the work of the replica at the dispatch. `raw`
+    /// nanoseconds were predicted to the first token for a replica of speed factor 1. After the
     /// first token come one step for each token, and the prompts that came to the replica
     /// meanwhile. The derived state of the replica is updated when the job is released.
     pub fn learn_whole_answer(
         &mut self,
         id: ReplicaId,
-        (mark, raw): (PrefillMark, u64),
-        tokens: TokenCounts,
-        (took, seqs): (Duration, u32),
+        answer: &PlainAnswer,
+        mark: PrefillMark,
+        raw: u64,
         now: Tick,
     ) {
         let Some(node) = self.replicas.get_mut(id.index()).and_then(Option::as_mut) else { return };
         let Some(pool) = self.pools.get_mut(node.pool.index()).filter(|_| node.config.present) else {
             return;
         };
+        let PlainAnswer { took, tokens, seqs } = *answer;
         let steps = (tokens.output / u64::from(seqs.max(1))).saturating_sub(1);
         let step = mark.step.midpoint(step_time::decode_step(&node.ledger));
         let prompts = ttft_model::prefill_time(node.sent.weights.wrapping_sub(mark.weights));
