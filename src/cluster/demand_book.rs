@@ -13,6 +13,17 @@ const MAX_ASKED: usize = 64;
 /// Values of each gateway in an answer.
 const FIELDS: usize = 6;
 
+/// Names that this gateway uses in the store.
+#[derive(Debug, Clone, Copy)]
+pub struct StoreNames<'a> {
+    /// Beginning of all keys.
+    pub prefix: &'a str,
+    /// Id of this gateway.
+    pub id: &'a str,
+    /// Its name for people.
+    pub name: &'a str,
+}
+
 /// A call of the script.
 #[derive(Debug, Clone)]
 pub struct DemandCall {
@@ -49,9 +60,9 @@ impl DemandBook {
         self.stored = 0;
     }
 
-    /// The call that tells the store what it has not heard yet, and asks for what is new. `id` and `name` are of
-    /// this gateway.
-    pub fn call(&self, prefix: &str, (id, name): (&str, &str), own: Option<OwnReport>) -> DemandCall {
+    /// The call that tells the store what it has not heard yet, and asks for what is new.
+    pub fn call(&self, names: StoreNames<'_>, own: Option<OwnReport>) -> DemandCall {
+        let StoreNames { prefix, id, name } = names;
         let key = |part: &str| format!("{prefix}:v1:{{demand}}{part}");
         let own = own.unwrap_or(OwnReport { number: 0, leaves: false, text: Vec::new() });
         let mut keys = vec![key(""), key(&format!(":{id}"))];
@@ -140,6 +151,8 @@ fn add_members<'a>(heard: &mut Vec<HeardGateway>, members: impl IntoIterator<Ite
 mod tests {
     use super::*;
 
+    const ME: StoreNames<'_> = StoreNames { prefix: "p", id: "aa", name: "one:1" };
+
     fn own(number: u64, text: &str) -> Option<OwnReport> {
         Some(OwnReport { number, leaves: false, text: text.as_bytes().to_vec() })
     }
@@ -161,13 +174,12 @@ mod tests {
     #[test]
     fn a_report_is_asked_for_until_it_was_read() {
         let mut book = DemandBook::default();
-        let me = ("aa", "one:1");
-        let call = book.call("p", me, own(4, "four"));
+        let call = book.call(ME, own(4, "four"));
         assert_eq!(call.keys, ["p:v1:{demand}", "p:v1:{demand}:aa"]);
         assert_eq!(call.values[1..], ["4", "0", "one:1", "four"].map(|word| word.as_bytes().to_vec()));
         let heard = book.hear(&call, answer(true, &[row("bb", 20, 7, "two:1", "")]), []).unwrap();
         assert_eq!((book.stored(), &heard[0].report), (4, &None));
-        let call = book.call("p", me, own(4, ""));
+        let call = book.call(ME, own(4, ""));
         assert_eq!(call.keys[2], "p:v1:{demand}:bb");
         assert_eq!(call.values[5..], ["bb", "0"].map(|word| word.as_bytes().to_vec()));
         let heard = book.hear(&call, answer(true, &[row("bb", 40, 8, "two:1", "said")]), []).unwrap();
@@ -175,7 +187,7 @@ mod tests {
             (heard[0].report.as_deref(), heard[0].age),
             (Some(&b"said"[..]), Some(Duration::from_millis(40)))
         );
-        let call = book.call("p", me, own(4, ""));
+        let call = book.call(ME, own(4, ""));
         assert_eq!(call.values[6], b"8");
         // The store has lost its data: the report is told again.
         book.hear(&call, answer(false, &[]), []).unwrap();
@@ -185,7 +197,7 @@ mod tests {
     #[test]
     fn who_shares_limits_and_reports_nothing_is_expected() {
         let mut book = DemandBook::default();
-        let call = book.call("p", ("aa", "one:1"), None);
+        let call = book.call(ME, None);
         let rows = answer(false, &[row("bb", 0, 7, "two:1", "")]);
         let heard = book.hear(&call, rows, [("bb", "two:1"), ("cc", "three:1")]).unwrap();
         let ages = heard.iter().map(|one| (&*one.id, one.age.is_some(), one.shares_limits));
@@ -195,7 +207,7 @@ mod tests {
     #[test]
     fn a_row_that_makes_no_sense_is_left_out() {
         let mut book = DemandBook::default();
-        let call = book.call("p", ("aa", "one:1"), None);
+        let call = book.call(ME, None);
         assert_eq!(book.hear(&call, Vec::new(), []), None);
         let mut long = row("cc", 20, 1, "three:1", "");
         long[2] = vec![b'9'; 30];
@@ -210,7 +222,7 @@ mod tests {
     fn largest_gap(book: &mut DemandBook, rows: &[Vec<Vec<u8>>], most: usize) -> usize {
         let (mut last, mut largest) = (BTreeMap::<String, usize>::new(), 0);
         for turn in 0..200 {
-            let call = book.call("p", ("aa", "one:1"), None);
+            let call = book.call(ME, None);
             assert!(call.asked.len() <= MAX_ASKED && call.keys.len() == 2 + call.asked.len());
             for id in call.asked.iter().take(most) {
                 largest = largest.max(turn - last.insert(id.clone(), turn).unwrap_or(0));
@@ -228,7 +240,7 @@ mod tests {
         {
             let mut book = DemandBook::default();
             let rows: Vec<_> = (0..count).map(|id| row(&format!("{id:03}"), 0, 1, "", "")).collect();
-            let call = book.call("p", ("aa", "one:1"), None);
+            let call = book.call(ME, None);
             book.hear(&call, looked_at(true, 0, &rows), []).unwrap();
             assert_eq!(largest_gap(&mut book, &rows, most), gap, "{count} {most}");
         }
@@ -240,12 +252,12 @@ mod tests {
         let mut gone = row("dd", 0, 1, "four:1", "");
         gone[3] = b"1".to_vec();
         let rows = [row("bb", 20_000, 7, "two:1", ""), row("cc", 0, 1, "three:1", ""), gone];
-        let call = book.call("p", ("aa", "one:1"), None);
+        let call = book.call(ME, None);
         book.hear(&call, answer(true, &rows), []).unwrap();
-        let call = book.call("p", ("aa", "one:1"), None);
+        let call = book.call(ME, None);
         assert_eq!(call.asked, ["bb", "cc"], "one is silent, and has not been read");
         let rows = [row("bb", 20_200, 7, "two:1", "said"), row("cc", 0, 1, "three:1", "said")];
         book.hear(&call, answer(true, &rows), []).unwrap();
-        assert_eq!(book.call("p", ("aa", "one:1"), None).asked, ["cc"]);
+        assert_eq!(book.call(ME, None).asked, ["cc"]);
     }
 }

@@ -1,7 +1,7 @@
 //! Demand share: the calls that carry demand reports to the store and back.
 
 use crate::cluster::connection::{StoreConnection, StoreScript};
-use crate::cluster::demand_book::DemandBook;
+use crate::cluster::demand_book::{DemandBook, StoreNames};
 use crate::cluster::parts::ClusterMember;
 use crate::cluster::shared_reports::SharedReports;
 use crate::telemetry::Telemetry;
@@ -26,19 +26,19 @@ impl DemandShare {
     }
 
     /// Tells the store the demand that this gateway sees, and the scaler that of the others. `members` are all
-    /// gateways that share limits, and the id and name are of this one. A call that the store refuses is a line of the
-    /// log: limits do not depend on it.
+    /// gateways that share limits. A call that the store refuses is a line of the log: limits do not depend on it.
     ///
     /// # Errors
     /// The connection is lost.
     pub(super) async fn share(
         &mut self,
         connection: &StoreConnection,
-        (prefix, id, name): (&str, &str, &str),
+        names: StoreNames<'_>,
         members: &[ClusterMember],
-        (reports, telemetry): (&dyn SharedReports, &Telemetry),
+        reports: &dyn SharedReports,
+        telemetry: &Telemetry,
     ) -> Result<(), String> {
-        let call = self.book.call(prefix, (id, name), reports.own(self.book.stored()));
+        let call = self.book.call(names, reports.own(self.book.stored()));
         let keys: Vec<&str> = call.keys.iter().map(String::as_str).collect();
         let answer = match connection.try_run(&self.script, &keys, &call.values).await? {
             Ok(answer) => answer,
@@ -50,7 +50,7 @@ impl DemandShare {
             }
         };
         self.is_refused = false;
-        let others = members.iter().filter(|member| member.id != id);
+        let others = members.iter().filter(|member| member.id != names.id);
         let others = others.map(|member| (&*member.id, &*member.name));
         if let Some(heard) = self.book.hear(&call, answer, others) {
             reports.hear(heard);

@@ -13,6 +13,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::cluster::connection::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, StoreConnection, StoreScript};
+use crate::cluster::demand_book::StoreNames;
 use crate::cluster::demand_share::DemandShare;
 use crate::cluster::lease_book::{LeaseBook, LeaseCall};
 use crate::cluster::missed::MissedLimits;
@@ -106,7 +107,7 @@ pub fn start(settings: &ClusterSettings, parts: ClusterParts) -> ClusterHandle {
         overrides: OverrideBook::default(),
     }));
     let (first, stop) = (Arc::new(Notify::new()), CancellationToken::new());
-    let exchange = LeaseExchange::new(settings, parts, (&status, &first));
+    let exchange = LeaseExchange::new(settings, parts, &status, &first);
     exchange.lease(Vec::new());
     let stopped = stop.clone();
     let task = tokio::spawn(exchange.run(stopped));
@@ -142,7 +143,8 @@ impl LeaseExchange {
     fn new(
         settings: &ClusterSettings,
         parts: ClusterParts,
-        (status, first): (&Arc<Mutex<ClusterStatus>>, &Arc<Notify>),
+        status: &Arc<Mutex<ClusterStatus>>,
+        first: &Arc<Notify>,
     ) -> Self {
         Self {
             id: status.lock().id.clone(),
@@ -346,9 +348,9 @@ impl LeaseExchange {
             let status = self.status.lock();
             (status.name.clone(), status.gateways.clone())
         };
-        let own = (&*self.prefix, &*self.id, &*name);
-        let scaler = (&*self.parts.reports, &self.parts.telemetry);
-        self.demand.share(connection, own, &members, scaler).await
+        let names = StoreNames { prefix: &self.prefix, id: &self.id, name: &name };
+        let ClusterParts { reports, telemetry, .. } = &self.parts;
+        self.demand.share(connection, names, &members, &**reports, telemetry).await
     }
 
     fn bring_into_force(&self, heard: &HeardOverride, policy: &Policy) {
@@ -387,10 +389,10 @@ impl LeaseExchange {
         if leaves && !std::mem::replace(&mut self.is_leaving, true) {
             self.reported_all = None;
         }
-        let now = (self.parts.dispatcher.clock().now(), self.store_ms());
+        let (now, store_ms) = (self.parts.dispatcher.clock().now(), self.store_ms());
         let mut calls: BTreeMap<String, Vec<LeaseCall>> = BTreeMap::new();
         for report in &reports {
-            let Some(call) = self.book.call(report, (&self.prefix, policy), now) else { continue };
+            let Some(call) = self.book.call(report, &self.prefix, policy, now, store_ms) else { continue };
             let tag = call.key.split_inclusive('}').next().unwrap_or_default().to_owned();
             calls.entry(tag).or_default().push(call);
         }
@@ -511,7 +513,7 @@ mod tests {
             gateways: Vec::new(),
             overrides: OverrideBook::default(),
         }));
-        let mut exchange = LeaseExchange::new(&cluster, parts, (&status, &Arc::default()));
+        let mut exchange = LeaseExchange::new(&cluster, parts, &status, &Arc::default());
         exchange.lease(Vec::new());
         let connection = StoreConnection::open(&cluster.valkey).await.unwrap();
         assert_eq!(exchange.report(&connection, &policy, &[], 0).await, Ok(None));

@@ -13,7 +13,7 @@ mod restarts;
 mod shared_reports;
 
 pub use connection::{DEMAND, LEASES, MEMBERS, OVERRIDES};
-pub use demand_book::{DemandBook, DemandCall};
+pub use demand_book::{DemandBook, DemandCall, StoreNames};
 pub use exchange::{ALL_REPORT, ClusterHandle, start};
 pub use lease_book::{LeaseBook, LeaseCall};
 pub use override_book::{OverrideBook, SharedOverride, target_name};

@@ -76,6 +76,18 @@ pub struct OverrideCall {
     sent: BTreeMap<String, u64>,
 }
 
+/// An override as the store has it.
+#[derive(Debug, Clone, Copy)]
+struct StoredOverride<'a> {
+    target: &'a str,
+    /// When it was made, by the store's clock in milliseconds since 1970.
+    at: i64,
+    /// How long it lasts, in milliseconds; -1 = until it is ended.
+    lasts: i64,
+    /// What was said, as JSON.
+    text: &'a str,
+}
+
 /// All overrides that this gateway knows of.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct OverrideBook {
@@ -175,7 +187,7 @@ impl OverrideBook {
                 let [target, at, lasts, text] = row else { continue };
                 named.insert(target.as_str());
                 let (Ok(at), Ok(lasts)) = (at.parse(), lasts.parse()) else { continue };
-                self.merge(call, target, (at, lasts, store_ms), text);
+                self.merge(call, &StoredOverride { target, at, lasts, text }, store_ms);
             }
             self.tell_again(&named, store_ms);
         }
@@ -184,13 +196,8 @@ impl OverrideBook {
     }
 
     /// Takes one override of the store over.
-    fn merge(
-        &mut self,
-        call: &OverrideCall,
-        target: &str,
-        (at, lasts, store_ms): (i64, i64, i64),
-        text: &str,
-    ) {
+    fn merge(&mut self, call: &OverrideCall, stored: &StoredOverride<'_>, store_ms: i64) {
+        let StoredOverride { target, at, lasts, text } = *stored;
         let said = serde_json::from_str(text).ok().filter(|_| text.len() <= MAX_TEXT);
         let Some(said) = said.filter(|said: &SharedOverride| said.v == VERSION) else { return };
         let mut replaces = false;

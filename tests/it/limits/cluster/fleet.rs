@@ -248,7 +248,7 @@ impl Fleet {
         let reports = member.limits.take_use(&wanted, usize::MAX, now).reports;
         for report in reports {
             let member = &mut self.members[at];
-            let call = member.book.call(&report, ("penstock", &self.policy), (now, wall)).unwrap();
+            let call = member.book.call(&report, "penstock", &self.policy, now, wall).unwrap();
             let mut values = vec![member.id.clone(), member.others.join(",")];
             values.extend(call.values.iter().cloned());
             self.send(at, &call, &values);

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use penstock::cluster::{DEMAND, DemandBook, HeardGateway, OwnReport};
+use penstock::cluster::{DEMAND, DemandBook, HeardGateway, OwnReport, StoreNames};
 use redis::{Connection, Script};
 
 use crate::support::redis::RedisServer;
@@ -32,7 +32,8 @@ impl Member {
         let is_known = self.book.stored() == self.number;
         let text = if is_known { Vec::new() } else { self.text.clone() };
         let own = OwnReport { number: self.number, leaves: self.leaves, text };
-        let call = self.book.call("p", (&self.id, &format!("{}:1", self.id)), Some(own));
+        let names = StoreNames { prefix: "p", id: &self.id, name: &format!("{}:1", self.id) };
+        let call = self.book.call(names, Some(own));
         let script = Script::new(&DEMAND.replace("--NOW", "local now = tonumber(table.remove(ARGV))"));
         let mut invoked = script.prepare_invoke();
         call.keys.iter().for_each(|key| _ = invoked.key(key));
