@@ -31,7 +31,7 @@ use crate::proxy::relay::memory::AnswerShare;
 use crate::proxy::request::InferenceRequest;
 use crate::proxy::summary::RequestRecord;
 use crate::proxy::upstream::{
-    CutReason, UpstreamCall, UpstreamError, UpstreamExchange, UpstreamReplica, bearer,
+    ConnectTimes, CutReason, UpstreamCall, UpstreamError, UpstreamExchange, UpstreamReplica, bearer,
 };
 use crate::telemetry::trace::RequestPhase;
 
@@ -146,7 +146,7 @@ impl InferenceRequest {
                 trace.attempt_answered(exchange.head.status);
             }
             let judge = self.classifier(pool.engine, shown_model.clone(), so_far);
-            self.read(proxy, (exchange, judge), shown_model, &edge.requests, &meter).await
+            self.read(proxy, exchange, judge, shown_model, &edge.requests, &meter).await
         };
         let (limit, too_late) = self.limit(&edge.upstream);
         let deadline = begun + limit;
@@ -196,7 +196,8 @@ impl InferenceRequest {
     async fn read(
         &self,
         proxy: &Proxy,
-        (exchange, judge): (UpstreamExchange, StreamClassifier),
+        exchange: UpstreamExchange,
+        judge: StreamClassifier,
         shown_model: Option<String>,
         limits: &RequestLimits,
         meter: &ReplicaCounters,
@@ -330,13 +331,10 @@ async fn first_token(
 }
 
 fn note_connect(exchange: &UpstreamExchange, record: &mut RequestRecord) {
-    let Some((from, to)) = exchange.connect else {
-        record.at_engine.connect = None;
-        return;
-    };
-    record.at_engine.connect = Some(to - from);
-    if let Some(trace) = &record.trace {
-        trace.phase(RequestPhase::Connect, record.clock.tick(from), record.clock.tick(to));
+    record.at_engine.connect = exchange.connect.map(|connect| connect.done - connect.begun);
+    if let (Some(trace), Some(connect)) = (&record.trace, exchange.connect) {
+        let ConnectTimes { begun, done } = connect;
+        trace.phase(RequestPhase::Connect, record.clock.tick(begun), record.clock.tick(done));
     }
 }
 

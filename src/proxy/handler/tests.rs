@@ -99,10 +99,10 @@ fn ask(proxy: &Arc<Proxy>, stream: bool) -> (Box<InferenceRequest>, JoinHandle<A
     ));
     let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    let at = (proxy.dispatcher.next_job_id(), proxy.dispatcher.clock().now());
+    let (id, now) = (proxy.dispatcher.next_job_id(), proxy.dispatcher.clock().now());
     let read = || {
         let body = RequestBody::for_test(tenant, body.clone());
-        request::read(&settings, &identity, Api::Chat, &headers, body, at).unwrap()
+        request::read(&settings, &identity, Api::Chat, &headers, body, id, now).unwrap()
     };
     let (request, kept, proxy) = (read(), read(), Arc::clone(proxy));
     let ticket = proxy.dispatcher.admit(request.job(false), PromptPrefix::default(), &settings.policy);

@@ -45,7 +45,7 @@ pub(super) async fn serve<T, S, B>(
         }
         ProtocolSniff::Http2 => {
             // Boxed, as an HTTP/1 connection would keep its room.
-            Box::pin(http2::serve((socket, held), (clock, progress), service, limit, state)).await;
+            Box::pin(http2::serve(socket, held, clock, progress, service, limit, state)).await;
         }
         ProtocolSniff::TooSlow => {
             let mut io = StrictIo::new(socket, held, clock, progress, limit, state);

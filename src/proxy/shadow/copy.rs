@@ -57,7 +57,7 @@ impl ShadowCopy {
         let dropped = tokio::select! {
             biased;
             () = proxy.dispatcher.shutdown().drain_started() => Some(RejectReason::Draining.name()),
-            dropped = answer(&proxy, &request, (ticket, grant), record) => dropped,
+            dropped = answer(&proxy, &request, ticket, grant, record) => dropped,
         };
         if let Some(reason) = dropped {
             record.shadow_half = None;
@@ -90,7 +90,8 @@ fn record(
 async fn answer(
     proxy: &Proxy,
     request: &InferenceRequest,
-    (ticket, grant): (&mut Ticket, DispatchGrant),
+    ticket: &mut Ticket,
+    grant: DispatchGrant,
     record: &mut RequestRecord,
 ) -> Option<DropReason> {
     let settings = proxy.settings.load_full();

@@ -43,8 +43,10 @@ const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// Serves requests until the connection ends. `held` holds the bytes that were already read from
 /// the socket.
 pub(super) async fn serve<T, S, B>(
-    (socket, held): (T, BytesMut),
-    (mut clock, progress): (ConnClock, SendProgress),
+    socket: T,
+    held: BytesMut,
+    mut clock: ConnClock,
+    progress: SendProgress,
     service: S,
     max_head_bytes: usize,
     state: Arc<ConnState>,
