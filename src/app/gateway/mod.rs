@@ -201,7 +201,7 @@ impl Gateway {
         let (reload, asks) = channel();
         let (listener, address) = listen(now.startup.listen)?;
         let limits = descriptors::prepare(&now.startup.listener, &telemetry);
-        let admin = start_admin(&now, &proxy, (&fleet, &sources), &reload, (&cache, cluster.as_ref()))?;
+        let admin = start_admin(&now, &proxy, &fleet, &sources, &reload, &cache, cluster.as_ref())?;
         let mut background = scheduler_tasks(&proxy, today);
         let scale = scaler::start(&now, &proxy, cache, &mut background)?;
 
@@ -214,7 +214,7 @@ impl Gateway {
         ServerStarted { listen: address, admin: admin.addr(), scale: scale.address() }.emit(&telemetry);
         let shutdown = ListenerShutdown::default();
         let workers = Arc::new(Workers::start().map_err(StartError::Workers)?);
-        let serving = serve_clients((listener, Arc::clone(&workers)), limits, &proxy, &shutdown);
+        let serving = serve_clients(listener, Arc::clone(&workers), limits, &proxy, &shutdown);
         background.spawn(telemetry.clone().upkeep());
         background.spawn(replica_actions::carry_out(wished, fleet.clone(), telemetry));
         background.spawn(close_idle(Arc::clone(&proxy)));
@@ -385,7 +385,8 @@ fn prepare(proxy: &Proxy, settings: &Settings) -> Result<(), StartError> {
 }
 
 fn serve_clients(
-    (listener, workers): (TcpListener, Arc<Workers>),
+    listener: TcpListener,
+    workers: Arc<Workers>,
     limits: ListenerLimits,
     proxy: &Arc<Proxy>,
     shutdown: &ListenerShutdown,
@@ -411,9 +412,11 @@ fn serve_clients(
 fn start_admin(
     settings: &Settings,
     proxy: &Arc<Proxy>,
-    (fleet, sources): (&FleetMonitor, &DiscoverySources),
+    fleet: &FleetMonitor,
+    sources: &DiscoverySources,
     reload: &ReloadHandle,
-    (cache, cluster): (&Arc<SignalCache>, Option<&ClusterHandle>),
+    cache: &Arc<SignalCache>,
+    cluster: Option<&ClusterHandle>,
 ) -> Result<AdminHandle, StartError> {
     let state = AdminState {
         dispatcher: Arc::clone(&proxy.dispatcher),
