@@ -29,20 +29,28 @@ pub struct Before {
     pub partial: bool,
 }
 
+/// The database, with the position in the journal up to which it has all rows.
+pub(super) struct StoredRows<'a> {
+    pub(super) store: &'a mut dyn Store,
+    pub(super) cursor: Cursor,
+}
+
 /// Sums the usage of this gateway since each of the moments (milliseconds since 1970). Rows come
 /// from the database up to its cursor, and from the journal between that cursor and `end`.
 pub(super) fn since(
     moments: &[i64],
     folder: &JournalFolder,
     journal: &str,
-    mut stored: Option<(&mut dyn Store, Cursor)>,
+    mut stored: Option<StoredRows<'_>>,
     end: Cursor,
 ) -> Vec<Before> {
     let mut found = Vec::new();
     for since_ms in moments {
         let mut sums: BTreeMap<[String; 3], BillSums> = BTreeMap::new();
         let from = match &mut stored {
-            Some((store, cursor)) => add_stored(*store, journal, *since_ms, &mut sums).then_some(*cursor),
+            Some(StoredRows { store, cursor }) => {
+                add_stored(*store, journal, *since_ms, &mut sums).then_some(*cursor)
+            }
             None => None,
         };
         let counts =

@@ -29,9 +29,9 @@ use std::time::Duration;
 pub use self::error::UsageError;
 use crate::config::settings::usage::UsageSettings;
 use crate::telemetry::Telemetry;
+use crate::usage::before::StoredRows;
 use crate::usage::segment::{Cursor, JournalFolder};
 use crate::usage::sink::{DatabaseSink, Feeding, wait_for};
-use crate::usage::store::Store;
 use crate::usage::writer::JournalEnds;
 
 /// Usage journal of this gateway, with the thread that feeds the database.
@@ -82,7 +82,7 @@ impl UsageJournal {
     ) -> Result<(), UsageError> {
         let (folder, id, begin) = (JournalFolder::new(&self.settings.folder), self.id.clone(), self.begin);
         let looked = folder.clone();
-        let first = move |stored: Option<(&mut dyn Store, Cursor)>| {
+        let first = move |stored: Option<StoredRows<'_>>| {
             if !moments.is_empty() {
                 tell(before::since(&moments, &looked, &id, stored, begin));
             }

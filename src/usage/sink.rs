@@ -12,6 +12,7 @@ use crate::telemetry::Telemetry;
 use crate::telemetry::event::{UsageDatabaseFound, UsageDatabaseLost, UsageLinesBroken, UsageRowsNotDeleted};
 use crate::telemetry::metrics::UsageMeters;
 use crate::telemetry::wall;
+use crate::usage::before::StoredRows;
 use crate::usage::segment::{Cursor, JournalFolder};
 use crate::usage::store::{Store, StoreAccess, StoreError, open};
 use crate::usage::writer::JournalEnds;
@@ -70,7 +71,7 @@ impl DatabaseSink {
     /// any row is added, or with `None` when the first attempt to connect fails.
     pub(super) fn start(
         self,
-        first: impl FnOnce(Option<(&mut dyn Store, Cursor)>) + Send + 'static,
+        first: impl FnOnce(Option<StoredRows<'_>>) + Send + 'static,
     ) -> std::io::Result<Feeding> {
         let (stop, stopped) = sync_channel(1);
         let thread = std::thread::Builder::new().name("usage-database".into());
@@ -78,7 +79,7 @@ impl DatabaseSink {
         Ok(Feeding { stop, thread })
     }
 
-    fn run(self, stopped: &Receiver<()>, first: impl FnOnce(Option<(&mut dyn Store, Cursor)>)) {
+    fn run(self, stopped: &Receiver<()>, first: impl FnOnce(Option<StoredRows<'_>>)) {
         let meters = self.telemetry.usage_meters();
         let mut first = Some(first);
         let (mut pause, mut told) = (FIRST_PAUSE, false);
@@ -86,7 +87,7 @@ impl DatabaseSink {
             let lost = match self.connect() {
                 Ok((mut store, cursor)) => {
                     if let Some(first) = first.take() {
-                        first(Some((&mut *store, cursor)));
+                        first(Some(StoredRows { store: &mut *store, cursor }));
                     }
                     told = false;
                     let fed = self.feed(&mut *store, cursor, &meters, stopped);

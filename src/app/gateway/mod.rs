@@ -23,13 +23,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::admin::{self, AdminHandle, AdminState, AdminTls};
 use crate::app::background::calendar::{self, Today};
-use crate::app::background::demand;
-use crate::app::background::idle;
-use crate::app::background::keys;
-use crate::app::background::memory;
-use crate::app::background::objectives;
-use crate::app::background::refusals;
-use crate::app::background::scaler;
+use crate::app::background::{demand, idle, keys, memory, objectives, refusals, scaler};
 use crate::app::gateway::certificates::{certificate_source, certificates_loaded};
 use crate::app::gateway::reload::{SettingsFollowers, follow_file, follow_sources, model_pairs};
 use crate::app::gateway::start_error::StartError;

@@ -145,12 +145,11 @@ impl RequestRecord {
     /// Learns the token ratio from the engine's exact count, if the request succeeded without a
     /// continuation.
     fn learn(&self) {
-        if let (Some((ratios, pair, estimated)), Some(JobUsage::Exact(tokens))) =
-            (&self.prompt.learn_from, self.end.usage)
+        if let (Some(estimated), Some(JobUsage::Exact(counted))) = (&self.prompt.learn_from, self.end.usage)
             && self.end.outcome == RequestOutcome::Success
             && self.at_engine.continued == 0
         {
-            ratios.learn(*pair, *estimated, tokens.input);
+            estimated.ratios.learn(estimated.key, estimated.tokens, counted.input);
         }
     }
 

@@ -57,6 +57,15 @@ pub struct PastJob {
     pub money: u64,
 }
 
+/// Time for which a replica was out of service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PastOutage {
+    pub replica: ReplicaId,
+    pub from: Tick,
+    /// `None` = it had not come back at the last step.
+    pub until: Option<Tick>,
+}
+
 /// What one replica showed.
 #[derive(Debug, Clone, Default)]
 struct SeenReplica {
@@ -83,8 +92,8 @@ pub struct History {
     pub span: Option<(Tick, Tick)>,
     /// Events that come from neither a request nor an engine.
     pub outside: Vec<(Tick, Event)>,
-    /// Times for which replicas were out of service: the replica, from when, and until when.
-    pub down: Vec<(ReplicaId, Tick, Option<Tick>)>,
+    /// Times for which replicas were out of service.
+    pub down: Vec<PastOutage>,
     /// What the replicas of each pool showed.
     pub samples: BTreeMap<PoolId, PoolSamples>,
     live: HashMap<JobId, usize>,
@@ -275,11 +284,13 @@ impl History {
                     job.money = job.money.saturating_add(*money);
                 }
             }
-            Decision::Ejected { replica, .. } => self.down.push((*replica, now, None)),
+            Decision::Ejected { replica, .. } => {
+                self.down.push(PastOutage { replica: *replica, from: now, until: None });
+            }
             Decision::Readmitted { replica } => {
-                let last =
-                    self.down.iter_mut().rev().find(|(down, _, until)| down == replica && until.is_none());
-                last.into_iter().for_each(|(_, _, until)| *until = Some(now));
+                let is_last = |down: &&mut PastOutage| down.replica == *replica && down.until.is_none();
+                let last = self.down.iter_mut().rev().find(is_last);
+                last.into_iter().for_each(|down| down.until = Some(now));
             }
             Decision::Migrated { .. } | Decision::PutToSleep { .. } | Decision::Woken { .. } => {}
         }

@@ -178,7 +178,7 @@ impl PeerExchange {
     }
 
     pub(super) fn receive(&self, place: &str, report: PeerReport) -> ReportOutcome {
-        let heard = self.accept_report(place, report, (Instant::now(), Duration::ZERO));
+        let heard = self.accept_report(place, report, Instant::now(), Duration::ZERO);
         if heard == ReportOutcome::Urgent {
             self.announce_news();
         }
@@ -190,7 +190,8 @@ impl PeerExchange {
         &self,
         place: &str,
         report: PeerReport,
-        (now, age): (Instant, Duration),
+        now: Instant,
+        age: Duration,
     ) -> ReportOutcome {
         self.peers.lock().store_report(place, report, self.tick(now).earlier_by(age))
     }

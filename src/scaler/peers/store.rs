@@ -60,7 +60,7 @@ impl PeerExchange {
         }
         let report = report.filter(|text| text.len() <= MAX_REPORT);
         let report = report.and_then(|text| Report::decode(&*text).ok()).and_then(decode);
-        let outcome = report.map(|report| self.accept_report(&id, report, (now, age.unwrap_or_default())));
+        let outcome = report.map(|report| self.accept_report(&id, report, now, age.unwrap_or_default()));
         if shares_limits {
             self.note_running(&id, now);
         }

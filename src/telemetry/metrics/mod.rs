@@ -198,13 +198,14 @@ impl Metrics {
     }
 
     pub(super) fn shadow_skipped(&self, model: &str, to: &str, reason: &'static str) {
-        let labels = shadow::labels(model, to, ("reason", reason));
+        let labels = shadow::labels(model, to, Label::from_static_parts("reason", reason));
         counter(&self.recorder, &catalogue::SHADOW_SKIPPED, labels).increment(1);
     }
 
     pub(super) fn shadow_compared(&self, model: &str, to: &str, sides: [&ShadowSide; 2]) {
         for (name, side) in ShadowSide::NAMES.into_iter().zip(sides) {
-            shadow::record(&self.recorder, &shadow::labels(model, to, ("side", name)), side);
+            let labels = shadow::labels(model, to, Label::from_static_parts("side", name));
+            shadow::record(&self.recorder, &labels, side);
         }
     }
 

@@ -63,7 +63,7 @@ pub(in crate::config) fn validate(
         own_names.insert(id, TenantNames { map, allow_fallback: tenant.allow_fallback });
         for (at, key) in tenant.keys.iter().enumerate() {
             let place = KeyPlace { field: &field.key("keys").index(at), file: None };
-            context.key((holder, key), place, &mut credentials, &mut limits, findings);
+            context.key(holder, key, place, &mut credentials, &mut limits, findings);
         }
         for (at, cert) in tenant.client_certs.iter().enumerate() {
             credentials.cert(context, holder, cert, &field.key("client_certs").index(at), findings);
@@ -139,7 +139,8 @@ impl TenantContext<'_> {
     /// Puts a key in force, if nothing is wrong with it.
     fn key(
         &self,
-        (holder, key): (CredentialHolder<'_>, &KeySection),
+        holder: CredentialHolder<'_>,
+        key: &KeySection,
         place: KeyPlace<'_>,
         credentials: &mut CredentialSet,
         limits: &mut CheckedLimits,
@@ -182,7 +183,7 @@ impl TenantContext<'_> {
                 };
                 for (at, key) in file.keys.iter().enumerate() {
                     let place = KeyPlace { field: &field.key("keys").index(at), file: Some(&name) };
-                    self.key((holder, key), place, credentials, limits, findings);
+                    self.key(holder, key, place, credentials, limits, findings);
                 }
             });
             if !is_good {
