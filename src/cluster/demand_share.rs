@@ -1,7 +1,7 @@
 //! Demand share: the calls that carry demand reports to the store and back.
 
 use crate::cluster::connection::{StoreConnection, StoreScript};
-use crate::cluster::demand_book::{DemandBook, StoreNames};
+use crate::cluster::demand_reports::{DemandReportState, StoreNames};
 use crate::cluster::parts::ClusterMember;
 use crate::cluster::shared_reports::SharedReports;
 use crate::telemetry::Telemetry;
@@ -10,14 +10,14 @@ use crate::telemetry::event::DemandNotShared;
 #[derive(Debug)]
 pub(super) struct DemandShare {
     script: StoreScript,
-    book: DemandBook,
+    book: DemandReportState,
     /// Whether the store has refused the last call, and operators know it.
     is_refused: bool,
 }
 
 impl DemandShare {
     pub(super) fn new() -> Self {
-        Self { script: StoreScript::demand(), book: DemandBook::default(), is_refused: false }
+        Self { script: StoreScript::demand(), book: DemandReportState::default(), is_refused: false }
     }
 
     /// Notes that the connection was lost, and the store may have lost its data.

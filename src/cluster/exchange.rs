@@ -13,12 +13,12 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::cluster::connection::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, StoreConnection, StoreScript};
-use crate::cluster::demand_book::StoreNames;
+use crate::cluster::demand_reports::StoreNames;
 use crate::cluster::demand_share::DemandShare;
-use crate::cluster::lease_book::{LeaseBook, LeaseCall};
-use crate::cluster::missed::MissedLimits;
-use crate::cluster::override_book::{HeardOverride, OverrideBook};
+use crate::cluster::lease_reports::{LeaseCall, LeaseReportState};
+use crate::cluster::lease_shortfalls::LeaseShortfalls;
 use crate::cluster::parts::{ClusterMember, ClusterParts, ClusterStatus};
+use crate::cluster::shared_overrides::{RemoteOverride, SharedOverrides};
 use crate::config::settings::cluster::{ClusterSettings, ValkeySettings};
 use crate::core::limits::lease::{LeaseGrant, LimitReports};
 use crate::core::limits::rule::{LimitId, LimitRule};
@@ -104,7 +104,7 @@ pub fn start(settings: &ClusterSettings, parts: ClusterParts) -> ClusterHandle {
         leases_end: now,
         leases_over: false,
         gateways: Vec::new(),
-        overrides: OverrideBook::default(),
+        overrides: SharedOverrides::default(),
     }));
     let (first, stop) = (Arc::new(Notify::new()), CancellationToken::new());
     let exchange = LeaseExchange::new(settings, parts, &status, &first);
@@ -122,9 +122,9 @@ struct LeaseExchange {
     store: ValkeySettings,
     parts: ClusterParts,
     scripts: [StoreScript; 3],
-    book: LeaseBook,
+    book: LeaseReportState,
     demand: DemandShare,
-    missed: MissedLimits,
+    missed: LeaseShortfalls,
     /// Gateways that are there.
     others: Vec<String>,
     /// Time at which this gateway last told that it is there; absent = not on this connection.
@@ -153,9 +153,9 @@ impl LeaseExchange {
             store: settings.valkey.clone(),
             parts,
             scripts: [StoreScript::leases(), StoreScript::members(), StoreScript::overrides()],
-            book: LeaseBook::default(),
+            book: LeaseReportState::default(),
             demand: DemandShare::new(),
-            missed: MissedLimits::default(),
+            missed: LeaseShortfalls::default(),
             others: Vec::new(),
             announced: None,
             store_clock: None,
@@ -353,8 +353,8 @@ impl LeaseExchange {
         self.demand.share(connection, names, &members, &**reports, telemetry).await
     }
 
-    fn bring_into_force(&self, heard: &HeardOverride, policy: &Policy) {
-        let HeardOverride { target, change, left, said } = heard;
+    fn bring_into_force(&self, heard: &RemoteOverride, policy: &Policy) {
+        let RemoteOverride { target, change, left, said } = heard;
         let result = self.parts.dispatcher.override_with(|now| match *change {
             None => Event::OverrideEnded(*target),
             Some(change) => {
@@ -462,7 +462,7 @@ mod tests {
 
     use super::*;
     use crate::cluster::connection::LEASES;
-    use crate::cluster::shared_reports::{HeardGateway, OwnReport, SharedReports};
+    use crate::cluster::shared_reports::{OwnReport, RemoteGateway, SharedReports};
     use crate::config::load::load_str_with;
     use crate::config::secret::MachineSecrets;
     use crate::dispatcher::Dispatcher;
@@ -482,7 +482,7 @@ mod tests {
             None
         }
 
-        fn hear(&self, _: Vec<HeardGateway>) {}
+        fn hear(&self, _: Vec<RemoteGateway>) {}
     }
 
     /// A report without limits asks the store nothing, and says nothing of it.
@@ -511,7 +511,7 @@ mod tests {
             leases_end: now,
             leases_over: false,
             gateways: Vec::new(),
-            overrides: OverrideBook::default(),
+            overrides: SharedOverrides::default(),
         }));
         let mut exchange = LeaseExchange::new(&cluster, parts, &status, &Arc::default());
         exchange.lease(Vec::new());

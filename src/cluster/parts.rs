@@ -6,7 +6,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use tokio::time::Instant;
 
-use crate::cluster::override_book::{OverrideBook, SharedOverride};
+use crate::cluster::shared_overrides::{SharedOverride, SharedOverrides};
 use crate::cluster::shared_reports::SharedReports;
 use crate::config::settings::Settings;
 use crate::dispatcher::Dispatcher;
@@ -41,7 +41,7 @@ pub struct ClusterStatus {
     /// All gateways, this one included, as of the last answer.
     pub gateways: Vec<ClusterMember>,
     /// Overrides that all gateways have.
-    pub overrides: OverrideBook,
+    pub overrides: SharedOverrides,
 }
 
 impl ClusterStatus {

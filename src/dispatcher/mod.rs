@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tokio::sync::{Notify, mpsc, oneshot};
 
-pub use crate::dispatcher::waiters::StayBills;
+pub use crate::dispatcher::waiters::AttemptBills;
 
 use crate::core::autoscale::observer::DemandObserver;
 use crate::core::billing::bill::IdleTime;
@@ -142,7 +142,7 @@ impl Dispatcher {
     /// Whether the scheduler would surely refuse a job that arrived now, whatever its tokens.
     /// `others` is the number of jobs of the same tenant that are about to arrive.
     #[must_use]
-    pub fn surely_refuses(&self, spec: &JobSpec, others: u64) -> bool {
+    pub fn would_refuse(&self, spec: &JobSpec, others: u64) -> bool {
         let now = self.clock.now();
         self.state.lock().scheduler.would_refuse(spec, others, now)
     }
@@ -306,12 +306,12 @@ impl Dispatcher {
 
     /// Passes on the event that ends the job, as [`Self::report`] does, and removes its waiter.
     /// Returns the job's bills; `None` if the attempt is not the job's current one.
-    fn finish(&self, job: JobId, attempt: u32, event: Event) -> Option<StayBills> {
+    fn finish(&self, job: JobId, attempt: u32, event: Event) -> Option<AttemptBills> {
         self.with_lock(|inner, now| inner.report(now, job, attempt, event).then(|| inner.waiters.close(job)))
     }
 
     /// Ends the job, unless it has ended, and removes its waiter. Returns the job's bills.
-    fn leave(&self, job: JobId, usage: JobUsage) -> StayBills {
+    fn leave(&self, job: JobId, usage: JobUsage) -> AttemptBills {
         self.with_lock(|inner, now| {
             if inner.waiters.set_left(job) {
                 inner.handle(now, Event::Abandoned { job, usage });
@@ -449,7 +449,7 @@ impl DispatcherState {
             self.timer_wakes_at = deadline;
         }
         leftover.lease_due = self.scheduler.wants_lease();
-        leftover.demand_due = self.scheduler.must_hand_over_demand();
+        leftover.demand_due = self.scheduler.must_flush_demand_facts();
         leftover
     }
 }
@@ -687,7 +687,7 @@ pools:
     async fn facts_of_demand_that_nobody_reads_are_observed_in_time() {
         let settings = settings(ONE_SLOT, None);
         let (dispatcher, _wished) = dispatcher(&settings);
-        let is_due = || dispatcher.state.lock().scheduler.must_hand_over_demand();
+        let is_due = || dispatcher.state.lock().scheduler.must_flush_demand_facts();
         // Each job makes four facts: it arrives, goes to a replica, stays there and leaves.
         let serve = |jobs: usize| {
             (0..jobs).for_each(|_| drop(admit(&dispatcher, &settings, Duration::from_secs(60))));

@@ -12,7 +12,7 @@ use crate::telemetry::Telemetry;
 use crate::telemetry::event::{UsageDatabaseFound, UsageDatabaseLost, UsageLinesBroken, UsageRowsNotDeleted};
 use crate::telemetry::metrics::UsageMeters;
 use crate::telemetry::wall;
-use crate::usage::before::StoredRows;
+use crate::usage::prior_usage::StoredRows;
 use crate::usage::segment::{Cursor, JournalFolder};
 use crate::usage::store::{Store, StoreAccess, StoreError, open};
 use crate::usage::writer::JournalEnds;
@@ -42,12 +42,12 @@ pub(super) struct DatabaseSink {
 
 /// Handle of the running thread.
 #[derive(Debug)]
-pub(super) struct Feeding {
+pub(super) struct DatabaseSinkHandle {
     stop: SyncSender<()>,
     thread: JoinHandle<()>,
 }
 
-impl Feeding {
+impl DatabaseSinkHandle {
     /// Ends the thread after one more check of the journal. Waits for at most `limit`.
     pub(super) fn stop(self, limit: Duration) {
         let _ended = self.stop.try_send(());
@@ -72,11 +72,11 @@ impl DatabaseSink {
     pub(super) fn start(
         self,
         first: impl FnOnce(Option<StoredRows<'_>>) + Send + 'static,
-    ) -> std::io::Result<Feeding> {
+    ) -> std::io::Result<DatabaseSinkHandle> {
         let (stop, stopped) = sync_channel(1);
         let thread = std::thread::Builder::new().name("usage-database".into());
         let thread = thread.spawn(move || self.run(&stopped, first))?;
-        Ok(Feeding { stop, thread })
+        Ok(DatabaseSinkHandle { stop, thread })
     }
 
     fn run(self, stopped: &Receiver<()>, first: impl FnOnce(Option<StoredRows<'_>>)) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::admin::report::standing::{self, SourceStatusRow};
-use crate::cluster::{OverrideBook, target_name};
+use crate::cluster::{SharedOverrides, target_name};
 use crate::core::autoscale::replica_demand::ReplicaDemand;
 use crate::core::model::ids::{ClassId, PoolId, TenantId};
 use crate::core::model::overrides::{OverrideChange, OverrideTarget};
@@ -42,7 +42,7 @@ struct OverrideOrigin {
 }
 
 impl OverrideRow {
-    fn new(view: &ActiveOverride, policy: &Policy, shared: Option<&OverrideBook>) -> Self {
+    fn new(view: &ActiveOverride, policy: &Policy, shared: Option<&SharedOverrides>) -> Self {
         let target = view.change.target();
         let said = shared.and_then(|book| book.said(&target_name(target, policy)));
         let by = match view.change {
@@ -76,7 +76,7 @@ impl OverrideRow {
 pub(in crate::admin) fn overrides(
     snapshot: &Snapshot,
     policy: &Policy,
-    shared: Option<&OverrideBook>,
+    shared: Option<&SharedOverrides>,
 ) -> Vec<OverrideRow> {
     snapshot.overrides.iter().map(|view| OverrideRow::new(view, policy, shared)).collect()
 }

@@ -294,14 +294,14 @@ pub struct PoolSettings {
     /// Time between two scrapes of an engine's own view.
     pub scrape_interval: Duration,
     /// What operators say of it.
-    pub site: PoolSite,
+    pub site: PoolLabels,
     /// Where more of its replicas come from.
     pub discover: Option<Discovery>,
 }
 
 /// What operators say of a pool, for people to read.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct PoolSite {
+pub struct PoolLabels {
     /// The kind of accelerator.
     pub accelerator: Option<String>,
     /// The profile of its slices, where it has such.

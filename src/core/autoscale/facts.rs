@@ -58,7 +58,7 @@ pub enum DemandFactKind {
     /// that replicas are missing.
     Refused { job: ObservedJob, scarce: Option<LanePosition> },
     /// A job's stay at a replica of the pool ended.
-    Stayed { job: ObservedJob, accounts: LaneAccounts, pool: Option<PoolId>, stay: Duration },
+    AttemptEnded { job: ObservedJob, accounts: LaneAccounts, pool: Option<PoolId>, lasted: Duration },
     /// A job moved from one class to another.
     Moved { from: ClassId, to: ClassId },
     /// A job ended, in whatever way, after this many output tokens.

@@ -9,7 +9,7 @@ use crate::core::placement::rules::Price;
 /// Bill of one stay of a job at a replica, from the dispatch until the job has left. Issued exactly
 /// once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StayBill {
+pub struct AttemptBill {
     pub pool: PoolId,
     pub replica: ReplicaId,
     /// The job's part of the replica's time, by [`crate::core::billing::meter`].

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use crate::core::billing::bill::{IdleTime, StayBill};
+use crate::core::billing::bill::{AttemptBill, IdleTime};
 use crate::core::model::ids::{PoolId, ReplicaId};
 use crate::core::model::policy::Policy;
 use crate::core::model::time::Tick;
@@ -146,10 +146,10 @@ impl PoolAccounts {
     }
 
     /// Bill of a stay that took this part of a replica's time.
-    pub fn charge(&mut self, pool: PoolId, replica: ReplicaId, time: Duration) -> StayBill {
+    pub fn charge(&mut self, pool: PoolId, replica: ReplicaId, time: Duration) -> AttemptBill {
         let account = self.0.get_mut(pool.index());
         let (price, money) = account.map_or((None, 0), |account| (account.price(), account.charge(time)));
-        StayBill { pool, replica, time, price, money, waste: None }
+        AttemptBill { pool, replica, time, price, money, waste: None }
     }
 
     /// Takes the idle time of each pool since the last call.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::core::billing::bill::StayBill;
+use crate::core::billing::bill::AttemptBill;
 use crate::core::limits::LimitSubject;
 use crate::core::limits::lease::LeaseGrant;
 use crate::core::limits::rule::{LimitId, LimitPeriod};
@@ -283,7 +283,7 @@ pub enum JobAction {
     },
     /// A stay of the job at a replica is over, and this is what it came to. One
     /// for each `Dispatch`, before whatever else is said of the stay's end.
-    Billed { job: JobId, bill: StayBill },
+    Billed { job: JobId, bill: AttemptBill },
 }
 
 /// Action on, or notice about, a replica, a pool or an override.

@@ -88,7 +88,7 @@ pub struct ItlConditions {
     pub best: Option<Duration>,
     /// What the limit is for.
     pub aim: ItlAim,
-    /// What the limit of a released replica is for; see [`crate::core::replica::keepers`].
+    /// What the limit of a released replica is for; see [`crate::core::replica::reserved_replicas`].
     pub released: Option<ItlAim>,
 }
 

@@ -30,7 +30,7 @@ pub struct Ledger {
     /// Jobs that failed elsewhere and have no first token yet.
     pub suspects: u32,
     /// Jobs whose prompts may still be read, as far as the gateway sees.
-    pub unread: u32,
+    pub prefilling: u32,
     /// Weight of the prompts that count as read although their first tokens are not due.
     pub ahead: u64,
 }
@@ -98,7 +98,7 @@ impl Booking {
         if self.read { self.output / 2 } else { self.output }
     }
 
-    fn unread(&self) -> u32 {
+    fn prefilling(&self) -> u32 {
         u32::from(!self.started && !self.settled)
     }
 
@@ -134,7 +134,7 @@ impl Ledger {
         self.watched_streams += booking.watched_streams();
         self.watched_answers += booking.watched_answers();
         self.suspects += booking.suspects();
-        self.unread += booking.unread();
+        self.prefilling += booking.prefilling();
         self.ahead = self.ahead.saturating_add(booking.ahead());
     }
 
@@ -154,7 +154,7 @@ impl Ledger {
                 watched_streams: self.watched_streams.checked_sub(booking.watched_streams())?,
                 watched_answers: self.watched_answers.checked_sub(booking.watched_answers())?,
                 suspects: self.suspects.checked_sub(booking.suspects())?,
-                unread: self.unread.checked_sub(booking.unread())?,
+                prefilling: self.prefilling.checked_sub(booking.prefilling())?,
                 ahead: self.ahead.checked_sub(booking.ahead())?,
             })
         };

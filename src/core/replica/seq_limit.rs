@@ -160,9 +160,9 @@ impl LearnedSeqLimit {
     /// Learns from a report, by the sequences that are booked there and the jobs whose prompts may
     /// still be read.
     pub fn learn(&mut self, report: &ReplicaReport, booked: &Ledger, buffer: u32) {
-        let Ledger { seqs: ours, unread, .. } = *booked;
+        let Ledger { seqs: ours, prefilling, .. } = *booked;
         let (Some(running), Some(waiting)) = (report.running, report.waiting) else { return };
-        let holds_back = waiting > u64::from(buffer.saturating_add(unread));
+        let holds_back = waiting > u64::from(buffer.saturating_add(prefilling));
         let own = running.saturating_add(waiting) <= u64::from(ours);
         let seen = u32::try_from(running).unwrap_or(u32::MAX);
         if self.shown.is_some_and(|shown| seen > shown) {
@@ -236,8 +236,8 @@ mod tests {
         ReplicaReport { running: Some(running), waiting: Some(waiting), ..ReplicaReport::default() }
     }
 
-    fn booked(seqs: u32, unread: u32) -> Ledger {
-        Ledger { seqs, unread, ..Ledger::default() }
+    fn booked(seqs: u32, prefilling: u32) -> Ledger {
+        Ledger { seqs, prefilling, ..Ledger::default() }
     }
 
     #[test]

@@ -205,7 +205,7 @@ impl Scheduler {
         self.expire(false, out);
         self.end_prefills();
         self.refuse_late_waits(out);
-        self.wake_replicas(out);
+        self.run_replica_timers(out);
         self.clear_departing(out);
         self.groups.mark_due(now);
         self.refresh_due_heads();

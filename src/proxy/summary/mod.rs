@@ -12,7 +12,7 @@ use std::time::Duration;
 use http::HeaderValue;
 
 use crate::config::settings::Settings;
-use crate::core::billing::bill::StayBill;
+use crate::core::billing::bill::AttemptBill;
 use crate::core::limits::LimitsAtEntry;
 use crate::core::limits::rule::LimitId;
 use crate::core::model::event::{DispatchGrant, EngineFault, PreemptReason, RejectReason};
@@ -30,8 +30,8 @@ use crate::proxy::summary::parts::{
 };
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{
-    EngineTimings, LimitMet, RequestFellBack, RequestOutcome, RequestPreempted, RequestRequeued,
-    RequestSummary, StayBilled, StreamContinuation, Timings,
+    AttemptBilled, EngineTimings, LimitMet, RequestFellBack, RequestOutcome, RequestPreempted,
+    RequestRequeued, RequestSummary, StreamContinuation, Timings,
 };
 use crate::telemetry::request_history::{AttemptEnd, AttemptTrail, TrailRecorder};
 use crate::telemetry::summary::{
@@ -324,7 +324,7 @@ impl RequestRecord {
     /// Counts the bills in metrics, and writes them to the journal if the request is written whole.
     fn write_bills(&self, summary: &RequestSummary<'_>, is_whole: bool) {
         let tenant = summary.caller.tenant;
-        summary.bills.iter().for_each(|bill| StayBilled { tenant, bill }.emit(&self.telemetry));
+        summary.bills.iter().for_each(|bill| AttemptBilled { tenant, bill }.emit(&self.telemetry));
         // A request without a tenant is counted (`penstock_auth_failures_total`) and logged, but
         // not billed. Otherwise, anyone who reaches the port could fill the journal.
         if let Some(journal) = self.journal.as_ref().filter(|_| tenant.is_some() && is_whole) {
@@ -383,7 +383,7 @@ impl RequestRecord {
 impl RequestRecord {
     /// Ends the record: writes the log line, metrics, usage rows, trail and trace. `bills` are those of
     /// the request's stays at replicas, in their order.
-    pub(super) fn finish(&mut self, bills: &[StayBill]) {
+    pub(super) fn finish(&mut self, bills: &[AttemptBill]) {
         self.learn();
         let now = self.clock.now();
         self.conclude();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::core::billing::bill::StayBill;
+use crate::core::billing::bill::AttemptBill;
 use crate::core::model::job::JobUsage;
 use crate::core::model::policy::Policy;
 use crate::core::placement::rules::Price;
@@ -58,7 +58,7 @@ fn common(summary: &RequestSummary<'_>, policy: &Policy) -> UsageRow {
     }
 }
 
-fn charged(row: UsageRow, bill: &StayBill, policy: &Policy) -> UsageRow {
+fn charged(row: UsageRow, bill: &AttemptBill, policy: &Policy) -> UsageRow {
     UsageRow {
         pool: policy.pools.name(bill.pool).into(),
         replica: policy.replicas.name(bill.replica).into(),

@@ -76,7 +76,7 @@ type PoolFits = BTreeMap<String, PoolFit>;
 fn fits(past: &History, policy: &Policy, notes: &mut Vec<String>) -> PoolFits {
     let answers_tell = |pool: PoolId| {
         past.jobs.iter().any(|job| {
-            job.stay.is_some_and(|(_, _, at)| at == pool)
+            job.attempt.is_some_and(|(_, _, at)| at == pool)
                 && job.usage.tokens().is_some_and(|tokens| tokens.cached.is_some())
         })
     };
@@ -110,7 +110,7 @@ fn correct(fits: &mut PoolFits, past: &History, simulated: &History) {
 fn service(history: &History) -> BTreeMap<String, ServiceSums> {
     let mut pools = BTreeMap::<String, ServiceSums>::new();
     for job in history.jobs.iter().filter(|job| job.end == JobEnd::Done && job.attempts == 1) {
-        let (Some((sent, _, pool)), Some(ended)) = (job.stay, job.ended) else { continue };
+        let (Some((sent, _, pool)), Some(ended)) = (job.attempt, job.ended) else { continue };
         let sums = pools.entry(history.policy.pools.name(pool).to_owned()).or_default();
         match job.first {
             Some(first) => {

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-use crate::config::settings::scale::PeerPlace;
+use crate::config::settings::scale::PeerAddress;
 use crate::core::autoscale::demand_report::{DecidedNumber, DemandReport, PeerDemand};
 use crate::core::autoscale::peers::{
     GatewayId, MISSED, PeerCount, PeerGroup, PeerReport, PeerRole, PeerView, ReportOutcome, ScaleDecision,
@@ -223,8 +223,8 @@ impl PeerExchange {
         self.news.notify_one();
     }
 
-    pub(super) fn set_places(&self, places: &BTreeSet<PeerPlace>) {
-        let names = places.iter().map(PeerPlace::to_string).collect();
+    pub(super) fn set_places(&self, places: &BTreeSet<PeerAddress>) {
+        let names = places.iter().map(PeerAddress::to_string).collect();
         self.peers.lock().list(&names, self.tick(Instant::now()));
         self.news.notify_one();
     }

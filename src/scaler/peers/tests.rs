@@ -10,7 +10,7 @@ use prost::Message as _;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, advance};
 
-use crate::cluster::{HeardGateway, SharedReports as _};
+use crate::cluster::{RemoteGateway, SharedReports as _};
 use crate::config::load::load_str_with;
 use crate::config::secret::MachineSecrets;
 use crate::core::autoscale::demand_report::{DemandReport, PoolReport};
@@ -97,7 +97,7 @@ impl World {
                 demand: DemandReport { pools: [("p".to_owned(), part)].into(), ..DemandReport::default() },
                 ..PeerReport::default()
             };
-            heard.push(HeardGateway {
+            heard.push(RemoteGateway {
                 id: shown(other.id),
                 name: format!("gateway-{}:1", other.id.id),
                 age: Some(now - other.at),
@@ -230,7 +230,7 @@ async fn while_the_store_is_away_there_is_no_number() {
 #[tokio::test(start_paused = true)]
 async fn a_gateway_of_an_earlier_version_is_missed() {
     let mut world = World::new(&[]);
-    let earlier = HeardGateway {
+    let earlier = RemoteGateway {
         id: "00ff".to_owned(),
         name: "earlier:1".to_owned(),
         age: None,
@@ -257,7 +257,7 @@ async fn a_gateway_of_an_earlier_version_is_missed() {
     }
     assert!(world.says().1.is_some(), "it has left");
     // What cannot be read is no report, and harms nothing.
-    let broken = HeardGateway { age: Some(SECOND), report: Some(vec![255; 40]), ..earlier };
+    let broken = RemoteGateway { age: Some(SECOND), report: Some(vec![255; 40]), ..earlier };
     world.exchange.hear(vec![broken]);
     world.turn();
 }

@@ -233,8 +233,8 @@ impl SimGateway {
                 | Action::Replica(_) => None,
             });
         }
-        if self.scheduler.must_hand_over_demand() {
-            self.scheduler.hand_over_demand(&mut self.demand);
+        if self.scheduler.must_flush_demand_facts() {
+            self.scheduler.flush_demand_facts(&mut self.demand);
             self.demand.observe();
         }
     }

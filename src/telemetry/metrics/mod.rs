@@ -21,7 +21,7 @@ use std::fmt;
 use metrics::{Counter, Gauge, Label, Recorder};
 use metrics_exporter_prometheus::{PrometheusHandle, PrometheusRecorder};
 
-use crate::core::billing::bill::StayBill;
+use crate::core::billing::bill::AttemptBill;
 use crate::core::model::ids::{PoolId, TenantId};
 use crate::core::model::policy::Policy;
 use crate::telemetry::metrics::catalogue::Metric;
@@ -333,7 +333,7 @@ impl Metrics {
     }
 
     /// Adds the time, cost and waste of a stay at a replica.
-    pub(super) fn billed(&self, policy: &Policy, tenant: Option<TenantId>, bill: &StayBill) {
+    pub(super) fn billed(&self, policy: &Policy, tenant: Option<TenantId>, bill: &AttemptBill) {
         self.costs.add(policy, tenant, bill);
         if let Some(waste) = bill.waste.filter(|waste| waste.tokens > 0) {
             let reason = vec![Label::from_static_parts("reason", waste.why.name())];

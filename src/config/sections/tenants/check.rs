@@ -62,7 +62,7 @@ pub(in crate::config) fn validate(
         let holder = CredentialHolder { id, row: &row };
         own_names.insert(id, TenantNames { map, allow_fallback: tenant.allow_fallback });
         for (at, key) in tenant.keys.iter().enumerate() {
-            let place = KeyPlace { field: &field.key("keys").index(at), file: None };
+            let place = KeyLocation { field: &field.key("keys").index(at), file: None };
             context.key(holder, key, place, &mut credentials, &mut limits, findings);
         }
         for (at, cert) in tenant.client_certs.iter().enumerate() {
@@ -86,7 +86,7 @@ pub(in crate::config) fn validate(
 
 /// Where a key stands.
 #[derive(Debug, Clone, Copy)]
-struct KeyPlace<'a> {
+struct KeyLocation<'a> {
     field: &'a FieldPath,
     file: Option<&'a Arc<str>>,
 }
@@ -141,7 +141,7 @@ impl TenantContext<'_> {
         &self,
         holder: CredentialHolder<'_>,
         key: &KeySection,
-        place: KeyPlace<'_>,
+        place: KeyLocation<'_>,
         credentials: &mut CredentialSet,
         limits: &mut CheckedLimits,
         findings: &mut Findings<'_>,
@@ -182,7 +182,7 @@ impl TenantContext<'_> {
                     );
                 };
                 for (at, key) in file.keys.iter().enumerate() {
-                    let place = KeyPlace { field: &field.key("keys").index(at), file: Some(&name) };
+                    let place = KeyLocation { field: &field.key("keys").index(at), file: Some(&name) };
                     self.key(holder, key, place, credentials, limits, findings);
                 }
             });

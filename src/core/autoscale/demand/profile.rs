@@ -125,8 +125,8 @@ impl DemandProfile {
     }
 
     /// Counts a stay at a replica that ended.
-    pub fn stayed(&mut self, stay: Duration) {
-        self.seen.stays.add(stay.as_secs_f64() * 1e3, 1.0);
+    pub fn attempt_ended(&mut self, lasted: Duration) {
+        self.seen.stays.add(lasted.as_secs_f64() * 1e3, 1.0);
     }
 
     /// Counts a job that was refused after it was admitted.

@@ -107,10 +107,10 @@ impl DemandProfiles {
     }
 
     /// Counts a stay at a replica of the pool that ended.
-    pub fn stayed(&mut self, job: &ObservedJob, pool: PoolId, stay: Duration) {
-        self.for_each_subject(job, |row| row.stayed(stay));
+    pub fn attempt_ended(&mut self, job: &ObservedJob, pool: PoolId, lasted: Duration) {
+        self.for_each_subject(job, |row| row.attempt_ended(lasted));
         self.row_mut(ProfileSubject::Pool(pool)).into_iter().for_each(|row| {
-            row.stayed(stay);
+            row.attempt_ended(lasted);
             row.leave(0);
         });
     }

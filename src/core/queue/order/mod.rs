@@ -20,7 +20,7 @@ use crate::core::model::time::Tick;
 use crate::core::placement::{self, GroupShape};
 use crate::core::queue::drain_rate::DrainRates;
 use crate::core::queue::estimate::DrainRate;
-use crate::core::queue::lane_key::LanePart;
+use crate::core::queue::lane_key::LaneSegment;
 use crate::core::queue::quota::TenantQuotas;
 use crate::core::queue::retry_budget::RetryBudget;
 
@@ -63,7 +63,7 @@ pub struct PoolGroup {
     /// The inputs from which the objectives of the group's pools were last computed.
     pub objective_inputs: Option<ObjectiveInputs>,
     /// Waiting jobs with several sequences: the number of jobs for each number of sequences.
-    wide_jobs: BTreeMap<u32, u32>,
+    jobs_by_sequences: BTreeMap<u32, u32>,
 }
 
 impl PoolGroup {
@@ -89,11 +89,11 @@ impl PoolGroup {
             (pool_set.pools.iter().map(|pool| pool.index()).collect(), places.collect())
         };
         let reaches: Vec<(BitSet, Vec<usize>)> = shape.pool_sets.iter().map(reach).collect();
-        let lines_at = |place: usize| {
+        let pool_sets_at = |place: usize| {
             let pool_sets = reaches.iter().enumerate().filter(|(_, reach)| reach.1.contains(&place));
             pool_sets.map(|(pool_set, _)| pool_set).collect()
         };
-        let pool_sets_at: Vec<BitSet> = (0..shape.pools.len()).map(lines_at).collect();
+        let pool_sets_at: Vec<BitSet> = (0..shape.pools.len()).map(pool_sets_at).collect();
         let overlaps = reaches.iter().map(|(_, places)| {
             places.iter().fold(BitSet::default(), |mut all, place| {
                 all.union(&pool_sets_at[*place]);
@@ -115,7 +115,7 @@ impl PoolGroup {
             session_wait_until: None,
             open_at: Tick::default(),
             objective_inputs: None,
-            wide_jobs: BTreeMap::new(),
+            jobs_by_sequences: BTreeMap::new(),
         }
     }
 
@@ -227,15 +227,15 @@ impl PoolGroup {
     }
 
     /// Counts a waiting job with several sequences.
-    pub fn note_wide(&mut self, seqs: u32) {
+    pub fn add_multi_sequence(&mut self, seqs: u32) {
         if seqs > 1 {
-            *self.wide_jobs.entry(seqs).or_default() += 1;
+            *self.jobs_by_sequences.entry(seqs).or_default() += 1;
         }
     }
 
-    /// Stops counting a job that [`Self::note_wide`] counted.
-    pub fn forget_wide(&mut self, seqs: u32) {
-        if let Entry::Occupied(mut jobs) = self.wide_jobs.entry(seqs) {
+    /// Stops counting a job that [`Self::add_multi_sequence`] counted.
+    pub fn remove_multi_sequence(&mut self, seqs: u32) {
+        if let Entry::Occupied(mut jobs) = self.jobs_by_sequences.entry(seqs) {
             *jobs.get_mut() -= 1;
             if *jobs.get() == 0 {
                 jobs.remove();
@@ -245,8 +245,8 @@ impl PoolGroup {
 
     /// The largest number of sequences of a waiting job, at least 1.
     #[must_use]
-    pub fn widest(&self) -> u32 {
-        self.wide_jobs.last_key_value().map_or(1, |(seqs, _)| *seqs)
+    pub fn max_sequences(&self) -> u32 {
+        self.jobs_by_sequences.last_key_value().map_or(1, |(seqs, _)| *seqs)
     }
 
     /// Lifts the counter of a tenant that begins to wait in a pool set, and those of its groups that
@@ -261,7 +261,7 @@ impl PoolGroup {
         for group in self.quotas.tree.groups_of(tenant) {
             let here = &self.classes[class.index()].pool_sets[pool_set.index()].trees;
             let waits =
-                [false, true].iter().any(|bound| here[tree_index(LanePart::Fresh, *bound)].holds(group));
+                [false, true].iter().any(|bound| here[tree_index(LaneSegment::New, *bound)].holds(group));
             if !waits {
                 let floor = self.floor(class, pool_set, self.quotas.tree.parent(group));
                 lifted |= self.classes[class.index()].counters.lift_group(group, floor);
@@ -274,7 +274,7 @@ impl PoolGroup {
     fn floor(&self, class: ClassIndex, pool_set: PoolSetIndex, group: Option<TenantId>) -> u128 {
         let class = &self.classes[class.index()];
         let rivals = [false, true].into_iter().flat_map(|bound| {
-            let tree = tree_index(LanePart::Fresh, bound);
+            let tree = tree_index(LaneSegment::New, bound);
             let busy = class.pool_sets_with_heads[tree].intersection(&self.overlaps[pool_set.index()]);
             busy.map(move |other| (other, tree))
         });
@@ -425,7 +425,7 @@ impl PoolGroup {
         let tiers = &self.shape.pool_set(chosen.pool_set).tiers;
         class.pool_sets[chosen.pool_set.index()].last_tier =
             tiers.iter().position(|tier| tier.pools.contains(&pool));
-        if chosen.head.part == LanePart::Fresh {
+        if chosen.head.part == LaneSegment::New {
             let groups = self.quotas.tree.groups_of(chosen.head.lane.tenant);
             let counter = class.counters.note_served(chosen.head.lane.tenant, &groups);
             let served = place.map(|place| &mut class.max_served[place]);

@@ -3,7 +3,7 @@
 use crate::core::model::bit_set::BitSet;
 use crate::core::model::ids::{ClassIndex, PoolId, PoolSetIndex};
 use crate::core::queue::fit_tree::FitSize;
-use crate::core::queue::lane_key::LanePart;
+use crate::core::queue::lane_key::LaneSegment;
 
 use super::PoolGroup;
 use super::head_tree::FoundHead;
@@ -31,7 +31,7 @@ impl PoolGroup {
     pub fn first(&self, room: RoomIn<'_>, skip: &dyn Fn(&LaneHead) -> bool) -> Option<Candidate> {
         self.service_order().into_iter().find_map(|(class, guaranteed)| {
             let background = self.is_background(class) && !guaranteed;
-            LanePart::ALL.into_iter().find_map(|part| {
+            LaneSegment::ALL.into_iter().find_map(|part| {
                 let (found, pool_set) = self.first_in(class, part, background, room, skip)?;
                 Some(Candidate {
                     class,
@@ -52,7 +52,7 @@ impl PoolGroup {
     fn first_in(
         &self,
         place: ClassIndex,
-        part: LanePart,
+        part: LaneSegment,
         background: bool,
         room: RoomIn<'_>,
         skip: &dyn Fn(&LaneHead) -> bool,
@@ -113,14 +113,16 @@ impl PoolGroup {
         let Some(pool_sets) = self.place_of(pool).map(|place| &self.pool_sets_at[place]) else {
             return false;
         };
-        let parts =
-            self.service_order().into_iter().flat_map(|(class, _)| LanePart::ALL.map(|part| (class, part)));
+        let parts = self
+            .service_order()
+            .into_iter()
+            .flat_map(|(class, _)| LaneSegment::ALL.map(|part| (class, part)));
         let mut firsts = parts.filter_map(|(class, part)| self.least_of(class, part, pool_sets));
         firsts.next().is_some_and(|key| key.place.seq == chosen.place.seq)
     }
 
     /// The least key of a class and part over some pool sets.
-    fn least_of(&self, class: ClassIndex, part: LanePart, pool_sets: &BitSet) -> Option<HeadKey> {
+    fn least_of(&self, class: ClassIndex, part: LaneSegment, pool_sets: &BitSet) -> Option<HeadKey> {
         let class = &self.classes[class.index()];
         let heads = [false, true].into_iter().flat_map(|bound| {
             let board = tree_index(part, bound);

@@ -21,7 +21,7 @@ const MIN_PROMPTS: u32 = 4;
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct CacheRecord {
     /// Mean tokens believed to be cached, by answer.
-    believed: f64,
+    predicted_cached: f64,
     /// Mean tokens of these that were.
     found: f64,
     /// Whether any were found since nothing counted.
@@ -35,7 +35,7 @@ struct HitCounter {
     /// Latest count.
     latest: Option<u64>,
     /// Tokens believed to be cached in the prompts that were sent since then, and their number.
-    believed: u64,
+    predicted_cached: u64,
     prompts: u32,
     /// Whether the replica's answers tell what was cached, so that the counter is not needed.
     is_idle: bool,
@@ -45,7 +45,7 @@ impl CacheRecord {
     /// Whether the replica finds prompts in its cache, as far as it is known.
     #[must_use]
     pub fn finds(&self) -> bool {
-        self.found >= self.believed * MIN_FOUND
+        self.found >= self.predicted_cached * MIN_FOUND
     }
 
     /// Whether the replica tells that it finds prompts in its cache.
@@ -55,24 +55,24 @@ impl CacheRecord {
     }
 
     /// Notes that a prompt was sent of which so many tokens are believed to be cached.
-    pub fn expect(&mut self, believed: u64) {
-        if believed >= MIN_TOKENS && !self.counter.is_idle {
-            self.counter.believed = self.counter.believed.saturating_add(believed);
+    pub fn expect(&mut self, predicted_cached: u64) {
+        if predicted_cached >= MIN_TOKENS && !self.counter.is_idle {
+            self.counter.predicted_cached = self.counter.predicted_cached.saturating_add(predicted_cached);
             self.counter.prompts = self.counter.prompts.saturating_add(1);
         }
     }
 
     /// Learns from an answer that tells how many tokens of its prompt were cached.
-    pub fn learn(&mut self, believed: u64, cached: u64) {
+    pub fn learn(&mut self, predicted_cached: u64, cached: u64) {
         self.counter = HitCounter { is_idle: true, ..HitCounter::default() };
-        if believed >= MIN_TOKENS {
-            self.add(believed as f64, cached.min(believed) as f64, NEWS);
+        if predicted_cached >= MIN_TOKENS {
+            self.add(predicted_cached as f64, cached.min(predicted_cached) as f64, NEWS);
         }
     }
 
     /// Learns from the engine's counter of cached prompt tokens.
     pub fn learn_count(&mut self, count: u64) {
-        let HitCounter { latest, believed, prompts, is_idle } = self.counter;
+        let HitCounter { latest, predicted_cached, prompts, is_idle } = self.counter;
         let hits = latest.and_then(|latest| count.checked_sub(latest));
         if is_idle || (hits.is_some() && prompts < MIN_PROMPTS) {
             return;
@@ -81,15 +81,15 @@ impl CacheRecord {
         if let Some(hits) = hits {
             let each = f64::from(prompts);
             let weight = 1.0 - (1.0 - NEWS).powf(each);
-            self.add(believed as f64 / each, hits.min(believed) as f64 / each, weight);
+            self.add(predicted_cached as f64 / each, hits.min(predicted_cached) as f64 / each, weight);
         }
     }
 
-    fn add(&mut self, believed: f64, found: f64, weight: f64) {
-        if self.believed <= 0.0 {
-            (self.believed, self.found) = (believed, believed);
+    fn add(&mut self, predicted_cached: f64, found: f64, weight: f64) {
+        if self.predicted_cached <= 0.0 {
+            (self.predicted_cached, self.found) = (predicted_cached, predicted_cached);
         }
-        self.believed += (believed - self.believed) * weight;
+        self.predicted_cached += (predicted_cached - self.predicted_cached) * weight;
         self.found += (found - self.found) * weight;
         self.has_found = self.finds() && (self.has_found || found > 0.0);
     }
@@ -162,14 +162,14 @@ mod tests {
             reports in vec((0..u64::MAX, 0..u64::MAX), 0..60),
         ) {
             let mut record = CacheRecord::default();
-            for (believed, cached) in reports {
-                record.expect(believed);
+            for (predicted_cached, cached) in reports {
+                record.expect(predicted_cached);
                 if cached % 3 == 0 {
                     record.learn_count(cached);
                 } else {
-                    record.learn(believed, cached);
+                    record.learn(predicted_cached, cached);
                 }
-                prop_assert!((0.0..=record.believed).contains(&record.found), "{record:?}");
+                prop_assert!((0.0..=record.predicted_cached).contains(&record.found), "{record:?}");
             }
         }
     }

@@ -104,7 +104,7 @@ impl ReplicaState {
         let ours = self.full(pool).saturating_sub(self.reported.external_seqs).max(1);
         if self.health.eighths(now, rules) < 8 {
             Bottleneck::SlowStart
-        } else if self.itl_seqs(pool).max(pool.objective.widest) < ours {
+        } else if self.itl_seqs(pool).max(pool.objective.max_sequences) < ours {
             Bottleneck::Itl
         } else {
             Bottleneck::Slots

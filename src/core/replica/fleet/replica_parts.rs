@@ -14,7 +14,7 @@ use crate::core::replica::reconcile::Reconciler;
 use crate::core::replica::seq_limit::LearnedSeqLimit;
 use crate::core::replica::shared_kv::SharedKv;
 use crate::core::replica::speed::pool_best::GapStretch;
-use crate::core::replica::speed::prefill_rate::ReplicaReads;
+use crate::core::replica::speed::prefill_rate::PrefillSampler;
 use crate::core::replica::speed::{PoolSpeeds, SpeedBin, SpeedFactor};
 
 use crate::core::replica::fleet::contribution::PoolCounts;
@@ -39,8 +39,8 @@ pub(super) struct ReplicaConfig {
 /// Which jobs may start at a replica, whatever room it has.
 #[derive(Debug, Clone)]
 pub(super) struct ReplicaAdmission {
-    /// Whether it keeps the urgent class's objective; see [`crate::core::replica::keepers`].
-    pub(super) keeper: bool,
+    /// Whether it keeps the urgent class's objective; see [`crate::core::replica::reserved_replicas`].
+    pub(super) reserved: bool,
     /// Whether the next urgent job may start there beyond the ITL limit.
     pub(super) beyond_limit: bool,
     /// Whether it is held for one job.
@@ -54,7 +54,7 @@ pub(super) struct ReplicaAdmission {
 
 impl Default for ReplicaAdmission {
     fn default() -> Self {
-        Self { keeper: true, beyond_limit: false, held: false, has_seats: false, closed: None }
+        Self { reserved: true, beyond_limit: false, held: false, has_seats: false, closed: None }
     }
 }
 
@@ -138,7 +138,7 @@ pub(super) struct ReplicaSpeed {
     /// Bin of its speed factor among those of its pool.
     pub(super) bin: Option<SpeedBin>,
     pub(super) stretch: GapStretch,
-    pub(super) reads: ReplicaReads,
+    pub(super) reads: PrefillSampler,
     /// Rate of prompt weight, from which the prefill share of its time follows.
     pub(super) prefill_load: PrefillLoad,
 }
@@ -150,7 +150,7 @@ impl Default for ReplicaSpeed {
             factor: 1.0,
             bin: None,
             stretch: GapStretch::default(),
-            reads: ReplicaReads::default(),
+            reads: PrefillSampler::default(),
             prefill_load: PrefillLoad::default(),
         }
     }
@@ -172,7 +172,7 @@ impl ReplicaSpeed {
 pub(super) struct FreeCapacity {
     /// Free capacity for the urgent class.
     pub(super) urgent: Option<FitSize>,
-    /// Free capacity of a keeper for classes less urgent than the one whose objective the pool has.
+    /// Free capacity of a reserved replica for classes less urgent than the one whose objective the pool has.
     pub(super) background: Option<FitSize>,
     /// Free capacity of a released replica for the same classes.
     pub(super) released: Option<FitSize>,

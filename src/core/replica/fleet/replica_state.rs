@@ -190,7 +190,7 @@ impl ReplicaState {
 
     fn limit_within(&self, itl: u32, pool: &PoolState, now: Tick, rules: &HealthPolicy) -> u32 {
         let ours = self.full(pool).saturating_sub(self.reported.external_seqs).max(1);
-        let full = ours.min(itl.max(pool.objective.widest));
+        let full = ours.min(itl.max(pool.objective.max_sequences));
         ramped(full, self.health.eighths(now, rules))
     }
 
@@ -200,10 +200,10 @@ impl ReplicaState {
         class.and_then(|class| self.class_seqs.get(class.index()).copied()).unwrap_or(0)
     }
 
-    /// Whether background classes may fill it: it is no keeper, and runs nothing of the urgent
+    /// Whether background classes may fill it: it is no reserved replica, and runs nothing of the urgent
     /// class.
     pub(super) fn is_released(&self, pool: &PoolState) -> bool {
-        !self.admission.keeper && pool.objective.released.is_some() && self.urgent_seqs(pool) == 0
+        !self.admission.reserved && pool.objective.released.is_some() && self.urgent_seqs(pool) == 0
     }
 
     /// Latency objective that it keeps now.
@@ -340,10 +340,10 @@ impl ReplicaState {
 
     /// TTFT model by which an urgent job compares replicas. A released replica counts as late by a
     /// part of the objective, and as slow as the objective allows: a job goes there only when the
-    /// keepers are worse.
+    /// reserved replicas are worse.
     pub(super) fn urgent_model(&self, pool: &PoolState) -> TtftModel {
         let model = self.ttft_model();
-        if self.admission.keeper || pool.objective.released.is_none() {
+        if self.admission.reserved || pool.objective.released.is_none() {
             return model;
         }
         let LatencyObjective { ttft, itl } = pool.objective.latency;

@@ -101,7 +101,7 @@ impl SpeedFactor {
     /// Mean of the predicted TTFTs that the factor was learned from, in nanoseconds at speed factor
     /// 1.
     #[must_use]
-    pub fn mean_raw(&self) -> f64 {
+    pub fn mean_reference(&self) -> f64 {
         if self.weight > 0.0 { self.raw_mean } else { 0.0 }
     }
 

@@ -82,7 +82,7 @@ impl PoolBestTracker {
     }
 
     /// Adds a stretch of prefill without a pause at one replica.
-    pub fn read(&mut self, stretch: prefill_rate::ReadStretch) {
+    pub fn read(&mut self, stretch: prefill_rate::PrefillBurst) {
         self.reads.add(stretch);
     }
 

@@ -17,14 +17,14 @@ const SPREAD: f64 = 0.1;
 
 /// Prompts that a replica read without a pause, and the time it took.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ReadStretch {
+pub struct PrefillBurst {
     weight: u64,
     took: Duration,
 }
 
 /// First tokens of one replica, collected into stretches.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct ReplicaReads {
+pub struct PrefillSampler {
     /// When the first tokens before this stretch came.
     before: Tick,
     since: Tick,
@@ -32,17 +32,17 @@ pub struct ReplicaReads {
     weight: u64,
 }
 
-impl ReplicaReads {
+impl PrefillSampler {
     /// Adds a first token that came `observed` after the dispatch of its prompt. `weight` is the
     /// weight of the prompt's uncached tokens. Returns the previous stretch once it is whole.
-    pub fn first_token(&mut self, observed: Duration, weight: u64, now: Tick) -> Option<ReadStretch> {
+    pub fn first_token(&mut self, observed: Duration, weight: u64, now: Tick) -> Option<PrefillBurst> {
         let sent = now.earlier_by(observed);
         if self.weight > 0 && now.since(self.at) <= TOGETHER {
             self.weight = self.weight.saturating_add(weight);
             self.since = self.since.min(sent.max(self.before));
             return None;
         }
-        let whole = ReadStretch { weight: self.weight, took: self.at.since(self.since) };
+        let whole = PrefillBurst { weight: self.weight, took: self.at.since(self.since) };
         *self = Self { before: self.at, since: sent.max(self.at), at: now, weight };
         (whole.weight > 0 && !whole.took.is_zero()).then_some(whole)
     }
@@ -59,7 +59,7 @@ pub struct PrefillRate {
 }
 
 impl PrefillRate {
-    pub fn add(&mut self, stretch: ReadStretch) {
+    pub fn add(&mut self, stretch: PrefillBurst) {
         let (weight, seconds) = (stretch.weight as f64, stretch.took.as_secs_f64());
         self.count += 1.0;
         self.weight += weight;
@@ -107,7 +107,7 @@ mod tests {
     /// Reads prompts of these weights, each sent when the one before was read, at 20,000
     /// tokens a second and 12 ms for each in any case.
     fn read(weights: &[u64]) -> PrefillRate {
-        let (mut reader, mut reads, mut now) = (ReplicaReads::default(), PrefillRate::default(), 1_000);
+        let (mut reader, mut reads, mut now) = (PrefillSampler::default(), PrefillRate::default(), 1_000);
         for weight in weights {
             let took = 12 + weight / 20;
             now += took;
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn prompts_that_wait_for_each_other_count_once() {
-        let (mut reader, mut reads) = (ReplicaReads::default(), PrefillRate::default());
+        let (mut reader, mut reads) = (PrefillSampler::default(), PrefillRate::default());
         // Ten prompts of 1,000 tokens sent at once, read one after the other in 50 ms each.
         for nth in 1..=11 {
             let stretch = reader.first_token(ms(50 * nth), 1_000, at(1_000 + 50 * nth));
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn first_tokens_of_one_step_are_one_stretch() {
-        let (mut reader, mut reads) = (ReplicaReads::default(), PrefillRate::default());
+        let (mut reader, mut reads) = (PrefillSampler::default(), PrefillRate::default());
         for step in 1..=5 {
             for _ in 0..4 {
                 let stretch = reader.first_token(ms(100), 500, at(1_000 + 100 * step));

@@ -110,15 +110,15 @@ impl DemandRecord {
     }
 
     /// A job's stay at a replica of the pool ended.
-    pub(in crate::core::scheduler) fn note_stay(
+    pub(in crate::core::scheduler) fn note_attempt_end(
         &mut self,
         spec: &JobSpec,
         accounts: LaneAccounts,
         pool: Option<PoolId>,
-        stay: Duration,
+        lasted: Duration,
         now: Tick,
     ) {
-        self.facts.push(now, DemandFactKind::Stayed { job: spec.into(), accounts, pool, stay });
+        self.facts.push(now, DemandFactKind::AttemptEnded { job: spec.into(), accounts, pool, lasted });
     }
 
     /// A job moved to another class.

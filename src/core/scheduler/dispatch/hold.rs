@@ -12,7 +12,7 @@ use std::iter;
 
 use smallvec::SmallVec;
 
-use super::place::JobPlace;
+use super::place::ReplicaChoice;
 use super::{BlockedAdapter, BlockedAdapters, DispatchPick};
 use crate::core::model::ids::{GroupIndex, JobId, PoolId};
 use crate::core::placement::choose::PlacementReason;
@@ -39,7 +39,7 @@ impl Scheduler {
             self.groups[group].held_replicas.remove(index);
             self.fleet.set_held(hold.replica, false, self.now);
             if let Some(chosen) = wanted {
-                let place = JobPlace { replica: hold.replica, choice: PlacementReason::Held, cached: 0 };
+                let place = ReplicaChoice { replica: hold.replica, choice: PlacementReason::Held, cached: 0 };
                 return Some(DispatchPick { chosen, place, pool: hold.pool, held: true, warm: false });
             }
         }

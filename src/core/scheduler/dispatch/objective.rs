@@ -32,7 +32,7 @@ impl PoolGroups {
         let promised = ObjectiveInputs {
             active: here.active_classes(now),
             headroom: reserve,
-            widest: here.widest(),
+            max_sequences: here.max_sequences(),
             turns: fleet.service_changes(),
         };
         if here.objective_inputs.as_ref() != Some(&promised) {
@@ -67,7 +67,7 @@ fn set_objectives(
             latency: promised,
             released: next.filter(|_| host == urgent).and_then(latency),
             headroom: reserve,
-            widest: inputs.widest,
+            max_sequences: inputs.max_sequences,
             background: host == urgent,
         });
         (pool, objective)

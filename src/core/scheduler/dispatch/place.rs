@@ -29,7 +29,7 @@ const MAX_DECLINED_SESSION: usize = 16;
 
 /// Where a job goes.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::core::scheduler) struct JobPlace {
+pub(in crate::core::scheduler) struct ReplicaChoice {
     pub(in crate::core::scheduler) replica: ReplicaId,
     pub(in crate::core::scheduler) choice: PlacementReason,
     /// Tokens of the prompt that the replica is expected to have cached.
@@ -45,12 +45,12 @@ impl Scheduler {
     ///
     /// Once [`MAX_DECLINED`] `others` (with a session: [`MAX_DECLINED_SESSION`]) found no place in this
     /// decision, the job takes a free replica, even if a busy one promises to be sooner.
-    pub(in crate::core::scheduler) fn place_for(
+    pub(in crate::core::scheduler) fn choose_for(
         &self,
         group: GroupIndex,
         chosen: &Candidate,
         others: usize,
-    ) -> Option<JobPlace> {
+    ) -> Option<ReplicaChoice> {
         let job = self.jobs.get(&chosen.head.job)?;
         let here = &self.groups[group];
         let pool_set = here.shape.pool_set(chosen.pool_set);
@@ -80,7 +80,7 @@ impl Scheduler {
             PlacementReason::Only if cached > 0 => PlacementReason::Prefix,
             other => other,
         };
-        Some(JobPlace { replica, choice, cached })
+        Some(ReplicaChoice { replica, choice, cached })
     }
 
     /// Scores of the replica that the job goes to and of a few others, before the booking. `held` = the
@@ -90,11 +90,11 @@ impl Scheduler {
         job: &Job,
         background: bool,
         pools: &[PoolId],
-        place: &JobPlace,
+        place: &ReplicaChoice,
         held: bool,
         failed: &[ReplicaId],
     ) -> ReplicaScores {
-        let JobPlace { replica, cached, .. } = *place;
+        let ReplicaChoice { replica, cached, .. } = *place;
         let mut holders = self.affinity.prefixes.matches(&job.prefix);
         holders.retain(|(id, tokens)| {
             if *id == replica {

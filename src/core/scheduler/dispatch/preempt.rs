@@ -73,7 +73,7 @@ impl Scheduler {
         }
         let now = self.now;
         let jobs = self.jobs.running_at(replica, |job, run| {
-            let begun = !job.spec.streams && run.since + Duration::from_nanos(run.raw_ttft_ns) <= now;
+            let begun = !job.spec.streams && run.since + Duration::from_nanos(run.reference_ttft_ns) <= now;
             job.is_unseen() && !begun && self.has_replica_up(job)
         });
         for job in jobs {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::core::model::ids::{GroupIndex, JobId};
 use crate::core::queue::fairness::scaled;
-use crate::core::queue::lane_key::LanePart;
+use crate::core::queue::lane_key::LaneSegment;
 use crate::core::queue::order::{Candidate, LaneHead};
 
 use super::{DeferredPick, DispatchPick};
@@ -83,7 +83,7 @@ impl Scheduler {
         let objective = class.map(|class| class.ttft_objective).unwrap_or_default();
         let since = self.jobs.get(&chosen.head.job).and_then(|job| job.cached.bypassed_since);
         let waited = since.map_or(Duration::ZERO, |since| self.now.since(since));
-        chosen.head.part == LanePart::Fresh && waited <= objective.mul_f64(MAX_BYPASS)
+        chosen.head.part == LaneSegment::New && waited <= objective.mul_f64(MAX_BYPASS)
     }
 
     fn note_bypass(&mut self, first: JobId) {
@@ -104,7 +104,7 @@ impl Scheduler {
             warm.find(|(replica, _)| self.fleet.fits_or_returns(*replica, &required, false, self.now))?;
             let head = LaneHead { job: id, ..chosen.head };
             let other = Candidate { head, place: job.place, need: job.size(), ..*chosen };
-            let place = self.place_for(group, &other, 0)?;
+            let place = self.choose_for(group, &other, 0)?;
             let pool = self.fleet.pool_of(place.replica)?;
             let pick = DispatchPick { chosen: other, place, pool, held: false, warm: true };
             (most - place.cached < MIN_SAVED).then_some(pick)

@@ -86,7 +86,7 @@ impl Scheduler {
     pub(in crate::core::scheduler) fn learn_cache(&mut self, run: &RunningAttempt, usage: JobUsage) {
         let cached = usage.tokens().and_then(|tokens| tokens.cached);
         if let Some(cached) = cached.filter(|_| run.booking.seqs <= 1) {
-            self.affinity.prefixes.learn(run.replica, run.believed, cached);
+            self.affinity.prefixes.learn(run.replica, run.predicted_cached, cached);
             self.fleet.set_seats(run.replica, self.affinity.prefixes.is_proven(run.replica), self.now);
         }
     }
@@ -98,7 +98,13 @@ impl Scheduler {
             && !run.loads_adapter
         {
             let answer = PlainAnswer { took: self.now.since(run.since), tokens, seqs: run.booking.seqs };
-            self.fleet.learn_whole_answer(run.replica, &answer, run.prefill_mark, run.raw_ttft_ns, self.now);
+            self.fleet.learn_whole_answer(
+                run.replica,
+                &answer,
+                run.prefill_mark,
+                run.reference_ttft_ns,
+                self.now,
+            );
         }
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::core::model::ids::{ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::model::invariant::InvariantId;
 use crate::core::queue::QueuedLoad;
-use crate::core::queue::lane_key::{LaneKey, LanePart};
+use crate::core::queue::lane_key::{LaneKey, LaneSegment};
 use crate::core::queue::order::{HeadSet, PoolGroup};
 use crate::core::queue::quota::QuotaState;
 use crate::core::replica::fleet::{ReplicaMatch, ReplicaRequirements};
@@ -103,7 +103,7 @@ impl Scheduler {
 
     fn heads_are_ranked(&self) -> bool {
         self.queue.lanes().all(|(key, lane)| {
-            LanePart::ALL.into_iter().all(|part| {
+            LaneSegment::ALL.into_iter().all(|part| {
                 let (Some(spot), seat) = (self.lane_position(key), lane.head_positions[part as usize]) else {
                     return false;
                 };
@@ -115,7 +115,7 @@ impl Scheduler {
                     return seat.is_none();
                 }
                 let head = lane.head(part).and_then(|id| self.jobs.get(&id));
-                let paid = part == LanePart::Returned;
+                let paid = part == LaneSegment::Requeued;
                 let counter = if paid { 0 } else { group.counter(spot.class, key.tenant) };
                 let pool_set = group.shape.pool_set(spot.pool_set);
                 if head.is_some_and(|job| {
@@ -134,7 +134,7 @@ impl Scheduler {
         let mut heads: BTreeMap<(LaneAccounts, TenantId), usize> = BTreeMap::new();
         for (key, lane) in self.queue.lanes() {
             if let Some(account) = self.lane_accounts(key) {
-                let seated = usize::from(lane.head_positions[LanePart::Fresh as usize].is_some());
+                let seated = usize::from(lane.head_positions[LaneSegment::New as usize].is_some());
                 *heads.entry((account, key.tenant)).or_default() += seated;
             }
         }
@@ -156,14 +156,14 @@ impl Scheduler {
         };
         let awaited = runs.filter(|(_, run)| is_awaited(run));
         let awaited: BTreeSet<_> = awaited.filter_map(|(id, run)| Some((run.prefill_due_at?, id))).collect();
-        let unread = |job: &Job| job.attempt().is_some_and(|run| is_awaited(&run));
+        let prefilling = |job: &Job| job.attempt().is_some_and(|run| is_awaited(&run));
         awaited.iter().copied().eq(self.timers.prefills.iter())
-            && self.jobs.values().filter(|job| unread(job)).count() == awaited.len()
+            && self.jobs.values().filter(|job| prefilling(job)).count() == awaited.len()
     }
 
     fn credit_is_idle(&self) -> bool {
         let heads = self.queue.lanes().flat_map(|(key, lane)| {
-            LanePart::ALL.into_iter().filter_map(move |part| Some((key, lane.head(part)?)))
+            LaneSegment::ALL.into_iter().filter_map(move |part| Some((key, lane.head(part)?)))
         });
         let mut waiting = heads.filter_map(|(key, id)| Some((self.lane_position(key)?, self.jobs.get(&id)?)));
         waiting.any(|(spot, job)| {

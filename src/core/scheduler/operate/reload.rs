@@ -79,7 +79,7 @@ impl Scheduler {
             return None;
         }
         let lanes = !self.placement.has_windows_of(routes);
-        let wide = self.groups.iter().any(|group| group.widest() > 1);
+        let wide = self.groups.iter().any(|group| group.max_sequences() > 1);
         Some(OrderRenewal { lanes, preemptible: moved || lanes || !classes, wide })
     }
 
@@ -146,7 +146,7 @@ impl Scheduler {
                 let lane = self.queue.lane(key).filter(|_| wide);
                 let jobs = lane.into_iter().flat_map(|lane| lane.jobs());
                 for job in jobs.filter_map(|id| self.jobs.get(&id)) {
-                    self.groups[spot.group].note_wide(job.spec.sequences);
+                    self.groups[spot.group].add_multi_sequence(job.spec.sequences);
                 }
             }
             if let Some(reason) = self.reason_to_withdraw(key) {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::core::billing::bill::{StayBill, Waste, WasteCause};
+use crate::core::billing::bill::{AttemptBill, Waste, WasteCause};
 use crate::core::model::event::{Action, JobAction};
 use crate::core::model::ids::{JobId, PoolId};
 use crate::core::model::job::JobUsage;
@@ -31,10 +31,10 @@ impl Scheduler {
     ) {
         let bill = self.fleet.accounts.charge(pool, run.replica, time);
         if let Some(job) = self.jobs.get_mut(&id) {
-            job.charges.add_stay(time, bill.money);
+            job.charges.add_attempt(time, bill.money);
         }
         let waste = wasted.map(|wasted| Waste { tokens: tokens(run, &wasted), why: wasted.why });
-        out.push(Action::Job(JobAction::Billed { job: id, bill: StayBill { waste, ..bill } }));
+        out.push(Action::Job(JobAction::Billed { job: id, bill: AttemptBill { waste, ..bill } }));
     }
 
     /// Time for which the pool's replicas were present and worked, since the start of the gateway.

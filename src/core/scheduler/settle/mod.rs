@@ -54,7 +54,7 @@ impl Scheduler {
     pub(super) fn first_token(&mut self, id: JobId) {
         let Some(run) = self.jobs.attempt_mut(id) else { return };
         if !run.booking.started {
-            let whole = self.fleet.start(run.replica, &mut run.booking, &mut run.stay, self.now);
+            let whole = self.fleet.start(run.replica, &mut run.booking, &mut run.lasted, self.now);
             self.invariants.check(InvariantId::LedgerBalanced, whole);
             let run = *run;
             self.forget_prefill(id);
@@ -63,8 +63,10 @@ impl Scheduler {
             }
             let took = self.now.since(run.since);
             match run.loads_adapter {
-                true => self.fleet.learn_adapter_load(run.replica, took, run.raw_ttft_ns),
-                false => self.fleet.learn_ttft(run.replica, &run.booking, took, run.raw_ttft_ns, self.now),
+                true => self.fleet.learn_adapter_load(run.replica, took, run.reference_ttft_ns),
+                false => {
+                    self.fleet.learn_ttft(run.replica, &run.booking, took, run.reference_ttft_ns, self.now)
+                }
             }
             self.note_pool_start(&run);
             self.clear_suspect(id, &run);
@@ -222,11 +224,11 @@ impl Scheduler {
         let pool = self.fleet.pool_of(run.replica);
         let lane = spec.as_ref().map(LaneKey::of);
         if let (Some(spec), Some(account)) = (spec, lane.and_then(|lane| self.lane_accounts(lane))) {
-            let stay = self.now.since(run.since);
-            self.groups[account.group].stopped(account.class, stay, self.now);
-            self.demand.note_stay(&spec, account, pool, stay, self.now);
+            let lasted = self.now.since(run.since);
+            self.groups[account.group].stopped(account.class, lasted, self.now);
+            self.demand.note_attempt_end(&spec, account, pool, lasted, self.now);
         }
-        let (whole, time) = self.fleet.release(run.replica, &run.booking, &run.stay, self.now);
+        let (whole, time) = self.fleet.release(run.replica, &run.booking, &run.lasted, self.now);
         self.invariants.check(InvariantId::LedgerBalanced, whole);
         if let Some(pool) = pool {
             self.bill(id, pool, run, time, wasted, out);

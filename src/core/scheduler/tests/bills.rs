@@ -6,7 +6,7 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::{ProptestConfig, prop_assert, prop_assert_eq, proptest};
 
-use crate::core::billing::bill::{StayBill, Waste, WasteCause};
+use crate::core::billing::bill::{AttemptBill, Waste, WasteCause};
 use crate::core::limits::rule::{LimitId, LimitPeriod, LimitRule, LimitScope, LimitUnit};
 use crate::core::model::event::{Action, EngineFault, Event, JobAction};
 use crate::core::model::ids::{JobId, PoolId, ReplicaId, TenantId};
@@ -23,7 +23,7 @@ use crate::core::scheduler::tests::{World, policy, sent, spec, used};
 const HOUR: u64 = 3_600_000;
 
 /// The bill of the stay that ended last.
-fn bill(world: &World) -> StayBill {
+fn bill(world: &World) -> AttemptBill {
     world.bills.last().unwrap().1
 }
 

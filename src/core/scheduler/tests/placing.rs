@@ -237,5 +237,5 @@ fn prompts_that_arrive_together_go_where_sequences_ended_together() {
         world.finish(id, AttemptOutcome::Done(used(600, 10)));
     }
     let next: Vec<_> = (21..=24).map(|id| sent(&world.arrive(plain(id)))[0].1).collect();
-    assert_eq!(next, [1; 4], "an unread prompt there costs less than a client notices");
+    assert_eq!(next, [1; 4], "an prefilling prompt there costs less than a client notices");
 }

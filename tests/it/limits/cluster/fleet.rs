@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use penstock::cluster::{LEASES, LeaseBook, LeaseCall, MEMBERS};
+use penstock::cluster::{LEASES, LeaseCall, LeaseReportState, MEMBERS};
 use penstock::config::load::load_str_with;
 use penstock::config::secret::MachineSecrets;
 use penstock::core::limits::rule::{LimitId, LimitPeriod, UnitAmounts, UsedAmounts};
@@ -66,7 +66,7 @@ struct Running {
 pub(super) struct Member {
     id: String,
     limits: UsageLimits,
-    book: LeaseBook,
+    book: LeaseReportState,
     running: Vec<Running>,
     missed: bool,
     reports_at: Tick,
@@ -169,7 +169,7 @@ impl Fleet {
         self.members.push(Member {
             id: format!("g{}", self.joined),
             limits,
-            book: LeaseBook::default(),
+            book: LeaseReportState::default(),
             running: Vec::new(),
             missed: false,
             reports_at: self.now,

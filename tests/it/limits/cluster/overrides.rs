@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::Method;
-use penstock::cluster::{OVERRIDES, OverrideBook, SharedOverride, target_name};
+use penstock::cluster::{OVERRIDES, SharedOverride, SharedOverrides, target_name};
 use penstock::config::load::load_str_with;
 use penstock::config::secret::MachineSecrets;
 use penstock::core::model::overrides::{Closed, OverrideChange, OverrideTarget};
@@ -154,7 +154,7 @@ async fn overrides_work_without_the_store_and_meet_when_it_is_back() {
 
 /// A book and the real script, without a gateway.
 struct Member {
-    book: OverrideBook,
+    book: SharedOverrides,
     policy: Arc<Policy>,
 }
 
@@ -185,7 +185,7 @@ fn member() -> Member {
     let text = head("") + "tenants:\n" + &tenant_lines(TENANT, "") + "pools:\n" + &pools;
     let outcome = load_str_with(&text, "test", Path::new("."), None, &MachineSecrets);
     let policy = outcome.loaded.unwrap_or_else(|| panic!("{}", outcome.report)).settings.policy;
-    Member { book: OverrideBook::default(), policy }
+    Member { book: SharedOverrides::default(), policy }
 }
 
 /// What a gateway that was away brings back does not undo what was said later, whether that still holds or

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use penstock::cluster::{DEMAND, DemandBook, HeardGateway, OwnReport, StoreNames};
+use penstock::cluster::{DEMAND, DemandReportState, OwnReport, RemoteGateway, StoreNames};
 use redis::{Connection, Script};
 
 use crate::support::redis::RedisServer;
@@ -15,7 +15,7 @@ const START: u64 = 1_795_651_200_000;
 /// A gateway's book.
 struct Member {
     id: String,
-    book: DemandBook,
+    book: DemandReportState,
     number: u64,
     text: Vec<u8>,
     leaves: bool,
@@ -24,11 +24,11 @@ struct Member {
 impl Member {
     fn new(id: &str, text: &[u8]) -> Self {
         let (id, text) = (id.to_owned(), text.to_vec());
-        Self { id, book: DemandBook::default(), number: 1, text, leaves: false }
+        Self { id, book: DemandReportState::default(), number: 1, text, leaves: false }
     }
 
     /// One exchange at this time of the store.
-    fn exchange(&mut self, store: &mut Connection, at: u64) -> Vec<HeardGateway> {
+    fn exchange(&mut self, store: &mut Connection, at: u64) -> Vec<RemoteGateway> {
         let is_known = self.book.stored() == self.number;
         let text = if is_known { Vec::new() } else { self.text.clone() };
         let own = OwnReport { number: self.number, leaves: self.leaves, text };
@@ -44,8 +44,8 @@ impl Member {
 }
 
 /// By gateway, the age in milliseconds and the report.
-fn shown(heard: &[HeardGateway]) -> BTreeMap<&str, (u128, Option<&[u8]>)> {
-    let row = |one: &HeardGateway| (one.age.unwrap().as_millis(), one.report.clone());
+fn shown(heard: &[RemoteGateway]) -> BTreeMap<&str, (u128, Option<&[u8]>)> {
+    let row = |one: &RemoteGateway| (one.age.unwrap().as_millis(), one.report.clone());
     heard.iter().map(|one| (&*one.id, (row(one).0, one.report.as_deref()))).collect()
 }
 

@@ -170,7 +170,7 @@ impl ReplicaState {
     /// Nanoseconds of a TTFT that are not computation: the network, the engine's frontend, its
     /// tokenizer.
     pub(super) fn delay(&self) -> f64 {
-        (self.speed.factor - self.slowness()) * self.speed.learned.mean_raw()
+        (self.speed.factor - self.slowness()) * self.speed.learned.mean_reference()
     }
 
     /// Weight of prompts that may be sent in addition to those being read. More than a step's

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::core::autoscale::demand_report::PeerDemand;
-use crate::core::billing::bill::{IdleTime, StayBill};
+use crate::core::billing::bill::{AttemptBill, IdleTime};
 use crate::core::model::event::{Action, AttemptOutcome, EngineFault, Event};
 use crate::core::model::ids::{ClassId, JobId, ModelId, ReplicaId, TenantId};
 use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
@@ -48,7 +48,7 @@ pub(super) struct Edge {
     pub(super) barred: BTreeMap<OverrideTarget, Tick>,
     /// Stays that have begun and not been billed.
     pub(super) stays: BTreeMap<JobId, ReplicaId>,
-    pub(super) bills: Vec<(TenantId, StayBill)>,
+    pub(super) bills: Vec<(TenantId, AttemptBill)>,
     pub(super) idle: Vec<IdleTime>,
     pub(super) log: Vec<(Tick, Action)>,
 }

@@ -132,7 +132,7 @@ fn a_trickle_of_urgent_jobs_keeps_one_replica_from_being_filled() {
         fleet.run(30, 1_000);
         assert_eq!(fleet.full().len(), REPLICAS - 1, "{plain} {:?}", fleet.full());
         assert_eq!(fleet.urgent_at.len(), 1, "{plain} {:?}", fleet.urgent_at);
-        assert!(fleet.urgent_at.iter().all(|keeper| !fleet.full().contains(keeper)));
+        assert!(fleet.urgent_at.iter().all(|reserved| !fleet.full().contains(reserved)));
         assert_eq!(fleet.world.scheduler.audit(), []);
     }
 }

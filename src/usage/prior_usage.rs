@@ -10,7 +10,7 @@ use crate::usage::store::Store;
 
 /// Usage of one tenant, key and model.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct UsedBefore {
+pub struct PriorUsageRow {
     pub tenant: String,
     /// Id of the key; empty for requests without a key.
     pub key: String,
@@ -21,9 +21,9 @@ pub struct UsedBefore {
 
 /// Usage since a moment and before the start.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Before {
+pub struct PriorUsage {
     /// Usage by tenant, key and model.
-    pub used: Vec<UsedBefore>,
+    pub used: Vec<PriorUsageRow>,
     /// Whether only the journal was read, because the database is away or not configured. The
     /// journal may no longer hold all rows.
     pub partial: bool,
@@ -43,7 +43,7 @@ pub(super) fn since(
     journal: &str,
     mut stored: Option<StoredRows<'_>>,
     end: Cursor,
-) -> Vec<Before> {
+) -> Vec<PriorUsage> {
     let mut found = Vec::new();
     for since_ms in moments {
         let mut sums: BTreeMap<[String; 3], BillSums> = BTreeMap::new();
@@ -63,8 +63,8 @@ pub(super) fn since(
             }
         });
         let used =
-            sums.into_iter().map(|([tenant, key, model], sums)| UsedBefore { tenant, key, model, sums });
-        found.push(Before { used: used.collect(), partial: from.is_none() });
+            sums.into_iter().map(|([tenant, key, model], sums)| PriorUsageRow { tenant, key, model, sums });
+        found.push(PriorUsage { used: used.collect(), partial: from.is_none() });
     }
     found
 }

@@ -39,13 +39,13 @@ struct SentReports {
 
 /// The reports of one gateway.
 #[derive(Debug, Default)]
-pub struct LeaseBook {
+pub struct LeaseReportState {
     sent: BTreeMap<LimitId, SentReports>,
     /// Reports ever made. Their numbers only grow, whatever the wall clock does.
     seq: u64,
 }
 
-impl LeaseBook {
+impl LeaseReportState {
     /// The call that reports `report`. `now` and `store_ms` are the same moment, by the core's clock
     /// and by the store's in milliseconds since 1970. `None` when the policy has forgotten the limit.
     pub fn call(
@@ -195,7 +195,7 @@ mod tests {
         let hours = |hours: u64| Tick::from_millis(hours * 3600 * 1000);
         let named = |period, left: u64, store_ms| {
             let report = report(period, hours(left));
-            let call = LeaseBook::default().call(&report, "penstock", &policy, Tick::ZERO, store_ms);
+            let call = LeaseReportState::default().call(&report, "penstock", &policy, Tick::ZERO, store_ms);
             call.unwrap().key.rsplit(':').next().unwrap().to_owned()
         };
         // 06:00 by the store. By the gateway 06:00 of any day, 08:00, and 22:00 the day before.
@@ -217,7 +217,7 @@ mod tests {
     fn a_clock_that_is_set_back_changes_neither_the_day_nor_the_order_of_reports() {
         let policy = policy();
         let day = Tick::from_millis(18 * 3600 * 1000);
-        let mut book = LeaseBook::default();
+        let mut book = LeaseReportState::default();
         let mut call = |ends, now_ms, wall| {
             let report = report(LimitPeriod::Day, ends);
             book.call(&report, "penstock", &policy, Tick::from_millis(now_ms), wall).unwrap()

@@ -41,7 +41,7 @@ pub struct SharedOverride {
 
 /// One target's override.
 #[derive(Debug, Clone, PartialEq)]
-struct BookEntry {
+struct OverrideEntry {
     said: SharedOverride,
     /// How long it lasts, in milliseconds; -1 = until it is ended.
     lasts: i64,
@@ -59,7 +59,7 @@ struct BookEntry {
 
 /// An override of another gateway that begins or ends here.
 #[derive(Debug, Clone, PartialEq)]
-pub struct HeardOverride {
+pub struct RemoteOverride {
     pub target: OverrideTarget,
     /// What begins; absent = the override of the target ends.
     pub change: Option<OverrideChange>,
@@ -90,8 +90,8 @@ struct StoredOverride<'a> {
 
 /// All overrides that this gateway knows of.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct OverrideBook {
-    entries: BTreeMap<String, BookEntry>,
+pub struct SharedOverrides {
+    entries: BTreeMap<String, OverrideEntry>,
     /// Changes ever made here.
     changes: u64,
     /// What the store last said of its state.
@@ -126,7 +126,7 @@ impl SharedOverride {
     }
 }
 
-impl BookEntry {
+impl OverrideEntry {
     /// Time until it is over, in milliseconds; at most 0 = it is. `None` = it does not end by itself.
     fn left(&self, store_ms: i64) -> Option<i64> {
         if self.said.kind.is_empty() {
@@ -137,14 +137,14 @@ impl BookEntry {
     }
 }
 
-impl OverrideBook {
+impl SharedOverrides {
     /// Notes what an operator has said at this gateway.
     pub fn set(&mut self, target: String, said: SharedOverride, lasts: Option<Duration>) {
         self.changes += 1;
         let (lasts, made) = (lasts.map_or(-1, millis), Instant::now());
         let pending = Some(self.changes);
         let (is_applied, replaces) = (true, false);
-        let entry = BookEntry { said, lasts, at: 0, made, pending, is_applied, replaces };
+        let entry = OverrideEntry { said, lasts, at: 0, made, pending, is_applied, replaces };
         self.entries.insert(target, entry);
     }
 
@@ -178,7 +178,7 @@ impl OverrideBook {
         call: &OverrideCall,
         answer: &[String],
         policy: &Policy,
-    ) -> Option<Vec<HeardOverride>> {
+    ) -> Option<Vec<RemoteOverride>> {
         let [kind, revision, store_ms, rest @ ..] = answer else { return None };
         let store_ms: i64 = store_ms.parse().ok()?;
         if kind == "all" {
@@ -216,7 +216,7 @@ impl OverrideBook {
         let age = Duration::from_millis(u64::try_from(store_ms - at).unwrap_or(0));
         let made = Instant::now().checked_sub(age).unwrap_or_else(Instant::now);
         let (pending, is_applied) = (None, false);
-        let entry = BookEntry { said, lasts, at, made, pending, is_applied, replaces };
+        let entry = OverrideEntry { said, lasts, at, made, pending, is_applied, replaces };
         self.entries.insert(target.to_owned(), entry);
     }
 
@@ -236,7 +236,7 @@ impl OverrideBook {
     }
 
     /// What the scheduler has to hear. Names that the policy does not have wait for one that has them.
-    fn apply(&mut self, store_ms: i64, policy: &Policy) -> Vec<HeardOverride> {
+    fn apply(&mut self, store_ms: i64, policy: &Policy) -> Vec<RemoteOverride> {
         let mut heard = Vec::new();
         for (target, entry) in self.entries.iter_mut().filter(|(_, entry)| !entry.is_applied) {
             let left = entry.left(store_ms);
@@ -252,7 +252,7 @@ impl OverrideBook {
                 continue;
             }
             let left = left.map(|left| Duration::from_millis(u64::try_from(left).unwrap_or(0)));
-            heard.push(HeardOverride { target: id, change, left, said: entry.said.clone() });
+            heard.push(RemoteOverride { target: id, change, left, said: entry.said.clone() });
         }
         heard
     }

@@ -6,7 +6,7 @@ use std::ops::Bound;
 use std::time::Duration;
 
 use crate::cluster::restarts::SharedNames;
-use crate::cluster::shared_reports::{HeardGateway, OwnReport, StoredRow};
+use crate::cluster::shared_reports::{OwnReport, RemoteGateway, StoredRow};
 
 /// Most reports of other gateways that one call asks for.
 const MAX_ASKED: usize = 64;
@@ -38,7 +38,7 @@ pub struct DemandCall {
 
 /// The reports in the store, as this gateway knows them.
 #[derive(Debug, Default)]
-pub struct DemandBook {
+pub struct DemandReportState {
     /// Number of the report of this gateway that the store has; 0 = none.
     stored: u64,
     /// By gateway, what the store had at the last call.
@@ -48,7 +48,7 @@ pub struct DemandBook {
     shared_names: SharedNames,
 }
 
-impl DemandBook {
+impl DemandReportState {
     /// Number of this gateway's report that the store has.
     #[must_use]
     pub const fn stored(&self) -> u64 {
@@ -95,7 +95,7 @@ impl DemandBook {
         call: &DemandCall,
         answer: Vec<Vec<u8>>,
         members: impl IntoIterator<Item = (&'a str, &'a str)>,
-    ) -> Option<Vec<HeardGateway>> {
+    ) -> Option<Vec<RemoteGateway>> {
         let mut answer = answer.into_iter();
         self.stored = if answer.next()? == b"1" { call.number } else { 0 };
         let looked_at: usize = String::from_utf8(answer.next()?).ok()?.parse().ok()?;
@@ -116,7 +116,7 @@ impl DemandBook {
         Some(heard)
     }
 
-    fn row(&self, heard: &HeardGateway, number: u64) -> (String, StoredRow) {
+    fn row(&self, heard: &RemoteGateway, number: u64) -> (String, StoredRow) {
         let before = self.rows.get(&heard.id).map_or(0, |row| row.read);
         let read = if heard.report.is_some() { number } else { before };
         let (name, age) = (heard.name.clone(), heard.age.unwrap_or_default());
@@ -125,25 +125,25 @@ impl DemandBook {
 }
 
 /// A gateway by its row in an answer, and the number of its report; `None` when the row makes no sense.
-fn read_row(row: Vec<Vec<u8>>) -> Option<(HeardGateway, u64)> {
+fn read_row(row: Vec<Vec<u8>>) -> Option<(RemoteGateway, u64)> {
     let mut row = row.into_iter();
     let mut word = || String::from_utf8(row.next()?).ok();
     let (id, age, number) = (word()?, word()?.parse().ok()?, word()?.parse().ok()?);
     let (is_gone, name) = (word()? == "1", word()?);
     let report = row.next().filter(|text| !text.is_empty());
     let age = Some(Duration::from_millis(age));
-    Some((HeardGateway { id, name, age, shares_limits: false, is_gone, report }, number))
+    Some((RemoteGateway { id, name, age, shares_limits: false, is_gone, report }, number))
 }
 
 /// Adds the gateways that share limits, and marks those that are there already.
-fn add_members<'a>(heard: &mut Vec<HeardGateway>, members: impl IntoIterator<Item = (&'a str, &'a str)>) {
+fn add_members<'a>(heard: &mut Vec<RemoteGateway>, members: impl IntoIterator<Item = (&'a str, &'a str)>) {
     for (id, name) in members {
         if let Some(other) = heard.iter_mut().find(|other| other.id == id) {
             other.shares_limits = true;
             continue;
         }
         let (id, name) = (id.to_owned(), name.to_owned());
-        heard.push(HeardGateway { id, name, age: None, shares_limits: true, is_gone: false, report: None });
+        heard.push(RemoteGateway { id, name, age: None, shares_limits: true, is_gone: false, report: None });
     }
 }
 
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn a_report_is_asked_for_until_it_was_read() {
-        let mut book = DemandBook::default();
+        let mut book = DemandReportState::default();
         let call = book.call(ME, own(4, "four"));
         assert_eq!(call.keys, ["p:v1:{demand}", "p:v1:{demand}:aa"]);
         assert_eq!(call.values[1..], ["4", "0", "one:1", "four"].map(|word| word.as_bytes().to_vec()));
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn who_shares_limits_and_reports_nothing_is_expected() {
-        let mut book = DemandBook::default();
+        let mut book = DemandReportState::default();
         let call = book.call(ME, None);
         let rows = answer(false, &[row("bb", 0, 7, "two:1", "")]);
         let heard = book.hear(&call, rows, [("bb", "two:1"), ("cc", "three:1")]).unwrap();
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn a_row_that_makes_no_sense_is_left_out() {
-        let mut book = DemandBook::default();
+        let mut book = DemandReportState::default();
         let call = book.call(ME, None);
         assert_eq!(book.hear(&call, Vec::new(), []), None);
         let mut long = row("cc", 20, 1, "three:1", "");
@@ -219,7 +219,7 @@ mod tests {
     }
 
     /// Largest number of calls from one that asks for a gateway to the next, when the store looks at so many of each.
-    fn largest_gap(book: &mut DemandBook, rows: &[Vec<Vec<u8>>], most: usize) -> usize {
+    fn largest_gap(book: &mut DemandReportState, rows: &[Vec<Vec<u8>>], most: usize) -> usize {
         let (mut last, mut largest) = (BTreeMap::<String, usize>::new(), 0);
         for turn in 0..200 {
             let call = book.call(ME, None);
@@ -238,7 +238,7 @@ mod tests {
         for (count, most, gap) in
             [(10, 64, 1), (64, 64, 1), (128, 64, 2), (250, 64, 4), (10, 3, 4), (100, 1, 100)]
         {
-            let mut book = DemandBook::default();
+            let mut book = DemandReportState::default();
             let rows: Vec<_> = (0..count).map(|id| row(&format!("{id:03}"), 0, 1, "", "")).collect();
             let call = book.call(ME, None);
             book.hear(&call, looked_at(true, 0, &rows), []).unwrap();
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn who_has_no_news_is_not_asked_for() {
-        let mut book = DemandBook::default();
+        let mut book = DemandReportState::default();
         let mut gone = row("dd", 0, 1, "four:1", "");
         gone[3] = b"1".to_vec();
         let rows = [row("bb", 20_000, 7, "two:1", ""), row("cc", 0, 1, "three:1", ""), gone];
