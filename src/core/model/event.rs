@@ -84,7 +84,7 @@ pub enum Event {
     },
     /// A probe that the core asked for succeeded.
     ProbeSucceeded { replica: ReplicaId },
-    /// What came of `Action::Sleep` or `Action::Wake`.
+    /// Result of `ReplicaAction::Sleep` or `ReplicaAction::Wake`.
     SleepAnswered {
         replica: ReplicaId,
         /// Whether it sleeps.

@@ -130,7 +130,7 @@ impl Scheduler {
     /// latest one seen. The scheduler ignores events of unknown jobs and replicas, and events
     /// of a phase that is over.
     ///
-    /// A job ends exactly once: with `Action::Reject`, or with the event
+    /// A job ends exactly once: with `JobAction::Reject`, or with the event
     /// `Abandoned`, `Finished(Done)`, or `Finished(Failed)` after its first token.
     /// `Finished(Failed)` before the first token, and `Finished(Interrupted)`,
     /// are always answered by `Requeue` or `Reject`.

@@ -57,7 +57,7 @@ impl Proxy {
         let window = self.window(settings, request);
         request.tokens = self.count_prompt(settings, request, edge, window).await;
         let tokens = request.tokens;
-        record.counted(tokens.prompt, tokens.source);
+        record.record_prompt_tokens(tokens.prompt, tokens.source);
         if tokens.source == CountSource::Estimate || tokens.source == CountSource::Bound {
             record.prompt.learn_from = Some(EstimatedPrompt {
                 ratios: Arc::clone(&self.token_counters.ratios),

@@ -74,7 +74,7 @@ fn poll_protocol<T: ClientSocket>(
     clock: &mut ConnClock,
     state: &ConnState,
 ) -> Poll<ProtocolSniff> {
-    if state.poll_draining(cx) {
+    if state.poll_draining(cx).is_ready() {
         return Poll::Ready(ProtocolSniff::Nothing);
     }
     loop {
@@ -85,12 +85,10 @@ fn poll_protocol<T: ClientSocket>(
             Poll::Ready(Ok(1..)) => {}
             Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(ProtocolSniff::Nothing),
             Poll::Pending if held.is_empty() => {
-                let late = clock.poll_overdue(cx, ConnWait::Idle);
-                return if late { Poll::Ready(ProtocolSniff::Nothing) } else { Poll::Pending };
+                return clock.poll_overdue(cx, ConnWait::Idle).map(|()| ProtocolSniff::Nothing);
             }
             Poll::Pending => {
-                let late = clock.poll_overdue(cx, ConnWait::Head);
-                return if late { Poll::Ready(ProtocolSniff::TooSlow) } else { Poll::Pending };
+                return clock.poll_overdue(cx, ConnWait::Head).map(|()| ProtocolSniff::TooSlow);
             }
         }
     }

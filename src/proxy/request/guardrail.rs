@@ -154,7 +154,7 @@ async fn check(
         _ => rule.fails_open,
     };
     let took = record.clock.now().since(since);
-    record.guarded(GuardrailCheck { stage, outcome, reason, passed, took });
+    record.record_guardrail(GuardrailCheck { stage, outcome, reason, passed, took });
     if (stage, outcome) == (GuardrailStage::Prompt, GuardrailOutcome::Denied) {
         let subject = LimitSubject { tenant: request.tenant, key: request.key, model: request.model() };
         proxy.dispatcher.event(Event::PromptDenied { subject, tokens: request.tokens.prompt });

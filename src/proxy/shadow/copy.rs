@@ -95,7 +95,7 @@ async fn answer(
     record: &mut RequestRecord,
 ) -> Option<DropReason> {
     let settings = proxy.settings.load_full();
-    record.sent(grant, &settings);
+    record.record_dispatch(grant, &settings);
     let attempt = tokio::select! {
         biased;
         why = ticket.preempted() => return Some(why.name()),
@@ -105,7 +105,7 @@ async fn answer(
         Ok(answer) if answer.report(ticket) => match answer {
             EngineAnswer::Stream { stream, .. } => {
                 record.end.status = StatusCode::OK.as_u16();
-                record.token_came();
+                record.record_first_token();
                 return drain_stream(proxy, stream, ticket, record).await;
             }
             EngineAnswer::Whole { status, usage, .. } => {

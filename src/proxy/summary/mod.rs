@@ -126,13 +126,13 @@ impl RequestRecord {
     }
 
     /// Records a check by the operator's guardrails.
-    pub(super) fn guarded(&mut self, check: GuardrailCheck) {
+    pub(super) fn record_guardrail(&mut self, check: GuardrailCheck) {
         self.with_trail(|trail| trail.guarded(check.clone()));
         self.guardrails.push(check);
     }
 
     /// Sets the count of the prompt's tokens and its source.
-    pub(super) fn counted(&mut self, tokens: u64, source: CountSource) {
+    pub(super) fn record_prompt_tokens(&mut self, tokens: u64, source: CountSource) {
         self.prompt.counted = Some((tokens, source));
         self.with_trail(|trail| trail.counted(tokens, source));
     }
@@ -177,15 +177,15 @@ impl RequestRecord {
     }
 
     /// Records that the stream has started to the client.
-    pub(super) fn streams(&mut self) {
+    pub(super) fn mark_streaming(&mut self) {
         self.end.status = 200;
         if let Some(notice) = self.notice() {
-            notice.streams();
+            notice.mark_streaming();
         }
     }
 
     /// Records the dispatch to a replica.
-    pub(super) fn sent(&mut self, grant: DispatchGrant, settings: &Settings) {
+    pub(super) fn record_dispatch(&mut self, grant: DispatchGrant, settings: &Settings) {
         let engine = settings.edge.pools.get(grant.pool).map(|pool| pool.engine.name());
         self.at_engine.dispatch = LastDispatch { grant: Some(grant), engine };
         self.at_engine.attempts += 1;
@@ -222,14 +222,14 @@ impl RequestRecord {
     }
 
     /// Records the first token of a stream.
-    pub(super) fn token_came(&mut self) {
+    pub(super) fn record_first_token(&mut self) {
         self.at_engine.first_token.get_or_insert(self.clock.now());
         let at = self.age();
         self.with_trail(|trail| trail.first_token(at));
     }
 
     /// Records the number of output events that the stream has had.
-    pub(super) fn wrote(&self, outputs: u64) {
+    pub(super) fn record_output_events(&self, outputs: u64) {
         self.with_trail(|trail| trail.wrote(outputs));
     }
 
@@ -251,7 +251,7 @@ impl RequestRecord {
 
     /// Records the result of a continuation after the stream broke at `from`. With `goes_on`, the
     /// stream continues at the record's current replica.
-    pub(super) fn broke_off(&mut self, from: ReplicaId, fault: EngineFault, goes_on: bool) {
+    pub(super) fn record_continuation(&mut self, from: ReplicaId, fault: EngineFault, goes_on: bool) {
         let to = self.at_engine.dispatch.replica().filter(|_| goes_on);
         self.at_engine.continued += u32::from(goes_on);
         StreamContinuation { ids: self.ids(), from, to, fault }.emit(&self.telemetry);
@@ -290,9 +290,9 @@ impl RequestRecord {
             *usage = usage.with_prompt(counted);
         }
         if matches!(self.end.outcome, RequestOutcome::Rejected | RequestOutcome::Failed)
-            && let Some(seat) = &mut self.retry.live_guard
+            && let Some(guard) = &mut self.retry.live_guard
         {
-            seat.refused();
+            guard.refused();
         }
         if self.end.early_head.as_ref().is_some_and(|sent| sent.load(Ordering::Relaxed)) {
             self.end.status = 200;

@@ -91,7 +91,7 @@ impl UpstreamExchange {
 
     fn recycle(&mut self) {
         if let Some(mut conn) = self.live.take()
-            && conn.is_reusable()
+            && conn.check_reusable()
         {
             self.pool.put(conn);
         }

@@ -71,9 +71,9 @@ pub struct SavedProfile {
     pub bursts: VecDeque<DemandBurst>,
     /// Seconds that demand was watched, fading over the days.
     pub watched: f64,
-    /// Jobs that began within their tolerance, fading over the days.
+    /// Jobs dispatched within their class's TTFT objective, fading over the days.
     pub kept: f64,
-    /// Jobs that did not begin within their tolerance, fading over the days.
+    /// Jobs dispatched later, or refused, fading over the days.
     pub missed: f64,
 }
 
