@@ -124,7 +124,7 @@ impl BestRow {
             first_tokens: best.first_tokens,
             itl_seconds: seconds(best.gap),
             gaps: best.gaps,
-            read_tokens_per_second: best.first_token.map(|_| best.read_per_second),
+            read_tokens_per_second: best.first_token.map(|_| best.prefill_tokens_per_second),
         }
     }
 }

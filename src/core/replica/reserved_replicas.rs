@@ -1,5 +1,5 @@
-//! Keepers: the replicas of a pool that keep the objective of its urgent class while slower
-//! classes fill the others.
+//! Reserved replicas: the replicas of a pool that keep the objective of its urgent class while
+//! slower classes fill the others.
 //!
 //! A trickle of urgent requests needs few replicas. If every replica kept their objective, slower
 //! classes would lose throughput everywhere. The number of reserved replicas follows the urgent class's
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_no_more_keepers_than_replicas() {
+    fn there_are_no_more_reserved_replicas_than_replicas() {
         let mut count = ReservedReplicaCount::default();
         run(&mut count, DEMAND, 0..10, false);
         assert_eq!(run(&mut count, ReservedReplicaDemand { up: 3, ..DEMAND }, 10..11, false), 3);

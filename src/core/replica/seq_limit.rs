@@ -22,7 +22,7 @@ const DEFAULT_REQUEST_SEQS: u32 = 1024;
 /// The engine shows its number of slots when it runs as many sequences in two reports while it
 /// holds requests back beyond its buffer, and what this gateway sent explains all of its load. One
 /// such report is not enough, since a burst of prompts waits for a moment in every engine.
-/// Requests whose prompts wait for a step that can read them do not count as held back. But an
+/// Requests whose prompts wait for a step that can prefill them do not count as held back. But an
 /// engine that runs exactly its largest number of sequences in three reports, while others wait,
 /// shows it, too. The limit falls to the number shown.
 ///
@@ -157,8 +157,8 @@ impl LearnedSeqLimit {
         }
     }
 
-    /// Learns from a report, by the sequences that are booked there and the jobs whose prompts may
-    /// still be read.
+    /// Learns from a report, by the sequences that are booked there and the jobs whose prefill may
+    /// still run.
     pub fn learn(&mut self, report: &ReplicaReport, booked: &Ledger, buffer: u32) {
         let Ledger { seqs: ours, prefilling, .. } = *booked;
         let (Some(running), Some(waiting)) = (report.running, report.waiting) else { return };

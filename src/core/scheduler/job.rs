@@ -41,7 +41,7 @@ pub(super) struct Job {
     pub(super) output: u64,
     /// Expected work for the scale signal, as of the arrival.
     pub(super) work: f64,
-    /// Output tokens that the client has from engines that broke off. The next engine reads
+    /// Output tokens that the client has from engines that broke off. The next engine prefills
     /// them as part of the prompt.
     pub(super) continued_output: u64,
     pub(super) charges: JobCharges,
@@ -175,7 +175,7 @@ pub(super) struct RunningAttempt {
     pub(super) predicted_cached: u64,
     /// Instant of the dispatch.
     pub(super) since: Tick,
-    /// Next instant at which the prompt may count as read; see `health::prefill`.
+    /// Next instant at which the prompt may count as prefilled; see `health::prefill`.
     pub(super) prefill_due_at: Option<Tick>,
     /// Prompts and steps of the replica at the dispatch.
     pub(super) prefill_mark: PrefillMark,
@@ -247,9 +247,9 @@ impl Job {
             weight: ttft_model::weight(self.prompt(), cached),
             output: self.output_left(),
             started: false,
-            read: false,
+            prefilled: false,
             due: false,
-            settled: false,
+            first_token_overdue: false,
             suspect: self.faults.suspect,
             background,
             streams: self.spec.streams,
@@ -259,7 +259,7 @@ impl Job {
     }
 
     /// Weight of the job in the replica's time until the first token, when the replica has to
-    /// read `uncached` tokens of the prompt.
+    /// prefill `uncached` tokens of the prompt.
     pub(super) fn time_weight(&self, uncached: u64) -> u64 {
         match self.spec.streams {
             true => meter::prefill_weight(uncached),
@@ -296,7 +296,7 @@ impl Job {
         }
     }
 
-    /// Tokens that the next engine has to read: the prompt and the output begun.
+    /// Tokens that the next engine has to prefill: the prompt and the output begun.
     pub(super) fn prompt(&self) -> u64 {
         self.spec.prompt_tokens.saturating_add(self.continued_output)
     }

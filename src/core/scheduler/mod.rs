@@ -138,8 +138,8 @@ impl Scheduler {
         let now = self.begin_step(now, out);
         match event {
             Event::Arrived(spec, prefix) => drop(self.arrived(spec, prefix, out)),
-            Event::ItlSampled { replica, sample: pace } => {
-                self.fleet.sample_itl(replica, &pace, now);
+            Event::ItlSampled { replica, sample } => {
+                self.fleet.sample_itl(replica, &sample, now);
                 self.mark_replica(replica);
             }
             Event::BytesReceived { replica } => self.fleet.bytes_received(replica, now),
@@ -235,7 +235,7 @@ impl Scheduler {
     /// That is the earliest of: the deadline of a waiting job, the end of a hold, a probe, the
     /// end of a busy spell or of an override, a step of a slow start, the end of a replica's
     /// drain or of its idle time, the end of a prefill. While no job waits, nobody needs the room of
-    /// a prompt that has been read, and its end may be noted `IDLE_PREFILL_DELAY` late.
+    /// a prompt that is prefilled, and its end may be noted `IDLE_PREFILL_DELAY` late.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Tick> {
         let has_waiting = self.queue.total().requests > 0;

@@ -133,7 +133,7 @@ impl DemandObserver {
         }
         let least = least(&counted, pool, part, bursts);
         let least = if unmet > least.0 { (unmet, ScaleReason::Unmet) } else { least };
-        let (number, kept) = memory.settle(part.replicas, least.0, hold(view.start), view.start, now);
+        let (number, kept) = memory.update(part.replicas, least.0, hold(view.start), view.start, now);
         // Until a whole window was seen, what is there is not known to be too much.
         let held = if watched < window(view.start) { number.max(view.ready) } else { number };
         let bounded = held.min(row.max_replicas.unwrap_or(u32::MAX).max(row.min_replicas));

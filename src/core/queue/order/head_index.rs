@@ -20,13 +20,13 @@ impl PoolGroup {
         &mut self,
         at: HeadSet,
         tenant: TenantId,
-        seat: Option<HeadPosition>,
+        position: Option<HeadPosition>,
         bound: bool,
         entry: Option<HeadEntry>,
     ) -> Option<HeadPosition> {
-        let here = seat.filter(|seat| seat.preferred_only == bound);
-        if seat != here {
-            self.set(at, tenant, !bound, seat, None);
+        let here = position.filter(|position| position.preferred_only == bound);
+        if position != here {
+            self.set(at, tenant, !bound, position, None);
         }
         self.set(at, tenant, bound, here, entry)
     }
@@ -82,10 +82,10 @@ impl PoolGroup {
 
     /// The entry of a tenant's head in its search tree.
     #[must_use]
-    pub fn head_at(&self, at: HeadSet, tenant: TenantId, seat: HeadPosition) -> Option<HeadEntry> {
+    pub fn head_at(&self, at: HeadSet, tenant: TenantId, position: HeadPosition) -> Option<HeadEntry> {
         let HeadSet { class, pool_set, part } = at;
         let trees = &self.classes[class.index()].pool_sets[pool_set.index()].trees;
-        trees[tree_index(part, seat.preferred_only)].get(self.quotas.tree.group_of(tenant), seat.slot)
+        trees[tree_index(part, position.preferred_only)].get(self.quotas.tree.group_of(tenant), position.slot)
     }
 
     /// Moves a tenant's fresh heads of a class to the position that its counter and those of its
@@ -93,10 +93,10 @@ impl PoolGroup {
     pub fn follow_counter(&mut self, class: ClassIndex, tenant: TenantId) {
         let own = &mut self.classes[class.index()];
         let (counter, home) = (own.counters.get(tenant), self.quotas.tree.group_of(tenant));
-        for (pool_set, seat) in own.head_positions.tenants.get(&tenant).into_iter().flatten() {
-            let heads =
-                &mut own.pool_sets[pool_set.index()].trees[tree_index(LaneSegment::New, seat.preferred_only)];
-            heads.rekey(home, seat.slot, |key| HeadKey::new(key.quota_state, counter, key.place));
+        for (pool_set, position) in own.head_positions.tenants.get(&tenant).into_iter().flatten() {
+            let heads = &mut own.pool_sets[pool_set.index()].trees
+                [tree_index(LaneSegment::New, position.preferred_only)];
+            heads.rekey(home, position.slot, |key| HeadKey::new(key.quota_state, counter, key.place));
         }
         for group in self.quotas.tree.groups_of(tenant) {
             self.follow_group_in(class, group);

@@ -1,6 +1,6 @@
 //! Prefix index: the prompt prefixes that each replica likely has in its KV cache.
 //!
-//! An engine keeps the blocks of the prompts it has read and evicts the least recently used
+//! An engine keeps the blocks of the prompts it has prefilled and evicts the least recently used
 //! ones. The index mirrors this from outside. Each dispatch makes the prompt's blocks the
 //! newest of the replica, and the oldest blocks beyond the replica's capacity are dropped. The
 //! later blocks of a prompt count as older than the earlier ones, as in the engines. A replica

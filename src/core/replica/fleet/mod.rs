@@ -287,7 +287,7 @@ impl Fleet {
             node.stall.detector.note_sign(now);
             node.health.answered(now);
             node.health.note_proof();
-            (booking.started, booking.read, booking.due) = (true, true, true);
+            (booking.started, booking.prefilled, booking.due) = (true, true, true);
             if whole {
                 node.ledger.add(booking);
             }

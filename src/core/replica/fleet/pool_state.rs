@@ -67,13 +67,13 @@ pub(super) struct PoolState {
     pub(super) members: Vec<ReplicaId>,
     /// Replicas with free capacity for the urgent class.
     pub(super) free: FitTree<ReplicaRank, ReplicaId>,
-    /// Keepers with free capacity for background classes.
+    /// Reserved replicas with free capacity for background classes.
     pub(super) background: FitTree<ReplicaRank, ReplicaId>,
     /// Released replicas with free capacity for background classes.
     pub(super) released: FitTree<ReplicaRank, ReplicaId>,
     /// Number of reserved replicas for each class that was the pool's urgent class.
     pub(super) reserved_replicas: BTreeMap<ClassId, ReservedReplicaCount>,
-    /// Replicas with free capacity as soon as they have read their present prompts.
+    /// Replicas with free capacity as soon as their present prefills have ended.
     pub(super) soon: FitTree<ReplicaRank, ReplicaId>,
     pub(super) counts: PoolCounts,
     pub(super) sleep: Option<SleepPolicy>,
@@ -96,8 +96,8 @@ pub(super) struct PoolSummary {
     pub(super) slowness: f64,
 }
 
-/// A pool may read background prompts at one of this many replicas at a time. The urgent class then
-/// finds other replicas that read its prompts at once.
+/// A pool may prefill background prompts at one of this many replicas at a time. The urgent class
+/// then finds other replicas that prefill its prompts at once.
 const BACKGROUND_PREFILL_DIVISOR: u32 = 2;
 
 impl PoolState {
@@ -133,7 +133,7 @@ impl PoolState {
         PoolSummary { up: self.counts.up, slowness: self.speeds.median() }
     }
 
-    /// Whether one more reserved replica may read a background prompt.
+    /// Whether one more reserved replica may prefill a background prompt.
     pub(super) const fn takes_background(&self) -> bool {
         let reserved_replicas = self.counts.up.saturating_sub(self.counts.released);
         self.counts.background_prefills == 0

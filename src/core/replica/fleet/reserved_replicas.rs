@@ -1,4 +1,4 @@
-//! Keepers of a pool: how many there are, and which replicas they are.
+//! Reserved replicas of a pool: how many there are, and which replicas they are.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -22,17 +22,17 @@ const WAIT: f64 = 0.25;
 impl Fleet {
     /// Updates the reserved replicas of the pool, when an update is due. `headroom` are the sequences to keep
     /// free for the urgent class over all replicas.
-    pub fn update_keepers(&mut self, id: PoolId, headroom: u32, now: Tick) {
+    pub fn update_reserved_replicas(&mut self, id: PoolId, headroom: u32, now: Tick) {
         let Some(pool) = self.pools.get(id.index()) else { return };
         let Some(class) = pool.objective.class.filter(|_| pool.objective.released.is_some()) else { return };
         if pool.reserved_replicas.get(&class).is_some_and(|reserved_replicas| !reserved_replicas.is_due(now))
         {
             return;
         }
-        let demand = self.keeper_demand(pool, headroom);
+        let demand = self.reserved_demand(pool, headroom);
         let Some(pool) = self.pools.get_mut(id.index()) else { return };
         let count = pool.reserved_replicas.entry(class).or_default().update(&demand, now);
-        self.choose_keepers(id, count, now);
+        self.choose_reserved_replicas(id, count, now);
     }
 
     /// Notes an urgent job that goes to the replica after it waited for `queued`.
@@ -94,10 +94,10 @@ impl Fleet {
         room.is_some_and(|room| required.need_at(id).fits_in(room))
     }
 
-    /// Gives or takes the seats of jobs that return to the replica; see `search`.
-    pub fn set_seats(&mut self, id: ReplicaId, has_seats: bool, now: Tick) {
-        if self.node(id).is_some_and(|node| node.admission.has_seats != has_seats) {
-            self.change(id, now, |node| node.admission.has_seats = has_seats);
+    /// Sets whether the replica takes jobs that return beyond its ITL limit; see `search`.
+    pub fn allow_overcommit(&mut self, id: ReplicaId, allowed: bool, now: Tick) {
+        if self.node(id).is_some_and(|node| node.admission.allows_overcommit != allowed) {
+            self.change(id, now, |node| node.admission.allows_overcommit = allowed);
         }
     }
 
@@ -106,7 +106,7 @@ impl Fleet {
         self.change(id, now, |node| node.admission.beyond_limit = false);
     }
 
-    fn keeper_demand(&self, pool: &PoolState, headroom: u32) -> ReservedReplicaDemand {
+    fn reserved_demand(&self, pool: &PoolState, headroom: u32) -> ReservedReplicaDemand {
         let nodes = || pool.members.iter().filter_map(|id| self.node(*id)).filter(|node| node.counts_as_up());
         let seqs = nodes().map(|node| node.urgent_seqs(pool)).sum();
         let each = nodes().map(|node| match node.limits.itl.mean() {
@@ -120,9 +120,9 @@ impl Fleet {
         ReservedReplicaDemand { up, seqs, headroom, seqs_each, seconds_per_token }
     }
 
-    /// Makes this many replicas of the pool keepers: first those that are, then those with least to
+    /// Reserves this many replicas of the pool: first those that are reserved, then those with least to
     /// drain. Of too many reserved replicas, those with fewest urgent sequences are released.
-    fn choose_keepers(&mut self, id: PoolId, count: u32, now: Tick) {
+    fn choose_reserved_replicas(&mut self, id: PoolId, count: u32, now: Tick) {
         let Some(pool) = self.pools.get(id.index()) else { return };
         let nodes = pool.members.iter().filter_map(|id| Some((*id, self.node(*id)?)));
         let up = |node: &ReplicaState| node.counts_as_up();

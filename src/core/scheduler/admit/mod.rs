@@ -272,7 +272,7 @@ impl Scheduler {
     }
 
     /// The latest moment at which the job may start: its deadline, or sooner if its client would
-    /// leave while the prompt is read. The prefill time may be wrong, so it takes off at most half
+    /// leave during the prefill. The prefill time may be wrong, so it takes off at most half
     /// of the client's patience.
     pub(super) fn latest_start(&self, spec: &JobSpec) -> Tick {
         if spec.patience == Tick::NEVER {
@@ -442,8 +442,8 @@ impl Scheduler {
                 FitEntry { key: place, size: job.size(), value }
             });
             let heads = HeadSet { class: position.class, pool_set: position.pool_set, part };
-            let seat = &mut lane.head_positions[part as usize];
-            *seat = group.put_head(heads, key.tenant, *seat, bound, entry);
+            let head_position = &mut lane.head_positions[part as usize];
+            *head_position = group.put_head(heads, key.tenant, *head_position, bound, entry);
         }
         if lane.refresh_at != update_at {
             let before = std::mem::replace(&mut lane.refresh_at, update_at);

@@ -74,7 +74,7 @@ impl Scheduler {
             let Some(id) = self.policy.pools.id(&kept.name) else { continue };
             let usual = self.fleet.typical(id);
             kept.start = self.demand.starts.measured(id).map(|start| start.as_secs_f64());
-            kept.read_per_second = usual.read_per_second;
+            kept.read_per_second = usual.prefill_tokens_per_second;
             kept.gap = usual.gap.map(|gap| gap.as_secs_f64());
             (kept.ready, kept.max_seqs, kept.kv_tokens) = self.fleet.sizes(id);
             kept.waiting = self.waiting_for(id);

@@ -39,7 +39,7 @@ impl PoolGroups {
             set_objectives(here, &promised, fleet, policy, now);
             here.objective_inputs = Some(promised);
         }
-        here.shape.pools.iter().for_each(|pool| fleet.update_keepers(*pool, reserve, now));
+        here.shape.pools.iter().for_each(|pool| fleet.update_reserved_replicas(*pool, reserve, now));
     }
 }
 

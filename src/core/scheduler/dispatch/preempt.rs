@@ -136,11 +136,11 @@ impl Scheduler {
     /// make room there.
     fn first_preemptible(&self, pool: PoolId) -> Option<PreemptibleJob> {
         let mut first = self.jobs.preemptible_in(pool).take(MAX_LOOKED_AT);
-        let is_at_keeper = |(.., id): &&PreemptibleJob| {
+        let is_at_reserved = |(.., id): &&PreemptibleJob| {
             let run = self.jobs.get(id).and_then(Job::attempt);
             run.is_some_and(|run| !self.fleet.is_released(run.replica))
         };
-        first.find(is_at_keeper).copied()
+        first.find(is_at_reserved).copied()
     }
 
     /// Whether a job has waited for half of its TTFT objective and needs another job's slot. Jobs

@@ -1,11 +1,11 @@
 //! Warm first: a job may go before the first in the order, to a replica that has its prompt cached.
 //!
 //! When requests wait, each replica that becomes free would take the next one, whose prompt is
-//! often cached elsewhere. Every replica would then read every prompt, and replicas that just keep
-//! up while prompts are cached would fall behind for ever. So a job whose prompt would be read anew
-//! lets others go first whose prompt is cached where there is room: those of its lane, and the
-//! heads of tenants that have received at most [`MAX_AHEAD`] more. It does so for at most
-//! [`MAX_BYPASS`] of its objective, and goes at once when there are no such jobs.
+//! often cached elsewhere. Every replica would then prefill every prompt, and replicas that just
+//! keep up while prompts are cached would fall behind for ever. So a job whose prompt would be
+//! prefilled anew lets others go first whose prompt is cached where there is room: those of its
+//! lane, and the heads of tenants that have received at most [`MAX_AHEAD`] more. It does so for at
+//! most [`MAX_BYPASS`] of its objective, and goes at once when there are no such jobs.
 
 use std::time::Duration;
 

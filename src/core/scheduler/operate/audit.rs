@@ -104,22 +104,24 @@ impl Scheduler {
     fn heads_are_ranked(&self) -> bool {
         self.queue.lanes().all(|(key, lane)| {
             LaneSegment::ALL.into_iter().all(|part| {
-                let (Some(spot), seat) = (self.lane_position(key), lane.head_positions[part as usize]) else {
+                let (Some(spot), position) = (self.lane_position(key), lane.head_positions[part as usize])
+                else {
                     return false;
                 };
                 let group = &self.groups[spot.group];
                 let heads = HeadSet { class: spot.class, pool_set: spot.pool_set, part };
-                let found = seat.and_then(|seat| group.head_at(heads, key.tenant, seat));
+                let found = position.and_then(|position| group.head_at(heads, key.tenant, position));
                 let standing = self.quota_state(spot.group, key.tenant);
                 if standing == QuotaState::Parked {
-                    return seat.is_none();
+                    return position.is_none();
                 }
                 let head = lane.head(part).and_then(|id| self.jobs.get(&id));
                 let paid = part == LaneSegment::Requeued;
                 let counter = if paid { 0 } else { group.counter(spot.class, key.tenant) };
                 let pool_set = group.shape.pool_set(spot.pool_set);
                 if head.is_some_and(|job| {
-                    seat.map(|seat| seat.preferred_only) != Some(self.is_bound_to_preferred(job, pool_set))
+                    position.map(|position| position.preferred_only)
+                        != Some(self.is_bound_to_preferred(job, pool_set))
                 }) {
                     return false;
                 }
@@ -134,8 +136,8 @@ impl Scheduler {
         let mut heads: BTreeMap<(LaneAccounts, TenantId), usize> = BTreeMap::new();
         for (key, lane) in self.queue.lanes() {
             if let Some(account) = self.lane_accounts(key) {
-                let seated = usize::from(lane.head_positions[LaneSegment::New as usize].is_some());
-                *heads.entry((account, key.tenant)).or_default() += seated;
+                let has_position = usize::from(lane.head_positions[LaneSegment::New as usize].is_some());
+                *heads.entry((account, key.tenant)).or_default() += has_position;
             }
         }
         heads.into_iter().all(|((account, tenant), heads)| {
@@ -152,7 +154,8 @@ impl Scheduler {
     fn readings_agree(&self) -> bool {
         let runs = self.jobs.iter().filter_map(|(id, job)| Some((*id, job.attempt()?)));
         let is_awaited = |run: &RunningAttempt| {
-            !run.booking.due || !(run.booking.settled || run.booking.streams || run.booking.started)
+            !run.booking.due
+                || !(run.booking.first_token_overdue || run.booking.streams || run.booking.started)
         };
         let awaited = runs.filter(|(_, run)| is_awaited(run));
         let awaited: BTreeSet<_> = awaited.filter_map(|(id, run)| Some((run.prefill_due_at?, id))).collect();

@@ -50,7 +50,7 @@ impl Scheduler {
         }
     }
 
-    /// The first token came: the prompt is read.
+    /// The first token came: the prompt is prefilled.
     pub(super) fn first_token(&mut self, id: JobId) {
         let Some(run) = self.jobs.attempt_mut(id) else { return };
         if !run.booking.started {

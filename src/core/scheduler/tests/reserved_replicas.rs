@@ -1,4 +1,5 @@
-//! Tests of keepers: a trickle of urgent work beside more background work than there is room for.
+//! Tests of reserved replicas: a trickle of urgent work beside more background work than there is
+//! room for.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -152,7 +153,7 @@ fn more_urgent_work_takes_more_replicas_back() {
 }
 
 #[test]
-fn background_demand_from_before_makes_no_keepers() {
+fn background_demand_from_before_reserves_no_replicas() {
     let mut fleet = Fleet::new(false);
     fleet.run(60, u64::MAX);
     assert_eq!(fleet.full().len(), REPLICAS, "nothing urgent is there");

@@ -333,7 +333,7 @@ fn requests_for_several_sequences_tell_nothing() {
 }
 
 #[test]
-fn a_turn_that_returns_has_a_seat_beyond_the_itl_limit_within_a_bound() {
+fn a_turn_that_returns_overcommits_its_replica_within_a_bound() {
     let mut world = World::new(policy(&[&[64, 64]], &[&[0]]));
     let home = turn(&mut world, spec(0), 1)[0].1;
     world.event(Event::FirstToken { job: JobId::new(0) });
