@@ -517,9 +517,9 @@ pools:
         assert_eq!(dispatcher.snapshot().jobs, 0);
     }
 
-    /// Whatever ends a stay, the ticket returns the stay's bill at the ticket's end, and only once.
+    /// Whatever ends an attempt, the ticket returns its bill at the ticket's end, and only once.
     #[tokio::test(start_paused = true)]
-    async fn a_ticket_returns_the_bills_of_all_stays() {
+    async fn a_ticket_returns_the_bills_of_all_attempts() {
         let settings = settings(ONE_SLOT, None);
         let (dispatcher, _wished) = dispatcher(&settings);
         let pass = || tokio::time::advance(Duration::from_millis(10));

@@ -206,8 +206,8 @@ impl Ticket {
         }
     }
 
-    /// Ends the job as [`Self::give_up`] does, unless it has ended. Returns the bills of its stays at
-    /// replicas.
+    /// Ends the job as [`Self::give_up`] does, unless it has ended. Returns the bills of its
+    /// attempts.
     #[must_use]
     pub fn end(mut self, usage: JobUsage) -> AttemptBills {
         self.give_up(usage);

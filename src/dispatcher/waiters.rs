@@ -14,7 +14,7 @@ use crate::core::model::event::{DispatchGrant, JobAction, PreemptReason, Rejecti
 use crate::core::model::ids::JobId;
 use crate::core::model::number_map::NumberMap;
 
-/// Bills of a job's stays at replicas, in their order.
+/// Bills of a job's attempts, in their order.
 pub type AttemptBills = SmallVec<[AttemptBill; 1]>;
 
 /// End of a job's wait.

@@ -25,7 +25,7 @@ pub struct RequestSummary<'a> {
     /// Code of the error or refusal; absent for a success.
     pub reason: Option<&'static str>,
     pub tokens: TokenFacts,
-    /// Bills of the request's stays at replicas, in order.
+    /// Bills of the request's attempts, in order.
     pub bills: &'a [AttemptBill],
     pub timings: Timings,
     /// Durations since the dispatch to the engine that answered; absent = not dispatched.

@@ -57,7 +57,7 @@ pub enum DemandFactKind {
     /// A job was refused after it was admitted. `scarce` is its position where the refusal shows
     /// that replicas are missing.
     Refused { job: ObservedJob, scarce: Option<LanePosition> },
-    /// A job's stay at a replica of the pool ended.
+    /// A job's attempt at a replica of the pool ended.
     AttemptEnded { job: ObservedJob, accounts: LaneAccounts, pool: Option<PoolId>, lasted: Duration },
     /// A job moved from one class to another.
     Moved { from: ClassId, to: ClassId },

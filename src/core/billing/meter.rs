@@ -11,7 +11,7 @@
 //! The meter keeps the integral as the virtual clock of processor sharing. One step of the clock is
 //! one unit of weight, so that a job joins and leaves without a look at the others. The times of
 //! all jobs add up, to the nanosecond, to the time in which the replica had any job. A remainder of
-//! less than a nanosecond is billed with the next stay that ends.
+//! less than a nanosecond is billed with the next attempt that ends.
 //!
 //! A plain answer comes as a whole, so that its first token is not visible. Such a job has one
 //! weight throughout: the mean of its tokens over its steps ([`plain_answer_weight`]).
@@ -59,7 +59,7 @@ pub struct ReplicaMeter {
     last: Tick,
 }
 
-/// A job's stay at a replica.
+/// An attempt in the meter of its replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MeteredAttempt {
     clock_at_start: u128,
@@ -76,7 +76,7 @@ impl MeteredAttempt {
 }
 
 impl ReplicaMeter {
-    /// Begins the stay of a job with the given weight.
+    /// Begins an attempt with the given weight.
     pub fn enter(&mut self, now: Tick, weight: u64) -> MeteredAttempt {
         self.advance(now);
         self.weight = self.weight.saturating_add(weight);
@@ -89,7 +89,7 @@ impl ReplicaMeter {
         *metered = MeteredAttempt { earlier: had, ..self.enter(now, weight) };
     }
 
-    /// Ends a stay; returns the job's part of the time. The last job to leave gets what rounding
+    /// Ends an attempt; returns the job's part of the time. The last job to leave gets what rounding
     /// has left.
     pub fn leave(&mut self, now: Tick, metered: &MeteredAttempt) -> Duration {
         let parts = self.close(now, metered) + self.carry;
@@ -179,15 +179,15 @@ mod tests {
         ) {
             let mut meter = ReplicaMeter::default();
             let mut now = Tick::ZERO;
-            let mut stays: Vec<MeteredAttempt> = Vec::new();
+            let mut attempts: Vec<MeteredAttempt> = Vec::new();
             let mut sum = Duration::ZERO;
             for (passed, tokens, which) in steps {
                 now += Duration::from_nanos(passed);
                 match which {
-                    0..4 => stays.push(meter.enter(now, prefill_weight(tokens))),
-                    4..8 if which - 4 < stays.len() => meter.reweigh(now, &mut stays[which - 4], decode_weight(1)),
-                    _ if !stays.is_empty() => {
-                        let metered = stays.swap_remove(which % stays.len());
+                    0..4 => attempts.push(meter.enter(now, prefill_weight(tokens))),
+                    4..8 if which - 4 < attempts.len() => meter.reweigh(now, &mut attempts[which - 4], decode_weight(1)),
+                    _ if !attempts.is_empty() => {
+                        let metered = attempts.swap_remove(which % attempts.len());
                         sum += meter.leave(now, &metered);
                         prop_assert!(sum <= meter.busy(now), "{sum:?} of {:?}", meter.busy(now));
                     }
@@ -199,10 +199,10 @@ mod tests {
                 let mut copy = meter;
                 copy.leave(now, metered)
             };
-            let fair = stays.iter().map(alone).sum::<Duration>() + sum;
-            let dust = Duration::from_nanos(stays.len() as u64 + 400);
+            let fair = attempts.iter().map(alone).sum::<Duration>() + sum;
+            let dust = Duration::from_nanos(attempts.len() as u64 + 400);
             prop_assert!(fair <= meter.busy(now) + dust && meter.busy(now) <= fair + dust);
-            sum += stays.iter().map(|metered| meter.leave(now, metered)).sum::<Duration>();
+            sum += attempts.iter().map(|metered| meter.leave(now, metered)).sum::<Duration>();
             prop_assert_eq!(sum, meter.busy(now));
             prop_assert_eq!(meter.weight, 0);
         }

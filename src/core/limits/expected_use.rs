@@ -116,7 +116,7 @@ impl LearnedSizes {
     }
 }
 
-/// What the stays of a job at replicas come to; absent = not known, or counted by no limit.
+/// Replica use of all attempts of a job; absent = not known, or counted by no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ReplicaUse {
     /// Nanoseconds of replica time.
@@ -157,7 +157,7 @@ impl ExpectedUse {
         ReplicaUse { gpu: self.gpu.upper_quantile(spec), money: self.money.upper_quantile(spec) }
     }
 
-    /// Learns from the replica time, and its cost, of all stays of a job.
+    /// Learns from the replica time, and its cost, of all attempts of a job.
     pub fn learn_replica_use(&mut self, spec: &JobSpec, used: ReplicaUse) {
         used.gpu.into_iter().for_each(|gpu| self.gpu.learn(spec, gpu));
         used.money.into_iter().for_each(|money| self.money.learn(spec, money));

@@ -69,14 +69,14 @@ pub(super) struct JobCharges {
     /// Cost charged to the tenant in the fair share: once, however many attempts there are.
     pub(super) fair_share: Option<u64>,
     pub(super) reservation: LimitReservation,
-    /// Time of the stays at replicas so far, in nanoseconds.
+    /// Replica time of the attempts so far, in nanoseconds.
     pub(super) replica_time: u64,
-    /// Cost of these stays, in 1e-9 of the currency.
+    /// Cost of these attempts, in 1e-9 of the currency.
     pub(super) money: u64,
 }
 
 impl JobCharges {
-    /// Adds a stay at a replica.
+    /// Adds an attempt that ended.
     pub(super) fn add_attempt(&mut self, time: Duration, money: u64) {
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.replica_time = self.replica_time.saturating_add(nanos);

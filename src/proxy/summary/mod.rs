@@ -382,7 +382,7 @@ impl RequestRecord {
 
 impl RequestRecord {
     /// Ends the record: writes the log line, metrics, usage rows, trail and trace. `bills` are those of
-    /// the request's stays at replicas, in their order.
+    /// the request's attempts, in their order.
     pub(super) fn finish(&mut self, bills: &[AttemptBill]) {
         self.learn();
         let now = self.clock.now();

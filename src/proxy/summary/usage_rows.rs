@@ -10,7 +10,7 @@ use crate::telemetry::event::RequestSummary;
 use crate::telemetry::wall;
 use crate::usage::row::{RowKind, UsageRow};
 
-/// One row for each stay. The last row, or an empty one, is the request's own row.
+/// One row for each attempt. The last row, or an empty one, is the request's own row.
 pub(super) fn of(summary: &RequestSummary<'_>, policy: &Policy) -> impl Iterator<Item = UsageRow> + use<> {
     let (common, bills) = (common(summary, policy), summary.bills);
     let (last, tries) = bills.split_last().map_or((None, bills), |(last, tries)| (Some(*last), tries));

@@ -332,7 +332,7 @@ impl Metrics {
         counter(&self.recorder, metric, labels)
     }
 
-    /// Adds the time, cost and waste of a stay at a replica.
+    /// Adds the time, cost and waste of an attempt.
     pub(super) fn billed(&self, policy: &Policy, tenant: Option<TenantId>, bill: &AttemptBill) {
         self.costs.add(policy, tenant, bill);
         if let Some(waste) = bill.waste.filter(|waste| waste.tokens > 0) {

@@ -1,5 +1,5 @@
 //! Demand profile of one model, pool, class or tenant, for reports: concurrency, arrivals, waits
-//! and stays.
+//! and durations of attempts.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -65,7 +65,7 @@ pub struct SavedProfile {
     pub outputs: CoarseHistogram,
     /// Waits in milliseconds.
     pub waits: CoarseHistogram,
-    /// Stays at a replica in milliseconds.
+    /// Durations of attempts in milliseconds.
     pub stays: CoarseHistogram,
     /// The last bursts, newest last.
     pub bursts: VecDeque<DemandBurst>,
@@ -124,7 +124,7 @@ impl DemandProfile {
         }
     }
 
-    /// Counts a stay at a replica that ended.
+    /// Counts an attempt that ended.
     pub fn attempt_ended(&mut self, lasted: Duration) {
         self.seen.stays.add(lasted.as_secs_f64() * 1e3, 1.0);
     }

@@ -279,7 +279,7 @@ impl Fleet {
         now: Tick,
     ) -> bool {
         let whole = self.change(id, now, |node| {
-            // The weight of a plain answer is that of its whole stay.
+            // The weight of a plain answer is that of its whole attempt.
             if booking.streams {
                 node.meter.reweigh(now, metered, decode_weight(booking.seqs));
             }

@@ -109,7 +109,7 @@ impl DemandRecord {
         self.facts.push(now, DemandFactKind::Refused { job: spec.into(), scarce: None });
     }
 
-    /// A job's stay at a replica of the pool ended.
+    /// A job's attempt at a replica of the pool ended.
     pub(in crate::core::scheduler) fn note_attempt_end(
         &mut self,
         spec: &JobSpec,

@@ -1,4 +1,4 @@
-//! Charges: the bill of each stay at a replica, and its wasted tokens.
+//! Charges: the bill of each attempt, and its wasted tokens.
 
 use std::time::Duration;
 
@@ -10,16 +10,16 @@ use crate::core::model::job::JobUsage;
 use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::job::{Job, RunningAttempt};
 
-/// What a stay at a replica consumed in vain.
+/// Use of an attempt that was in vain.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::core::scheduler) struct WastedUse {
     pub(in crate::core::scheduler) why: WasteCause,
-    /// As far as it is known.
+    /// Use as far as it is known.
     pub(in crate::core::scheduler) usage: JobUsage,
 }
 
 impl Scheduler {
-    /// Bills a stay that is over, and adds it to what its job has spent.
+    /// Bills an attempt that ended, and adds the bill to the job's charges.
     pub(in crate::core::scheduler) fn bill(
         &mut self,
         id: JobId,
@@ -43,19 +43,18 @@ impl Scheduler {
         self.fleet.accounts.times(pool, self.now)
     }
 
-    /// Whether what replicas share out is what their jobs have a part in.
+    /// Whether each meter's total weight equals the sum over its jobs.
     pub(in crate::core::scheduler) fn shares_are_consistent(&self) -> bool {
         let mut weights = std::collections::BTreeMap::new();
         for run in self.jobs.values().filter_map(Job::attempt) {
-            *weights.entry(run.replica).or_insert(0) += run.stay.weight();
+            *weights.entry(run.replica).or_insert(0) += run.metered.weight();
         }
         self.fleet.meters_are_consistent(|replica| weights.get(&replica).copied().unwrap_or(0))
     }
 }
 
-/// Tokens that were read or written for nobody. Of a stream that goes on
-/// elsewhere the client keeps what was written; of what nobody counted, the
-/// prompt is what was surely sent.
+/// Wasted tokens. A stream that continues elsewhere keeps its output, so only its uncached prompt is
+/// wasted. Without a token count, the uncached prompt is charged.
 fn tokens(run: &RunningAttempt, wasted: &WastedUse) -> u64 {
     match wasted.usage.tokens() {
         Some(tokens) if wasted.why != WasteCause::Interrupted => {

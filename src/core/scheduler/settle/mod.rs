@@ -54,7 +54,7 @@ impl Scheduler {
     pub(super) fn first_token(&mut self, id: JobId) {
         let Some(run) = self.jobs.attempt_mut(id) else { return };
         if !run.booking.started {
-            let whole = self.fleet.start(run.replica, &mut run.booking, &mut run.lasted, self.now);
+            let whole = self.fleet.start(run.replica, &mut run.booking, &mut run.metered, self.now);
             self.invariants.check(InvariantId::LedgerBalanced, whole);
             let run = *run;
             self.forget_prefill(id);
@@ -205,8 +205,8 @@ impl Scheduler {
         self.refuse(id, reason, JobUsage::Unknown, out);
     }
 
-    /// Ends a job's stay at a replica. `wasted` says why it was for nothing, if
-    /// it was, and what is known of what it consumed.
+    /// Ends a job's attempt at a replica. `wasted` = why the attempt was for nothing, if it was, and
+    /// what it is known to have consumed.
     pub(super) fn release(
         &mut self,
         id: JobId,
@@ -228,7 +228,7 @@ impl Scheduler {
             self.groups[account.group].stopped(account.class, lasted, self.now);
             self.demand.note_attempt_end(&spec, account, pool, lasted, self.now);
         }
-        let (whole, time) = self.fleet.release(run.replica, &run.booking, &run.lasted, self.now);
+        let (whole, time) = self.fleet.release(run.replica, &run.booking, &run.metered, self.now);
         self.invariants.check(InvariantId::LedgerBalanced, whole);
         if let Some(pool) = pool {
             self.bill(id, pool, run, time, wasted, out);

@@ -22,7 +22,7 @@ use crate::core::scheduler::tests::{World, policy, sent, spec, used};
 
 const HOUR: u64 = 3_600_000;
 
-/// The bill of the stay that ended last.
+/// The bill of the attempt that ended last.
 fn bill(world: &World) -> AttemptBill {
     world.bills.last().unwrap().1
 }

@@ -166,7 +166,7 @@ impl DerefMut for ObservedScheduler {
 struct World {
     scheduler: ObservedScheduler,
     now: Tick,
-    /// What stays came to, with their jobs.
+    /// Bills of attempts, with their jobs.
     bills: Vec<(u64, AttemptBill)>,
     /// Events from one audit to the next.
     audit_every: u64,

@@ -46,8 +46,8 @@ pub(super) struct Edge {
     pub(super) orders: BTreeMap<ReplicaId, (Tick, SleepResult)>,
     /// What operators have closed or paused, and until when.
     pub(super) barred: BTreeMap<OverrideTarget, Tick>,
-    /// Stays that have begun and not been billed.
-    pub(super) stays: BTreeMap<JobId, ReplicaId>,
+    /// Attempts that have begun and not been billed.
+    pub(super) unbilled: BTreeMap<JobId, ReplicaId>,
     pub(super) bills: Vec<(TenantId, AttemptBill)>,
     pub(super) idle: Vec<IdleTime>,
     pub(super) log: Vec<(Tick, Action)>,
@@ -67,7 +67,7 @@ impl Edge {
             probes: BTreeMap::new(),
             orders: BTreeMap::new(),
             barred: BTreeMap::new(),
-            stays: BTreeMap::new(),
+            unbilled: BTreeMap::new(),
             bills: Vec::new(),
             idle: Vec::new(),
             log: Vec::new(),
@@ -97,7 +97,7 @@ impl Edge {
             assert_eq!(short.map(|view| (view.obstacle, view.queued, view.left, view.starts_in)), told);
         }
         let billed = |job: &JobId| self.jobs[job].at.is_some() && self.jobs[job].ends == 0;
-        assert!(self.stays.keys().all(billed), "a stay is over and has no bill");
+        assert!(self.unbilled.keys().all(billed), "an attempt ended and has no bill");
         let live = self.jobs.values().filter(|seen| seen.ends == 0).count();
         assert_eq!(self.scheduler.jobs(), live);
     }
