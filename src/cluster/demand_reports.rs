@@ -1,5 +1,6 @@
-//! Demand book: which demand reports the store has, and which of them this gateway has read. It does no I/O: the
-//! caller sends the calls and brings the answers. The reports are the scaler's; here they are bytes.
+//! Demand report state: which demand reports the store has, and which of them this gateway has read.
+//! The module does no I/O: the caller sends the calls and brings the answers. The reports are the
+//! scaler's; here they are bytes.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -90,7 +91,7 @@ impl DemandReportState {
 
     /// Takes the answer over. `members` are the gateways that share limits. `None` for an answer that is broken; a row
     /// that cannot be read is left out.
-    pub fn hear<'a>(
+    pub fn receive_answer<'a>(
         &mut self,
         call: &DemandCall,
         answer: Vec<Vec<u8>>,
@@ -173,62 +174,63 @@ mod tests {
 
     #[test]
     fn a_report_is_asked_for_until_it_was_read() {
-        let mut book = DemandReportState::default();
-        let call = book.call(ME, own(4, "four"));
+        let mut state = DemandReportState::default();
+        let call = state.call(ME, own(4, "four"));
         assert_eq!(call.keys, ["p:v1:{demand}", "p:v1:{demand}:aa"]);
         assert_eq!(call.values[1..], ["4", "0", "one:1", "four"].map(|word| word.as_bytes().to_vec()));
-        let heard = book.hear(&call, answer(true, &[row("bb", 20, 7, "two:1", "")]), []).unwrap();
-        assert_eq!((book.stored(), &heard[0].report), (4, &None));
-        let call = book.call(ME, own(4, ""));
+        let heard = state.receive_answer(&call, answer(true, &[row("bb", 20, 7, "two:1", "")]), []).unwrap();
+        assert_eq!((state.stored(), &heard[0].report), (4, &None));
+        let call = state.call(ME, own(4, ""));
         assert_eq!(call.keys[2], "p:v1:{demand}:bb");
         assert_eq!(call.values[5..], ["bb", "0"].map(|word| word.as_bytes().to_vec()));
-        let heard = book.hear(&call, answer(true, &[row("bb", 40, 8, "two:1", "said")]), []).unwrap();
+        let heard =
+            state.receive_answer(&call, answer(true, &[row("bb", 40, 8, "two:1", "said")]), []).unwrap();
         assert_eq!(
             (heard[0].report.as_deref(), heard[0].age),
             (Some(&b"said"[..]), Some(Duration::from_millis(40)))
         );
-        let call = book.call(ME, own(4, ""));
+        let call = state.call(ME, own(4, ""));
         assert_eq!(call.values[6], b"8");
         // The store has lost its data: the report is told again.
-        book.hear(&call, answer(false, &[]), []).unwrap();
-        assert_eq!(book.stored(), 0);
+        state.receive_answer(&call, answer(false, &[]), []).unwrap();
+        assert_eq!(state.stored(), 0);
     }
 
     #[test]
     fn who_shares_limits_and_reports_nothing_is_expected() {
-        let mut book = DemandReportState::default();
-        let call = book.call(ME, None);
+        let mut state = DemandReportState::default();
+        let call = state.call(ME, None);
         let rows = answer(false, &[row("bb", 0, 7, "two:1", "")]);
-        let heard = book.hear(&call, rows, [("bb", "two:1"), ("cc", "three:1")]).unwrap();
+        let heard = state.receive_answer(&call, rows, [("bb", "two:1"), ("cc", "three:1")]).unwrap();
         let ages = heard.iter().map(|one| (&*one.id, one.age.is_some(), one.shares_limits));
         assert_eq!(ages.collect::<Vec<_>>(), [("bb", true, true), ("cc", false, true)]);
     }
 
     #[test]
     fn a_row_that_makes_no_sense_is_left_out() {
-        let mut book = DemandReportState::default();
-        let call = book.call(ME, None);
-        assert_eq!(book.hear(&call, Vec::new(), []), None);
+        let mut state = DemandReportState::default();
+        let call = state.call(ME, None);
+        assert_eq!(state.receive_answer(&call, Vec::new(), []), None);
         let mut long = row("cc", 20, 1, "three:1", "");
         long[2] = vec![b'9'; 30];
         let name = row("dd", 20, 1, "four:1", "");
         let name = [&name[..4], &[vec![0xff]], &name[5..]].concat();
         let rows = [long, name, row("bb", 20, 7, "two:1", ""), vec![b"ee".to_vec()]];
-        let heard = book.hear(&call, answer(true, &rows), []).unwrap();
+        let heard = state.receive_answer(&call, answer(true, &rows), []).unwrap();
         assert_eq!(heard.iter().map(|gateway| &*gateway.id).collect::<Vec<_>>(), ["bb"]);
     }
 
     /// Largest number of calls from one that asks for a gateway to the next, when the store looks at so many of each.
-    fn largest_gap(book: &mut DemandReportState, rows: &[Vec<Vec<u8>>], most: usize) -> usize {
+    fn largest_gap(state: &mut DemandReportState, rows: &[Vec<Vec<u8>>], most: usize) -> usize {
         let (mut last, mut largest) = (BTreeMap::<String, usize>::new(), 0);
         for turn in 0..200 {
-            let call = book.call(ME, None);
+            let call = state.call(ME, None);
             assert!(call.asked.len() <= MAX_ASKED && call.keys.len() == 2 + call.asked.len());
             for id in call.asked.iter().take(most) {
                 largest = largest.max(turn - last.insert(id.clone(), turn).unwrap_or(0));
             }
             let most = most.min(call.asked.len());
-            book.hear(&call, looked_at(true, most, rows), []).unwrap();
+            state.receive_answer(&call, looked_at(true, most, rows), []).unwrap();
         }
         last.values().fold(largest, |largest, turn| largest.max(200 - turn))
     }
@@ -238,26 +240,26 @@ mod tests {
         for (count, most, gap) in
             [(10, 64, 1), (64, 64, 1), (128, 64, 2), (250, 64, 4), (10, 3, 4), (100, 1, 100)]
         {
-            let mut book = DemandReportState::default();
+            let mut state = DemandReportState::default();
             let rows: Vec<_> = (0..count).map(|id| row(&format!("{id:03}"), 0, 1, "", "")).collect();
-            let call = book.call(ME, None);
-            book.hear(&call, looked_at(true, 0, &rows), []).unwrap();
-            assert_eq!(largest_gap(&mut book, &rows, most), gap, "{count} {most}");
+            let call = state.call(ME, None);
+            state.receive_answer(&call, looked_at(true, 0, &rows), []).unwrap();
+            assert_eq!(largest_gap(&mut state, &rows, most), gap, "{count} {most}");
         }
     }
 
     #[test]
     fn who_has_no_news_is_not_asked_for() {
-        let mut book = DemandReportState::default();
+        let mut state = DemandReportState::default();
         let mut gone = row("dd", 0, 1, "four:1", "");
         gone[3] = b"1".to_vec();
         let rows = [row("bb", 20_000, 7, "two:1", ""), row("cc", 0, 1, "three:1", ""), gone];
-        let call = book.call(ME, None);
-        book.hear(&call, answer(true, &rows), []).unwrap();
-        let call = book.call(ME, None);
+        let call = state.call(ME, None);
+        state.receive_answer(&call, answer(true, &rows), []).unwrap();
+        let call = state.call(ME, None);
         assert_eq!(call.asked, ["bb", "cc"], "one is silent, and has not been read");
         let rows = [row("bb", 20_200, 7, "two:1", "said"), row("cc", 0, 1, "three:1", "said")];
-        book.hear(&call, answer(true, &rows), []).unwrap();
-        assert_eq!(book.call(ME, None).asked, ["cc"]);
+        state.receive_answer(&call, answer(true, &rows), []).unwrap();
+        assert_eq!(state.call(ME, None).asked, ["cc"]);
     }
 }

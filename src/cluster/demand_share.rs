@@ -10,19 +10,19 @@ use crate::telemetry::event::DemandNotShared;
 #[derive(Debug)]
 pub(super) struct DemandShare {
     script: StoreScript,
-    book: DemandReportState,
+    state: DemandReportState,
     /// Whether the store has refused the last call, and operators know it.
     is_refused: bool,
 }
 
 impl DemandShare {
     pub(super) fn new() -> Self {
-        Self { script: StoreScript::demand(), book: DemandReportState::default(), is_refused: false }
+        Self { script: StoreScript::demand(), state: DemandReportState::default(), is_refused: false }
     }
 
     /// Notes that the connection was lost, and the store may have lost its data.
     pub(super) const fn start_over(&mut self) {
-        self.book.send_again();
+        self.state.send_again();
     }
 
     /// Tells the store the demand that this gateway sees, and the scaler that of the others. `members` are all
@@ -38,7 +38,7 @@ impl DemandShare {
         reports: &dyn SharedReports,
         telemetry: &Telemetry,
     ) -> Result<(), String> {
-        let call = self.book.call(names, reports.own(self.book.stored()));
+        let call = self.state.call(names, reports.own(self.state.stored()));
         let keys: Vec<&str> = call.keys.iter().map(String::as_str).collect();
         let answer = match connection.try_run(&self.script, &keys, &call.values).await? {
             Ok(answer) => answer,
@@ -52,8 +52,8 @@ impl DemandShare {
         self.is_refused = false;
         let others = members.iter().filter(|member| member.id != names.id);
         let others = others.map(|member| (&*member.id, &*member.name));
-        if let Some(heard) = self.book.hear(&call, answer, others) {
-            reports.hear(heard);
+        if let Some(heard) = self.state.receive_answer(&call, answer, others) {
+            reports.receive_answer(heard);
         }
         Ok(())
     }

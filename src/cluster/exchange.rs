@@ -122,7 +122,7 @@ struct LeaseExchange {
     store: ValkeySettings,
     parts: ClusterParts,
     scripts: [StoreScript; 3],
-    book: LeaseReportState,
+    lease_reports: LeaseReportState,
     demand: DemandShare,
     missed: LeaseShortfalls,
     /// Gateways that are there.
@@ -153,7 +153,7 @@ impl LeaseExchange {
             store: settings.valkey.clone(),
             parts,
             scripts: [StoreScript::leases(), StoreScript::members(), StoreScript::overrides()],
-            book: LeaseReportState::default(),
+            lease_reports: LeaseReportState::default(),
             demand: DemandShare::new(),
             missed: LeaseShortfalls::default(),
             others: Vec::new(),
@@ -301,8 +301,8 @@ impl LeaseExchange {
         self.announced = Some(Instant::now());
         let keys = ["", ":missed"].map(|name| format!("{}:v1:{{gateways}}{name}", self.prefix));
         let missed = self.missed.take();
-        let told = self.told();
-        let mut values = vec![&*self.id, &*told, if leaves { "1" } else { "0" }];
+        let status = self.status_text();
+        let mut values = vec![&*self.id, &*status, if leaves { "1" } else { "0" }];
         values.extend(missed.iter().map(String::as_str));
         let keys = [&*keys[0], &*keys[1]];
         let answer = connection.run(&self.scripts[1], &keys, &values).await?;
@@ -321,8 +321,8 @@ impl LeaseExchange {
         Ok(others.filter_map(|name| self.missed.id(name)).collect())
     }
 
-    /// What this gateway tells of itself: words with spaces between them.
-    fn told(&self) -> String {
+    /// Status that this gateway reports of itself: words with spaces between them.
+    fn status_text(&self) -> String {
         let (waiting, unfinished) = self.parts.dispatcher.job_counts();
         let program = env!("CARGO_PKG_VERSION");
         format!("{VERSION} {} {program} {waiting} {unfinished}", self.status.lock().name)
@@ -337,7 +337,7 @@ impl LeaseExchange {
         let answer: Vec<String> = connection.run(&self.scripts[2], &[&*key], &values).await?;
         let policy = Arc::clone(&self.parts.settings.load().policy);
         let mut status = self.status.lock();
-        for heard in status.overrides.hear(&call, &answer, &policy).unwrap_or_default() {
+        for heard in status.overrides.receive_answer(&call, &answer, &policy).unwrap_or_default() {
             self.bring_into_force(&heard, &policy);
         }
         Ok(())
@@ -354,22 +354,22 @@ impl LeaseExchange {
     }
 
     fn bring_into_force(&self, heard: &RemoteOverride, policy: &Policy) {
-        let RemoteOverride { target, change, left, said } = heard;
+        let RemoteOverride { target, change, left, shared } = heard;
         let result = self.parts.dispatcher.override_with(|now| match *change {
             None => Event::OverrideEnded(*target),
             Some(change) => {
                 let until = left.map_or(Tick::NEVER, |left| now + left);
-                Event::Overridden(Override { change, until, reason: (&*said.reason).into() })
+                Event::Overridden(Override { change, until, reason: (&*shared.reason).into() })
             }
         });
         OverrideHeard {
-            who: &said.who,
-            gateway: &said.gateway,
-            gateway_name: &said.gateway_name,
+            who: &shared.who,
+            gateway: &shared.gateway,
+            gateway_name: &shared.gateway_name,
             verb: change.as_ref().map_or("end", |change| change.name()),
             subject: target.name(policy),
             lasts: change.and(*left),
-            reason: &said.reason,
+            reason: &shared.reason,
             requeued: result.requeued,
         }
         .emit(&self.parts.telemetry);
@@ -392,7 +392,9 @@ impl LeaseExchange {
         let (now, store_ms) = (self.parts.dispatcher.clock().now(), self.store_ms());
         let mut calls: BTreeMap<String, Vec<LeaseCall>> = BTreeMap::new();
         for report in &reports {
-            let Some(call) = self.book.call(report, &self.prefix, policy, now, store_ms) else { continue };
+            let Some(call) = self.lease_reports.call(report, &self.prefix, policy, now, store_ms) else {
+                continue;
+            };
             let tag = call.key.split_inclusive('}').next().unwrap_or_default().to_owned();
             calls.entry(tag).or_default().push(call);
         }
@@ -414,7 +416,7 @@ impl LeaseExchange {
         for answer in answers {
             let (calls, answers) = answer?;
             for (call, answer) in calls.iter().zip(&answers) {
-                let Some(grant) = self.book.grant(call, answer) else { continue };
+                let Some(grant) = self.lease_reports.grant(call, answer) else { continue };
                 self.missed.note(grant.rule, call.misses(&grant), policy);
                 grants.push(grant);
             }
@@ -441,7 +443,7 @@ impl LeaseExchange {
 
     fn learn_names(&mut self, policy: &Policy) {
         if self.missed.learn(policy) {
-            self.book.retain(policy);
+            self.lease_reports.retain(policy);
         }
     }
 }
@@ -482,7 +484,7 @@ mod tests {
             None
         }
 
-        fn hear(&self, _: Vec<RemoteGateway>) {}
+        fn receive_answer(&self, _: Vec<RemoteGateway>) {}
     }
 
     /// A report without limits asks the store nothing, and says nothing of it.

@@ -1,5 +1,5 @@
-//! Lease book: the reports of limits that this gateway has sent, and the answers to them. It does no
-//! I/O: the caller sends the calls and brings the answers.
+//! Lease report state: the reports of limits that this gateway has sent, and the answers to them. The
+//! module does no I/O: the caller sends the calls and brings the answers.
 
 use std::collections::BTreeMap;
 
@@ -217,10 +217,10 @@ mod tests {
     fn a_clock_that_is_set_back_changes_neither_the_day_nor_the_order_of_reports() {
         let policy = policy();
         let day = Tick::from_millis(18 * 3600 * 1000);
-        let mut book = LeaseReportState::default();
+        let mut state = LeaseReportState::default();
         let mut call = |ends, now_ms, wall| {
             let report = report(LimitPeriod::Day, ends);
-            book.call(&report, "penstock", &policy, Tick::from_millis(now_ms), wall).unwrap()
+            state.call(&report, "penstock", &policy, Tick::from_millis(now_ms), wall).unwrap()
         };
         let first = call(day, 0, WALL);
         assert_eq!(shown(&first), ("20261126", "1", "0"));

@@ -45,11 +45,11 @@ pub struct ClusterStatus {
 }
 
 impl ClusterStatus {
-    /// Has an override told to the others that an operator made at this gateway, or ended. The caller keeps
+    /// Shares an override that an operator made at this gateway, or ended, with the others. The caller keeps
     /// the lock while the scheduler hears of it, so that both hear of two in the same order.
-    pub fn share(&mut self, target: String, mut said: SharedOverride, lasts: Option<Duration>) {
-        (said.gateway, said.gateway_name) = (self.id.clone(), self.name.clone());
-        self.overrides.set(target, said, lasts);
+    pub fn share(&mut self, target: String, mut shared: SharedOverride, lasts: Option<Duration>) {
+        (shared.gateway, shared.gateway_name) = (self.id.clone(), self.name.clone());
+        self.overrides.set(target, shared, lasts);
     }
 }
 

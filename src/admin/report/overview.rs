@@ -44,7 +44,7 @@ struct OverrideOrigin {
 impl OverrideRow {
     fn new(view: &ActiveOverride, policy: &Policy, shared: Option<&SharedOverrides>) -> Self {
         let target = view.change.target();
-        let said = shared.and_then(|book| book.said(&target_name(target, policy)));
+        let last = shared.and_then(|shared| shared.last_shared(&target_name(target, policy)));
         let by = match view.change {
             OverrideChange::Boost(_, factor) => Some(factor),
             OverrideChange::ClosePool(..) | OverrideChange::CloseReplica(..) | OverrideChange::Pause(_) => {
@@ -61,12 +61,12 @@ impl OverrideRow {
             name: target.name(policy).to_owned(),
             by,
             reason: view.reason.to_string(),
-            age_seconds: said.map_or(view.age, |(_, age)| age).as_secs_f64(),
+            age_seconds: last.map_or(view.age, |(_, age)| age).as_secs_f64(),
             ends_in_seconds: view.left.map(|left| left.as_secs_f64()),
-            set_at: said.map(|(said, _)| OverrideOrigin {
-                who: said.who.clone(),
-                gateway: said.gateway.clone(),
-                gateway_name: said.gateway_name.clone(),
+            set_at: last.map(|(last, _)| OverrideOrigin {
+                who: last.who.clone(),
+                gateway: last.gateway.clone(),
+                gateway_name: last.gateway_name.clone(),
             }),
         }
     }

@@ -10,13 +10,13 @@ pub struct LaneKey {
     pub tenant: TenantId,
     pub model: ModelId,
     /// Context windows of the model that are too small; see [`JobSpec::context_group`].
-    pub fit: u8,
+    pub context_group: u8,
 }
 
 impl LaneKey {
     #[must_use]
     pub fn of(spec: &JobSpec) -> Self {
-        Self { class: spec.class, tenant: spec.tenant, model: spec.model, fit: spec.context_group }
+        Self { class: spec.class, tenant: spec.tenant, model: spec.model, context_group: spec.context_group }
     }
 }
 

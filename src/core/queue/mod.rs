@@ -1,5 +1,4 @@
-//! Queue: one lane per class, tenant, model and fit, the number of context windows that are too
-//! small.
+//! Queue: one lane per class, tenant, model and context group.
 
 pub mod admission;
 pub mod drain_rate;
@@ -174,7 +173,7 @@ impl Lane {
     /// Jobs that go before a job among those of its part, late or in time as it is. `None` when
     /// more than `MAX_COUNTED` jobs go before it and as many after it.
     #[must_use]
-    pub fn place_of(&self, part: LaneSegment, place: LaneOrderKey, job: JobId) -> Option<u64> {
+    pub fn position_of(&self, part: LaneSegment, place: LaneOrderKey, job: JobId) -> Option<u64> {
         let peers = if place.late { &self.late } else { &self.parts[part as usize] };
         let before = peers.range(..(place, job)).take(MAX_COUNTED + 1).count();
         if before <= MAX_COUNTED {
@@ -219,14 +218,14 @@ impl FitRank for WeightedLoad {
     }
 }
 
-/// Model and fit of a lane.
+/// Model and context group of a lane.
 type LaneModel = (ModelId, u8);
 
 /// All lanes with waiting jobs.
 #[derive(Debug, Clone, Default)]
 pub struct Queue {
     lanes: NumberMap<LaneKey, Lane>,
-    /// Model and fit of each tenant's lanes of a class, ascending.
+    /// Model and context group of each tenant's lanes of a class, ascending.
     lane_models: NumberMap<(ClassId, TenantId), SmallVec<[LaneModel; 4]>>,
     tenants: NumberMap<TenantId, TenantBacklog>,
     share_tree: FitTree<WeightedLoad, TenantId>,
@@ -242,7 +241,7 @@ impl Queue {
         let key = LaneKey::of(spec);
         let lane = self.lanes.entry(key).or_insert_with(|| {
             let models = self.lane_models.entry((key.class, key.tenant)).or_default();
-            let own = (key.model, key.fit);
+            let own = (key.model, key.context_group);
             models.insert(models.partition_point(|other| *other < own), own);
             Lane::default()
         });
@@ -303,7 +302,7 @@ impl Queue {
         if self.lanes.get(&key).is_some_and(|lane| lane.load.requests == 0) {
             self.lanes.remove(&key);
             if let Entry::Occupied(mut models) = self.lane_models.entry((key.class, key.tenant)) {
-                models.get_mut().retain(|own| *own != (key.model, key.fit));
+                models.get_mut().retain(|own| *own != (key.model, key.context_group));
                 if models.get().is_empty() {
                     models.remove();
                 }
@@ -341,7 +340,12 @@ impl Queue {
     /// Keys of a tenant's lanes of a class, without a look at the lanes.
     pub fn lane_keys_of(&self, class: ClassId, tenant: TenantId) -> impl Iterator<Item = LaneKey> {
         let models = self.lane_models.get(&(class, tenant)).into_iter().flatten();
-        models.map(move |(model, fit)| LaneKey { class, tenant, model: *model, fit: *fit })
+        models.map(move |(model, context_group)| LaneKey {
+            class,
+            tenant,
+            model: *model,
+            context_group: *context_group,
+        })
     }
 
     fn with_lanes(&self, keys: impl IntoIterator<Item = LaneKey>) -> impl Iterator<Item = (LaneKey, &Lane)> {

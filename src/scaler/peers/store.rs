@@ -30,7 +30,7 @@ impl SharedReports for PeerExchange {
         Some(OwnReport { number: report.sequence, leaves: report.leaving, text })
     }
 
-    fn hear(&self, heard: Vec<RemoteGateway>) {
+    fn receive_answer(&self, heard: Vec<RemoteGateway>) {
         let Some(members) = &self.store else { return };
         let now = Instant::now();
         let mut members = members.lock();

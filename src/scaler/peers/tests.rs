@@ -106,7 +106,7 @@ impl World {
                 report: Some(encode(&report).encode_to_vec()),
             });
         }
-        self.exchange.hear(heard);
+        self.exchange.receive_answer(heard);
     }
 
     /// What runs at all gateways, the number, and the state of the exchange.
@@ -240,7 +240,7 @@ async fn a_gateway_of_an_earlier_version_is_missed() {
     };
     for _ in 0..80 {
         advance(TURN).await;
-        world.exchange.hear(vec![earlier.clone()]);
+        world.exchange.receive_answer(vec![earlier.clone()]);
     }
     let (_, desired, state) = world.says();
     assert_eq!((desired, state.count.silent, state.lacks_store), (None, 1, false));
@@ -248,16 +248,16 @@ async fn a_gateway_of_an_earlier_version_is_missed() {
     // It does not count as one that comes up, however long it goes on.
     for turn in 80..3500 {
         advance(TURN).await;
-        world.exchange.hear(vec![earlier.clone()]);
+        world.exchange.receive_answer(vec![earlier.clone()]);
         assert_eq!(world.says().1, None, "{:?}", turn * TURN);
     }
     for _ in 0..51 {
         advance(TURN).await;
-        world.exchange.hear(Vec::new());
+        world.exchange.receive_answer(Vec::new());
     }
     assert!(world.says().1.is_some(), "it has left");
     // What cannot be read is no report, and harms nothing.
     let broken = RemoteGateway { age: Some(SECOND), report: Some(vec![255; 40]), ..earlier };
-    world.exchange.hear(vec![broken]);
+    world.exchange.receive_answer(vec![broken]);
     world.turn();
 }

@@ -209,7 +209,7 @@ pub struct ObjectiveInputs {
     /// See [`super::PoolGroup::max_sequences`].
     pub max_sequences: u32,
     /// See [`Fleet::service_changes`](crate::core::replica::fleet::Fleet::service_changes).
-    pub turns: u64,
+    pub service_changes: u64,
 }
 
 /// A pool set with the position of a head in it.

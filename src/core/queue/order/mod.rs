@@ -85,18 +85,18 @@ impl PoolGroup {
             ClassOrder::new(id, min_share, old, policy, shape)
         });
         let reach = |pool_set: &placement::PoolSet| {
-            let places = pool_set.pools.iter().filter_map(|pool| shape.pools.binary_search(pool).ok());
-            (pool_set.pools.iter().map(|pool| pool.index()).collect(), places.collect())
+            let indexes = pool_set.pools.iter().filter_map(|pool| shape.pools.binary_search(pool).ok());
+            (pool_set.pools.iter().map(|pool| pool.index()).collect(), indexes.collect())
         };
         let reaches: Vec<(BitSet, Vec<usize>)> = shape.pool_sets.iter().map(reach).collect();
-        let pool_sets_at = |place: usize| {
-            let pool_sets = reaches.iter().enumerate().filter(|(_, reach)| reach.1.contains(&place));
+        let pool_sets_at = |pool: usize| {
+            let pool_sets = reaches.iter().enumerate().filter(|(_, reach)| reach.1.contains(&pool));
             pool_sets.map(|(pool_set, _)| pool_set).collect()
         };
         let pool_sets_at: Vec<BitSet> = (0..shape.pools.len()).map(pool_sets_at).collect();
-        let overlaps = reaches.iter().map(|(_, places)| {
-            places.iter().fold(BitSet::default(), |mut all, place| {
-                all.union(&pool_sets_at[*place]);
+        let overlaps = reaches.iter().map(|(_, indexes)| {
+            indexes.iter().fold(BitSet::default(), |mut all, index| {
+                all.union(&pool_sets_at[*index]);
                 all
             })
         });
@@ -177,18 +177,18 @@ impl PoolGroup {
     /// Waiting jobs that may use the pool.
     #[must_use]
     pub fn waiting_for(&self, pool: PoolId) -> u64 {
-        let place = self.place_of(pool);
-        self.classes.iter().map(|class| class.waiting_at(place)).sum()
+        let pool_index = self.pool_index(pool);
+        self.classes.iter().map(|class| class.waiting_at(pool_index)).sum()
     }
 
     /// Waiting jobs of one class that may use the pool.
     pub fn class_waiting_for(&self, class: ClassIndex, pool: PoolId) -> u64 {
-        let place = self.place_of(pool);
-        self.classes.get(class.index()).map_or(0, |class| class.waiting_at(place))
+        let pool_index = self.pool_index(pool);
+        self.classes.get(class.index()).map_or(0, |class| class.waiting_at(pool_index))
     }
 
     /// Index of a pool among those of the group.
-    fn place_of(&self, pool: PoolId) -> Option<usize> {
+    fn pool_index(&self, pool: PoolId) -> Option<usize> {
         self.shape.pools.binary_search(&pool).ok()
     }
 
@@ -207,7 +207,7 @@ impl PoolGroup {
         self.pool_set_pools[pool_set.index()]
             .1
             .iter()
-            .for_each(|place| class.waiting_by_pool[*place] += jobs);
+            .for_each(|index| class.waiting_by_pool[*index] += jobs);
         class.drain_rates.joined(tenant, jobs, now);
     }
 
@@ -219,7 +219,7 @@ impl PoolGroup {
         let Some(rest) = class.pool_sets[pool_set.index()].waiting.checked_sub(1) else { return false };
         class.pool_sets[pool_set.index()].waiting = rest;
         class.waiting -= 1;
-        self.pool_set_pools[pool_set.index()].1.iter().for_each(|place| class.waiting_by_pool[*place] -= 1);
+        self.pool_set_pools[pool_set.index()].1.iter().for_each(|index| class.waiting_by_pool[*index] -= 1);
         if class.waiting == 0 {
             class.guaranteed_share.forget();
         }
@@ -283,7 +283,7 @@ impl PoolGroup {
         let served = || match group {
             Some(group) => Some(class.counters.max_served(group)),
             None => {
-                self.pool_set_pools[pool_set.index()].1.iter().map(|place| class.max_served[*place]).max()
+                self.pool_set_pools[pool_set.index()].1.iter().map(|index| class.max_served[*index]).max()
             }
         };
         waiting.min().or_else(served).unwrap_or(0)
@@ -354,14 +354,14 @@ impl PoolGroup {
         &self,
         now: Tick,
     ) -> impl Iterator<Item = (PoolId, Option<ClassIndex>, Option<ClassIndex>)> {
-        let classes = move |place: usize| {
+        let classes = move |index: usize| {
             let classes = self.classes.iter().enumerate();
-            let here = classes.filter(move |(_, class)| class.is_active(now) && class.reach[place]);
+            let here = classes.filter(move |(_, class)| class.is_active(now) && class.reach[index]);
             let mut here = here.map(|(class, _)| ClassIndex::from(class));
             (here.next(), here.next())
         };
-        self.shape.pools.iter().enumerate().map(move |(place, pool)| {
-            let (first, second) = classes(place);
+        self.shape.pools.iter().enumerate().map(move |(index, pool)| {
+            let (first, second) = classes(index);
             (*pool, first, second)
         })
     }
@@ -405,16 +405,16 @@ impl PoolGroup {
     /// Whether a more urgent class has jobs waiting for the pool.
     #[must_use]
     pub fn has_more_urgent_waiting(&self, class: ClassIndex, pool: PoolId) -> bool {
-        let place = self.place_of(pool);
-        self.classes[..class.index()].iter().any(|before| before.waiting_at(place) > 0)
+        let pool_index = self.pool_index(pool);
+        self.classes[..class.index()].iter().any(|before| before.waiting_at(pool_index) > 0)
     }
 
     /// Books the work of a candidate that goes to the pool. To be called before the job leaves its
     /// pool set.
     pub fn book_dispatch(&mut self, chosen: &Candidate, pool: PoolId, cost: u64) {
-        let place = self.place_of(pool);
+        let pool_index = self.pool_index(pool);
         for (index, class) in self.classes.iter_mut().enumerate() {
-            if class.waiting_at(place) > 0 {
+            if class.waiting_at(pool_index) > 0 {
                 class.guaranteed_share.accrue(cost, class.min_share);
             }
             if index == chosen.class.index() {
@@ -428,7 +428,7 @@ impl PoolGroup {
         if chosen.head.part == LaneSegment::New {
             let groups = self.quotas.tree.groups_of(chosen.head.lane.tenant);
             let counter = class.counters.note_served(chosen.head.lane.tenant, &groups);
-            let served = place.map(|place| &mut class.max_served[place]);
+            let served = pool_index.map(|index| &mut class.max_served[index]);
             served.into_iter().for_each(|served| *served = counter.max(*served));
         }
     }

@@ -33,7 +33,7 @@ impl PoolGroups {
             active: here.active_classes(now),
             headroom: reserve,
             max_sequences: here.max_sequences(),
-            turns: fleet.service_changes(),
+            service_changes: fleet.service_changes(),
         };
         if here.objective_inputs.as_ref() != Some(&promised) {
             set_objectives(here, &promised, fleet, policy, now);

@@ -79,7 +79,7 @@ impl Scheduler {
             ahead,
             waiting: here.waiting(),
             obstacle,
-            starts_in: self.starts_in(job, spot, (obstacle, self.place_in_lane(job)), now),
+            starts_in: self.starts_in(job, spot, obstacle, self.position_in_lane(job), now),
             replicas_in_all,
             replicas,
         })
@@ -147,7 +147,7 @@ impl Scheduler {
         let job = self.jobs.get(&id).filter(|job| job.part().is_some())?;
         let spot = self.lane_position(LaneKey::of(&job.spec))?;
         let obstacle = self.obstacle(job, spot, || self.has_room(job, spot));
-        let ahead = self.place_in_lane(job);
+        let ahead = self.position_in_lane(job);
         Some(WaitSummary {
             queued: job.queued(now),
             left: job.spec.deadline.since(now),
@@ -158,9 +158,9 @@ impl Scheduler {
     }
 
     /// Jobs before a waiting job in its part of its lane.
-    fn place_in_lane(&self, job: &Job) -> Option<u64> {
+    fn position_in_lane(&self, job: &Job) -> Option<u64> {
         let part = job.part()?;
-        self.queue.lane(LaneKey::of(&job.spec))?.place_of(part, job.position_in(part), job.spec.id)
+        self.queue.lane(LaneKey::of(&job.spec))?.position_of(part, job.position_in(part), job.spec.id)
     }
 
     /// Predicted time until a waiting job starts: by the end of its tenant's pause, the start of

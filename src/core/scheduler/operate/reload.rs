@@ -114,12 +114,12 @@ impl Scheduler {
     /// Moves jobs to other lanes where the context windows of their models changed.
     fn refresh_context_groups(&mut self) {
         for job in self.jobs.values_mut() {
-            let fit = self.placement.context_group(job.spec.model, job.spec.context);
-            if fit == job.spec.context_group {
+            let context_group = self.placement.context_group(job.spec.model, job.spec.context);
+            if context_group == job.spec.context_group {
                 continue;
             }
             let before = job.spec;
-            job.spec.context_group = fit;
+            job.spec.context_group = context_group;
             if let Some(part) = job.part() {
                 let place = job.position_in(part);
                 let weight = self.policy.tenants.get(before.tenant).map_or(1.0, |row| row.weight);
