@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recalled_try_may_not_speak_even_when_the_job_runs_again_in_the_same_step() {
+    fn a_preempted_attempt_may_not_report_even_when_the_job_runs_again_in_the_same_step() {
         let mut waiters = Waiters::default();
         let answer = waiters.wait(JOB);
         step(&mut waiters, [dispatch(0, 1)]);
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recalled_job_waits_until_it_is_placed_or_refused() {
+    fn a_preempted_job_waits_until_it_is_placed_or_refused() {
         let mut waiters = Waiters::default();
         let answer = waiters.wait(JOB);
         step(&mut waiters, [dispatch(0, 1)]);

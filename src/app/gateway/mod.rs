@@ -112,10 +112,10 @@ fn start_dispatcher(
     telemetry: &Telemetry,
     record: Option<RecordOptions>,
 ) -> Result<StartedDispatcher, StartError> {
-    let (wishes, wished) = mpsc::channel(MAX_PENDING_ACTIONS);
-    let dispatcher = Dispatcher::new(Arc::clone(&settings.load().policy), GatewayClock::start(), wishes);
+    let (actions_in, actions) = mpsc::channel(MAX_PENDING_ACTIONS);
+    let dispatcher = Dispatcher::new(Arc::clone(&settings.load().policy), GatewayClock::start(), actions_in);
     let recorder = record.map(|to| Recorder::start(&to, &dispatcher, settings, telemetry)).transpose()?;
-    Ok((dispatcher, wished, recorder))
+    Ok((dispatcher, actions, recorder))
 }
 
 /// The request path, in its initial state.
@@ -178,7 +178,7 @@ impl Gateway {
         let now = settings.load_full();
         let mut usage =
             now.startup.usage.as_ref().map(|usage| UsageJournal::start(usage, &telemetry)).transpose()?;
-        let (dispatcher, wished, recorder) = start_dispatcher(&settings, &telemetry, record)?;
+        let (dispatcher, actions, recorder) = start_dispatcher(&settings, &telemetry, record)?;
         let timing = FleetTiming::default();
         let fleet =
             FleetMonitor::start(Arc::clone(&settings), Arc::clone(&dispatcher), telemetry.clone(), timing)?;
@@ -210,9 +210,9 @@ impl Gateway {
         let workers = Arc::new(Workers::start().map_err(StartError::Workers)?);
         let serving = serve_clients(listener, Arc::clone(&workers), limits, &proxy, &shutdown);
         background.spawn(telemetry.clone().upkeep());
-        background.spawn(replica_actions::carry_out(wished, fleet.clone(), telemetry));
+        background.spawn(replica_actions::carry_out(actions, fleet.clone(), telemetry));
         background.spawn(close_idle(Arc::clone(&proxy)));
-        background.spawn(memory::give_back());
+        background.spawn(memory::release_free_pages());
         background.spawn(signals::reload_at(hang_up, reload.clone()));
         let followers = SettingsFollowers::new(&proxy, &fleet, &sources);
         let reloader = Arc::new(reloader);

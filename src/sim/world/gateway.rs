@@ -154,8 +154,8 @@ impl SimGateway {
                 let outcome = AttemptOutcome::Failed { fault, usage: JobUsage::Unknown };
                 Event::Finished { job: JobId::new(job as u64), outcome }
             }
-            Input::ItlSampled { replica, pace } => {
-                Event::ItlSampled { replica: ReplicaId::from(replica), sample: pace }
+            Input::ItlSampled { replica, sample } => {
+                Event::ItlSampled { replica: ReplicaId::from(replica), sample }
             }
             Input::BytesReceived { replica } => Event::BytesReceived { replica: ReplicaId::from(replica) },
             Input::StreamsPaused { replica, streams } => {

@@ -34,7 +34,8 @@ use self::class_order::{ACTIVE_FOR, ClassOrder};
 use self::head_tree::HeadTree;
 use self::heads::tree_index;
 
-/// One pool group: its classes in the order of service, and the replicas held for wide jobs.
+/// One pool group: its classes in the order of service, and the replicas held for jobs of
+/// several sequences.
 #[derive(Debug, Clone, Default)]
 pub struct PoolGroup {
     /// The group's pools and pool sets.

@@ -35,8 +35,8 @@ pub struct ActiveObjective {
     pub released: Option<LatencyObjective>,
     /// Sequences of each replica that background classes leave free.
     pub headroom: u32,
-    /// Sequences of the widest waiting job, at least 1. No replica's ITL limit is below this
-    /// number.
+    /// Sequences of the waiting job that has the most, at least 1. No replica's ITL limit is below
+    /// this number.
     pub max_sequences: u32,
     /// True when this is the most urgent class of the pool group, so that less urgent classes are
     /// background here. When false, no more urgent class comes here, and no class is background.
@@ -151,7 +151,7 @@ impl PoolState {
     pub(super) fn visits(&self) -> u64 {
         [&self.free, &self.background, &self.released, &self.soon]
             .into_iter()
-            .map(|board| board.visits.get())
+            .map(|tree| tree.visits.get())
             .sum()
     }
 

@@ -57,14 +57,14 @@ impl Fleet {
         let weight = ttft_model::weight(required.prompt, 0);
         let need = FitSize { prefill: weight, ..required.size }.complement();
         let skip = |id: &ReplicaId| avoid(*id);
-        let first = |pool: &PoolState, board: &FitTree<ReplicaRank, ReplicaId>, wait_tolerance| {
+        let first = |pool: &PoolState, tree: &FitTree<ReplicaRank, ReplicaId>, wait_tolerance| {
             let ask = RoutingDemand {
                 weight,
                 output: required.output,
                 wait_tolerance,
                 needs_load: pool.adapters.contains(&required.model),
             };
-            let found = board.first(ask, need, &skip).filter(|(_, entry)| entry.key.can_load(ask));
+            let found = tree.first(ask, need, &skip).filter(|(_, entry)| entry.key.can_load(ask));
             found.map(|(cost, _)| cost)
         };
         let cold = |tolerance| {

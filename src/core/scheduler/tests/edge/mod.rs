@@ -263,8 +263,8 @@ impl Edge {
                 self.event(Event::ReplicaReported { replica: ReplicaId::new(replica), report });
             }
             Op::Adapters(replica, slots, running) => self.adapters(ReplicaId::new(replica), slots, running),
-            Op::Paced(replica, pace) => {
-                self.event(Event::ItlSampled { replica: ReplicaId::new(replica), sample: pace });
+            Op::ItlSampled(replica, sample) => {
+                self.event(Event::ItlSampled { replica: ReplicaId::new(replica), sample });
             }
             Op::Answer(found) => self.answer(found),
             Op::Rest(sleep_result) => self.rest(sleep_result),
