@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::admin::report::standing::{self, SourceStatusRow};
+use crate::admin::report::sources::{self, SourceStatusRow};
 use crate::cluster::{SharedOverrides, target_name};
 use crate::core::autoscale::replica_demand::ReplicaDemand;
 use crate::core::model::ids::{ClassId, PoolId, TenantId};
@@ -189,7 +189,7 @@ pub(in crate::admin) fn pools(
             limit: sum(|view| view.limit),
             desired: need.and_then(|need| need.desired),
             desired_reason: need.map(|need| need.reason),
-            source: standing::source(id, sources),
+            source: sources::source(id, sources),
         }
     };
     policy.pools.iter().map(|(id, name, _)| row(id, name)).collect()

@@ -74,8 +74,8 @@ impl Scheduler {
         }
         let taken = |unit: LimitUnit| if unit == LimitUnit::Requests { others } else { 0 };
         let limits = self.limits_of(spec, now);
-        let mut limits = limits.iter().filter(|standing| !standing.rule.id.shadow);
-        limits.any(|standing| standing.left <= taken(standing.rule.id.unit))
+        let mut limits = limits.iter().filter(|status| !status.rule.id.shadow);
+        limits.any(|status| status.left <= taken(status.rule.id.unit))
     }
 
     /// Whether the job would have to wait, as others of its lane do, and the queue has no space

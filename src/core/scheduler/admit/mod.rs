@@ -415,14 +415,14 @@ impl Scheduler {
     /// head is priced here, with its output as expected now.
     pub(super) fn refresh_lane(&mut self, key: LaneKey) {
         let Some(position) = self.lane_position(key) else { return };
-        let standing = self.quota_state(position.group, key.tenant);
+        let quota_state = self.quota_state(position.group, key.tenant);
         let objective = self.policy.classes.get(key.class).map(|class| class.ttft_objective);
         let group = &mut self.groups[position.group];
         let waits = group.shape.pool_set(position.pool_set).can_wait();
         let Some(lane) = self.queue.lane_mut(key) else { return };
         let mut update_at = None;
         for part in LaneSegment::ALL {
-            let head = lane.head(part).filter(|_| standing != QuotaState::Parked);
+            let head = lane.head(part).filter(|_| quota_state != QuotaState::Parked);
             let job = head.and_then(|id| self.jobs.get_mut(&id));
             let mut bound = false;
             let entry: Option<HeadEntry> = job.map(|job| {
@@ -438,7 +438,7 @@ impl Scheduler {
                 let counter =
                     if part == LaneSegment::New { group.counter(position.class, key.tenant) } else { 0 };
                 let value = LaneHead { job: job.spec.id, lane: key, part };
-                let place = HeadKey::new(standing, counter, job.position_in(part));
+                let place = HeadKey::new(quota_state, counter, job.position_in(part));
                 FitEntry { key: place, size: job.size(), value }
             });
             let heads = HeadSet { class: position.class, pool_set: position.pool_set, part };

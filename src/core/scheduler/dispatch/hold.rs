@@ -57,7 +57,7 @@ impl Scheduler {
             && self.fleet.is_up(hold.replica)
             && !self.avoided_replicas(hold.job, pools).contains(&hold.replica);
         let head = LaneHead { job: hold.job, lane, part };
-        let standing = self.quota_state(group, lane.tenant);
+        let quota_state = self.quota_state(group, lane.tenant);
         let allowed = self.allows(group, lane.tenant, job.spec.sequences);
         (usable && allowed).then_some(Candidate {
             class: spot.class,
@@ -67,7 +67,7 @@ impl Scheduler {
             need: job.size(),
             guaranteed: false,
             background: false,
-            quota_state: standing,
+            quota_state,
         })
     }
 

@@ -111,8 +111,8 @@ impl Scheduler {
                 let group = &self.groups[spot.group];
                 let heads = HeadSet { class: spot.class, pool_set: spot.pool_set, part };
                 let found = position.and_then(|position| group.head_at(heads, key.tenant, position));
-                let standing = self.quota_state(spot.group, key.tenant);
-                if standing == QuotaState::Parked {
+                let quota_state = self.quota_state(spot.group, key.tenant);
+                if quota_state == QuotaState::Parked {
                     return position.is_none();
                 }
                 let head = lane.head(part).and_then(|id| self.jobs.get(&id));
@@ -126,7 +126,7 @@ impl Scheduler {
                     return false;
                 }
                 found.map(|entry| (entry.value.job, entry.key.quota_state, entry.key.counter, entry.size))
-                    == head.map(|job| (job.spec.id, standing, counter, job.size()))
+                    == head.map(|job| (job.spec.id, quota_state, counter, job.size()))
             })
         })
     }

@@ -137,13 +137,13 @@ fn adds_up(edge: &mut Edge, prices: &[f64]) {
         *settled.entry((*tenant, LimitUnit::GpuTime)).or_default() += nanos;
         *settled.entry((*tenant, LimitUnit::Money)).or_default() += bill.money;
     }
-    for standing in edge.scheduler.limits(edge.now) {
+    for status in edge.scheduler.limits(edge.now) {
         let LimitId { scope: LimitScope::Tenant(tenant), unit, period: LimitPeriod::Month, .. } =
-            standing.rule.id
+            status.rule.id
         else {
             continue;
         };
-        let used = standing.rule.amount - standing.left;
+        let used = status.rule.amount - status.left;
         assert_eq!(used, settled.get(&(tenant, unit)).copied().unwrap_or(0), "{tenant:?} {unit:?}");
     }
     for (pool, price) in prices.iter().enumerate() {
@@ -223,6 +223,6 @@ fn failed_tries_are_paid_for() {
     world.fail(1, EngineFault::Reset);
     world.now = Tick::from_millis(100);
     world.event(Event::Abandoned { job: JobId::new(1), usage: JobUsage::Unknown });
-    let standing = world.scheduler.limits(world.now)[0];
-    assert_eq!(standing.rule.amount - standing.left, 100_000, "100 ms at 3.6 an hour");
+    let status = world.scheduler.limits(world.now)[0];
+    assert_eq!(status.rule.amount - status.left, 100_000, "100 ms at 3.6 an hour");
 }
