@@ -1,4 +1,5 @@
-//! Limits by the names that all gateways have for them, and those of which this gateway misses something.
+//! Lease shortfalls: limits for which this gateway needs a larger lease, by the names that all gateways
+//! have for them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Bound;

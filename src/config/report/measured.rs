@@ -1,4 +1,4 @@
-//! A file's promises against what the pools of a running gateway have shown.
+//! Objective check: file objectives that no running pool has met.
 
 use std::time::Duration;
 

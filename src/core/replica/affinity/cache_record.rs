@@ -1,28 +1,28 @@
-//! Cache record: what a replica's reports say of its prefix cache, against what was believed.
+//! Prefix-cache accuracy: hits that a replica reports, relative to hits that the index predicted.
 //!
-//! The record holds the part of the tokens believed to be cached that the engine found. The part is
-//! near 1 where the belief holds, and 0 where prefix caching is off. Below `MIN_FOUND` nothing
-//! counts as cached there, until hits show again. Above it the belief counts in full: a job that
-//! goes where its prompt was last keeps a small cache useful, even when the cache often misses.
+//! The ratio is near 1 where the predictions hold, and 0 where prefix caching is off. Below
+//! `MIN_FOUND`, predictions for the replica are ignored until hits return. Above it they count in
+//! full: a job that goes where its prompt was last keeps a small cache useful, even when the cache
+//! often misses.
 //!
-//! Answers tell exactly what was cached of their prompts. Where they do not, the engine's counter
-//! does for all of them together. A replica that tells neither is believed.
+//! Per-answer counts are exact; without them the engine's counter is used. A replica that reports
+//! neither is trusted.
 
-/// Weight of an answer in the part that was found.
+/// Weight of an answer in the ratio.
 const NEWS: f64 = 1.0 / 16.0;
-/// Part below which nothing counts as cached.
+/// Ratio below which nothing counts as cached.
 const MIN_FOUND: f64 = 0.125;
-/// Fewest tokens that a belief must have to say something.
+/// Fewest predicted tokens of a prompt that counts.
 const MIN_TOKENS: u64 = 128;
-/// Fewest prompts of which a counter says something.
+/// Fewest prompts after which the counter counts.
 const MIN_PROMPTS: u32 = 4;
 
 /// Record of a replica's prefix cache.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct CacheRecord {
-    /// Mean tokens believed to be cached, by answer.
+    /// Mean predicted tokens of an answer.
     predicted_cached: f64,
-    /// Mean tokens of these that were.
+    /// Mean tokens of these that were found.
     found: f64,
     /// Whether any were found since nothing counted.
     has_found: bool,
@@ -34,7 +34,7 @@ pub struct CacheRecord {
 struct HitCounter {
     /// Latest count.
     latest: Option<u64>,
-    /// Tokens believed to be cached in the prompts that were sent since then, and their number.
+    /// Predicted tokens of the prompts that were sent since then, and their number.
     predicted_cached: u64,
     prompts: u32,
     /// Whether the replica's answers tell what was cached, so that the counter is not needed.
@@ -48,13 +48,13 @@ impl CacheRecord {
         self.found >= self.predicted_cached * MIN_FOUND
     }
 
-    /// Whether the replica tells that it finds prompts in its cache.
+    /// Whether the replica reports that it finds prompts in its cache.
     #[must_use]
     pub fn is_proven(&self) -> bool {
         self.has_found && self.finds()
     }
 
-    /// Notes that a prompt was sent of which so many tokens are believed to be cached.
+    /// Notes that a prompt was sent, with the number of its tokens that are predicted to be cached.
     pub fn expect(&mut self, predicted_cached: u64) {
         if predicted_cached >= MIN_TOKENS && !self.counter.is_idle {
             self.counter.predicted_cached = self.counter.predicted_cached.saturating_add(predicted_cached);
