@@ -171,8 +171,8 @@ impl World {
             for job in world.sent() {
                 world.handle(Event::FirstToken { job });
             }
-            if world.scheduler.must_hand_over_demand() {
-                world.scheduler.hand_over_demand(&mut world.observer);
+            if world.scheduler.must_flush_demand_facts() {
+                world.scheduler.flush_demand_facts(&mut world.observer);
                 world.observer.observe();
             }
             if world.arrived > most {
@@ -216,9 +216,9 @@ impl World {
             spent[1] += told - sent;
             spent[2] += finished - begun;
             decisions.push((finished - begun).as_nanos() as f64);
-            if self.scheduler.must_hand_over_demand() {
+            if self.scheduler.must_flush_demand_facts() {
                 let begun = Instant::now();
-                self.scheduler.hand_over_demand(&mut self.observer);
+                self.scheduler.flush_demand_facts(&mut self.observer);
                 self.observer.observe();
                 observing += begun.elapsed();
             }
@@ -287,7 +287,7 @@ impl World {
         for job in self.sent() {
             self.handle(Event::FirstToken { job });
         }
-        self.scheduler.hand_over_demand(&mut self.observer);
+        self.scheduler.flush_demand_facts(&mut self.observer);
         self.observer.observe();
         took.as_nanos() as f64
     }
@@ -295,7 +295,7 @@ impl World {
     /// Time of the locked part and of the whole of an evaluation of the demand.
     fn demand(&mut self) -> (f64, f64) {
         let now = self.now();
-        self.scheduler.hand_over_demand(&mut self.observer);
+        self.scheduler.flush_demand_facts(&mut self.observer);
         self.observer.observe();
         let begun = Instant::now();
         let inputs = self.scheduler.demand_inputs(&mut self.observer, now, false);

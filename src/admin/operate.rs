@@ -224,8 +224,8 @@ pub(super) fn carry_out(
         });
         if let Some(status) = &mut cluster {
             let lasts = if change.is_some() { checked.duration } else { Some(Duration::ZERO) };
-            let said = SharedOverride::new(change, &checked.reason, &who.who);
-            status.share(target_name(*target, policy), said, lasts);
+            let shared = SharedOverride::new(change, &checked.reason, &who.who);
+            status.share(target_name(*target, policy), shared, lasts);
         }
         changed = Some(match changed {
             None => next,

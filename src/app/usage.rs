@@ -17,7 +17,7 @@ use crate::dispatcher::Dispatcher;
 use crate::telemetry::event::UsageCounted;
 use crate::telemetry::{Telemetry, wall};
 use crate::usage::bill::{self, BillQuery, BillSums, RowSource, ask, text};
-use crate::usage::{Before, UsageError, UsageJournal};
+use crate::usage::{PriorUsage, UsageError, UsageJournal};
 
 /// Periods whose limits survive a restart.
 const PERIODS: [LimitPeriod; 2] = [LimitPeriod::Day, LimitPeriod::Month];
@@ -53,7 +53,7 @@ pub(super) fn follow(
 }
 
 /// Amount used of each limit of a period.
-fn used_amounts(policy: &Policy, period: LimitPeriod, before: &Before) -> Vec<(LimitId, u64)> {
+fn used_amounts(policy: &Policy, period: LimitPeriod, before: &PriorUsage) -> Vec<(LimitId, u64)> {
     let rules = policy.limits.iter().map(|rule| rule.id).filter(|id| id.period == period);
     let amounts = rules.map(|id| {
         let mut sums = BillSums::default();
@@ -188,7 +188,7 @@ mod tests {
 
     use super::*;
     use crate::config::load::load_str;
-    use crate::usage::UsedBefore;
+    use crate::usage::PriorUsageRow;
 
     #[test]
     fn what_was_used_before_is_told_limit_by_limit() {
@@ -205,14 +205,14 @@ pools: {p: {engine: vllm, models: [m, n], replicas: [http://a:1]}}
 ";
         let loaded = load_str(text, "p", Path::new("/"), None).into_result();
         let policy = loaded.unwrap_or_else(|report| panic!("{report}")).settings.policy;
-        let one = |tenant: &str, key: &str, model: &str| UsedBefore {
+        let one = |tenant: &str, key: &str, model: &str| PriorUsageRow {
             tenant: tenant.into(),
             key: key.into(),
             model: model.into(),
             sums: BillSums { requests: 1, input_tokens: 10, output_tokens: 3, ..BillSums::default() },
         };
         let used_by = [one("red", "k7m2qa4x", "m"), one("red", "", "n"), one("blue", "x", "m")];
-        let before = Before { used: used_by.to_vec(), partial: false };
+        let before = PriorUsage { used: used_by.to_vec(), partial: false };
         let mut day: Vec<_> = used_amounts(&policy, LimitPeriod::Day, &before)
             .into_iter()
             .map(|(id, sum)| (id.unit.name(), sum))

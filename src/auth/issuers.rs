@@ -187,7 +187,8 @@ impl<C: TokenClaims> Issuers<C> {
     /// `issuers` stand in.
     pub(super) async fn verify(
         &self,
-        (issuers, epoch): (&[Arc<Issuer<C>>], u64),
+        issuers: &[Arc<Issuer<C>>],
+        epoch: u64,
         text: &str,
     ) -> Result<Arc<VerifiedToken<C::Grant>>, TokenError> {
         let longest = issuers.iter().map(|issuer| issuer.max_token).max().unwrap_or_default();

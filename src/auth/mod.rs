@@ -150,7 +150,7 @@ impl Authenticator {
                 }
             }
             if !known.issuers.is_empty() && jwt::is_token(text) {
-                let verified = self.issuers.verify((&known.issuers, known.epoch), text).await;
+                let verified = self.issuers.verify(&known.issuers, known.epoch, text).await;
                 return verified
                     .map(|token| Identity::new(token.grant.clone(), Some(token.id.clone())))
                     .map_err(wrong_token);

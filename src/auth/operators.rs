@@ -122,7 +122,7 @@ impl OperatorTokens {
         epoch: u64,
         text: &str,
     ) -> Result<TokenOperator, OperatorTokenError> {
-        let verified = self.issuers.verify((slice::from_ref(issuer), epoch), text).await;
+        let verified = self.issuers.verify(slice::from_ref(issuer), epoch, text).await;
         let token = verified.map_err(|error| OperatorTokenError { error })?;
         Ok(TokenOperator { name: token.id.clone(), role: token.grant })
     }

@@ -1,4 +1,4 @@
-//! Reasons why an identity provider did not tell what it was asked.
+//! Identity provider errors.
 
 /// Reason why a provider did not tell something. An error never contains text from the provider.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

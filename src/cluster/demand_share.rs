@@ -1,7 +1,7 @@
 //! Demand share: the calls that carry demand reports to the store and back.
 
 use crate::cluster::connection::{StoreConnection, StoreScript};
-use crate::cluster::demand_book::DemandBook;
+use crate::cluster::demand_reports::{DemandReportState, StoreNames};
 use crate::cluster::parts::ClusterMember;
 use crate::cluster::shared_reports::SharedReports;
 use crate::telemetry::Telemetry;
@@ -10,35 +10,35 @@ use crate::telemetry::event::DemandNotShared;
 #[derive(Debug)]
 pub(super) struct DemandShare {
     script: StoreScript,
-    book: DemandBook,
+    state: DemandReportState,
     /// Whether the store has refused the last call, and operators know it.
     is_refused: bool,
 }
 
 impl DemandShare {
     pub(super) fn new() -> Self {
-        Self { script: StoreScript::demand(), book: DemandBook::default(), is_refused: false }
+        Self { script: StoreScript::demand(), state: DemandReportState::default(), is_refused: false }
     }
 
     /// Notes that the connection was lost, and the store may have lost its data.
     pub(super) const fn start_over(&mut self) {
-        self.book.send_again();
+        self.state.send_again();
     }
 
     /// Tells the store the demand that this gateway sees, and the scaler that of the others. `members` are all
-    /// gateways that share limits, and the id and name are of this one. A call that the store refuses is a line of the
-    /// log: limits do not depend on it.
+    /// gateways that share limits. A call that the store refuses is a line of the log: limits do not depend on it.
     ///
     /// # Errors
     /// The connection is lost.
     pub(super) async fn share(
         &mut self,
         connection: &StoreConnection,
-        (prefix, id, name): (&str, &str, &str),
+        names: StoreNames<'_>,
         members: &[ClusterMember],
-        (reports, telemetry): (&dyn SharedReports, &Telemetry),
+        reports: &dyn SharedReports,
+        telemetry: &Telemetry,
     ) -> Result<(), String> {
-        let call = self.book.call(prefix, (id, name), reports.own(self.book.stored()));
+        let call = self.state.call(names, reports.own(self.state.stored()));
         let keys: Vec<&str> = call.keys.iter().map(String::as_str).collect();
         let answer = match connection.try_run(&self.script, &keys, &call.values).await? {
             Ok(answer) => answer,
@@ -50,10 +50,10 @@ impl DemandShare {
             }
         };
         self.is_refused = false;
-        let others = members.iter().filter(|member| member.id != id);
+        let others = members.iter().filter(|member| member.id != names.id);
         let others = others.map(|member| (&*member.id, &*member.name));
-        if let Some(heard) = self.book.hear(&call, answer, others) {
-            reports.hear(heard);
+        if let Some(heard) = self.state.receive_answer(&call, answer, others) {
+            reports.receive_answer(heard);
         }
         Ok(())
     }

@@ -13,11 +13,12 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::cluster::connection::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, StoreConnection, StoreScript};
+use crate::cluster::demand_reports::StoreNames;
 use crate::cluster::demand_share::DemandShare;
-use crate::cluster::lease_book::{LeaseBook, LeaseCall};
-use crate::cluster::missed::MissedLimits;
-use crate::cluster::override_book::{HeardOverride, OverrideBook};
+use crate::cluster::lease_reports::{LeaseCall, LeaseReportState};
+use crate::cluster::lease_shortfalls::LeaseShortfalls;
 use crate::cluster::parts::{ClusterMember, ClusterParts, ClusterStatus};
+use crate::cluster::shared_overrides::{RemoteOverride, SharedOverrides};
 use crate::config::settings::cluster::{ClusterSettings, ValkeySettings};
 use crate::core::limits::lease::{LeaseGrant, LimitReports};
 use crate::core::limits::rule::{LimitId, LimitRule};
@@ -103,10 +104,10 @@ pub fn start(settings: &ClusterSettings, parts: ClusterParts) -> ClusterHandle {
         leases_end: now,
         leases_over: false,
         gateways: Vec::new(),
-        overrides: OverrideBook::default(),
+        overrides: SharedOverrides::default(),
     }));
     let (first, stop) = (Arc::new(Notify::new()), CancellationToken::new());
-    let exchange = LeaseExchange::new(settings, parts, (&status, &first));
+    let exchange = LeaseExchange::new(settings, parts, &status, &first);
     exchange.lease(Vec::new());
     let stopped = stop.clone();
     let task = tokio::spawn(exchange.run(stopped));
@@ -121,9 +122,9 @@ struct LeaseExchange {
     store: ValkeySettings,
     parts: ClusterParts,
     scripts: [StoreScript; 3],
-    book: LeaseBook,
+    lease_reports: LeaseReportState,
     demand: DemandShare,
-    missed: MissedLimits,
+    missed: LeaseShortfalls,
     /// Gateways that are there.
     others: Vec<String>,
     /// Time at which this gateway last told that it is there; absent = not on this connection.
@@ -142,7 +143,8 @@ impl LeaseExchange {
     fn new(
         settings: &ClusterSettings,
         parts: ClusterParts,
-        (status, first): (&Arc<Mutex<ClusterStatus>>, &Arc<Notify>),
+        status: &Arc<Mutex<ClusterStatus>>,
+        first: &Arc<Notify>,
     ) -> Self {
         Self {
             id: status.lock().id.clone(),
@@ -151,9 +153,9 @@ impl LeaseExchange {
             store: settings.valkey.clone(),
             parts,
             scripts: [StoreScript::leases(), StoreScript::members(), StoreScript::overrides()],
-            book: LeaseBook::default(),
+            lease_reports: LeaseReportState::default(),
             demand: DemandShare::new(),
-            missed: MissedLimits::default(),
+            missed: LeaseShortfalls::default(),
             others: Vec::new(),
             announced: None,
             store_clock: None,
@@ -299,8 +301,8 @@ impl LeaseExchange {
         self.announced = Some(Instant::now());
         let keys = ["", ":missed"].map(|name| format!("{}:v1:{{gateways}}{name}", self.prefix));
         let missed = self.missed.take();
-        let told = self.told();
-        let mut values = vec![&*self.id, &*told, if leaves { "1" } else { "0" }];
+        let status = self.status_text();
+        let mut values = vec![&*self.id, &*status, if leaves { "1" } else { "0" }];
         values.extend(missed.iter().map(String::as_str));
         let keys = [&*keys[0], &*keys[1]];
         let answer = connection.run(&self.scripts[1], &keys, &values).await?;
@@ -319,8 +321,8 @@ impl LeaseExchange {
         Ok(others.filter_map(|name| self.missed.id(name)).collect())
     }
 
-    /// What this gateway tells of itself: words with spaces between them.
-    fn told(&self) -> String {
+    /// Status that this gateway reports of itself: words with spaces between them.
+    fn status_text(&self) -> String {
         let (waiting, unfinished) = self.parts.dispatcher.job_counts();
         let program = env!("CARGO_PKG_VERSION");
         format!("{VERSION} {} {program} {waiting} {unfinished}", self.status.lock().name)
@@ -335,7 +337,7 @@ impl LeaseExchange {
         let answer: Vec<String> = connection.run(&self.scripts[2], &[&*key], &values).await?;
         let policy = Arc::clone(&self.parts.settings.load().policy);
         let mut status = self.status.lock();
-        for heard in status.overrides.hear(&call, &answer, &policy).unwrap_or_default() {
+        for heard in status.overrides.receive_answer(&call, &answer, &policy).unwrap_or_default() {
             self.bring_into_force(&heard, &policy);
         }
         Ok(())
@@ -346,28 +348,28 @@ impl LeaseExchange {
             let status = self.status.lock();
             (status.name.clone(), status.gateways.clone())
         };
-        let own = (&*self.prefix, &*self.id, &*name);
-        let scaler = (&*self.parts.reports, &self.parts.telemetry);
-        self.demand.share(connection, own, &members, scaler).await
+        let names = StoreNames { prefix: &self.prefix, id: &self.id, name: &name };
+        let ClusterParts { reports, telemetry, .. } = &self.parts;
+        self.demand.share(connection, names, &members, &**reports, telemetry).await
     }
 
-    fn bring_into_force(&self, heard: &HeardOverride, policy: &Policy) {
-        let HeardOverride { target, change, left, said } = heard;
+    fn bring_into_force(&self, heard: &RemoteOverride, policy: &Policy) {
+        let RemoteOverride { target, change, left, shared } = heard;
         let result = self.parts.dispatcher.override_with(|now| match *change {
             None => Event::OverrideEnded(*target),
             Some(change) => {
                 let until = left.map_or(Tick::NEVER, |left| now + left);
-                Event::Overridden(Override { change, until, reason: (&*said.reason).into() })
+                Event::Overridden(Override { change, until, reason: (&*shared.reason).into() })
             }
         });
         OverrideHeard {
-            who: &said.who,
-            gateway: &said.gateway,
-            gateway_name: &said.gateway_name,
+            who: &shared.who,
+            gateway: &shared.gateway,
+            gateway_name: &shared.gateway_name,
             verb: change.as_ref().map_or("end", |change| change.name()),
             subject: target.name(policy),
             lasts: change.and(*left),
-            reason: &said.reason,
+            reason: &shared.reason,
             requeued: result.requeued,
         }
         .emit(&self.parts.telemetry);
@@ -387,10 +389,12 @@ impl LeaseExchange {
         if leaves && !std::mem::replace(&mut self.is_leaving, true) {
             self.reported_all = None;
         }
-        let now = (self.parts.dispatcher.clock().now(), self.store_ms());
+        let (now, store_ms) = (self.parts.dispatcher.clock().now(), self.store_ms());
         let mut calls: BTreeMap<String, Vec<LeaseCall>> = BTreeMap::new();
         for report in &reports {
-            let Some(call) = self.book.call(report, (&self.prefix, policy), now) else { continue };
+            let Some(call) = self.lease_reports.call(report, &self.prefix, policy, now, store_ms) else {
+                continue;
+            };
             let tag = call.key.split_inclusive('}').next().unwrap_or_default().to_owned();
             calls.entry(tag).or_default().push(call);
         }
@@ -412,7 +416,7 @@ impl LeaseExchange {
         for answer in answers {
             let (calls, answers) = answer?;
             for (call, answer) in calls.iter().zip(&answers) {
-                let Some(grant) = self.book.grant(call, answer) else { continue };
+                let Some(grant) = self.lease_reports.grant(call, answer) else { continue };
                 self.missed.note(grant.rule, call.misses(&grant), policy);
                 grants.push(grant);
             }
@@ -439,7 +443,7 @@ impl LeaseExchange {
 
     fn learn_names(&mut self, policy: &Policy) {
         if self.missed.learn(policy) {
-            self.book.retain(policy);
+            self.lease_reports.retain(policy);
         }
     }
 }
@@ -460,7 +464,7 @@ mod tests {
 
     use super::*;
     use crate::cluster::connection::LEASES;
-    use crate::cluster::shared_reports::{HeardGateway, OwnReport, SharedReports};
+    use crate::cluster::shared_reports::{OwnReport, RemoteGateway, SharedReports};
     use crate::config::load::load_str_with;
     use crate::config::secret::MachineSecrets;
     use crate::dispatcher::Dispatcher;
@@ -480,7 +484,7 @@ mod tests {
             None
         }
 
-        fn hear(&self, _: Vec<HeardGateway>) {}
+        fn receive_answer(&self, _: Vec<RemoteGateway>) {}
     }
 
     /// A report without limits asks the store nothing, and says nothing of it.
@@ -509,9 +513,9 @@ mod tests {
             leases_end: now,
             leases_over: false,
             gateways: Vec::new(),
-            overrides: OverrideBook::default(),
+            overrides: SharedOverrides::default(),
         }));
-        let mut exchange = LeaseExchange::new(&cluster, parts, (&status, &Arc::default()));
+        let mut exchange = LeaseExchange::new(&cluster, parts, &status, &Arc::default());
         exchange.lease(Vec::new());
         let connection = StoreConnection::open(&cluster.valkey).await.unwrap();
         assert_eq!(exchange.report(&connection, &policy, &[], 0).await, Ok(None));

@@ -2,20 +2,20 @@
 //! connection; requests never wait for it.
 
 mod connection;
-mod demand_book;
+mod demand_reports;
 mod demand_share;
 mod exchange;
-mod lease_book;
-mod missed;
-mod override_book;
+mod lease_reports;
+mod lease_shortfalls;
 mod parts;
 mod restarts;
+mod shared_overrides;
 mod shared_reports;
 
 pub use connection::{DEMAND, LEASES, MEMBERS, OVERRIDES};
-pub use demand_book::{DemandBook, DemandCall};
+pub use demand_reports::{DemandCall, DemandReportState, StoreNames};
 pub use exchange::{ALL_REPORT, ClusterHandle, start};
-pub use lease_book::{LeaseBook, LeaseCall};
-pub use override_book::{OverrideBook, SharedOverride, target_name};
+pub use lease_reports::{LeaseCall, LeaseReportState};
 pub use parts::{ClusterMember, ClusterParts, ClusterStatus};
-pub use shared_reports::{HeardGateway, OwnReport, SharedReports};
+pub use shared_overrides::{SharedOverride, SharedOverrides, target_name};
+pub use shared_reports::{OwnReport, RemoteGateway, SharedReports};

@@ -6,7 +6,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use tokio::time::Instant;
 
-use crate::cluster::override_book::{OverrideBook, SharedOverride};
+use crate::cluster::shared_overrides::{SharedOverride, SharedOverrides};
 use crate::cluster::shared_reports::SharedReports;
 use crate::config::settings::Settings;
 use crate::dispatcher::Dispatcher;
@@ -41,15 +41,15 @@ pub struct ClusterStatus {
     /// All gateways, this one included, as of the last answer.
     pub gateways: Vec<ClusterMember>,
     /// Overrides that all gateways have.
-    pub overrides: OverrideBook,
+    pub overrides: SharedOverrides,
 }
 
 impl ClusterStatus {
-    /// Has an override told to the others that an operator made at this gateway, or ended. The caller keeps
+    /// Shares an override that an operator made at this gateway, or ended, with the others. The caller keeps
     /// the lock while the scheduler hears of it, so that both hear of two in the same order.
-    pub fn share(&mut self, target: String, mut said: SharedOverride, lasts: Option<Duration>) {
-        (said.gateway, said.gateway_name) = (self.id.clone(), self.name.clone());
-        self.overrides.set(target, said, lasts);
+    pub fn share(&mut self, target: String, mut shared: SharedOverride, lasts: Option<Duration>) {
+        (shared.gateway, shared.gateway_name) = (self.id.clone(), self.name.clone());
+        self.overrides.set(target, shared, lasts);
     }
 }
 

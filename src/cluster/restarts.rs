@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::cluster::shared_reports::{HeardGateway, StoredRow};
+use crate::cluster::shared_reports::{RemoteGateway, StoredRow};
 
 /// Age of its last report at which a gateway counts as replaced. One that lives reports once a second.
 const REPLACED: Duration = Duration::from_millis(2500);
@@ -18,7 +18,7 @@ impl SharedNames {
     pub(super) fn note(
         &mut self,
         before: &BTreeMap<String, StoredRow>,
-        heard: &[HeardGateway],
+        heard: &[RemoteGateway],
         numbers: &[u64],
         own_name: &str,
     ) {
@@ -37,7 +37,7 @@ impl SharedNames {
     }
 
     /// Marks the gateways that were replaced, this one being a later process, too.
-    pub(super) fn mark_replaced(&self, heard: &mut [HeardGateway], own_name: &str) {
+    pub(super) fn mark_replaced(&self, heard: &mut [RemoteGateway], own_name: &str) {
         let mut newest: BTreeMap<String, Duration> = [(own_name.to_owned(), Duration::ZERO)].into();
         for gateway in heard.iter() {
             let age = gateway.age.unwrap_or_default();
@@ -62,7 +62,7 @@ mod tests {
         let (mut names, mut before) = (SharedNames::default(), BTreeMap::<String, StoredRow>::new());
         let mut said = Vec::new();
         for turn in turns {
-            let mut heard: Vec<HeardGateway> = turn.iter().map(|(id, age)| heard(id, *age)).collect();
+            let mut heard: Vec<RemoteGateway> = turn.iter().map(|(id, age)| heard(id, *age)).collect();
             let number = |(id, age): &(&str, u64)| match before.get(*id) {
                 Some(row) => row.number + u64::from(Duration::from_millis(*age) <= row.age),
                 None => 1,
@@ -70,7 +70,7 @@ mod tests {
             let numbers: Vec<u64> = turn.iter().map(number).collect();
             names.note(&before, &heard, &numbers, own_name);
             names.mark_replaced(&mut heard, own_name);
-            let row = |(gateway, number): (&HeardGateway, &u64)| StoredRow {
+            let row = |(gateway, number): (&RemoteGateway, &u64)| StoredRow {
                 name: gateway.name.clone(),
                 number: *number,
                 age: gateway.age.unwrap(),
@@ -83,10 +83,10 @@ mod tests {
         said
     }
 
-    fn heard(id: &str, age: u64) -> HeardGateway {
+    fn heard(id: &str, age: u64) -> RemoteGateway {
         let (id, name) = (id.to_owned(), "one:8080".to_owned());
         let age = Some(Duration::from_millis(age));
-        HeardGateway { id, name, age, shares_limits: false, is_gone: false, report: None }
+        RemoteGateway { id, name, age, shares_limits: false, is_gone: false, report: None }
     }
 
     #[test]

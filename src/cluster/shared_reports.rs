@@ -15,7 +15,7 @@ pub trait SharedReports: fmt::Debug + Send + Sync {
     fn own(&self, known: u64) -> Option<OwnReport>;
 
     /// Takes over an answer of the store: all other gateways that it has, or that share limits.
-    fn hear(&self, heard: Vec<HeardGateway>);
+    fn receive_answer(&self, heard: Vec<RemoteGateway>);
 }
 
 /// A report of this gateway.
@@ -29,7 +29,7 @@ pub struct OwnReport {
 
 /// Another gateway, as the store has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HeardGateway {
+pub struct RemoteGateway {
     pub id: String,
     /// Its name for people.
     pub name: String,

@@ -46,7 +46,7 @@ impl Dispatcher {
     #[must_use]
     pub fn demand_state(&self) -> DemandState {
         let observer = &mut *self.observer.lock();
-        self.state.lock().scheduler.hand_over_demand(observer);
+        self.state.lock().scheduler.flush_demand_facts(observer);
         let mut state = observer.save();
         self.state.lock().scheduler.complete_demand_state(&mut state);
         state
@@ -55,7 +55,7 @@ impl Dispatcher {
     /// Restores the demand measured before a restart. False if `state` has another version.
     pub fn restore_demand(&self, state: &DemandState) -> bool {
         let observer = &mut *self.observer.lock();
-        self.state.lock().scheduler.hand_over_demand(observer);
+        self.state.lock().scheduler.flush_demand_facts(observer);
         let restored = observer.restore(state);
         if restored {
             let policy = Arc::clone(self.state.lock().scheduler.policy());
@@ -74,7 +74,7 @@ impl Dispatcher {
     /// just taken them.
     pub(super) fn observe_demand(&self) {
         if let Some(mut observer) = self.observer.try_lock() {
-            self.state.lock().scheduler.hand_over_demand(&mut observer);
+            self.state.lock().scheduler.flush_demand_facts(&mut observer);
             observer.observe();
         }
     }

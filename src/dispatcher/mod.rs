@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tokio::sync::{Notify, mpsc, oneshot};
 
-pub use crate::dispatcher::waiters::StayBills;
+pub use crate::dispatcher::waiters::AttemptBills;
 
 use crate::core::autoscale::observer::DemandObserver;
 use crate::core::billing::bill::IdleTime;
@@ -142,7 +142,7 @@ impl Dispatcher {
     /// Whether the scheduler would surely refuse a job that arrived now, whatever its tokens.
     /// `others` is the number of jobs of the same tenant that are about to arrive.
     #[must_use]
-    pub fn surely_refuses(&self, spec: &JobSpec, others: u64) -> bool {
+    pub fn would_refuse(&self, spec: &JobSpec, others: u64) -> bool {
         let now = self.clock.now();
         self.state.lock().scheduler.would_refuse(spec, others, now)
     }
@@ -306,12 +306,12 @@ impl Dispatcher {
 
     /// Passes on the event that ends the job, as [`Self::report`] does, and removes its waiter.
     /// Returns the job's bills; `None` if the attempt is not the job's current one.
-    fn finish(&self, job: JobId, attempt: u32, event: Event) -> Option<StayBills> {
+    fn finish(&self, job: JobId, attempt: u32, event: Event) -> Option<AttemptBills> {
         self.with_lock(|inner, now| inner.report(now, job, attempt, event).then(|| inner.waiters.close(job)))
     }
 
     /// Ends the job, unless it has ended, and removes its waiter. Returns the job's bills.
-    fn leave(&self, job: JobId, usage: JobUsage) -> StayBills {
+    fn leave(&self, job: JobId, usage: JobUsage) -> AttemptBills {
         self.with_lock(|inner, now| {
             if inner.waiters.set_left(job) {
                 inner.handle(now, Event::Abandoned { job, usage });
@@ -449,7 +449,7 @@ impl DispatcherState {
             self.timer_wakes_at = deadline;
         }
         leftover.lease_due = self.scheduler.wants_lease();
-        leftover.demand_due = self.scheduler.must_hand_over_demand();
+        leftover.demand_due = self.scheduler.must_flush_demand_facts();
         leftover
     }
 }
@@ -504,7 +504,7 @@ pools:
     #[tokio::test(start_paused = true)]
     async fn a_dropped_ticket_lets_the_next_one_go() {
         let settings = settings(ONE_SLOT, None);
-        let (dispatcher, _wished) = dispatcher(&settings);
+        let (dispatcher, _actions) = dispatcher(&settings);
         let mut first = admit(&dispatcher, &settings, Duration::from_secs(60));
         let mut second = admit(&dispatcher, &settings, Duration::from_secs(60));
         first.dispatched().await.unwrap();
@@ -517,11 +517,11 @@ pools:
         assert_eq!(dispatcher.snapshot().jobs, 0);
     }
 
-    /// Whatever ends a stay, the ticket returns the stay's bill at the ticket's end, and only once.
+    /// Whatever ends an attempt, the ticket returns its bill at the ticket's end, and only once.
     #[tokio::test(start_paused = true)]
-    async fn a_ticket_returns_the_bills_of_all_stays() {
+    async fn a_ticket_returns_the_bills_of_all_attempts() {
         let settings = settings(ONE_SLOT, None);
-        let (dispatcher, _wished) = dispatcher(&settings);
+        let (dispatcher, _actions) = dispatcher(&settings);
         let pass = || tokio::time::advance(Duration::from_millis(10));
         let end = |ticket: Ticket| -> Vec<u128> {
             ticket.end(JobUsage::Unknown).into_iter().map(|bill| bill.time.as_millis()).collect()
@@ -566,7 +566,7 @@ pools:
     #[tokio::test(start_paused = true)]
     async fn a_ticket_whose_job_somebody_else_ended_may_be_asked_again_for_a_recall() {
         let settings = settings(ONE_SLOT, None);
-        let (dispatcher, _wished) = dispatcher(&settings);
+        let (dispatcher, _actions) = dispatcher(&settings);
         let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));
         ticket.dispatched().await.unwrap();
         dispatcher.event(Event::Abandoned { job: ticket.job(), usage: JobUsage::Unknown });
@@ -580,7 +580,7 @@ pools:
     #[tokio::test(start_paused = true)]
     async fn a_deadline_ends_the_wait() {
         let settings = settings(ONE_SLOT, None);
-        let (dispatcher, _wished) = dispatcher(&settings);
+        let (dispatcher, _actions) = dispatcher(&settings);
         tokio::spawn(Arc::clone(&dispatcher).run_timer());
         let _running = admit(&dispatcher, &settings, Duration::from_secs(60));
         let mut late = admit(&dispatcher, &settings, Duration::from_secs(3));
@@ -594,7 +594,7 @@ pools:
     #[tokio::test(start_paused = true)]
     async fn jobs_that_end_before_their_deadlines_leave_the_timer_asleep() {
         let settings = settings(ONE_SLOT, None);
-        let (dispatcher, _wished) = dispatcher(&settings);
+        let (dispatcher, _actions) = dispatcher(&settings);
         let wakes_at = || dispatcher.state.lock().timer_wakes_at;
         let _running = admit(&dispatcher, &settings, Duration::from_secs(60));
         drop(admit(&dispatcher, &settings, Duration::from_secs(3)));
@@ -626,7 +626,7 @@ pools:
     #[tokio::test(start_paused = true)]
     async fn a_job_brings_its_policy_with_it() {
         let old = settings(ONE_SLOT, None);
-        let (dispatcher, _wished) = dispatcher(&old);
+        let (dispatcher, _actions) = dispatcher(&old);
         let text = ONE_SLOT.replace("models: [m]", "models: [m, new]");
         let new = settings(&text, Some(&old));
         let spec = JobSpec {
@@ -647,7 +647,7 @@ pools:
     #[tokio::test(start_paused = true)]
     async fn what_still_waits_is_refused_at_the_end() {
         let settings = settings(ONE_SLOT, None);
-        let (dispatcher, _wished) = dispatcher(&settings);
+        let (dispatcher, _actions) = dispatcher(&settings);
         let running = admit(&dispatcher, &settings, Duration::from_secs(60));
         let mut waiting = admit(&dispatcher, &settings, Duration::from_secs(60));
         let why = Rejection { reason: RejectReason::Draining, queued: Duration::ZERO, retry_after: None };
@@ -659,9 +659,9 @@ pools:
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nothing_of_a_recalled_try_reaches_the_scheduler() {
+    async fn nothing_of_a_preempted_attempt_reaches_the_scheduler() {
         let settings = settings(ONE_SLOT, None);
-        let (dispatcher, _wished) = dispatcher(&settings);
+        let (dispatcher, _actions) = dispatcher(&settings);
         let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));
         let grant = ticket.dispatched().await.unwrap();
         let DispatchGrant { job, replica, .. } = grant;
@@ -686,8 +686,8 @@ pools:
     #[tokio::test(start_paused = true)]
     async fn facts_of_demand_that_nobody_reads_are_observed_in_time() {
         let settings = settings(ONE_SLOT, None);
-        let (dispatcher, _wished) = dispatcher(&settings);
-        let is_due = || dispatcher.state.lock().scheduler.must_hand_over_demand();
+        let (dispatcher, _actions) = dispatcher(&settings);
+        let is_due = || dispatcher.state.lock().scheduler.must_flush_demand_facts();
         // Each job makes four facts: it arrives, goes to a replica, stays there and leaves.
         let serve = |jobs: usize| {
             (0..jobs).for_each(|_| drop(admit(&dispatcher, &settings, Duration::from_secs(60))));
@@ -707,9 +707,9 @@ pools:
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_recalled_job_that_is_dropped_leaves_nothing() {
+    async fn a_preempted_job_that_is_dropped_leaves_nothing() {
         let settings = settings(ONE_SLOT, None);
-        let (dispatcher, _wished) = dispatcher(&settings);
+        let (dispatcher, _actions) = dispatcher(&settings);
         let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));
         let replica = ticket.dispatched().await.unwrap().replica;
         dispatcher.apply_for_test([Action::Job(JobAction::Preempt {

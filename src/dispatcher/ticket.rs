@@ -16,7 +16,7 @@ use crate::core::model::ids::JobId;
 use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
 use crate::core::model::policy::Policy;
 use crate::dispatcher::Dispatcher;
-use crate::dispatcher::waiters::{Signal, StayBills, WaitEnd};
+use crate::dispatcher::waiters::{AttemptBills, Signal, WaitEnd};
 
 /// A request's handle on its job: the job's position in the queue, then its attempt at a replica.
 /// The ticket reports the job's end exactly once, at the latest when dropped.
@@ -40,7 +40,7 @@ enum TicketState {
         signal: Option<oneshot::Receiver<Signal>>,
     },
     /// The job has ended, with these bills.
-    Over(StayBills),
+    Over(AttemptBills),
 }
 
 impl Dispatcher {
@@ -206,14 +206,14 @@ impl Ticket {
         }
     }
 
-    /// Ends the job as [`Self::give_up`] does, unless it has ended. Returns the bills of its stays at
-    /// replicas.
+    /// Ends the job as [`Self::give_up`] does, unless it has ended. Returns the bills of its
+    /// attempts.
     #[must_use]
-    pub fn end(mut self, usage: JobUsage) -> StayBills {
+    pub fn end(mut self, usage: JobUsage) -> AttemptBills {
         self.give_up(usage);
-        match std::mem::replace(&mut self.state, TicketState::Over(StayBills::new())) {
+        match std::mem::replace(&mut self.state, TicketState::Over(AttemptBills::new())) {
             TicketState::Over(bills) => bills,
-            TicketState::Waiting(_) | TicketState::Running { .. } => StayBills::new(),
+            TicketState::Waiting(_) | TicketState::Running { .. } => AttemptBills::new(),
         }
     }
 }

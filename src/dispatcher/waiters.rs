@@ -9,13 +9,13 @@
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
-use crate::core::billing::bill::StayBill;
+use crate::core::billing::bill::AttemptBill;
 use crate::core::model::event::{DispatchGrant, JobAction, PreemptReason, Rejection};
 use crate::core::model::ids::JobId;
 use crate::core::model::number_map::NumberMap;
 
-/// Bills of a job's stays at replicas, in their order.
-pub type StayBills = SmallVec<[StayBill; 1]>;
+/// Bills of a job's attempts, in their order.
+pub type AttemptBills = SmallVec<[AttemptBill; 1]>;
 
 /// End of a job's wait.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ impl Notification {
 #[derive(Debug)]
 struct Waiter {
     state: WaiterState,
-    bills: StayBills,
+    bills: AttemptBills,
 }
 
 #[derive(Debug)]
@@ -104,12 +104,12 @@ impl Waiters {
     fn put(&mut self, job: JobId, state: WaiterState) {
         match self.waiters.get_mut(&job) {
             Some(waiter) => waiter.state = state,
-            None => drop(self.waiters.insert(job, Waiter { state, bills: StayBills::new() })),
+            None => drop(self.waiters.insert(job, Waiter { state, bills: AttemptBills::new() })),
         }
     }
 
     /// Removes the job's entry at the end of the ticket, and returns the job's bills.
-    pub(super) fn close(&mut self, job: JobId) -> StayBills {
+    pub(super) fn close(&mut self, job: JobId) -> AttemptBills {
         self.waiters.remove(&job).map(|waiter| waiter.bills).unwrap_or_default()
     }
 
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recalled_try_may_not_speak_even_when_the_job_runs_again_in_the_same_step() {
+    fn a_preempted_attempt_may_not_report_even_when_the_job_runs_again_in_the_same_step() {
         let mut waiters = Waiters::default();
         let answer = waiters.wait(JOB);
         step(&mut waiters, [dispatch(0, 1)]);
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recalled_job_waits_until_it_is_placed_or_refused() {
+    fn a_preempted_job_waits_until_it_is_placed_or_refused() {
         let mut waiters = Waiters::default();
         let answer = waiters.wait(JOB);
         step(&mut waiters, [dispatch(0, 1)]);

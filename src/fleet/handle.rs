@@ -91,7 +91,7 @@ impl FleetMonitor {
         Arc::clone(&self.inner.view)
     }
 
-    /// Probes `replica`. The dispatcher gets `ReplicaFound` or `ReplicaLost` within
+    /// Probes `replica`. The dispatcher gets `ProbeSucceeded` or `ReplicaLost` within
     /// `FleetTiming::probe_timeout`. While a probe of the same replica is in flight, its answer
     /// counts for this call too. A replica that is not configured (any more) is not probed, and no
     /// event follows.

@@ -8,7 +8,7 @@ use crate::fleet::fetch::FetchError;
 use crate::fleet::scrape::MonitoredReplica;
 use crate::telemetry::event::ProbeFailed;
 
-/// Carries out one `ReplicaAction::Probe`. The dispatcher gets `ReplicaFound` or `ReplicaLost`.
+/// Carries out one `ReplicaAction::Probe`. The dispatcher gets `ProbeSucceeded` or `ReplicaLost`.
 pub(super) async fn run(shared: Arc<FleetContext>, member: Arc<MonitoredReplica>) {
     let limit = shared.timing.probe_timeout;
     let result = tokio::time::timeout(limit, check_ready(&member)).await.unwrap_or(Err(FetchError::Timeout));

@@ -1,4 +1,4 @@
-//! Records: what the scheduler was told and what it decided, on the disk, and their replay.
+//! Records: the scheduler's events and decisions on disk, and their replay.
 //!
 //! A record holds the events of the scheduler with their times and decisions, and the policy. It holds
 //! no prompt, no answer, no key and no reason of an operator; hashes of prompts are keyed anew with a

@@ -211,11 +211,11 @@ impl Telemetry {
     /// Whether a refusal is written whole, to the log and the usage journal. Otherwise it is counted for
     /// [`Self::take_counted_refusals`].
     pub(in crate::telemetry) fn writes_refusal(&self, kind: RefusalKind) -> bool {
-        let passes = self.0.refusals.passes(kind, self.0.started.elapsed().as_secs());
-        if !passes {
+        let is_logged = self.0.refusals.count_and_sample(kind, self.0.started.elapsed().as_secs());
+        if !is_logged {
             self.0.metrics.line_kept_back();
         }
-        passes
+        is_logged
     }
 
     /// Takes the numbers of refusals that were only counted since the last call. One task of the process must call

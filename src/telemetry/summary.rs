@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::billing::bill::StayBill;
+use crate::core::billing::bill::AttemptBill;
 use crate::core::model::event::{DispatchGrant, DispatchReason};
 use crate::core::model::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::model::job::JobUsage;
@@ -25,8 +25,8 @@ pub struct RequestSummary<'a> {
     /// Code of the error or refusal; absent for a success.
     pub reason: Option<&'static str>,
     pub tokens: TokenFacts,
-    /// Bills of the request's stays at replicas, in order.
-    pub bills: &'a [StayBill],
+    /// Bills of the request's attempts, in order.
+    pub bills: &'a [AttemptBill],
     pub timings: Timings,
     /// Durations since the dispatch to the engine that answered; absent = not dispatched.
     pub at_engine: Option<EngineTimings>,

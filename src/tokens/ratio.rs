@@ -11,10 +11,19 @@ const HALF_LIFE: f64 = 50.0;
 /// range is ignored.
 const RANGE: (f64, f64) = (0.25, 4.0);
 
+/// Model and tenant that have a ratio of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct TokenRatioKey {
+    /// Number of the model.
+    pub model: u32,
+    /// Number of the tenant.
+    pub tenant: u32,
+}
+
 /// The ratios of counted to estimated tokens, one for each pair of model and tenant.
 #[derive(Debug, Default)]
 pub struct TokenRatios {
-    known: DashMap<(u32, u32), TokenRatio>,
+    known: DashMap<TokenRatioKey, TokenRatio>,
 }
 
 /// Decaying sums of tokens: long prompts weigh more, old prompts weigh less.
@@ -39,15 +48,15 @@ impl TokenRatio {
 }
 
 impl TokenRatios {
-    /// The estimate, corrected by the ratio of the pair. At least 1, unless the estimate is 0.
+    /// The estimate, corrected by the ratio of the key. At least 1, unless the estimate is 0.
     #[must_use]
-    pub fn apply(&self, pair: (u32, u32), estimated: u64) -> u64 {
-        let ratio = self.known.get(&pair).map_or(1.0, |ratio| ratio.factor());
+    pub fn apply(&self, key: TokenRatioKey, estimated: u64) -> u64 {
+        let ratio = self.known.get(&key).map_or(1.0, |ratio| ratio.factor());
         ((estimated as f64 * ratio).round() as u64).max(estimated.min(1))
     }
 
     /// Learns from an engine's count of a prompt. `estimated` is the estimate before any ratio.
-    pub fn learn(&self, pair: (u32, u32), estimated: u64, counted: u64) {
+    pub fn learn(&self, key: TokenRatioKey, estimated: u64, counted: u64) {
         if estimated == 0 || counted == 0 {
             return;
         }
@@ -55,8 +64,8 @@ impl TokenRatios {
         if !(RANGE.0 / 2.0..=RANGE.1 * 2.0).contains(&ratio) {
             return;
         }
-        if self.known.len() < MAX_PAIRS || self.known.contains_key(&pair) {
-            self.known.entry(pair).or_default().learn(estimated, counted);
+        if self.known.len() < MAX_PAIRS || self.known.contains_key(&key) {
+            self.known.entry(key).or_default().learn(estimated, counted);
         }
     }
 }
@@ -67,28 +76,34 @@ mod tests {
 
     use super::*;
 
+    const KEY: TokenRatioKey = TokenRatioKey { model: 1, tenant: 1 };
+
     #[test]
     fn it_learns_and_forgets() {
         let ratios = TokenRatios::default();
-        assert_eq!(ratios.apply((1, 1), 100), 100);
+        assert_eq!(ratios.apply(KEY, 100), 100);
         for _ in 0..20 {
-            ratios.learn((1, 1), 1000, 1500);
+            ratios.learn(KEY, 1000, 1500);
         }
-        assert!((148..=150).contains(&ratios.apply((1, 1), 100)));
-        assert_eq!(ratios.apply((1, 2), 100), 100, "another tenant's texts are others");
+        assert!((148..=150).contains(&ratios.apply(KEY, 100)));
+        assert_eq!(
+            ratios.apply(TokenRatioKey { tenant: 2, ..KEY }, 100),
+            100,
+            "another tenant's texts are others"
+        );
         for _ in 0..400 {
-            ratios.learn((1, 1), 1000, 800);
+            ratios.learn(KEY, 1000, 800);
         }
-        assert!((80..=82).contains(&ratios.apply((1, 1), 100)));
-        assert_eq!((ratios.apply((1, 1), 0), ratios.apply((1, 1), 1)), (0, 1));
+        assert!((80..=82).contains(&ratios.apply(KEY, 100)));
+        assert_eq!((ratios.apply(KEY, 0), ratios.apply(KEY, 1)), (0, 1));
     }
 
     #[test]
     fn what_is_far_off_says_nothing() {
         let ratios = TokenRatios::default();
-        ratios.learn((1, 1), 100, 100_000);
-        ratios.learn((1, 1), 100, 0);
-        assert_eq!(ratios.apply((1, 1), 100), 100);
+        ratios.learn(KEY, 100, 100_000);
+        ratios.learn(KEY, 100, 0);
+        assert_eq!(ratios.apply(KEY, 100), 100);
     }
 
     proptest! {
@@ -96,8 +111,9 @@ mod tests {
         fn the_table_is_bounded_and_the_ratio_clamped(rows in prop::collection::vec((0_u32..90, 0_u32..90, 1_u64..100_000, 1_u64..100_000), 1..200)) {
             let ratios = TokenRatios::default();
             for (model, tenant, estimated, counted) in rows {
-                ratios.learn((model, tenant), estimated, counted);
-                let applied = ratios.apply((model, tenant), 1000);
+                let key = TokenRatioKey { model, tenant };
+                ratios.learn(key, estimated, counted);
+                let applied = ratios.apply(key, 1000);
                 prop_assert!((250..=4000).contains(&applied));
             }
             prop_assert!(ratios.known.len() <= MAX_PAIRS);

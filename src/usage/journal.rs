@@ -11,7 +11,7 @@ use crate::telemetry::Telemetry;
 use crate::telemetry::event::UsageDropping;
 use crate::telemetry::metrics::UsageMeters;
 use crate::usage::error::UsageError;
-pub(super) use crate::usage::journal_queue::{JournalQueue, WriterNote};
+pub(super) use crate::usage::journal_queue::{JournalQueue, WriterMessage};
 use crate::usage::row::UsageRow;
 use crate::usage::segment::JournalFolder;
 use crate::usage::writer::{JournalEnds, JournalWriter};
@@ -22,7 +22,7 @@ pub struct Journal(Arc<JournalParts>);
 
 #[derive(Debug)]
 struct JournalParts {
-    notes: SyncSender<WriterNote>,
+    notes: SyncSender<WriterMessage>,
     shared: Arc<JournalQueue>,
     meters: UsageMeters,
     telemetry: Telemetry,
@@ -58,7 +58,7 @@ impl Journal {
     /// Queues a row for the writer. Never waits: when the queue is full because the disk does not
     /// keep up, the row is dropped and counted.
     pub fn record(&self, row: UsageRow) {
-        if self.0.notes.try_send(WriterNote::Row(row)).is_ok() {
+        if self.0.notes.try_send(WriterMessage::Row(row)).is_ok() {
             return;
         }
         self.0.meters.dropped_queue.increment(1);
@@ -75,14 +75,14 @@ impl Journal {
         self.0.shared.closing.store(true, Ordering::Relaxed);
         // Wakes the writer, which then ends.
         let (nobody, _waits) = sync_channel(1);
-        let _full = self.0.notes.try_send(WriterNote::Flush(nobody));
+        let _full = self.0.notes.try_send(WriterMessage::Flush(nobody));
     }
 
     /// Waits until all rows recorded so far are written, and returns whether they are. Blocks: at
     /// most `limit` for a place in the queue, and at most `limit` again for the write.
     pub fn flush(&self, limit: Duration) -> bool {
         let (done, written) = sync_channel(1);
-        let mut note = WriterNote::Flush(done);
+        let mut note = WriterMessage::Flush(done);
         let pause = Duration::from_millis(10);
         // Polls for a free place in the queue: the channel has no send with a timeout.
         for _ in 0..=limit.as_millis() / pause.as_millis() {

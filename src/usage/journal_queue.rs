@@ -9,7 +9,7 @@ use crate::usage::row::UsageRow;
 
 /// Message to the writer's thread.
 #[expect(clippy::large_enum_variant, reason = "nearly all are rows, and a box for each would cost more")]
-pub(super) enum WriterNote {
+pub(super) enum WriterMessage {
     Row(UsageRow),
     /// Answered once all earlier rows are written.
     Flush(SyncSender<()>),
@@ -39,8 +39,8 @@ impl JournalQueue {
 /// Takes `first` and the messages queued after it, without waiting, up to `room` rows in all.
 /// Returns the senders to notify once the rows are written.
 pub(super) fn drain(
-    notes: &Receiver<WriterNote>,
-    first: WriterNote,
+    notes: &Receiver<WriterMessage>,
+    first: WriterMessage,
     room: usize,
     mut take: impl FnMut(&UsageRow),
 ) -> Vec<SyncSender<()>> {
@@ -49,11 +49,11 @@ pub(super) fn drain(
     let mut taken = 0;
     while let Some(note) = next {
         match note {
-            WriterNote::Row(row) => {
+            WriterMessage::Row(row) => {
                 take(&row);
                 taken += 1;
             }
-            WriterNote::Flush(done) => flushes.push(done),
+            WriterMessage::Flush(done) => flushes.push(done),
         }
         next = if taken < room { notes.try_recv().ok() } else { None };
     }

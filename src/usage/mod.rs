@@ -6,20 +6,20 @@
 //! cursor on. The cursor is stored in the database and moves in the same transaction as the rows.
 //! Between disk and database, no row is therefore lost or counted twice, whatever is killed.
 
-mod before;
 pub mod bill;
 mod error;
 mod journal;
 mod journal_queue;
 pub mod past;
+mod prior_usage;
 pub mod row;
 mod segment;
 mod sink;
 mod store;
 mod writer;
 
-pub use crate::usage::before::{Before, UsedBefore};
 pub use crate::usage::journal::Journal;
+pub use crate::usage::prior_usage::{PriorUsage, PriorUsageRow};
 pub use crate::usage::segment::each_row;
 
 use std::sync::Arc;
@@ -29,9 +29,9 @@ use std::time::Duration;
 pub use self::error::UsageError;
 use crate::config::settings::usage::UsageSettings;
 use crate::telemetry::Telemetry;
+use crate::usage::prior_usage::StoredRows;
 use crate::usage::segment::{Cursor, JournalFolder};
-use crate::usage::sink::{DatabaseSink, Feeding, wait_for};
-use crate::usage::store::Store;
+use crate::usage::sink::{DatabaseSink, DatabaseSinkHandle, wait_for};
 use crate::usage::writer::JournalEnds;
 
 /// Usage journal of this gateway, with the thread that feeds the database.
@@ -45,7 +45,7 @@ pub struct UsageJournal {
     /// Position at which the rows of this process begin.
     begin: Cursor,
     telemetry: Telemetry,
-    feeding: Option<Feeding>,
+    feeding: Option<DatabaseSinkHandle>,
 }
 
 impl UsageJournal {
@@ -78,11 +78,11 @@ impl UsageJournal {
     pub fn follow(
         &mut self,
         moments: Vec<i64>,
-        tell: impl FnOnce(Vec<Before>) + Send + 'static,
+        tell: impl FnOnce(Vec<PriorUsage>) + Send + 'static,
     ) -> Result<(), UsageError> {
         let (folder, id, begin) = (JournalFolder::new(&self.settings.folder), self.id.clone(), self.begin);
         let looked = folder.clone();
-        let first = move |stored: Option<(&mut dyn Store, Cursor)>| {
+        let first = move |stored: Option<StoredRows<'_>>| {
             if !moments.is_empty() {
                 tell(before::since(&moments, &looked, &id, stored, begin));
             }

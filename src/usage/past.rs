@@ -1,5 +1,6 @@
 //! Past traffic: reads the requests of a journal or database one by one.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::usage::bill::{BillError, RowSource};
@@ -26,7 +27,7 @@ pub struct PastRequest {
     pub queue_us: u64,
 }
 
-/// Calls `take` with the requests that ended from `since_ms` on and before `until_ms`, of one model
+/// Calls `take` with the requests that ended in `span_ms` (milliseconds since 1970), of one model
 /// or of all, at most `most` of them. Requests that never reached a replica are left out: their
 /// sizes are unknown. Blocks.
 ///
@@ -34,7 +35,7 @@ pub struct PastRequest {
 /// The source does not answer.
 pub fn each_request(
     source: &RowSource,
-    (since_ms, until_ms): (i64, i64),
+    span_ms: &Range<i64>,
     model: Option<&str>,
     most: usize,
     mut take: impl FnMut(PastRequest),
@@ -45,7 +46,7 @@ pub fn each_request(
             each_row(folder, |row| {
                 let wanted = row.kind == RowKind::Request
                     && !row.pool.is_empty()
-                    && (since_ms..until_ms).contains(&row.time_ms)
+                    && span_ms.contains(&row.time_ms)
                     && model.is_none_or(|model| model == &*row.model);
                 if wanted && count < most {
                     count += 1;
@@ -55,7 +56,7 @@ pub fn each_request(
             Ok(())
         }
         RowSource::Database(database) => {
-            from_store(&mut *open(database, StoreAccess::Read)?, (since_ms, until_ms), model, most, take)
+            from_store(&mut *open(database, StoreAccess::Read)?, span_ms, model, most, take)
         }
     }
 }
@@ -74,18 +75,19 @@ fn of_row(row: &UsageRow) -> PastRequest {
 /// Reads the requests page by page, in order of time.
 fn from_store(
     store: &mut dyn Store,
-    (since_ms, until_ms): (i64, i64),
+    span_ms: &Range<i64>,
     model: Option<&str>,
     most: usize,
     mut take: impl FnMut(PastRequest),
 ) -> Result<(), BillError> {
     let model = model.map_or(String::new(), |model| format!(" AND model = '{}'", model.replace('\'', "''")));
+    let Range { start, end } = span_ms;
     let mut read = 0;
     while read < most {
         let page = PAGE.min(most - read);
         let sql = format!(
             "SELECT tenant, class, time_ms, input_tokens, output_tokens, queue_us FROM penstock_usage \
-             WHERE kind = 'request' AND pool <> '' AND time_ms >= {since_ms} AND time_ms < {until_ms}{model} \
+             WHERE kind = 'request' AND pool <> '' AND time_ms >= {start} AND time_ms < {end}{model} \
              ORDER BY time_ms, journal, request_id LIMIT {page} OFFSET {read}"
         );
         let lines = store.lines(&sql, 2, 4)?;
@@ -136,15 +138,15 @@ mod tests {
         store.append("j", &rows, Cursor { segment: 1, offset: 9 }).unwrap();
         drop(store);
         for source in [RowSource::Journal(folder.path().to_owned()), RowSource::Database(database)] {
-            let read = |span, model, most| {
+            let read = |span: Range<i64>, model, most| {
                 let mut ended = Vec::new();
-                each_request(&source, span, model, most, |past| ended.push(past.ended_ms)).unwrap();
+                each_request(&source, &span, model, most, |past| ended.push(past.ended_ms)).unwrap();
                 ended
             };
-            assert_eq!(read((0, 100), None, 9), [5, 11, 14, 20], "{source:?}");
-            assert_eq!(read((11, 20), None, 9), [11, 14]);
-            assert_eq!(read((0, 100), Some("o'ther"), 9), [14]);
-            assert_eq!(read((0, 100), None, 2), [5, 11]);
+            assert_eq!(read(0..100, None, 9), [5, 11, 14, 20], "{source:?}");
+            assert_eq!(read(11..20, None, 9), [11, 14]);
+            assert_eq!(read(0..100, Some("o'ther"), 9), [14]);
+            assert_eq!(read(0..100, None, 2), [5, 11]);
         }
     }
 }

@@ -16,10 +16,10 @@ const MAX_CODE: usize = 32;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RowKind {
-    /// End of a request, with its last stay at a replica. Each request has exactly one such row. A
-    /// request without a stay has zero amounts.
+    /// End of a request, with its last attempt. Each request has exactly one such row. A request
+    /// without an attempt has zero amounts.
     Request,
-    /// Earlier stay of a request, which failed or was preempted.
+    /// Earlier attempt of a request, which failed or was preempted.
     Try,
     /// Idle time of the replicas of a pool.
     Idle,
@@ -40,13 +40,13 @@ impl RowKind {
 /// A stable code, such as `client_gone`.
 pub type Code = &'static str;
 
-/// Usage row: one stay of a request at a replica, or an idle stretch of a pool. Each amount is in
+/// Usage row: one attempt of a request, or an idle stretch of a pool. Each amount is in
 /// one row only, so sums over any set of rows are correct.
 ///
 /// A row holds names, not ids: ids change with reloads and restarts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct UsageRow {
-    /// End of the stay or stretch, in milliseconds since 1970.
+    /// End of the attempt or stretch, in milliseconds since 1970.
     pub time_ms: i64,
     pub kind: RowKind,
     /// Requests that ended with this row: 1, or the number of refusals that one row counts; 0 in rows
@@ -71,10 +71,10 @@ pub struct UsageRow {
     /// Model that served the request.
     #[serde(default, with = "name")]
     pub model: Arc<str>,
-    /// Pool of the stay; empty when the request never reached a replica.
+    /// Pool of the attempt; empty when the request never reached a replica.
     #[serde(default, with = "name")]
     pub pool: Arc<str>,
-    /// Replica of the stay.
+    /// Replica of the attempt.
     #[serde(default, with = "name")]
     pub replica: Arc<str>,
     /// Operation of the call, as in `gen_ai.operation.name`: `chat`, `embeddings`, ...

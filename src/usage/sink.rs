@@ -12,6 +12,7 @@ use crate::telemetry::Telemetry;
 use crate::telemetry::event::{UsageDatabaseFound, UsageDatabaseLost, UsageLinesBroken, UsageRowsNotDeleted};
 use crate::telemetry::metrics::UsageMeters;
 use crate::telemetry::wall;
+use crate::usage::prior_usage::StoredRows;
 use crate::usage::segment::{Cursor, JournalFolder};
 use crate::usage::store::{Store, StoreAccess, StoreError, open};
 use crate::usage::writer::JournalEnds;
@@ -41,12 +42,12 @@ pub(super) struct DatabaseSink {
 
 /// Handle of the running thread.
 #[derive(Debug)]
-pub(super) struct Feeding {
+pub(super) struct DatabaseSinkHandle {
     stop: SyncSender<()>,
     thread: JoinHandle<()>,
 }
 
-impl Feeding {
+impl DatabaseSinkHandle {
     /// Ends the thread after one more check of the journal. Waits for at most `limit`.
     pub(super) fn stop(self, limit: Duration) {
         let _ended = self.stop.try_send(());
@@ -70,15 +71,15 @@ impl DatabaseSink {
     /// any row is added, or with `None` when the first attempt to connect fails.
     pub(super) fn start(
         self,
-        first: impl FnOnce(Option<(&mut dyn Store, Cursor)>) + Send + 'static,
-    ) -> std::io::Result<Feeding> {
+        first: impl FnOnce(Option<StoredRows<'_>>) + Send + 'static,
+    ) -> std::io::Result<DatabaseSinkHandle> {
         let (stop, stopped) = sync_channel(1);
         let thread = std::thread::Builder::new().name("usage-database".into());
         let thread = thread.spawn(move || self.run(&stopped, first))?;
-        Ok(Feeding { stop, thread })
+        Ok(DatabaseSinkHandle { stop, thread })
     }
 
-    fn run(self, stopped: &Receiver<()>, first: impl FnOnce(Option<(&mut dyn Store, Cursor)>)) {
+    fn run(self, stopped: &Receiver<()>, first: impl FnOnce(Option<StoredRows<'_>>)) {
         let meters = self.telemetry.usage_meters();
         let mut first = Some(first);
         let (mut pause, mut told) = (FIRST_PAUSE, false);
@@ -86,7 +87,7 @@ impl DatabaseSink {
             let lost = match self.connect() {
                 Ok((mut store, cursor)) => {
                     if let Some(first) = first.take() {
-                        first(Some((&mut *store, cursor)));
+                        first(Some(StoredRows { store: &mut *store, cursor }));
                     }
                     told = false;
                     let fed = self.feed(&mut *store, cursor, &meters, stopped);

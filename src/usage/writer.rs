@@ -14,7 +14,7 @@ use crate::config::settings::usage::UsageSettings;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{UsageJournalBack, UsageJournalLost, UsageRowsDropped};
 use crate::telemetry::metrics::UsageMeters;
-use crate::usage::journal_queue::{JournalQueue, WriterNote, drain};
+use crate::usage::journal_queue::{JournalQueue, WriterMessage, drain};
 use crate::usage::row::UsageRow;
 use crate::usage::segment::{Cursor, JournalFolder};
 
@@ -133,7 +133,7 @@ impl JournalWriter {
         })
     }
 
-    pub(super) fn run(mut self, notes: &Receiver<WriterNote>) {
+    pub(super) fn run(mut self, notes: &Receiver<WriterMessage>) {
         loop {
             let first = match notes.recv_timeout(SYNC_AFTER) {
                 Ok(note) => note,
@@ -202,8 +202,8 @@ impl JournalWriter {
     }
 
     /// Counts and reports the rows that will not be written any more.
-    fn give_up(&self, notes: &Receiver<WriterNote>) {
-        let queued = notes.try_iter().filter(|note| matches!(note, WriterNote::Row(_))).count();
+    fn give_up(&self, notes: &Receiver<WriterMessage>) {
+        let queued = notes.try_iter().filter(|note| matches!(note, WriterMessage::Row(_))).count();
         let dropped = self.shared.dropped.swap(0, Ordering::Relaxed);
         self.meters.dropped_queue.increment(self.pending.rows + queued as u64);
         let rows = self.pending.rows + queued as u64 + dropped;

@@ -17,7 +17,7 @@ use crate::config::settings::identity::{Auth, Grant};
 use crate::config::settings::scale::ScaleSettings;
 use crate::config::settings::usage::UsageDatabase;
 use crate::config::settings::{
-    AddressForm, EdgeSettings, HeaderNames, LogFormat, PoolSettings, PoolSite, SessionField, SessionKey,
+    AddressForm, EdgeSettings, HeaderNames, LogFormat, PoolLabels, PoolSettings, SessionField, SessionKey,
     Settings, Startup,
 };
 use crate::core::model::ids::{PoolId, TenantId};
@@ -328,7 +328,7 @@ fn supply_view(supply: &PoolTraits) -> Value {
     })
 }
 
-fn site_view(site: &PoolSite) -> Value {
+fn site_view(site: &PoolLabels) -> Value {
     json!({
         "accelerator": site.accelerator,
         "mig_profile": site.mig_profile,

@@ -2,9 +2,10 @@
 
 pub(super) mod bounds;
 pub(super) mod csv;
+pub(super) mod limits;
 pub(super) mod overview;
 pub(super) mod shares;
-pub(super) mod standing;
+pub(super) mod sources;
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -13,8 +14,8 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 pub(super) use crate::admin::report::bounds::BoundsRow;
+use crate::admin::report::limits::LimitRow;
 use crate::admin::report::overview::{ClassQueueRow, OverrideRow, PoolOverviewRow, UnattainableRow};
-use crate::admin::report::standing::LimitRow;
 use crate::admin::state::AdminState;
 use crate::cluster::{ClusterMember, ClusterStatus};
 use crate::config::settings::Settings;
@@ -357,7 +358,7 @@ pub(super) fn tenants(
             .as_ref()
             .map(|models| models.iter().map(|id| policy.models.name(*id).to_owned()).collect()),
         bounds: BoundsRow::new(tenant.bounds),
-        limits: standing::limits(id, limits, settings),
+        limits: limits::limits(id, limits, settings),
         overview: overview::tenant_overview(id, snapshot, policy),
     };
     policy.tenants.iter().map(|(id, name, tenant)| row(id, name, tenant)).collect()

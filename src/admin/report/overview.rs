@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::admin::report::standing::{self, SourceStatusRow};
-use crate::cluster::{OverrideBook, target_name};
+use crate::admin::report::sources::{self, SourceStatusRow};
+use crate::cluster::{SharedOverrides, target_name};
 use crate::core::autoscale::replica_demand::ReplicaDemand;
 use crate::core::model::ids::{ClassId, PoolId, TenantId};
 use crate::core::model::overrides::{OverrideChange, OverrideTarget};
@@ -42,9 +42,9 @@ struct OverrideOrigin {
 }
 
 impl OverrideRow {
-    fn new(view: &ActiveOverride, policy: &Policy, shared: Option<&OverrideBook>) -> Self {
+    fn new(view: &ActiveOverride, policy: &Policy, shared: Option<&SharedOverrides>) -> Self {
         let target = view.change.target();
-        let said = shared.and_then(|book| book.said(&target_name(target, policy)));
+        let last = shared.and_then(|shared| shared.last_shared(&target_name(target, policy)));
         let by = match view.change {
             OverrideChange::Boost(_, factor) => Some(factor),
             OverrideChange::ClosePool(..) | OverrideChange::CloseReplica(..) | OverrideChange::Pause(_) => {
@@ -61,12 +61,12 @@ impl OverrideRow {
             name: target.name(policy).to_owned(),
             by,
             reason: view.reason.to_string(),
-            age_seconds: said.map_or(view.age, |(_, age)| age).as_secs_f64(),
+            age_seconds: last.map_or(view.age, |(_, age)| age).as_secs_f64(),
             ends_in_seconds: view.left.map(|left| left.as_secs_f64()),
-            set_at: said.map(|(said, _)| OverrideOrigin {
-                who: said.who.clone(),
-                gateway: said.gateway.clone(),
-                gateway_name: said.gateway_name.clone(),
+            set_at: last.map(|(last, _)| OverrideOrigin {
+                who: last.who.clone(),
+                gateway: last.gateway.clone(),
+                gateway_name: last.gateway_name.clone(),
             }),
         }
     }
@@ -76,7 +76,7 @@ impl OverrideRow {
 pub(in crate::admin) fn overrides(
     snapshot: &Snapshot,
     policy: &Policy,
-    shared: Option<&OverrideBook>,
+    shared: Option<&SharedOverrides>,
 ) -> Vec<OverrideRow> {
     snapshot.overrides.iter().map(|view| OverrideRow::new(view, policy, shared)).collect()
 }
@@ -124,7 +124,7 @@ impl BestRow {
             first_tokens: best.first_tokens,
             itl_seconds: seconds(best.gap),
             gaps: best.gaps,
-            read_tokens_per_second: best.first_token.map(|_| best.read_per_second),
+            read_tokens_per_second: best.first_token.map(|_| best.prefill_tokens_per_second),
         }
     }
 }
@@ -189,7 +189,7 @@ pub(in crate::admin) fn pools(
             limit: sum(|view| view.limit),
             desired: need.and_then(|need| need.desired),
             desired_reason: need.map(|need| need.reason),
-            source: standing::source(id, sources),
+            source: sources::source(id, sources),
         }
     };
     policy.pools.iter().map(|(id, name, _)| row(id, name)).collect()

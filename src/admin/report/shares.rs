@@ -1,4 +1,4 @@
-//! Rows of `GET /admin/v1/shares`: what each tenant waits for, and what is its own of what runs.
+//! Rows of `GET /admin/v1/shares`: each tenant's queue, share and running sequences.
 
 use std::collections::{BTreeMap, BTreeSet};
 

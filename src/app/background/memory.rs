@@ -1,9 +1,8 @@
-//! Memory that is free goes back to the system.
+//! Memory release: returns the allocator's free pages to the system.
 //!
-//! The allocator returns free pages only when one of its threads frees a page later than a second
-//! after them. When thousands of streams end and nothing follows, no thread does. A large block that
-//! is taken and given back is such an occasion: the pages go back in this task, and not while a
-//! worker serves a request.
+//! The allocator returns free pages only when a thread frees a page more than a second later. After
+//! a burst no thread does, so this task allocates and frees a block every 3 s. The pages are then
+//! returned in this task, not while a worker serves a request.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -11,14 +10,14 @@ use std::time::Duration;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
-/// Time between two occasions. Free pages are gone after three of them at most.
+/// Time between two blocks. Free pages are returned after three blocks at most.
 const EVERY: Duration = Duration::from_secs(3);
 /// Size of the block. The allocator keeps blocks of this size for nobody, and takes no page of it
 /// from the system unless it is written.
 const BLOCK: usize = 4 << 20;
 
-/// Gives free memory back. Runs until dropped.
-pub(in crate::app) async fn give_back() {
+/// Returns free pages to the system. Runs until dropped.
+pub(in crate::app) async fn release_free_pages() {
     loop {
         sleep(EVERY).await;
         // It takes milliseconds per 100 MB: too long for a thread that has other tasks.

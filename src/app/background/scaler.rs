@@ -11,7 +11,7 @@ use crate::app::gateway::certificates::certificate_source;
 use crate::app::gateway::start_error::StartError;
 use crate::config::discover::DnsSource;
 use crate::config::settings::Settings;
-use crate::config::settings::scale::{PeerPlace, PeerSettings};
+use crate::config::settings::scale::{PeerAddress, PeerSettings};
 use crate::fleet::discovery::addresses;
 use crate::proxy::Proxy;
 use crate::scaler::{self, DemandSource, PeerRules, ScalerHandle, ScalerListener, SignalCache};
@@ -58,9 +58,9 @@ fn peers(now: &Settings, proxy: &Arc<Proxy>, tasks: &mut JoinSet<()>) -> Option<
 }
 
 /// Publishes the places of all peers whenever DNS answers.
-async fn follow(peers: PeerSettings, dns: DnsSource, found: watch::Sender<Option<BTreeSet<PeerPlace>>>) {
+async fn follow(peers: PeerSettings, dns: DnsSource, found: watch::Sender<Option<BTreeSet<PeerAddress>>>) {
     let certified = peers.tls.as_ref().map(|_| dns.name.trim_end_matches('.').to_owned());
-    let place = |(host, port): (IpAddr, u16)| PeerPlace {
+    let place = |(host, port): (IpAddr, u16)| PeerAddress {
         host: host.to_string(),
         port,
         certified: certified.clone(),

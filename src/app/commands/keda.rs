@@ -28,8 +28,16 @@ struct ManifestFacts {
     port: Option<u16>,
     tls: bool,
     client_cert: bool,
-    /// Duration of a cold start, and whether it was measured.
-    start: Option<(Duration, bool)>,
+    /// Absent = nothing is known of it.
+    start: Option<ColdStart>,
+}
+
+/// Cold start of a pool.
+#[derive(Clone, Copy)]
+struct ColdStart {
+    takes: Duration,
+    /// Whether it was measured. Otherwise the configuration names it.
+    measured: bool,
 }
 
 /// Manifests of a pool, one YAML document each. `measured` is the measured cold start of the pool.
@@ -47,8 +55,9 @@ pub(in crate::app) fn manifests(args: &KedaArgs, measured: Option<Duration>) -> 
         bail!("{} has no pool {:?}; it has: {}", args.config.display(), args.pool, names.join(", "));
     };
     ensure!(args.max >= 1 && args.max >= args.min, "--max must be at least 1 and at least --min");
-    let configured = pool.cold_start.map(|span| (span.0, false));
-    let facts = facts(file, measured.map(|time| (time, true)).or(configured));
+    let measured = measured.map(|takes| ColdStart { takes, measured: true });
+    let configured = pool.cold_start.map(|span| ColdStart { takes: span.0, measured: false });
+    let facts = facts(file, measured.or(configured));
     let mut text = scaled_object(args, &facts);
     if facts.tls {
         text += &trigger_authentication(args, &facts);
@@ -56,7 +65,7 @@ pub(in crate::app) fn manifests(args: &KedaArgs, measured: Option<Duration>) -> 
     Ok(text)
 }
 
-fn facts(file: &ConfigFile, start: Option<(Duration, bool)>) -> ManifestFacts {
+fn facts(file: &ConfigFile, start: Option<ColdStart>) -> ManifestFacts {
     let tls = file.scale.tls.as_ref();
     let client_cert = tls.is_some_and(|tls| tls.client_ca.is_some());
     let port = file.scale.listen.map(|address| address.0.port());
@@ -115,9 +124,11 @@ fn scaled_object(args: &KedaArgs, facts: &ManifestFacts) -> String {
 
 fn behavior(max: u32, facts: &ManifestFacts) -> String {
     let start = match facts.start {
-        Some((time, true)) => format!("    # A start took {} s here as of late.\n", time.as_secs()),
-        Some((time, false)) => {
-            format!("    # A start is expected to take {} s (pools.*.cold_start).\n", time.as_secs())
+        Some(ColdStart { takes, measured: true }) => {
+            format!("    # A start took {} s here as of late.\n", takes.as_secs())
+        }
+        Some(ColdStart { takes, measured: false }) => {
+            format!("    # A start is expected to take {} s (pools.*.cold_start).\n", takes.as_secs())
         }
         None => String::new(),
     };

@@ -17,7 +17,7 @@ use crate::config::report::ConfigReport;
 use crate::config::syntax::named::NamedEntries;
 use crate::sim::scenario::design::DESIGNS;
 use crate::sim::scenario::figures::{Figures, column_index};
-use crate::sim::scenario::file::{PatternName, Scenario, ScenarioFleet, Shape, StreamRow};
+use crate::sim::scenario::file::{PatternName, Scenario, ScenarioFleet, StreamRow, WorldSection};
 use crate::sim::scenario::page;
 use crate::sim::scenario::plan::{ScenarioPlan, Trial};
 use crate::sim::scenario::report;
@@ -99,7 +99,7 @@ fn read(path: &Path) -> anyhow::Result<Result<Scenario, ConfigReport>> {
 /// The scenario with the command line's values, which always take precedence over the file's.
 fn with_arguments(mut scenario: Scenario, args: &SimulateArgs) -> anyhow::Result<Scenario> {
     scenario.seeds = args.seeds.or(scenario.seeds);
-    let flags = Shape {
+    let flags = WorldSection {
         fleet: args.fleet.as_deref().map(fleet).transpose()?,
         capacity: args.capacity,
         loads: (!args.load.is_empty()).then(|| args.load.clone()),
@@ -107,7 +107,7 @@ fn with_arguments(mut scenario: Scenario, args: &SimulateArgs) -> anyhow::Result
         designs: (!args.design.is_empty()).then(|| args.design.clone()),
         gateways: args.gateways,
         scrape: args.scrape,
-        ..Shape::default()
+        ..WorldSection::default()
     };
     if !args.case.is_empty() {
         let unknown = args.case.iter().find(|name| scenario.cases.get(name).is_none());
@@ -119,7 +119,7 @@ fn with_arguments(mut scenario: Scenario, args: &SimulateArgs) -> anyhow::Result
     let wanted = |name: &str| args.case.is_empty() || args.case.iter().any(|case| case == name);
     let kept = scenario.cases.iter().filter(|(name, _)| wanted(name));
     scenario.cases =
-        kept.map(|(name, case)| (name.to_owned(), flags.over(case))).collect::<NamedEntries<Shape>>();
+        kept.map(|(name, case)| (name.to_owned(), flags.over(case))).collect::<NamedEntries<WorldSection>>();
     scenario.world = flags.over(&scenario.world);
     if scenario.world.traffic.is_none() && scenario.cases.is_empty() {
         scenario.world.traffic =

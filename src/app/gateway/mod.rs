@@ -23,13 +23,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::admin::{self, AdminHandle, AdminState, AdminTls};
 use crate::app::background::calendar::{self, Today};
-use crate::app::background::demand;
-use crate::app::background::idle;
-use crate::app::background::keys;
-use crate::app::background::memory;
-use crate::app::background::objectives;
-use crate::app::background::refusals;
-use crate::app::background::scaler;
+use crate::app::background::{demand, idle, keys, memory, objectives, refusals, scaler};
 use crate::app::gateway::certificates::{certificate_source, certificates_loaded};
 use crate::app::gateway::reload::{SettingsFollowers, follow_file, follow_sources, model_pairs};
 use crate::app::gateway::start_error::StartError;
@@ -118,10 +112,10 @@ fn start_dispatcher(
     telemetry: &Telemetry,
     record: Option<RecordOptions>,
 ) -> Result<StartedDispatcher, StartError> {
-    let (wishes, wished) = mpsc::channel(MAX_PENDING_ACTIONS);
-    let dispatcher = Dispatcher::new(Arc::clone(&settings.load().policy), GatewayClock::start(), wishes);
+    let (actions_in, actions) = mpsc::channel(MAX_PENDING_ACTIONS);
+    let dispatcher = Dispatcher::new(Arc::clone(&settings.load().policy), GatewayClock::start(), actions_in);
     let recorder = record.map(|to| Recorder::start(&to, &dispatcher, settings, telemetry)).transpose()?;
-    Ok((dispatcher, wished, recorder))
+    Ok((dispatcher, actions, recorder))
 }
 
 /// The request path, in its initial state.
@@ -184,7 +178,7 @@ impl Gateway {
         let now = settings.load_full();
         let mut usage =
             now.startup.usage.as_ref().map(|usage| UsageJournal::start(usage, &telemetry)).transpose()?;
-        let (dispatcher, wished, recorder) = start_dispatcher(&settings, &telemetry, record)?;
+        let (dispatcher, actions, recorder) = start_dispatcher(&settings, &telemetry, record)?;
         let timing = FleetTiming::default();
         let fleet =
             FleetMonitor::start(Arc::clone(&settings), Arc::clone(&dispatcher), telemetry.clone(), timing)?;
@@ -201,7 +195,7 @@ impl Gateway {
         let (reload, asks) = channel();
         let (listener, address) = listen(now.startup.listen)?;
         let limits = descriptors::prepare(&now.startup.listener, &telemetry);
-        let admin = start_admin(&now, &proxy, (&fleet, &sources), &reload, (&cache, cluster.as_ref()))?;
+        let admin = start_admin(&now, &proxy, &fleet, &sources, &reload, &cache, cluster.as_ref())?;
         let mut background = scheduler_tasks(&proxy, today);
         let scale = scaler::start(&now, &proxy, cache, &mut background)?;
 
@@ -214,11 +208,11 @@ impl Gateway {
         ServerStarted { listen: address, admin: admin.addr(), scale: scale.address() }.emit(&telemetry);
         let shutdown = ListenerShutdown::default();
         let workers = Arc::new(Workers::start().map_err(StartError::Workers)?);
-        let serving = serve_clients((listener, Arc::clone(&workers)), limits, &proxy, &shutdown);
+        let serving = serve_clients(listener, Arc::clone(&workers), limits, &proxy, &shutdown);
         background.spawn(telemetry.clone().upkeep());
-        background.spawn(replica_actions::carry_out(wished, fleet.clone(), telemetry));
+        background.spawn(replica_actions::carry_out(actions, fleet.clone(), telemetry));
         background.spawn(close_idle(Arc::clone(&proxy)));
-        background.spawn(memory::give_back());
+        background.spawn(memory::release_free_pages());
         background.spawn(signals::reload_at(hang_up, reload.clone()));
         let followers = SettingsFollowers::new(&proxy, &fleet, &sources);
         let reloader = Arc::new(reloader);
@@ -385,7 +379,8 @@ fn prepare(proxy: &Proxy, settings: &Settings) -> Result<(), StartError> {
 }
 
 fn serve_clients(
-    (listener, workers): (TcpListener, Arc<Workers>),
+    listener: TcpListener,
+    workers: Arc<Workers>,
     limits: ListenerLimits,
     proxy: &Arc<Proxy>,
     shutdown: &ListenerShutdown,
@@ -411,9 +406,11 @@ fn serve_clients(
 fn start_admin(
     settings: &Settings,
     proxy: &Arc<Proxy>,
-    (fleet, sources): (&FleetMonitor, &DiscoverySources),
+    fleet: &FleetMonitor,
+    sources: &DiscoverySources,
     reload: &ReloadHandle,
-    (cache, cluster): (&Arc<SignalCache>, Option<&ClusterHandle>),
+    cache: &Arc<SignalCache>,
+    cluster: Option<&ClusterHandle>,
 ) -> Result<AdminHandle, StartError> {
     let state = AdminState {
         dispatcher: Arc::clone(&proxy.dispatcher),

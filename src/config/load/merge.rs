@@ -1,4 +1,4 @@
-//! The settings of the file with the replicas that were found beside it.
+//! Merge of discovered replicas into the settings.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! A file's promises against what the pools of a running gateway have shown.
+//! Objective check: file objectives that no running pool has met.
 
 use std::time::Duration;
 
@@ -35,9 +35,10 @@ fn problem(
     let (class, pool) = (policy.classes.name(row.class), policy.pools.name(row.pool));
     let field = FieldPath::top("classes").key(class).key(row.objective.name());
     let mark = yaml::parse(report.text()).ok().map(|tree| tree.locate(&field));
-    let read = best(pool).filter(|_| row.objective == ObjectiveKind::Ttft);
-    let read =
-        read.map(|best| format!(", which reads {} prompt tokens a second at best", best.read_per_second));
+    let rate = best(pool).filter(|_| row.objective == ObjectiveKind::Ttft);
+    let rate = rate.map(|best| {
+        format!(", which reads {} prompt tokens a second at best", best.prefill_tokens_per_second)
+    });
     let message = format!(
         "{} is promised, and no pool of `{}` has ever kept it: the shortest {} of {} is {}, at the pool `{pool}`{}",
         millis(row.target),
@@ -45,7 +46,7 @@ fn problem(
         row.objective.description(),
         row.samples,
         millis(row.best),
-        read.unwrap_or_default(),
+        rate.unwrap_or_default(),
     );
     let hint = format!("write more than {}, or let the class use faster pools", millis(row.best));
     ConfigProblem {
@@ -87,7 +88,7 @@ pools:
             first_tokens: 1_200,
             gap: ms(4),
             gaps: 90_000,
-            read_per_second: 21_000,
+            prefill_tokens_per_second: 21_000,
         };
         let best = |name: &str| (name == "p").then_some(shown);
         let report = check_against(load_file(&path, None), &best);

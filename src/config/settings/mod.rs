@@ -44,7 +44,7 @@ pub struct Settings {
     /// The listeners' certificates and operators; takes effect with the next
     /// connection or request there.
     pub listeners: Listeners,
-    /// How the scale signal is told.
+    /// Scale signal settings.
     pub scale: ScaleSettings,
     /// What is shared with other gateways; absent = nothing.
     pub cluster: Option<ClusterSettings>,
@@ -235,9 +235,9 @@ impl AddressForm {
 /// What the edges need.
 #[derive(Debug, Clone)]
 pub struct EdgeSettings {
-    /// Who may come in.
+    /// Authentication of clients.
     pub auth: Auth,
-    /// What clients call the models.
+    /// Model names and aliases.
     pub names: ModelNames,
     /// How prompts are counted and what becomes of those that are too long, for
     /// models where that is not as usual.
@@ -303,24 +303,24 @@ pub struct PoolSettings {
     pub tls: Option<ClientTls>,
     /// Time between two scrapes of an engine's own view.
     pub scrape_interval: Duration,
-    /// What operators say of it.
-    pub site: PoolSite,
+    /// Descriptive labels from the operator, for reports only.
+    pub site: PoolLabels,
     /// Where more of its replicas come from.
     pub discover: Option<Discovery>,
 }
 
-/// What operators say of a pool, for people to read.
+/// Descriptive labels of a pool from the operator, for reports only.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct PoolSite {
+pub struct PoolLabels {
     /// The kind of accelerator.
     pub accelerator: Option<String>,
     /// The profile of its slices, where it has such.
     pub mig_profile: Option<String>,
-    /// Where it is.
+    /// Region.
     pub region: Option<String>,
-    /// Where in its region it is.
+    /// Zone.
     pub zone: Option<String>,
-    /// Whatever else.
+    /// Other labels.
     pub labels: BTreeMap<String, String>,
 }
 

@@ -32,7 +32,7 @@ pub struct ScaleSettings {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerSettings {
     /// Where some are. Takes effect only at a start.
-    pub listed: BTreeSet<PeerPlace>,
+    pub listed: BTreeSet<PeerAddress>,
     /// The name that leads to more of them; absent = there are no more. Takes
     /// effect only at a start.
     pub named: Option<DnsSource>,
@@ -42,7 +42,7 @@ pub struct PeerSettings {
 
 /// Where a gateway's scaler is.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct PeerPlace {
+pub struct PeerAddress {
     /// A name or an address, IPv6 without brackets.
     pub host: String,
     pub port: u16,
@@ -50,7 +50,7 @@ pub struct PeerPlace {
     pub certified: Option<String>,
 }
 
-impl fmt::Display for PeerPlace {
+impl fmt::Display for PeerAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.host.contains(':') {
             true => write!(f, "[{}]:{}", self.host, self.port),

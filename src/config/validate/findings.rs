@@ -1,4 +1,4 @@
-//! The list of what was found.
+//! Findings: configuration errors and warnings.
 
 use crate::config::report::problem::{ConfigProblem, Severity};
 use crate::config::secret::NOT_HERE;

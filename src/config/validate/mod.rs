@@ -44,7 +44,7 @@ pub(super) fn validate(
     let cluster = scale::cluster::validate(file.cluster.as_ref(), secrets, findings);
     let mut credentials = CredentialSet::default();
     let generation = previous.map_or(1, |old| old.policy.generation + 1);
-    let listeners = listeners((file, generation), &mut credentials, secrets, findings);
+    let listeners = listeners(file, generation, &mut credentials, secrets, findings);
     let mut classes =
         tenants::classes::validate(&file.classes, previous.map(|old| &old.policy.classes), findings);
     let served = pools::check::validate(file, previous, secrets, findings);
@@ -100,7 +100,8 @@ pub(super) fn validate(
 }
 
 fn listeners(
-    (file, generation): (&ConfigFile, u64),
+    file: &ConfigFile,
+    generation: u64,
     credentials: &mut CredentialSet,
     secrets: &mut SecretReader<'_>,
     findings: &mut Findings<'_>,

@@ -57,8 +57,8 @@ pub enum DemandFactKind {
     /// A job was refused after it was admitted. `scarce` is its position where the refusal shows
     /// that replicas are missing.
     Refused { job: ObservedJob, scarce: Option<LanePosition> },
-    /// A job's stay at a replica of the pool ended.
-    Stayed { job: ObservedJob, accounts: LaneAccounts, pool: Option<PoolId>, stay: Duration },
+    /// A job's attempt at a replica of the pool ended.
+    AttemptEnded { job: ObservedJob, accounts: LaneAccounts, pool: Option<PoolId>, lasted: Duration },
     /// A job moved from one class to another.
     Moved { from: ClassId, to: ClassId },
     /// A job ended, in whatever way, after this many output tokens.

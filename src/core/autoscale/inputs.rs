@@ -166,7 +166,8 @@ impl DemandInputs {
     #[must_use]
     pub fn peer_demand(
         &self,
-        (group, pool_set): (GroupIndex, PoolSetIndex),
+        group: GroupIndex,
+        pool_set: PoolSetIndex,
         order: &[PoolId],
         others: &PeerDemand,
     ) -> Vec<(ClassId, PoolSetReport)> {

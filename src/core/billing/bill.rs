@@ -1,4 +1,4 @@
-//! Bills: the cost of a job's stay at a replica, wasted tokens, and idle time.
+//! Bills: the cost of an attempt, wasted tokens, and idle time.
 
 use std::time::Duration;
 
@@ -6,10 +6,9 @@ use crate::core::model::ids::{PoolId, ReplicaId};
 use crate::core::model::reason::PreemptReason;
 use crate::core::placement::rules::Price;
 
-/// Bill of one stay of a job at a replica, from the dispatch until the job has left. Issued exactly
-/// once.
+/// Bill of one attempt, from the dispatch until the job has left the replica. Issued exactly once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StayBill {
+pub struct AttemptBill {
     pub pool: PoolId,
     pub replica: ReplicaId,
     /// The job's part of the replica's time, by [`crate::core::billing::meter`].

@@ -11,7 +11,7 @@
 //! The meter keeps the integral as the virtual clock of processor sharing. One step of the clock is
 //! one unit of weight, so that a job joins and leaves without a look at the others. The times of
 //! all jobs add up, to the nanosecond, to the time in which the replica had any job. A remainder of
-//! less than a nanosecond is billed with the next stay that ends.
+//! less than a nanosecond is billed with the next attempt that ends.
 //!
 //! A plain answer comes as a whole, so that its first token is not visible. Such a job has one
 //! weight throughout: the mean of its tokens over its steps ([`plain_answer_weight`]).
@@ -59,16 +59,16 @@ pub struct ReplicaMeter {
     last: Tick,
 }
 
-/// A job's stay at a replica.
+/// An attempt in the meter of its replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct MeteredStay {
+pub struct MeteredAttempt {
     clock_at_start: u128,
     weight: u64,
     /// Time under earlier weights, in parts of a nanosecond.
     earlier: u128,
 }
 
-impl MeteredStay {
+impl MeteredAttempt {
     #[must_use]
     pub const fn weight(&self) -> u64 {
         self.weight
@@ -76,23 +76,23 @@ impl MeteredStay {
 }
 
 impl ReplicaMeter {
-    /// Begins the stay of a job with the given weight.
-    pub fn enter(&mut self, now: Tick, weight: u64) -> MeteredStay {
+    /// Begins an attempt with the given weight.
+    pub fn enter(&mut self, now: Tick, weight: u64) -> MeteredAttempt {
         self.advance(now);
         self.weight = self.weight.saturating_add(weight);
-        MeteredStay { clock_at_start: self.clock, weight, earlier: 0 }
+        MeteredAttempt { clock_at_start: self.clock, weight, earlier: 0 }
     }
 
     /// Changes the weight of a job.
-    pub fn reweigh(&mut self, now: Tick, stay: &mut MeteredStay, weight: u64) {
-        let had = self.close(now, stay);
-        *stay = MeteredStay { earlier: had, ..self.enter(now, weight) };
+    pub fn reweigh(&mut self, now: Tick, metered: &mut MeteredAttempt, weight: u64) {
+        let had = self.close(now, metered);
+        *metered = MeteredAttempt { earlier: had, ..self.enter(now, weight) };
     }
 
-    /// Ends a stay; returns the job's part of the time. The last job to leave gets what rounding
+    /// Ends an attempt; returns the job's part of the time. The last job to leave gets what rounding
     /// has left.
-    pub fn leave(&mut self, now: Tick, stay: &MeteredStay) -> Duration {
-        let parts = self.close(now, stay) + self.carry;
+    pub fn leave(&mut self, now: Tick, metered: &MeteredAttempt) -> Duration {
+        let parts = self.close(now, metered) + self.carry;
         let mut nanos = u64::try_from(parts / PARTS).unwrap_or(u64::MAX);
         self.carry = parts % PARTS;
         if self.weight == 0 {
@@ -116,10 +116,10 @@ impl ReplicaMeter {
         Duration::from_nanos(self.busy).saturating_add(since)
     }
 
-    fn close(&mut self, now: Tick, stay: &MeteredStay) -> u128 {
+    fn close(&mut self, now: Tick, metered: &MeteredAttempt) -> u128 {
         self.advance(now);
-        self.weight = self.weight.saturating_sub(stay.weight);
-        stay.earlier + (self.clock - stay.clock_at_start) * u128::from(stay.weight)
+        self.weight = self.weight.saturating_sub(metered.weight);
+        metered.earlier + (self.clock - metered.clock_at_start) * u128::from(metered.weight)
     }
 
     fn advance(&mut self, now: Tick) {
@@ -145,9 +145,9 @@ mod tests {
     #[test]
     fn alone_a_job_has_all_of_the_time() {
         let mut meter = ReplicaMeter::default();
-        let mut stay = meter.enter(at(100), prefill_weight(500));
-        meter.reweigh(at(150), &mut stay, decode_weight(1));
-        assert_eq!(meter.leave(at(1_100), &stay), Duration::from_millis(1_000));
+        let mut metered = meter.enter(at(100), prefill_weight(500));
+        meter.reweigh(at(150), &mut metered, decode_weight(1));
+        assert_eq!(meter.leave(at(1_100), &metered), Duration::from_millis(1_000));
         assert_eq!(meter.busy(at(9_000)), Duration::from_millis(1_000));
     }
 
@@ -179,30 +179,30 @@ mod tests {
         ) {
             let mut meter = ReplicaMeter::default();
             let mut now = Tick::ZERO;
-            let mut stays: Vec<MeteredStay> = Vec::new();
+            let mut attempts: Vec<MeteredAttempt> = Vec::new();
             let mut sum = Duration::ZERO;
             for (passed, tokens, which) in steps {
                 now += Duration::from_nanos(passed);
                 match which {
-                    0..4 => stays.push(meter.enter(now, prefill_weight(tokens))),
-                    4..8 if which - 4 < stays.len() => meter.reweigh(now, &mut stays[which - 4], decode_weight(1)),
-                    _ if !stays.is_empty() => {
-                        let stay = stays.swap_remove(which % stays.len());
-                        sum += meter.leave(now, &stay);
+                    0..4 => attempts.push(meter.enter(now, prefill_weight(tokens))),
+                    4..8 if which - 4 < attempts.len() => meter.reweigh(now, &mut attempts[which - 4], decode_weight(1)),
+                    _ if !attempts.is_empty() => {
+                        let metered = attempts.swap_remove(which % attempts.len());
+                        sum += meter.leave(now, &metered);
                         prop_assert!(sum <= meter.busy(now), "{sum:?} of {:?}", meter.busy(now));
                     }
                     _ => {}
                 }
             }
             now += Duration::from_nanos(7);
-            let alone = |stay| {
+            let alone = |metered| {
                 let mut copy = meter;
-                copy.leave(now, stay)
+                copy.leave(now, metered)
             };
-            let fair = stays.iter().map(alone).sum::<Duration>() + sum;
-            let dust = Duration::from_nanos(stays.len() as u64 + 400);
+            let fair = attempts.iter().map(alone).sum::<Duration>() + sum;
+            let dust = Duration::from_nanos(attempts.len() as u64 + 400);
             prop_assert!(fair <= meter.busy(now) + dust && meter.busy(now) <= fair + dust);
-            sum += stays.iter().map(|stay| meter.leave(now, stay)).sum::<Duration>();
+            sum += attempts.iter().map(|metered| meter.leave(now, metered)).sum::<Duration>();
             prop_assert_eq!(sum, meter.busy(now));
             prop_assert_eq!(meter.weight, 0);
         }

@@ -1,13 +1,13 @@
 //! Pool account: how long the replicas of a pool were present, and how long they had work.
 //!
-//! Each pool has one sum of cost, to which stays and idle time both add. Each bill takes the whole
+//! Each pool has one sum of cost, to which attempts and idle time both add. Each bill takes the whole
 //! units that it completes in that sum. Billed time and idle time therefore add up to the replicas'
-//! time at their price, in whatever order they are asked for. A stay is charged at the price in
-//! force when the stay ends.
+//! time at their price, in whatever order they are asked for. An attempt is charged at the price
+//! in force when it ends.
 
 use std::time::Duration;
 
-use crate::core::billing::bill::{IdleTime, StayBill};
+use crate::core::billing::bill::{AttemptBill, IdleTime};
 use crate::core::model::ids::{PoolId, ReplicaId};
 use crate::core::model::policy::Policy;
 use crate::core::model::time::Tick;
@@ -145,11 +145,11 @@ impl PoolAccounts {
         account.map(|account| account.change_presence(now, before, after)).is_some()
     }
 
-    /// Bill of a stay that took this part of a replica's time.
-    pub fn charge(&mut self, pool: PoolId, replica: ReplicaId, time: Duration) -> StayBill {
+    /// Bill of an attempt that took this part of a replica's time.
+    pub fn charge(&mut self, pool: PoolId, replica: ReplicaId, time: Duration) -> AttemptBill {
         let account = self.0.get_mut(pool.index());
         let (price, money) = account.map_or((None, 0), |account| (account.price(), account.charge(time)));
-        StayBill { pool, replica, time, price, money, waste: None }
+        AttemptBill { pool, replica, time, price, money, waste: None }
     }
 
     /// Takes the idle time of each pool since the last call.

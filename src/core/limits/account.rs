@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::core::limits::rule::LimitPeriod;
-use crate::core::limits::window::MinuteWindow;
+use crate::core::limits::window::{MinuteWindow, SlotAmount};
 use crate::core::model::time::Tick;
 
 /// Retry-After for amounts that running jobs hold, whose end is not known.
@@ -96,7 +96,7 @@ impl LimitAccount {
         let mut slot = 0;
         match self {
             Self::Now(held) => *held = held.saturating_add(amount),
-            Self::Minute(window) => slot = window.book(now, amount),
+            Self::Minute(window) => slot = window.book(now, amount).slot,
             Self::Calendar { reserved, .. } => *reserved = reserved.saturating_add(amount),
         }
         AccountShare { amount, slot }
@@ -106,7 +106,10 @@ impl LimitAccount {
     pub fn settle(&mut self, now: Tick, limit: u64, share: AccountShare, actual: u64) {
         match self {
             Self::Now(held) => *held = held.saturating_sub(share.amount),
-            Self::Minute(window) => window.settle(now, limit, (share.slot, share.amount), actual),
+            Self::Minute(window) => {
+                let AccountShare { amount, slot } = share;
+                window.settle(now, limit, SlotAmount { slot, amount }, actual);
+            }
             Self::Calendar { used, reserved } => {
                 *reserved = reserved.saturating_sub(share.amount);
                 *used = used.saturating_add(actual);

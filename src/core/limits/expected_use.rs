@@ -116,6 +116,15 @@ impl LearnedSizes {
     }
 }
 
+/// Replica use of all attempts of a job; absent = not known, or counted by no limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ReplicaUse {
+    /// Nanoseconds of replica time.
+    pub gpu: Option<u64>,
+    /// Cost of that time, in 1e-9 of the currency.
+    pub money: Option<u64>,
+}
+
 /// Amounts that jobs have used, by model, tenant and class.
 #[derive(Debug, Clone, Default)]
 pub struct ExpectedUse {
@@ -141,17 +150,17 @@ impl ExpectedUse {
         self.output.learn(spec, output / u64::from(spec.sequences.max(1)));
     }
 
-    /// Nanoseconds of replica time to reserve for a job, and their cost in 1e-9 of the currency.
-    /// `None` before enough similar jobs have ended.
+    /// Replica time to reserve for a job, and its cost; not known before enough similar jobs have
+    /// ended.
     #[must_use]
-    pub fn replica_use(&self, spec: &JobSpec) -> (Option<u64>, Option<u64>) {
-        (self.gpu.upper_quantile(spec), self.money.upper_quantile(spec))
+    pub fn replica_use(&self, spec: &JobSpec) -> ReplicaUse {
+        ReplicaUse { gpu: self.gpu.upper_quantile(spec), money: self.money.upper_quantile(spec) }
     }
 
-    /// Learns from the replica time in nanoseconds, and its cost, of all stays of a job.
-    pub fn learn_replica_use(&mut self, spec: &JobSpec, (gpu, money): (Option<u64>, Option<u64>)) {
-        gpu.into_iter().for_each(|gpu| self.gpu.learn(spec, gpu));
-        money.into_iter().for_each(|money| self.money.learn(spec, money));
+    /// Learns from the replica time, and its cost, of all attempts of a job.
+    pub fn learn_replica_use(&mut self, spec: &JobSpec, used: ReplicaUse) {
+        used.gpu.into_iter().for_each(|gpu| self.gpu.learn(spec, gpu));
+        used.money.into_iter().for_each(|money| self.money.learn(spec, money));
     }
 
     /// Forgets models, tenants and classes that are no longer in the policy.

@@ -8,6 +8,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
+use crate::core::limits::account::LimitAccount;
 use crate::core::limits::rule::{LimitId, LimitPeriod, LimitRule};
 use crate::core::model::time::Tick;
 
@@ -149,20 +150,22 @@ impl LimitLease {
         self.ceiling = self.ceiling.min(self.limit_here(limit));
     }
 
-    /// Lowers the lease to what the gateway needs, and returns the report.
+    /// Lowers the lease to what the gateway needs, and returns the report. The account must have been
+    /// advanced to the present.
     pub(super) fn report(
         &mut self,
-        entry: (LimitRule, u64),
+        rule: LimitRule,
+        epoch: u64,
         ends: Tick,
-        (used, held): (u64, u64),
+        account: &LimitAccount,
         now: Tick,
     ) -> LimitUse {
+        let (used, held) = (account.settled(), account.used());
         let passed = (now.since(self.demand_at).as_secs_f64() / DEMAND_SECONDS).min(1.0);
         self.demand = self.demand * (1.0 - passed) + self.asked as f64;
         self.demand_at = now;
         self.asked = 0;
         self.ceiling = self.ceiling.min(held.saturating_add(self.keep)).min(self.share).max(held);
-        let (rule, epoch) = entry;
         let missed = std::mem::take(&mut self.missed).min(rule.amount);
         let (ceiling, others) = (self.ceiling, self.others);
         LimitUse { rule, epoch, ends, used, held, ceiling, missed, demand: self.demand as u64, others }

@@ -1,4 +1,4 @@
-//! Limits that several gateways share: which of them are reported, and the leases that come back.
+//! Shared limits: use reported to other gateways, and leases received.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -42,15 +42,14 @@ impl UsageLimits {
         self.shared.as_ref().is_some_and(|shared| !shared.urgent.is_empty() || shared.leave_is_news)
     }
 
-    /// A part of what this gateway has used of its limits: of those that are urgent, of those `wanted`,
-    /// and of at most `most` of those that changed. Each part is small, because requests wait while it
-    /// is made.
+    /// Takes the next batch of reports: urgent, `wanted`, and at most `most` changed limits. Batches are
+    /// small because requests wait for the lock.
     pub fn take_use(&mut self, wanted: &[LimitId], most: usize, now: Tick) -> LimitReports {
         let Some(shared) = &mut self.shared else { return LimitReports::default() };
         shared.leave_is_news = false;
         let changed = shared.changed.len().min(most);
         let count = changed.min(MAX_REPORTED);
-        // What is listed has its turn, and what several others want is told once.
+        // A queued limit is reported in its turn; a limit wanted by several gateways is reported once.
         let entries = &self.entries;
         let is_listed = |id: &LimitId| entries.get(id)?.lease.as_ref().map(|lease| lease.is_listed);
         let wanted: BTreeSet<LimitId> =
@@ -85,8 +84,8 @@ impl UsageLimits {
         let is_leaving = shared.is_leaving;
         let LimitEntry { rule, epoch, account, lease } = self.entries.get_mut(&id)?;
         account.advance(now, rule.amount);
-        let (used, held) = (account.settled(), account.used());
-        let mut report = lease.as_mut()?.report((*rule, *epoch), ends, (used, held), now);
+        let mut report = lease.as_mut()?.report(*rule, *epoch, ends, account, now);
+        let held = report.held;
         if is_leaving {
             // With nothing left of the limit, no part of it is granted.
             (report.rule.amount, report.ceiling, report.missed) = (held, held, 0);

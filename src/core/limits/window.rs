@@ -24,13 +24,22 @@ const MAX_DEBT: u64 = 10;
 /// Minute window of one limit.
 #[derive(Debug, Clone, Default)]
 pub struct MinuteWindow {
-    /// Slots with bookings and their amounts, the oldest first.
-    slots: VecDeque<(u64, u64)>,
+    /// Slots with bookings, the oldest first.
+    slots: VecDeque<SlotAmount>,
     sum: u64,
     debt: u64,
     /// The part of the booked amount that running jobs have reserved.
     held: u64,
     accuracy: ReservationAccuracy,
+}
+
+/// Amount that is booked in one slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SlotAmount {
+    /// Number of the slot since the start of the clock.
+    pub slot: u64,
+    /// In the unit of the limit.
+    pub amount: u64,
 }
 
 /// Typical outcome of reservations; the latest ones count most.
@@ -75,7 +84,7 @@ impl MinuteWindow {
     /// Lets old slots leave the window, and pays debts with their amounts.
     pub fn advance(&mut self, now: Tick, limit: u64) {
         let now = slot_of(now);
-        while let Some((slot, amount)) = self.slots.front().copied() {
+        while let Some(SlotAmount { slot, amount }) = self.slots.front().copied() {
             let end = slot + KEPT;
             if end > now {
                 break;
@@ -87,12 +96,12 @@ impl MinuteWindow {
         self.pay_debt(now, limit);
     }
 
-    /// Books an amount now. Returns the slot, which [`Self::settle`] takes back.
-    pub fn book(&mut self, now: Tick, amount: u64) -> u64 {
+    /// Books an amount now. Returns the booking, which [`Self::settle`] takes back.
+    pub fn book(&mut self, now: Tick, amount: u64) -> SlotAmount {
         let slot = slot_of(now);
         self.put(slot, amount);
         self.held = self.held.saturating_add(amount);
-        slot
+        SlotAmount { slot, amount }
     }
 
     /// Books an amount that was used already; no more of it than the limit.
@@ -101,9 +110,10 @@ impl MinuteWindow {
         self.put(slot_of(now), amount.min(limit));
     }
 
-    /// Replaces the amount booked in a slot by the actual use. A smaller use is returned while the
-    /// slot is in the window. The excess of a larger use counts from now on.
-    pub fn settle(&mut self, now: Tick, limit: u64, (slot, booked): (u64, u64), actual: u64) {
+    /// Replaces a booking by the actual use. A smaller use is returned while the slot is in the
+    /// window. The excess of a larger use counts from now on.
+    pub fn settle(&mut self, now: Tick, limit: u64, booking: SlotAmount, actual: u64) {
+        let SlotAmount { slot, amount: booked } = booking;
         self.advance(now, limit);
         self.held = self.held.saturating_sub(booked);
         self.accuracy.learn(slot_of(now).saturating_sub(slot), booked, actual);
@@ -112,9 +122,9 @@ impl MinuteWindow {
             self.debt = self.debt.saturating_add(actual - booked).min(most);
             return self.pay_debt(slot_of(now), limit);
         }
-        let Ok(at) = self.slots.binary_search_by_key(&slot, |(slot, _)| *slot) else { return };
-        let given_back = (booked - actual).min(self.slots[at].1);
-        self.slots[at].1 -= given_back;
+        let Ok(at) = self.slots.binary_search_by_key(&slot, |booked| booked.slot) else { return };
+        let given_back = (booked - actual).min(self.slots[at].amount);
+        self.slots[at].amount -= given_back;
         self.sum -= given_back;
         self.pay_debt(slot_of(now), limit);
     }
@@ -140,7 +150,7 @@ impl MinuteWindow {
         if needed == 0 {
             return Duration::ZERO;
         }
-        for (slot, amount) in &self.slots {
+        for SlotAmount { slot, amount } in &self.slots {
             needed = needed.saturating_sub(*amount);
             last = slot + KEPT;
             if needed == 0 {
@@ -166,9 +176,9 @@ impl MinuteWindow {
             return;
         }
         self.sum = self.sum.saturating_add(amount);
-        match self.slots.binary_search_by_key(&slot, |(slot, _)| *slot) {
-            Ok(at) => self.slots[at].1 = self.slots[at].1.saturating_add(amount),
-            Err(at) => self.slots.insert(at, (slot, amount)),
+        match self.slots.binary_search_by_key(&slot, |booked| booked.slot) {
+            Ok(at) => self.slots[at].amount = self.slots[at].amount.saturating_add(amount),
+            Err(at) => self.slots.insert(at, SlotAmount { slot, amount }),
         }
     }
 }
@@ -187,8 +197,8 @@ mod tests {
     fn what_was_booked_leaves_after_a_minute() {
         let mut window = MinuteWindow::default();
         for (at, amount) in [(secs(10), 60), (secs(20), 40)] {
-            let slot = window.book(at, amount);
-            window.settle(at, 100, (slot, amount), amount);
+            let booking = window.book(at, amount);
+            window.settle(at, 100, booking, amount);
         }
         assert_eq!(window.wait(secs(30), 100, 50), Duration::from_millis(40_250));
         assert_eq!(window.wait(secs(30), 100, 61), Duration::from_millis(50_250));
@@ -203,11 +213,11 @@ mod tests {
     #[test]
     fn what_was_not_used_is_given_back_and_what_was_more_is_a_debt() {
         let mut window = MinuteWindow::default();
-        let slot = window.book(secs(0), 100);
-        window.settle(secs(5), 100, (slot, 100), 30);
+        let booking = window.book(secs(0), 100);
+        window.settle(secs(5), 100, booking, 30);
         assert_eq!(window.used(), 30);
-        let slot = window.book(secs(5), 70);
-        window.settle(secs(6), 100, (slot, 70), 300);
+        let booking = window.book(secs(5), 70);
+        window.settle(secs(6), 100, booking, 300);
         assert_eq!(window.used(), 330);
         // 230 of debt: 30 are paid at 60.25 s, 70 at 65.25 s, the last 30
         // when the first round of payments leaves.
@@ -221,8 +231,8 @@ mod tests {
     #[test]
     fn debts_have_an_end() {
         let mut window = MinuteWindow::default();
-        let slot = window.book(secs(0), 10);
-        window.settle(secs(1), 10, (slot, 10), u64::MAX);
+        let booking = window.book(secs(0), 10);
+        window.settle(secs(1), 10, booking, u64::MAX);
         assert!(window.wait(secs(1), 10, 10) <= Duration::from_secs(11 * 61));
         window.advance(secs(12 * 61), 10);
         assert_eq!(window.used(), 0);
@@ -231,8 +241,8 @@ mod tests {
     #[test]
     fn a_limit_of_nothing_does_no_harm() {
         let mut window = MinuteWindow::default();
-        let slot = window.book(secs(0), 0);
-        window.settle(secs(0), 0, (slot, 0), 5);
+        let booking = window.book(secs(0), 0);
+        window.settle(secs(0), 0, booking, 5);
         window.advance(secs(100), 0);
         assert!(window.wait(secs(100), 0, 1) > Duration::ZERO);
     }
@@ -242,16 +252,16 @@ mod tests {
         let mut window = MinuteWindow::default();
         let first = window.book(secs(0), 100);
         assert_eq!(window.wait(secs(0), 100, 50), MIN_SETTLE_WAIT, "nobody knows how long it takes");
-        window.settle(secs(5), 100, (first, 100), 10);
+        window.settle(secs(5), 100, first, 10);
         let second = window.book(secs(5), 90);
         assert_eq!(window.wait(secs(5), 100, 50), Duration::from_secs(5));
-        window.settle(secs(10), 100, (second, 90), 90);
+        window.settle(secs(10), 100, second, 90);
         assert_eq!(window.wait(secs(10), 100, 50), Duration::from_millis(55_250), "it is used");
         // Every job uses its whole reservation, so that nothing is returned at the settlement.
         let mut window = MinuteWindow::default();
         for _ in 0..20 {
-            let slot = window.book(secs(0), 3);
-            window.settle(secs(1), 100, (slot, 3), 3);
+            let booking = window.book(secs(0), 3);
+            window.settle(secs(1), 100, booking, 3);
         }
         window.book(secs(2), 40);
         assert_eq!(window.wait(secs(2), 100, 10), Duration::from_millis(58_250));
@@ -274,9 +284,9 @@ mod tests {
                 let amount = amount.min(limit);
                 let wait = window.wait(now, limit, amount);
                 if wait.is_zero() {
-                    let slot = window.book(now, amount);
+                    let booking = window.book(now, amount);
                     let actual = amount * part / 2;
-                    window.settle(now, limit, (slot, amount), actual.min(amount));
+                    window.settle(now, limit, booking, actual.min(amount));
                     taken.push((now, actual.min(amount)));
                 } else {
                     let mut later = window.clone();
@@ -304,9 +314,9 @@ mod tests {
             for (gap, booked, actual) in steps {
                 now += Duration::from_millis(gap);
                 window.advance(now, limit);
-                let slot = window.book(now, booked);
-                window.settle(now, limit, (slot, booked), actual);
-                prop_assert_eq!(window.slots.iter().map(|(_, amount)| amount).sum::<u64>(), window.sum);
+                let booking = window.book(now, booked);
+                window.settle(now, limit, booking, actual);
+                prop_assert_eq!(window.slots.iter().map(|booked| booked.amount).sum::<u64>(), window.sum);
                 prop_assert!(window.slots.len() as u64 <= KEPT + 1);
                 prop_assert!(window.debt <= limit.max(1) * MAX_DEBT);
                 prop_assert!(window.debt == 0 || window.sum >= limit);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::core::billing::bill::StayBill;
+use crate::core::billing::bill::AttemptBill;
 use crate::core::limits::LimitSubject;
 use crate::core::limits::lease::LeaseGrant;
 use crate::core::limits::rule::{LimitId, LimitPeriod};
@@ -35,23 +35,14 @@ pub enum Event {
         /// Tokens consumed for the job.
         usage: JobUsage,
     },
-    /// The first token of a stream was seen: its prefill is done, and it can no
-    /// longer be moved without the client noticing. Never said of plain answers,
-    /// of which nothing is seen before their end.
+    /// First token of a stream. Its prefill is done, and the job can no longer move unnoticed. Plain
+    /// answers send no such event.
     FirstToken { job: JobId },
-    /// The engine's answer is over, for better or worse.
-    Finished {
-        job: JobId,
-        /// How it went.
-        outcome: AttemptOutcome,
-    },
+    /// The attempt ended.
+    Finished { job: JobId, outcome: AttemptOutcome },
     /// What the streams of a replica showed since the last such event. Sent a
     /// few times a second for each replica that streams.
-    ItlSampled {
-        replica: ReplicaId,
-        /// What was seen.
-        sample: ItlSample,
-    },
+    ItlSampled { replica: ReplicaId, sample: ItlSample },
     /// Bytes came from the replica's engine since the last such event, or the last
     /// `ItlSampled`. Sent at most a few times a second for each replica.
     BytesReceived { replica: ReplicaId },
@@ -63,11 +54,7 @@ pub enum Event {
         streams: u32,
     },
     /// A scrape of the replica's own view arrived.
-    ReplicaReported {
-        replica: ReplicaId,
-        /// Its view.
-        report: ReplicaReport,
-    },
+    ReplicaReported { replica: ReplicaId, report: ReplicaReport },
     /// The gateway scraped what the replica reports about its adapters.
     AdaptersReported {
         replica: ReplicaId,
@@ -84,7 +71,7 @@ pub enum Event {
     },
     /// A probe that the core asked for succeeded.
     ProbeSucceeded { replica: ReplicaId },
-    /// What came of `Action::Sleep` or `Action::Wake`.
+    /// Result of `ReplicaAction::Sleep` or `ReplicaAction::Wake`.
     SleepAnswered {
         replica: ReplicaId,
         /// Whether it sleeps.
@@ -281,9 +268,8 @@ pub enum JobAction {
         replica: ReplicaId,
         why: PreemptReason,
     },
-    /// A stay of the job at a replica is over, and this is what it came to. One
-    /// for each `Dispatch`, before whatever else is said of the stay's end.
-    Billed { job: JobId, bill: StayBill },
+    /// Bill of an ended attempt, once per `Dispatch`, before the action that reports its end.
+    Billed { job: JobId, bill: AttemptBill },
 }
 
 /// Action on, or notice about, a replica, a pool or an override.
@@ -293,11 +279,7 @@ pub enum ReplicaAction {
     Eject { replica: ReplicaId, why: EngineFault },
     /// The replica is to blame for a fault, but too many of its pool are out of
     /// service already: it only pauses for a moment.
-    WithholdEjection {
-        replica: ReplicaId,
-        /// What was wrong.
-        why: EngineFault,
-    },
+    WithholdEjection { replica: ReplicaId, why: EngineFault },
     /// The last replica of the pool that was in service was ejected.
     PoolDown { pool: PoolId, why: EngineFault },
     /// Ask the replica whether it is there; answer with `ProbeSucceeded` or

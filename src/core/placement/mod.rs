@@ -191,7 +191,7 @@ impl Placement {
         let ways = self.routes_of(lane.model)?;
         let tenant = self.tenants.get(lane.tenant.index()).copied().unwrap_or(0);
         let rules = *self.classes.get(lane.class.index())?.get(tenant)?;
-        let passed = usize::from(lane.fit).min(ways.windows.len());
+        let passed = usize::from(lane.context_group).min(ways.windows.len());
         let pool_set = ways.pool_sets[rules * (ways.windows.len() + 1) + passed]?;
         Some(LaneRoute { group: ways.group, pool_set })
     }

@@ -61,8 +61,13 @@ fn plain(pools: usize, models: &[&[u32]]) -> Policy {
     policy(&vec![PoolTraits::default(); pools], models)
 }
 
-fn lane(class: u32, tenant: u32, model: u32, fit: u8) -> LaneKey {
-    LaneKey { class: ClassId::new(class), tenant: TenantId::new(tenant), model: ModelId::new(model), fit }
+fn lane(class: u32, tenant: u32, model: u32, context_group: u8) -> LaneKey {
+    LaneKey {
+        class: ClassId::new(class),
+        tenant: TenantId::new(tenant),
+        model: ModelId::new(model),
+        context_group,
+    }
 }
 
 fn of_model(model: u32) -> LaneKey {
@@ -154,8 +159,8 @@ fn long_prompts_keep_off_small_windows() {
     rules.models.insert("m1", Model { pools: pools(&[0, 1]), max_model_len: Some(6000) });
     let placement = Placement::new(&rules);
     let of = |model, context| {
-        let fit = placement.context_group(ModelId::new(model), context);
-        placement.pool_set(lane(0, 0, model, fit)).map(|pool_set| pool_set.pools.clone())
+        let group = placement.context_group(ModelId::new(model), context);
+        placement.pool_set(lane(0, 0, model, group)).map(|pool_set| pool_set.pools.clone())
     };
     assert_eq!(of(0, 4096), Some(pools(&[0, 1, 2])));
     assert_eq!(of(0, 4097), Some(pools(&[1, 2])));

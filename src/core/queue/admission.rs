@@ -160,10 +160,10 @@ mod tests {
         for wait in [MIN_RETRY_AFTER, Duration::from_secs(10), Duration::from_secs(50), MAX_RETRY_AFTER] {
             let mut waits: Vec<_> = (0..100).map(|job| spread(wait, JobId::new(job))).collect();
             waits.sort();
-            let widest = waits.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap();
+            let max_sequences = waits.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap();
             assert!(waits[0] >= wait.min(MAX_RETRY_AFTER.mul_f64(1.0 - SPREAD)), "{waits:?}");
             assert!(waits[99] <= MAX_RETRY_AFTER && waits[99] - waits[0] >= wait.mul_f64(0.19), "{waits:?}");
-            assert!(widest <= wait.mul_f64(0.05), "{widest:?} of {wait:?}");
+            assert!(max_sequences <= wait.mul_f64(0.05), "{max_sequences:?} of {wait:?}");
         }
     }
 }

@@ -110,8 +110,8 @@ pub struct DrainRates {
 }
 
 impl DrainRates {
-    /// Counts a tenant's jobs that begin to wait: so many, at least one.
-    pub fn joined(&mut self, (tenant, jobs): (TenantId, u64), now: Tick) {
+    /// Counts a tenant's jobs that begin to wait, at least one.
+    pub fn joined(&mut self, tenant: TenantId, jobs: u64, now: Tick) {
         let row = self.rows.entry(tenant).or_default();
         self.waiting_tenants += u64::from(row.waiting == 0);
         row.joined(jobs, now, self.halted);
@@ -217,7 +217,7 @@ mod tests {
 
     /// Ten jobs that all wait from the start; one goes every 100 ms.
     fn ten(rows: &mut DrainRates, from: u64) {
-        rows.joined((TENANT, 10), at(from));
+        rows.joined(TENANT, 10, at(from));
         for step in 1..=10 {
             rows.note_dispatch(TENANT, at(from + step * 100));
             rows.left(TENANT, at(from + step * 100));
@@ -228,7 +228,7 @@ mod tests {
     fn what_goes_at_once_teaches_nothing() {
         let mut rows = DrainRates::default();
         for step in 0..100 {
-            rows.joined((TENANT, 1), at(step));
+            rows.joined(TENANT, 1, at(step));
             rows.note_dispatch(TENANT, at(step));
             rows.left(TENANT, at(step));
         }
@@ -242,7 +242,7 @@ mod tests {
         ten(&mut rows, 60_000);
         let rate = rows.per_second(TENANT, at(90_000)).unwrap();
         assert!((9.8..10.2).contains(&rate), "{rate}");
-        rows.joined((TENANT, 1), at(90_000));
+        rows.joined(TENANT, 1, at(90_000));
         let next = rows.without_waiting(|_| true);
         assert_eq!(next.per_second(TENANT, at(200_000)), Some(rate), "nothing waits there yet");
         assert_eq!(rows.without_waiting(|_| false).per_second(TENANT, at(90_000)), None);
@@ -253,9 +253,9 @@ mod tests {
         let mut rows = DrainRates::default();
         ten(&mut rows, 0);
         let rate = rows.per_second(TENANT, at(1_000));
-        rows.joined((TENANT, 1), at(1_000));
+        rows.joined(TENANT, 1, at(1_000));
         rows.halt(true, at(1_000));
-        rows.joined((TENANT, 5), at(2_000));
+        rows.joined(TENANT, 5, at(2_000));
         assert_eq!(rows.per_second(TENANT, at(61_000)), rate);
         rows.halt(false, at(61_000));
         assert!(rows.per_second(TENANT, at(62_000)) < rate, "what waits now could go");
@@ -266,7 +266,7 @@ mod tests {
         let mut rows = DrainRates::default();
         ten(&mut rows, 0);
         let before = rows.per_second(TENANT, at(1_000)).unwrap();
-        rows.joined((TENANT, 1), at(2_000));
+        rows.joined(TENANT, 1, at(2_000));
         rows.undo_dispatch(TENANT, at(2_000));
         assert!(rows.per_second(TENANT, at(2_000)).unwrap() < before);
     }

@@ -416,39 +416,39 @@ mod tests {
         FitEntry { key: Line { start, slope, id }, size, value: id }
     }
 
-    fn first(board: &FitTree<Line, usize>, query: u64, room: FitSize) -> Option<usize> {
-        board.first(query, room, &|_| false).map(|(_, entry)| entry.value)
+    fn first(tree: &FitTree<Line, usize>, query: u64, room: FitSize) -> Option<usize> {
+        tree.first(query, room, &|_| false).map(|(_, entry)| entry.value)
     }
 
     #[test]
     fn an_empty_board_has_no_first() {
-        let board: FitTree<Line, usize> = FitTree::default();
-        assert_eq!(first(&board, 0, FitSize::MAX), None);
-        assert_eq!((board.len(), board.count(FitSize::MAX), board.least_key()), (0, 0, None));
+        let tree: FitTree<Line, usize> = FitTree::default();
+        assert_eq!(first(&tree, 0, FitSize::MAX), None);
+        assert_eq!((tree.len(), tree.count(FitSize::MAX), tree.least_key()), (0, 0, None));
     }
 
     #[test]
     fn the_least_that_fits_goes_first() {
-        let mut board = FitTree::default();
-        board.put(None, Some(entry(1, 0, size(9, 9), 0)));
-        let second = board.put(None, Some(entry(2, 0, size(1, 5), 1)));
-        board.put(None, Some(entry(3, 0, size(2, 1), 2)));
+        let mut tree = FitTree::default();
+        tree.put(None, Some(entry(1, 0, size(9, 9), 0)));
+        let second = tree.put(None, Some(entry(2, 0, size(1, 5), 1)));
+        tree.put(None, Some(entry(3, 0, size(2, 1), 2)));
         let room = size(2, 5);
-        assert_eq!(first(&board, 0, room), Some(1));
-        assert_eq!(board.first(0, room, &|value| *value == 1).map(|(_, e)| e.value), Some(2));
-        assert_eq!(first(&board, 0, size(2, 1)), Some(2));
-        assert_eq!(board.count(room), 2);
-        board.put(second, None);
-        assert_eq!(first(&board, 0, room), Some(2));
+        assert_eq!(first(&tree, 0, room), Some(1));
+        assert_eq!(tree.first(0, room, &|value| *value == 1).map(|(_, e)| e.value), Some(2));
+        assert_eq!(first(&tree, 0, size(2, 1)), Some(2));
+        assert_eq!(tree.count(room), 2);
+        tree.put(second, None);
+        assert_eq!(first(&tree, 0, room), Some(2));
     }
 
     #[test]
     fn the_order_depends_on_who_asks() {
-        let mut board = FitTree::default();
-        board.put(None, Some(entry(0, 3, FitSize::ZERO, 0)));
-        board.put(None, Some(entry(10, 1, FitSize::ZERO, 1)));
-        assert_eq!(first(&board, 4, FitSize::MAX), Some(0));
-        assert_eq!(first(&board, 6, FitSize::MAX), Some(1));
+        let mut tree = FitTree::default();
+        tree.put(None, Some(entry(0, 3, FitSize::ZERO, 0)));
+        tree.put(None, Some(entry(10, 1, FitSize::ZERO, 1)));
+        assert_eq!(first(&tree, 4, FitSize::MAX), Some(0));
+        assert_eq!(first(&tree, 6, FitSize::MAX), Some(1));
     }
 
     #[test]
@@ -472,23 +472,23 @@ mod tests {
                 1..80,
             )
         ) {
-            let mut board = FitTree::default();
+            let mut tree = FitTree::default();
             let mut slots = [None; 24];
             let mut plain: [Option<FitEntry<Line, usize>>; 24] = [None; 24];
             for (who, what, (query, seqs, kv, prefill)) in steps {
                 plain[who] = what.map(|(start, slope, seqs, kv, prefill)| {
                     entry(start, slope, FitSize { seqs, kv, prefill }, who)
                 });
-                slots[who] = board.put(slots[who], plain[who]);
+                slots[who] = tree.put(slots[who], plain[who]);
                 let room = FitSize { seqs, kv, prefill };
                 let fits = || plain.iter().flatten().filter(|e| e.size.fits_in(room));
                 let want = fits().filter(|e| e.value != 3).min_by_key(|e| e.key.cost(query)).map(|e| e.value);
-                let found = board.first(query, room, &|value| *value == 3).map(|(_, e)| e.value);
+                let found = tree.first(query, room, &|value| *value == 3).map(|(_, e)| e.value);
                 prop_assert_eq!(found, want);
-                prop_assert_eq!(board.count(room) as usize, fits().count());
+                prop_assert_eq!(tree.count(room) as usize, fits().count());
                 for most in [0, 3, 24] {
                     let mut near = Vec::new();
-                    board.near(query, room, most, &mut |entry| near.push(entry.value));
+                    tree.near(query, room, most, &mut |entry| near.push(entry.value));
                     near.sort_unstable();
                     near.dedup();
                     // With 24, every node may be visited.
@@ -496,7 +496,7 @@ mod tests {
                     prop_assert!(near.iter().all(|value| fits().any(|e| e.value == *value)));
                 }
                 let least = plain.iter().flatten().map(|e| e.key.start).min();
-                prop_assert_eq!(board.least_key().map(|key| key.start), least);
+                prop_assert_eq!(tree.least_key().map(|key| key.start), least);
             }
         }
     }

@@ -10,13 +10,13 @@ pub struct LaneKey {
     pub tenant: TenantId,
     pub model: ModelId,
     /// Context windows of the model that are too small; see [`JobSpec::context_group`].
-    pub fit: u8,
+    pub context_group: u8,
 }
 
 impl LaneKey {
     #[must_use]
     pub fn of(spec: &JobSpec) -> Self {
-        Self { class: spec.class, tenant: spec.tenant, model: spec.model, fit: spec.context_group }
+        Self { class: spec.class, tenant: spec.tenant, model: spec.model, context_group: spec.context_group }
     }
 }
 
@@ -45,21 +45,21 @@ impl LanePosition {
 
 /// Part of a lane in which a job waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum LanePart {
+pub enum LaneSegment {
     /// Jobs that came back from a replica that failed them; before all fresh ones.
-    Returned = 0,
+    Requeued = 0,
     /// Jobs that were not dispatched yet.
-    Fresh = 1,
+    New = 1,
 }
 
-impl LanePart {
+impl LaneSegment {
     /// Both parts, in the order of service.
-    pub const ALL: [Self; 2] = [Self::Returned, Self::Fresh];
+    pub const ALL: [Self; 2] = [Self::Requeued, Self::New];
 }
 
 /// A job's place in a part of its lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub struct LanePlace {
+pub struct LaneOrderKey {
     /// The job can no longer keep its objective.
     pub late: bool,
     /// When the job's turn comes, among the jobs of its lane. Short prompts are due earlier. The

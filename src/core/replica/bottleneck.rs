@@ -16,7 +16,7 @@ pub enum Bottleneck {
     Slots,
     /// The KV cache has no room for the job, or as much as background classes may use of it has none.
     Kv,
-    /// The replica reads as many prompts as it should at once.
+    /// The replica prefills as many prompts as it should at once.
     Prefill,
     /// Background classes use their whole share of the slots.
     BackgroundShare,
@@ -24,7 +24,7 @@ pub enum Bottleneck {
     Headroom,
     /// The replica serves slower classes; others of its pool keep the urgent class's objective.
     Released,
-    /// Enough other replicas of the pool read prompts of background classes.
+    /// Enough other replicas of the pool prefill prompts of background classes.
     BackgroundPrefill,
 }
 

@@ -88,7 +88,7 @@ pub struct ItlConditions {
     pub best: Option<Duration>,
     /// What the limit is for.
     pub aim: ItlAim,
-    /// What the limit of a released replica is for; see [`crate::core::replica::keepers`].
+    /// What the limit of a released replica is for; see [`crate::core::replica::reserved_replicas`].
     pub released: Option<ItlAim>,
 }
 
@@ -151,12 +151,12 @@ impl ItlLimit {
     }
 
     /// Learns from a sample of the replica's streams.
-    pub fn learn(&mut self, pace: &ItlSample, at: &ItlConditions) {
-        if pace.gaps == 0 {
+    pub fn learn(&mut self, sample: &ItlSample, at: &ItlConditions) {
+        if sample.gaps == 0 {
             return;
         }
-        let gaps = pace.gaps as f64;
-        let gap = pace.total.as_nanos() as f64 / gaps;
+        let gaps = sample.gaps as f64;
+        let gap = sample.total.as_nanos() as f64 / gaps;
         let seen = ItlPoint { seqs: f64::from(at.running).max(1.0), gap };
         let slowness = gap / at.step.max(1.0);
         if self.mean.is_none() {
@@ -227,7 +227,7 @@ mod tests {
         for _ in 0..times {
             let running = demand.min(limit.seqs());
             let gap = Duration::from_nanos(((alone + slope * f64::from(running)) * MS) as u64);
-            let pace = ItlSample { gaps: 10, total: gap * 10 };
+            let sample = ItlSample { gaps: 10, total: gap * 10 };
             best = best.into_iter().chain([gap]).min();
             let objective = Duration::from_millis(50);
             let (step, slope) = (8.0 * MS, 0.4 * MS);
@@ -240,7 +240,7 @@ mod tests {
                 aim: ItlAim { objective, wanted, min_throughput: 0.9 },
                 released: None,
             };
-            limit.learn(&pace, &at);
+            limit.learn(&sample, &at);
         }
     }
 
@@ -271,7 +271,7 @@ mod tests {
         let run_at = |gap: f64| {
             let mut limit = ItlLimit::default();
             for _ in 0..100 {
-                let pace = ItlSample { gaps: 10, total: Duration::from_nanos((gap * 10.0 * MS) as u64) };
+                let sample = ItlSample { gaps: 10, total: Duration::from_nanos((gap * 10.0 * MS) as u64) };
                 let at = ItlConditions {
                     running: 14,
                     step: 11.0 * MS,
@@ -281,7 +281,7 @@ mod tests {
                     aim: ItlAim { objective: Duration::from_millis(50), wanted: 16, min_throughput: 0.9 },
                     released: None,
                 };
-                limit.learn(&pace, &at);
+                limit.learn(&sample, &at);
             }
             limit.seqs()
         };
@@ -292,7 +292,7 @@ mod tests {
     #[test]
     fn what_was_kept_once_is_not_out_of_reach() {
         let mut limit = ItlLimit::default();
-        let pace = ItlSample { gaps: 10, total: Duration::from_millis(700) };
+        let sample = ItlSample { gaps: 10, total: Duration::from_millis(700) };
         let best = Some(Duration::from_millis(40));
         let objective = Duration::from_millis(50);
         for _ in 0..100 {
@@ -305,7 +305,7 @@ mod tests {
                 aim: ItlAim { objective, wanted: 1, min_throughput: 0.9 },
                 released: None,
             };
-            limit.learn(&pace, &at);
+            limit.learn(&sample, &at);
         }
         assert_eq!(limit.seqs(), 7, "one cut at a time");
     }

@@ -11,7 +11,7 @@ pub struct Ledger {
     pub jobs: u32,
     pub seqs: u32,
     /// Weight (see [`crate::core::replica::speed::ttft_model::weight`]) of the prompts that are not
-    /// read yet.
+    /// prefilled yet.
     pub prefill: u64,
     /// Part of `prefill` that background jobs brought.
     pub background_prefill: u64,
@@ -29,9 +29,9 @@ pub struct Ledger {
     pub watched_answers: u32,
     /// Jobs that failed elsewhere and have no first token yet.
     pub suspects: u32,
-    /// Jobs whose prompts may still be read, as far as the gateway sees.
-    pub unread: u32,
-    /// Weight of the prompts that count as read although their first tokens are not due.
+    /// Jobs whose prefill may still run, as far as the gateway sees.
+    pub prefilling: u32,
+    /// Weight of the prompts that count as prefilled although their first tokens are not due.
     pub ahead: u64,
 }
 
@@ -47,14 +47,14 @@ pub struct Booking {
     pub output: u64,
     /// Whether its first token has come.
     pub started: bool,
-    /// Whether its prompt counts as read: its first token has come, or is about to.
-    pub read: bool,
-    /// Whether its first token came or was due. Until then, a prompt that counts as read is ahead
-    /// of its time.
+    /// Whether its prompt counts as prefilled: its first token has come, or is about to.
+    pub prefilled: bool,
+    /// Whether its first token came or was due. Until then, a prompt that counts as prefilled is
+    /// ahead of its time.
     pub due: bool,
-    /// Whether it is so late that its prompt was surely read. Streams settle with their first
-    /// token.
-    pub settled: bool,
+    /// Whether the first token of a plain answer is so late that the prompt is surely prefilled.
+    /// False for streams, whose first tokens are seen.
+    pub first_token_overdue: bool,
     /// Whether it failed elsewhere.
     pub suspect: bool,
     /// Whether it is a background job, beside a more urgent class.
@@ -75,7 +75,7 @@ impl Booking {
     }
 
     const fn prefill(&self) -> u64 {
-        if self.read { 0 } else { self.weight }
+        if self.prefilled { 0 } else { self.weight }
     }
 
     const fn background_prefill(&self) -> u64 {
@@ -95,11 +95,11 @@ impl Booking {
     }
 
     const fn remaining(&self) -> u64 {
-        if self.read { self.output / 2 } else { self.output }
+        if self.prefilled { self.output / 2 } else { self.output }
     }
 
-    fn unread(&self) -> u32 {
-        u32::from(!self.started && !self.settled)
+    fn prefilling(&self) -> u32 {
+        u32::from(!self.started && !self.first_token_overdue)
     }
 
     const fn kv_prompts(&self) -> u64 {
@@ -107,15 +107,15 @@ impl Booking {
     }
 
     const fn ahead(&self) -> u64 {
-        if self.read && !self.due { self.weight } else { 0 }
+        if self.prefilled && !self.due { self.weight } else { 0 }
     }
 }
 
 impl Ledger {
-    /// Outstanding work in tokens: unread prompt tokens plus output tokens still expected. The
+    /// Outstanding work in tokens: uncomputed prompt tokens plus output tokens still expected. The
     /// gateway cannot see how far a stream has come. At a random moment half of a stream is left on
-    /// average. A job therefore counts its expected output until its prompt is read, and half of it
-    /// after.
+    /// average. A job therefore counts its expected output until its prompt is prefilled, and half
+    /// of it after.
     #[must_use]
     pub const fn work(&self) -> u64 {
         self.prefill.saturating_add(self.output)
@@ -134,7 +134,7 @@ impl Ledger {
         self.watched_streams += booking.watched_streams();
         self.watched_answers += booking.watched_answers();
         self.suspects += booking.suspects();
-        self.unread += booking.unread();
+        self.prefilling += booking.prefilling();
         self.ahead = self.ahead.saturating_add(booking.ahead());
     }
 
@@ -154,7 +154,7 @@ impl Ledger {
                 watched_streams: self.watched_streams.checked_sub(booking.watched_streams())?,
                 watched_answers: self.watched_answers.checked_sub(booking.watched_answers())?,
                 suspects: self.suspects.checked_sub(booking.suspects())?,
-                unread: self.unread.checked_sub(booking.unread())?,
+                prefilling: self.prefilling.checked_sub(booking.prefilling())?,
                 ahead: self.ahead.checked_sub(booking.ahead())?,
             })
         };
@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_weighs_less_once_its_prompt_is_read() {
+    fn a_job_weighs_less_once_its_prompt_is_prefilled() {
         let mut ledger = Ledger::default();
         let mut booking = Booking {
             class: ClassId::new(0),
@@ -240,9 +240,9 @@ mod tests {
             weight: 100,
             output: 51,
             started: false,
-            read: false,
+            prefilled: false,
             due: false,
-            settled: false,
+            first_token_overdue: false,
             suspect: true,
             background: true,
             streams: true,
@@ -253,7 +253,7 @@ mod tests {
         assert_eq!((ledger.work(), ledger.kv, ledger.suspects), (151, 151, 1));
         assert_eq!((ledger.watched_streams, ledger.watched_answers), (1, 0));
         assert!(ledger.remove(&booking));
-        booking.read = true;
+        booking.prefilled = true;
         ledger.add(&booking);
         assert_eq!((ledger.work(), ledger.kv, ledger.suspects, ledger.ahead), (25, 151, 1, 100));
         assert!(ledger.remove(&booking));

@@ -1,6 +1,7 @@
 //! Sequence limit: the sequences that a replica may have at once.
 
 use crate::core::model::event::ReplicaReport;
+use crate::core::replica::ledger::Ledger;
 
 /// Initial sequence limit of a replica of which nothing is known: vLLM's default of
 /// `--max-num-seqs`. The learned limit may exceed it.
@@ -21,7 +22,7 @@ const DEFAULT_REQUEST_SEQS: u32 = 1024;
 /// The engine shows its number of slots when it runs as many sequences in two reports while it
 /// holds requests back beyond its buffer, and what this gateway sent explains all of its load. One
 /// such report is not enough, since a burst of prompts waits for a moment in every engine.
-/// Requests whose prompts wait for a step that can read them do not count as held back. But an
+/// Requests whose prompts wait for a step that can prefill them do not count as held back. But an
 /// engine that runs exactly its largest number of sequences in three reports, while others wait,
 /// shows it, too. The limit falls to the number shown.
 ///
@@ -156,11 +157,12 @@ impl LearnedSeqLimit {
         }
     }
 
-    /// Learns from a report. `ours` are the sequences booked there, `unread` the jobs whose prompts
-    /// may still be read.
-    pub fn learn(&mut self, report: &ReplicaReport, (ours, unread): (u32, u32), buffer: u32) {
+    /// Learns from a report, by the sequences that are booked there and the jobs whose prefill may
+    /// still run.
+    pub fn learn(&mut self, report: &ReplicaReport, booked: &Ledger, buffer: u32) {
+        let Ledger { seqs: ours, prefilling, .. } = *booked;
         let (Some(running), Some(waiting)) = (report.running, report.waiting) else { return };
-        let holds_back = waiting > u64::from(buffer.saturating_add(unread));
+        let holds_back = waiting > u64::from(buffer.saturating_add(prefilling));
         let own = running.saturating_add(waiting) <= u64::from(ours);
         let seen = u32::try_from(running).unwrap_or(u32::MAX);
         if self.shown.is_some_and(|shown| seen > shown) {
@@ -234,6 +236,10 @@ mod tests {
         ReplicaReport { running: Some(running), waiting: Some(waiting), ..ReplicaReport::default() }
     }
 
+    fn booked(seqs: u32, prefilling: u32) -> Ledger {
+        Ledger { seqs, prefilling, ..Ledger::default() }
+    }
+
     #[test]
     fn configured_goes_before_reported_before_learned() {
         let learned = LearnedSeqLimit::default();
@@ -246,16 +252,16 @@ mod tests {
     #[test]
     fn two_reports_of_held_back_requests_lower_the_limit() {
         let mut learned = LearnedSeqLimit::default();
-        learned.learn(&report(3, 97), (100, 0), 0);
+        learned.learn(&report(3, 97), &booked(100, 0), 0);
         assert_eq!(learned.limit(), 256, "a burst waits for a moment in every engine");
         for _ in 0..2 {
             assert_eq!(learned.limit(), 256, "how many it runs still changes");
-            learned.learn(&report(32, 68), (100, 0), 0);
+            learned.learn(&report(32, 68), &booked(100, 0), 0);
         }
         assert_eq!(learned.limit(), 32);
         for _ in 0..2 {
-            learned.learn(&report(1, 5), (6, 0), 0);
-            learned.learn(&report(0, 5), (5, 0), 0);
+            learned.learn(&report(1, 5), &booked(6, 0), 0);
+            learned.learn(&report(0, 5), &booked(5, 0), 0);
         }
         assert_eq!(learned.limit(), 1);
     }
@@ -264,7 +270,7 @@ mod tests {
     fn an_engine_that_runs_nothing_shows_no_limit() {
         let mut learned = LearnedSeqLimit::default();
         for _ in 0..5 {
-            learned.learn(&report(0, 5), (5, 0), 0);
+            learned.learn(&report(0, 5), &booked(5, 0), 0);
         }
         assert_eq!(learned.limit(), 256);
     }
@@ -272,20 +278,20 @@ mod tests {
     #[test]
     fn reports_of_held_back_requests_need_not_follow_each_other() {
         let mut learned = LearnedSeqLimit::default();
-        learned.learn(&report(32, 1), (33, 0), 0);
+        learned.learn(&report(32, 1), &booked(33, 0), 0);
         for running in [31, 32, 29] {
-            learned.learn(&report(running, 0), (32, 0), 0);
+            learned.learn(&report(running, 0), &booked(32, 0), 0);
         }
-        learned.learn(&report(32, 2), (34, 0), 0);
+        learned.learn(&report(32, 2), &booked(34, 0), 0);
         assert_eq!(learned.limit(), 32);
     }
 
     #[test]
     fn more_running_sequences_than_before_begin_the_count_again() {
         let mut learned = LearnedSeqLimit::default();
-        learned.learn(&report(32, 1), (33, 0), 0);
-        learned.learn(&report(40, 0), (40, 0), 0);
-        learned.learn(&report(32, 1), (33, 0), 0);
+        learned.learn(&report(32, 1), &booked(33, 0), 0);
+        learned.learn(&report(40, 0), &booked(40, 0), 0);
+        learned.learn(&report(32, 1), &booked(33, 0), 0);
         assert_eq!(learned.limit(), 256);
     }
 
@@ -297,7 +303,7 @@ mod tests {
             let ours = learned.limit();
             let running = ours.min(slots);
             queues += u32::from(ours > running);
-            learned.learn(&report(u64::from(running), u64::from(ours - running)), (ours, 0), 0);
+            learned.learn(&report(u64::from(running), u64::from(ours - running)), &booked(ours, 0), 0);
         }
         queues
     }
@@ -336,7 +342,7 @@ mod tests {
     fn prompts_that_wait_to_be_read_do_not_lower_it() {
         let mut learned = LearnedSeqLimit::default();
         for running in [4, 7, 5, 6, 7, 4, 5, 6, 4] {
-            learned.learn(&report(running, 12), (24, 12), 0);
+            learned.learn(&report(running, 12), &booked(24, 12), 0);
         }
         assert_eq!(learned.limit(), 256);
     }
@@ -346,13 +352,13 @@ mod tests {
         let mut learned = LearnedSeqLimit::default();
         for running in [30, 32, 31, 32, 29] {
             assert_eq!(learned.limit(), 256);
-            learned.learn(&report(running, 14), (46, 14), 0);
+            learned.learn(&report(running, 14), &booked(46, 14), 0);
         }
-        learned.learn(&report(32, 10), (46, 14), 0);
+        learned.learn(&report(32, 10), &booked(46, 14), 0);
         assert_eq!(learned.limit(), 32);
         // The engine restarts with fewer slots.
         for _ in 0..FEWER + ALIKE {
-            learned.learn(&report(16, 10), (32, 16), 0);
+            learned.learn(&report(16, 10), &booked(32, 16), 0);
         }
         assert_eq!(learned.limit(), 16);
     }
@@ -361,9 +367,9 @@ mod tests {
     fn foreign_load_and_the_buffer_do_not_lower_it() {
         let mut learned = LearnedSeqLimit::default();
         for _ in 0..3 {
-            learned.learn(&report(32, 68), (50, 0), 0);
-            learned.learn(&report(32, 4), (36, 0), 4);
-            learned.learn(&ReplicaReport { running: Some(9), ..ReplicaReport::default() }, (9, 0), 0);
+            learned.learn(&report(32, 68), &booked(50, 0), 0);
+            learned.learn(&report(32, 4), &booked(36, 0), 4);
+            learned.learn(&ReplicaReport { running: Some(9), ..ReplicaReport::default() }, &booked(9, 0), 0);
         }
         assert_eq!(learned.limit(), 256);
     }
@@ -371,9 +377,9 @@ mod tests {
     #[test]
     fn it_recovers_only_when_used_up() {
         let mut learned = LearnedSeqLimit { limit: 4, shown: Some(4), ..LearnedSeqLimit::default() };
-        learned.learn(&report(3, 0), (3, 0), 0);
+        learned.learn(&report(3, 0), &booked(3, 0), 0);
         assert_eq!(learned.limit(), 4);
-        learned.learn(&report(4, 0), (4, 0), 0);
+        learned.learn(&report(4, 0), &booked(4, 0), 0);
         assert_eq!(learned.limit(), 5);
     }
 
@@ -382,11 +388,11 @@ mod tests {
         let mut learned = LearnedSeqLimit::default();
         for _ in 0..7 {
             let ours = learned.limit();
-            learned.learn(&report(u64::from(ours), 0), (ours, 0), 0);
+            learned.learn(&report(u64::from(ours), 0), &booked(ours, 0), 0);
         }
         assert!(learned.limit() >= 1_024, "{}", learned.limit());
         for _ in 0..2 {
-            learned.learn(&report(1_024, 200), (1_224, 0), 0);
+            learned.learn(&report(1_024, 200), &booked(1_224, 0), 0);
         }
         assert_eq!(learned.limit(), 1_024);
     }

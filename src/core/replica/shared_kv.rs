@@ -18,7 +18,7 @@ pub struct SharedKv(f64);
 
 impl SharedKv {
     /// Learns from a report of a replica with `kv` KV tokens. `prompts` are the tokens of the
-    /// running prompts that the replica has read.
+    /// running prompts that are prefilled.
     pub fn learn(&mut self, report: &ReplicaReport, kv: u64, prompts: u64) {
         let Some(usage) = report.kv_usage.filter(|_| kv < u64::MAX && prompts > 0) else { return };
         let seen = (1.0 - usage * kv as f64 / prompts as f64).clamp(0.0, MOST);

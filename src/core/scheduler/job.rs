@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use crate::core::billing::meter::{self, MeteredStay};
+use crate::core::billing::meter::{self, MeteredAttempt};
 use crate::core::limits::LimitReservation;
 use crate::core::model::ids::{ClassId, ClassIndex, JobId, PoolId, ReplicaId};
 use crate::core::model::job::{JobSpec, PromptPrefix};
@@ -13,7 +13,7 @@ use crate::core::model::policy::Policy;
 use crate::core::model::reason::PreemptReason;
 use crate::core::model::time::Tick;
 use crate::core::queue::fit_tree::FitSize;
-use crate::core::queue::lane_key::{LanePart, LanePlace};
+use crate::core::queue::lane_key::{LaneOrderKey, LaneSegment};
 use crate::core::replica::fleet::{PrefillMark, ReplicaRequirements};
 use crate::core::replica::ledger::Booking;
 use crate::core::replica::speed::ttft_model;
@@ -28,7 +28,7 @@ const MAX_SEQUENCES: u32 = 1 << 16;
 pub(super) struct Job {
     pub(super) spec: JobSpec,
     /// Position among the fresh jobs of its lane.
-    pub(super) place: LanePlace,
+    pub(super) place: LaneOrderKey,
     /// Start of the prompt, to find the replicas that have it in their prefix cache.
     pub(super) prefix: PromptPrefix,
     pub(super) cached: CachedPrompt,
@@ -41,7 +41,7 @@ pub(super) struct Job {
     pub(super) output: u64,
     /// Expected work for the scale signal, as of the arrival.
     pub(super) work: f64,
-    /// Output tokens that the client has from engines that broke off. The next engine reads
+    /// Output tokens that the client has from engines that broke off. The next engine prefills
     /// them as part of the prompt.
     pub(super) continued_output: u64,
     pub(super) charges: JobCharges,
@@ -69,15 +69,15 @@ pub(super) struct JobCharges {
     /// Cost charged to the tenant in the fair share: once, however many attempts there are.
     pub(super) fair_share: Option<u64>,
     pub(super) reservation: LimitReservation,
-    /// Time of the stays at replicas so far, in nanoseconds.
+    /// Replica time of the attempts so far, in nanoseconds.
     pub(super) replica_time: u64,
-    /// Cost of these stays, in 1e-9 of the currency.
+    /// Cost of these attempts, in 1e-9 of the currency.
     pub(super) money: u64,
 }
 
 impl JobCharges {
-    /// Adds a stay at a replica.
-    pub(super) fn add_stay(&mut self, time: Duration, money: u64) {
+    /// Adds an attempt that ended.
+    pub(super) fn add_attempt(&mut self, time: Duration, money: u64) {
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.replica_time = self.replica_time.saturating_add(nanos);
         self.money = self.money.saturating_add(money);
@@ -155,7 +155,7 @@ pub(super) struct CachedPrompt {
 #[derive(Debug, Clone, Copy)]
 pub(super) enum JobPhase {
     /// In its lane.
-    Waiting { part: LanePart, since: Tick },
+    Waiting { part: LaneSegment, since: Tick },
     /// At a replica.
     Running(RunningAttempt),
 }
@@ -168,14 +168,14 @@ pub(super) struct RunningAttempt {
     pub(super) epoch: u32,
     pub(super) booking: Booking,
     /// Share of the replica's time, for the bill.
-    pub(super) stay: MeteredStay,
+    pub(super) metered: MeteredAttempt,
     /// Prompt tokens that the replica was not expected to have cached.
     pub(super) uncached: u64,
     /// Prompt tokens that the prefix index had for the replica, whether they counted or not.
-    pub(super) believed: u64,
+    pub(super) predicted_cached: u64,
     /// Instant of the dispatch.
     pub(super) since: Tick,
-    /// Next instant at which the prompt may count as read; see `health::prefill`.
+    /// Next instant at which the prompt may count as prefilled; see `health::prefill`.
     pub(super) prefill_due_at: Option<Tick>,
     /// Prompts and steps of the replica at the dispatch.
     pub(super) prefill_mark: PrefillMark,
@@ -186,7 +186,7 @@ pub(super) struct RunningAttempt {
     /// Predicted TTFT.
     pub(super) expected_ttft: Duration,
     /// Predicted TTFT in nanoseconds at a replica of speed factor 1.
-    pub(super) raw_ttft_ns: u64,
+    pub(super) reference_ttft_ns: u64,
     /// Whether the replica had to load the job's adapter.
     pub(super) loads_adapter: bool,
 }
@@ -221,11 +221,11 @@ impl Job {
     pub(super) fn new(spec: JobSpec, prefix: PromptPrefix, seq: u64) -> Self {
         Self {
             spec,
-            place: LanePlace { seq, ..LanePlace::default() },
+            place: LaneOrderKey { seq, ..LaneOrderKey::default() },
             prefix,
             cached: CachedPrompt::default(),
             late_after: Tick::NEVER,
-            phase: JobPhase::Waiting { part: LanePart::Fresh, since: spec.arrived },
+            phase: JobPhase::Waiting { part: LaneSegment::New, since: spec.arrived },
             wait: JobWait::default(),
             output: 0,
             work: 0.0,
@@ -247,9 +247,9 @@ impl Job {
             weight: ttft_model::weight(self.prompt(), cached),
             output: self.output_left(),
             started: false,
-            read: false,
+            prefilled: false,
             due: false,
-            settled: false,
+            first_token_overdue: false,
             suspect: self.faults.suspect,
             background,
             streams: self.spec.streams,
@@ -259,7 +259,7 @@ impl Job {
     }
 
     /// Weight of the job in the replica's time until the first token, when the replica has to
-    /// read `uncached` tokens of the prompt.
+    /// prefill `uncached` tokens of the prompt.
     pub(super) fn time_weight(&self, uncached: u64) -> u64 {
         match self.spec.streams {
             true => meter::prefill_weight(uncached),
@@ -296,7 +296,7 @@ impl Job {
         }
     }
 
-    /// Tokens that the next engine has to read: the prompt and the output begun.
+    /// Tokens that the next engine has to prefill: the prompt and the output begun.
     pub(super) fn prompt(&self) -> u64 {
         self.spec.prompt_tokens.saturating_add(self.continued_output)
     }
@@ -307,10 +307,10 @@ impl Job {
     }
 
     /// Position in the given part of the lane. Returned jobs are ordered by age alone.
-    pub(super) fn position_in(&self, part: LanePart) -> LanePlace {
+    pub(super) fn position_in(&self, part: LaneSegment) -> LaneOrderKey {
         match part {
-            LanePart::Returned => LanePlace { seq: self.place.seq, ..LanePlace::default() },
-            LanePart::Fresh => self.place,
+            LaneSegment::Requeued => LaneOrderKey { seq: self.place.seq, ..LaneOrderKey::default() },
+            LaneSegment::New => self.place,
         }
     }
 
@@ -336,7 +336,7 @@ impl Job {
     }
 
     /// Part of the lane in which the job waits; `None` while it runs.
-    pub(super) const fn part(&self) -> Option<LanePart> {
+    pub(super) const fn part(&self) -> Option<LaneSegment> {
         match self.phase {
             JobPhase::Waiting { part, .. } => Some(part),
             JobPhase::Running(_) => None,

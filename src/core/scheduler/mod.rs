@@ -130,7 +130,7 @@ impl Scheduler {
     /// latest one seen. The scheduler ignores events of unknown jobs and replicas, and events
     /// of a phase that is over.
     ///
-    /// A job ends exactly once: with `Action::Reject`, or with the event
+    /// A job ends exactly once: with `JobAction::Reject`, or with the event
     /// `Abandoned`, `Finished(Done)`, or `Finished(Failed)` after its first token.
     /// `Finished(Failed)` before the first token, and `Finished(Interrupted)`,
     /// are always answered by `Requeue` or `Reject`.
@@ -138,8 +138,8 @@ impl Scheduler {
         let now = self.begin_step(now, out);
         match event {
             Event::Arrived(spec, prefix) => drop(self.arrived(spec, prefix, out)),
-            Event::ItlSampled { replica, sample: pace } => {
-                self.fleet.sample_itl(replica, &pace, now);
+            Event::ItlSampled { replica, sample } => {
+                self.fleet.sample_itl(replica, &sample, now);
                 self.mark_replica(replica);
             }
             Event::BytesReceived { replica } => self.fleet.bytes_received(replica, now),
@@ -205,7 +205,7 @@ impl Scheduler {
         self.expire(false, out);
         self.end_prefills();
         self.refuse_late_waits(out);
-        self.wake_replicas(out);
+        self.run_replica_timers(out);
         self.clear_departing(out);
         self.groups.mark_due(now);
         self.refresh_due_heads();
@@ -235,7 +235,7 @@ impl Scheduler {
     /// That is the earliest of: the deadline of a waiting job, the end of a hold, a probe, the
     /// end of a busy spell or of an override, a step of a slow start, the end of a replica's
     /// drain or of its idle time, the end of a prefill. While no job waits, nobody needs the room of
-    /// a prompt that has been read, and its end may be noted `IDLE_PREFILL_DELAY` late.
+    /// a prompt that is prefilled, and its end may be noted `IDLE_PREFILL_DELAY` late.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Tick> {
         let has_waiting = self.queue.total().requests > 0;

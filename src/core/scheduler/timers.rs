@@ -71,7 +71,7 @@ pub(in crate::core::scheduler) struct Timers {
     /// Waiting jobs that arrived before the drain rate was known, by the instant at which the
     /// scheduler checks their wait.
     pub(in crate::core::scheduler) unchecked_waits: TimerQueue<JobId>,
-    /// Jobs in prefill, by the instant at which their prompts may count as read.
+    /// Jobs in prefill, by the instant at which their prompts may count as prefilled.
     pub(in crate::core::scheduler) prefills: TimerQueue<JobId>,
     /// Lanes whose head starts or stops considering all of its pools, by the instant of the change.
     pub(in crate::core::scheduler) head_updates: TimerQueue<LaneKey>,

@@ -92,11 +92,11 @@ impl SourceReporter {
     pub(super) fn new(
         pool: PoolId,
         source: &'static str,
-        board: &Arc<SourceStatuses>,
+        statuses: &Arc<SourceStatuses>,
         telemetry: &Telemetry,
         token: &CancellationToken,
     ) -> Self {
-        let mut rows = board.rows.lock();
+        let mut rows = statuses.rows.lock();
         let row = rows.entry(pool).or_insert(SourceEntry {
             source,
             found: None,
@@ -105,7 +105,7 @@ impl SourceReporter {
             secondary_problem: None,
         });
         (row.source, row.problem, row.secondary_problem) = (source, None, None);
-        Self { pool, statuses: Arc::clone(board), telemetry: telemetry.clone(), token: token.clone() }
+        Self { pool, statuses: Arc::clone(statuses), telemetry: telemetry.clone(), token: token.clone() }
     }
 
     /// Reports the endpoints of an answer. An endpoint that is named several times counts once, and

@@ -22,22 +22,22 @@ macro_rules! names {
 
 /// Writes the state of the limits per minute. Of the limits on requests, and of those on tokens,
 /// the headers show the one with the smallest part left.
-pub fn write_headers(standings: &[LimitStatus], headers: &mut HeaderMap) {
+pub fn write_headers(statuses: &[LimitStatus], headers: &mut HeaderMap) {
     let families: [(&[LimitUnit], [HeaderName; 3]); 2] = [
         (&[LimitUnit::Requests], names!("requests")),
         (&[LimitUnit::Tokens, LimitUnit::InputTokens, LimitUnit::OutputTokens], names!("tokens")),
     ];
     for (units, [limit, remaining, reset]) in families {
-        let mine = |standing: &&LimitStatus| {
-            let id = standing.rule.id;
+        let mine = |status: &&LimitStatus| {
+            let id = status.rule.id;
             !id.shadow && id.period == LimitPeriod::Minute && units.contains(&id.unit)
         };
-        let part = |standing: &LimitStatus| standing.left as f64 / standing.rule.amount.max(1) as f64;
-        let tightest = standings.iter().filter(mine).min_by(|one, other| part(one).total_cmp(&part(other)));
-        let Some(standing) = tightest else { continue };
-        headers.insert(limit, HeaderValue::from(standing.rule.amount));
-        headers.insert(remaining, HeaderValue::from(standing.left));
-        if let Ok(text) = HeaderValue::try_from(duration(standing.reset)) {
+        let part = |status: &LimitStatus| status.left as f64 / status.rule.amount.max(1) as f64;
+        let tightest = statuses.iter().filter(mine).min_by(|one, other| part(one).total_cmp(&part(other)));
+        let Some(status) = tightest else { continue };
+        headers.insert(limit, HeaderValue::from(status.rule.amount));
+        headers.insert(remaining, HeaderValue::from(status.left));
+        if let Ok(text) = HeaderValue::try_from(duration(status.reset)) {
             headers.insert(reset, text);
         }
     }
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn headers_tell_the_tightest_limit_of_each_kind() {
-        let standing = |scope, unit, period, amount, left| LimitStatus {
+        let status = |scope, unit, period, amount, left| LimitStatus {
             rule: LimitRule { id: LimitId { scope, unit, period, shadow: false }, amount },
             left,
             reset: Duration::from_millis(61_500),
@@ -109,10 +109,10 @@ mod tests {
         let mut headers = HeaderMap::new();
         write_headers(
             &[
-                standing(TENANT, LimitUnit::Tokens, LimitPeriod::Minute, 1_000, 900),
-                standing(key, LimitUnit::InputTokens, LimitPeriod::Minute, 100, 10),
-                standing(TENANT, LimitUnit::Tokens, LimitPeriod::Day, 1_000, 0),
-                standing(TENANT, LimitUnit::Requests, LimitPeriod::Now, 5, 1),
+                status(TENANT, LimitUnit::Tokens, LimitPeriod::Minute, 1_000, 900),
+                status(key, LimitUnit::InputTokens, LimitPeriod::Minute, 100, 10),
+                status(TENANT, LimitUnit::Tokens, LimitPeriod::Day, 1_000, 0),
+                status(TENANT, LimitUnit::Requests, LimitPeriod::Now, 5, 1),
             ],
             &mut headers,
         );

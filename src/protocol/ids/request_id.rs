@@ -10,6 +10,27 @@ pub const ENTROPY: usize = 15;
 
 const LONGEST: usize = 128;
 
+/// Ids of one request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AssignedIds {
+    /// The client's own id, or one that the gateway made.
+    pub request: HeaderValue,
+    /// The gateway's own id; absent = `request` is that one.
+    pub gateway: Option<HeaderValue>,
+}
+
+impl AssignedIds {
+    /// Ids of a request with these headers. The gateway's own id is made of the `random` bytes.
+    #[must_use]
+    pub fn new(headers: &HeaderMap, random: [u8; ENTROPY]) -> Self {
+        let own = from_random(random);
+        match from_client(headers) {
+            Some(request) => Self { request, gateway: Some(own) },
+            None => Self { request: own, gateway: None },
+        }
+    }
+}
+
 /// The client's own `x-request-id` if it is 1 to 128 visible ASCII bytes.
 #[must_use]
 pub fn from_client(headers: &HeaderMap) -> Option<HeaderValue> {

@@ -21,11 +21,11 @@ pub const MAX_URL_BYTES: usize = 2048;
 pub fn media_urls(api: Api, prompt: &[u8]) -> Result<Vec<String>, UnreadableMedia> {
     let mut urls = Vec::new();
     let mut json = serde_json::Deserializer::from_slice(prompt);
-    let place = match api {
-        Api::Embeddings | Api::Pooling | Api::Classify | Api::Score | Api::Rerank(_) => Place::Pooled,
-        _ => Place::Elsewhere,
+    let context = match api {
+        Api::Embeddings | Api::Pooling | Api::Classify | Api::Score | Api::Rerank(_) => MediaContext::Pooled,
+        _ => MediaContext::Elsewhere,
     };
-    let read = MediaSearch { urls: &mut urls, place }.deserialize(&mut json);
+    let read = MediaSearch { urls: &mut urls, context }.deserialize(&mut json);
     read.map(|()| urls).map_err(|_| UnreadableMedia)
 }
 
@@ -39,9 +39,9 @@ pub(crate) fn may_name_media(name: &str) -> bool {
     name.ends_with("_url") || matches!(name, "source" | "image" | "video") || name.contains('\\')
 }
 
-/// The place of a value.
+/// Context of a value: where in the prompt it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum MediaContext {
     /// A URL, or an object with a field `url`.
     Medium,
     /// An object with a field `url` (`source` in calls of Anthropic's kind).
@@ -53,7 +53,7 @@ enum Place {
     Elsewhere,
 }
 
-impl Place {
+impl MediaContext {
     fn of(self, field: &str) -> Self {
         match field {
             "image_url" | "audio_url" | "video_url" | "file_url" => Self::Medium,
@@ -69,7 +69,7 @@ impl Place {
 /// Search through one JSON value.
 struct MediaSearch<'a> {
     urls: &'a mut Vec<String>,
-    place: Place,
+    context: MediaContext,
 }
 
 impl<'de> DeserializeSeed<'de> for MediaSearch<'_> {
@@ -88,7 +88,7 @@ impl<'de> Visitor<'de> for MediaSearch<'_> {
     }
 
     fn visit_str<E>(self, text: &str) -> Result<(), E> {
-        if matches!(self.place, Place::Medium | Place::Url) {
+        if matches!(self.context, MediaContext::Medium | MediaContext::Url) {
             let mut kept = KEPT_BYTES.min(text.len());
             while !text.is_char_boundary(kept) {
                 kept -= 1;
@@ -100,13 +100,13 @@ impl<'de> Visitor<'de> for MediaSearch<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         while let Some(field) = map.next_key::<Cow<'_, str>>()? {
-            map.next_value_seed(MediaSearch { urls: self.urls, place: self.place.of(&field) })?;
+            map.next_value_seed(MediaSearch { urls: self.urls, context: self.context.of(&field) })?;
         }
         Ok(())
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
-        while seq.next_element_seed(MediaSearch { urls: self.urls, place: self.place })?.is_some() {}
+        while seq.next_element_seed(MediaSearch { urls: self.urls, context: self.context })?.is_some() {}
         Ok(())
     }
 

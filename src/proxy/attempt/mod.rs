@@ -31,7 +31,7 @@ use crate::proxy::relay::memory::AnswerShare;
 use crate::proxy::request::InferenceRequest;
 use crate::proxy::summary::RequestRecord;
 use crate::proxy::upstream::{
-    CutReason, UpstreamCall, UpstreamError, UpstreamExchange, UpstreamReplica, bearer,
+    ConnectTimes, CutReason, UpstreamCall, UpstreamError, UpstreamExchange, UpstreamReplica, bearer,
 };
 use crate::telemetry::trace::RequestPhase;
 
@@ -145,8 +145,8 @@ impl InferenceRequest {
             if let Some(trace) = &record.trace {
                 trace.attempt_answered(exchange.head.status);
             }
-            let judge = self.classifier(pool.engine, shown_model.clone(), so_far);
-            self.read(proxy, (exchange, judge), shown_model, &edge.requests, &meter).await
+            let classifier = self.classifier(pool.engine, shown_model.clone(), so_far);
+            self.read(proxy, exchange, classifier, shown_model, &edge.requests, &meter).await
         };
         let (limit, too_late) = self.limit(&edge.upstream);
         let deadline = begun + limit;
@@ -196,13 +196,14 @@ impl InferenceRequest {
     async fn read(
         &self,
         proxy: &Proxy,
-        (exchange, judge): (UpstreamExchange, StreamClassifier),
+        exchange: UpstreamExchange,
+        classifier: StreamClassifier,
         shown_model: Option<String>,
         limits: &RequestLimits,
         meter: &ReplicaCounters,
     ) -> Result<EngineAnswer, AttemptError> {
         if self.parsed.stream && is_event_stream(&exchange) {
-            return first_token(exchange, judge, meter).await;
+            return first_token(exchange, classifier, meter).await;
         }
         let (api, status) = (self.parsed.api, exchange.head.status);
         let head = exchange.head.headers.clone();
@@ -246,10 +247,10 @@ impl InferenceRequest {
             (true, false) => UsageVisibility::AtEnd,
             (false, _) => UsageVisibility::Never,
         };
-        let judge = StreamClassifier::new(parsed.api, choices, shown_model, usage_shown);
+        let classifier = StreamClassifier::new(parsed.api, choices, shown_model, usage_shown);
         match so_far {
-            Some(so_far) => judge.with_partial_answer(so_far),
-            None => judge,
+            Some(so_far) => classifier.with_partial_answer(so_far),
+            None => classifier,
         }
     }
 
@@ -307,11 +308,11 @@ impl InferenceRequest {
 /// servers send it before their engines have done anything.
 async fn first_token(
     mut exchange: UpstreamExchange,
-    judge: StreamClassifier,
+    classifier: StreamClassifier,
     meter: &ReplicaCounters,
 ) -> Result<EngineAnswer, AttemptError> {
     let head = std::mem::take(&mut exchange.head.headers);
-    let mut stream = Box::new(EngineStream::new(exchange, judge));
+    let mut stream = Box::new(EngineStream::new(exchange, classifier));
     let mut has_begun = false;
     loop {
         match poll_fn(|cx| stream.poll_step(cx)).await {
@@ -330,13 +331,10 @@ async fn first_token(
 }
 
 fn note_connect(exchange: &UpstreamExchange, record: &mut RequestRecord) {
-    let Some((from, to)) = exchange.connect else {
-        record.at_engine.connect = None;
-        return;
-    };
-    record.at_engine.connect = Some(to - from);
-    if let Some(trace) = &record.trace {
-        trace.phase(RequestPhase::Connect, record.clock.tick(from), record.clock.tick(to));
+    record.at_engine.connect = exchange.connect.map(|connect| connect.done - connect.begun);
+    if let (Some(trace), Some(connect)) = (&record.trace, exchange.connect) {
+        let ConnectTimes { begun, done } = connect;
+        trace.phase(RequestPhase::Connect, record.clock.tick(begun), record.clock.tick(done));
     }
 }
 

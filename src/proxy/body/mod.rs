@@ -213,16 +213,16 @@ pub async fn read(
     }
     let mut gathered = GatheredBody::new(declared.and_then(|bytes| usize::try_from(bytes).ok()));
     let begun = Instant::now();
-    let mut pace = BodyDeadline { begun, last: begun, patience, least: limits.min_body_rate };
+    let mut deadline = BodyDeadline { begun, last: begun, patience, least: limits.min_body_rate };
     // The listener times the bytes of an HTTP/1 connection, but an HTTP/2 stream may stall on a
     // connection that is active.
     loop {
-        let next = timeout_at(pace.deadline(gathered.len() as u64), body.frame());
-        let Some(frame) = next.await.map_err(|_| pace.too_slow())? else { break };
+        let next = timeout_at(deadline.deadline(gathered.len() as u64), body.frame());
+        let Some(frame) = next.await.map_err(|_| deadline.too_slow())? else { break };
         let Ok(data) = frame.map_err(|_| BodyError::BrokeOff)?.into_data() else {
             continue;
         };
-        pace.last = Instant::now();
+        deadline.last = Instant::now();
         if (gathered.len() + data.len()) as u64 > limits.max_body_bytes {
             return Err(ApiError::body_too_large(limits.max_body_bytes).into());
         }
@@ -297,17 +297,17 @@ mod tests {
     async fn the_least_rate_is_one_of_the_whole_body() {
         let begun = Instant::now();
         let seconds = Duration::from_secs;
-        let mut pace = BodyDeadline { begun, last: begun, patience: seconds(30), least: 1024 };
-        assert_eq!(pace.deadline(0), begun + seconds(30));
-        pace.last = begun + seconds(25);
-        assert_eq!(pace.deadline(10), begun + seconds(30), "a drip does not move it");
-        assert_eq!(pace.deadline(10 * 1024), begun + seconds(40), "what came buys time");
-        assert_eq!(pace.deadline(MIB), begun + seconds(55), "but not to be silent");
-        assert_eq!(BodyDeadline { least: 0, ..pace }.deadline(0), begun + seconds(55));
+        let mut deadline = BodyDeadline { begun, last: begun, patience: seconds(30), least: 1024 };
+        assert_eq!(deadline.deadline(0), begun + seconds(30));
+        deadline.last = begun + seconds(25);
+        assert_eq!(deadline.deadline(10), begun + seconds(30), "a drip does not move it");
+        assert_eq!(deadline.deadline(10 * 1024), begun + seconds(40), "what came buys time");
+        assert_eq!(deadline.deadline(MIB), begun + seconds(55), "but not to be silent");
+        assert_eq!(BodyDeadline { least: 0, ..deadline }.deadline(0), begun + seconds(55));
         tokio::time::advance(seconds(30)).await;
-        assert!(pace.too_slow().message().contains("1024 bytes a second"));
+        assert!(deadline.too_slow().message().contains("1024 bytes a second"));
         tokio::time::advance(seconds(25)).await;
-        assert!(pace.too_slow().message().contains("No byte"));
+        assert!(deadline.too_slow().message().contains("No byte"));
     }
 
     fn gather(pieces: &[Bytes]) -> Bytes {

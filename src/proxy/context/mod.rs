@@ -18,10 +18,12 @@ use crate::proxy::Proxy;
 use crate::proxy::request::candidates::counts_output;
 use crate::proxy::request::{InferenceRequest, RequestTokens};
 use crate::proxy::summary::RequestRecord;
+use crate::proxy::summary::parts::EstimatedPrompt;
 use crate::telemetry::wall;
 use crate::tokens::CountSource;
 use crate::tokens::counter::{CountError, CountedTokens, PromptForm};
 use crate::tokens::estimate::token_id_count;
+use crate::tokens::ratio::TokenRatioKey;
 use crate::tokens::threads::{self};
 
 /// Longest age of the cached context windows that engines report.
@@ -55,10 +57,13 @@ impl Proxy {
         let window = self.window(settings, request);
         request.tokens = self.count_prompt(settings, request, edge, window).await;
         let tokens = request.tokens;
-        record.counted(tokens.prompt, tokens.source);
+        record.record_prompt_tokens(tokens.prompt, tokens.source);
         if tokens.source == CountSource::Estimate || tokens.source == CountSource::Bound {
-            record.prompt.learn_from =
-                Some((Arc::clone(&self.token_counters.ratios), ratio_key(request), tokens.estimated));
+            record.prompt.learn_from = Some(EstimatedPrompt {
+                ratios: Arc::clone(&self.token_counters.ratios),
+                key: ratio_key(request),
+                tokens: tokens.estimated,
+            });
         }
         request.parsed.lowered = None;
         let lowered = match window.filter(|_| tokens.source.is_reliable()) {
@@ -171,9 +176,9 @@ impl Proxy {
 }
 
 /// Key of the token ratios of the request's model and tenant.
-fn ratio_key(request: &InferenceRequest) -> (u32, u32) {
+fn ratio_key(request: &InferenceRequest) -> TokenRatioKey {
     let number = |index: usize| u32::try_from(index).unwrap_or(u32::MAX);
-    (number(request.model().index()), number(request.tenant.index()))
+    TokenRatioKey { model: number(request.model().index()), tenant: number(request.tenant.index()) }
 }
 
 /// The output tokens that the window has left after an exact count, if the request asks for more.

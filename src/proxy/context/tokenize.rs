@@ -42,7 +42,7 @@ impl Proxy {
         }
         request.entry.asking = None;
         let (asking, others) = self.token_counters.asked.begin(request.tenant);
-        if self.dispatcher.surely_refuses(&request.job(false), others) {
+        if self.dispatcher.would_refuse(&request.job(false), others) {
             return None;
         }
         request.entry.asking = Some(asking);

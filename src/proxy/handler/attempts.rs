@@ -63,7 +63,7 @@ impl Proxy {
                 trace.phase(RequestPhase::Queue, waiting_since, record.clock.now());
             }
             let settings = self.settings.load_full();
-            record.sent(grant, &settings);
+            record.record_dispatch(grant, &settings);
             let (sent, sends) = (record.clock.now(), resets.left(grant.replica));
             // A preemption drops the attempt's future and with it the connection.
             let attempt = tokio::select! {
@@ -79,7 +79,7 @@ impl Proxy {
                 Err(why) => record.preempted(grant.replica, why),
                 Ok(Ok(answer)) if answer.report(ticket) => {
                     match &answer {
-                        EngineAnswer::Stream { .. } => record.token_came(),
+                        EngineAnswer::Stream { .. } => record.record_first_token(),
                         EngineAnswer::Whole { usage, finish_reason, .. } => {
                             record.at_engine.finish_reason = *finish_reason;
                             record.at_engine.whole_answer = Some(record.clock.now().since(sent));

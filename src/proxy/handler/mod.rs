@@ -4,7 +4,6 @@ use std::convert::Infallible;
 use std::future::ready;
 use std::sync::Arc;
 
-use http::header::HeaderValue;
 use http::{HeaderMap, Request, Response};
 use hyper::body::Incoming;
 use smallvec::SmallVec;
@@ -21,7 +20,7 @@ use crate::protocol::error::ApiError;
 use crate::protocol::error::catalogue::ErrorKind;
 use crate::protocol::headers;
 use crate::protocol::ids::random;
-use crate::protocol::ids::request_id;
+use crate::protocol::ids::request_id::AssignedIds;
 use crate::protocol::response::partial_answer::PartialAnswer;
 use crate::protocol::route::{Route, route};
 use crate::proxy::Proxy;
@@ -65,15 +64,11 @@ impl Proxy {
         request: Request<Incoming>,
         peer: &ConnectedClient,
     ) -> Result<Response<AnswerBody>, Infallible> {
-        let own = request_id::from_random(random::buffered_bytes());
-        let (id, own) = match request_id::from_client(request.headers()) {
-            Some(id) => (id, Some(own)),
-            None => (own, None),
-        };
+        let ids = AssignedIds::new(request.headers(), random::buffered_bytes());
         let path = request.uri().path();
         // hyper keeps room for this future in each connection, so the rare ones are boxed.
         let answer = match route(request.method(), path) {
-            Route::Api(api) => return Ok(self.call(api, request, peer, (id, own)).await),
+            Route::Api(api) => return Ok(self.call(api, request, peer, ids).await),
             Route::Models => Box::pin(self.list_models(request.headers(), peer)).await,
             Route::Model(name) => Box::pin(self.one_model(request.headers(), peer, &name)).await,
             Route::Me => Box::pin(caller_status::me(&self, request.headers(), peer)).await,
@@ -82,8 +77,8 @@ impl Proxy {
             Route::NotFound { hint } => Err(ApiError::not_found(path, hint)),
         };
         let dialect = Api::from_path(path).map_or(Dialect::OpenAi, Api::dialect);
-        let mut answer = answer.unwrap_or_else(|error| error.into_response(dialect, &id));
-        answer.headers_mut().insert(crate::protocol::headers::X_REQUEST_ID, id);
+        let mut answer = answer.unwrap_or_else(|error| error.into_response(dialect, &ids.request));
+        answer.headers_mut().insert(headers::X_REQUEST_ID, ids.request);
         Ok(answer.map(AnswerBody::from))
     }
 
@@ -115,7 +110,7 @@ impl Proxy {
         api: Api,
         request: Request<Incoming>,
         peer: &ConnectedClient,
-        ids: (HeaderValue, Option<HeaderValue>),
+        ids: AssignedIds,
     ) -> Response<AnswerBody> {
         match Box::pin(self.begin(api, request, peer, ids)).await {
             (serving, None) => self.respond(serving.await),
@@ -129,10 +124,10 @@ impl Proxy {
         api: Api,
         request: Request<Incoming>,
         peer: &ConnectedClient,
-        (id, gateway_id): (HeaderValue, Option<HeaderValue>),
+        ids: AssignedIds,
     ) -> (Serving, Option<EarlyHead>) {
-        let mut record = RequestRecord::new(&self.telemetry, self.dispatcher.clock(), id, api);
-        record.caller.gateway_id = gateway_id;
+        let mut record = RequestRecord::new(&self.telemetry, self.dispatcher.clock(), ids.request, api);
+        record.caller.gateway_id = ids.gateway;
         let mut active = ActiveRequest::new(record);
         active.record.journal.clone_from(&self.journal);
         let read = tokio::select! {
@@ -173,8 +168,8 @@ impl Proxy {
         let body =
             body::read(body, &settings.edge.requests, patience, self.memory.bodies.hold(identity.tenant));
         let body = body.await.map_err(|unread| not_read(unread, record))?;
-        let at = (self.dispatcher.next_job_id(), record.clock.now());
-        let mut request = read_request(&settings, identity, api, &head.headers, body, at).await?;
+        let (id, now) = (self.dispatcher.next_job_id(), record.clock.now());
+        let mut request = read_request(&settings, identity, api, &head.headers, body, id, now).await?;
         request.recognise(&settings, &self.prefixes, &head.headers);
         self.note_request(&request, &head.headers, record);
         let repeats =
@@ -350,13 +345,14 @@ async fn read_request(
     api: Api,
     headers: &HeaderMap,
     body: RequestBody,
-    at: (JobId, Tick),
+    id: JobId,
+    now: Tick,
 ) -> Result<Box<InferenceRequest>, ApiError> {
     if body.bytes.len() <= MAX_INLINE_BYTES {
-        return request::read(settings, &identity, api, headers, body, at);
+        return request::read(settings, &identity, api, headers, body, id, now);
     }
     let (settings, headers) = (Arc::clone(settings), headers.clone());
-    let reading = spawn_blocking(move || request::read(&settings, &identity, api, &headers, body, at));
+    let reading = spawn_blocking(move || request::read(&settings, &identity, api, &headers, body, id, now));
     let broken = "The request could not be read.";
     reading.await.unwrap_or_else(|_| Err(ApiError::new(ErrorKind::Internal, broken)))
 }

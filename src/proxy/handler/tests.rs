@@ -66,9 +66,9 @@ pub(super) async fn proxy(urls: [String; 2]) -> Arc<Proxy> {
     );
     let outcome = load_str_with(&text, "test", Path::new("."), None, &MachineSecrets);
     let settings = outcome.loaded.unwrap_or_else(|| panic!("{}", outcome.report)).settings;
-    let (wishes, _wished) = tokio::sync::mpsc::channel(8);
+    let (actions, _receiver) = tokio::sync::mpsc::channel(8);
     Arc::new(Proxy {
-        dispatcher: Dispatcher::new(Arc::clone(&settings.policy), GatewayClock::start(), wishes),
+        dispatcher: Dispatcher::new(Arc::clone(&settings.policy), GatewayClock::start(), actions),
         settings: Arc::new(ArcSwap::from_pointee(settings)),
         authenticator: Authenticator::default(),
         upstreams: Upstreams::default(),
@@ -99,10 +99,10 @@ fn ask(proxy: &Arc<Proxy>, stream: bool) -> (Box<InferenceRequest>, JoinHandle<A
     ));
     let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    let at = (proxy.dispatcher.next_job_id(), proxy.dispatcher.clock().now());
+    let (id, now) = (proxy.dispatcher.next_job_id(), proxy.dispatcher.clock().now());
     let read = || {
         let body = RequestBody::for_test(tenant, body.clone());
-        request::read(&settings, &identity, Api::Chat, &headers, body, at).unwrap()
+        request::read(&settings, &identity, Api::Chat, &headers, body, id, now).unwrap()
     };
     let (request, kept, proxy) = (read(), read(), Arc::clone(proxy));
     let ticket = proxy.dispatcher.admit(request.job(false), PromptPrefix::default(), &settings.policy);
@@ -242,11 +242,11 @@ fn eager(listener: TcpListener) -> JoinHandle<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whenever_a_recall_comes_there_is_one_answer_and_nothing_stays() {
+async fn whenever_a_preemption_comes_there_is_one_answer_and_nothing_stays() {
     let ((first, a), (second, b)) = (listen().await, listen().await);
     let engines = [eager(first), eager(second)];
     let proxy = proxy([format!("http://{a}"), format!("http://{b}")]).await;
-    let mut recalled = 0;
+    let mut preempted = 0;
     for round in 0..300_u32 {
         let (request, running) = ask(&proxy, false);
         // From before the connection to after the answer.
@@ -257,12 +257,12 @@ async fn whenever_a_recall_comes_there_is_one_answer_and_nothing_stays() {
         let (answer, active) = timeout(PATIENCE, running).await.unwrap().unwrap();
         assert!(matches!(answer, Ok(EngineAnswer::Whole { .. })), "{round}");
         assert_eq!(active.record.at_engine.attempts, active.record.at_engine.preemptions.0 + 1);
-        recalled += active.record.at_engine.preemptions.0;
+        preempted += active.record.at_engine.preemptions.0;
         drop(active);
         let snapshot = proxy.dispatcher.snapshot();
         assert_eq!((snapshot.jobs, snapshot.replicas[0].running), (0, 0), "{round}");
     }
-    assert!(recalled > 0);
+    assert!(preempted > 0);
     engines.iter().for_each(JoinHandle::abort);
 }
 
@@ -363,6 +363,6 @@ async fn the_gaps_of_a_relayed_stream_are_counted() {
         });
         assert!(frame.unwrap().unwrap().is_ok() && sent.is_ok());
     }
-    let pace = proxy.itl_samplers.meter(ReplicaId::new(0)).take().unwrap();
-    assert!(pace.gaps == 3 && !pace.total.is_zero(), "{pace:?}");
+    let sample = proxy.itl_samplers.meter(ReplicaId::new(0)).take().unwrap();
+    assert!(sample.gaps == 3 && !sample.total.is_zero(), "{sample:?}");
 }

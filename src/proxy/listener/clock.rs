@@ -5,7 +5,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::task::Context;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::time::{Instant, Sleep, sleep_until};
@@ -54,10 +54,9 @@ impl ConnClock {
         self.waiting = None;
     }
 
-    /// Whether `wait` has exceeded its limit. The wait starts with the first call after
-    /// [`Self::clear`] or after a call for another wait. If the result is false, the task is woken
-    /// when the limit is reached.
-    pub(super) fn poll_overdue(&mut self, cx: &mut Context<'_>, wait: ConnWait) -> bool {
+    /// Ready when `wait` has exceeded its limit. The wait starts with the first call after
+    /// [`Self::clear`] or after a call for another wait.
+    pub(super) fn poll_overdue(&mut self, cx: &mut Context<'_>, wait: ConnWait) -> Poll<()> {
         let deadline = match self.waiting {
             Some((same, deadline)) if same == wait => deadline,
             _ => Instant::now() + self.limit(wait),
@@ -81,19 +80,19 @@ impl ConnClock {
 struct Alarm(Option<Pin<Box<Sleep>>>);
 
 impl Alarm {
-    /// Whether `deadline` has passed. If not, the task is woken when `deadline` passes.
-    fn poll_expired(&mut self, cx: &mut Context<'_>, deadline: Instant) -> bool {
+    /// Ready when `deadline` has passed.
+    fn poll_expired(&mut self, cx: &mut Context<'_>, deadline: Instant) -> Poll<()> {
         let sleep = self.0.get_or_insert_with(|| Box::pin(sleep_until(deadline)));
         if sleep.deadline() > deadline {
             sleep.as_mut().reset(deadline);
         }
         while sleep.as_mut().poll(cx).is_ready() {
             if sleep.deadline() == deadline {
-                return true;
+                return Poll::Ready(());
             }
             sleep.as_mut().reset(deadline);
         }
-        false
+        Poll::Pending
     }
 }
 
@@ -154,12 +153,11 @@ impl SendProgress {
         };
     }
 
-    /// Whether the client is too late with the bytes that wait. If not, the task is woken when the
-    /// client is too late.
-    pub(super) fn poll_overdue(&mut self, cx: &mut Context<'_>) -> bool {
+    /// Ready when the client is too late with the bytes that wait.
+    pub(super) fn poll_overdue(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let now = Instant::now();
         let deadline = *self.waiting.get_or_insert(now) + self.left;
-        now >= deadline || self.alarm.poll_expired(cx, deadline)
+        if now >= deadline { Poll::Ready(()) } else { self.alarm.poll_expired(cx, deadline) }
     }
 }
 
@@ -214,7 +212,7 @@ mod tests {
     async fn lasts(mut progress: SendProgress, bytes: u64, every: u64) -> Option<u64> {
         let mut cx = Context::from_waker(Waker::noop());
         for second in 0..3_600 {
-            if progress.poll_overdue(&mut cx) {
+            if progress.poll_overdue(&mut cx).is_ready() {
                 return Some(second);
             }
             sleep(SECOND).await;
@@ -245,16 +243,16 @@ mod tests {
     async fn time_without_bytes_does_not_count() {
         let mut cx = Context::from_waker(Waker::noop());
         let mut progress = progress(1024);
-        assert!(!progress.poll_overdue(&mut cx));
+        assert!(progress.poll_overdue(&mut cx).is_pending());
         sleep(50 * SECOND).await;
         progress.pause();
         sleep(1000 * SECOND).await;
-        assert!(!progress.poll_overdue(&mut cx));
+        assert!(progress.poll_overdue(&mut cx).is_pending());
         sleep(9 * SECOND).await;
-        assert!(!progress.poll_overdue(&mut cx), "a second is left");
+        assert!(progress.poll_overdue(&mut cx).is_pending(), "a second is left");
         sleep(2 * SECOND).await;
-        assert!(progress.poll_overdue(&mut cx));
+        assert!(progress.poll_overdue(&mut cx).is_ready());
         progress.begins();
-        assert!(!progress.poll_overdue(&mut cx), "the next answer has its own time");
+        assert!(progress.poll_overdue(&mut cx).is_pending(), "the next answer has its own time");
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::task::Context;
+use std::task::{Context, Poll};
 
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
@@ -49,10 +49,10 @@ impl ConnState {
         self.drain_waker.wake();
     }
 
-    /// Whether [`Self::drain`] was called. The task is woken when `drain` is called.
-    pub(super) fn poll_draining(&self, cx: &Context<'_>) -> bool {
+    /// Ready when [`Self::drain`] was called.
+    pub(super) fn poll_draining(&self, cx: &Context<'_>) -> Poll<()> {
         self.drain_waker.register(cx.waker());
-        self.draining.load(Ordering::Acquire)
+        if self.draining.load(Ordering::Acquire) { Poll::Ready(()) } else { Poll::Pending }
     }
 
     /// Resets the state for the next request.

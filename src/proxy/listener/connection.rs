@@ -45,7 +45,7 @@ pub(super) async fn serve<T, S, B>(
         }
         ProtocolSniff::Http2 => {
             // Boxed, as an HTTP/1 connection would keep its room.
-            Box::pin(http2::serve((socket, held), (clock, progress), service, limit, state)).await;
+            Box::pin(http2::serve(socket, held, clock, progress, service, limit, state)).await;
         }
         ProtocolSniff::TooSlow => {
             let mut io = StrictIo::new(socket, held, clock, progress, limit, state);
@@ -74,7 +74,7 @@ fn poll_protocol<T: ClientSocket>(
     clock: &mut ConnClock,
     state: &ConnState,
 ) -> Poll<ProtocolSniff> {
-    if state.poll_draining(cx) {
+    if state.poll_draining(cx).is_ready() {
         return Poll::Ready(ProtocolSniff::Nothing);
     }
     loop {
@@ -85,12 +85,10 @@ fn poll_protocol<T: ClientSocket>(
             Poll::Ready(Ok(1..)) => {}
             Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(ProtocolSniff::Nothing),
             Poll::Pending if held.is_empty() => {
-                let late = clock.poll_overdue(cx, ConnWait::Idle);
-                return if late { Poll::Ready(ProtocolSniff::Nothing) } else { Poll::Pending };
+                return clock.poll_overdue(cx, ConnWait::Idle).map(|()| ProtocolSniff::Nothing);
             }
             Poll::Pending => {
-                let late = clock.poll_overdue(cx, ConnWait::Head);
-                return if late { Poll::Ready(ProtocolSniff::TooSlow) } else { Poll::Pending };
+                return clock.poll_overdue(cx, ConnWait::Head).map(|()| ProtocolSniff::TooSlow);
             }
         }
     }

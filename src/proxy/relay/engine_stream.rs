@@ -37,36 +37,36 @@ pub(in crate::proxy) enum StreamStep {
 pub(in crate::proxy) struct EngineStream {
     exchange: Option<UpstreamExchange>,
     scanner: SseScanner,
-    judge: StreamClassifier,
+    classifier: StreamClassifier,
     out: VecDeque<Bytes>,
     /// Usage of the complete answer.
     complete: Option<JobUsage>,
 }
 
 impl EngineStream {
-    pub(in crate::proxy) fn new(exchange: UpstreamExchange, judge: StreamClassifier) -> Self {
+    pub(in crate::proxy) fn new(exchange: UpstreamExchange, classifier: StreamClassifier) -> Self {
         let scanner = SseScanner::new(MAX_EVENT_BYTES);
-        Self { exchange: Some(exchange), scanner, judge, out: VecDeque::new(), complete: None }
+        Self { exchange: Some(exchange), scanner, classifier, out: VecDeque::new(), complete: None }
     }
 
     /// Whether the first real token, or the end of a choice, has arrived.
     pub(in crate::proxy) fn has_output(&self) -> bool {
-        self.judge.has_output()
+        self.classifier.has_output()
     }
 
     /// The reason of the first choice that ended.
     pub(in crate::proxy) fn finish_reason(&self) -> Option<&'static str> {
-        self.judge.finish_reason()
+        self.classifier.finish_reason()
     }
 
     /// Number of events with output so far.
     pub(in crate::proxy) fn outputs(&self) -> u64 {
-        self.judge.outputs()
+        self.classifier.outputs()
     }
 
     /// Whether the answer has exactly one choice.
     pub(in crate::proxy) fn is_single(&self) -> bool {
-        self.judge.is_single()
+        self.classifier.is_single()
     }
 
     /// The usage of the answer, if the answer is complete.
@@ -76,12 +76,12 @@ impl EngineStream {
 
     /// The usage known so far.
     pub(in crate::proxy) fn usage_so_far(&self) -> JobUsage {
-        self.judge.usage()
+        self.classifier.usage()
     }
 
     /// The partial answer that another engine can continue; absent when none can.
     pub(in crate::proxy) fn to_partial_answer(&self) -> Option<PartialAnswer> {
-        self.judge.to_partial_answer()
+        self.classifier.to_partial_answer()
     }
 
     /// Bytes held for the client.
@@ -128,7 +128,7 @@ impl EngineStream {
                 Ok(Some(frame)) => frame,
                 Ok(None) => break,
                 Err(_too_long) => {
-                    let usage = self.judge.usage();
+                    let usage = self.classifier.usage();
                     return StreamStep::Failed(EngineError::Fault(EngineFault::Malformed), usage);
                 }
             };
@@ -145,7 +145,7 @@ impl EngineStream {
     }
 
     fn frame(&mut self, frame: &SseFrame, run: &mut FrameRun) -> Option<StreamStep> {
-        let verdict = self.judge.classify(frame);
+        let verdict = self.classifier.classify(frame);
         run.news |= verdict.kind != StreamEventKind::Comment;
         match verdict.forward {
             Forward::AsIs => {
@@ -160,7 +160,7 @@ impl EngineStream {
         }
         match verdict.kind {
             StreamEventKind::Done => Some(self.end_event()),
-            StreamEventKind::Error(error) => Some(StreamStep::Failed(error, self.judge.usage())),
+            StreamEventKind::Error(error) => Some(StreamStep::Failed(error, self.classifier.usage())),
             _ => None,
         }
     }
@@ -176,7 +176,7 @@ impl EngineStream {
 
     fn end(&mut self, ended: ConnectionEnd) -> StreamStep {
         self.exchange = None;
-        match self.judge.final_verdict(ended) {
+        match self.classifier.final_verdict(ended) {
             StreamVerdict::Success { usage } => {
                 self.complete = Some(usage);
                 StreamStep::Complete(usage)

@@ -63,7 +63,8 @@ impl Default for ReplicaCounters {
 /// Counts since the last sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(in crate::proxy) struct ItlCounts {
-    pace: Option<ItlSample>,
+    /// Token intervals; absent = none.
+    sample: Option<ItlSample>,
     /// Whether bytes arrived without a measured interval.
     heard: bool,
     /// Streams that wait for their clients, if their number has changed.
@@ -74,8 +75,8 @@ impl ItlCounts {
     fn events(self, replica: ReplicaId) -> impl Iterator<Item = Event> {
         let paused = self.paused.map(|streams| Event::StreamsPaused { replica, streams });
         let heard = self.heard.then_some(Event::BytesReceived { replica });
-        let pace = self.pace.map(|pace| Event::ItlSampled { replica, sample: pace });
-        [paused, heard, pace].into_iter().flatten()
+        let sample = self.sample.map(|sample| Event::ItlSampled { replica, sample });
+        [paused, heard, sample].into_iter().flatten()
     }
 }
 
@@ -92,9 +93,10 @@ impl ReplicaCounters {
         let paused = self.paused.load(Ordering::Relaxed);
         let changed = self.reported_paused.swap(paused, Ordering::Relaxed) != paused;
         let heard = self.heard.swap(false, Ordering::Relaxed);
-        let pace = self.take();
-        let sample = ItlCounts { pace, heard: heard && pace.is_none(), paused: changed.then_some(paused) };
-        (sample != ItlCounts::default()).then_some(sample)
+        let sample = self.take();
+        let counts =
+            ItlCounts { sample, heard: heard && sample.is_none(), paused: changed.then_some(paused) };
+        (counts != ItlCounts::default()).then_some(counts)
     }
 
     /// Adds `gaps` token intervals of `total` time together. The time is added first: a sample
@@ -161,8 +163,8 @@ impl ItlCounters {
             every.tick().await;
             // Before the samples are taken, so that the last ones of a stream are among them.
             let is_idle = !self.has_streams();
-            for (replica, sample) in self.take() {
-                sample.events(replica).for_each(|event| dispatcher.event(event));
+            for (replica, counts) in self.take() {
+                counts.events(replica).for_each(|event| dispatcher.event(event));
             }
             if is_idle {
                 self.stream_began.notified().await;
@@ -280,7 +282,7 @@ mod tests {
     const MILLIS: Duration = Duration::from_millis(1);
 
     struct Stream {
-        pacer: ItlSampler,
+        sampler: ItlSampler,
         now: Instant,
         events: u64,
     }
@@ -288,12 +290,12 @@ mod tests {
     impl Stream {
         fn begin(meter: &Arc<ReplicaCounters>) -> Self {
             let now = Instant::now();
-            Self { pacer: ItlSampler::new(Arc::clone(meter), 1, now), now, events: 1 }
+            Self { sampler: ItlSampler::new(Arc::clone(meter), 1, now), now, events: 1 }
         }
 
         /// A chunk of `events` events arrives after `gap`, while the reader waits for it.
         fn comes(&mut self, gap: u32, events: u64) {
-            self.pacer.record_pending();
+            self.sampler.record_pending();
             self.lies_ready(gap, events);
         }
 
@@ -302,15 +304,15 @@ mod tests {
         fn lies_ready(&mut self, gap: u32, events: u64) {
             self.now += gap * MILLIS;
             self.events += events;
-            self.pacer.read(self.events, self.now);
+            self.sampler.read(self.events, self.now);
         }
 
         fn ends(&self, tokens: u64) {
-            self.pacer.ended(JobUsage::Exact(TokenCounts { input: 1, cached: None, output: tokens }));
+            self.sampler.ended(JobUsage::Exact(TokenCounts { input: 1, cached: None, output: tokens }));
         }
     }
 
-    fn pace(gaps: u64, millis: u64) -> Option<ItlSample> {
+    fn sample(gaps: u64, millis: u64) -> Option<ItlSample> {
         Some(ItlSample { gaps, total: Duration::from_millis(millis) })
     }
 
@@ -324,7 +326,7 @@ mod tests {
         // Bytes without a token do not end an interval.
         stream.comes(10, 0);
         stream.comes(10, 1);
-        assert_eq!(meter.take(), pace(3, 70));
+        assert_eq!(meter.take(), sample(3, 70));
         assert_eq!(meter.take(), None);
     }
 
@@ -334,7 +336,7 @@ mod tests {
         let mut stream = Stream::begin(&meter);
         stream.comes(40, 3);
         stream.lies_ready(0, 1);
-        assert_eq!(meter.take(), pace(4, 40));
+        assert_eq!(meter.take(), sample(4, 40));
     }
 
     #[tokio::test(start_paused = true)]
@@ -347,7 +349,7 @@ mod tests {
         // The client has caught up. The next whole interval counts.
         stream.comes(3, 1);
         stream.comes(25, 1);
-        assert_eq!(meter.take(), pace(2, 45));
+        assert_eq!(meter.take(), sample(2, 45));
     }
 
     #[tokio::test(start_paused = true)]
@@ -358,7 +360,7 @@ mod tests {
             stream.comes(10, 1);
         }
         let before = meter.take();
-        assert_eq!(before, pace(9, 90));
+        assert_eq!(before, sample(9, 90));
         for _ in 0..60 {
             stream.ends(35);
         }
@@ -387,14 +389,14 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn replicas_are_sampled_apart_and_only_when_something_happened() {
-        let paces = ItlCounters::default();
+        let counters = ItlCounters::default();
         let [a, b] = [ReplicaId::new(1), ReplicaId::new(2)];
-        let (mut one, _idle) = (Stream::begin(&paces.meter(a)), Stream::begin(&paces.meter(b)));
-        assert!(paces.take().is_empty());
+        let (mut one, _idle) = (Stream::begin(&counters.meter(a)), Stream::begin(&counters.meter(b)));
+        assert!(counters.take().is_empty());
         one.comes(20, 1);
-        assert_eq!(paces.take(), [(a, ItlCounts { pace: pace(1, 20), ..ItlCounts::default() })]);
-        assert!(paces.take().is_empty());
-        assert!(Arc::ptr_eq(&paces.meter(a), &paces.meter(a)));
+        assert_eq!(counters.take(), [(a, ItlCounts { sample: sample(1, 20), ..ItlCounts::default() })]);
+        assert!(counters.take().is_empty());
+        assert!(Arc::ptr_eq(&counters.meter(a), &counters.meter(a)));
     }
 
     #[test]
@@ -407,22 +409,22 @@ mod tests {
         other.record_bytes();
         one.set_paused(true);
         one.set_paused(true);
-        assert_eq!(meter.sample(), Some(ItlCounts { pace: None, heard: true, paused: Some(1) }));
+        assert_eq!(meter.sample(), Some(ItlCounts { sample: None, heard: true, paused: Some(1) }));
         assert_eq!(meter.sample(), None);
         meter.add(1, MILLIS);
         one.record_bytes();
-        assert_eq!(meter.sample(), Some(ItlCounts { pace: pace(1, 1), ..ItlCounts::default() }));
+        assert_eq!(meter.sample(), Some(ItlCounts { sample: sample(1, 1), ..ItlCounts::default() }));
         drop((one, other));
         assert_eq!(meter.sample(), Some(ItlCounts { paused: Some(0), ..ItlCounts::default() }));
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_sampler_empties_the_counters_ten_times_a_second() {
-        let (wishes, _wished) = tokio::sync::mpsc::channel(1);
-        let dispatcher = Dispatcher::new(Arc::default(), GatewayClock::start(), wishes);
-        let paces = Arc::new(ItlCounters::default());
-        let meter = paces.meter(ReplicaId::new(0));
-        tokio::spawn(Arc::clone(&paces).sample(dispatcher));
+        let (actions, _receiver) = tokio::sync::mpsc::channel(1);
+        let dispatcher = Dispatcher::new(Arc::default(), GatewayClock::start(), actions);
+        let counters = Arc::new(ItlCounters::default());
+        let meter = counters.meter(ReplicaId::new(0));
+        tokio::spawn(Arc::clone(&counters).sample(dispatcher));
         tokio::time::sleep(MILLIS).await;
         meter.add(1, MILLIS);
         tokio::time::sleep(SAMPLE_EVERY - 2 * MILLIS).await;

@@ -82,8 +82,8 @@ impl Pump {
             stalled_deadline: None,
             phase: PumpPhase::Open,
         };
-        pump.begins();
-        pump.pass_on();
+        pump.start_engine_stream();
+        pump.fill_buffer();
         pump
     }
 
@@ -97,20 +97,20 @@ impl Pump {
         loop {
             match &self.phase {
                 PumpPhase::Open => {
-                    if let PumpWake::Engine(step) = self.turn().await {
+                    if let PumpWake::Engine(step) = self.next_event().await {
                         self.step(step);
                     }
                 }
                 // Boxed, as every stream would keep its room.
-                PumpPhase::Interrupted(..) => Box::pin(self.go_on()).await,
+                PumpPhase::Interrupted(..) => Box::pin(self.continue_stream()).await,
                 PumpPhase::Over(end) => return self.out.end(*end),
             }
-            self.pass_on();
+            self.fill_buffer();
         }
     }
 
     /// Starts an engine's part of the stream, which may be complete already.
-    fn begins(&mut self) {
+    fn start_engine_stream(&mut self) {
         let whole = self.live.stream.complete();
         self.phase = PumpPhase::Open;
         (self.last, self.stalled_deadline) = (Instant::now(), None);
@@ -125,7 +125,7 @@ impl Pump {
     }
 
     /// Moves the bytes that were read into the buffer.
-    fn pass_on(&mut self) {
+    fn fill_buffer(&mut self) {
         let stream = &mut self.live.stream;
         self.has_room = self.out.push(std::iter::from_fn(|| stream.next_out()));
         if let PumpPhase::Over(end) = self.phase {
@@ -134,11 +134,11 @@ impl Pump {
     }
 
     /// Waits for the engine, for room in the buffer, or for an event that ends the stream.
-    async fn turn(&mut self) -> PumpWake {
+    async fn next_event(&mut self) -> PumpWake {
         if self.has_room {
             return poll_fn(|cx| self.poll_engine(cx)).await;
         }
-        self.pauses(true);
+        self.set_paused(true);
         let Self { out, live, grace, .. } = self;
         let ended = tokio::select! {
             biased;
@@ -147,7 +147,7 @@ impl Pump {
                 // The engine was not read during the pause, so its idle time starts now.
                 self.last = Instant::now();
                 self.has_room = true;
-                self.pauses(false);
+                self.set_paused(false);
                 if self.stalled_deadline.is_some() {
                     self.start_stalled_deadline();
                 }
@@ -166,65 +166,65 @@ impl Pump {
             self.ended(ended);
             return Poll::Ready(PumpWake::Other);
         }
-        if self.poll_idle_timeout(cx) {
+        if self.poll_idle_timeout(cx).is_ready() {
             self.ended(EngineEnd::Fault(EngineFault::Silent));
             return Poll::Ready(PumpWake::Other);
         }
-        if let Some(pacer) = &mut self.itl_sampler {
-            pacer.record_pending();
+        if let Some(sampler) = &mut self.itl_sampler {
+            sampler.record_pending();
         }
         Poll::Pending
     }
 
-    /// Whether the engine has sent no part of the answer for too long.
-    fn poll_idle_timeout(&mut self, cx: &mut Context<'_>) -> bool {
+    /// Ready when the engine has sent no part of the answer for too long.
+    fn poll_idle_timeout(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         while self.idle.as_mut().poll(cx).is_ready() {
             let deadline = self.last + self.idle_timeout;
             let deadline = self.stalled_deadline.map_or(deadline, |until| until.min(deadline));
             if Instant::now() >= deadline {
-                return true;
+                return Poll::Ready(());
             }
             self.idle.as_mut().reset(deadline);
         }
-        false
+        Poll::Pending
     }
 
     fn step(&mut self, step: StreamStep) {
         match step {
-            StreamStep::More => self.came(),
-            StreamStep::KeepAlive => self.hears(),
+            StreamStep::More => self.on_answer_bytes(),
+            StreamStep::KeepAlive => self.on_bytes(),
             StreamStep::Complete(usage) => self.completed(usage),
             StreamStep::Failed(error, usage) => self.failed(error, usage),
         }
     }
 
     /// Notes that bytes came from the engine.
-    fn hears(&self) {
+    fn on_bytes(&self) {
         self.observer.iter().for_each(StreamObserver::record_bytes);
     }
 
     /// Sets whether the engine is not read until the client has taken more.
-    fn pauses(&mut self, paused: bool) {
-        self.observer.iter_mut().for_each(|ear| ear.set_paused(paused));
+    fn set_paused(&mut self, paused: bool) {
+        self.observer.iter_mut().for_each(|observer| observer.set_paused(paused));
     }
 
     /// Notes that a part of the answer came from the engine.
-    fn came(&mut self) {
-        self.hears();
+    fn on_answer_bytes(&mut self) {
+        self.on_bytes();
         (self.last, self.stalled_deadline) = (Instant::now(), None);
         let record = &mut self.live.active.record;
         record.at_engine.gaps.piece(record.clock.tick(self.last));
-        record.wrote(self.live.stream.outputs());
-        if let Some(pacer) = &mut self.itl_sampler {
-            pacer.read(self.live.stream.outputs(), self.last);
+        record.record_output_events(self.live.stream.outputs());
+        if let Some(sampler) = &mut self.itl_sampler {
+            sampler.read(self.live.stream.outputs(), self.last);
         }
     }
 
     fn completed(&mut self, usage: JobUsage) {
         self.observer = None;
         self.phase = PumpPhase::Over(BufferEnd::Whole);
-        if let Some(pacer) = &self.itl_sampler {
-            pacer.ended(usage);
+        if let Some(sampler) = &self.itl_sampler {
+            sampler.ended(usage);
         }
         self.live.completed(usage);
     }
@@ -262,7 +262,7 @@ impl Pump {
     }
 
     /// Waits for the next engine and starts its part of the stream, or ends the stream.
-    async fn go_on(&mut self) {
+    async fn continue_stream(&mut self) {
         let broken = PumpPhase::Over(BufferEnd::Broken);
         let PumpPhase::Interrupted(fault, so_far) = std::mem::replace(&mut self.phase, broken) else {
             return;
@@ -270,11 +270,12 @@ impl Pump {
         let from = self.live.active.record.at_engine.dispatch.replica();
         let search = self.live.find_replica(&self.proxy, &so_far).await;
         if let Some(from) = from {
-            self.live.active.record.broke_off(from, fault, matches!(search, ContinuationSearch::Found));
+            let goes_on = matches!(search, ContinuationSearch::Found);
+            self.live.active.record.record_continuation(from, fault, goes_on);
         }
         let usage = self.live.stream.usage_so_far();
         match search {
-            ContinuationSearch::Found => self.begins(),
+            ContinuationSearch::Found => self.start_engine_stream(),
             ContinuationSearch::Broken => self.live.broken(EngineError::Fault(fault), usage),
             ContinuationSearch::Ended(error) => self.live.withdraw(&error, usage),
         }

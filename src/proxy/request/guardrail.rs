@@ -33,6 +33,13 @@ struct GuardrailQuestion<'a> {
     stream: bool,
 }
 
+/// A rule that applies to a request, and the settings of the service that is asked.
+#[derive(Debug, Clone, Copy)]
+struct AppliedRule<'a> {
+    guardrails: &'a GuardrailSettings,
+    rule: GuardrailRule,
+}
+
 /// Has the prompt checked, if its tenant and class have prompts checked. The time of the check is no
 /// time in the queue. A request that the policy or a limit refuses now is not checked; its ticket is
 /// kept. A retry of a live request is checked in any case: that request may still hold what it needs.
@@ -49,7 +56,7 @@ pub(in crate::proxy) async fn check_prompt(
     if request.entry.is_checked {
         return Ok(());
     }
-    if let Some((guardrails, rule)) = rule_of(settings, request).filter(|(_, rule)| rule.prompts) {
+    if let Some(applied) = rule_of(settings, request).filter(|applied| applied.rule.prompts) {
         if !repeats_live {
             let prefix = request.prefix(&proxy.prefixes);
             request.entry.refused =
@@ -61,8 +68,9 @@ pub(in crate::proxy) async fn check_prompt(
         let since = record.clock.now();
         let body = (!request.parsed.api.is_multipart()).then(|| request.body.bytes.clone());
         let parts = [body.unwrap_or(Bytes::from_static(NULL)), Bytes::from_static(NULL)];
-        let question = if parts[0].len() as u64 > guardrails.max_bytes { None } else { Some(parts) };
-        check(proxy, settings, (guardrails, rule), request, record, GuardrailStage::Prompt, question).await?;
+        let is_too_large = parts[0].len() as u64 > applied.guardrails.max_bytes;
+        let question = (!is_too_large).then_some(parts);
+        check(proxy, settings, applied, request, record, GuardrailStage::Prompt, question).await?;
         let took = record.clock.now().since(since);
         request.arrived += took;
         request.deadline = (request.deadline + took).min(request.patience);
@@ -84,26 +92,25 @@ pub(in crate::proxy) async fn check_answer(
 ) -> Result<(), ApiError> {
     let EngineAnswer::Whole { body, .. } = answer else { return Ok(()) };
     let generates = request.parsed.api.generates();
-    let rule = rule_of(settings, request).filter(|(_, rule)| rule.answers && generates);
-    let Some((guardrails, rule)) = rule else { return Ok(()) };
-    let question = (body.len() <= guardrails.max_bytes).then(|| {
+    let applied = rule_of(settings, request).filter(|applied| applied.rule.answers && generates);
+    let Some(applied) = applied else { return Ok(()) };
+    let most = applied.guardrails.max_bytes;
+    let question = (body.len() <= most).then(|| {
         let answer = as_json(body.to_bytes());
-        let room = guardrails.max_bytes.saturating_sub(answer.len() as u64);
+        let room = most.saturating_sub(answer.len() as u64);
         let fits = !request.parsed.api.is_multipart() && request.body.bytes.len() as u64 <= room;
         [if fits { request.body.bytes.clone() } else { Bytes::from_static(NULL) }, answer]
     });
     record.hold_answer();
-    check(proxy, settings, (guardrails, rule), request, record, GuardrailStage::Answer, question).await?;
+    check(proxy, settings, applied, request, record, GuardrailStage::Answer, question).await?;
     record.release_answer();
     Ok(())
 }
 
-fn rule_of<'a>(
-    settings: &'a Settings,
-    request: &InferenceRequest,
-) -> Option<(&'a GuardrailSettings, GuardrailRule)> {
+fn rule_of<'a>(settings: &'a Settings, request: &InferenceRequest) -> Option<AppliedRule<'a>> {
     let guardrails = settings.edge.guardrails.as_deref()?;
-    Some((guardrails, *guardrails.rules.get(&(request.tenant, request.class))?))
+    let rule = *guardrails.rules.get(&(request.tenant, request.class))?;
+    Some(AppliedRule { guardrails, rule })
 }
 
 /// Asks the service and records its verdict. A denied prompt counts in the limits per minute, so that
@@ -112,12 +119,13 @@ fn rule_of<'a>(
 async fn check(
     proxy: &Proxy,
     settings: &Settings,
-    (guardrails, rule): (&GuardrailSettings, GuardrailRule),
+    applied: AppliedRule<'_>,
     request: &InferenceRequest,
     record: &mut RequestRecord,
     stage: GuardrailStage,
     parts: Option<[Bytes; 2]>,
 ) -> Result<(), ApiError> {
+    let AppliedRule { guardrails, rule } = applied;
     let since = record.clock.now();
     let result = match parts {
         None => Err(GuardrailOutcome::TooLarge),
@@ -131,7 +139,7 @@ async fn check(
             ];
             let (server, id) = (proxy.guardrails.server(guardrails), &record.request_id);
             let question = pieces.into_iter().collect::<EditedBody>();
-            server.ask(guardrails, &settings.edge.upstream, (request.tenant, id), question).await
+            server.ask(guardrails, &settings.edge.upstream, request.tenant, id, question).await
         }
     };
     let (outcome, verdict) = match result {
@@ -146,7 +154,7 @@ async fn check(
         _ => rule.fails_open,
     };
     let took = record.clock.now().since(since);
-    record.guarded(GuardrailCheck { stage, outcome, reason, passed, took });
+    record.record_guardrail(GuardrailCheck { stage, outcome, reason, passed, took });
     if (stage, outcome) == (GuardrailStage::Prompt, GuardrailOutcome::Denied) {
         let subject = LimitSubject { tenant: request.tenant, key: request.key, model: request.model() };
         proxy.dispatcher.event(Event::PromptDenied { subject, tokens: request.tokens.prompt });

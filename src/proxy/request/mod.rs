@@ -178,8 +178,8 @@ impl InferenceRequest {
     }
 }
 
-/// Parses the request and checks its model, class and context. The pair is the id of the request's
-/// job and the time of its arrival.
+/// Parses the request and checks its model, class and context. `id` is that of the request's job, and
+/// `now` the time of its arrival.
 ///
 /// # Errors
 /// The body is malformed, the model is unknown or not allowed for this caller, the class is not
@@ -190,7 +190,8 @@ pub(super) fn read(
     api: Api,
     headers: &HeaderMap,
     body: RequestBody,
-    (id, now): (JobId, Tick),
+    id: JobId,
+    now: Tick,
 ) -> Result<Box<InferenceRequest>, ApiError> {
     let parsed = parse_request(api, headers, &body.bytes)?;
     media::check(&settings.edge.requests.media, &parsed, &body.bytes)?;

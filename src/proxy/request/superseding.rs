@@ -211,7 +211,7 @@ impl SupersededNotice {
     }
 
     /// Marks the request as streaming: its client sees the answer from now on.
-    pub(in crate::proxy) fn streams(&self) {
+    pub(in crate::proxy) fn mark_streaming(&self) {
         self.streaming.store(true, Ordering::Relaxed);
     }
 
@@ -277,31 +277,31 @@ mod tests {
     #[test]
     fn a_retry_takes_the_place_of_the_try_it_repeats() {
         let retries = Arc::<LiveRequests>::default();
-        let (seat, none) = retries.enter(first(1));
+        let (guard, none) = retries.enter(first(1));
         assert_eq!(none, None);
-        assert!(seat.notice.replaced_by().is_none());
+        assert!(guard.notice.replaced_by().is_none());
         let id = HeaderValue::from_static("again");
         let (again, original) = retries.enter(RetriableRequest { request_id: &id, ..retry(2, 1) });
         assert_eq!(original.unwrap().arrived, first(1).arrived);
-        assert_eq!(seat.notice.replaced_by(), Some(&id));
+        assert_eq!(guard.notice.replaced_by(), Some(&id));
         // The second retry gets the arrival time of the first request, too.
         let (_third, original) = retries.enter(retry(3, 2));
         let original = original.unwrap();
         assert_eq!((original.job, original.arrived), (JobId::new(2), first(1).arrived));
         assert_eq!((original.request_id, retries.len()), (id, 1));
-        drop((seat, again));
+        drop((guard, again));
         assert_eq!(retries.len(), 1);
     }
 
     #[test]
     fn entries_live_as_long_as_their_requests() {
         let retries = Arc::<LiveRequests>::default();
-        let (seat, _) = retries.enter(first(1));
-        drop(seat);
+        let (guard, _) = retries.enter(first(1));
+        drop(guard);
         assert_eq!(retries.len(), 0);
-        let (seat, original) = retries.enter(retry(2, 1));
+        let (guard, original) = retries.enter(retry(2, 1));
         assert_eq!((original, retries.len()), (None, 1));
-        drop(seat);
+        drop(guard);
         assert!(retries.live.lock().is_empty());
     }
 
@@ -339,11 +339,11 @@ mod tests {
         let retries = Arc::<LiveRequests>::default();
         let (a, _) = retries.enter(first(1));
         let (b, _) = retries.enter(first(2));
-        a.notice.streams();
+        a.notice.mark_streaming();
         let (c, original) = retries.enter(retry(3, 1));
         assert_eq!(job(original), Some(2));
         let (d, _) = retries.enter(first(4));
-        d.notice.streams();
+        d.notice.mark_streaming();
         let (e, original) = retries.enter(retry(5, 1));
         assert_eq!(original, None);
         drop((b, c, d, e));
@@ -354,7 +354,7 @@ mod tests {
     #[test]
     fn what_is_not_equal_is_not_touched() {
         let retries = Arc::<LiveRequests>::default();
-        let (_seat, _) = retries.enter(first(1));
+        let (_guard, _) = retries.enter(first(1));
         let others = [
             RetriableRequest { tenant: TenantId::new(1), ..retry(2, 1) },
             RetriableRequest { key_id: Some("other"), ..retry(3, 1) },
@@ -363,16 +363,16 @@ mod tests {
             RetriableRequest { body: b"{ }", ..retry(6, 1) },
             first(7),
         ];
-        let seats: Vec<_> = others.into_iter().map(|other| retries.enter(other)).collect();
-        assert!(seats.iter().all(|(_, original)| original.is_none()));
+        let guards: Vec<_> = others.into_iter().map(|other| retries.enter(other)).collect();
+        assert!(guards.iter().all(|(_, original)| original.is_none()));
         assert_eq!(retries.len(), 7);
     }
 
     #[tokio::test]
     async fn a_request_that_waits_for_the_notice_is_woken() {
         let retries = Arc::<LiveRequests>::default();
-        let (seat, _) = retries.enter(first(1));
-        let notice = Arc::clone(seat.notice());
+        let (guard, _) = retries.enter(first(1));
+        let notice = Arc::clone(guard.notice());
         let waiting = tokio::spawn(async move { notice.replaced().await });
         tokio::task::yield_now().await;
         let _again = retries.enter(retry(2, 1));

@@ -70,7 +70,7 @@ impl World {
         );
         let body = Bytes::from(format!(r#"{{"model":"m","messages":[],"service_tier":{tier}}}"#));
         let body = RequestBody::for_test(tenant, body);
-        read(&self.settings, &identity, Api::Chat, &headers, body, (JobId::new(1), Tick::ZERO))
+        read(&self.settings, &identity, Api::Chat, &headers, body, JobId::new(1), Tick::ZERO)
     }
 
     fn class(&self, tenant: &str, key: Option<&str>, tier: &str) -> &str {
@@ -126,7 +126,7 @@ fn completion(file: &str, body: String) -> Result<Box<InferenceRequest>, ApiErro
     let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     let body = RequestBody::for_test(tenant, Bytes::from(body));
-    read(&settings, &identity, Api::Completions, &headers, body, (JobId::new(1), Tick::ZERO))
+    read(&settings, &identity, Api::Completions, &headers, body, JobId::new(1), Tick::ZERO)
 }
 
 #[test]

@@ -138,7 +138,7 @@ impl HeldStream {
         record.end.status = StatusCode::OK.as_u16();
         let error = match answer {
             Ok(EngineAnswer::Stream { stream, .. }) => {
-                record.streams();
+                record.mark_streaming();
                 let live = Box::new(LiveStream { stream, active, request });
                 return Pump::new(proxy, live, writer).run().await;
             }

@@ -75,7 +75,7 @@ impl Proxy {
 
     /// Starts the relay of a stream to its client, from the first token on.
     pub(super) fn stream(self: &Arc<Self>, mut live: Box<LiveStream>) -> ClientStream {
-        live.active.record.streams();
+        live.active.record.mark_streaming();
         let tenant = live.active.record.caller.identity.as_ref().map_or(TenantId::new(0), |who| who.tenant);
         let (writer, stream) = self.stream_buffer(tenant);
         let pump = Pump::new(Arc::clone(self), live, writer);

@@ -57,7 +57,7 @@ impl ShadowCopy {
         let dropped = tokio::select! {
             biased;
             () = proxy.dispatcher.shutdown().drain_started() => Some(RejectReason::Draining.name()),
-            dropped = answer(&proxy, &request, (ticket, grant), record) => dropped,
+            dropped = answer(&proxy, &request, ticket, grant, record) => dropped,
         };
         if let Some(reason) = dropped {
             record.shadow_half = None;
@@ -90,11 +90,12 @@ fn record(
 async fn answer(
     proxy: &Proxy,
     request: &InferenceRequest,
-    (ticket, grant): (&mut Ticket, DispatchGrant),
+    ticket: &mut Ticket,
+    grant: DispatchGrant,
     record: &mut RequestRecord,
 ) -> Option<DropReason> {
     let settings = proxy.settings.load_full();
-    record.sent(grant, &settings);
+    record.record_dispatch(grant, &settings);
     let attempt = tokio::select! {
         biased;
         why = ticket.preempted() => return Some(why.name()),
@@ -104,7 +105,7 @@ async fn answer(
         Ok(answer) if answer.report(ticket) => match answer {
             EngineAnswer::Stream { stream, .. } => {
                 record.end.status = StatusCode::OK.as_u16();
-                record.token_came();
+                record.record_first_token();
                 return drain_stream(proxy, stream, ticket, record).await;
             }
             EngineAnswer::Whole { status, usage, .. } => {

@@ -19,6 +19,7 @@ use http::{HeaderMap, HeaderValue};
 use crate::config::settings::shadows::{ShadowRule, ShadowSettings};
 use crate::core::model::ids::{ModelId, PoolId};
 use crate::core::model::policy::Policy;
+use crate::protocol::ids::request_id::AssignedIds;
 use crate::proxy::Proxy;
 use crate::proxy::body::RequestBody;
 use crate::proxy::request::candidates::ModelCandidates;
@@ -86,8 +87,9 @@ impl Proxy {
             Ok(all) => all,
             Err(reason) => return ShadowSkipped { model, to: rule.to, reason }.emit(&self.telemetry),
         };
-        let ids = (record.request_id.clone(), record.caller.gateway_id.clone());
-        let (original, copied) = ShadowPair::halves(&self.telemetry, ids, (model, rule.to));
+        let ids =
+            AssignedIds { request: record.request_id.clone(), gateway: record.caller.gateway_id.clone() };
+        let (original, copied) = ShadowPair::halves(&self.telemetry, ids, model, rule.to);
         record.shadow_half = Some(original);
         let copy = ShadowCopy {
             proxy: Arc::clone(self),

@@ -2,9 +2,8 @@
 
 use std::sync::{Arc, OnceLock};
 
-use http::HeaderValue;
-
 use crate::core::model::ids::ModelId;
+use crate::protocol::ids::request_id::AssignedIds;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{ShadowCompared, ShadowSide};
 use crate::telemetry::summary::RequestIds;
@@ -13,9 +12,12 @@ use crate::telemetry::summary::RequestIds;
 #[derive(Debug)]
 pub(super) struct ShadowPair {
     telemetry: Telemetry,
-    /// Request id of the request, and the gateway's own id if that is the client's.
-    ids: (HeaderValue, Option<HeaderValue>),
-    models: (ModelId, ModelId),
+    /// Ids of the request.
+    ids: AssignedIds,
+    /// Model of the request.
+    model: ModelId,
+    /// Model of the copy.
+    to: ModelId,
     sides: [OnceLock<ShadowSide>; 2],
 }
 
@@ -27,14 +29,15 @@ pub(in crate::proxy) struct ShadowHalf {
 }
 
 impl ShadowPair {
-    /// Creates the halves of a request and its copy. `models` are the models of request and copy.
+    /// Creates the halves of a request for `model` and its copy, which goes to the model `to`.
     pub(super) fn halves(
         telemetry: &Telemetry,
-        ids: (HeaderValue, Option<HeaderValue>),
-        models: (ModelId, ModelId),
+        ids: AssignedIds,
+        model: ModelId,
+        to: ModelId,
     ) -> (ShadowHalf, ShadowHalf) {
         let telemetry = telemetry.clone();
-        let pair = Arc::new(Self { telemetry, ids, models, sides: Default::default() });
+        let pair = Arc::new(Self { telemetry, ids, model, to, sides: Default::default() });
         let half = |is_copy| ShadowHalf { pair: Arc::clone(&pair), is_copy };
         (half(false), half(true))
     }
@@ -53,8 +56,8 @@ impl Drop for ShadowPair {
         let [Some(original), Some(copy)] = self.sides.each_ref().map(|side| side.get().copied()) else {
             return;
         };
-        let (model, to) = self.models;
-        let (request, gateway) = &self.ids;
+        let Self { model, to, .. } = *self;
+        let AssignedIds { request, gateway } = &self.ids;
         let ids = RequestIds {
             request: request.to_str().unwrap_or_default(),
             gateway: gateway.as_ref().and_then(|id| id.to_str().ok()),

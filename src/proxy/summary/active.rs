@@ -4,7 +4,7 @@ use std::task::{Context, Poll};
 
 use crate::core::model::event::{AttemptOutcome, EngineFault, PreemptReason};
 use crate::core::model::job::JobUsage;
-use crate::dispatcher::StayBills;
+use crate::dispatcher::AttemptBills;
 use crate::dispatcher::ticket::Ticket;
 use crate::proxy::summary::RequestRecord;
 
@@ -17,18 +17,18 @@ pub(in crate::proxy) struct ActiveRequest {
     /// `None` before the request is admitted and after its job has ended.
     ticket: Option<Ticket>,
     /// Bills of the tickets that have ended.
-    bills: StayBills,
+    bills: AttemptBills,
 }
 
 impl ActiveRequest {
     /// A request that is not admitted yet.
     pub(in crate::proxy) fn new(record: RequestRecord) -> Self {
-        Self { record: Box::new(record), ticket: None, bills: StayBills::new() }
+        Self { record: Box::new(record), ticket: None, bills: AttemptBills::new() }
     }
 
     /// A shadow copy that was admitted with this ticket. A copy's limits are not reported.
     pub(in crate::proxy) fn of_copy(record: RequestRecord, ticket: Ticket) -> Self {
-        Self { record: Box::new(record), ticket: Some(ticket), bills: StayBills::new() }
+        Self { record: Box::new(record), ticket: Some(ticket), bills: AttemptBills::new() }
     }
 
     /// Attaches the ticket with which the request was admitted, or refused by a limit. An earlier

@@ -12,7 +12,7 @@ use std::time::Duration;
 use http::HeaderValue;
 
 use crate::config::settings::Settings;
-use crate::core::billing::bill::StayBill;
+use crate::core::billing::bill::AttemptBill;
 use crate::core::limits::LimitsAtEntry;
 use crate::core::limits::rule::LimitId;
 use crate::core::model::event::{DispatchGrant, EngineFault, PreemptReason, RejectReason};
@@ -30,8 +30,8 @@ use crate::proxy::summary::parts::{
 };
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{
-    EngineTimings, LimitMet, RequestFellBack, RequestOutcome, RequestPreempted, RequestRequeued,
-    RequestSummary, StayBilled, StreamContinuation, Timings,
+    AttemptBilled, EngineTimings, LimitMet, RequestFellBack, RequestOutcome, RequestPreempted,
+    RequestRequeued, RequestSummary, StreamContinuation, Timings,
 };
 use crate::telemetry::request_history::{AttemptEnd, AttemptTrail, TrailRecorder};
 use crate::telemetry::summary::{
@@ -126,13 +126,13 @@ impl RequestRecord {
     }
 
     /// Records a check by the operator's guardrails.
-    pub(super) fn guarded(&mut self, check: GuardrailCheck) {
+    pub(super) fn record_guardrail(&mut self, check: GuardrailCheck) {
         self.with_trail(|trail| trail.guarded(check.clone()));
         self.guardrails.push(check);
     }
 
     /// Sets the count of the prompt's tokens and its source.
-    pub(super) fn counted(&mut self, tokens: u64, source: CountSource) {
+    pub(super) fn record_prompt_tokens(&mut self, tokens: u64, source: CountSource) {
         self.prompt.counted = Some((tokens, source));
         self.with_trail(|trail| trail.counted(tokens, source));
     }
@@ -145,12 +145,11 @@ impl RequestRecord {
     /// Learns the token ratio from the engine's exact count, if the request succeeded without a
     /// continuation.
     fn learn(&self) {
-        if let (Some((ratios, pair, estimated)), Some(JobUsage::Exact(tokens))) =
-            (&self.prompt.learn_from, self.end.usage)
+        if let (Some(estimated), Some(JobUsage::Exact(counted))) = (&self.prompt.learn_from, self.end.usage)
             && self.end.outcome == RequestOutcome::Success
             && self.at_engine.continued == 0
         {
-            ratios.learn(*pair, *estimated, tokens.input);
+            estimated.ratios.learn(estimated.key, estimated.tokens, counted.input);
         }
     }
 
@@ -178,15 +177,15 @@ impl RequestRecord {
     }
 
     /// Records that the stream has started to the client.
-    pub(super) fn streams(&mut self) {
+    pub(super) fn mark_streaming(&mut self) {
         self.end.status = 200;
         if let Some(notice) = self.notice() {
-            notice.streams();
+            notice.mark_streaming();
         }
     }
 
     /// Records the dispatch to a replica.
-    pub(super) fn sent(&mut self, grant: DispatchGrant, settings: &Settings) {
+    pub(super) fn record_dispatch(&mut self, grant: DispatchGrant, settings: &Settings) {
         let engine = settings.edge.pools.get(grant.pool).map(|pool| pool.engine.name());
         self.at_engine.dispatch = LastDispatch { grant: Some(grant), engine };
         self.at_engine.attempts += 1;
@@ -223,14 +222,14 @@ impl RequestRecord {
     }
 
     /// Records the first token of a stream.
-    pub(super) fn token_came(&mut self) {
+    pub(super) fn record_first_token(&mut self) {
         self.at_engine.first_token.get_or_insert(self.clock.now());
         let at = self.age();
         self.with_trail(|trail| trail.first_token(at));
     }
 
     /// Records the number of output events that the stream has had.
-    pub(super) fn wrote(&self, outputs: u64) {
+    pub(super) fn record_output_events(&self, outputs: u64) {
         self.with_trail(|trail| trail.wrote(outputs));
     }
 
@@ -252,7 +251,7 @@ impl RequestRecord {
 
     /// Records the result of a continuation after the stream broke at `from`. With `goes_on`, the
     /// stream continues at the record's current replica.
-    pub(super) fn broke_off(&mut self, from: ReplicaId, fault: EngineFault, goes_on: bool) {
+    pub(super) fn record_continuation(&mut self, from: ReplicaId, fault: EngineFault, goes_on: bool) {
         let to = self.at_engine.dispatch.replica().filter(|_| goes_on);
         self.at_engine.continued += u32::from(goes_on);
         StreamContinuation { ids: self.ids(), from, to, fault }.emit(&self.telemetry);
@@ -291,9 +290,9 @@ impl RequestRecord {
             *usage = usage.with_prompt(counted);
         }
         if matches!(self.end.outcome, RequestOutcome::Rejected | RequestOutcome::Failed)
-            && let Some(seat) = &mut self.retry.live_guard
+            && let Some(guard) = &mut self.retry.live_guard
         {
-            seat.refused();
+            guard.refused();
         }
         if self.end.early_head.as_ref().is_some_and(|sent| sent.load(Ordering::Relaxed)) {
             self.end.status = 200;
@@ -325,7 +324,7 @@ impl RequestRecord {
     /// Counts the bills in metrics, and writes them to the journal if the request is written whole.
     fn write_bills(&self, summary: &RequestSummary<'_>, is_whole: bool) {
         let tenant = summary.caller.tenant;
-        summary.bills.iter().for_each(|bill| StayBilled { tenant, bill }.emit(&self.telemetry));
+        summary.bills.iter().for_each(|bill| AttemptBilled { tenant, bill }.emit(&self.telemetry));
         // A request without a tenant is counted (`penstock_auth_failures_total`) and logged, but
         // not billed. Otherwise, anyone who reaches the port could fill the journal.
         if let Some(journal) = self.journal.as_ref().filter(|_| tenant.is_some() && is_whole) {
@@ -383,8 +382,8 @@ impl RequestRecord {
 
 impl RequestRecord {
     /// Ends the record: writes the log line, metrics, usage rows, trail and trace. `bills` are those of
-    /// the request's stays at replicas, in their order.
-    pub(super) fn finish(&mut self, bills: &[StayBill]) {
+    /// the request's attempts, in their order.
+    pub(super) fn finish(&mut self, bills: &[AttemptBill]) {
         self.learn();
         let now = self.clock.now();
         self.conclude();

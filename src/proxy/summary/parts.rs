@@ -19,7 +19,7 @@ use crate::proxy::request::superseding::LiveRequestGuard;
 use crate::telemetry::event::RequestOutcome;
 use crate::telemetry::summary::{AttemptCounts, LastDispatch};
 use crate::tokens::CountSource;
-use crate::tokens::ratio::TokenRatios;
+use crate::tokens::ratio::{TokenRatioKey, TokenRatios};
 
 /// Work that the client asked for, and the model that serves it.
 #[derive(Debug)]
@@ -47,6 +47,16 @@ pub(in crate::proxy) struct RecordCaller {
     pub(in crate::proxy) gateway_id: Option<HeaderValue>,
 }
 
+/// Estimate of a prompt whose exact count will correct the token ratio.
+#[derive(Debug)]
+pub(in crate::proxy) struct EstimatedPrompt {
+    /// The ratios to correct.
+    pub(in crate::proxy) ratios: Arc<TokenRatios>,
+    pub(in crate::proxy) key: TokenRatioKey,
+    /// Estimate in tokens, before any ratio.
+    pub(in crate::proxy) tokens: u64,
+}
+
 /// Counts of the prompt before dispatch.
 #[derive(Debug, Default)]
 pub(in crate::proxy) struct PromptCounts {
@@ -54,9 +64,8 @@ pub(in crate::proxy) struct PromptCounts {
     pub(in crate::proxy) counted: Option<(u64, CountSource)>,
     /// Lowered output limit in tokens, if the requested one did not fit the window.
     pub(in crate::proxy) lowered: Option<u64>,
-    /// Inputs for learning token ratios from the engine's count: the ratios, their key, and the
-    /// estimate in tokens.
-    pub(in crate::proxy) learn_from: Option<(Arc<TokenRatios>, (u32, u32), u64)>,
+    /// The estimate, to learn the token ratio from the engine's count. `None` = nothing is learned.
+    pub(in crate::proxy) learn_from: Option<EstimatedPrompt>,
 }
 
 /// Attempts of the request, and what the engines answered.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::core::billing::bill::StayBill;
+use crate::core::billing::bill::AttemptBill;
 use crate::core::model::job::JobUsage;
 use crate::core::model::policy::Policy;
 use crate::core::placement::rules::Price;
@@ -10,7 +10,7 @@ use crate::telemetry::event::RequestSummary;
 use crate::telemetry::wall;
 use crate::usage::row::{RowKind, UsageRow};
 
-/// One row for each stay. The last row, or an empty one, is the request's own row.
+/// One row for each attempt. The last row, or an empty one, is the request's own row.
 pub(super) fn of(summary: &RequestSummary<'_>, policy: &Policy) -> impl Iterator<Item = UsageRow> + use<> {
     let (common, bills) = (common(summary, policy), summary.bills);
     let (last, tries) = bills.split_last().map_or((None, bills), |(last, tries)| (Some(*last), tries));
@@ -58,7 +58,7 @@ fn common(summary: &RequestSummary<'_>, policy: &Policy) -> UsageRow {
     }
 }
 
-fn charged(row: UsageRow, bill: &StayBill, policy: &Policy) -> UsageRow {
+fn charged(row: UsageRow, bill: &AttemptBill, policy: &Policy) -> UsageRow {
     UsageRow {
         pool: policy.pools.name(bill.pool).into(),
         replica: policy.replicas.name(bill.replica).into(),

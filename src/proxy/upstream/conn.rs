@@ -130,8 +130,9 @@ impl UpstreamConn {
         Poll::Ready(None)
     }
 
-    /// Whether the connection can take another request now. An idle connection wakes no task.
-    pub(super) fn is_reusable(&mut self) -> bool {
+    /// Reads from the socket, and returns whether the connection can take another request now. An idle
+    /// connection wakes no task.
+    pub(super) fn check_reusable(&mut self) -> bool {
         // Neither the connection's end nor a byte may have arrived.
         let is_quiet =
             |stream| poll_read(stream, &mut Context::from_waker(Waker::noop()), |_| ()).is_pending();

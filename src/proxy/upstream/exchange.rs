@@ -18,14 +18,21 @@ use crate::proxy::upstream::idle_pool::IdlePool;
 /// pooled.
 const TAIL_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// Start and end of a connection's set-up.
+#[derive(Debug, Clone, Copy)]
+pub struct ConnectTimes {
+    pub begun: Instant,
+    pub done: Instant,
+}
+
 /// An answer being read. Dropping the exchange before its end closes the connection, by which the
 /// engine learns that no client waits any more.
 #[derive(Debug)]
 pub struct UpstreamExchange {
     /// Status and headers.
     pub head: Parts,
-    /// Start and end of the connection set-up. `None` if a pooled connection was used.
-    pub connect: Option<(Instant, Instant)>,
+    /// The connection's set-up. `None` if a pooled connection was used.
+    pub connect: Option<ConnectTimes>,
     pool: Arc<IdlePool>,
     live: Option<UpstreamConn>,
 }
@@ -35,7 +42,7 @@ impl UpstreamExchange {
         pool: Arc<IdlePool>,
         conn: UpstreamConn,
         head: Parts,
-        connect: Option<(Instant, Instant)>,
+        connect: Option<ConnectTimes>,
     ) -> Self {
         Self { head, connect, pool, live: Some(conn) }
     }
@@ -84,7 +91,7 @@ impl UpstreamExchange {
 
     fn recycle(&mut self) {
         if let Some(mut conn) = self.live.take()
-            && conn.is_reusable()
+            && conn.check_reusable()
         {
             self.pool.put(conn);
         }

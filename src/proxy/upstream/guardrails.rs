@@ -95,7 +95,8 @@ impl GuardrailServer {
         &self,
         settings: &GuardrailSettings,
         limits: &UpstreamLimits,
-        (tenant, request_id): (TenantId, &HeaderValue),
+        tenant: TenantId,
+        request_id: &HeaderValue,
         question: EditedBody,
     ) -> Result<GuardrailVerdict, GuardrailOutcome> {
         let until = Instant::now() + settings.timeout;

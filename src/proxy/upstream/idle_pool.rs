@@ -43,7 +43,7 @@ impl IdlePool {
                 idle.clear();
                 return None;
             }
-            if conn.is_reusable() {
+            if conn.check_reusable() {
                 return Some(conn);
             }
         }

@@ -20,7 +20,7 @@ use http::{HeaderMap, Method, Uri};
 use tokio::time::{Instant, sleep, timeout};
 
 pub use self::conn::ExchangeError;
-pub use self::exchange::UpstreamExchange;
+pub use self::exchange::{ConnectTimes, UpstreamExchange};
 pub(super) use self::exchange::{CutReason, whole_body};
 
 use self::conn::{NoHead, UpstreamConn, UpstreamRequest};
@@ -242,7 +242,7 @@ impl UpstreamReplica {
         let opened = self.open(limits.connect_timeout).await;
         let mut conn = opened
             .map_err(|error| if stale { UpstreamError::ReconnectFailed(Box::new(error)) } else { error })?;
-        let connect = Some((begun, Instant::now()));
+        let connect = Some(ConnectTimes { begun, done: Instant::now() });
         let head = conn.send(self.request(call)).await.map_err(|NoHead { error, .. }| {
             if stale { UpstreamError::ExchangeAfterStale(error) } else { error.into() }
         })?;

@@ -14,7 +14,7 @@ use crate::core::replica::speed::prefill_rate::PrefillRate;
 use crate::sim::engine::EngineOptions;
 use crate::sim::engine::profile::StepProfile;
 use crate::sim::plan::setting::of_rates;
-use crate::sim::world::replica::{HitsTold, ReplicaSetup};
+use crate::sim::world::replica::{CacheHitReporting, ReplicaSetup};
 
 /// Prompt tokens a second of a pool that showed nothing.
 const USUAL_READ: f64 = 20_000.0;
@@ -94,7 +94,7 @@ impl LineSums {
 pub(super) struct PoolFit {
     profile: StepProfile,
     one_way: Duration,
-    hits: HitsTold,
+    hits: CacheHitReporting,
     /// Values that each report repeats.
     pub(super) told: ReplicaReport,
     /// Whether the pool showed any time.
@@ -120,9 +120,9 @@ impl PoolFit {
         let (gap, slope) = line.unwrap_or((USUAL_GAP, 0.0));
         let usual = of_rates(read.unwrap_or(USUAL_READ).max(1.0), Duration::from_secs_f64(gap / 1e3))?;
         let hits = match (answers_tell, samples.report.cached_tokens) {
-            (true, _) => HitsTold::Answers,
-            (false, Some(_)) => HitsTold::Counter,
-            (false, None) => HitsTold::Nowhere,
+            (true, _) => CacheHitReporting::Answers,
+            (false, Some(_)) => CacheHitReporting::Counter,
+            (false, None) => CacheHitReporting::Nowhere,
         };
         Some(Self {
             profile: StepProfile { c: slope, ..usual },

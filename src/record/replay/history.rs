@@ -8,7 +8,7 @@ use crate::core::model::ids::{JobId, PoolId, ReplicaId};
 use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
 use crate::core::model::policy::Policy;
 use crate::core::model::time::Tick;
-use crate::core::replica::speed::prefill_rate::ReplicaReads;
+use crate::core::replica::speed::prefill_rate::PrefillSampler;
 use crate::core::replica::speed::ttft_model::weight;
 use crate::dispatcher::event_log::{Decision, LoggedStep};
 use crate::record::replay::fit::PoolSamples;
@@ -46,7 +46,7 @@ pub struct PastJob {
     /// First dispatch.
     pub sent: Option<Tick>,
     /// Last dispatch, and the pool.
-    pub stay: Option<(Tick, ReplicaId, PoolId)>,
+    pub attempt: Option<(Tick, ReplicaId, PoolId)>,
     pub first: Option<Tick>,
     pub ended: Option<Tick>,
     pub end: JobEnd,
@@ -57,10 +57,19 @@ pub struct PastJob {
     pub money: u64,
 }
 
+/// Time for which a replica was out of service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PastOutage {
+    pub replica: ReplicaId,
+    pub from: Tick,
+    /// `None` = it had not come back at the last step.
+    pub until: Option<Tick>,
+}
+
 /// What one replica showed.
 #[derive(Debug, Clone, Default)]
 struct SeenReplica {
-    reads: ReplicaReads,
+    reads: PrefillSampler,
     /// Streams with their first tokens and prompts.
     streams: BTreeMap<JobId, (Tick, u64)>,
     /// Blocks of prompts that were computed there.
@@ -83,8 +92,8 @@ pub struct History {
     pub span: Option<(Tick, Tick)>,
     /// Events that come from neither a request nor an engine.
     pub outside: Vec<(Tick, Event)>,
-    /// Times for which replicas were out of service: the replica, from when, and until when.
-    pub down: Vec<(ReplicaId, Tick, Option<Tick>)>,
+    /// Times for which replicas were out of service.
+    pub down: Vec<PastOutage>,
     /// What the replicas of each pool showed.
     pub samples: BTreeMap<PoolId, PoolSamples>,
     live: HashMap<JobId, usize>,
@@ -196,7 +205,7 @@ impl History {
             prefix: prefix.clone(),
             at: now,
             sent: None,
-            stay: None,
+            attempt: None,
             first: None,
             ended: None,
             end: JobEnd::Open,
@@ -210,8 +219,8 @@ impl History {
     fn first_token(&mut self, id: JobId, now: Tick) {
         let Some(job) = self.job(id) else { return };
         job.first.get_or_insert(now);
-        let (spec, prefix, stay) = (job.spec, job.prefix.clone(), job.stay);
-        let Some((sent, replica, pool)) = stay else { return };
+        let (spec, prefix, attempt) = (job.spec, job.prefix.clone(), job.attempt);
+        let Some((sent, replica, pool)) = attempt else { return };
         let seen = self.replicas.entry(replica).or_default();
         let known = prefix.blocks.iter().take_while(|block| seen.blocks.contains(block)).count();
         if seen.blocks.len() >= MAX_BLOCKS {
@@ -252,7 +261,7 @@ impl History {
                 let Some(job) = self.job(*id) else { return };
                 job.attempts += 1;
                 job.sent.get_or_insert(now);
-                job.stay = pool.map(|pool| (now, *replica, pool));
+                job.attempt = pool.map(|pool| (now, *replica, pool));
             }
             Decision::Rejected { job: id, reason } => {
                 let is_failure = ENGINE_FAILURES.contains(&&**reason);
@@ -275,18 +284,20 @@ impl History {
                     job.money = job.money.saturating_add(*money);
                 }
             }
-            Decision::Ejected { replica, .. } => self.down.push((*replica, now, None)),
+            Decision::Ejected { replica, .. } => {
+                self.down.push(PastOutage { replica: *replica, from: now, until: None });
+            }
             Decision::Readmitted { replica } => {
-                let last =
-                    self.down.iter_mut().rev().find(|(down, _, until)| down == replica && until.is_none());
-                last.into_iter().for_each(|(_, _, until)| *until = Some(now));
+                let is_last = |down: &&mut PastOutage| down.replica == *replica && down.until.is_none();
+                let last = self.down.iter_mut().rev().find(is_last);
+                last.into_iter().for_each(|down| down.until = Some(now));
             }
             Decision::Migrated { .. } | Decision::PutToSleep { .. } | Decision::Woken { .. } => {}
         }
     }
 
     fn leave_replica(&mut self, id: JobId) {
-        let Some((_, replica, _)) = self.job(id).and_then(|job| job.stay) else { return };
+        let Some((_, replica, _)) = self.job(id).and_then(|job| job.attempt) else { return };
         if let Some(seen) = self.replicas.get_mut(&replica) {
             seen.streams.remove(&id);
         }

@@ -14,6 +14,20 @@ use crate::record::replay::history::History;
 use crate::sim::world::gateway::{EventTrace, SimGateway};
 use crate::sim::world::router::{Input, ReplicaIndex, Router, RouterCommand};
 
+/// Time for which a simulated replica does not answer probes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SimOutage {
+    pub(super) replica: ReplicaIndex,
+    pub(super) from: Tick,
+    pub(super) until: Tick,
+}
+
+impl SimOutage {
+    fn is_of(&self, replica: ReplicaIndex, now: Tick) -> bool {
+        self.replica == replica && (self.from..self.until).contains(&now)
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct ReplayGateway {
     gateway: SimGateway,
@@ -21,8 +35,7 @@ pub(super) struct ReplayGateway {
     history: Arc<Mutex<History>>,
     /// Events that are still to be told, in order of time.
     outside: VecDeque<(Tick, Event)>,
-    /// Times for which replicas do not answer probes.
-    down: Vec<(ReplicaIndex, Tick, Tick)>,
+    down: Vec<SimOutage>,
     /// Values that the reports of each replica repeat.
     told: Vec<ReplicaReport>,
 }
@@ -32,7 +45,7 @@ impl ReplayGateway {
         gateway: SimGateway,
         history: &Arc<Mutex<History>>,
         outside: Vec<(Tick, Event)>,
-        down: Vec<(ReplicaIndex, Tick, Tick)>,
+        down: Vec<SimOutage>,
         told: Vec<ReplicaReport>,
     ) -> Self {
         let log = EventTrace::default();
@@ -49,7 +62,7 @@ impl ReplayGateway {
     }
 
     fn is_down(&self, replica: ReplicaIndex, now: Tick) -> bool {
-        self.down.iter().any(|(down, from, until)| *down == replica && *from <= now && now < *until)
+        self.down.iter().any(|outage| outage.is_of(replica, now))
     }
 
     /// Moves the steps of the scheduler into the history.

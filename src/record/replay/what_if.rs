@@ -19,9 +19,9 @@ use crate::core::model::overrides::Override;
 use crate::core::model::policy::{Policy, Replica};
 use crate::core::model::time::Tick;
 use crate::record::replay::fit::{PoolFit, PoolSamples, ServiceSums};
-use crate::record::replay::history::{History, JobEnd, PastJob};
+use crate::record::replay::history::{History, JobEnd, PastJob, PastOutage};
 use crate::record::replay::policies::{PolicyNames, discovers, with_fleet};
-use crate::record::replay::router::ReplayGateway;
+use crate::record::replay::router::{ReplayGateway, SimOutage};
 use crate::sim::engine::EngineOptions;
 use crate::sim::engine::profile::StepProfile;
 use crate::sim::world::arrival::{Arrival, PREFIX_BLOCK};
@@ -76,7 +76,7 @@ type PoolFits = BTreeMap<String, PoolFit>;
 fn fits(past: &History, policy: &Policy, notes: &mut Vec<String>) -> PoolFits {
     let answers_tell = |pool: PoolId| {
         past.jobs.iter().any(|job| {
-            job.stay.is_some_and(|(_, _, at)| at == pool)
+            job.attempt.is_some_and(|(_, _, at)| at == pool)
                 && job.usage.tokens().is_some_and(|tokens| tokens.cached.is_some())
         })
     };
@@ -110,7 +110,7 @@ fn correct(fits: &mut PoolFits, past: &History, simulated: &History) {
 fn service(history: &History) -> BTreeMap<String, ServiceSums> {
     let mut pools = BTreeMap::<String, ServiceSums>::new();
     for job in history.jobs.iter().filter(|job| job.end == JobEnd::Done && job.attempts == 1) {
-        let (Some((sent, _, pool)), Some(ended)) = (job.stay, job.ended) else { continue };
+        let (Some((sent, _, pool)), Some(ended)) = (job.attempt, job.ended) else { continue };
         let sums = pools.entry(history.policy.pools.name(pool).to_owned()).or_default();
         match job.first {
             Some(first) => {
@@ -137,7 +137,7 @@ struct ReplayWorld {
     specs: Vec<JobSpec>,
     arrivals: Vec<Arrival>,
     outside: Vec<(Tick, Event)>,
-    down: Vec<(ReplicaIndex, Tick, Tick)>,
+    down: Vec<SimOutage>,
 }
 
 impl ReplayWorld {
@@ -147,14 +147,14 @@ impl ReplayWorld {
         let outputs = OutputSamples::new(past);
         let world = |job: &PastJob| since_begin(job, begin);
         let arrivals = past.jobs.iter().enumerate();
-        let down = past.down.iter().map(|(replica, from, until)| (replica.index(), *from, *until));
+        let down = past.down.iter().map(|outage| sim_outage(outage.replica.index(), outage, begin));
         Self {
             policy: Policy::clone(&past.first_policy),
             fleet: Policy::clone(&past.policy),
             specs: past.jobs.iter().map(world).collect(),
             arrivals: arrivals.map(|(place, job)| arrival(job, place, begin, &outputs)).collect(),
             outside: past.outside.iter().filter_map(|(at, event)| moved(*at, event.clone(), begin)).collect(),
-            down: down.map(|row| interval(row, begin)).collect(),
+            down: down.collect(),
         }
         .with_losses()
     }
@@ -189,9 +189,9 @@ impl ReplayWorld {
             };
             outside.extend(event.and_then(|event| moved(*at, event, begin)));
         }
-        let down = past.down.iter().filter_map(|(replica, from, until)| {
-            let id = fleet.replicas.id(past.policy.replicas.name(*replica))?;
-            Some(interval((id.index(), *from, *until), begin))
+        let down = past.down.iter().filter_map(|outage| {
+            let id = fleet.replicas.id(past.policy.replicas.name(outage.replica))?;
+            Some(sim_outage(id.index(), outage, begin))
         });
         let down = down.collect();
         (Self { policy: first, fleet, specs, arrivals, outside, down }.with_losses(), unknown)
@@ -199,8 +199,8 @@ impl ReplayWorld {
 
     /// Adds the losses of replicas to the events from outside.
     fn with_losses(mut self) -> Self {
-        let lost = |(replica, from, _): &(ReplicaIndex, Tick, Tick)| {
-            (*from, Event::ReplicaLost { replica: (*replica).into(), answers: false })
+        let lost = |outage: &SimOutage| {
+            (outage.from, Event::ReplicaLost { replica: outage.replica.into(), answers: false })
         };
         self.outside.extend(self.down.iter().map(lost));
         self.outside.sort_by_key(|(at, _)| *at);
@@ -260,11 +260,10 @@ fn since(at: Tick, begin: Tick) -> Tick {
     if at == Tick::NEVER { at } else { Tick::ZERO + at.since(begin) }
 }
 
-fn interval(
-    (replica, from, until): (ReplicaIndex, Tick, Option<Tick>),
-    begin: Tick,
-) -> (ReplicaIndex, Tick, Tick) {
-    (replica, since(from, begin), until.map_or(Tick::NEVER, |until| since(until, begin)))
+/// An outage in the world's time, of the replica that has this index there.
+fn sim_outage(replica: ReplicaIndex, outage: &PastOutage, begin: Tick) -> SimOutage {
+    let until = outage.until.map_or(Tick::NEVER, |until| since(until, begin));
+    SimOutage { replica, from: since(outage.from, begin), until }
 }
 
 /// The job in the world's time.

@@ -23,7 +23,7 @@ use tonic::transport::{Channel, Endpoint};
 use tower_service::Service;
 
 use crate::config::settings::Settings;
-use crate::config::settings::scale::PeerPlace;
+use crate::config::settings::scale::PeerAddress;
 use crate::core::autoscale::peers::{LIVE, MAX_PEERS, ReportOutcome};
 use crate::protocol::ids::random;
 use crate::scaler::proto::gateways::WatchRequest;
@@ -43,7 +43,7 @@ const OWN_PLACE_PAUSE: Duration = Duration::from_secs(60);
 /// Places of the peers, and the settings of connections to them.
 pub struct PeerRules {
     /// Places as they change; absent until DNS has answered.
-    pub places: watch::Receiver<Option<BTreeSet<PeerPlace>>>,
+    pub places: watch::Receiver<Option<BTreeSet<PeerAddress>>>,
     /// Settings in force; connections use their `scale.peers.tls`.
     pub settings: Arc<ArcSwap<Settings>>,
 }
@@ -67,11 +67,11 @@ enum PeerStreamEnd {
 /// Keeps a stream from every place until dropped.
 pub(in crate::scaler) async fn listen(exchange: Arc<PeerExchange>, rules: PeerRules) {
     let PeerRules { mut places, settings } = rules;
-    let mut running: BTreeMap<PeerPlace, PeerTask> = BTreeMap::new();
+    let mut running: BTreeMap<PeerAddress, PeerTask> = BTreeMap::new();
     loop {
         let listed = places.borrow_and_update().clone();
         if let Some(listed) = listed {
-            let listed: BTreeSet<PeerPlace> = listed.into_iter().take(MAX_PEERS).collect();
+            let listed: BTreeSet<PeerAddress> = listed.into_iter().take(MAX_PEERS).collect();
             exchange.set_places(&listed);
             running.retain(|_, task| !task.0.is_finished());
             for place in &listed {
@@ -105,7 +105,7 @@ impl Drop for PeerTask {
 struct PeerCaller {
     exchange: Arc<PeerExchange>,
     key: String,
-    place: PeerPlace,
+    place: PeerAddress,
     settings: Arc<ArcSwap<Settings>>,
 }
 
@@ -201,7 +201,7 @@ fn jittered(pause: Duration) -> Duration {
 /// Connector to one place, whatever host the URL names.
 #[derive(Clone)]
 struct PeerConnector {
-    place: PeerPlace,
+    place: PeerAddress,
     tls: Option<Arc<ClientConfig>>,
 }
 

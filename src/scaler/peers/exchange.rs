@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-use crate::config::settings::scale::PeerPlace;
+use crate::config::settings::scale::PeerAddress;
 use crate::core::autoscale::demand_report::{DecidedNumber, DemandReport, PeerDemand};
 use crate::core::autoscale::peers::{
     GatewayId, MISSED, PeerCount, PeerGroup, PeerReport, PeerRole, PeerView, ReportOutcome, ScaleDecision,
@@ -178,7 +178,7 @@ impl PeerExchange {
     }
 
     pub(super) fn receive(&self, place: &str, report: PeerReport) -> ReportOutcome {
-        let heard = self.accept_report(place, report, (Instant::now(), Duration::ZERO));
+        let heard = self.accept_report(place, report, Instant::now(), Duration::ZERO);
         if heard == ReportOutcome::Urgent {
             self.announce_news();
         }
@@ -190,7 +190,8 @@ impl PeerExchange {
         &self,
         place: &str,
         report: PeerReport,
-        (now, age): (Instant, Duration),
+        now: Instant,
+        age: Duration,
     ) -> ReportOutcome {
         self.peers.lock().store_report(place, report, self.tick(now).earlier_by(age))
     }
@@ -222,8 +223,8 @@ impl PeerExchange {
         self.news.notify_one();
     }
 
-    pub(super) fn set_places(&self, places: &BTreeSet<PeerPlace>) {
-        let names = places.iter().map(PeerPlace::to_string).collect();
+    pub(super) fn set_places(&self, places: &BTreeSet<PeerAddress>) {
+        let names = places.iter().map(PeerAddress::to_string).collect();
         self.peers.lock().list(&names, self.tick(Instant::now()));
         self.news.notify_one();
     }

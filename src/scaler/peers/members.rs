@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::cluster::HeardGateway;
+use crate::cluster::RemoteGateway;
 use crate::core::autoscale::peers::{MAX_PEERS, MISSED, SILENT};
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{PeerHeard, PeerLost};
@@ -69,7 +69,7 @@ impl StoreMembers {
 
     /// Takes an answer over. Returns the gateways that should be there. One that the store has lost counts for as
     /// long as a silent one; one that shares limits counts in any case.
-    pub(super) fn take_answer(&mut self, heard: &[HeardGateway], now: Instant) -> BTreeSet<String> {
+    pub(super) fn take_answer(&mut self, heard: &[RemoteGateway], now: Instant) -> BTreeSet<String> {
         self.note_answer(now);
         for gateway in heard {
             if gateway.is_gone {
@@ -138,10 +138,10 @@ mod tests {
     use super::*;
     use crate::cluster::{ALL_REPORT, DEMAND};
 
-    fn gateway(id: &str, age: Option<u64>) -> HeardGateway {
+    fn gateway(id: &str, age: Option<u64>) -> RemoteGateway {
         let (shares_limits, age) = (age.is_none(), age.map(Duration::from_secs));
         let (id, name) = (id.to_owned(), format!("{id}:1"));
-        HeardGateway { id, name, age, shares_limits, is_gone: false, report: None }
+        RemoteGateway { id, name, age, shares_limits, is_gone: false, report: None }
     }
 
     fn ids(places: &BTreeSet<String>) -> Vec<&str> {
@@ -182,7 +182,7 @@ mod tests {
         assert_eq!(ids(&members.take_answer(&[], at(300))), ["a"]);
         assert!(members.take_answer(&[], at(301)).is_empty());
         members.take_answer(&[gateway("a", Some(0))], at(302));
-        let gone = HeardGateway { is_gone: true, ..gateway("a", Some(1)) };
+        let gone = RemoteGateway { is_gone: true, ..gateway("a", Some(1)) };
         assert!(members.take_answer(&[gone], at(303)).is_empty());
     }
 
@@ -204,7 +204,7 @@ mod tests {
         tokio::time::advance(Duration::from_secs(1000)).await;
         let mut members = StoreMembers::default();
         let now = Instant::now();
-        let many = |turn: u64| -> Vec<HeardGateway> {
+        let many = |turn: u64| -> Vec<RemoteGateway> {
             let age = |id| if id % 3 == 0 { 100 + id % 7 } else { (id + turn) % 5 };
             (0..300).map(|id| gateway(&format!("{id:03}"), Some(age(id)))).collect()
         };

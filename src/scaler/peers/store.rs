@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use prost::Message as _;
 use tokio::time::Instant;
 
-use crate::cluster::{HeardGateway, OwnReport, SharedReports};
+use crate::cluster::{OwnReport, RemoteGateway, SharedReports};
 use crate::core::autoscale::peers::ReportOutcome;
 use crate::scaler::peers::exchange::PeerExchange;
 use crate::scaler::peers::wire::{MAX_REPORT, Report, decode};
@@ -30,7 +30,7 @@ impl SharedReports for PeerExchange {
         Some(OwnReport { number: report.sequence, leaves: report.leaving, text })
     }
 
-    fn hear(&self, heard: Vec<HeardGateway>) {
+    fn receive_answer(&self, heard: Vec<RemoteGateway>) {
         let Some(members) = &self.store else { return };
         let now = Instant::now();
         let mut members = members.lock();
@@ -53,14 +53,14 @@ impl SharedReports for PeerExchange {
 
 impl PeerExchange {
     /// Takes over what the store has of one gateway. Returns whether the numbers may change.
-    fn accept_stored(&self, heard: HeardGateway, now: Instant) -> bool {
-        let HeardGateway { id, age, shares_limits, is_gone, report, .. } = heard;
+    fn accept_stored(&self, heard: RemoteGateway, now: Instant) -> bool {
+        let RemoteGateway { id, age, shares_limits, is_gone, report, .. } = heard;
         if is_gone {
             return self.remove_stored(&id);
         }
         let report = report.filter(|text| text.len() <= MAX_REPORT);
         let report = report.and_then(|text| Report::decode(&*text).ok()).and_then(decode);
-        let outcome = report.map(|report| self.accept_report(&id, report, (now, age.unwrap_or_default())));
+        let outcome = report.map(|report| self.accept_report(&id, report, now, age.unwrap_or_default()));
         if shares_limits {
             self.note_running(&id, now);
         }

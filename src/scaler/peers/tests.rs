@@ -10,7 +10,7 @@ use prost::Message as _;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, advance};
 
-use crate::cluster::{HeardGateway, SharedReports as _};
+use crate::cluster::{RemoteGateway, SharedReports as _};
 use crate::config::load::load_str_with;
 use crate::config::secret::MachineSecrets;
 use crate::core::autoscale::demand_report::{DemandReport, PoolReport};
@@ -97,7 +97,7 @@ impl World {
                 demand: DemandReport { pools: [("p".to_owned(), part)].into(), ..DemandReport::default() },
                 ..PeerReport::default()
             };
-            heard.push(HeardGateway {
+            heard.push(RemoteGateway {
                 id: shown(other.id),
                 name: format!("gateway-{}:1", other.id.id),
                 age: Some(now - other.at),
@@ -106,7 +106,7 @@ impl World {
                 report: Some(encode(&report).encode_to_vec()),
             });
         }
-        self.exchange.hear(heard);
+        self.exchange.receive_answer(heard);
     }
 
     /// What runs at all gateways, the number, and the state of the exchange.
@@ -230,7 +230,7 @@ async fn while_the_store_is_away_there_is_no_number() {
 #[tokio::test(start_paused = true)]
 async fn a_gateway_of_an_earlier_version_is_missed() {
     let mut world = World::new(&[]);
-    let earlier = HeardGateway {
+    let earlier = RemoteGateway {
         id: "00ff".to_owned(),
         name: "earlier:1".to_owned(),
         age: None,
@@ -240,7 +240,7 @@ async fn a_gateway_of_an_earlier_version_is_missed() {
     };
     for _ in 0..80 {
         advance(TURN).await;
-        world.exchange.hear(vec![earlier.clone()]);
+        world.exchange.receive_answer(vec![earlier.clone()]);
     }
     let (_, desired, state) = world.says();
     assert_eq!((desired, state.count.silent, state.lacks_store), (None, 1, false));
@@ -248,16 +248,16 @@ async fn a_gateway_of_an_earlier_version_is_missed() {
     // It does not count as one that comes up, however long it goes on.
     for turn in 80..3500 {
         advance(TURN).await;
-        world.exchange.hear(vec![earlier.clone()]);
+        world.exchange.receive_answer(vec![earlier.clone()]);
         assert_eq!(world.says().1, None, "{:?}", turn * TURN);
     }
     for _ in 0..51 {
         advance(TURN).await;
-        world.exchange.hear(Vec::new());
+        world.exchange.receive_answer(Vec::new());
     }
     assert!(world.says().1.is_some(), "it has left");
     // What cannot be read is no report, and harms nothing.
-    let broken = HeardGateway { age: Some(SECOND), report: Some(vec![255; 40]), ..earlier };
-    world.exchange.hear(vec![broken]);
+    let broken = RemoteGateway { age: Some(SECOND), report: Some(vec![255; 40]), ..earlier };
+    world.exchange.receive_answer(vec![broken]);
     world.turn();
 }

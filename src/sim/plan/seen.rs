@@ -2,7 +2,7 @@
 //! its traffic.
 //!
 //! A gateway keeps the number of jobs in each of the last minutes, and
-//! histograms of their sizes, waits and stays. The drawn calls have the same
+//! histograms of their sizes, waits and attempts. The drawn calls have the same
 //! counts and the same distributions. The gateway keeps neither the times of
 //! calls within their minute nor which size went with which wait.
 

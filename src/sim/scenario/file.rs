@@ -8,7 +8,7 @@ use crate::config::sections::placement::{CapacityName, LatePolicyName};
 use crate::config::syntax::named::NamedEntries;
 use crate::config::syntax::units::Span;
 pub use crate::sim::scenario::scale_row::{BehaviorRow, DirectionRow, ScaleRow};
-use crate::sim::world::replica::HitsTold;
+use crate::sim::world::replica::CacheHitReporting;
 
 /// An experiment that compares designs in one or more worlds.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -34,12 +34,12 @@ pub struct Scenario {
     pub tenants: NamedEntries<ScenarioTenant>,
     /// Groups with rows of their own: none, classes or tenants, beside the row
     /// for all requests.
-    pub by: By,
+    pub by: GroupBy,
     /// Settings for the world of every case.
-    pub world: Shape,
+    pub world: WorldSection,
     /// Worlds to compare: each lists its differences from `world`. Absent =
     /// only `world`.
-    pub cases: NamedEntries<Shape>,
+    pub cases: NamedEntries<WorldSection>,
 }
 
 #[derive(Debug, Clone, Copy, Deserialize)]
@@ -118,7 +118,7 @@ pub struct ScenarioFleet {
     /// the KV cache.
     pub cache_tokens: Option<u64>,
     /// Where the engines tell how many prompt tokens were cached; absent = `counter`.
-    pub told_hits: HitsTold,
+    pub told_hits: CacheHitReporting,
     /// Round-trip time of a message; absent = 0. The answers to scrapes and
     /// probes come at once.
     pub rtt: Option<Span>,
@@ -308,7 +308,7 @@ pub struct ConversationRow {
 /// Grouping of the figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum By {
+pub enum GroupBy {
     /// No groups.
     #[default]
     All,
@@ -321,7 +321,7 @@ pub enum By {
 /// A world. A setting that is absent comes from `world`, or has its default.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Shape {
+pub struct WorldSection {
     /// The engines; absent = 8 of h100-8b.
     pub fleet: Option<Vec<ScenarioFleet>>,
     /// Requests per second at load 1; absent = 1, so that loads are rates.
@@ -351,7 +351,7 @@ pub struct Shape {
     pub scale: Option<ScaleRow>,
 }
 
-impl Shape {
+impl WorldSection {
     /// This world, with absent settings taken from `base`.
     #[must_use]
     pub fn over(&self, base: &Self) -> Self {

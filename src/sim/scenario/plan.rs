@@ -5,7 +5,7 @@ use std::path::Path;
 pub use crate::sim::scenario::case::Case;
 pub use crate::sim::scenario::case::Trial;
 use crate::sim::scenario::figures::{FigureFrame, Figures, cost_per_thousand};
-use crate::sim::scenario::file::By;
+use crate::sim::scenario::file::GroupBy;
 use crate::sim::scenario::file::Scenario;
 use crate::sim::scenario::make::Maker;
 use crate::sim::world::record::{Objectives, WorldRecord};
@@ -25,7 +25,7 @@ pub struct ScenarioPlan {
     goals: Vec<Objectives>,
     graded: bool,
     fairness: bool,
-    by: By,
+    by: GroupBy,
     classes: Vec<String>,
     tenants: Vec<String>,
 }
@@ -97,9 +97,9 @@ impl ScenarioPlan {
     #[must_use]
     pub fn groups(&self) -> Vec<&str> {
         let parts = match self.by {
-            By::All => &[][..],
-            By::Class => &self.classes,
-            By::Tenant => &self.tenants,
+            GroupBy::All => &[][..],
+            GroupBy::Class => &self.classes,
+            GroupBy::Tenant => &self.tenants,
         };
         std::iter::once("all").chain(parts.iter().map(String::as_str)).collect()
     }
@@ -124,9 +124,11 @@ impl ScenarioPlan {
             graded: self.graded,
             cost,
         };
-        let all = frame(self.by == By::Tenant || self.fairness).figures(&records.iter().collect::<Vec<_>>());
+        let all =
+            frame(self.by == GroupBy::Tenant || self.fairness).figures(&records.iter().collect::<Vec<_>>());
         let part = |index: usize| {
-            let of: fn(&WorldRecord) -> u32 = if self.by == By::Class { |r| r.class } else { |r| r.tenant };
+            let of: fn(&WorldRecord) -> u32 =
+                if self.by == GroupBy::Class { |r| r.class } else { |r| r.tenant };
             let part: Vec<&WorldRecord> =
                 records.iter().filter(|record| of(record) as usize == index).collect();
             frame(false).figures(&part)

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::core::model::policy::{Policy, Pool};
 use crate::sim::scenario::design::Design;
-use crate::sim::scenario::file::Shape;
+use crate::sim::scenario::file::WorldSection;
 use crate::sim::scenario::scale_row::part;
 pub use crate::sim::scenario::scale_row::{BehaviorRow, DirectionRow, ScaleRow};
 use crate::sim::world::autoscale::Scaling;
@@ -30,7 +30,7 @@ pub(super) struct WorldScale {
 }
 
 impl WorldScale {
-    pub(super) fn new(row: &ScaleRow, shape: &Shape) -> Result<Self, String> {
+    pub(super) fn new(row: &ScaleRow, shape: &WorldSection) -> Result<Self, String> {
         let texts = row.policies.as_deref().unwrap_or_default();
         let policies: Result<Vec<ScalePolicy>, String> = texts.iter().map(|text| text.parse()).collect();
         let policies = policies.map_err(|what| format!("scale.policies: {what}"))?;

@@ -7,7 +7,7 @@ use crate::config::load::read_as;
 use crate::sim::scenario::case::Trial;
 use crate::sim::scenario::design::DESIGNS;
 use crate::sim::scenario::figures::{Figures, column_index};
-use crate::sim::scenario::file::{Scenario, Shape};
+use crate::sim::scenario::file::{Scenario, WorldSection};
 use crate::sim::scenario::page;
 use crate::sim::scenario::plan::ScenarioPlan;
 use crate::sim::scenario::report::ScenarioReport;
@@ -108,7 +108,7 @@ fn odd_requests_and_engines_cost_nothing() {
     let text = fs::read_to_string(folder().join("odd.yaml")).unwrap();
     let mut scenario: Scenario = read_as(&text, "odd.yaml").unwrap();
     scenario.seeds = Some(1);
-    let short = |shape: &Shape| {
+    let short = |shape: &WorldSection| {
         let mut shape = shape.clone();
         shape.traffic.iter_mut().flatten().for_each(|stream| stream.count = Some(400));
         shape

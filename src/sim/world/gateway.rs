@@ -154,8 +154,8 @@ impl SimGateway {
                 let outcome = AttemptOutcome::Failed { fault, usage: JobUsage::Unknown };
                 Event::Finished { job: JobId::new(job as u64), outcome }
             }
-            Input::ItlSampled { replica, pace } => {
-                Event::ItlSampled { replica: ReplicaId::from(replica), sample: pace }
+            Input::ItlSampled { replica, sample } => {
+                Event::ItlSampled { replica: ReplicaId::from(replica), sample }
             }
             Input::BytesReceived { replica } => Event::BytesReceived { replica: ReplicaId::from(replica) },
             Input::StreamsPaused { replica, streams } => {
@@ -233,8 +233,8 @@ impl SimGateway {
                 | Action::Replica(_) => None,
             });
         }
-        if self.scheduler.must_hand_over_demand() {
-            self.scheduler.hand_over_demand(&mut self.demand);
+        if self.scheduler.must_flush_demand_facts() {
+            self.scheduler.flush_demand_facts(&mut self.demand);
             self.demand.observe();
         }
     }

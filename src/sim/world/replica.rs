@@ -34,13 +34,13 @@ pub struct ReplicaSetup {
     /// time.
     pub one_way: Duration,
     /// Where the engine tells how many prompt tokens were cached.
-    pub told_hits: HitsTold,
+    pub told_hits: CacheHitReporting,
 }
 
 /// Where an engine tells how many prompt tokens were cached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum HitsTold {
+pub enum CacheHitReporting {
     Nowhere,
     /// In a counter that scrapes read, as vLLM does.
     #[default]
@@ -60,7 +60,7 @@ impl ReplicaSetup {
             fault: None,
             price: 0.0,
             one_way: Duration::ZERO,
-            told_hits: HitsTold::default(),
+            told_hits: CacheHitReporting::default(),
         }
     }
 }
@@ -129,7 +129,7 @@ impl WorldReplica {
 
     /// What an answer tells of the cached tokens of its prompt.
     pub(super) fn told_cached(&self, cached: u32) -> Option<u32> {
-        (self.setup.told_hits == HitsTold::Answers).then_some(cached)
+        (self.setup.told_hits == CacheHitReporting::Answers).then_some(cached)
     }
 
     pub(super) fn fault(&self) -> Option<WorldFault> {
@@ -208,7 +208,8 @@ impl WorldReplica {
             kv_tokens: Some(gauges.blocks_total * u64::from(BLOCK_TOKENS)),
             max_model_len: None,
             progress: Some(counters.generated_tokens + counters.prompt_tokens),
-            cached_tokens: (self.setup.told_hits != HitsTold::Nowhere).then_some(counters.cached_tokens),
+            cached_tokens: (self.setup.told_hits != CacheHitReporting::Nowhere)
+                .then_some(counters.cached_tokens),
             asleep: None,
         }
     }

@@ -38,7 +38,7 @@ pub enum Input<'a> {
         refused: bool,
     },
     /// Gaps between tokens since the last such input.
-    ItlSampled { replica: ReplicaIndex, pace: ItlSample },
+    ItlSampled { replica: ReplicaIndex, sample: ItlSample },
     /// Tokens of streams came since the last such input, and no gap between two of them is known.
     BytesReceived { replica: ReplicaIndex },
     /// The number of streams that wait for their clients has changed.

@@ -126,8 +126,8 @@ fn of_a_plain_answer_the_scheduler_hears_only_the_end() {
             let expected = if arrival.streams { &whole[..] } else { &[whole[0], whole[2]] };
             assert_eq!(told(&log, job as u64), expected);
         }
-        let paced = log.lock().iter().any(|(_, event, _)| matches!(event, Event::ItlSampled { .. }));
-        assert_eq!(paced, every == 2, "only streams have a pace");
+        let sampled = log.lock().iter().any(|(_, event, _)| matches!(event, Event::ItlSampled { .. }));
+        assert_eq!(sampled, every == 2, "only streams have inter-token latency");
     }
 }
 
@@ -219,7 +219,7 @@ fn a_silent_stream_says_all_at_once_when_it_goes_on() {
     assert!(lasted(&paused) > lasts && lasted(&paused) < lasts + lasted(&whole));
     let events = log.lock();
     let gaps = events.iter().map(|(_, event, _)| match event {
-        Event::ItlSampled { sample: pace, .. } => pace.gaps,
+        Event::ItlSampled { sample, .. } => sample.gaps,
         _ => 0,
     });
     assert_eq!(gaps.sum::<u64>(), 4, "of the burst at its end nobody is told any more");

@@ -20,7 +20,7 @@ mod usage;
 
 pub use crate::telemetry::summary::ShadowSide;
 pub use crate::telemetry::summary::{EngineTimings, RequestOutcome, RequestSummary, Timings};
-pub use cost::StayBilled;
+pub use cost::AttemptBilled;
 pub use identity::{
     AdminRefused, CertificateLoaded, HandshakeFailed, IssuerKeysFetched, IssuerKeysLost, SignInNotKnown,
 };

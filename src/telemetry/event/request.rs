@@ -47,13 +47,13 @@ impl RequestSummary<'_> {
         })
     }
 
-    /// Replica time of all stays of the request; absent = no stay.
+    /// Replica time of all attempts of the request; absent = no attempt.
     #[must_use]
     pub fn gpu(&self) -> Option<Duration> {
         (!self.bills.is_empty()).then(|| self.bills.iter().map(|bill| bill.time).sum())
     }
 
-    /// Cost of all stays, in the currency of the configuration; absent = none of the pools has a
+    /// Cost of all attempts, in the currency of the configuration; absent = none of the pools has a
     /// price.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "for people")]

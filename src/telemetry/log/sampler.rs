@@ -48,21 +48,21 @@ impl RefusalSampler {
         Self { most, kinds: Mutex::default() }
     }
 
-    /// Whether a refusal is written whole. Otherwise it is counted. `second` may come from any clock;
-    /// when it goes back, the refusal belongs to the latest second.
-    pub(in crate::telemetry) fn passes(&self, kind: RefusalKind, second: u64) -> bool {
+    /// Counts a refusal; returns whether to log it in full. `second` may come from any clock; when it goes
+    /// back, the refusal belongs to the latest second.
+    pub(in crate::telemetry) fn count_and_sample(&self, kind: RefusalKind, second: u64) -> bool {
         let mut kinds = self.kinds.lock();
         let state = kinds.entry(kind).or_default();
         if second > state.second {
             (state.second, state.written) = (second, 0);
         }
-        let passes = state.written < self.most;
-        if passes {
+        let is_logged = state.written < self.most;
+        if is_logged {
             state.written += 1;
         } else {
             state.counted += 1;
         }
-        passes
+        is_logged
     }
 
     /// Takes the numbers of refusals that were only counted since the last call. Forgets the kinds whose
@@ -92,7 +92,7 @@ mod tests {
     };
 
     fn passed(sampler: &RefusalSampler, kind: RefusalKind, second: u64, refusals: usize) -> usize {
-        (0..refusals).filter(|_| sampler.passes(kind, second)).count()
+        (0..refusals).filter(|_| sampler.count_and_sample(kind, second)).count()
     }
 
     #[test]
@@ -115,9 +115,9 @@ mod tests {
     fn kinds_of_earlier_seconds_are_forgotten() {
         let sampler = RefusalSampler::new(1);
         for tenant in 0..1_000 {
-            assert!(sampler.passes(RefusalKind { tenant: Some(TenantId::new(tenant)), ..KIND }, 5));
+            assert!(sampler.count_and_sample(RefusalKind { tenant: Some(TenantId::new(tenant)), ..KIND }, 5));
         }
-        assert!(sampler.passes(KIND, 6));
+        assert!(sampler.count_and_sample(KIND, 6));
         assert_eq!(sampler.take_counted(6), []);
         assert_eq!(sampler.kinds.lock().len(), 1);
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use dashmap::DashMap;
 
-use crate::core::billing::bill::StayBill;
+use crate::core::billing::bill::AttemptBill;
 use crate::core::model::ids::{PoolId, TenantId};
 use crate::core::model::policy::Policy;
 use crate::telemetry::metrics::catalogue::{self, Metric};
@@ -28,7 +28,7 @@ struct CostSums {
 }
 
 impl Costs {
-    pub(super) fn add(&self, policy: &Policy, tenant: Option<TenantId>, bill: &StayBill) {
+    pub(super) fn add(&self, policy: &Policy, tenant: Option<TenantId>, bill: &AttemptBill) {
         let tenant = tenant.filter(|id| known(policy.tenants.name(*id)).is_some());
         let pool = Some(bill.pool).filter(|id| known(policy.pools.name(*id)).is_some());
         let sums = self.sums((tenant, pool));
@@ -79,9 +79,9 @@ impl Costs {
 mod tests {
     use std::time::Duration;
 
-    use crate::core::billing::bill::{StayBill, Waste, WasteCause};
+    use crate::core::billing::bill::{AttemptBill, Waste, WasteCause};
     use crate::core::model::ids::{PoolId, ReplicaId, TenantId};
-    use crate::telemetry::event::StayBilled;
+    use crate::telemetry::event::AttemptBilled;
     use crate::telemetry::fixtures::{render, samples, telemetry};
 
     #[test]
@@ -90,9 +90,9 @@ mod tests {
         let waste = Some(Waste { tokens: 7, why: WasteCause::ClientGone });
         let (time, money) = (Duration::from_millis(250), 1_500_000);
         let bill =
-            StayBill { pool: PoolId::new(0), replica: ReplicaId::new(0), time, price: None, money, waste };
+            AttemptBill { pool: PoolId::new(0), replica: ReplicaId::new(0), time, price: None, money, waste };
         for tenant in [Some(TenantId::new(0)), Some(TenantId::new(0)), Some(TenantId::new(77)), None] {
-            StayBilled { tenant, bill: &bill }.emit(&telemetry);
+            AttemptBilled { tenant, bill: &bill }.emit(&telemetry);
         }
         let text = render(&telemetry);
         let samples = samples(&text);

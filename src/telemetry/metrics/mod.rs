@@ -21,7 +21,7 @@ use std::fmt;
 use metrics::{Counter, Gauge, Label, Recorder};
 use metrics_exporter_prometheus::{PrometheusHandle, PrometheusRecorder};
 
-use crate::core::billing::bill::StayBill;
+use crate::core::billing::bill::AttemptBill;
 use crate::core::model::ids::{PoolId, TenantId};
 use crate::core::model::policy::Policy;
 use crate::telemetry::metrics::catalogue::Metric;
@@ -198,13 +198,14 @@ impl Metrics {
     }
 
     pub(super) fn shadow_skipped(&self, model: &str, to: &str, reason: &'static str) {
-        let labels = shadow::labels(model, to, ("reason", reason));
+        let labels = shadow::labels(model, to, Label::from_static_parts("reason", reason));
         counter(&self.recorder, &catalogue::SHADOW_SKIPPED, labels).increment(1);
     }
 
     pub(super) fn shadow_compared(&self, model: &str, to: &str, sides: [&ShadowSide; 2]) {
         for (name, side) in ShadowSide::NAMES.into_iter().zip(sides) {
-            shadow::record(&self.recorder, &shadow::labels(model, to, ("side", name)), side);
+            let labels = shadow::labels(model, to, Label::from_static_parts("side", name));
+            shadow::record(&self.recorder, &labels, side);
         }
     }
 
@@ -331,8 +332,8 @@ impl Metrics {
         counter(&self.recorder, metric, labels)
     }
 
-    /// Adds the time, cost and waste of a stay at a replica.
-    pub(super) fn billed(&self, policy: &Policy, tenant: Option<TenantId>, bill: &StayBill) {
+    /// Adds the time, cost and waste of an attempt.
+    pub(super) fn billed(&self, policy: &Policy, tenant: Option<TenantId>, bill: &AttemptBill) {
         self.costs.add(policy, tenant, bill);
         if let Some(waste) = bill.waste.filter(|waste| waste.tokens > 0) {
             let reason = vec![Label::from_static_parts("reason", waste.why.name())];

@@ -9,12 +9,9 @@ use crate::telemetry::metrics::recorder::counter;
 use crate::telemetry::metrics::series::histogram;
 use crate::telemetry::summary::ShadowSide;
 
-pub(super) fn labels(model: &str, to: &str, (key, value): (&'static str, &'static str)) -> Vec<Label> {
-    vec![
-        Label::new("model", model.to_owned()),
-        Label::new("to", to.to_owned()),
-        Label::from_static_parts(key, value),
-    ]
+/// Labels of a request for `model` and its copy at the model `to`, and one more.
+pub(super) fn labels(model: &str, to: &str, more: Label) -> Vec<Label> {
+    vec![Label::new("model", model.to_owned()), Label::new("to", to.to_owned()), more]
 }
 
 /// Records one side of a comparison under its labels.

@@ -31,11 +31,17 @@ pub(super) fn takes_parts(template: &Stmt<'_>) -> bool {
     })
 }
 
+/// A statement that sets a variable.
+struct TemplateAssignment<'a, 'b> {
+    target: &'b Expr<'a>,
+    value: &'b Expr<'a>,
+}
+
 /// The statements that decide the shape. A loop is kept with the index of the macro around it.
 #[derive(Default)]
 struct ContentLoops<'a, 'b> {
     loops: Vec<(&'b ForLoop<'a>, Option<usize>)>,
-    sets: Vec<(&'b Expr<'a>, &'b Expr<'a>)>,
+    sets: Vec<TemplateAssignment<'a, 'b>>,
     macros: Vec<&'b Macro<'a>>,
     calls: Vec<(&'b str, &'b [CallArg<'a>])>,
 }
@@ -64,7 +70,7 @@ impl<'a, 'b> ContentLoops<'a, 'b> {
             }
             Stmt::WithBlock(one) => self.all(&one.body, within),
             Stmt::Set(one) => {
-                self.sets.push((&one.target, &one.expr));
+                self.sets.push(TemplateAssignment { target: &one.target, value: &one.expr });
                 self.expression(&one.expr);
             }
             Stmt::SetBlock(one) => self.all(&one.body, within),
@@ -171,11 +177,11 @@ fn name<'a>(expr: &'a Expr<'_>) -> Option<&'a str> {
 }
 
 /// The name, and every name that is set to its value or to a part of its value.
-fn aliases<'b>(root: &'b str, sets: &[(&'b Expr<'_>, &'b Expr<'_>)]) -> Vec<&'b str> {
+fn aliases<'b>(root: &'b str, sets: &[TemplateAssignment<'_, 'b>]) -> Vec<&'b str> {
     let mut names = vec![root];
     let mut at = 0;
     while let Some(known) = names.get(at).copied() {
-        for (target, value) in sets {
+        for TemplateAssignment { target, value } in sets {
             if let Some(target) = name(target).filter(|target| !names.contains(target))
                 && is_of(value, known, None)
             {

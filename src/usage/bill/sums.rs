@@ -9,7 +9,7 @@ use crate::usage::row::{RowKind, UsageRow};
 pub struct BillSums {
     /// Number of requests that ended.
     pub requests: u64,
-    /// Number of stays at replicas before the last stay of a request.
+    /// Number of attempts before the last attempt of a request.
     pub tries: u64,
     /// Prompt tokens.
     pub input_tokens: u64,

@@ -14,7 +14,7 @@ const CHAT: &str = "/v1/chat/completions";
 const POOL: &str = "engine: vllm\nmodels: [sim]\nmax_seqs: 8\nprice: 3.6";
 
 #[tokio::test]
-async fn every_stay_is_a_row_and_with_idle_time_they_are_the_fleets_cost() {
+async fn every_attempt_is_a_row_and_with_idle_time_they_are_the_fleets_cost() {
     let folder = tempfile::tempdir().unwrap();
     let more = format!("usage: {{folder: \"{}\", database: none}}\n", folder.path().display());
     let engines = vec![SimOptions::default(), SimOptions::default()];

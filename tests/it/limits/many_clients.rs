@@ -147,8 +147,8 @@ async fn client(
 /// What 200 of them get in three minutes.
 async fn crowd(asks: Asks) -> Book {
     let settings = Arc::new(settings());
-    let (wishes, _wished) = mpsc::channel(8);
-    let dispatcher = Dispatcher::new(Arc::clone(&settings.policy), GatewayClock::start(), wishes);
+    let (actions, _receiver) = mpsc::channel(8);
+    let dispatcher = Dispatcher::new(Arc::clone(&settings.policy), GatewayClock::start(), actions);
     let timer = tokio::spawn(Arc::clone(&dispatcher).run_timer());
     let book = Arc::new(Mutex::new(Book::default()));
     let begun = Instant::now();

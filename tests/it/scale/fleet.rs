@@ -185,7 +185,7 @@ impl Reports {
         .await;
     }
 
-    /// The next report; `ReplicaFound` and the like are an error.
+    /// The next report; `ProbeSucceeded` and the like are an error.
     async fn report(&mut self) -> (ReplicaId, ReplicaReport) {
         match self.event().await {
             Event::ReplicaReported { replica, report } => (replica, report),
@@ -206,7 +206,7 @@ impl Reports {
         .await;
     }
 
-    /// Drops events until the answer to a probe: true for `ReplicaFound`.
+    /// Drops events until the answer to a probe: true for `ProbeSucceeded`.
     async fn probed(&mut self) -> (ReplicaId, bool) {
         soon(async {
             loop {

@@ -89,7 +89,7 @@ pub(in crate::app) async fn best_latencies(
             first_tokens: count("first_tokens"),
             gap: time(&best["itl_seconds"]),
             gaps: count("gaps"),
-            read_per_second: count("read_tokens_per_second"),
+            prefill_tokens_per_second: count("read_tokens_per_second"),
         };
         Some((row["pool"].as_str()?.to_owned(), best))
     };

@@ -191,13 +191,14 @@ fn of_config(args: &PlanArgs, policy: &Policy, measured: &[PoolSpec]) -> anyhow:
     if args.basis.replicas.is_some() && wanted.len() > 1 {
         bail!("--replicas: of which pool? Choose one with --pool; there are: {}", names());
     }
-    wanted.into_iter().map(|(id, name)| of_pool(args, policy, (id, name), measured)).collect()
+    wanted.into_iter().map(|(id, name)| of_pool(args, policy, id, name, measured)).collect()
 }
 
 fn of_pool(
     args: &PlanArgs,
     policy: &Policy,
-    (id, name): (PoolId, &str),
+    id: PoolId,
+    name: &str,
     measured: &[PoolSpec],
 ) -> anyhow::Result<PoolSpec> {
     let own = args.basis.profile.iter().rev().find_map(|text| text.strip_prefix(name)?.strip_prefix('='));

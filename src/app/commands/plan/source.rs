@@ -100,7 +100,7 @@ fn of_log(args: &PlanArgs, source: &RowSource, setting: &Setting) -> anyhow::Res
     let since = at(&args.source.since, "--since")?.unwrap_or(0);
     let until = at(&args.source.until, "--until")?.unwrap_or(i64::MAX);
     let mut log = TraceRows { setting, trace: TrafficTrace::default() };
-    each_request(source, (since, until), args.source.model.as_deref(), MAX_CALLS, |past| log.take(&past))?;
+    each_request(source, &(since..until), args.source.model.as_deref(), MAX_CALLS, |past| log.take(&past))?;
     let mut trace = log.trace;
     if trace.calls.is_empty() {
         let which =

@@ -2,7 +2,7 @@
 
 use crate::config::load::tests::{errors, load};
 use crate::config::report::diff::diff;
-use crate::config::settings::scale::PeerPlace;
+use crate::config::settings::scale::PeerAddress;
 
 use super::identity::load_with;
 
@@ -21,12 +21,12 @@ fn places_are_read_and_may_be_written_in_both_ways() {
     );
     let loaded = load_with(&text, 0);
     let peers = loaded.settings.scale.peers.as_ref().unwrap();
-    let place = |host: &str, port, certified: Option<&str>| PeerPlace {
+    let place = |host: &str, port, certified: Option<&str>| PeerAddress {
         host: host.to_owned(),
         port,
         certified: certified.map(str::to_owned),
     };
-    let listed: Vec<&PeerPlace> = peers.listed.iter().collect();
+    let listed: Vec<&PeerAddress> = peers.listed.iter().collect();
     assert_eq!(listed, [&place("a.test", 80, None), &place("fd00::5", 8082, Some("fd00::5"))]);
     assert_eq!(listed[1].to_string(), "[fd00::5]:8082");
     let dns = peers.named.as_ref().unwrap();

@@ -69,6 +69,13 @@ pub(in crate::config) struct CertificatePaths<'a> {
     pub(in crate::config) key: Option<&'a str>,
 }
 
+/// Certificate that the gateway shows, and its private key, as the PEM files hold them.
+#[derive(Debug, Clone, Copy, Default)]
+struct ShownCertificate<'a> {
+    cert: &'a [u8],
+    key: &'a [u8],
+}
+
 /// The key at fault, and what is wrong with it.
 type CertificateFault = (&'static str, String);
 
@@ -101,14 +108,15 @@ impl CertificatePaths<'_> {
         };
         let [ca, cert, key] = [read("ca", self.ca), read("cert", self.cert), read("key", self.key)];
         let (ca, cert, key) = (ca??, cert?, key?);
-        let made = self.build(&ca, cert.as_deref().zip(key.as_deref()), alpn);
+        let own = cert.as_deref().zip(key.as_deref()).map(|(cert, key)| ShownCertificate { cert, key });
+        let made = self.build(&ca, own, alpn);
         made.map_err(|(key, message)| findings.error(&field.key(key), message, PEM)).ok()
     }
 
     fn build(
         &self,
         ca: &[u8],
-        own: Option<(&[u8], &[u8])>,
+        own: Option<ShownCertificate<'_>>,
         alpn: &[&[u8]],
     ) -> Result<ClientTls, CertificateFault> {
         let roots = tls::authorities(ca, self.ca.unwrap_or_default()).map_err(|message| ("ca", message))?;
@@ -118,7 +126,7 @@ impl CertificatePaths<'_> {
             .with_root_certificates(roots);
         let mut config = match own {
             None => builder.with_no_client_auth(),
-            Some((cert, key)) => {
+            Some(ShownCertificate { cert, key }) => {
                 let (files, keys) = (self.cert.unwrap_or_default(), self.key.unwrap_or_default());
                 let chain = tls::chain(cert)
                     .ok_or_else(|| ("cert", format!("the file {files:?} holds no certificate")))?;
@@ -132,7 +140,7 @@ impl CertificatePaths<'_> {
         };
         config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
         let mut hash = blake3::Hasher::new();
-        let (cert, key) = own.unwrap_or_default();
+        let ShownCertificate { cert, key } = own.unwrap_or_default();
         for part in [ca, cert, key] {
             hash.update(blake3::hash(part).as_bytes());
         }

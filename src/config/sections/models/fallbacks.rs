@@ -1,4 +1,4 @@
-//! Check of `models`: who serves in place of whom, and who shares requests.
+//! Check of `fallbacks` and `split`.
 
 use crate::config::file::ConfigFile;
 use crate::config::sections::models::ModelSection as Written;

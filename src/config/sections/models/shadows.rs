@@ -1,4 +1,4 @@
-//! Check of `models.*.shadow`: whose requests are copied to whom.
+//! Check of `shadow`: source and target models.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

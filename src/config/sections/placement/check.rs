@@ -6,7 +6,7 @@ use crate::config::file::ConfigFile;
 use crate::config::sections::placement as written;
 use crate::config::sections::pools::PoolSection as WrittenPool;
 use crate::config::sections::tenants::classes::builtin_classes;
-use crate::config::settings::PoolSite;
+use crate::config::settings::PoolLabels;
 use crate::config::syntax::field::FieldPath;
 use crate::config::validate::findings::Findings;
 use crate::config::validate::names;
@@ -21,7 +21,7 @@ pub(in crate::config) fn pool(
     pool: &WrittenPool,
     field: &FieldPath,
     findings: &mut Findings<'_>,
-) -> (PoolTraits, PoolSite) {
+) -> (PoolTraits, PoolLabels) {
     let (kind, profile) = match pool.isolation.split_once(':') {
         Some((kind, profile)) => (kind, Some(profile)),
         None => (&*pool.isolation, None),
@@ -40,7 +40,7 @@ pub(in crate::config) fn pool(
         price: pool.price.and_then(|units| price(units, &field.key("price"), findings)),
         window: pool.max_model_len,
     };
-    let site = PoolSite {
+    let site = PoolLabels {
         accelerator: pool.accelerator.clone(),
         mig_profile: profile.map(str::to_owned),
         region: pool.region.clone(),

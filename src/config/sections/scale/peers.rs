@@ -9,7 +9,7 @@ use crate::config::secret::SecretReader;
 use crate::config::sections::identity::client_tls::CertificatePaths;
 use crate::config::sections::pools::discover::check::{is_name, servers};
 use crate::config::sections::scale::{PeersDnsSection, PeersSection};
-use crate::config::settings::scale::{self, PeerPlace};
+use crate::config::settings::scale::{self, PeerAddress};
 use crate::config::syntax::field::FieldPath;
 use crate::config::validate::findings::Findings;
 use crate::config::validate::url;
@@ -51,7 +51,7 @@ pub(in crate::config) fn validate(
     Some(scale::PeerSettings { listed, named, tls })
 }
 
-fn listed(peers: &PeersSection, field: &FieldPath, findings: &mut Findings<'_>) -> BTreeSet<PeerPlace> {
+fn listed(peers: &PeersSection, field: &FieldPath, findings: &mut Findings<'_>) -> BTreeSet<PeerAddress> {
     let mut places = BTreeSet::new();
     if peers.urls.len() > MAX_PEERS {
         let message = format!("{} gateways are too many", peers.urls.len());
@@ -76,7 +76,7 @@ fn listed(peers: &PeersSection, field: &FieldPath, findings: &mut Findings<'_>) 
         }
         let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_ascii_lowercase();
         let port = uri.port_u16().unwrap_or(if secure { 443 } else { 80 });
-        places.insert(PeerPlace { certified: secure.then(|| host.clone()), host, port });
+        places.insert(PeerAddress { certified: secure.then(|| host.clone()), host, port });
     }
     places
 }

@@ -62,8 +62,8 @@ pub(in crate::config) fn validate(
         let holder = CredentialHolder { id, row: &row };
         own_names.insert(id, TenantNames { map, allow_fallback: tenant.allow_fallback });
         for (at, key) in tenant.keys.iter().enumerate() {
-            let place = KeyPlace { field: &field.key("keys").index(at), file: None };
-            context.key((holder, key), place, &mut credentials, &mut limits, findings);
+            let place = KeyLocation { field: &field.key("keys").index(at), file: None };
+            context.key(holder, key, place, &mut credentials, &mut limits, findings);
         }
         for (at, cert) in tenant.client_certs.iter().enumerate() {
             credentials.cert(context, holder, cert, &field.key("client_certs").index(at), findings);
@@ -86,7 +86,7 @@ pub(in crate::config) fn validate(
 
 /// Where a key stands.
 #[derive(Debug, Clone, Copy)]
-struct KeyPlace<'a> {
+struct KeyLocation<'a> {
     field: &'a FieldPath,
     file: Option<&'a Arc<str>>,
 }
@@ -139,8 +139,9 @@ impl TenantContext<'_> {
     /// Puts a key in force, if nothing is wrong with it.
     fn key(
         &self,
-        (holder, key): (CredentialHolder<'_>, &KeySection),
-        place: KeyPlace<'_>,
+        holder: CredentialHolder<'_>,
+        key: &KeySection,
+        place: KeyLocation<'_>,
         credentials: &mut CredentialSet,
         limits: &mut CheckedLimits,
         findings: &mut Findings<'_>,
@@ -181,8 +182,8 @@ impl TenantContext<'_> {
                     );
                 };
                 for (at, key) in file.keys.iter().enumerate() {
-                    let place = KeyPlace { field: &field.key("keys").index(at), file: Some(&name) };
-                    self.key((holder, key), place, credentials, limits, findings);
+                    let place = KeyLocation { field: &field.key("keys").index(at), file: Some(&name) };
+                    self.key(holder, key, place, credentials, limits, findings);
                 }
             });
             if !is_good {

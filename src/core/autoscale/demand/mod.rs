@@ -26,8 +26,8 @@ use self::residency::ResidencySampler;
 use crate::core::autoscale::demand::profiles::DemandProfiles;
 use crate::core::autoscale::demand::utilization::{PoolUse, ReplicasInUse};
 
-/// Longest stay at a replica that counts, in seconds; longer stays count as this.
-const MAX_STAY: f64 = 3600.0;
+/// Longest attempt that counts, in seconds; longer attempts count as this.
+const MAX_ATTEMPT: f64 = 3600.0;
 
 /// Demand of one pool group.
 #[derive(Debug, Clone, Default)]
@@ -36,8 +36,8 @@ struct GroupDemand {
     pool_sets: Vec<PoolSet>,
     /// By pool set, then by class.
     flows: Vec<DemandFlow>,
-    /// Mean stay of each class's jobs at a replica, in seconds.
-    stays: Vec<RunningMean>,
+    /// Mean duration of an attempt of each class, in seconds.
+    durations: Vec<RunningMean>,
 }
 
 impl GroupDemand {
@@ -72,10 +72,10 @@ impl Demand {
                 let class = old.classes.iter().position(|other| *other == class)?;
                 Some(old.flows[old.index(class.into(), pool_set.into())].clone())
             };
-            let stay = |class: &ClassId| {
+            let lasted = |class: &ClassId| {
                 let old = old?;
                 let at = old.classes.iter().position(|other| other == class)?;
-                Some(old.stays[at])
+                Some(old.durations[at])
             };
             let pool_sets = shape.pool_sets.iter();
             let cells =
@@ -84,7 +84,7 @@ impl Demand {
                 classes: classes.clone(),
                 pool_sets: shape.pool_sets.clone(),
                 flows: cells.map(Option::unwrap_or_default).collect(),
-                stays: classes.iter().map(stay).map(Option::unwrap_or_default).collect(),
+                durations: classes.iter().map(lasted).map(Option::unwrap_or_default).collect(),
             }
         };
         self.parts = shapes.iter().zip(classes).map(part).collect();
@@ -96,9 +96,9 @@ impl Demand {
     pub fn note_arrival(&mut self, at: LanePosition, work: f64, now: Tick) {
         let Some(part) = self.parts.get_mut(at.group.index()) else { return };
         let index = part.index(at.class, at.pool_set);
-        let stay = part.stays.get(at.class.index()).copied();
+        let lasted = part.durations.get(at.class.index()).copied();
         if let Some(flow) = part.flows.get_mut(index) {
-            flow.add(now, work, expected_duration(stay));
+            flow.add(now, work, expected_duration(lasted));
         }
     }
 
@@ -118,18 +118,18 @@ impl Demand {
             self.note_arrival(at, work, now);
         }
         let part = self.parts.get(at.group.index());
-        let stay = part.and_then(|part| part.stays.get(at.class.index()).copied());
+        let lasted = part.and_then(|part| part.durations.get(at.class.index()).copied());
         if let Some(own) = self.pools.get_mut(pool.index()) {
-            own.sent.add(now, work, expected_duration(stay));
+            own.sent.add(now, work, expected_duration(lasted));
         }
     }
 
-    /// Counts a stay of a job at a replica that ended.
-    pub fn note_stay(&mut self, at: LaneAccounts, stay: Duration) {
+    /// Counts an attempt that ended.
+    pub fn note_attempt_end(&mut self, at: LaneAccounts, lasted: Duration) {
         let part = self.parts.get_mut(at.group.index());
-        let mean = part.and_then(|part| part.stays.get_mut(at.class.index()));
+        let mean = part.and_then(|part| part.durations.get_mut(at.class.index()));
         if let Some(mean) = mean {
-            mean.add(stay.as_secs_f64().min(MAX_STAY));
+            mean.add(lasted.as_secs_f64().min(MAX_ATTEMPT));
         }
     }
 
@@ -142,8 +142,8 @@ impl Demand {
 
     /// Samples the residency of the pool: the replicas in service, and those with a job.
     pub fn sample_residency(&mut self, pool: PoolId, loaded: u32, active: u32, now: Tick) {
-        if let Some(stays) = self.residency.get_mut(pool.index()) {
-            stays.sample(now, loaded, active);
+        if let Some(sampler) = self.residency.get_mut(pool.index()) {
+            sampler.sample(now, loaded, active);
         }
     }
 
@@ -171,6 +171,6 @@ fn shares(pool_set: &PoolSet, pools: &[PoolId]) -> bool {
     pool_set.pools.iter().any(|pool| pools.contains(pool))
 }
 
-fn expected_duration(stay: Option<RunningMean>) -> Duration {
-    Duration::from_secs_f64(stay.map_or(0.0, |mean| mean.value))
+fn expected_duration(lasted: Option<RunningMean>) -> Duration {
+    Duration::from_secs_f64(lasted.map_or(0.0, |mean| mean.value))
 }

@@ -1,5 +1,5 @@
 //! Demand profile of one model, pool, class or tenant, for reports: concurrency, arrivals, waits
-//! and stays.
+//! and durations of attempts.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -65,15 +65,15 @@ pub struct SavedProfile {
     pub outputs: CoarseHistogram,
     /// Waits in milliseconds.
     pub waits: CoarseHistogram,
-    /// Stays at a replica in milliseconds.
+    /// Durations of attempts in milliseconds.
     pub stays: CoarseHistogram,
     /// The last bursts, newest last.
     pub bursts: VecDeque<DemandBurst>,
     /// Seconds that demand was watched, fading over the days.
     pub watched: f64,
-    /// Jobs that began within their tolerance, fading over the days.
+    /// Jobs dispatched within their class's TTFT objective, fading over the days.
     pub kept: f64,
-    /// Jobs that did not begin within their tolerance, fading over the days.
+    /// Jobs dispatched later, or refused, fading over the days.
     pub missed: f64,
 }
 
@@ -124,9 +124,9 @@ impl DemandProfile {
         }
     }
 
-    /// Counts a stay at a replica that ended.
-    pub fn stayed(&mut self, stay: Duration) {
-        self.seen.stays.add(stay.as_secs_f64() * 1e3, 1.0);
+    /// Counts an attempt that ended.
+    pub fn attempt_ended(&mut self, lasted: Duration) {
+        self.seen.stays.add(lasted.as_secs_f64() * 1e3, 1.0);
     }
 
     /// Counts a job that was refused after it was admitted.

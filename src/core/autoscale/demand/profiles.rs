@@ -101,16 +101,16 @@ impl DemandProfiles {
         self.row_mut(ProfileSubject::Pool(pool)).into_iter().for_each(|row| row.began(waited, in_time));
     }
 
-    /// Counts a stay at a replica of the pool that began.
+    /// Counts an attempt at a replica of the pool that began.
     pub fn sent(&mut self, job: &ObservedJob, pool: PoolId) {
         self.row_mut(ProfileSubject::Pool(pool)).into_iter().for_each(|row| row.enter(job.prompt_tokens));
     }
 
-    /// Counts a stay at a replica of the pool that ended.
-    pub fn stayed(&mut self, job: &ObservedJob, pool: PoolId, stay: Duration) {
-        self.for_each_subject(job, |row| row.stayed(stay));
+    /// Counts an attempt at a replica of the pool that ended.
+    pub fn attempt_ended(&mut self, job: &ObservedJob, pool: PoolId, lasted: Duration) {
+        self.for_each_subject(job, |row| row.attempt_ended(lasted));
         self.row_mut(ProfileSubject::Pool(pool)).into_iter().for_each(|row| {
-            row.stayed(stay);
+            row.attempt_ended(lasted);
             row.leave(0);
         });
     }

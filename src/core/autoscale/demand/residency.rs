@@ -59,17 +59,17 @@ mod tests {
 
     #[test]
     fn what_is_loaded_and_does_nothing_is_idle() {
-        let mut stays = ResidencySampler::default();
-        assert_eq!(stays.seen.idle(), None);
+        let mut sampler = ResidencySampler::default();
+        assert_eq!(sampler.seen.idle(), None);
         for second in 0..=600 {
             let at = Tick::from_millis(second * 1000);
-            stays.sample(at, 4, u32::from(second % 2 == 0));
-            stays.sample(at, 4, 4);
+            sampler.sample(at, 4, u32::from(second % 2 == 0));
+            sampler.sample(at, 4, 4);
         }
-        let idle = stays.seen.idle().unwrap();
+        let idle = sampler.seen.idle().unwrap();
         assert!((idle - 0.875).abs() < 0.01, "half of the time one of four: {idle}");
-        assert!((stays.seen.loaded - 2400.0).abs() < 10.0);
-        stays.sample(Tick::from_millis(9_000_000), 1, 0);
-        assert!(stays.seen.loaded < 2420.0, "a gap in which nobody looked does not count");
+        assert!((sampler.seen.loaded - 2400.0).abs() < 10.0);
+        sampler.sample(Tick::from_millis(9_000_000), 1, 0);
+        assert!(sampler.seen.loaded < 2420.0, "a gap in which nobody looked does not count");
     }
 }

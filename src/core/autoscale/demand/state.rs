@@ -109,7 +109,7 @@ impl Demand {
         let pool = |(id, name, _): (_, &str, _)| PoolDemandState {
             name: name.to_owned(),
             cost: self.pool(id).and_then(|pool| pool.cost()),
-            residency: self.residency.get(id.index()).map(|stays| stays.seen.whole()).unwrap_or_default(),
+            residency: self.residency.get(id.index()).map(|sampler| sampler.seen.whole()).unwrap_or_default(),
             ..PoolDemandState::default()
         };
         let row = |(kind, name, of): (ProfileKind, &str, ProfileSubject)| {
@@ -133,8 +133,8 @@ impl Demand {
             let own = policy.pools.id(&kept.name).and_then(|id| self.pools.get_mut(id.index()));
             let cost = kept.cost.filter(|cost| cost.is_finite() && *cost > 0.0);
             own.into_iter().for_each(|own| own.restore(cost));
-            let stays = policy.pools.id(&kept.name).and_then(|id| self.residency.get_mut(id.index()));
-            stays.into_iter().for_each(|stays| stays.seen = kept.residency);
+            let sampler = policy.pools.id(&kept.name).and_then(|id| self.residency.get_mut(id.index()));
+            sampler.into_iter().for_each(|sampler| sampler.seen = kept.residency);
         }
         for (kind, name, of) in rows(policy) {
             let kept = state.rows.iter().find(|row| row.kind == kind && row.name == name);

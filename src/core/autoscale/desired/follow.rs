@@ -39,7 +39,7 @@ mod tests {
     fn pair(need: impl Fn(u64) -> f64, seconds: u64) -> (DesiredReplicas, DesiredReplicas) {
         let (mut first, mut second) = (DesiredReplicas::default(), DesiredReplicas::default());
         for now in 0..seconds {
-            let (number, _) = first.settle(need(now), 0, HOLD, START, at(now));
+            let (number, _) = first.update(need(now), 0, HOLD, START, at(now));
             second.follow(need(now), number, HOLD, at(now));
         }
         (first, second)
@@ -53,8 +53,8 @@ mod tests {
             for until in [10, 610, 890, 905, 1500] {
                 let (mut first, mut second) = pair(need, until);
                 for now in until..until + 900 {
-                    let one = first.settle(need(now), 0, HOLD, START, at(now)).0;
-                    let other = second.settle(need(now), 0, HOLD, START, at(now)).0;
+                    let one = first.update(need(now), 0, HOLD, START, at(now)).0;
+                    let other = second.update(need(now), 0, HOLD, START, at(now)).0;
                     assert_eq!(one, other, "{until} {now}");
                 }
             }
@@ -65,7 +65,7 @@ mod tests {
     fn who_has_just_come_keeps_what_it_was_told() {
         let mut memory = DesiredReplicas::default();
         memory.follow(3.0, 12, HOLD, at(1000));
-        let after = |memory: &mut DesiredReplicas, now| memory.settle(3.0, 0, HOLD, START, at(now)).0;
+        let after = |memory: &mut DesiredReplicas, now| memory.update(3.0, 0, HOLD, START, at(now)).0;
         assert_eq!((after(&mut memory, 1001), after(&mut memory, 1300)), (12, 12));
         assert_eq!(after(&mut memory, 1301), 9, "and falls as everybody does");
     }

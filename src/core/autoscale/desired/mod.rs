@@ -69,7 +69,7 @@ impl DesiredReplicas {
     /// Updates the number. `replicas` are needed, at least `floor`; the largest need is kept for
     /// `hold`; a start takes `start`. Returns the number, and whether it is held above the present
     /// need.
-    pub fn settle(
+    pub fn update(
         &mut self,
         replicas: f64,
         floor: u32,
@@ -211,7 +211,7 @@ mod tests {
     }
 
     fn number(memory: &mut DesiredReplicas, replicas: f64, second: u64) -> u32 {
-        memory.settle(replicas, 0, HOLD, START, at(second)).0
+        memory.update(replicas, 0, HOLD, START, at(second)).0
     }
 
     #[test]
@@ -234,7 +234,7 @@ mod tests {
         let need = |second: u64| if (36_000..39_600).contains(&(second % 86_400)) { 9.0 } else { 3.0 };
         let mut number = |second: u64| {
             let expected = memory.forecast(need(second), START, at(second));
-            memory.settle(need(second).max(expected), 0, HOLD, START, at(second)).0
+            memory.update(need(second).max(expected), 0, HOLD, START, at(second)).0
         };
         let day = |number: &mut dyn FnMut(u64) -> u32, of: u64| {
             let numbers: Vec<u32> = (of * 86_400..(of + 1) * 86_400).step_by(5).map(number).collect();

@@ -20,6 +20,18 @@ use crate::core::autoscale::inputs::DemandInputs;
 /// The part of a replica that patient work must keep busy to be worth a start.
 const WORTH_A_START: f64 = 0.5;
 
+/// A pool whose number of replicas is to be found.
+#[derive(Debug, Clone, Copy)]
+struct PoolInputs<'a> {
+    view: &'a ScalingPool,
+    /// The pool in the policy.
+    row: &'a Pool,
+    /// The number that another gateway decided.
+    told: Option<&'a DecidedNumber>,
+    /// Whether that number counts, and not our own.
+    follow: bool,
+}
+
 impl DemandObserver {
     /// One row for each pool of the policy, by what this gateway and others see together. Asked
     /// twice at the same instant, it says the same.
@@ -53,7 +65,8 @@ impl DemandObserver {
                     cold_start: inputs.pool(view.pool).start,
                 };
                 let told = others.decided.get(inputs.policy.pools.name(view.pool));
-                needs.push(self.decide(counted, (view, row), &part, (told, others.follow), (watched, now)));
+                let pool = PoolInputs { view, row, told, follow: others.follow };
+                needs.push(self.decide(counted, &pool, &part, watched, now));
             }
         }
         let alone = |view: &&ScalingPool| inputs.placement.group_of(view.pool).is_none();
@@ -83,15 +96,17 @@ impl DemandObserver {
         inputs.policy.pools.iter().map(look).collect()
     }
 
-    /// The pool's number: one that another gateway decided, or our own.
+    /// The pool's number: one that another gateway decided, or our own. `watched`: how long demand has
+    /// been watched.
     fn decide(
         &mut self,
         counted: ReplicaDemand,
-        (view, row): (&ScalingPool, &Pool),
+        pool: &PoolInputs<'_>,
         part: &PoolShare,
-        (told, follow): (Option<&DecidedNumber>, bool),
-        (watched, now): (Duration, Tick),
+        watched: Duration,
+        now: Tick,
     ) -> ReplicaDemand {
+        let PoolInputs { view, row, told, follow } = *pool;
         let counted = ReplicaDemand { due: is_due(view, part, row), ..counted };
         let part = &if counted.due { *part } else { part.deferred() };
         let part = &self.with_forecast(view, part, now);
@@ -116,9 +131,9 @@ impl DemandObserver {
                 ..counted
             };
         }
-        let least = least(&counted, view, part, (row, bursts));
+        let least = least(&counted, pool, part, bursts);
         let least = if unmet > least.0 { (unmet, ScaleReason::Unmet) } else { least };
-        let (number, kept) = memory.settle(part.replicas, least.0, hold(view.start), view.start, now);
+        let (number, kept) = memory.update(part.replicas, least.0, hold(view.start), view.start, now);
         // Until a whole window was seen, what is there is not known to be too much.
         let held = if watched < window(view.start) { number.max(view.ready) } else { number };
         let bounded = held.min(row.max_replicas.unwrap_or(u32::MAX).max(row.min_replicas));
@@ -149,19 +164,20 @@ fn is_due(view: &ScalingPool, part: &PoolShare, row: &Pool) -> bool {
     view.ready > 0 || row.traits.capacity == Capacity::Spot || part.due || part.replicas >= WORTH_A_START
 }
 
-/// The least that the pool must have, whatever is asked for, and why.
+/// The least that the pool must have, whatever is asked for, and why. `bursts`: the floor for repeated
+/// hopeless bursts.
 fn least(
     counted: &ReplicaDemand,
-    view: &ScalingPool,
+    pool: &PoolInputs<'_>,
     part: &PoolShare,
-    (row, bursts): (&Pool, u32),
+    bursts: u32,
 ) -> (u32, ScaleReason) {
-    let busy = match view.ready {
+    let busy = match pool.view.ready {
         0 if counted.has_due_jobs_above(0) => (1, ScaleReason::Start),
         ready if part.unknown => (ready.max(1), ScaleReason::Sustained),
         _ => (u32::from(counted.is_busy()), ScaleReason::Sustained),
     };
-    let floor = (row.min_replicas.max(bursts), ScaleReason::Floor);
+    let floor = (pool.row.min_replicas.max(bursts), ScaleReason::Floor);
     let most = if floor.0 > busy.0 { floor } else { busy };
     Some(most).filter(|(least, _)| *least > 0).unwrap_or_default()
 }

@@ -78,10 +78,10 @@ impl DemandObserver {
                     self.demand.note_refusal(at, now);
                 }
             }
-            DemandFactKind::Stayed { job, accounts, pool, stay } => {
-                self.demand.note_stay(accounts, stay);
+            DemandFactKind::AttemptEnded { job, accounts, pool, lasted } => {
+                self.demand.note_attempt_end(accounts, lasted);
                 if let Some(pool) = pool {
-                    self.demand.profiles.stayed(&job, pool, stay);
+                    self.demand.profiles.attempt_ended(&job, pool, lasted);
                 }
             }
             DemandFactKind::Moved { from, to } => self.demand.profiles.moved(from, to),

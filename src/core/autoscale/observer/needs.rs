@@ -43,8 +43,8 @@ impl NeedInputs<'_> {
             let speed =
                 |pool: &ScalingPool| pool.cost.or(known).map_or(0.0, |cost| f64::from(pool.ready) / cost);
             let capacity = views().map(speed).sum();
-            let theirs = inputs.peer_demand((group, pool_set), &order, others);
-            let mut wants = self.classes((group, pool_set), (start, ready));
+            let theirs = inputs.peer_demand(group, pool_set, &order, others);
+            let mut wants = self.classes(group, pool_set, start, ready);
             for (class, part) in &theirs {
                 let same = wants.iter_mut().filter(|(id, _)| id == class);
                 same.for_each(|(_, want)| part.add_to(want));
@@ -60,11 +60,14 @@ impl NeedInputs<'_> {
         pool_sets.collect()
     }
 
-    /// What each class asks for in the pool set, in the order of service.
+    /// What each class asks for in the pool set, in the order of service. `start`: how long its next
+    /// replica takes to start; `ready`: its replicas in service.
     pub(super) fn classes(
         &self,
-        (group, pool_set): (GroupIndex, PoolSetIndex),
-        (start, ready): (Duration, u32),
+        group: GroupIndex,
+        pool_set: PoolSetIndex,
+        start: Duration,
+        ready: u32,
     ) -> Vec<(ClassId, ClassDemand)> {
         let Self { demand, inputs, waits, watched } = *self;
         let (window, now) = (window(start), inputs.now);

@@ -155,12 +155,12 @@ impl PeerGroup {
     /// true when this gateway takes no new requests.
     pub fn update(&mut self, own: &DemandReport, draining: bool, now: Tick) -> PeerView {
         self.slots.retain(|_, slot| slot.listed || slot.counts(now));
-        let words = self.reports();
-        let is_live = |word: &LastReport| word.age(now) < LIVE;
-        let is_lost = |word: &LastReport| !is_live(word) && word.age(now) <= REPLAY;
-        let count = self.count(&words, now);
+        let reports = self.reports();
+        let is_live = |last: &LastReport| last.age(now) < LIVE;
+        let is_lost = |last: &LastReport| !is_live(last) && last.age(now) <= REPLAY;
+        let count = self.count(&reports, now);
         let blind = !self.listed || count.silent * BLIND_DIVISOR > count.known;
-        let role = self.role(&words, blind, draining, now);
+        let role = self.role(&reports, blind, draining, now);
         let decider = match &role {
             PeerRole::Decides(_) => Some(self.me),
             PeerRole::Follows(decision) => Some(decision.by),
@@ -168,11 +168,11 @@ impl PeerGroup {
         };
         let sum = |counts: &dyn Fn(&LastReport) -> bool| {
             let mut sum = DemandReport::default();
-            words.values().filter(|word| counts(word)).for_each(|word| sum.add(&word.report.demand));
+            reports.values().filter(|last| counts(last)).for_each(|last| sum.add(&last.report.demand));
             sum
         };
         let lost: BTreeSet<GatewayId> =
-            words.iter().filter(|(_, word)| is_lost(word)).map(|(name, _)| *name).collect();
+            reports.iter().filter(|(_, last)| is_lost(last)).map(|(name, _)| *name).collect();
         let mut others = sum(&is_live);
         let mut all = others.clone();
         all.add(own);
@@ -199,28 +199,28 @@ impl PeerGroup {
 
     /// Newest report of each gateway that has not announced its exit, from whatever slot.
     fn reports(&self) -> BTreeMap<GatewayId, LastReport> {
-        let mut words: BTreeMap<GatewayId, LastReport> = BTreeMap::new();
-        for word in self.slots.values().filter_map(PeerSlot::report) {
-            let last = words.entry(word.report.from).or_insert_with(|| word.clone());
-            if word.report.sequence > last.report.sequence {
-                last.clone_from(word);
+        let mut reports: BTreeMap<GatewayId, LastReport> = BTreeMap::new();
+        for last in self.slots.values().filter_map(PeerSlot::report) {
+            let newest = reports.entry(last.report.from).or_insert_with(|| last.clone());
+            if last.report.sequence > newest.report.sequence {
+                newest.clone_from(last);
             }
         }
-        words
+        reports
     }
 
-    fn count(&self, words: &BTreeMap<GatewayId, LastReport>, now: Tick) -> PeerCount {
+    fn count(&self, reports: &BTreeMap<GatewayId, LastReport>, now: Tick) -> PeerCount {
         let listed = || self.slots.values().filter(|slot| slot.listed);
         let heard: BTreeSet<GatewayId> =
-            listed().filter_map(PeerSlot::report).map(|word| word.report.from).collect();
+            listed().filter_map(PeerSlot::report).map(|last| last.report.from).collect();
         let young =
-            |name: &&GatewayId, limit: Duration| words.get(name).is_some_and(|word| word.age(now) <= limit);
+            |name: &&GatewayId, limit: Duration| reports.get(name).is_some_and(|last| last.age(now) <= limit);
         let never = listed().filter(|slot| slot.was_never_heard());
         let (late, coming): (Vec<&PeerSlot>, Vec<&PeerSlot>) = never.partition(|slot| slot.is_late(now));
         let known = heard.iter().filter(|name| young(name, MISSED)).count();
         let silent = heard.iter().filter(|name| young(name, MISSED) && !young(name, SILENT)).count();
-        let live = words.values().filter(|word| word.age(now) < LIVE).count();
-        let replayed = words.values().filter(|word| word.age(now) <= REPLAY).count() - live;
+        let live = reports.values().filter(|last| last.age(now) < LIVE).count();
+        let replayed = reports.values().filter(|last| last.age(now) <= REPLAY).count() - live;
         PeerCount {
             known: 1 + known + late.len() + coming.len(),
             live,
@@ -231,21 +231,21 @@ impl PeerGroup {
 
     fn role(
         &self,
-        words: &BTreeMap<GatewayId, LastReport>,
+        reports: &BTreeMap<GatewayId, LastReport>,
         blind: bool,
         draining: bool,
         now: Tick,
     ) -> PeerRole {
-        let live = || words.values().filter(|word| word.age(now) < LIVE);
-        let drains = |name: &GatewayId| words.get(name).is_some_and(|word| word.report.draining);
-        let stays = !(draining || blind) || live().any(|word| !word.report.draining && !word.report.blind);
+        let live = || reports.values().filter(|last| last.age(now) < LIVE);
+        let drains = |name: &GatewayId| reports.get(name).is_some_and(|last| last.report.draining);
+        let stays = !(draining || blind) || live().any(|last| !last.report.draining && !last.report.blind);
         let may = |draining: bool| !draining || !stays;
-        let others = live().filter(|word| !word.report.blind && may(word.report.draining));
-        let others = others.map(|word| word.report.from);
+        let others = live().filter(|last| !last.report.blind && may(last.report.draining));
+        let others = others.map(|last| last.report.from);
         let me = Some(self.me).filter(|_| !blind && may(draining));
         let eldest = others.chain(me).min();
         let gone = |name: &GatewayId| self.slots.values().any(|slot| slot.has_left(*name));
-        let fresh = live().filter_map(|word| word.decision(now));
+        let fresh = live().filter_map(|last| last.decision(now));
         let fresh = fresh.filter(|decision| decision.by != self.me && decision.age < LIVE);
         let fresh = fresh.filter(|decision| !gone(&decision.by) && (!stays || !drains(&decision.by)));
         let told = fresh.min_by_key(|decision| (decision.by, decision.age));

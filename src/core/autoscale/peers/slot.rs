@@ -84,7 +84,7 @@ impl PeerSlot {
 
     /// Whether the last report still counts.
     pub(super) fn counts(&self, now: Tick) -> bool {
-        self.report().is_some_and(|word| word.age(now) <= REPLAY)
+        self.report().is_some_and(|last| last.age(now) <= REPLAY)
     }
 
     pub(super) const fn was_never_heard(&self) -> bool {

@@ -84,8 +84,8 @@ impl ClassOrder {
         }
     }
 
-    pub(super) fn waiting_at(&self, place: Option<usize>) -> u64 {
-        place.map_or(0, |place| self.waiting_by_pool[place])
+    pub(super) fn waiting_at(&self, pool_index: Option<usize>) -> u64 {
+        pool_index.map_or(0, |index| self.waiting_by_pool[index])
     }
 
     pub(super) fn is_active(&self, now: Tick) -> bool {

@@ -7,32 +7,34 @@
 
 use smallvec::SmallVec;
 
-use crate::core::model::ids::{ClassIndex, PoolSetIndex, TenantId};
-use crate::core::queue::lane_key::LanePart;
+use crate::core::model::ids::{ClassIndex, TenantId};
+use crate::core::queue::lane_key::LaneSegment;
 
 use super::PoolGroup;
 use super::head_tree::GroupRank;
-use super::heads::{HeadEntry, HeadKey, HeadPosition, HeadSet, tree_index};
+use super::heads::{HeadEntry, HeadKey, HeadPosition, HeadSet, TreeId, tree_index};
 
 impl PoolGroup {
     /// Adds, moves or removes a head of the tenant; returns its new position.
     pub fn put_head(
         &mut self,
-        (at, tenant): (HeadSet, TenantId),
-        seat: Option<HeadPosition>,
+        at: HeadSet,
+        tenant: TenantId,
+        position: Option<HeadPosition>,
         bound: bool,
         entry: Option<HeadEntry>,
     ) -> Option<HeadPosition> {
-        let here = seat.filter(|seat| seat.preferred_only == bound);
-        if seat != here {
-            self.set((at, tenant), !bound, seat, None);
+        let here = position.filter(|position| position.preferred_only == bound);
+        if position != here {
+            self.set(at, tenant, !bound, position, None);
         }
-        self.set((at, tenant), bound, here, entry)
+        self.set(at, tenant, bound, here, entry)
     }
 
     fn set(
         &mut self,
-        (at, tenant): (HeadSet, TenantId),
+        at: HeadSet,
+        tenant: TenantId,
         bound: bool,
         before: Option<HeadPosition>,
         entry: Option<HeadEntry>,
@@ -48,13 +50,13 @@ impl PoolGroup {
         let after = heads
             .put(home, before.map(|position| position.slot), entry)
             .map(|slot| HeadPosition { preferred_only: bound, slot });
-        if part == LanePart::Fresh && before != after {
+        if part == LaneSegment::New && before != after {
             let positions = own.head_positions.tenants.entry(tenant).or_default();
             positions.retain(|position| Some(*position) != before.map(|before| (pool_set, before)));
             positions.extend(after.map(|after| (pool_set, after)));
         }
         for group in self.quotas.tree.groups_of(tenant) {
-            self.refresh_group(class, (pool_set, number), group);
+            self.refresh_group(class, TreeId { pool_set, number }, group);
         }
         let own = &mut self.classes[class.index()];
         let is_empty = own.pool_sets[pool_set.index()].trees[number].is_empty();
@@ -63,35 +65,27 @@ impl PoolGroup {
     }
 
     /// Updates a group's entry in one tree, after its children there or its rank have changed.
-    fn refresh_group(
-        &mut self,
-        class: ClassIndex,
-        (pool_set, number): (PoolSetIndex, usize),
-        group: TenantId,
-    ) {
+    fn refresh_group(&mut self, class: ClassIndex, tree: TreeId, group: TenantId) {
         let own = &mut self.classes[class.index()];
-        let is_fresh = number >= tree_index(LanePart::Fresh, false);
+        let is_fresh = tree.number >= tree_index(LaneSegment::New, false);
         let counter = if is_fresh { own.counters.group(group) } else { 0 };
         let rank = GroupRank { quota_state: self.quotas.group_state(group), counter };
-        let heads = &mut own.pool_sets[pool_set.index()].trees[number];
+        let heads = &mut own.pool_sets[tree.pool_set.index()].trees[tree.number];
         heads.refresh(group, self.quotas.tree.parent(group), rank);
         let holds = heads.holds(group);
-        let places = own.head_positions.groups.entry(group).or_default();
-        if places.contains(&(pool_set, number)) != holds {
-            places.retain(|place| *place != (pool_set, number));
-            places.extend(holds.then_some((pool_set, number)));
+        let trees = own.head_positions.groups.entry(group).or_default();
+        if trees.contains(&tree) != holds {
+            trees.retain(|other| *other != tree);
+            trees.extend(holds.then_some(tree));
         }
     }
 
     /// The entry of a tenant's head in its search tree.
     #[must_use]
-    pub fn head_at(
-        &self,
-        (HeadSet { class, pool_set, part }, tenant): (HeadSet, TenantId),
-        seat: HeadPosition,
-    ) -> Option<HeadEntry> {
+    pub fn head_at(&self, at: HeadSet, tenant: TenantId, position: HeadPosition) -> Option<HeadEntry> {
+        let HeadSet { class, pool_set, part } = at;
         let trees = &self.classes[class.index()].pool_sets[pool_set.index()].trees;
-        trees[tree_index(part, seat.preferred_only)].get(self.quotas.tree.group_of(tenant), seat.slot)
+        trees[tree_index(part, position.preferred_only)].get(self.quotas.tree.group_of(tenant), position.slot)
     }
 
     /// Moves a tenant's fresh heads of a class to the position that its counter and those of its
@@ -99,10 +93,10 @@ impl PoolGroup {
     pub fn follow_counter(&mut self, class: ClassIndex, tenant: TenantId) {
         let own = &mut self.classes[class.index()];
         let (counter, home) = (own.counters.get(tenant), self.quotas.tree.group_of(tenant));
-        for (pool_set, seat) in own.head_positions.tenants.get(&tenant).into_iter().flatten() {
-            let heads =
-                &mut own.pool_sets[pool_set.index()].trees[tree_index(LanePart::Fresh, seat.preferred_only)];
-            heads.rekey(home, seat.slot, |key| HeadKey::new(key.quota_state, counter, key.place));
+        for (pool_set, position) in own.head_positions.tenants.get(&tenant).into_iter().flatten() {
+            let heads = &mut own.pool_sets[pool_set.index()].trees
+                [tree_index(LaneSegment::New, position.preferred_only)];
+            heads.rekey(home, position.slot, |key| HeadKey::new(key.quota_state, counter, key.place));
         }
         for group in self.quotas.tree.groups_of(tenant) {
             self.follow_group_in(class, group);
@@ -116,14 +110,15 @@ impl PoolGroup {
     }
 
     fn follow_group_in(&mut self, class: ClassIndex, group: TenantId) {
-        let places = self.classes[class.index()].head_positions.groups.get(&group);
-        for (pool_set, number) in places.cloned().unwrap_or_default() {
+        let trees = self.classes[class.index()].head_positions.groups.get(&group);
+        for tree in trees.cloned().unwrap_or_default() {
             for group in self.quotas.tree.groups_of(group) {
-                self.refresh_group(class, (pool_set, number), group);
+                self.refresh_group(class, tree, group);
             }
             let own = &mut self.classes[class.index()];
-            let is_empty = own.pool_sets[pool_set.index()].trees[number].is_empty();
-            own.pool_sets_with_heads[number].set(pool_set.index(), !is_empty);
+            let pool_set = tree.pool_set.index();
+            let is_empty = own.pool_sets[pool_set].trees[tree.number].is_empty();
+            own.pool_sets_with_heads[tree.number].set(pool_set, !is_empty);
         }
     }
 
@@ -141,7 +136,7 @@ impl PoolGroup {
         self.classes.iter().all(|class| {
             let trees = class.pool_sets.iter().flat_map(|pool_set| pool_set.trees.iter().enumerate());
             trees.clone().all(|(number, tree)| {
-                let is_fresh = number >= tree_index(LanePart::Fresh, false);
+                let is_fresh = number >= tree_index(LaneSegment::New, false);
                 groups.iter().all(|group| {
                     let counter = if is_fresh { class.counters.group(*group) } else { 0 };
                     let rank = GroupRank { quota_state: self.quotas.group_state(*group), counter };

@@ -7,7 +7,7 @@
 use crate::core::model::ids::TenantId;
 use crate::core::model::number_map::NumberMap;
 use crate::core::queue::fit_tree::{FitEntry, FitSize, FitTree};
-use crate::core::queue::lane_key::LanePlace;
+use crate::core::queue::lane_key::LaneOrderKey;
 use crate::core::queue::quota::{QuotaState, TenantQuotas};
 
 use super::heads::{HeadEntry, HeadKey, LaneHead};
@@ -38,8 +38,8 @@ pub(super) struct GroupRank {
 
 /// The key of a group whose first head has this place. Whether that head is late is no matter of
 /// the group's siblings.
-fn key_of(quota_state: QuotaState, counter: u128, place: LanePlace) -> HeadKey {
-    HeadKey::new(quota_state, counter, LanePlace { late: false, ..place })
+fn key_of(quota_state: QuotaState, counter: u128, place: LaneOrderKey) -> HeadKey {
+    HeadKey::new(quota_state, counter, LaneOrderKey { late: false, ..place })
 }
 
 /// A head that a search found, with how its groups stand, the outermost first.

@@ -10,7 +10,7 @@ use crate::core::model::ids::{ClassIndex, JobId, PoolId, PoolSetIndex, ReplicaId
 use crate::core::model::number_map::NumberMap;
 use crate::core::queue::fairness::quantum;
 use crate::core::queue::fit_tree::{FitEntry, FitRank, FitSize};
-use crate::core::queue::lane_key::{LaneKey, LanePart, LanePlace};
+use crate::core::queue::lane_key::{LaneKey, LaneOrderKey, LaneSegment};
 use crate::core::queue::quota::QuotaState;
 
 /// Place of a head among those of a class and pool set: tenants below their guarantee first, then
@@ -23,7 +23,7 @@ pub struct HeadKey {
     /// The tenant's virtual counter; 0 for returned jobs, which the tenant has already paid for.
     pub counter: u128,
     /// The job's place in its lane.
-    pub place: LanePlace,
+    pub place: LaneOrderKey,
     /// The counter again. The floor of several keys holds the least counter of all of them here,
     /// whichever key is first. Tenants that begin to wait are lifted to that counter.
     pub(super) least_counter: u128,
@@ -31,7 +31,7 @@ pub struct HeadKey {
 
 impl HeadKey {
     #[must_use]
-    pub const fn new(quota_state: QuotaState, counter: u128, place: LanePlace) -> Self {
+    pub const fn new(quota_state: QuotaState, counter: u128, place: LaneOrderKey) -> Self {
         Self { quota_state, counter, place, least_counter: counter }
     }
 }
@@ -69,7 +69,7 @@ impl FitRank for HeadKey {
 pub struct LaneHead {
     pub job: JobId,
     pub lane: LaneKey,
-    pub part: LanePart,
+    pub part: LaneSegment,
 }
 
 /// A head with its key and size, as stored in a search tree.
@@ -84,8 +84,16 @@ pub struct HeadPosition {
 }
 
 /// The number of a search tree within its pool set.
-pub(super) const fn tree_index(part: LanePart, bound: bool) -> usize {
+pub(super) const fn tree_index(part: LaneSegment, bound: bool) -> usize {
     2 * part as usize + bound as usize
+}
+
+/// A search tree of a class.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct TreeId {
+    pub(super) pool_set: PoolSetIndex,
+    /// Its number within the pool set, by [`tree_index`].
+    pub(super) number: usize,
 }
 
 /// A replica that is kept free for a job that needs more room than the replica has now.
@@ -102,7 +110,7 @@ pub struct HeldReplica {
 pub struct HeadSet {
     pub class: ClassIndex,
     pub pool_set: PoolSetIndex,
-    pub part: LanePart,
+    pub part: LaneSegment,
 }
 
 /// The head that a search found to go next.
@@ -112,7 +120,7 @@ pub struct Candidate {
     pub pool_set: PoolSetIndex,
     pub head: LaneHead,
     /// The job's place in its lane.
-    pub place: LanePlace,
+    pub place: LaneOrderKey,
     /// Sequences, KV tokens and prefill tokens that the job needs.
     pub need: FitSize,
     /// Whether the class goes first because it is owed its guaranteed share.
@@ -198,10 +206,10 @@ pub struct ObjectiveInputs {
     pub active: BitSet,
     /// See [`super::PoolGroup::headroom`].
     pub headroom: u32,
-    /// See [`super::PoolGroup::widest`].
-    pub widest: u32,
+    /// See [`super::PoolGroup::max_sequences`].
+    pub max_sequences: u32,
     /// See [`Fleet::service_changes`](crate::core::replica::fleet::Fleet::service_changes).
-    pub turns: u64,
+    pub service_changes: u64,
 }
 
 /// A pool set with the position of a head in it.
@@ -212,6 +220,6 @@ pub(super) type IndexedHead = (PoolSetIndex, HeadPosition);
 pub(super) struct HeadIndex {
     /// Of each tenant.
     pub(super) tenants: NumberMap<TenantId, SmallVec<[IndexedHead; 2]>>,
-    /// Of each group: the pool sets and the numbers of the search trees in which it has heads.
-    pub(super) groups: NumberMap<TenantId, SmallVec<[(PoolSetIndex, usize); 2]>>,
+    /// Of each group: the search trees in which it has heads.
+    pub(super) groups: NumberMap<TenantId, SmallVec<[TreeId; 2]>>,
 }

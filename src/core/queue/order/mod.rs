@@ -20,7 +20,7 @@ use crate::core::model::time::Tick;
 use crate::core::placement::{self, GroupShape};
 use crate::core::queue::drain_rate::DrainRates;
 use crate::core::queue::estimate::DrainRate;
-use crate::core::queue::lane_key::LanePart;
+use crate::core::queue::lane_key::LaneSegment;
 use crate::core::queue::quota::TenantQuotas;
 use crate::core::queue::retry_budget::RetryBudget;
 
@@ -34,7 +34,8 @@ use self::class_order::{ACTIVE_FOR, ClassOrder};
 use self::head_tree::HeadTree;
 use self::heads::tree_index;
 
-/// One pool group: its classes in the order of service, and the replicas held for wide jobs.
+/// One pool group: its classes in the order of service, and the replicas held for jobs of
+/// several sequences.
 #[derive(Debug, Clone, Default)]
 pub struct PoolGroup {
     /// The group's pools and pool sets.
@@ -63,7 +64,7 @@ pub struct PoolGroup {
     /// The inputs from which the objectives of the group's pools were last computed.
     pub objective_inputs: Option<ObjectiveInputs>,
     /// Waiting jobs with several sequences: the number of jobs for each number of sequences.
-    wide_jobs: BTreeMap<u32, u32>,
+    jobs_by_sequences: BTreeMap<u32, u32>,
 }
 
 impl PoolGroup {
@@ -85,18 +86,18 @@ impl PoolGroup {
             ClassOrder::new(id, min_share, old, policy, shape)
         });
         let reach = |pool_set: &placement::PoolSet| {
-            let places = pool_set.pools.iter().filter_map(|pool| shape.pools.binary_search(pool).ok());
-            (pool_set.pools.iter().map(|pool| pool.index()).collect(), places.collect())
+            let indexes = pool_set.pools.iter().filter_map(|pool| shape.pools.binary_search(pool).ok());
+            (pool_set.pools.iter().map(|pool| pool.index()).collect(), indexes.collect())
         };
         let reaches: Vec<(BitSet, Vec<usize>)> = shape.pool_sets.iter().map(reach).collect();
-        let lines_at = |place: usize| {
-            let pool_sets = reaches.iter().enumerate().filter(|(_, reach)| reach.1.contains(&place));
+        let pool_sets_at = |pool: usize| {
+            let pool_sets = reaches.iter().enumerate().filter(|(_, reach)| reach.1.contains(&pool));
             pool_sets.map(|(pool_set, _)| pool_set).collect()
         };
-        let pool_sets_at: Vec<BitSet> = (0..shape.pools.len()).map(lines_at).collect();
-        let overlaps = reaches.iter().map(|(_, places)| {
-            places.iter().fold(BitSet::default(), |mut all, place| {
-                all.union(&pool_sets_at[*place]);
+        let pool_sets_at: Vec<BitSet> = (0..shape.pools.len()).map(pool_sets_at).collect();
+        let overlaps = reaches.iter().map(|(_, indexes)| {
+            indexes.iter().fold(BitSet::default(), |mut all, index| {
+                all.union(&pool_sets_at[*index]);
                 all
             })
         });
@@ -115,7 +116,7 @@ impl PoolGroup {
             session_wait_until: None,
             open_at: Tick::default(),
             objective_inputs: None,
-            wide_jobs: BTreeMap::new(),
+            jobs_by_sequences: BTreeMap::new(),
         }
     }
 
@@ -177,27 +178,28 @@ impl PoolGroup {
     /// Waiting jobs that may use the pool.
     #[must_use]
     pub fn waiting_for(&self, pool: PoolId) -> u64 {
-        let place = self.place_of(pool);
-        self.classes.iter().map(|class| class.waiting_at(place)).sum()
+        let pool_index = self.pool_index(pool);
+        self.classes.iter().map(|class| class.waiting_at(pool_index)).sum()
     }
 
     /// Waiting jobs of one class that may use the pool.
     pub fn class_waiting_for(&self, class: ClassIndex, pool: PoolId) -> u64 {
-        let place = self.place_of(pool);
-        self.classes.get(class.index()).map_or(0, |class| class.waiting_at(place))
+        let pool_index = self.pool_index(pool);
+        self.classes.get(class.index()).map_or(0, |class| class.waiting_at(pool_index))
     }
 
     /// Index of a pool among those of the group.
-    fn place_of(&self, pool: PoolId) -> Option<usize> {
+    fn pool_index(&self, pool: PoolId) -> Option<usize> {
         self.shape.pools.binary_search(&pool).ok()
     }
 
-    /// Counts a tenant's jobs that begin to wait in a pool set: so many.
+    /// Counts a tenant's jobs that begin to wait in a pool set.
     pub fn joined(
         &mut self,
         class: ClassIndex,
         pool_set: PoolSetIndex,
-        (tenant, jobs): (TenantId, u64),
+        tenant: TenantId,
+        jobs: u64,
         now: Tick,
     ) {
         let class = &mut self.classes[class.index()];
@@ -206,8 +208,8 @@ impl PoolGroup {
         self.pool_set_pools[pool_set.index()]
             .1
             .iter()
-            .for_each(|place| class.waiting_by_pool[*place] += jobs);
-        class.drain_rates.joined((tenant, jobs), now);
+            .for_each(|index| class.waiting_by_pool[*index] += jobs);
+        class.drain_rates.joined(tenant, jobs, now);
     }
 
     /// Counts a tenant's job that leaves a pool set. Returns false when the pool set had no waiting
@@ -218,7 +220,7 @@ impl PoolGroup {
         let Some(rest) = class.pool_sets[pool_set.index()].waiting.checked_sub(1) else { return false };
         class.pool_sets[pool_set.index()].waiting = rest;
         class.waiting -= 1;
-        self.pool_set_pools[pool_set.index()].1.iter().for_each(|place| class.waiting_by_pool[*place] -= 1);
+        self.pool_set_pools[pool_set.index()].1.iter().for_each(|index| class.waiting_by_pool[*index] -= 1);
         if class.waiting == 0 {
             class.guaranteed_share.forget();
         }
@@ -226,15 +228,15 @@ impl PoolGroup {
     }
 
     /// Counts a waiting job with several sequences.
-    pub fn note_wide(&mut self, seqs: u32) {
+    pub fn add_multi_sequence(&mut self, seqs: u32) {
         if seqs > 1 {
-            *self.wide_jobs.entry(seqs).or_default() += 1;
+            *self.jobs_by_sequences.entry(seqs).or_default() += 1;
         }
     }
 
-    /// Stops counting a job that [`Self::note_wide`] counted.
-    pub fn forget_wide(&mut self, seqs: u32) {
-        if let Entry::Occupied(mut jobs) = self.wide_jobs.entry(seqs) {
+    /// Stops counting a job that [`Self::add_multi_sequence`] counted.
+    pub fn remove_multi_sequence(&mut self, seqs: u32) {
+        if let Entry::Occupied(mut jobs) = self.jobs_by_sequences.entry(seqs) {
             *jobs.get_mut() -= 1;
             if *jobs.get() == 0 {
                 jobs.remove();
@@ -244,8 +246,8 @@ impl PoolGroup {
 
     /// The largest number of sequences of a waiting job, at least 1.
     #[must_use]
-    pub fn widest(&self) -> u32 {
-        self.wide_jobs.last_key_value().map_or(1, |(seqs, _)| *seqs)
+    pub fn max_sequences(&self) -> u32 {
+        self.jobs_by_sequences.last_key_value().map_or(1, |(seqs, _)| *seqs)
     }
 
     /// Lifts the counter of a tenant that begins to wait in a pool set, and those of its groups that
@@ -260,7 +262,7 @@ impl PoolGroup {
         for group in self.quotas.tree.groups_of(tenant) {
             let here = &self.classes[class.index()].pool_sets[pool_set.index()].trees;
             let waits =
-                [false, true].iter().any(|bound| here[tree_index(LanePart::Fresh, *bound)].holds(group));
+                [false, true].iter().any(|bound| here[tree_index(LaneSegment::New, *bound)].holds(group));
             if !waits {
                 let floor = self.floor(class, pool_set, self.quotas.tree.parent(group));
                 lifted |= self.classes[class.index()].counters.lift_group(group, floor);
@@ -273,7 +275,7 @@ impl PoolGroup {
     fn floor(&self, class: ClassIndex, pool_set: PoolSetIndex, group: Option<TenantId>) -> u128 {
         let class = &self.classes[class.index()];
         let rivals = [false, true].into_iter().flat_map(|bound| {
-            let tree = tree_index(LanePart::Fresh, bound);
+            let tree = tree_index(LaneSegment::New, bound);
             let busy = class.pool_sets_with_heads[tree].intersection(&self.overlaps[pool_set.index()]);
             busy.map(move |other| (other, tree))
         });
@@ -282,7 +284,7 @@ impl PoolGroup {
         let served = || match group {
             Some(group) => Some(class.counters.max_served(group)),
             None => {
-                self.pool_set_pools[pool_set.index()].1.iter().map(|place| class.max_served[*place]).max()
+                self.pool_set_pools[pool_set.index()].1.iter().map(|index| class.max_served[*index]).max()
             }
         };
         waiting.min().or_else(served).unwrap_or(0)
@@ -353,14 +355,14 @@ impl PoolGroup {
         &self,
         now: Tick,
     ) -> impl Iterator<Item = (PoolId, Option<ClassIndex>, Option<ClassIndex>)> {
-        let classes = move |place: usize| {
+        let classes = move |index: usize| {
             let classes = self.classes.iter().enumerate();
-            let here = classes.filter(move |(_, class)| class.is_active(now) && class.reach[place]);
+            let here = classes.filter(move |(_, class)| class.is_active(now) && class.reach[index]);
             let mut here = here.map(|(class, _)| ClassIndex::from(class));
             (here.next(), here.next())
         };
-        self.shape.pools.iter().enumerate().map(move |(place, pool)| {
-            let (first, second) = classes(place);
+        self.shape.pools.iter().enumerate().map(move |(index, pool)| {
+            let (first, second) = classes(index);
             (*pool, first, second)
         })
     }
@@ -404,16 +406,16 @@ impl PoolGroup {
     /// Whether a more urgent class has jobs waiting for the pool.
     #[must_use]
     pub fn has_more_urgent_waiting(&self, class: ClassIndex, pool: PoolId) -> bool {
-        let place = self.place_of(pool);
-        self.classes[..class.index()].iter().any(|before| before.waiting_at(place) > 0)
+        let pool_index = self.pool_index(pool);
+        self.classes[..class.index()].iter().any(|before| before.waiting_at(pool_index) > 0)
     }
 
     /// Books the work of a candidate that goes to the pool. To be called before the job leaves its
     /// pool set.
     pub fn book_dispatch(&mut self, chosen: &Candidate, pool: PoolId, cost: u64) {
-        let place = self.place_of(pool);
+        let pool_index = self.pool_index(pool);
         for (index, class) in self.classes.iter_mut().enumerate() {
-            if class.waiting_at(place) > 0 {
+            if class.waiting_at(pool_index) > 0 {
                 class.guaranteed_share.accrue(cost, class.min_share);
             }
             if index == chosen.class.index() {
@@ -424,10 +426,10 @@ impl PoolGroup {
         let tiers = &self.shape.pool_set(chosen.pool_set).tiers;
         class.pool_sets[chosen.pool_set.index()].last_tier =
             tiers.iter().position(|tier| tier.pools.contains(&pool));
-        if chosen.head.part == LanePart::Fresh {
+        if chosen.head.part == LaneSegment::New {
             let groups = self.quotas.tree.groups_of(chosen.head.lane.tenant);
             let counter = class.counters.note_served(chosen.head.lane.tenant, &groups);
-            let served = place.map(|place| &mut class.max_served[place]);
+            let served = pool_index.map(|index| &mut class.max_served[index]);
             served.into_iter().for_each(|served| *served = counter.max(*served));
         }
     }

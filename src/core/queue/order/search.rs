@@ -3,7 +3,7 @@
 use crate::core::model::bit_set::BitSet;
 use crate::core::model::ids::{ClassIndex, PoolId, PoolSetIndex};
 use crate::core::queue::fit_tree::FitSize;
-use crate::core::queue::lane_key::LanePart;
+use crate::core::queue::lane_key::LaneSegment;
 
 use super::PoolGroup;
 use super::head_tree::FoundHead;
@@ -16,8 +16,8 @@ impl PoolGroup {
     pub fn openings(&self, pools: impl Iterator<Item = PoolOpening>) -> PoolOpenings {
         let mut openings = PoolOpenings::default();
         for (pool, size) in pools {
-            if let Some(place) = self.place_of(pool) {
-                openings.pool_sets.union(&self.pool_sets_at[place]);
+            if let Some(index) = self.pool_index(pool) {
+                openings.pool_sets.union(&self.pool_sets_at[index]);
                 openings.pools.push((pool, size));
             }
         }
@@ -31,7 +31,7 @@ impl PoolGroup {
     pub fn first(&self, room: RoomIn<'_>, skip: &dyn Fn(&LaneHead) -> bool) -> Option<Candidate> {
         self.service_order().into_iter().find_map(|(class, guaranteed)| {
             let background = self.is_background(class) && !guaranteed;
-            LanePart::ALL.into_iter().find_map(|part| {
+            LaneSegment::ALL.into_iter().find_map(|part| {
                 let (found, pool_set) = self.first_in(class, part, background, room, skip)?;
                 Some(Candidate {
                     class,
@@ -52,7 +52,7 @@ impl PoolGroup {
     fn first_in(
         &self,
         place: ClassIndex,
-        part: LanePart,
+        part: LaneSegment,
         background: bool,
         room: RoomIn<'_>,
         skip: &dyn Fn(&LaneHead) -> bool,
@@ -60,10 +60,10 @@ impl PoolGroup {
         let class = &self.classes[place.index()];
         let mut best: Option<(FoundHead, PoolSetIndex)> = None;
         for bound in [false, true] {
-            let board = tree_index(part, bound);
-            let busy = &class.pool_sets_with_heads[board];
+            let tree = tree_index(part, bound);
+            let busy = &class.pool_sets_with_heads[tree];
             for pool_set in busy.intersection(room.pool_sets(background).unwrap_or(busy)) {
-                let heads = &class.pool_sets[pool_set].trees[board];
+                let heads = &class.pool_sets[pool_set].trees[tree];
                 let pool_set = PoolSetIndex::from(pool_set);
                 let at = HeadSet { class: place, pool_set, part };
                 let may_follow = |key| best.as_ref().is_none_or(|(found, _)| found.may_follow(&key));
@@ -110,22 +110,24 @@ impl PoolGroup {
     /// heads that do not fit.
     #[must_use]
     pub fn is_first_for(&self, chosen: &Candidate, pool: PoolId) -> bool {
-        let Some(pool_sets) = self.place_of(pool).map(|place| &self.pool_sets_at[place]) else {
+        let Some(pool_sets) = self.pool_index(pool).map(|index| &self.pool_sets_at[index]) else {
             return false;
         };
-        let parts =
-            self.service_order().into_iter().flat_map(|(class, _)| LanePart::ALL.map(|part| (class, part)));
+        let parts = self
+            .service_order()
+            .into_iter()
+            .flat_map(|(class, _)| LaneSegment::ALL.map(|part| (class, part)));
         let mut firsts = parts.filter_map(|(class, part)| self.least_of(class, part, pool_sets));
         firsts.next().is_some_and(|key| key.place.seq == chosen.place.seq)
     }
 
     /// The least key of a class and part over some pool sets.
-    fn least_of(&self, class: ClassIndex, part: LanePart, pool_sets: &BitSet) -> Option<HeadKey> {
+    fn least_of(&self, class: ClassIndex, part: LaneSegment, pool_sets: &BitSet) -> Option<HeadKey> {
         let class = &self.classes[class.index()];
         let heads = [false, true].into_iter().flat_map(|bound| {
-            let board = tree_index(part, bound);
-            let busy = class.pool_sets_with_heads[board].intersection(pool_sets);
-            busy.filter_map(move |pool_set| class.pool_sets[pool_set].trees[board].least_key())
+            let tree = tree_index(part, bound);
+            let busy = class.pool_sets_with_heads[tree].intersection(pool_sets);
+            busy.filter_map(move |pool_set| class.pool_sets[pool_set].trees[tree].least_key())
         });
         heads.min()
     }

@@ -26,8 +26,8 @@ use crate::core::model::policy::{Policy, Quota};
 /// Rounding tolerance in sequences: a product of a fraction and a capacity that is this close below
 /// a whole number counts as that number.
 const ROUNDING_TOLERANCE: f64 = 1e-6;
-/// A change of the capacity by less than one part in `STEADY` is ignored. Otherwise each sequence
-/// limit that is learned would move every tenant a little.
+/// A change of the capacity by less than one part in `MIN_CHANGE_DIVISOR` is ignored. Otherwise each
+/// sequence limit that is learned would move every tenant a little.
 const MIN_CHANGE_DIVISOR: u64 = 64;
 
 /// State of a tenant's quota.

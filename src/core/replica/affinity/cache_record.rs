@@ -1,28 +1,28 @@
-//! Cache record: what a replica's reports say of its prefix cache, against what was believed.
+//! Prefix-cache accuracy: hits that a replica reports, relative to hits that the index predicted.
 //!
-//! The record holds the part of the tokens believed to be cached that the engine found. The part is
-//! near 1 where the belief holds, and 0 where prefix caching is off. Below `MIN_FOUND` nothing
-//! counts as cached there, until hits show again. Above it the belief counts in full: a job that
-//! goes where its prompt was last keeps a small cache useful, even when the cache often misses.
+//! The ratio is near 1 where the predictions hold, and 0 where prefix caching is off. Below
+//! `MIN_FOUND`, predictions for the replica are ignored until hits return. Above it they count in
+//! full: a job that goes where its prompt was last keeps a small cache useful, even when the cache
+//! often misses.
 //!
-//! Answers tell exactly what was cached of their prompts. Where they do not, the engine's counter
-//! does for all of them together. A replica that tells neither is believed.
+//! Per-answer counts are exact; without them the engine's counter is used. A replica that reports
+//! neither is trusted.
 
-/// Weight of an answer in the part that was found.
+/// Weight of an answer in the ratio.
 const NEWS: f64 = 1.0 / 16.0;
-/// Part below which nothing counts as cached.
+/// Ratio below which nothing counts as cached.
 const MIN_FOUND: f64 = 0.125;
-/// Fewest tokens that a belief must have to say something.
+/// Fewest predicted tokens of a prompt that counts.
 const MIN_TOKENS: u64 = 128;
-/// Fewest prompts of which a counter says something.
+/// Fewest prompts after which the counter counts.
 const MIN_PROMPTS: u32 = 4;
 
 /// Record of a replica's prefix cache.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct CacheRecord {
-    /// Mean tokens believed to be cached, by answer.
-    believed: f64,
-    /// Mean tokens of these that were.
+    /// Mean predicted tokens of an answer.
+    predicted_cached: f64,
+    /// Mean tokens of these that were found.
     found: f64,
     /// Whether any were found since nothing counted.
     has_found: bool,
@@ -34,8 +34,8 @@ pub struct CacheRecord {
 struct HitCounter {
     /// Latest count.
     latest: Option<u64>,
-    /// Tokens believed to be cached in the prompts that were sent since then, and their number.
-    believed: u64,
+    /// Predicted tokens of the prompts that were sent since then, and their number.
+    predicted_cached: u64,
     prompts: u32,
     /// Whether the replica's answers tell what was cached, so that the counter is not needed.
     is_idle: bool,
@@ -45,34 +45,34 @@ impl CacheRecord {
     /// Whether the replica finds prompts in its cache, as far as it is known.
     #[must_use]
     pub fn finds(&self) -> bool {
-        self.found >= self.believed * MIN_FOUND
+        self.found >= self.predicted_cached * MIN_FOUND
     }
 
-    /// Whether the replica tells that it finds prompts in its cache.
+    /// Whether the replica reports that it finds prompts in its cache.
     #[must_use]
     pub fn is_proven(&self) -> bool {
         self.has_found && self.finds()
     }
 
-    /// Notes that a prompt was sent of which so many tokens are believed to be cached.
-    pub fn expect(&mut self, believed: u64) {
-        if believed >= MIN_TOKENS && !self.counter.is_idle {
-            self.counter.believed = self.counter.believed.saturating_add(believed);
+    /// Notes that a prompt was sent, with the number of its tokens that are predicted to be cached.
+    pub fn expect(&mut self, predicted_cached: u64) {
+        if predicted_cached >= MIN_TOKENS && !self.counter.is_idle {
+            self.counter.predicted_cached = self.counter.predicted_cached.saturating_add(predicted_cached);
             self.counter.prompts = self.counter.prompts.saturating_add(1);
         }
     }
 
     /// Learns from an answer that tells how many tokens of its prompt were cached.
-    pub fn learn(&mut self, believed: u64, cached: u64) {
+    pub fn learn(&mut self, predicted_cached: u64, cached: u64) {
         self.counter = HitCounter { is_idle: true, ..HitCounter::default() };
-        if believed >= MIN_TOKENS {
-            self.add(believed as f64, cached.min(believed) as f64, NEWS);
+        if predicted_cached >= MIN_TOKENS {
+            self.add(predicted_cached as f64, cached.min(predicted_cached) as f64, NEWS);
         }
     }
 
     /// Learns from the engine's counter of cached prompt tokens.
     pub fn learn_count(&mut self, count: u64) {
-        let HitCounter { latest, believed, prompts, is_idle } = self.counter;
+        let HitCounter { latest, predicted_cached, prompts, is_idle } = self.counter;
         let hits = latest.and_then(|latest| count.checked_sub(latest));
         if is_idle || (hits.is_some() && prompts < MIN_PROMPTS) {
             return;
@@ -81,15 +81,15 @@ impl CacheRecord {
         if let Some(hits) = hits {
             let each = f64::from(prompts);
             let weight = 1.0 - (1.0 - NEWS).powf(each);
-            self.add(believed as f64 / each, hits.min(believed) as f64 / each, weight);
+            self.add(predicted_cached as f64 / each, hits.min(predicted_cached) as f64 / each, weight);
         }
     }
 
-    fn add(&mut self, believed: f64, found: f64, weight: f64) {
-        if self.believed <= 0.0 {
-            (self.believed, self.found) = (believed, believed);
+    fn add(&mut self, predicted_cached: f64, found: f64, weight: f64) {
+        if self.predicted_cached <= 0.0 {
+            (self.predicted_cached, self.found) = (predicted_cached, predicted_cached);
         }
-        self.believed += (believed - self.believed) * weight;
+        self.predicted_cached += (predicted_cached - self.predicted_cached) * weight;
         self.found += (found - self.found) * weight;
         self.has_found = self.finds() && (self.has_found || found > 0.0);
     }
@@ -162,14 +162,14 @@ mod tests {
             reports in vec((0..u64::MAX, 0..u64::MAX), 0..60),
         ) {
             let mut record = CacheRecord::default();
-            for (believed, cached) in reports {
-                record.expect(believed);
+            for (predicted_cached, cached) in reports {
+                record.expect(predicted_cached);
                 if cached % 3 == 0 {
                     record.learn_count(cached);
                 } else {
-                    record.learn(believed, cached);
+                    record.learn(predicted_cached, cached);
                 }
-                prop_assert!((0.0..=record.believed).contains(&record.found), "{record:?}");
+                prop_assert!((0.0..=record.predicted_cached).contains(&record.found), "{record:?}");
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Prefix index: the prompt prefixes that each replica likely has in its KV cache.
 //!
-//! An engine keeps the blocks of the prompts it has read and evicts the least recently used
+//! An engine keeps the blocks of the prompts it has prefilled and evicts the least recently used
 //! ones. The index mirrors this from outside. Each dispatch makes the prompt's blocks the
 //! newest of the replica, and the oldest blocks beyond the replica's capacity are dropped. The
 //! later blocks of a prompt count as older than the earlier ones, as in the engines. A replica
@@ -163,23 +163,23 @@ impl PrefixIndex {
         if prefix.block_tokens == 0 {
             return 0;
         }
-        let believed = self.believed(replica, prefix);
+        let predicted_cached = self.predicted_cached(replica, prefix);
         let cache = self.replicas.entry(replica).or_default();
-        cache.record.expect(believed);
+        cache.record.expect(predicted_cached);
         let fitting = usize::try_from(cache.capacity / u64::from(prefix.block_tokens)).unwrap_or(usize::MAX);
         let kept = prefix.blocks.len().min(fitting).min(self.bound);
         for hash in prefix.blocks[..kept].iter().rev() {
             self.touch(replica, *hash, prefix.block_tokens);
             self.shrink(replica);
         }
-        believed
+        predicted_cached
     }
 
-    /// Learns from an answer of the replica how many tokens of the prompt were cached. `believed`
+    /// Learns from an answer of the replica how many tokens of the prompt were cached. `predicted_cached`
     /// is what [`Self::note`] returned.
-    pub fn learn(&mut self, replica: ReplicaId, believed: u64, cached: u64) {
+    pub fn learn(&mut self, replica: ReplicaId, predicted_cached: u64, cached: u64) {
         if let Some(cache) = self.replicas.get_mut(&replica) {
-            cache.record.learn(believed, cached);
+            cache.record.learn(predicted_cached, cached);
         }
     }
 
@@ -195,7 +195,7 @@ impl PrefixIndex {
     }
 
     /// Tokens of the longest prefix of the prompt that the index has for the replica.
-    fn believed(&self, replica: ReplicaId, prefix: &PromptPrefix) -> u64 {
+    fn predicted_cached(&self, replica: ReplicaId, prefix: &PromptPrefix) -> u64 {
         let length = prefix.blocks.partition_point(|hash| self.holders(*hash).any(|id| id == replica));
         (length as u64).saturating_mul(u64::from(prefix.block_tokens))
     }

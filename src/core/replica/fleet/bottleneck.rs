@@ -104,7 +104,7 @@ impl ReplicaState {
         let ours = self.full(pool).saturating_sub(self.reported.external_seqs).max(1);
         if self.health.eighths(now, rules) < 8 {
             Bottleneck::SlowStart
-        } else if self.itl_seqs(pool).max(pool.objective.widest) < ours {
+        } else if self.itl_seqs(pool).max(pool.objective.max_sequences) < ours {
             Bottleneck::Itl
         } else {
             Bottleneck::Slots
@@ -137,15 +137,15 @@ impl ReplicaState {
         max_request_seqs(self.config.seqs, self.reported.slots(), pool.slots.buffer)
     }
 
-    /// Used part of the replica: of its sequences, of its KV cache, of the prompts that it can read
-    /// at once, and of the ITL between the best one of the pool and the target.
+    /// Used part of the replica: of its sequences, of its KV cache, of the prompts that it can
+    /// prefill at once, and of the ITL between the best one of the pool and the target.
     pub(super) fn used(&self, pool: &PoolState, shared: bool) -> ReplicasInUse {
         let ours = self
             .full(pool)
             .saturating_sub(self.reported.external_seqs)
             .max(1)
             .min(self.itl_seqs(pool).max(1));
-        let (seqs, paced) = if shared {
+        let (seqs, itl_share) = if shared {
             (ours.saturating_add(self.reported.external_seqs), self.own_share())
         } else {
             (ours, 1.0)
@@ -155,7 +155,7 @@ impl ReplicaState {
             part(u64::from(self.ledger.seqs), u64::from(seqs)),
             part(self.kv_held(), self.kv()),
             part(self.ledger.prefill, self.prefill_at_once(pool)),
-            self.used_of_itl(pool) * paced,
+            self.used_of_itl(pool) * itl_share,
         ]
     }
 

@@ -3,12 +3,12 @@
 mod adapters;
 mod bottleneck;
 mod contribution;
-mod keepers;
 mod outage;
 mod pool_state;
 mod prefill;
 mod replica_parts;
 mod replica_state;
+mod reserved_replicas;
 mod search;
 mod sleep;
 mod utilization;
@@ -16,7 +16,7 @@ mod utilization;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::core::billing::meter::{MeteredStay, decode_weight};
+use crate::core::billing::meter::{MeteredAttempt, decode_weight};
 use crate::core::billing::pool_account::{PoolAccounts, ReplicaPresence};
 use crate::core::model::bit_set::BitSet;
 use crate::core::model::event::ReplicaReport;
@@ -255,33 +255,39 @@ impl Fleet {
 
     /// Books a job that is dispatched to the replica. `weight` is the job's weight in the replica's
     /// time.
-    pub fn book(&mut self, id: ReplicaId, booking: &Booking, weight: u64, now: Tick) -> MeteredStay {
+    pub fn book(&mut self, id: ReplicaId, booking: &Booking, weight: u64, now: Tick) -> MeteredAttempt {
         self.chosen += 1;
         let chosen = self.chosen;
         self.take_adapter(id, booking);
         self.refresh_one_more(id, now);
-        let stay = self.change(id, now, |node| {
+        let metered = self.change(id, now, |node| {
             node.ledger.add(booking);
             node.count_class(booking, true);
             node.health.sent(now);
             node.sent.add(booking, chosen);
             node.meter.enter(now, weight)
         });
-        stay.unwrap_or_default()
+        metered.unwrap_or_default()
     }
 
     /// Notes the job's first token. Returns false when the job's booking is not there.
-    pub fn start(&mut self, id: ReplicaId, booking: &mut Booking, stay: &mut MeteredStay, now: Tick) -> bool {
+    pub fn start(
+        &mut self,
+        id: ReplicaId,
+        booking: &mut Booking,
+        metered: &mut MeteredAttempt,
+        now: Tick,
+    ) -> bool {
         let whole = self.change(id, now, |node| {
-            // The weight of a plain answer is that of its whole stay.
+            // The weight of a plain answer is that of its whole attempt.
             if booking.streams {
-                node.meter.reweigh(now, stay, decode_weight(booking.seqs));
+                node.meter.reweigh(now, metered, decode_weight(booking.seqs));
             }
             let whole = node.ledger.remove(booking);
             node.stall.detector.note_sign(now);
             node.health.answered(now);
             node.health.note_proof();
-            (booking.started, booking.read, booking.due) = (true, true, true);
+            (booking.started, booking.prefilled, booking.due) = (true, true, true);
             if whole {
                 node.ledger.add(booking);
             }
@@ -306,13 +312,13 @@ impl Fleet {
         &mut self,
         id: ReplicaId,
         booking: &Booking,
-        stay: &MeteredStay,
+        metered: &MeteredAttempt,
         now: Tick,
     ) -> (bool, Duration) {
         let slots = self.give_back_adapter(id, booking);
         let gone = self.change(id, now, |node| {
             node.count_class(booking, false);
-            (node.ledger.remove(booking), node.meter.leave(now, stay))
+            (node.ledger.remove(booking), node.meter.leave(now, metered))
         });
         let (whole, time) = gone.unwrap_or_default();
         (whole && slots, time)
@@ -336,7 +342,7 @@ impl Fleet {
         let slots = self.pools.get(index).map(|pool| pool.slots).unwrap_or_default();
         let result = self.change(id, now, |node| {
             slots.shown.into_iter().for_each(|shown| node.limits.seqs.start_with(shown, &report));
-            node.limits.seqs.learn(&report, (node.ledger.seqs, node.ledger.unread), slots.buffer);
+            node.limits.seqs.learn(&report, &node.ledger, slots.buffer);
             node.limits.shared_kv.learn(&report, node.kv(), node.ledger.kv_prompts);
             if node.stall.gauges.update(&report) {
                 node.stall.detector.note_sign(now);
@@ -371,7 +377,7 @@ impl Fleet {
 
     /// TTFT model of a replica of speed factor 1 with this replica's ledger.
     #[must_use]
-    pub fn raw_ttft_model(&self, id: ReplicaId) -> Option<TtftModel> {
+    pub fn reference_ttft_model(&self, id: ReplicaId) -> Option<TtftModel> {
         self.node(id).map(|node| step_time::ttft_model(&node.ledger))
     }
 

@@ -7,8 +7,8 @@ use crate::core::model::ids::{ClassId, ModelId, ReplicaId};
 use crate::core::queue::fit_tree::FitTree;
 use crate::core::replica::affinity::adapter_slots::AdapterLoadTime;
 use crate::core::replica::health::sleep::SleepPolicy;
-use crate::core::replica::keepers::KeeperCount;
 use crate::core::replica::ledger::ReplicaRank;
+use crate::core::replica::reserved_replicas::ReservedReplicaCount;
 use crate::core::replica::speed::PoolSpeeds;
 use crate::core::replica::speed::pool_best::PoolBestTracker;
 
@@ -30,14 +30,14 @@ pub struct ActiveObjective {
     pub class: Option<ClassId>,
     /// The class's latency objective.
     pub latency: LatencyObjective,
-    /// Latency objective of the most urgent background class in use. Replicas that are not keepers
+    /// Latency objective of the most urgent background class in use. Replicas that are not reserved replicas
     /// keep this objective only. Absent while no background class uses the pool.
     pub released: Option<LatencyObjective>,
     /// Sequences of each replica that background classes leave free.
     pub headroom: u32,
-    /// Sequences of the widest waiting job, at least 1. No replica's ITL limit is below this
-    /// number.
-    pub widest: u32,
+    /// Sequences of the waiting job that has the most, at least 1. No replica's ITL limit is below
+    /// this number.
+    pub max_sequences: u32,
     /// True when this is the most urgent class of the pool group, so that less urgent classes are
     /// background here. When false, no more urgent class comes here, and no class is background.
     pub background: bool,
@@ -46,7 +46,7 @@ pub struct ActiveObjective {
 impl Default for ActiveObjective {
     fn default() -> Self {
         let latency = LatencyObjective { ttft: Duration::MAX, itl: Duration::MAX };
-        Self { class: None, latency, released: None, headroom: 0, widest: 1, background: true }
+        Self { class: None, latency, released: None, headroom: 0, max_sequences: 1, background: true }
     }
 }
 
@@ -67,13 +67,13 @@ pub(super) struct PoolState {
     pub(super) members: Vec<ReplicaId>,
     /// Replicas with free capacity for the urgent class.
     pub(super) free: FitTree<ReplicaRank, ReplicaId>,
-    /// Keepers with free capacity for background classes.
+    /// Reserved replicas with free capacity for background classes.
     pub(super) background: FitTree<ReplicaRank, ReplicaId>,
     /// Released replicas with free capacity for background classes.
     pub(super) released: FitTree<ReplicaRank, ReplicaId>,
-    /// Number of keepers for each class that was the pool's urgent class.
-    pub(super) keepers: BTreeMap<ClassId, KeeperCount>,
-    /// Replicas with free capacity as soon as they have read their present prompts.
+    /// Number of reserved replicas for each class that was the pool's urgent class.
+    pub(super) reserved_replicas: BTreeMap<ClassId, ReservedReplicaCount>,
+    /// Replicas with free capacity as soon as their present prefills have ended.
     pub(super) soon: FitTree<ReplicaRank, ReplicaId>,
     pub(super) counts: PoolCounts,
     pub(super) sleep: Option<SleepPolicy>,
@@ -96,8 +96,8 @@ pub(super) struct PoolSummary {
     pub(super) slowness: f64,
 }
 
-/// A pool may read background prompts at one of this many replicas at a time. The urgent class then
-/// finds other replicas that read its prompts at once.
+/// A pool may prefill background prompts at one of this many replicas at a time. The urgent class
+/// then finds other replicas that prefill its prompts at once.
 const BACKGROUND_PREFILL_DIVISOR: u32 = 2;
 
 impl PoolState {
@@ -126,18 +126,18 @@ impl PoolState {
         self.slots.shown = None;
         (self.objective, self.bests) = (ActiveObjective::default(), PoolBestTracker::default());
         (self.load, self.waiting) = (AdapterLoadTime::default(), 0);
-        self.keepers.clear();
+        self.reserved_replicas.clear();
     }
 
     pub(super) const fn summary(&self) -> PoolSummary {
         PoolSummary { up: self.counts.up, slowness: self.speeds.median() }
     }
 
-    /// Whether one more keeper may read a background prompt.
+    /// Whether one more reserved replica may prefill a background prompt.
     pub(super) const fn takes_background(&self) -> bool {
-        let keepers = self.counts.up.saturating_sub(self.counts.released);
+        let reserved_replicas = self.counts.up.saturating_sub(self.counts.released);
         self.counts.background_prefills == 0
-            || self.counts.background_prefills < keepers / BACKGROUND_PREFILL_DIVISOR
+            || self.counts.background_prefills < reserved_replicas / BACKGROUND_PREFILL_DIVISOR
     }
 
     /// Whether a job counts as background in this pool. `background` tells whether it does where
@@ -151,7 +151,7 @@ impl PoolState {
     pub(super) fn visits(&self) -> u64 {
         [&self.free, &self.background, &self.released, &self.soon]
             .into_iter()
-            .map(|board| board.visits.get())
+            .map(|tree| tree.visits.get())
             .sum()
     }
 
@@ -159,10 +159,10 @@ impl PoolState {
     /// class; `background` tells whether the jobs are background where the most urgent class comes.
     pub(super) fn trees(&self, background: bool) -> impl Iterator<Item = &FitTree<ReplicaRank, ReplicaId>> {
         let background = self.is_background(background);
-        let keepers = match background {
+        let reserved_replicas = match background {
             true => Some(&self.background).filter(|_| self.takes_background()),
             false => Some(&self.free),
         };
-        keepers.into_iter().chain(background.then_some(&self.released))
+        reserved_replicas.into_iter().chain(background.then_some(&self.released))
     }
 }

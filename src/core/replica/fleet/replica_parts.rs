@@ -14,7 +14,7 @@ use crate::core::replica::reconcile::Reconciler;
 use crate::core::replica::seq_limit::LearnedSeqLimit;
 use crate::core::replica::shared_kv::SharedKv;
 use crate::core::replica::speed::pool_best::GapStretch;
-use crate::core::replica::speed::prefill_rate::ReplicaReads;
+use crate::core::replica::speed::prefill_rate::PrefillSampler;
 use crate::core::replica::speed::{PoolSpeeds, SpeedBin, SpeedFactor};
 
 use crate::core::replica::fleet::contribution::PoolCounts;
@@ -39,22 +39,22 @@ pub(super) struct ReplicaConfig {
 /// Which jobs may start at a replica, whatever room it has.
 #[derive(Debug, Clone)]
 pub(super) struct ReplicaAdmission {
-    /// Whether it keeps the urgent class's objective; see [`crate::core::replica::keepers`].
-    pub(super) keeper: bool,
+    /// Whether it keeps the urgent class's objective; see [`crate::core::replica::reserved_replicas`].
+    pub(super) reserved: bool,
     /// Whether the next urgent job may start there beyond the ITL limit.
     pub(super) beyond_limit: bool,
     /// Whether it is held for one job.
     pub(super) held: bool,
-    /// Whether jobs that return have seats beyond the ITL limit: its engine tells that it finds
+    /// Whether it takes jobs that return beyond its ITL limit: its engine reports that it finds
     /// prompts in its cache.
-    pub(super) has_seats: bool,
+    pub(super) allows_overcommit: bool,
     /// Operator's override that closes it to new jobs.
     pub(super) closed: Option<Closed>,
 }
 
 impl Default for ReplicaAdmission {
     fn default() -> Self {
-        Self { keeper: true, beyond_limit: false, held: false, has_seats: false, closed: None }
+        Self { reserved: true, beyond_limit: false, held: false, allows_overcommit: false, closed: None }
     }
 }
 
@@ -138,7 +138,7 @@ pub(super) struct ReplicaSpeed {
     /// Bin of its speed factor among those of its pool.
     pub(super) bin: Option<SpeedBin>,
     pub(super) stretch: GapStretch,
-    pub(super) reads: ReplicaReads,
+    pub(super) prefill_sampler: PrefillSampler,
     /// Rate of prompt weight, from which the prefill share of its time follows.
     pub(super) prefill_load: PrefillLoad,
 }
@@ -150,7 +150,7 @@ impl Default for ReplicaSpeed {
             factor: 1.0,
             bin: None,
             stretch: GapStretch::default(),
-            reads: ReplicaReads::default(),
+            prefill_sampler: PrefillSampler::default(),
             prefill_load: PrefillLoad::default(),
         }
     }
@@ -172,15 +172,15 @@ impl ReplicaSpeed {
 pub(super) struct FreeCapacity {
     /// Free capacity for the urgent class.
     pub(super) urgent: Option<FitSize>,
-    /// Free capacity of a keeper for classes less urgent than the one whose objective the pool has.
+    /// Free capacity of a reserved replica for classes less urgent than the one whose objective the pool has.
     pub(super) background: Option<FitSize>,
     /// Free capacity of a released replica for the same classes.
     pub(super) released: Option<FitSize>,
-    /// Free capacity for the urgent class as soon as the replica has read its prompts.
+    /// Free capacity for the urgent class as soon as the replica's prefills have ended.
     pub(super) soon: Option<FitSize>,
-    /// Free capacity for jobs of the urgent class that return to the replica; see
-    /// [`crate::core::replica::fleet::search`].
-    pub(super) seat: Option<FitSize>,
+    /// Free capacity, also beyond the ITL limit, for jobs of the urgent class that return to the
+    /// replica; see [`crate::core::replica::fleet::search`].
+    pub(super) affinity_overcommit: Option<FitSize>,
 }
 
 impl FreeCapacity {
@@ -193,13 +193,13 @@ impl FreeCapacity {
     }
 
     /// Free capacity now for a job of the urgent class that returns to the replica.
-    pub(super) fn seat_now(&self) -> Option<FitSize> {
-        self.seat.filter(|size| size.prefill > 0)
+    pub(super) fn overcommit_now(&self) -> Option<FitSize> {
+        self.affinity_overcommit.filter(|size| size.prefill > 0)
     }
 
-    /// The same as soon as the replica has read its prompts.
-    pub(super) fn seat_soon(&self) -> Option<FitSize> {
-        self.seat.map(|size| FitSize { prefill: u64::MAX, ..size })
+    /// The same as soon as the replica's prefills have ended.
+    pub(super) fn overcommit_soon(&self) -> Option<FitSize> {
+        self.affinity_overcommit.map(|size| FitSize { prefill: u64::MAX, ..size })
     }
 }
 

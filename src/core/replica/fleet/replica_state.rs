@@ -66,10 +66,10 @@ pub(super) struct ReplicaState {
 
 /// Sequences beyond an ITL limit for jobs that return to the replica: a part of the limit, and at
 /// least so many.
-const SEATS: (f64, u32) = (0.125, 8);
+const AFFINITY_OVERCOMMIT: (f64, u32) = (0.125, 8);
 
-fn with_seats(itl: u32) -> u32 {
-    itl.saturating_add(((f64::from(itl) * SEATS.0) as u32).max(SEATS.1))
+fn with_overcommit(itl: u32) -> u32 {
+    itl.saturating_add(((f64::from(itl) * AFFINITY_OVERCOMMIT.0) as u32).max(AFFINITY_OVERCOMMIT.1))
 }
 
 impl ReplicaState {
@@ -190,7 +190,7 @@ impl ReplicaState {
 
     fn limit_within(&self, itl: u32, pool: &PoolState, now: Tick, rules: &HealthPolicy) -> u32 {
         let ours = self.full(pool).saturating_sub(self.reported.external_seqs).max(1);
-        let full = ours.min(itl.max(pool.objective.widest));
+        let full = ours.min(itl.max(pool.objective.max_sequences));
         ramped(full, self.health.eighths(now, rules))
     }
 
@@ -200,10 +200,10 @@ impl ReplicaState {
         class.and_then(|class| self.class_seqs.get(class.index()).copied()).unwrap_or(0)
     }
 
-    /// Whether background classes may fill it: it is no keeper, and runs nothing of the urgent
+    /// Whether background classes may fill it: it is no reserved replica, and runs nothing of the urgent
     /// class.
     pub(super) fn is_released(&self, pool: &PoolState) -> bool {
-        !self.admission.keeper && pool.objective.released.is_some() && self.urgent_seqs(pool) == 0
+        !self.admission.reserved && pool.objective.released.is_some() && self.urgent_seqs(pool) == 0
     }
 
     /// Latency objective that it keeps now.
@@ -250,7 +250,7 @@ impl ReplicaState {
                 background: all.filter(|_| !released),
                 released: all.filter(|_| released),
                 soon: all,
-                seat: all,
+                affinity_overcommit: all,
             };
         }
         let room = |limit: u32| {
@@ -258,24 +258,27 @@ impl ReplicaState {
             (seqs > 0).then_some(FitSize { seqs, kv: self.free_kv(1.0), prefill: u64::MAX })
         };
         let prefill = self.prefill_left(pool);
-        let read = |size: FitSize| (prefill > 0).then_some(FitSize { prefill, ..size });
+        let with_prefill = |size: FitSize| (prefill > 0).then_some(FitSize { prefill, ..size });
         let itl = if self.admission.beyond_limit { u32::MAX } else { self.limits.itl.seqs() };
         let limit = self.limit_within(itl, pool, now, rules);
         let soon = room(limit);
-        let urgent = soon.and_then(read);
-        let seat = self.admission.has_seats.then(|| self.limit_within(with_seats(itl), pool, now, rules));
-        let seat = seat.and_then(room).map(|size| FitSize { prefill, ..size });
+        let urgent = soon.and_then(with_prefill);
+        let overcommitted = self
+            .admission
+            .allows_overcommit
+            .then(|| self.limit_within(with_overcommit(itl), pool, now, rules));
+        let affinity_overcommit = overcommitted.and_then(room).map(|size| FitSize { prefill, ..size });
         if self.is_released(pool) {
-            let released = room(self.limit(pool, now, rules)).and_then(read);
-            return FreeCapacity { urgent, background: None, released, soon, seat };
+            let released = room(self.limit(pool, now, rules)).and_then(with_prefill);
+            return FreeCapacity { urgent, background: None, released, soon, affinity_overcommit };
         }
         let background = self.background_seqs(pool, limit);
         let background =
             background.map(|seqs| FitSize { seqs, kv: self.free_kv(BACKGROUND_KV), prefill: u64::MAX });
-        FreeCapacity { urgent, background, released: None, soon, seat }
+        FreeCapacity { urgent, background, released: None, soon, affinity_overcommit }
     }
 
-    /// Free sequences for background jobs: only while it reads no prompt, and only while its steps
+    /// Free sequences for background jobs: only while it prefills no prompt, and only while its steps
     /// are short enough.
     fn background_seqs(&self, pool: &PoolState, limit: u32) -> Option<u32> {
         let slow = self.is_slow_for_background(pool);
@@ -340,10 +343,10 @@ impl ReplicaState {
 
     /// TTFT model by which an urgent job compares replicas. A released replica counts as late by a
     /// part of the objective, and as slow as the objective allows: a job goes there only when the
-    /// keepers are worse.
+    /// reserved replicas are worse.
     pub(super) fn urgent_model(&self, pool: &PoolState) -> TtftModel {
         let model = self.ttft_model();
-        if self.admission.keeper || pool.objective.released.is_none() {
+        if self.admission.reserved || pool.objective.released.is_none() {
             return model;
         }
         let LatencyObjective { ttft, itl } = pool.objective.latency;

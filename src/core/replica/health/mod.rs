@@ -297,140 +297,140 @@ mod tests {
 
     #[test]
     fn probes_back_off_and_only_one_is_out() {
-        let mut vitals = ReplicaHealth::default();
-        assert!(vitals.eject(ms(0), &rules()));
-        assert!(!vitals.eject(ms(1), &rules()));
+        let mut health = ReplicaHealth::default();
+        assert!(health.eject(ms(0), &rules()));
+        assert!(!health.eject(ms(1), &rules()));
         let mut sent = Vec::new();
         let mut now = ms(0);
         for _ in 0..5 {
-            now = vitals.next_wake(now, &rules()).expect("a probe");
-            assert!(vitals.run_timers(now, &rules()));
-            assert!(!vitals.run_timers(now, &rules()), "one at a time");
+            now = health.next_wake(now, &rules()).expect("a probe");
+            assert!(health.run_timers(now, &rules()));
+            assert!(!health.run_timers(now, &rules()), "one at a time");
             sent.push(now.as_nanos() / 1_000_000);
-            vitals.probe_failed(now, &rules());
-            vitals.probe_failed(now, &rules());
+            health.probe_failed(now, &rules());
+            health.probe_failed(now, &rules());
         }
         assert_eq!(sent, [200, 600, 1400, 2400, 3400]);
     }
 
     #[test]
     fn who_has_not_answered_for_a_minute_is_gone() {
-        let mut vitals = ReplicaHealth::default();
-        vitals.note_contact(ms(0), false);
-        vitals.eject(ms(1000), &rules());
-        assert_eq!(vitals.state(ms(100_000), &rules()), ReplicaStatus::Ejected, "nobody has looked");
-        vitals.note_contact(ms(2000), false);
-        vitals.note_contact(ms(3000), false);
-        assert_eq!(vitals.state(ms(61_999), &rules()), ReplicaStatus::Ejected);
-        assert_eq!(vitals.state(ms(62_000), &rules()), ReplicaStatus::Gone);
-        vitals.note_contact(ms(63_000), true);
-        assert_eq!(vitals.state(ms(63_000), &rules()), ReplicaStatus::Ejected, "it answers badly");
-        assert!(vitals.readmit(ms(64_000)).is_some());
+        let mut health = ReplicaHealth::default();
+        health.note_contact(ms(0), false);
+        health.eject(ms(1000), &rules());
+        assert_eq!(health.state(ms(100_000), &rules()), ReplicaStatus::Ejected, "nobody has looked");
+        health.note_contact(ms(2000), false);
+        health.note_contact(ms(3000), false);
+        assert_eq!(health.state(ms(61_999), &rules()), ReplicaStatus::Ejected);
+        assert_eq!(health.state(ms(62_000), &rules()), ReplicaStatus::Gone);
+        health.note_contact(ms(63_000), true);
+        assert_eq!(health.state(ms(63_000), &rules()), ReplicaStatus::Ejected, "it answers badly");
+        assert!(health.readmit(ms(64_000)).is_some());
     }
 
     #[test]
     fn who_is_out_again_at_once_stays_out_longer() {
-        let mut vitals = ReplicaHealth::default();
+        let mut health = ReplicaHealth::default();
         let (mut now, mut pauses) = (ms(0), Vec::new());
         for _ in 0..8 {
-            vitals.eject(now, &rules());
-            let next = vitals.next_wake(now, &rules()).expect("a probe");
+            health.eject(now, &rules());
+            let next = health.next_wake(now, &rules()).expect("a probe");
             pauses.push(next.since(now).as_millis());
             now = next;
-            vitals.run_timers(now, &rules());
-            vitals.readmit(now);
+            health.run_timers(now, &rules());
+            health.readmit(now);
         }
         assert_eq!(pauses, [200, 400, 800, 1600, 3200, 6400, 10_000, 10_000]);
         now += Duration::from_secs(31);
-        vitals.eject(now, &rules());
-        assert_eq!(vitals.next_wake(now, &rules()), Some(now + Duration::from_millis(200)));
+        health.eject(now, &rules());
+        assert_eq!(health.next_wake(now, &rules()), Some(now + Duration::from_millis(200)));
     }
 
     #[test]
     fn a_probe_without_an_answer_is_lost() {
-        let mut vitals = ReplicaHealth::default();
-        vitals.eject(ms(0), &rules());
-        assert!(vitals.run_timers(ms(200), &rules()));
-        assert_eq!(vitals.next_wake(ms(200), &rules()), Some(ms(10_200)));
-        assert!(!vitals.run_timers(ms(10_200), &rules()));
-        assert_eq!(vitals.next_wake(ms(10_200), &rules()), Some(ms(10_600)));
+        let mut health = ReplicaHealth::default();
+        health.eject(ms(0), &rules());
+        assert!(health.run_timers(ms(200), &rules()));
+        assert_eq!(health.next_wake(ms(200), &rules()), Some(ms(10_200)));
+        assert!(!health.run_timers(ms(10_200), &rules()));
+        assert_eq!(health.next_wake(ms(10_200), &rules()), Some(ms(10_600)));
     }
 
     #[test]
     fn it_comes_back_in_eighths() {
-        let mut vitals = ReplicaHealth::default();
-        vitals.eject(ms(0), &rules());
-        assert_eq!(vitals.readmit(ms(700)), Some(Duration::from_millis(700)));
-        assert_eq!(vitals.readmit(ms(700)), None);
-        assert_eq!(vitals.epoch(), 1);
+        let mut health = ReplicaHealth::default();
+        health.eject(ms(0), &rules());
+        assert_eq!(health.readmit(ms(700)), Some(Duration::from_millis(700)));
+        assert_eq!(health.readmit(ms(700)), None);
+        assert_eq!(health.epoch(), 1);
         let (mut now, mut seen) = (ms(700), Vec::new());
-        while let Some(next) = vitals.next_wake(now, &rules()) {
+        while let Some(next) = health.next_wake(now, &rules()) {
             assert!(next > now);
             now = next;
-            vitals.run_timers(now, &rules());
-            seen.push(vitals.eighths(now, &rules()));
+            health.run_timers(now, &rules());
+            seen.push(health.eighths(now, &rules()));
         }
         assert_eq!(seen, [2, 3, 4, 5, 6, 7, 8]);
         assert_eq!(now, ms(5_700));
-        assert_eq!(vitals.state(now, &rules()), ReplicaStatus::Serving);
+        assert_eq!(health.state(now, &rules()), ReplicaStatus::Serving);
     }
 
     #[test]
     fn busy_is_bounded_and_ends() {
-        let mut vitals = ReplicaHealth::default();
-        vitals.note_busy(ms(0), Some(Duration::from_secs(3600)), &rules());
-        assert_eq!(vitals.state(ms(29_999), &rules()), ReplicaStatus::Busy);
-        assert_eq!(vitals.next_wake(ms(0), &rules()), Some(ms(30_000)));
-        assert_eq!(vitals.state(ms(30_000), &rules()), ReplicaStatus::Serving);
+        let mut health = ReplicaHealth::default();
+        health.note_busy(ms(0), Some(Duration::from_secs(3600)), &rules());
+        assert_eq!(health.state(ms(29_999), &rules()), ReplicaStatus::Busy);
+        assert_eq!(health.next_wake(ms(0), &rules()), Some(ms(30_000)));
+        assert_eq!(health.state(ms(30_000), &rules()), ReplicaStatus::Serving);
 
-        vitals.note_busy(ms(1), None, &rules());
-        assert_eq!(vitals.next_wake(ms(1), &rules()), Some(ms(30_000)), "the longer spell counts");
+        health.note_busy(ms(1), None, &rules());
+        assert_eq!(health.next_wake(ms(1), &rules()), Some(ms(30_000)), "the longer spell counts");
 
-        let mut vitals = ReplicaHealth::default();
-        vitals.note_busy(ms(0), None, &rules());
-        assert_eq!(vitals.next_wake(ms(0), &rules()), Some(ms(250)));
+        let mut health = ReplicaHealth::default();
+        health.note_busy(ms(0), None, &rules());
+        assert_eq!(health.next_wake(ms(0), &rules()), Some(ms(250)));
         let zero = HealthPolicy { busy_backoff: Duration::ZERO, ..rules() };
-        let mut vitals = ReplicaHealth::default();
-        vitals.note_busy(ms(0), Some(Duration::ZERO), &zero);
-        assert_eq!(vitals.next_wake(ms(0), &zero), Some(ms(1)), "never a spinning timer");
+        let mut health = ReplicaHealth::default();
+        health.note_busy(ms(0), Some(Duration::ZERO), &zero);
+        assert_eq!(health.next_wake(ms(0), &zero), Some(ms(1)), "never a spinning timer");
     }
 
     #[test]
     fn who_stays_busy_is_tried_with_one_job_and_ever_more_rarely() {
-        let (mut vitals, mut now, mut pauses) = (ReplicaHealth::default(), ms(0), Vec::new());
+        let (mut health, mut now, mut pauses) = (ReplicaHealth::default(), ms(0), Vec::new());
         for _ in 0..6 {
             for _ in 0..3 {
-                vitals.note_busy(now, None, &rules());
+                health.note_busy(now, None, &rules());
             }
-            let next = vitals.next_wake(now, &rules()).expect("the end of the pause");
+            let next = health.next_wake(now, &rules()).expect("the end of the pause");
             pauses.push(next.since(now).as_millis());
             now = next;
-            vitals.run_timers(now, &rules());
-            assert!(!vitals.is_on_trial());
-            vitals.sent(now);
-            assert!(vitals.is_on_trial());
+            health.run_timers(now, &rules());
+            assert!(!health.is_on_trial());
+            health.sent(now);
+            assert!(health.is_on_trial());
         }
         assert_eq!(pauses, [250, 500, 1000, 2000, 4000, 4000]);
 
-        let mut answered = vitals;
+        let mut answered = health;
         answered.answered(now);
         assert!(!answered.is_on_trial());
         answered.note_busy(now, None, &rules());
         assert_eq!(answered.next_wake(now, &rules()), Some(now + Duration::from_millis(250)));
 
-        let taken = vitals.next_wake(now, &rules()).expect("the end of the trial");
+        let taken = health.next_wake(now, &rules()).expect("the end of the trial");
         assert_eq!(taken, now + TAKEN);
-        vitals.run_timers(taken, &rules());
-        assert_eq!((vitals.is_on_trial(), vitals.next_wake(taken, &rules())), (false, None));
+        health.run_timers(taken, &rules());
+        assert_eq!((health.is_on_trial(), health.next_wake(taken, &rules())), (false, None));
     }
 
     #[test]
     fn no_slow_start_means_full_size_at_once() {
         let at_once = HealthPolicy { slow_start: Duration::ZERO, ..rules() };
-        let mut vitals = ReplicaHealth::default();
-        vitals.eject(ms(0), &at_once);
-        vitals.readmit(ms(5));
-        assert_eq!(vitals.eighths(ms(5), &at_once), 8);
-        assert_eq!(vitals.next_wake(ms(5), &at_once), None);
+        let mut health = ReplicaHealth::default();
+        health.eject(ms(0), &at_once);
+        health.readmit(ms(5));
+        assert_eq!(health.eighths(ms(5), &at_once), 8);
+        assert_eq!(health.next_wake(ms(5), &at_once), None);
     }
 }

@@ -16,6 +16,7 @@ pub mod ttft_model;
 
 use std::time::Duration;
 
+use crate::core::model::job::TokenCounts;
 use crate::core::model::time::Tick;
 
 /// Part of the sums that is left after each request.
@@ -70,6 +71,25 @@ impl Default for SpeedFactor {
     }
 }
 
+/// TTFT of a request as predicted at speed factor 1, in nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PredictedTtft {
+    /// If the part of the prompt that is taken to be cached is cached there.
+    pub raw: u64,
+    /// If no part of the prompt is cached there.
+    pub cold: u64,
+}
+
+/// A plain answer, which came as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PlainAnswer {
+    /// Time from the dispatch until the answer was complete.
+    pub took: Duration,
+    pub tokens: TokenCounts,
+    /// Sequences that the answer has.
+    pub seqs: u32,
+}
+
 impl SpeedFactor {
     /// Factor on the replica's predicted times as far as its own evidence goes; above 1 for slow
     /// replicas.
@@ -81,7 +101,7 @@ impl SpeedFactor {
     /// Mean of the predicted TTFTs that the factor was learned from, in nanoseconds at speed factor
     /// 1.
     #[must_use]
-    pub fn mean_raw(&self) -> f64 {
+    pub fn mean_reference(&self) -> f64 {
         if self.weight > 0.0 { self.raw_mean } else { 0.0 }
     }
 
@@ -91,13 +111,11 @@ impl SpeedFactor {
         self.weight > 0.0
     }
 
-    /// Learns from a first token that came `observed` nanoseconds after its dispatch. At speed
-    /// factor 1, `raw` nanoseconds were predicted, and `cold` if no part of the prompt was cached
-    /// there. The gateway cannot see which of the two applied, so any time between them counts as
-    /// expected.
-    pub fn learn(&mut self, observed: u64, (raw, cold): (u64, u64), now: Tick) {
+    /// Learns from a first token that came `observed` nanoseconds after its dispatch. The gateway
+    /// cannot see which of the two predictions applied, so any time between them counts as expected.
+    pub fn learn(&mut self, observed: u64, predicted: PredictedTtft, now: Tick) {
         self.seen = Some(now);
-        let (observed, raw, cold) = (observed as f64, raw as f64, cold as f64);
+        let (observed, raw, cold) = (observed as f64, predicted.raw as f64, predicted.cold as f64);
         let as_expected = observed / self.factor();
         self.add(observed, as_expected.clamp(raw, cold.max(raw)), now);
     }
@@ -209,15 +227,19 @@ mod tests {
         Tick::from_millis(seconds * 1_000)
     }
 
+    const fn predicted(raw: u64, cold: u64) -> PredictedTtft {
+        PredictedTtft { raw: raw * MS, cold: cold * MS }
+    }
+
     #[test]
     fn a_slow_replica_is_found_within_fifty_requests() {
         let mut speed = SpeedFactor::default();
         for _ in 0..50 {
-            speed.learn(90 * MS, (30 * MS, 30 * MS), at(1));
+            speed.learn(90 * MS, predicted(30, 30), at(1));
         }
         assert!((2.8..3.01).contains(&speed.factor()), "{}", speed.factor());
         for _ in 0..200 {
-            speed.learn(30 * MS, (30 * MS, 30 * MS), at(1));
+            speed.learn(30 * MS, predicted(30, 30), at(1));
         }
         assert!(speed.factor() < 1.1, "{}", speed.factor());
     }
@@ -226,11 +248,11 @@ mod tests {
     fn what_an_empty_cache_explains_is_no_slowness() {
         let mut speed = SpeedFactor::default();
         for _ in 0..50 {
-            speed.learn(200 * MS, (20 * MS, 100 * MS), at(1));
+            speed.learn(200 * MS, predicted(20, 100), at(1));
         }
         assert!((1.9..2.01).contains(&speed.factor()), "{}", speed.factor());
         for _ in 0..50 {
-            speed.learn(40 * MS, (20 * MS, 100 * MS), at(1));
+            speed.learn(40 * MS, predicted(20, 100), at(1));
         }
         assert!((1.9..2.01).contains(&speed.factor()), "{}", speed.factor());
     }
@@ -239,11 +261,11 @@ mod tests {
     fn one_outlier_moves_little_and_two_in_a_row_count() {
         let mut speed = SpeedFactor::default();
         for _ in 0..5 {
-            speed.learn(30 * MS, (30 * MS, 30 * MS), at(1));
+            speed.learn(30 * MS, predicted(30, 30), at(1));
         }
-        speed.learn(3_000 * MS, (30 * MS, 30 * MS), at(1));
+        speed.learn(3_000 * MS, predicted(30, 30), at(1));
         assert!(speed.factor() < 1.6, "{}", speed.factor());
-        speed.learn(3_000 * MS, (30 * MS, 30 * MS), at(1));
+        speed.learn(3_000 * MS, predicted(30, 30), at(1));
         assert!(speed.factor() > 10.0, "{}", speed.factor());
     }
 
@@ -263,7 +285,7 @@ mod tests {
     fn shown(observed: u64, times: u32) -> SpeedFactor {
         let mut speed = SpeedFactor::default();
         for _ in 0..times {
-            speed.learn(observed * MS, (100 * MS, 100 * MS), at(1));
+            speed.learn(observed * MS, predicted(100, 100), at(1));
         }
         speed
     }
@@ -286,7 +308,7 @@ mod tests {
         let known = shown(50, 100);
         speeds.move_replica(None, Some(PoolSpeeds::bin(known.factor())));
         let mut newcomer = SpeedFactor::default();
-        newcomer.learn(30 * MS, (4 * MS, 4 * MS), at(2));
+        newcomer.learn(30 * MS, predicted(4, 4), at(2));
         let median = speeds.median();
         assert_eq!(speeds.applied(&newcomer, at(2)), median, "one slow first token is no verdict");
         let slow = shown(300, 100);

@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::core::autoscale::demand::histogram::CoarseHistogram;
 use crate::core::model::event::ItlSample;
 use crate::core::model::time::Tick;
-use crate::core::replica::speed::prefill_rate::{self, PrefillRate};
+use crate::core::replica::speed::prefill_rate::{PrefillBurst, PrefillRate};
 
 /// Gaps of one stretch.
 const STRETCH: u64 = 64;
@@ -30,7 +30,7 @@ pub struct PoolBest {
     /// Number of gaps that `gap` is the best of.
     pub gaps: u64,
     /// Highest prefill rate of a first token, in prompt tokens per second, without cached tokens.
-    pub read_per_second: u64,
+    pub prefill_tokens_per_second: u64,
 }
 
 impl PoolBest {
@@ -41,7 +41,7 @@ impl PoolBest {
             first_tokens: self.first_tokens.saturating_add(other.first_tokens),
             gap: shorter(self.gap, other.gap),
             gaps: self.gaps.saturating_add(other.gaps),
-            read_per_second: self.read_per_second.max(other.read_per_second),
+            prefill_tokens_per_second: self.prefill_tokens_per_second.max(other.prefill_tokens_per_second),
         }
     }
 }
@@ -50,7 +50,7 @@ impl PoolBest {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PoolTypical {
     /// Prefill rate of a replica, in prompt tokens per second; absent before the first.
-    pub read_per_second: Option<u64>,
+    pub prefill_tokens_per_second: Option<u64>,
     /// Median of the mean ITLs; absent before a whole stretch.
     pub gap: Option<Duration>,
 }
@@ -61,7 +61,7 @@ pub struct PoolBestTracker {
     now: PoolBest,
     before: PoolBest,
     since: Tick,
-    reads: PrefillRate,
+    prefill_rate: PrefillRate,
     /// Gaps between tokens, in microseconds.
     gaps: CoarseHistogram,
 }
@@ -70,20 +70,25 @@ pub struct PoolBestTracker {
 const KEPT: f64 = 0.5;
 
 impl PoolBestTracker {
-    /// Adds a first token that came `took` after its dispatch, of a prompt of which `read` tokens
-    /// had to be read.
-    pub fn first_token(&mut self, took: Duration, read: u64, now: Tick) {
-        let rate = read as f64 / took.as_secs_f64().max(1e-6);
-        let read_per_second = rate as u64;
+    /// Adds a first token that came `took` after its dispatch. `uncached` = prompt tokens that had
+    /// to be prefilled.
+    pub fn first_token(&mut self, took: Duration, uncached: u64, now: Tick) {
+        let rate = uncached as f64 / took.as_secs_f64().max(1e-6);
+        let prefill_tokens_per_second = rate as u64;
         self.add(
-            PoolBest { first_token: Some(took), first_tokens: 1, read_per_second, ..PoolBest::default() },
+            PoolBest {
+                first_token: Some(took),
+                first_tokens: 1,
+                prefill_tokens_per_second,
+                ..PoolBest::default()
+            },
             now,
         );
     }
 
     /// Adds a stretch of prefill without a pause at one replica.
-    pub fn read(&mut self, stretch: prefill_rate::ReadStretch) {
-        self.reads.add(stretch);
+    pub fn prefill_burst(&mut self, burst: PrefillBurst) {
+        self.prefill_rate.add(burst);
     }
 
     /// Adds a whole stretch of gaps at one replica.
@@ -104,14 +109,14 @@ impl PoolBestTracker {
     pub fn typical(&self) -> PoolTypical {
         let gap = Some(self.gaps.quantile(0.5)).filter(|_| self.gaps.total() > 0.0);
         PoolTypical {
-            read_per_second: self.reads.per_second(self.best().read_per_second),
+            prefill_tokens_per_second: self.prefill_rate.per_second(self.best().prefill_tokens_per_second),
             gap: gap.map(|micros| Duration::from_nanos((micros * 1e3) as u64)),
         }
     }
 
     fn add(&mut self, new: PoolBest, now: Tick) {
         if now.since(self.since) >= WINDOW {
-            self.reads.fade(KEPT);
+            self.prefill_rate.fade(KEPT);
             self.gaps.fade(KEPT);
             (self.before, self.now, self.since) = (self.now, PoolBest::default(), now);
         }
@@ -125,9 +130,9 @@ pub struct GapStretch(ItlSample);
 
 impl GapStretch {
     /// Adds gaps. Returns the stretch once it is whole.
-    pub fn add(&mut self, pace: &ItlSample) -> Option<ItlSample> {
-        self.0.gaps = self.0.gaps.saturating_add(pace.gaps);
-        self.0.total = self.0.total.saturating_add(pace.total);
+    pub fn add(&mut self, sample: &ItlSample) -> Option<ItlSample> {
+        self.0.gaps = self.0.gaps.saturating_add(sample.gaps);
+        self.0.total = self.0.total.saturating_add(sample.total);
         (self.0.gaps >= STRETCH).then(|| std::mem::take(&mut self.0))
     }
 }
@@ -144,13 +149,13 @@ mod tests {
     fn the_best_counts_with_its_evidence_and_is_forgotten() {
         let mut bests = PoolBestTracker::default();
         assert_eq!(bests.best(), PoolBest::default());
-        for (took, read) in [(300, 3_000), (200, 100), (400, 8_000)] {
-            bests.first_token(ms(took), read, Tick::from_millis(1));
+        for (took, uncached) in [(300, 3_000), (200, 100), (400, 8_000)] {
+            bests.first_token(ms(took), uncached, Tick::from_millis(1));
         }
         let expected = PoolBest {
             first_token: Some(ms(200)),
             first_tokens: 3,
-            read_per_second: 20_000,
+            prefill_tokens_per_second: 20_000,
             ..PoolBest::default()
         };
         assert_eq!(bests.best(), expected);
@@ -171,7 +176,7 @@ mod tests {
         }
         bests.first_token(ms(10), 2_000, Tick::from_millis(1));
         bests.stretch(&ItlSample { gaps: 100, total: ms(800) }, Tick::from_millis(1));
-        assert_eq!((bests.best().read_per_second, bests.best().gap), (200_000, Some(ms(8))));
+        assert_eq!((bests.best().prefill_tokens_per_second, bests.best().gap), (200_000, Some(ms(8))));
         let usual = bests.typical();
         let gap = usual.gap.unwrap();
         assert!((ms(13)..ms(20)).contains(&gap), "{gap:?}");
@@ -182,10 +187,10 @@ mod tests {
         let (mut bests, mut stretch) = (PoolBestTracker::default(), GapStretch::default());
         for round in 0..100 {
             // A pause of a second and its burst, in two parts.
-            for pace in
+            for sample in
                 [ItlSample { gaps: 1, total: ms(1_000) }, ItlSample { gaps: 19, total: Duration::ZERO }]
             {
-                if let Some(whole) = stretch.add(&pace) {
+                if let Some(whole) = stretch.add(&sample) {
                     bests.stretch(&whole, Tick::from_millis(round));
                 }
             }

@@ -1,6 +1,6 @@
 //! Prefill rate of a pool's replicas, learned from their first tokens.
 //!
-//! A first token waits for more than its own prompt: for prompts that the replica reads before,
+//! A first token waits for more than its own prompt: for prompts that the replica prefills before,
 //! for the step under way, for the network. The sample is therefore the replica's time since
 //! its previous first token, and first tokens that come together form one stretch. The rate is
 //! the slope of a least-squares line through the stretches, prompt weight against time. The
@@ -15,16 +15,16 @@ const TOGETHER: Duration = Duration::from_millis(2);
 /// Least spread of the stretches' weights for a line through them: standard deviation over mean.
 const SPREAD: f64 = 0.1;
 
-/// Prompts that a replica read without a pause, and the time it took.
+/// Prompts that a replica prefilled without a pause, and the time it took.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ReadStretch {
+pub struct PrefillBurst {
     weight: u64,
     took: Duration,
 }
 
 /// First tokens of one replica, collected into stretches.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct ReplicaReads {
+pub struct PrefillSampler {
     /// When the first tokens before this stretch came.
     before: Tick,
     since: Tick,
@@ -32,17 +32,17 @@ pub struct ReplicaReads {
     weight: u64,
 }
 
-impl ReplicaReads {
+impl PrefillSampler {
     /// Adds a first token that came `observed` after the dispatch of its prompt. `weight` is the
     /// weight of the prompt's uncached tokens. Returns the previous stretch once it is whole.
-    pub fn first_token(&mut self, observed: Duration, weight: u64, now: Tick) -> Option<ReadStretch> {
+    pub fn first_token(&mut self, observed: Duration, weight: u64, now: Tick) -> Option<PrefillBurst> {
         let sent = now.earlier_by(observed);
         if self.weight > 0 && now.since(self.at) <= TOGETHER {
             self.weight = self.weight.saturating_add(weight);
             self.since = self.since.min(sent.max(self.before));
             return None;
         }
-        let whole = ReadStretch { weight: self.weight, took: self.at.since(self.since) };
+        let whole = PrefillBurst { weight: self.weight, took: self.at.since(self.since) };
         *self = Self { before: self.at, since: sent.max(self.at), at: now, weight };
         (whole.weight > 0 && !whole.took.is_zero()).then_some(whole)
     }
@@ -59,7 +59,7 @@ pub struct PrefillRate {
 }
 
 impl PrefillRate {
-    pub fn add(&mut self, stretch: ReadStretch) {
+    pub fn add(&mut self, stretch: PrefillBurst) {
         let (weight, seconds) = (stretch.weight as f64, stretch.took.as_secs_f64());
         self.count += 1.0;
         self.weight += weight;
@@ -104,48 +104,48 @@ mod tests {
         Duration::from_millis(millis)
     }
 
-    /// Reads prompts of these weights, each sent when the one before was read, at 20,000
+    /// Prefills prompts of these weights, each sent when the one before was done, at 20,000
     /// tokens a second and 12 ms for each in any case.
-    fn read(weights: &[u64]) -> PrefillRate {
-        let (mut reader, mut reads, mut now) = (ReplicaReads::default(), PrefillRate::default(), 1_000);
+    fn rate_of(weights: &[u64]) -> PrefillRate {
+        let (mut sampler, mut rate, mut now) = (PrefillSampler::default(), PrefillRate::default(), 1_000);
         for weight in weights {
             let took = 12 + weight / 20;
             now += took;
-            reader.first_token(ms(took), *weight, at(now)).into_iter().for_each(|stretch| reads.add(stretch));
+            sampler.first_token(ms(took), *weight, at(now)).into_iter().for_each(|stretch| rate.add(stretch));
         }
-        reads
+        rate
     }
 
     #[test]
     fn what_each_prompt_takes_in_any_case_is_told_from_the_rate() {
         assert_eq!(PrefillRate::default().per_second(u64::MAX), None);
-        let rate = read(&[200, 1_000, 4_000, 400, 2_000, 600]).per_second(u64::MAX).unwrap();
+        let rate = rate_of(&[200, 1_000, 4_000, 400, 2_000, 600]).per_second(u64::MAX).unwrap();
         assert!((19_900..20_100).contains(&rate), "{rate}");
-        let alike = read(&[1_000; 9]).per_second(u64::MAX).unwrap();
+        let alike = rate_of(&[1_000; 9]).per_second(u64::MAX).unwrap();
         assert_eq!(alike, 16_129, "no line through prompts of one size: 1,000 in 62 ms");
-        assert_eq!(read(&[200, 1_000, 4_000, 9]).per_second(18_000), Some(18_000));
+        assert_eq!(rate_of(&[200, 1_000, 4_000, 9]).per_second(18_000), Some(18_000));
     }
 
     #[test]
     fn prompts_that_wait_for_each_other_count_once() {
-        let (mut reader, mut reads) = (ReplicaReads::default(), PrefillRate::default());
-        // Ten prompts of 1,000 tokens sent at once, read one after the other in 50 ms each.
+        let (mut sampler, mut rate) = (PrefillSampler::default(), PrefillRate::default());
+        // Ten prompts of 1,000 tokens sent at once, prefilled one after the other in 50 ms each.
         for nth in 1..=11 {
-            let stretch = reader.first_token(ms(50 * nth), 1_000, at(1_000 + 50 * nth));
-            stretch.into_iter().for_each(|stretch| reads.add(stretch));
+            let stretch = sampler.first_token(ms(50 * nth), 1_000, at(1_000 + 50 * nth));
+            stretch.into_iter().for_each(|stretch| rate.add(stretch));
         }
-        assert_eq!(reads.per_second(u64::MAX), Some(20_000));
+        assert_eq!(rate.per_second(u64::MAX), Some(20_000));
     }
 
     #[test]
     fn first_tokens_of_one_step_are_one_stretch() {
-        let (mut reader, mut reads) = (ReplicaReads::default(), PrefillRate::default());
+        let (mut sampler, mut rate) = (PrefillSampler::default(), PrefillRate::default());
         for step in 1..=5 {
             for _ in 0..4 {
-                let stretch = reader.first_token(ms(100), 500, at(1_000 + 100 * step));
-                stretch.into_iter().for_each(|stretch| reads.add(stretch));
+                let stretch = sampler.first_token(ms(100), 500, at(1_000 + 100 * step));
+                stretch.into_iter().for_each(|stretch| rate.add(stretch));
             }
         }
-        assert_eq!(reads.per_second(u64::MAX), Some(20_000));
+        assert_eq!(rate.per_second(u64::MAX), Some(20_000));
     }
 }

@@ -73,13 +73,13 @@ impl TtftModel {
     }
 }
 
-/// Nanoseconds in which a replica of speed factor 1 reads prompts of this weight.
+/// Nanoseconds in which a replica of speed factor 1 prefills prompts of this weight.
 #[must_use]
 pub const fn prefill_time(weight: u64) -> u64 {
     PER_TOKEN.saturating_mul(weight)
 }
 
-/// Prompt weight that a replica of speed factor 1 reads in this many nanoseconds.
+/// Prompt weight that a replica of speed factor 1 prefills in this many nanoseconds.
 #[must_use]
 pub const fn weight_in(nanos: u64) -> u64 {
     nanos / PER_TOKEN

@@ -11,7 +11,7 @@ use crate::core::model::ids::ClassId;
 use crate::core::model::job::JobSpec;
 use crate::core::model::time::Tick;
 use crate::core::queue::admission;
-use crate::core::queue::lane_key::{LaneKey, LanePart};
+use crate::core::queue::lane_key::{LaneKey, LaneSegment};
 
 use crate::core::scheduler::Scheduler;
 
@@ -74,8 +74,8 @@ impl Scheduler {
         }
         let taken = |unit: LimitUnit| if unit == LimitUnit::Requests { others } else { 0 };
         let limits = self.limits_of(spec, now);
-        let mut limits = limits.iter().filter(|standing| !standing.rule.id.shadow);
-        limits.any(|standing| standing.left <= taken(standing.rule.id.unit))
+        let mut limits = limits.iter().filter(|status| !status.rule.id.shadow);
+        limits.any(|status| status.left <= taken(status.rule.id.unit))
     }
 
     /// Whether the job would have to wait, as others of its lane do, and the queue has no space
@@ -85,7 +85,7 @@ impl Scheduler {
         let Some(bounds) = self.policy.tenants.get(spec.tenant).map(|tenant| tenant.bounds) else {
             return true;
         };
-        lane.is_some_and(|lane| lane.head(LanePart::Fresh).is_some())
+        lane.is_some_and(|lane| lane.head(LaneSegment::New).is_some())
             && !(admission::has_space(&self.queue.tenant_load(spec.tenant), &bounds)
                 && admission::has_space(&self.queue.total(), &self.policy.bounds))
     }

@@ -3,7 +3,7 @@
 
 use smallvec::SmallVec;
 
-use crate::core::limits::expected_use::ExpectedUse;
+use crate::core::limits::expected_use::{ExpectedUse, ReplicaUse};
 use crate::core::limits::rule::{LimitId, LimitPeriod, LimitRule, LimitUnit, UnitAmounts, UsedAmounts};
 use crate::core::limits::{
     LimitExceeded, LimitGrant, LimitReservation, LimitStatus, LimitSubject, UsageLimits,
@@ -34,27 +34,28 @@ impl JobLimits {
     pub(in crate::core::scheduler) fn reserve(
         &mut self,
         spec: &JobSpec,
-        (policy, fleet): (&Policy, &Fleet),
+        policy: &Policy,
+        fleet: &Fleet,
         now: Tick,
     ) -> Result<LimitGrant, LimitExceeded> {
         if self.limits.is_empty() {
             return Ok(LimitGrant::default());
         }
         let output = self.expected_use.output(spec);
-        let (gpu, money) = self.expected_spend(spec, output, (policy, fleet));
-        let wanted = UnitAmounts { input: spec.prompt_tokens, output, gpu, money };
+        let spend = self.expected_spend(spec, output, policy, fleet);
+        let wanted = UnitAmounts { input: spec.prompt_tokens, output, ..spend };
         self.limits.reserve(&limit_subject(spec), &wanted, now)
     }
 
     /// Expected replica time of the job in nanoseconds, and its cost; zero for what no limit
     /// counts. Until the use of such jobs is known, the estimate is the time that the job would
     /// take alone at a replica, at the highest price of the pools that may serve it.
-    fn expected_spend(&self, spec: &JobSpec, output: u64, (policy, fleet): (&Policy, &Fleet)) -> (u64, u64) {
+    fn expected_spend(&self, spec: &JobSpec, output: u64, policy: &Policy, fleet: &Fleet) -> UnitAmounts {
         let [gpu, money] = [LimitUnit::GpuTime, LimitUnit::Money].map(|unit| self.limits.counts(unit));
         if !gpu && !money {
-            return (0, 0);
+            return UnitAmounts::default();
         }
-        let (known, priced) = self.expected_use.replica_use(spec);
+        let known = self.expected_use.replica_use(spec);
         let pools = policy.models.get(spec.model).map_or(&[][..], |model| &model.pools);
         let alone = || {
             let per_token = fleet.per_token(pools);
@@ -63,10 +64,11 @@ impl JobLimits {
             let writes = step_time::decode_step(&Ledger::default()).saturating_mul(steps) as f64 * slow;
             (ttft_model::weight(spec.prompt_tokens, 0) as f64 * per_token + writes) as u64
         };
-        let time = known.unwrap_or_else(alone);
+        let time = known.gpu.unwrap_or_else(alone);
         let prices = pools.iter().filter_map(|pool| policy.pools.get(*pool)?.traits.price);
         let at_most = |price: Option<Price>| price.map_or(0, |price| price.cost_of(time));
-        (time, priced.unwrap_or_else(|| at_most(prices.max())))
+        let money = known.money.unwrap_or_else(|| at_most(prices.max()));
+        UnitAmounts { gpu: time, money, ..UnitAmounts::default() }
     }
 
     /// Learns from a complete answer how much to reserve for later jobs.
@@ -77,8 +79,8 @@ impl JobLimits {
             self.expected_use.learn(&job.spec, tokens.output);
             let JobCharges { replica_time: gpu, money, .. } = job.charges;
             let [times, prices] = [LimitUnit::GpuTime, LimitUnit::Money].map(|unit| self.limits.counts(unit));
-            let learned = ((times || prices).then_some(gpu), prices.then_some(money));
-            self.expected_use.learn_replica_use(&job.spec, learned);
+            let used = ReplicaUse { gpu: (times || prices).then_some(gpu), money: prices.then_some(money) };
+            self.expected_use.learn_replica_use(&job.spec, used);
         }
     }
 

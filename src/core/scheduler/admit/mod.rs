@@ -23,7 +23,7 @@ use crate::core::model::time::Tick;
 use crate::core::placement::choose;
 use crate::core::queue::admission;
 use crate::core::queue::fit_tree::FitEntry;
-use crate::core::queue::lane_key::{LaneAccounts, LaneKey, LanePart, LanePosition};
+use crate::core::queue::lane_key::{LaneAccounts, LaneKey, LanePosition, LaneSegment};
 use crate::core::queue::order::{HeadEntry, HeadKey, HeadSet, LaneHead};
 use crate::core::queue::quota::QuotaState;
 use crate::core::replica::speed::ttft_model;
@@ -77,7 +77,7 @@ impl Scheduler {
             return SmallVec::new();
         }
         let LimitGrant { reservation: hold, shadowed } =
-            match self.limits.reserve(&spec, (&self.policy, &self.fleet), self.now) {
+            match self.limits.reserve(&spec, &self.policy, &self.fleet, self.now) {
                 Ok(granted) => granted,
                 Err(why) => {
                     let reason = RejectReason::Limited(why);
@@ -163,7 +163,7 @@ impl Scheduler {
     /// Whether the jobs before a job in its lane take longer than the time to its deadline.
     fn has_too_long_wait(&self, job: &Job) -> bool {
         let (id, key) = (job.spec.id, LaneKey::of(&job.spec));
-        let lane = self.queue.lane(key).filter(|_| job.part() == Some(LanePart::Fresh));
+        let lane = self.queue.lane(key).filter(|_| job.part() == Some(LaneSegment::New));
         let left = job.spec.deadline.since(self.now);
         let objective = self.policy.classes.get(key.class).map(|class| class.ttft_objective);
         if left < objective.unwrap_or_default() * PATIENT_OBJECTIVES {
@@ -187,7 +187,7 @@ impl Scheduler {
 
     /// Schedules a later check of a job that was admitted before the drain rate was known.
     fn check_wait_later(&mut self, id: JobId) {
-        let Some(job) = self.jobs.get(&id).filter(|job| job.part() == Some(LanePart::Fresh)) else { return };
+        let Some(job) = self.jobs.get(&id).filter(|job| job.part() == Some(LaneSegment::New)) else { return };
         let at = job.spec.arrived + WAIT_CHECK_AFTER;
         if at > self.now && self.expected_wait(LaneKey::of(&job.spec), 1).is_none() {
             self.timers.unchecked_waits.add(at, id);
@@ -226,7 +226,7 @@ impl Scheduler {
     /// Whether a late job will not start before its deadline. False where late jobs may take every
     /// turn, while more replicas are expected, and when the rate is not known.
     fn is_too_late(&self, id: JobId) -> bool {
-        let Some(job) = self.jobs.get(&id).filter(|job| job.part() == Some(LanePart::Fresh)) else {
+        let Some(job) = self.jobs.get(&id).filter(|job| job.part() == Some(LaneSegment::New)) else {
             return false;
         };
         let key = LaneKey::of(&job.spec);
@@ -272,7 +272,7 @@ impl Scheduler {
     }
 
     /// The latest moment at which the job may start: its deadline, or sooner if its client would
-    /// leave while the prompt is read. The prefill time may be wrong, so it takes off at most half
+    /// leave during the prefill. The prefill time may be wrong, so it takes off at most half
     /// of the client's patience.
     pub(super) fn latest_start(&self, spec: &JobSpec) -> Tick {
         if spec.patience == Tick::NEVER {
@@ -338,8 +338,8 @@ impl Scheduler {
             }
         }
         self.queue.push(&spec, part, place, self.weight(spec.tenant));
-        self.groups[position.group].joined(position.class, position.pool_set, (spec.tenant, 1), self.now);
-        self.groups[position.group].note_wide(spec.sequences);
+        self.groups[position.group].joined(position.class, position.pool_set, spec.tenant, 1, self.now);
+        self.groups[position.group].add_multi_sequence(spec.sequences);
         self.timers.deadlines.add(spec.deadline, id);
         self.hold_for_pool_start(id);
         self.refresh_lane(LaneKey::of(&spec));
@@ -367,7 +367,7 @@ impl Scheduler {
         if let Some(position) = self.lane_position(key) {
             whole &=
                 self.groups[position.group].left(position.class, position.pool_set, spec.tenant, self.now);
-            self.groups[position.group].forget_wide(spec.sequences);
+            self.groups[position.group].remove_multi_sequence(spec.sequences);
             self.groups.mark_changed(Some(position.group));
         }
         self.invariants.check(InvariantId::QueueConsistent, whole);
@@ -389,7 +389,7 @@ impl Scheduler {
     fn waits_in(&self, position: LanePosition, class: ClassId, tenant: TenantId) -> bool {
         let mut here =
             self.queue.lane_keys_of(class, tenant).filter(|key| self.lane_position(*key) == Some(position));
-        here.any(|key| self.queue.lane(key).is_some_and(|lane| lane.head(LanePart::Fresh).is_some()))
+        here.any(|key| self.queue.lane(key).is_some_and(|lane| lane.head(LaneSegment::New).is_some()))
     }
 
     /// Updates the head positions of a tenant's lanes after a charge in one of them. In that
@@ -415,14 +415,14 @@ impl Scheduler {
     /// head is priced here, with its output as expected now.
     pub(super) fn refresh_lane(&mut self, key: LaneKey) {
         let Some(position) = self.lane_position(key) else { return };
-        let standing = self.quota_state(position.group, key.tenant);
+        let quota_state = self.quota_state(position.group, key.tenant);
         let objective = self.policy.classes.get(key.class).map(|class| class.ttft_objective);
         let group = &mut self.groups[position.group];
         let waits = group.shape.pool_set(position.pool_set).can_wait();
         let Some(lane) = self.queue.lane_mut(key) else { return };
         let mut update_at = None;
-        for part in LanePart::ALL {
-            let head = lane.head(part).filter(|_| standing != QuotaState::Parked);
+        for part in LaneSegment::ALL {
+            let head = lane.head(part).filter(|_| quota_state != QuotaState::Parked);
             let job = head.and_then(|id| self.jobs.get_mut(&id));
             let mut bound = false;
             let entry: Option<HeadEntry> = job.map(|job| {
@@ -436,14 +436,14 @@ impl Scheduler {
                     update_at = update_at.into_iter().chain(until).min();
                 }
                 let counter =
-                    if part == LanePart::Fresh { group.counter(position.class, key.tenant) } else { 0 };
+                    if part == LaneSegment::New { group.counter(position.class, key.tenant) } else { 0 };
                 let value = LaneHead { job: job.spec.id, lane: key, part };
-                let place = HeadKey::new(standing, counter, job.position_in(part));
+                let place = HeadKey::new(quota_state, counter, job.position_in(part));
                 FitEntry { key: place, size: job.size(), value }
             });
             let heads = HeadSet { class: position.class, pool_set: position.pool_set, part };
-            let seat = &mut lane.head_positions[part as usize];
-            *seat = group.put_head((heads, key.tenant), *seat, bound, entry);
+            let head_position = &mut lane.head_positions[part as usize];
+            *head_position = group.put_head(heads, key.tenant, *head_position, bound, entry);
         }
         if lane.refresh_at != update_at {
             let before = std::mem::replace(&mut lane.refresh_at, update_at);

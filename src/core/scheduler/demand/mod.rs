@@ -18,26 +18,26 @@ use super::Scheduler;
 
 impl Scheduler {
     /// Records demand facts from now on. The caller hands them over with
-    /// [`Self::hand_over_demand`], at the latest when [`Self::must_hand_over_demand`] says so.
+    /// [`Self::flush_demand_facts`], at the latest when [`Self::must_flush_demand_facts`] says so.
     pub fn record_demand(&mut self) {
         self.demand.start(&self.policy, &self.placement, self.now);
     }
 
     /// Whether so many demand facts are recorded that they have to be handed over now.
     #[must_use]
-    pub const fn must_hand_over_demand(&self) -> bool {
+    pub const fn must_flush_demand_facts(&self) -> bool {
         self.demand.facts.is_full()
     }
 
     /// Hands the recorded facts over to the observer.
-    pub fn hand_over_demand(&mut self, observer: &mut DemandObserver) {
+    pub fn flush_demand_facts(&mut self, observer: &mut DemandObserver) {
         observer.receive(self.demand.facts.list());
     }
 
     /// Hands the recorded facts over, and copies what waits and runs now. `shared` says that other
     /// gateways may use a part of each replica.
     pub fn demand_inputs(&mut self, observer: &mut DemandObserver, now: Tick, shared: bool) -> DemandInputs {
-        self.hand_over_demand(observer);
+        self.flush_demand_facts(observer);
         DemandInputs {
             policy: self.policy.clone(),
             placement: self.placement.clone(),
@@ -74,7 +74,7 @@ impl Scheduler {
             let Some(id) = self.policy.pools.id(&kept.name) else { continue };
             let usual = self.fleet.typical(id);
             kept.start = self.demand.starts.measured(id).map(|start| start.as_secs_f64());
-            kept.read_per_second = usual.read_per_second;
+            kept.read_per_second = usual.prefill_tokens_per_second;
             kept.gap = usual.gap.map(|gap| gap.as_secs_f64());
             (kept.ready, kept.max_seqs, kept.kv_tokens) = self.fleet.sizes(id);
             kept.waiting = self.waiting_for(id);

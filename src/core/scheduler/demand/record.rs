@@ -70,8 +70,10 @@ impl DemandRecord {
     /// A job of so much work goes to a replica of the pool.
     pub(in crate::core::scheduler) fn note_dispatch(
         &mut self,
-        (spec, work): (&JobSpec, f64),
-        (at, pool): (LanePosition, PoolId),
+        spec: &JobSpec,
+        at: LanePosition,
+        pool: PoolId,
+        work: f64,
         why: &DispatchReason,
         now: Tick,
     ) {
@@ -86,7 +88,8 @@ impl DemandRecord {
     pub(in crate::core::scheduler) fn note_refused(
         &mut self,
         spec: &JobSpec,
-        (reason, at): (RejectReason, Option<LanePosition>),
+        reason: RejectReason,
+        at: Option<LanePosition>,
         policy: &Policy,
         now: Tick,
     ) {
@@ -106,15 +109,16 @@ impl DemandRecord {
         self.facts.push(now, DemandFactKind::Refused { job: spec.into(), scarce: None });
     }
 
-    /// A job's stay at a replica of the pool ended.
-    pub(in crate::core::scheduler) fn note_stay(
+    /// A job's attempt at a replica of the pool ended.
+    pub(in crate::core::scheduler) fn note_attempt_end(
         &mut self,
         spec: &JobSpec,
         accounts: LaneAccounts,
-        (pool, stay): (Option<PoolId>, Duration),
+        pool: Option<PoolId>,
+        lasted: Duration,
         now: Tick,
     ) {
-        self.facts.push(now, DemandFactKind::Stayed { job: spec.into(), accounts, pool, stay });
+        self.facts.push(now, DemandFactKind::AttemptEnded { job: spec.into(), accounts, pool, lasted });
     }
 
     /// A job moved to another class.

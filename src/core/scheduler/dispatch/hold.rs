@@ -12,8 +12,8 @@ use std::iter;
 
 use smallvec::SmallVec;
 
-use super::DispatchPick;
-use super::{BlockedAdapter, BlockedAdapters};
+use super::place::ReplicaChoice;
+use super::{BlockedAdapter, BlockedAdapters, DispatchPick};
 use crate::core::model::ids::{GroupIndex, JobId, PoolId};
 use crate::core::placement::choose::PlacementReason;
 use crate::core::queue::fit_tree::FitSize;
@@ -39,16 +39,8 @@ impl Scheduler {
             self.groups[group].held_replicas.remove(index);
             self.fleet.set_held(hold.replica, false, self.now);
             if let Some(chosen) = wanted {
-                let (replica, pool, choice) = (hold.replica, hold.pool, PlacementReason::Held);
-                return Some(DispatchPick {
-                    chosen,
-                    replica,
-                    pool,
-                    choice,
-                    held: true,
-                    warm: false,
-                    cached: 0,
-                });
+                let place = ReplicaChoice { replica: hold.replica, choice: PlacementReason::Held, cached: 0 };
+                return Some(DispatchPick { chosen, place, pool: hold.pool, held: true, warm: false });
             }
         }
         None
@@ -65,7 +57,7 @@ impl Scheduler {
             && self.fleet.is_up(hold.replica)
             && !self.avoided_replicas(hold.job, pools).contains(&hold.replica);
         let head = LaneHead { job: hold.job, lane, part };
-        let standing = self.quota_state(group, lane.tenant);
+        let quota_state = self.quota_state(group, lane.tenant);
         let allowed = self.allows(group, lane.tenant, job.spec.sequences);
         (usable && allowed).then_some(Candidate {
             class: spot.class,
@@ -75,7 +67,7 @@ impl Scheduler {
             need: job.size(),
             guaranteed: false,
             background: false,
-            quota_state: standing,
+            quota_state,
         })
     }
 

@@ -17,15 +17,14 @@ use smallvec::SmallVec;
 use crate::core::model::event::{Action, DispatchGrant, DispatchReason, JobAction, OrderReason};
 use crate::core::model::ids::{GroupIndex, JobId, ModelId, PoolId, PoolSetIndex, ReplicaId};
 use crate::core::model::invariant::InvariantId;
-use crate::core::placement::choose::PlacementReason;
 use crate::core::queue::fairness::cost;
-use crate::core::queue::lane_key::{LaneAccounts, LanePart, LanePlace, LanePosition};
+use crate::core::queue::lane_key::{LaneAccounts, LaneOrderKey, LanePosition, LaneSegment};
 use crate::core::queue::order::{Candidate, HeadSet, LaneHead, OpenRoom, RoomIn};
 use crate::core::queue::quota::QuotaState;
 use crate::core::replica::affinity::adapter_slots::AdapterState;
 use crate::core::replica::ledger::Booking;
 
-use self::place::JobPlace;
+use self::place::ReplicaChoice;
 use super::Scheduler;
 use super::job::RunningAttempt;
 
@@ -37,15 +36,13 @@ const MAX_FAILED_HEADS: usize = 32;
 #[derive(Debug, Clone, Copy)]
 struct DispatchPick {
     chosen: Candidate,
-    replica: ReplicaId,
+    place: ReplicaChoice,
+    /// The pool of the replica.
     pool: PoolId,
-    choice: PlacementReason,
     /// Whether the replica was held for the job.
     held: bool,
     /// Whether the job goes before the head of its lane; see [`warm`].
     warm: bool,
-    /// Tokens of the prompt that the replica is expected to have cached.
-    cached: u64,
 }
 
 /// The pick whose turn it is, while warm jobs are looked for.
@@ -149,10 +146,9 @@ impl Scheduler {
                 continue;
             }
             let failed = passed.len() - deferred.as_ref().map_or(0, |deferred| deferred.heads);
-            let pick = self.place_for(group, &chosen, failed).and_then(|place| {
-                let JobPlace { replica, choice, cached } = place;
-                let pool = self.fleet.pool_of(replica)?;
-                Some(DispatchPick { chosen, replica, pool, choice, held: false, warm: false, cached })
+            let pick = self.choose_for(group, &chosen, failed).and_then(|place| {
+                let pool = self.fleet.pool_of(place.replica)?;
+                Some(DispatchPick { chosen, place, pool, held: false, warm: false })
             });
             if let Some(ahead) = self.pick_warm(group, &chosen, pick.as_ref(), &mut deferred) {
                 return Some(ahead);
@@ -198,10 +194,10 @@ impl Scheduler {
         let now = self.now;
         let later = self.late_penalty(head.lane.class);
         let Some(job) = self.jobs.get_mut(&head.job) else { return false };
-        if head.part != LanePart::Fresh || job.place.late || now <= job.late_after {
+        if head.part != LaneSegment::New || job.place.late || now <= job.late_after {
             return false;
         }
-        let place = LanePlace { late: true, due: job.place.due + later, ..job.place };
+        let place = LaneOrderKey { late: true, due: job.place.due + later, ..job.place };
         let whole = self.queue.make_late(head.lane, head.job, job.place, place);
         job.place = place;
         self.invariants.check(InvariantId::QueueConsistent, whole);
@@ -213,7 +209,7 @@ impl Scheduler {
     /// Counts the turn of a head that goes to a replica.
     fn note_turn(&mut self, head: &LaneHead) {
         let share = self.late_share(head.lane.class);
-        if let Some(job) = self.jobs.get(&head.job).filter(|_| head.part == LanePart::Fresh) {
+        if let Some(job) = self.jobs.get(&head.job).filter(|_| head.part == LaneSegment::New) {
             self.queue.note_turn(head.lane, job.place, share);
         }
     }
@@ -244,21 +240,22 @@ impl Scheduler {
     fn dispatch_job(&mut self, group: GroupIndex, pick: &DispatchPick, out: &mut Vec<Action>) -> Option<()> {
         let now = self.now;
         let id = pick.chosen.head.job;
+        let ReplicaChoice { replica, cached, .. } = pick.place;
         let (why, epoch) = self.reasons(group, pick)?;
         let job = self.jobs.get(&id)?;
         let adapter = why.adapter.map(|_| job.spec.model);
-        let booking = Booking { adapter, ..job.booking(pick.cached, pick.chosen.background) };
-        let uncached = booking.prompt.saturating_sub(pick.cached);
+        let booking = Booking { adapter, ..job.booking(cached, pick.chosen.background) };
+        let uncached = booking.prompt.saturating_sub(cached);
         let (spec, work, unpaid, share) =
             (job.spec, job.work, job.charges.fair_share.is_none(), job.time_weight(uncached));
         let price = cost(spec.prompt_tokens, job.output);
 
-        let cached = [(pick.replica, pick.cached)];
+        let cached = [(replica, cached)];
         let required = job.requirements(&cached, pick.chosen.background, &self.policy);
-        let fits = self.fleet.fits_or_returns(pick.replica, &required, true, now);
-        let lead = self.fleet.prefill_lead(pick.replica, booking.weight);
+        let fits = self.fleet.fits_or_returns(replica, &required, true, now);
+        let lead = self.fleet.prefill_lead(replica, booking.weight);
         let raw =
-            self.fleet.raw_ttft_model(pick.replica).map_or(0, |ttft_model| ttft_model.ttft(booking.weight));
+            self.fleet.reference_ttft_model(replica).map_or(0, |ttft_model| ttft_model.ttft(booking.weight));
         self.invariants.check(InvariantId::CreditKept, fits);
         self.groups[group].book_dispatch(&pick.chosen, pick.pool, price);
         self.groups[group].class_mut(pick.chosen.class).drain_rates.note_dispatch(spec.tenant, now);
@@ -272,27 +269,26 @@ impl Scheduler {
             self.refresh_lane(lane);
         }
         self.queue.drop_empty(lane);
-        self.fleet.note_urgent(pick.replica, &booking, why.queued, now);
-        let stay = self.fleet.book(pick.replica, &booking, share, now);
+        self.fleet.note_urgent(replica, &booking, why.queued, now);
+        let metered = self.fleet.book(replica, &booking, share, now);
         self.take_quota(group, spec.tenant, booking.seqs);
         self.groups[group].started(pick.chosen.class);
         let at = LanePosition { group, class: pick.chosen.class, pool_set: pick.chosen.pool_set };
-        self.demand.note_dispatch((&spec, work), (at, pick.pool), &why, now);
+        self.demand.note_dispatch(&spec, at, pick.pool, work, &why, now);
         self.note_dispatched(group, pick, &why);
-        let replica = pick.replica;
         let run = RunningAttempt {
             replica,
             epoch,
             booking,
-            stay,
+            metered,
             uncached,
-            believed: 0,
+            predicted_cached: 0,
             since: now,
             prefill_due_at: None,
             prefill_mark: self.fleet.prefill_mark(replica),
             proven: self.fleet.is_proven(replica),
             expected_ttft: why.expected,
-            raw_ttft_ns: raw,
+            reference_ttft_ns: raw,
             loads_adapter: why.adapter.is_some_and(AdapterState::needs_load),
         };
         self.set_running(id, run, &why, price);
@@ -323,14 +319,14 @@ impl Scheduler {
         job.attempts = why.attempt;
         job.wait.passed_over = 0;
         job.charges.fair_share.get_or_insert(price);
-        let believed = self.affinity.prefixes.note(run.replica, &job.prefix);
+        let predicted_cached = self.affinity.prefixes.note(run.replica, &job.prefix);
         if let (Some(rule), Some(session)) = (&self.policy.sessions, job.spec.session)
             && self.affinity.sessions.note(session, run.replica, rule.max_sessions)
         {
             // A job of another group may wait for the replica of this session.
             self.groups.mark_session_waits();
         }
-        let run = RunningAttempt { believed, ..run };
+        let run = RunningAttempt { predicted_cached, ..run };
         self.jobs.begin_attempt(id, run);
         self.note_preemptible(id, &run);
     }
@@ -339,16 +335,17 @@ impl Scheduler {
     /// booking.
     fn reasons(&self, group: GroupIndex, pick: &DispatchPick) -> Option<(DispatchReason, u32)> {
         let chosen = &pick.chosen;
+        let ReplicaChoice { replica, cached: cached_tokens, choice } = pick.place;
         let job = self.jobs.get(&chosen.head.job)?;
         let here = &self.groups[group];
-        let standing = self.fleet.load(pick.replica, self.now)?;
+        let standing = self.fleet.load(replica, self.now)?;
         let pools = &here.shape.pool_set(chosen.pool_set).pools;
         let shunned = self.avoided_replicas(chosen.head.job, pools);
-        let cached = [(pick.replica, pick.cached)];
+        let cached = [(replica, cached_tokens)];
         let required = job.requirements(&cached, chosen.background, &self.policy);
         let refused = shunned.iter().filter(|id| self.fleet.fits(**id, &required, false, self.now)).count();
         let fitting = self.fleet.count_fitting(pools, &required);
-        let turn = if chosen.head.part == LanePart::Returned {
+        let turn = if chosen.head.part == LaneSegment::Requeued {
             OrderReason::Requeued
         } else if here.waiting_for(pick.pool) <= 1 {
             OrderReason::Alone
@@ -365,21 +362,15 @@ impl Scheduler {
             behind: here.waiting().saturating_sub(1),
             candidates: fitting.saturating_sub(u32::try_from(refused).unwrap_or(u32::MAX)),
             outstanding_tokens: standing.work,
-            cached_tokens: pick.cached,
-            expected: Duration::from_nanos(self.fleet.ttft(pick.replica, &required)),
+            cached_tokens,
+            expected: Duration::from_nanos(self.fleet.ttft(replica, &required)),
             running: standing.running,
             limit: standing.limit,
             order: turn,
-            placement: pick.choice,
+            placement: choice,
             passed_over: self.passed_over(here.shape.pool_set(chosen.pool_set), pick.pool, &required),
-            scores: self.scores(
-                job,
-                chosen.background,
-                pools,
-                (pick.replica, pick.cached, pick.held),
-                &shunned,
-            ),
-            adapter: self.fleet.adapter_fit(pick.replica, required.model),
+            scores: self.scores(job, chosen.background, pools, &pick.place, pick.held, &shunned),
+            adapter: self.fleet.adapter_fit(replica, required.model),
             class: job.spec.class,
             demoted_from: job.demoted_from,
         };

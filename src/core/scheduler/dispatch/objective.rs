@@ -29,33 +29,33 @@ impl PoolGroups {
         let urgent = here.refresh_urgent(now);
         let reserve = urgent.map_or(0, |class| here.headroom(class, now));
         here.set_urgent(urgent);
-        let widest = here.widest();
         let promised = ObjectiveInputs {
             active: here.active_classes(now),
             headroom: reserve,
-            widest,
-            turns: fleet.service_changes(),
+            max_sequences: here.max_sequences(),
+            service_changes: fleet.service_changes(),
         };
         if here.objective_inputs.as_ref() != Some(&promised) {
+            set_objectives(here, &promised, fleet, policy, now);
             here.objective_inputs = Some(promised);
-            set_objectives(here, (urgent, reserve, widest), fleet, policy, now);
         }
-        here.shape.pools.iter().for_each(|pool| fleet.update_keepers(*pool, reserve, now));
+        here.shape.pools.iter().for_each(|pool| fleet.update_reserved_replicas(*pool, reserve, now));
     }
 }
 
 /// Gives each pool of the group the objective of the most urgent class that uses the pool.
 fn set_objectives(
     group: &PoolGroup,
-    (urgent, reserve, widest): (Option<ClassIndex>, u32, u32),
+    inputs: &ObjectiveInputs,
     fleet: &mut Fleet,
     policy: &Policy,
     now: Tick,
 ) {
+    let urgent = group.urgent();
     let pools: SmallVec<[_; 8]> = group.urgent_classes_by_pool(now).collect();
     let hosted = pools.iter().filter(|(_, host, _)| *host == urgent).map(|(pool, ..)| *pool);
     let up = fleet.count_up(&hosted.collect::<SmallVec<[_; 8]>>()).max(1);
-    let reserve = u32::try_from(u64::from(reserve).div_ceil(up)).unwrap_or(u32::MAX);
+    let reserve = u32::try_from(u64::from(inputs.headroom).div_ceil(up)).unwrap_or(u32::MAX);
     let latency = |class: ClassIndex| {
         let class = policy.classes.get(group.class_id(class))?;
         Some(LatencyObjective { ttft: class.ttft_objective, itl: class.itl_objective })
@@ -67,7 +67,7 @@ fn set_objectives(
             latency: promised,
             released: next.filter(|_| host == urgent).and_then(latency),
             headroom: reserve,
-            widest,
+            max_sequences: inputs.max_sequences,
             background: host == urgent,
         });
         (pool, objective)

@@ -29,7 +29,7 @@ const MAX_DECLINED_SESSION: usize = 16;
 
 /// Where a job goes.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::core::scheduler) struct JobPlace {
+pub(in crate::core::scheduler) struct ReplicaChoice {
     pub(in crate::core::scheduler) replica: ReplicaId,
     pub(in crate::core::scheduler) choice: PlacementReason,
     /// Tokens of the prompt that the replica is expected to have cached.
@@ -45,12 +45,12 @@ impl Scheduler {
     ///
     /// Once [`MAX_DECLINED`] `others` (with a session: [`MAX_DECLINED_SESSION`]) found no place in this
     /// decision, the job takes a free replica, even if a busy one promises to be sooner.
-    pub(in crate::core::scheduler) fn place_for(
+    pub(in crate::core::scheduler) fn choose_for(
         &self,
         group: GroupIndex,
         chosen: &Candidate,
         others: usize,
-    ) -> Option<JobPlace> {
+    ) -> Option<ReplicaChoice> {
         let job = self.jobs.get(&chosen.head.job)?;
         let here = &self.groups[group];
         let pool_set = here.shape.pool_set(chosen.pool_set);
@@ -80,19 +80,21 @@ impl Scheduler {
             PlacementReason::Only if cached > 0 => PlacementReason::Prefix,
             other => other,
         };
-        Some(JobPlace { replica, choice, cached })
+        Some(ReplicaChoice { replica, choice, cached })
     }
 
-    /// Scores of the replica that the job goes to and of a few others, before the booking. `cached` =
-    /// what the booking counts as cached there.
+    /// Scores of the replica that the job goes to and of a few others, before the booking. `held` = the
+    /// replica was held for the job.
     pub(in crate::core::scheduler) fn scores(
         &self,
         job: &Job,
         background: bool,
         pools: &[PoolId],
-        (replica, cached, held): (ReplicaId, u64, bool),
+        place: &ReplicaChoice,
+        held: bool,
         failed: &[ReplicaId],
     ) -> ReplicaScores {
+        let ReplicaChoice { replica, cached, .. } = *place;
         let mut holders = self.affinity.prefixes.matches(&job.prefix);
         holders.retain(|(id, tokens)| {
             if *id == replica {
@@ -109,7 +111,7 @@ impl Scheduler {
             true => Some(WhyNot::Failed),
             false => (is_apart && self.fleet.has_suspect(id)).then_some(WhyNot::Suspect),
         };
-        self.fleet.scores(pools, &required, (replica, held), &avoided, self.now)
+        self.fleet.scores(pools, &required, replica, held, &avoided, self.now)
     }
 
     /// The replica of the job's session, and by how many nanoseconds its first
@@ -122,9 +124,8 @@ impl Scheduler {
         Some((replica, u64::try_from(left.as_nanos()).unwrap_or(u64::MAX)))
     }
 
-    /// When the job, which stays, gives up the replica of its session at the
-    /// latest, if nothing else changes: the longer it waits, the less that replica
-    /// may be later than others.
+    /// Latest time at which a waiting job stops preferring its session's replica, if nothing else
+    /// changes. The longer the job waits, the less later than others that replica may be.
     fn session_until(&self, group: GroupIndex, chosen: &Candidate) -> Option<Tick> {
         let job = self.jobs.get(&chosen.head.job)?;
         let session = self.session(job).filter(|(_, left)| *left > 0)?;
@@ -142,8 +143,8 @@ impl Scheduler {
         Some(self.now + Duration::from_nanos(nanos))
     }
 
-    /// Chooses the job's replica among the tiers of a pool set by what `find` says of each. Pools that cannot
-    /// keep the pace come after all others.
+    /// Chooses the job's replica among the tiers of a pool set by what `find` says of each. Pools whose
+    /// best ITL misses the stream's objective come after all others.
     pub(in crate::core::scheduler) fn choose_replica(
         &self,
         job: &Job,
@@ -186,8 +187,8 @@ impl Scheduler {
         }
     }
 
-    /// Those of the pools that may keep the time between tokens which a stream was
-    /// promised, where others have never come near it; none where all are alike.
+    /// Pools whose best ITL meets the stream's objective, or is not measured yet. Empty if that is all
+    /// pools.
     fn pools_within_itl(&self, job: &Job, pools: &[PoolId]) -> SmallVec<[PoolId; 4]> {
         let class = self.policy.classes.get(job.spec.class).filter(|_| job.spec.streams && pools.len() > 1);
         let Some(objective) = class.map(|class| class.itl_objective) else { return SmallVec::new() };
@@ -220,7 +221,7 @@ impl Scheduler {
         job.spec.arrived + objective.unwrap_or_default()
     }
 
-    /// Whether the job waits for the pools that it wants most, with time to.
+    /// Whether the job may still wait for its preferred pools.
     fn waits_for_preferred(&self, job: &Job, pool_set: &PoolSet) -> bool {
         pool_set.can_wait()
             && matches!(
@@ -229,7 +230,7 @@ impl Scheduler {
             )
     }
 
-    /// Whether it looks only at the pools that it wants most just now.
+    /// Whether the job is restricted to its preferred pools now.
     pub(in crate::core::scheduler) fn is_bound_to_preferred(&self, job: &Job, pool_set: &PoolSet) -> bool {
         pool_set.can_wait() && preferred_only_until(job.spec.arrived, self.ttft_deadline(job), self.now).0
     }
@@ -254,8 +255,7 @@ impl Scheduler {
         Some(PassedOverPool { pool, busy: self.fleet.count_fitting(wanted, required) == 0 })
     }
 
-    /// A job that is next stays: while its session has a replica, the group has to
-    /// be looked at when the job gives that up.
+    /// Schedules a new look at the group for when a waiting job gives up its session's replica.
     pub(in crate::core::scheduler) fn note_session(&mut self, group: GroupIndex, chosen: &Candidate) {
         let until = self.session_until(group, chosen);
         let first = &mut self.groups[group].session_wait_until;

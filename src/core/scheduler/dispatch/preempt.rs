@@ -22,6 +22,7 @@ use crate::core::queue::order::Candidate;
 
 use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::job::{Job, PreemptibleJob, RunningAttempt};
+use crate::core::scheduler::settle::charge::WastedUse;
 
 /// Number of times that a job may be preempted for other jobs.
 pub(in crate::core::scheduler) const MAX_PREEMPTIONS: u32 = 2;
@@ -72,7 +73,7 @@ impl Scheduler {
         }
         let now = self.now;
         let jobs = self.jobs.running_at(replica, |job, run| {
-            let begun = !job.spec.streams && run.since + Duration::from_nanos(run.raw_ttft_ns) <= now;
+            let begun = !job.spec.streams && run.since + Duration::from_nanos(run.reference_ttft_ns) <= now;
             job.is_unseen() && !begun && self.has_replica_up(job)
         });
         for job in jobs {
@@ -135,11 +136,11 @@ impl Scheduler {
     /// make room there.
     fn first_preemptible(&self, pool: PoolId) -> Option<PreemptibleJob> {
         let mut first = self.jobs.preemptible_in(pool).take(MAX_LOOKED_AT);
-        let is_at_keeper = |(.., id): &&PreemptibleJob| {
+        let is_at_reserved = |(.., id): &&PreemptibleJob| {
             let run = self.jobs.get(id).and_then(Job::attempt);
             run.is_some_and(|run| !self.fleet.is_released(run.replica))
         };
-        first.find(is_at_keeper).copied()
+        first.find(is_at_reserved).copied()
     }
 
     /// Whether a job has waited for half of its TTFT objective and needs another job's slot. Jobs
@@ -161,7 +162,7 @@ impl Scheduler {
         out: &mut Vec<Action>,
     ) {
         let Some(run) = self.jobs.get(&id).and_then(Job::attempt) else { return };
-        self.release(id, &run, Some((why.into(), JobUsage::Unknown)), out);
+        self.release(id, &run, Some(WastedUse { why: why.into(), usage: JobUsage::Unknown }), out);
         self.jobs.end_attempt(id, self.now);
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let max_wait = self.policy.classes.get(job.spec.class).map_or(Duration::ZERO, |class| class.max_wait);

@@ -1,20 +1,19 @@
 //! Warm first: a job may go before the first in the order, to a replica that has its prompt cached.
 //!
 //! When requests wait, each replica that becomes free would take the next one, whose prompt is
-//! often cached elsewhere. Every replica would then read every prompt, and replicas that just keep
-//! up while prompts are cached would fall behind for ever. So a job whose prompt would be read anew
-//! lets others go first whose prompt is cached where there is room: those of its lane, and the
-//! heads of tenants that have received at most [`MAX_AHEAD`] more. It does so for at most
-//! [`MAX_BYPASS`] of its objective, and goes at once when there are no such jobs.
+//! often cached elsewhere. Every replica would then prefill every prompt, and replicas that just
+//! keep up while prompts are cached would fall behind for ever. So a job whose prompt would be
+//! prefilled anew lets others go first whose prompt is cached where there is room: those of its
+//! lane, and the heads of tenants that have received at most [`MAX_AHEAD`] more. It does so for at
+//! most [`MAX_BYPASS`] of its objective, and goes at once when there are no such jobs.
 
 use std::time::Duration;
 
 use crate::core::model::ids::{GroupIndex, JobId};
 use crate::core::queue::fairness::scaled;
-use crate::core::queue::lane_key::LanePart;
+use crate::core::queue::lane_key::LaneSegment;
 use crate::core::queue::order::{Candidate, LaneHead};
 
-use super::place::JobPlace;
 use super::{DeferredPick, DispatchPick};
 use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::job::Job;
@@ -58,9 +57,9 @@ impl Scheduler {
         deferred: &mut Option<DeferredPick>,
     ) -> Option<DispatchPick> {
         let saved = self.jobs.get(&chosen.head.job)?.cached.at_best;
-        let is_cold = pick.is_none_or(|pick| saved.saturating_sub(pick.cached) >= MIN_SAVED);
+        let is_cold = pick.is_none_or(|pick| saved.saturating_sub(pick.place.cached) >= MIN_SAVED);
         if let Some(first) = deferred {
-            if let Some(pick) = pick.filter(|pick| !is_cold && pick.cached >= MIN_SAVED) {
+            if let Some(pick) = pick.filter(|pick| !is_cold && pick.place.cached >= MIN_SAVED) {
                 self.note_bypass(first.pick.chosen.head.job);
                 return Some(DispatchPick { warm: true, ..*pick });
             }
@@ -84,7 +83,7 @@ impl Scheduler {
         let objective = class.map(|class| class.ttft_objective).unwrap_or_default();
         let since = self.jobs.get(&chosen.head.job).and_then(|job| job.cached.bypassed_since);
         let waited = since.map_or(Duration::ZERO, |since| self.now.since(since));
-        chosen.head.part == LanePart::Fresh && waited <= objective.mul_f64(MAX_BYPASS)
+        chosen.head.part == LaneSegment::New && waited <= objective.mul_f64(MAX_BYPASS)
     }
 
     fn note_bypass(&mut self, first: JobId) {
@@ -105,18 +104,10 @@ impl Scheduler {
             warm.find(|(replica, _)| self.fleet.fits_or_returns(*replica, &required, false, self.now))?;
             let head = LaneHead { job: id, ..chosen.head };
             let other = Candidate { head, place: job.place, need: job.size(), ..*chosen };
-            let JobPlace { replica, choice, cached: tokens } = self.place_for(group, &other, 0)?;
-            let pool = self.fleet.pool_of(replica)?;
-            let pick = DispatchPick {
-                chosen: other,
-                replica,
-                pool,
-                choice,
-                held: false,
-                warm: true,
-                cached: tokens,
-            };
-            (most - tokens < MIN_SAVED).then_some(pick)
+            let place = self.choose_for(group, &other, 0)?;
+            let pool = self.fleet.pool_of(place.replica)?;
+            let pick = DispatchPick { chosen: other, place, pool, held: false, warm: true };
+            (most - place.cached < MIN_SAVED).then_some(pick)
         })
     }
 }

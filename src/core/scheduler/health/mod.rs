@@ -119,9 +119,9 @@ impl Scheduler {
         }
     }
 
-    /// Probes that are due, busy spells that end, limits that grow, replicas that
-    /// have been idle for long.
-    pub(super) fn wake_replicas(&mut self, out: &mut Vec<Action>) {
+    /// Runs the replica timers that are due: probes, busy periods, slow-start steps, stall and sleep
+    /// checks.
+    pub(super) fn run_replica_timers(&mut self, out: &mut Vec<Action>) {
         let now = self.now;
         while let Some(replica) = self.fleet.due(now) {
             let probe = self.fleet.change_health(replica, now, |health, rules| health.run_timers(now, rules));

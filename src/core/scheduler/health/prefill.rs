@@ -1,17 +1,14 @@
-//! Prefill timers: the instants at which prompts count as read.
+//! Prefill timers: the instants at which prompts count as prefilled.
 //!
 //! A prefill blocks other prompts at its engine. The prefill of a stream ends with its first
-//! token. A plain answer shows nothing before its end, so its prompt counts as read when its
+//! token. A plain answer shows nothing before its end, so its prompt counts as prefilled when its
 //! first token is due, by the replica's measured speed.
 //!
-//! Either may count as read ahead of that time, by a step and the way to the
-//! engine: the next prompt should be there when the step begins that has room for
-//! it, else that step runs without one. No more than a step's worth is ahead at a
-//! replica. A stream stays ahead until its first token comes. One that tells
-//! nothing is over when it is [`OVERDUE`] times late: engines hold tokens back
-//! while they gather a tool call, and whether one stalls is for `stalls` to say.
-//! Until a plain answer is as late, the engine may still hold its prompt back: that
-//! says nothing of how many requests it runs at once.
+//! A prompt may count as prefilled one step and one network delay early, so that the next prompt
+//! arrives in time for the next step. At most one step's weight is early at a replica. A stream whose
+//! first token is [`OVERDUE`] times late counts as prefilled: engines hold tokens back during tool
+//! calls, and stall detection judges the stream. Until a plain answer is as late, its prompt may still
+//! wait inside the engine, and a waiting request of the engine says nothing about its slots.
 
 use std::time::Duration;
 
@@ -19,24 +16,25 @@ use crate::core::model::ids::JobId;
 use crate::core::model::invariant::InvariantId;
 use crate::core::model::job::JobUsage;
 use crate::core::model::time::Tick;
+use crate::core::replica::speed::PlainAnswer;
 
 use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::job::{JobPhase, RunningAttempt};
 
 /// How many times as long as predicted a first token may take before its prompt
-/// counts as read without it.
+/// counts as prefilled without it.
 const OVERDUE: u32 = 4;
 /// Time that is added to [`OVERDUE`] before a first token counts as overdue.
 const OVERDUE_GRACE: Duration = Duration::from_millis(250);
 
 impl Scheduler {
-    /// When the prompt of a job that is sent now counts as read, if its first
-    /// token is expected so long from now at a replica with such a lead.
+    /// Instant at which the prompt of a job that is dispatched now counts as prefilled, if the
+    /// first token is `expected` after the dispatch and the replica has this lead.
     pub(in crate::core::scheduler) fn prefill_done_at(&self, expected: Duration, lead: Duration) -> Tick {
         self.now + expected.saturating_sub(lead).max(expected / 4)
     }
 
-    /// Keeps account of when the job's prompt counts as read.
+    /// Sets the instant at which the job's prompt counts as prefilled.
     pub(in crate::core::scheduler) fn await_prefill(&mut self, id: JobId, at: Tick) {
         if let Some(run) = self.jobs.attempt_mut(id) {
             run.prefill_due_at = Some(at);
@@ -44,7 +42,7 @@ impl Scheduler {
         }
     }
 
-    /// The job is no longer read, or there is nothing left to await.
+    /// Cancels the job's prefill timer: the attempt ended, or there is nothing left to await.
     pub(in crate::core::scheduler) fn forget_prefill(&mut self, id: JobId) {
         if let Some(run) = self.jobs.attempt_mut(id)
             && let Some(at) = run.prefill_due_at.take()
@@ -53,7 +51,7 @@ impl Scheduler {
         }
     }
 
-    /// Prompts that count as read by now.
+    /// Ends the prefills that are due.
     pub(in crate::core::scheduler) fn end_prefills(&mut self) {
         while let Some(id) = self.timers.prefills.pop_due(self.now) {
             self.forget_prefill(id);
@@ -63,7 +61,7 @@ impl Scheduler {
             let due = if streams { overdue } else { run.since + run.expected_ttft };
             let (replica, is_due) = (run.replica, self.now >= due);
             if run.booking.due {
-                let whole = self.fleet.settle(replica, &mut run.booking, self.now);
+                let whole = self.fleet.mark_first_token_overdue(replica, &mut run.booking, self.now);
                 self.invariants.check(InvariantId::LedgerBalanced, whole);
                 continue;
             }
@@ -85,8 +83,8 @@ impl Scheduler {
     pub(in crate::core::scheduler) fn learn_cache(&mut self, run: &RunningAttempt, usage: JobUsage) {
         let cached = usage.tokens().and_then(|tokens| tokens.cached);
         if let Some(cached) = cached.filter(|_| run.booking.seqs <= 1) {
-            self.affinity.prefixes.learn(run.replica, run.believed, cached);
-            self.fleet.set_seats(run.replica, self.affinity.prefixes.is_proven(run.replica), self.now);
+            self.affinity.prefixes.learn(run.replica, run.predicted_cached, cached);
+            self.fleet.allow_overcommit(run.replica, self.affinity.prefixes.is_proven(run.replica), self.now);
         }
     }
 
@@ -96,12 +94,12 @@ impl Scheduler {
             && !run.booking.streams
             && !run.loads_adapter
         {
-            let stay = (self.now.since(run.since), run.booking.seqs);
+            let answer = PlainAnswer { took: self.now.since(run.since), tokens, seqs: run.booking.seqs };
             self.fleet.learn_whole_answer(
                 run.replica,
-                (run.prefill_mark, run.raw_ttft_ns),
-                tokens,
-                stay,
+                &answer,
+                run.prefill_mark,
+                run.reference_ttft_ns,
                 self.now,
             );
         }

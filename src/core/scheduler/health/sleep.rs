@@ -4,7 +4,7 @@
 //! nothing waits that could go there, nobody else uses it, and enough others of
 //! its pool are awake. It is woken when jobs wait that those awake do not take:
 //! at once where none is awake, else after a moment, since jobs also wait for
-//! prompts to be read. As many are woken as take what waits. Each stays awake
+//! prefills to end. As many are woken as take what waits. Each stays awake
 //! for the idle time at least.
 //!
 //! A pool of which nothing is awake holds its jobs like one that has to start.
@@ -42,7 +42,7 @@ impl Scheduler {
         }
         if let Some(cached) = report.cached_tokens {
             self.affinity.prefixes.learn_count(replica, cached);
-            self.fleet.set_seats(replica, self.affinity.prefixes.is_proven(replica), self.now);
+            self.fleet.allow_overcommit(replica, self.affinity.prefixes.is_proven(replica), self.now);
         }
         if seen.fell_asleep {
             self.preempt_all(replica, PreemptReason::Asleep, out);

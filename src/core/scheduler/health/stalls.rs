@@ -173,6 +173,6 @@ impl Scheduler {
 fn is_under_way(job: &Job, run: &RunningAttempt, sign: Tick) -> bool {
     match job.spec.streams {
         true => run.booking.started,
-        false => run.since + Duration::from_nanos(run.raw_ttft_ns) < sign,
+        false => run.since + Duration::from_nanos(run.reference_ttft_ns) < sign,
     }
 }

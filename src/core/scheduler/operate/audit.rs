@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::core::model::ids::{ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::model::invariant::InvariantId;
 use crate::core::queue::QueuedLoad;
-use crate::core::queue::lane_key::{LaneKey, LanePart};
+use crate::core::queue::lane_key::{LaneKey, LaneSegment};
 use crate::core::queue::order::{HeadSet, PoolGroup};
 use crate::core::queue::quota::QuotaState;
 use crate::core::replica::fleet::{ReplicaMatch, ReplicaRequirements};
@@ -103,28 +103,30 @@ impl Scheduler {
 
     fn heads_are_ranked(&self) -> bool {
         self.queue.lanes().all(|(key, lane)| {
-            LanePart::ALL.into_iter().all(|part| {
-                let (Some(spot), seat) = (self.lane_position(key), lane.head_positions[part as usize]) else {
+            LaneSegment::ALL.into_iter().all(|part| {
+                let (Some(spot), position) = (self.lane_position(key), lane.head_positions[part as usize])
+                else {
                     return false;
                 };
                 let group = &self.groups[spot.group];
                 let heads = HeadSet { class: spot.class, pool_set: spot.pool_set, part };
-                let found = seat.and_then(|seat| group.head_at((heads, key.tenant), seat));
-                let standing = self.quota_state(spot.group, key.tenant);
-                if standing == QuotaState::Parked {
-                    return seat.is_none();
+                let found = position.and_then(|position| group.head_at(heads, key.tenant, position));
+                let quota_state = self.quota_state(spot.group, key.tenant);
+                if quota_state == QuotaState::Parked {
+                    return position.is_none();
                 }
                 let head = lane.head(part).and_then(|id| self.jobs.get(&id));
-                let paid = part == LanePart::Returned;
+                let paid = part == LaneSegment::Requeued;
                 let counter = if paid { 0 } else { group.counter(spot.class, key.tenant) };
                 let pool_set = group.shape.pool_set(spot.pool_set);
                 if head.is_some_and(|job| {
-                    seat.map(|seat| seat.preferred_only) != Some(self.is_bound_to_preferred(job, pool_set))
+                    position.map(|position| position.preferred_only)
+                        != Some(self.is_bound_to_preferred(job, pool_set))
                 }) {
                     return false;
                 }
                 found.map(|entry| (entry.value.job, entry.key.quota_state, entry.key.counter, entry.size))
-                    == head.map(|job| (job.spec.id, standing, counter, job.size()))
+                    == head.map(|job| (job.spec.id, quota_state, counter, job.size()))
             })
         })
     }
@@ -134,8 +136,8 @@ impl Scheduler {
         let mut heads: BTreeMap<(LaneAccounts, TenantId), usize> = BTreeMap::new();
         for (key, lane) in self.queue.lanes() {
             if let Some(account) = self.lane_accounts(key) {
-                let seated = usize::from(lane.head_positions[LanePart::Fresh as usize].is_some());
-                *heads.entry((account, key.tenant)).or_default() += seated;
+                let has_position = usize::from(lane.head_positions[LaneSegment::New as usize].is_some());
+                *heads.entry((account, key.tenant)).or_default() += has_position;
             }
         }
         heads.into_iter().all(|((account, tenant), heads)| {
@@ -152,18 +154,19 @@ impl Scheduler {
     fn readings_agree(&self) -> bool {
         let runs = self.jobs.iter().filter_map(|(id, job)| Some((*id, job.attempt()?)));
         let is_awaited = |run: &RunningAttempt| {
-            !run.booking.due || !(run.booking.settled || run.booking.streams || run.booking.started)
+            !run.booking.due
+                || !(run.booking.first_token_overdue || run.booking.streams || run.booking.started)
         };
         let awaited = runs.filter(|(_, run)| is_awaited(run));
         let awaited: BTreeSet<_> = awaited.filter_map(|(id, run)| Some((run.prefill_due_at?, id))).collect();
-        let unread = |job: &Job| job.attempt().is_some_and(|run| is_awaited(&run));
+        let prefilling = |job: &Job| job.attempt().is_some_and(|run| is_awaited(&run));
         awaited.iter().copied().eq(self.timers.prefills.iter())
-            && self.jobs.values().filter(|job| unread(job)).count() == awaited.len()
+            && self.jobs.values().filter(|job| prefilling(job)).count() == awaited.len()
     }
 
     fn credit_is_idle(&self) -> bool {
         let heads = self.queue.lanes().flat_map(|(key, lane)| {
-            LanePart::ALL.into_iter().filter_map(move |part| Some((key, lane.head(part)?)))
+            LaneSegment::ALL.into_iter().filter_map(move |part| Some((key, lane.head(part)?)))
         });
         let mut waiting = heads.filter_map(|(key, id)| Some((self.lane_position(key)?, self.jobs.get(&id)?)));
         waiting.any(|(spot, job)| {

@@ -10,7 +10,7 @@ use crate::core::model::snapshot::{
 };
 use crate::core::model::time::Tick;
 use crate::core::queue::Lane;
-use crate::core::queue::lane_key::{LaneKey, LanePart};
+use crate::core::queue::lane_key::{LaneKey, LaneSegment};
 use crate::core::replica::fleet::ReplicaRequirements;
 
 use crate::core::queue::lane_key::LanePosition;
@@ -62,7 +62,7 @@ impl Scheduler {
         let key = LaneKey::of(&job.spec);
         let spot = self.lane_position(key)?;
         let here = &self.groups[spot.group];
-        let lane = self.queue.lane(key).filter(|_| part == LanePart::Fresh);
+        let lane = self.queue.lane(key).filter(|_| part == LaneSegment::New);
         let ahead = lane.map_or(0, |lane| lane.jobs_before(job.place, id));
         let pools = &here.shape.pool_set(spot.pool_set).pools;
         let background = here.is_background(spot.class);
@@ -79,7 +79,7 @@ impl Scheduler {
             ahead,
             waiting: here.waiting(),
             obstacle,
-            starts_in: self.starts_in(job, spot, (obstacle, self.place_in_lane(job)), now),
+            starts_in: self.starts_in(job, spot, obstacle, self.position_in_lane(job), now),
             replicas_in_all,
             replicas,
         })
@@ -87,7 +87,7 @@ impl Scheduler {
 
     /// How long the oldest job of a lane has waited.
     fn longest_wait(&self, lane: &Lane, now: Tick) -> Duration {
-        let returned = lane.head(LanePart::Returned).and_then(|id| self.jobs.get(&id));
+        let returned = lane.head(LaneSegment::Requeued).and_then(|id| self.jobs.get(&id));
         let ages = [lane.oldest().map(|arrived| now.since(arrived)), returned.map(|job| job.queued(now))];
         ages.into_iter().flatten().max().unwrap_or_default()
     }
@@ -119,7 +119,8 @@ impl Scheduler {
         let longest = lanes.max_by_key(|(_, lane)| lane.load().requests);
         let key = longest.map_or(of, |(key, _)| key);
         let waiting = longest.map_or(0, |(_, lane)| lane.load().requests);
-        let head = longest.and_then(|(_, lane)| LanePart::ALL.into_iter().find_map(|part| lane.head(part)));
+        let head =
+            longest.and_then(|(_, lane)| LaneSegment::ALL.into_iter().find_map(|part| lane.head(part)));
         let head = head.and_then(|id| self.jobs.get(&id));
         let spot = self.lane_position(key);
         let start = self.start_left(key).flatten();
@@ -146,20 +147,20 @@ impl Scheduler {
         let job = self.jobs.get(&id).filter(|job| job.part().is_some())?;
         let spot = self.lane_position(LaneKey::of(&job.spec))?;
         let obstacle = self.obstacle(job, spot, || self.has_room(job, spot));
-        let ahead = self.place_in_lane(job);
+        let ahead = self.position_in_lane(job);
         Some(WaitSummary {
             queued: job.queued(now),
             left: job.spec.deadline.since(now),
             ahead,
             obstacle,
-            starts_in: self.starts_in(job, spot, (obstacle, ahead), now),
+            starts_in: self.starts_in(job, spot, obstacle, ahead, now),
         })
     }
 
     /// Jobs before a waiting job in its part of its lane.
-    fn place_in_lane(&self, job: &Job) -> Option<u64> {
+    fn position_in_lane(&self, job: &Job) -> Option<u64> {
         let part = job.part()?;
-        self.queue.lane(LaneKey::of(&job.spec))?.place_of(part, job.position_in(part), job.spec.id)
+        self.queue.lane(LaneKey::of(&job.spec))?.position_of(part, job.position_in(part), job.spec.id)
     }
 
     /// Predicted time until a waiting job starts: by the end of its tenant's pause, the start of
@@ -168,7 +169,8 @@ impl Scheduler {
         &self,
         job: &Job,
         spot: LanePosition,
-        (obstacle, ahead): (Obstacle, Option<u64>),
+        obstacle: Obstacle,
+        ahead: Option<u64>,
         now: Tick,
     ) -> Option<Duration> {
         let key = LaneKey::of(&job.spec);

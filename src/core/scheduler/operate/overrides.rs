@@ -13,7 +13,7 @@ use crate::core::model::overrides::{Closed, Override, OverrideTarget};
 use crate::core::model::reason::PreemptReason;
 use crate::core::model::snapshot::OverrideResult;
 use crate::core::model::time::Tick;
-use crate::core::queue::lane_key::{LaneKey, LanePart};
+use crate::core::queue::lane_key::{LaneKey, LaneSegment};
 use crate::core::queue::quota::QuotaState;
 
 use crate::core::scheduler::Scheduler;
@@ -154,7 +154,7 @@ impl Scheduler {
         }
         let lanes: Vec<LaneKey> = self.queue.lanes().map(|(key, _)| key).collect();
         for key in lanes.into_iter().filter(|key| key.tenant == tenant) {
-            let waits = self.queue.lane(key).is_some_and(|lane| lane.head(LanePart::Fresh).is_some());
+            let waits = self.queue.lane(key).is_some_and(|lane| lane.head(LaneSegment::New).is_some());
             if let Some(spot) = self.lane_position(key).filter(|_| waits) {
                 self.groups[spot.group].lift(spot.class, spot.pool_set, tenant);
             }

@@ -18,7 +18,7 @@ struct OrderRenewal {
     /// Running jobs may have another place in the order in which they are preempted.
     preemptible: bool,
     /// Some waiting job has several sequences.
-    wide: bool,
+    has_multi_sequence: bool,
 }
 
 impl Scheduler {
@@ -79,8 +79,8 @@ impl Scheduler {
             return None;
         }
         let lanes = !self.placement.has_windows_of(routes);
-        let wide = self.groups.iter().any(|group| group.widest() > 1);
-        Some(OrderRenewal { lanes, preemptible: moved || lanes || !classes, wide })
+        let has_multi_sequence = self.groups.iter().any(|group| group.max_sequences() > 1);
+        Some(OrderRenewal { lanes, preemptible: moved || lanes || !classes, has_multi_sequence })
     }
 
     /// Builds the pool groups anew. Nothing waits in them, and they hold no replica.
@@ -108,18 +108,18 @@ impl Scheduler {
         if renewal.lanes {
             self.refresh_context_groups();
         }
-        self.place_all_lanes(renewal.wide)
+        self.place_all_lanes(renewal.has_multi_sequence)
     }
 
     /// Moves jobs to other lanes where the context windows of their models changed.
     fn refresh_context_groups(&mut self) {
         for job in self.jobs.values_mut() {
-            let fit = self.placement.context_group(job.spec.model, job.spec.context);
-            if fit == job.spec.context_group {
+            let context_group = self.placement.context_group(job.spec.model, job.spec.context);
+            if context_group == job.spec.context_group {
                 continue;
             }
             let before = job.spec;
-            job.spec.context_group = fit;
+            job.spec.context_group = context_group;
             if let Some(part) = job.part() {
                 let place = job.position_in(part);
                 let weight = self.policy.tenants.get(before.tenant).map_or(1.0, |row| row.weight);
@@ -131,9 +131,9 @@ impl Scheduler {
         }
     }
 
-    /// Gives every lane its place in the new groups. Returns the jobs that
-    /// have none. Unless some job is `wide`, no job is looked at.
-    fn place_all_lanes(&mut self, wide: bool) -> Vec<(JobId, RejectReason)> {
+    /// Gives every lane its place in the new groups. Returns the jobs that have none. Looks at single
+    /// jobs only if some job has several sequences.
+    fn place_all_lanes(&mut self, has_multi_sequence: bool) -> Vec<(JobId, RejectReason)> {
         self.timers.head_updates.clear();
         let keys: Vec<LaneKey> = self.queue.lanes().map(|(key, _)| key).collect();
         let mut orphans = Vec::new();
@@ -142,11 +142,11 @@ impl Scheduler {
             (lane.head_positions, lane.refresh_at) = ([None; 2], None);
             let waiting = lane.load().requests;
             if let Some(spot) = self.lane_position(key).filter(|_| waiting > 0) {
-                self.groups[spot.group].joined(spot.class, spot.pool_set, (key.tenant, waiting), self.now);
-                let lane = self.queue.lane(key).filter(|_| wide);
+                self.groups[spot.group].joined(spot.class, spot.pool_set, key.tenant, waiting, self.now);
+                let lane = self.queue.lane(key).filter(|_| has_multi_sequence);
                 let jobs = lane.into_iter().flat_map(|lane| lane.jobs());
                 for job in jobs.filter_map(|id| self.jobs.get(&id)) {
-                    self.groups[spot.group].note_wide(job.spec.sequences);
+                    self.groups[spot.group].add_multi_sequence(job.spec.sequences);
                 }
             }
             if let Some(reason) = self.reason_to_withdraw(key) {

@@ -1,8 +1,8 @@
-//! Charges: the bill of each stay at a replica, and its wasted tokens.
+//! Charges: the bill of each attempt, and its wasted tokens.
 
 use std::time::Duration;
 
-use crate::core::billing::bill::{StayBill, Waste, WasteCause};
+use crate::core::billing::bill::{AttemptBill, Waste, WasteCause};
 use crate::core::model::event::{Action, JobAction};
 use crate::core::model::ids::{JobId, PoolId};
 use crate::core::model::job::JobUsage;
@@ -10,22 +10,31 @@ use crate::core::model::job::JobUsage;
 use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::job::{Job, RunningAttempt};
 
+/// Use of an attempt that was in vain.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::core::scheduler) struct WastedUse {
+    pub(in crate::core::scheduler) why: WasteCause,
+    /// Use as far as it is known.
+    pub(in crate::core::scheduler) usage: JobUsage,
+}
+
 impl Scheduler {
-    /// Bills a stay that is over, and adds it to what its job has spent.
+    /// Bills an attempt that ended, and adds the bill to the job's charges.
     pub(in crate::core::scheduler) fn bill(
         &mut self,
         id: JobId,
-        (pool, run): (PoolId, &RunningAttempt),
+        pool: PoolId,
+        run: &RunningAttempt,
         time: Duration,
-        wasted: Option<(WasteCause, JobUsage)>,
+        wasted: Option<WastedUse>,
         out: &mut Vec<Action>,
     ) {
         let bill = self.fleet.accounts.charge(pool, run.replica, time);
         if let Some(job) = self.jobs.get_mut(&id) {
-            job.charges.add_stay(time, bill.money);
+            job.charges.add_attempt(time, bill.money);
         }
-        let waste = wasted.map(|(why, usage)| Waste { tokens: tokens(run, why, usage), why });
-        out.push(Action::Job(JobAction::Billed { job: id, bill: StayBill { waste, ..bill } }));
+        let waste = wasted.map(|wasted| Waste { tokens: tokens(run, &wasted), why: wasted.why });
+        out.push(Action::Job(JobAction::Billed { job: id, bill: AttemptBill { waste, ..bill } }));
     }
 
     /// Time for which the pool's replicas were present and worked, since the start of the gateway.
@@ -34,22 +43,21 @@ impl Scheduler {
         self.fleet.accounts.times(pool, self.now)
     }
 
-    /// Whether what replicas share out is what their jobs have a part in.
+    /// Whether each meter's total weight equals the sum over its jobs.
     pub(in crate::core::scheduler) fn shares_are_consistent(&self) -> bool {
         let mut weights = std::collections::BTreeMap::new();
         for run in self.jobs.values().filter_map(Job::attempt) {
-            *weights.entry(run.replica).or_insert(0) += run.stay.weight();
+            *weights.entry(run.replica).or_insert(0) += run.metered.weight();
         }
         self.fleet.meters_are_consistent(|replica| weights.get(&replica).copied().unwrap_or(0))
     }
 }
 
-/// Tokens that were read or written for nobody. Of a stream that goes on
-/// elsewhere the client keeps what was written; of what nobody counted, the
-/// prompt is what was surely sent.
-fn tokens(run: &RunningAttempt, why: WasteCause, usage: JobUsage) -> u64 {
-    match usage.tokens() {
-        Some(tokens) if why != WasteCause::Interrupted => {
+/// Wasted tokens. A stream that continues elsewhere keeps its output, so only its uncached prompt is
+/// wasted. Without a token count, the uncached prompt is charged.
+fn tokens(run: &RunningAttempt, wasted: &WastedUse) -> u64 {
+    match wasted.usage.tokens() {
+        Some(tokens) if wasted.why != WasteCause::Interrupted => {
             tokens.input.saturating_sub(tokens.from_cache()).saturating_add(tokens.output)
         }
         _ => run.uncached,

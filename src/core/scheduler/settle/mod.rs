@@ -28,6 +28,7 @@ use crate::core::model::job::{JobUsage, TokenCounts};
 use crate::core::queue::fairness::{TenantWeights, cost};
 use crate::core::queue::lane_key::LaneKey;
 
+use self::charge::WastedUse;
 use super::Scheduler;
 use super::job::{Job, JobPhase, RunningAttempt};
 use crate::core::queue::lane_key::LaneAccounts;
@@ -39,7 +40,7 @@ impl Scheduler {
         match self.jobs.get(&id).map(|job| job.phase) {
             Some(JobPhase::Waiting { .. }) => self.dequeue(id),
             Some(JobPhase::Running(run)) => {
-                self.release(id, &run, Some((WasteCause::ClientGone, usage)), out);
+                self.release(id, &run, Some(WastedUse { why: WasteCause::ClientGone, usage }), out);
                 self.note_abandoned(&run);
             }
             None => {}
@@ -49,11 +50,11 @@ impl Scheduler {
         }
     }
 
-    /// The first token came: the prompt is read.
+    /// The first token came: the prompt is prefilled.
     pub(super) fn first_token(&mut self, id: JobId) {
         let Some(run) = self.jobs.attempt_mut(id) else { return };
         if !run.booking.started {
-            let whole = self.fleet.start(run.replica, &mut run.booking, &mut run.stay, self.now);
+            let whole = self.fleet.start(run.replica, &mut run.booking, &mut run.metered, self.now);
             self.invariants.check(InvariantId::LedgerBalanced, whole);
             let run = *run;
             self.forget_prefill(id);
@@ -62,8 +63,10 @@ impl Scheduler {
             }
             let took = self.now.since(run.since);
             match run.loads_adapter {
-                true => self.fleet.learn_adapter_load(run.replica, took, run.raw_ttft_ns),
-                false => self.fleet.learn_ttft(run.replica, took, (run.raw_ttft_ns, &run.booking), self.now),
+                true => self.fleet.learn_adapter_load(run.replica, took, run.reference_ttft_ns),
+                false => {
+                    self.fleet.learn_ttft(run.replica, &run.booking, took, run.reference_ttft_ns, self.now)
+                }
             }
             self.note_pool_start(&run);
             self.clear_suspect(id, &run);
@@ -116,7 +119,7 @@ impl Scheduler {
             None if run.booking.started => WasteCause::Broken,
             None => WasteCause::Retry,
         };
-        let wasted = (run.booking.started || fault.counts_as_attempt()).then_some((why, usage));
+        let wasted = (run.booking.started || fault.counts_as_attempt()).then_some(WastedUse { why, usage });
         self.release(id, &run, wasted, out);
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let suspect = job.faults.suspect;
@@ -181,7 +184,7 @@ impl Scheduler {
         let why = self.rejection(&job.spec, reason, Some(job));
         let spec = job.spec;
         let at = self.lane_position(LaneKey::of(&spec));
-        self.demand.note_refused(&spec, (reason, at), &self.policy, self.now);
+        self.demand.note_refused(&spec, reason, at, &self.policy, self.now);
         out.push(Action::Job(JobAction::Reject { job: id, why }));
         self.abandon(id, JobUsage::Unknown, out);
     }
@@ -202,13 +205,13 @@ impl Scheduler {
         self.refuse(id, reason, JobUsage::Unknown, out);
     }
 
-    /// Ends a job's stay at a replica. `wasted` says why it was for nothing, if
-    /// it was, and what is known of what it consumed.
+    /// Ends a job's attempt at a replica. `wasted` = why the attempt was for nothing, if it was, and
+    /// what it is known to have consumed.
     pub(super) fn release(
         &mut self,
         id: JobId,
         run: &RunningAttempt,
-        wasted: Option<(WasteCause, JobUsage)>,
+        wasted: Option<WastedUse>,
         out: &mut Vec<Action>,
     ) {
         self.jobs.forget_preemptible(id);
@@ -221,14 +224,14 @@ impl Scheduler {
         let pool = self.fleet.pool_of(run.replica);
         let lane = spec.as_ref().map(LaneKey::of);
         if let (Some(spec), Some(account)) = (spec, lane.and_then(|lane| self.lane_accounts(lane))) {
-            let stay = self.now.since(run.since);
-            self.groups[account.group].stopped(account.class, stay, self.now);
-            self.demand.note_stay(&spec, account, (pool, stay), self.now);
+            let lasted = self.now.since(run.since);
+            self.groups[account.group].stopped(account.class, lasted, self.now);
+            self.demand.note_attempt_end(&spec, account, pool, lasted, self.now);
         }
-        let (whole, time) = self.fleet.release(run.replica, &run.booking, &run.stay, self.now);
+        let (whole, time) = self.fleet.release(run.replica, &run.booking, &run.metered, self.now);
         self.invariants.check(InvariantId::LedgerBalanced, whole);
         if let Some(pool) = pool {
-            self.bill(id, (pool, run), time, wasted, out);
+            self.bill(id, pool, run, time, wasted, out);
         }
         if let Some(lane) = lane {
             self.give_back_quota(lane, run.booking.seqs);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::{ProptestConfig, prop_assert, prop_assert_eq, proptest};
 
-use crate::core::billing::bill::{StayBill, Waste, WasteCause};
+use crate::core::billing::bill::{AttemptBill, Waste, WasteCause};
 use crate::core::limits::rule::{LimitId, LimitPeriod, LimitRule, LimitScope, LimitUnit};
 use crate::core::model::event::{Action, EngineFault, Event, JobAction};
 use crate::core::model::ids::{JobId, PoolId, ReplicaId, TenantId};
@@ -22,8 +22,8 @@ use crate::core::scheduler::tests::{World, policy, sent, spec, used};
 
 const HOUR: u64 = 3_600_000;
 
-/// The bill of the stay that ended last.
-fn bill(world: &World) -> StayBill {
+/// The bill of the attempt that ended last.
+fn bill(world: &World) -> AttemptBill {
     world.bills.last().unwrap().1
 }
 
@@ -137,13 +137,13 @@ fn adds_up(edge: &mut Edge, prices: &[f64]) {
         *settled.entry((*tenant, LimitUnit::GpuTime)).or_default() += nanos;
         *settled.entry((*tenant, LimitUnit::Money)).or_default() += bill.money;
     }
-    for standing in edge.scheduler.limits(edge.now) {
+    for status in edge.scheduler.limits(edge.now) {
         let LimitId { scope: LimitScope::Tenant(tenant), unit, period: LimitPeriod::Month, .. } =
-            standing.rule.id
+            status.rule.id
         else {
             continue;
         };
-        let used = standing.rule.amount - standing.left;
+        let used = status.rule.amount - status.left;
         assert_eq!(used, settled.get(&(tenant, unit)).copied().unwrap_or(0), "{tenant:?} {unit:?}");
     }
     for (pool, price) in prices.iter().enumerate() {
@@ -223,6 +223,6 @@ fn failed_tries_are_paid_for() {
     world.fail(1, EngineFault::Reset);
     world.now = Tick::from_millis(100);
     world.event(Event::Abandoned { job: JobId::new(1), usage: JobUsage::Unknown });
-    let standing = world.scheduler.limits(world.now)[0];
-    assert_eq!(standing.rule.amount - standing.left, 100_000, "100 ms at 3.6 an hour");
+    let status = world.scheduler.limits(world.now)[0];
+    assert_eq!(status.rule.amount - status.left, 100_000, "100 ms at 3.6 an hour");
 }

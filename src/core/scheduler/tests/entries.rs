@@ -28,7 +28,7 @@ fn what_no_replica_runs_at_once_is_refused_and_nothing_learns_from_it() {
     let differs = one.bytes().zip(same.bytes()).position(|(one, same)| one != same);
     let around = differs.map(|at| &one[at.saturating_sub(120)..(at + 40).min(one.len())]);
     assert!(one == same, "it is as if they had asked for what nobody serves: {around:?}");
-    assert_eq!(sent(&world.arrive(wide(4, 4))).len(), 1, "the widest that fits");
+    assert_eq!(sent(&world.arrive(wide(4, 4))).len(), 1, "the max_sequences that fits");
     assert_eq!(sent(&world.arrive(JobSpec { model: ModelId::new(1), ..wide(5, 8) })).len(), 1);
 }
 

@@ -117,8 +117,8 @@ fn streams_leave_a_drained_replica_when_its_time_is_over_and_nobody_is_blamed() 
         let end = begun + Duration::from_secs(after);
         while world.now < end {
             // It is alive.
-            let pace = crate::core::model::event::ItlSample { gaps: 1, total: Duration::from_millis(20) };
-            early.extend(world.event(Event::ItlSampled { replica: GOING, sample: pace }));
+            let sample = crate::core::model::event::ItlSample { gaps: 1, total: Duration::from_millis(20) };
+            early.extend(world.event(Event::ItlSampled { replica: GOING, sample }));
             world.now = (world.now + Duration::from_millis(500)).min(end.earlier_by(Duration::from_nanos(1)));
             early.extend(world.event(Event::Timer));
             if world.now == end.earlier_by(Duration::from_nanos(1)) {
@@ -150,8 +150,8 @@ fn what_opens_again_or_is_only_cordoned_keeps_its_streams() {
     world.event(Event::OverrideEnded(OverrideTarget::Replica(GOING)));
     close(&mut world, Closed::Cordoned);
     for second in 1..100 {
-        let pace = crate::core::model::event::ItlSample { gaps: 1, total: Duration::from_millis(20) };
-        world.event(Event::ItlSampled { replica: GOING, sample: pace });
+        let sample = crate::core::model::event::ItlSample { gaps: 1, total: Duration::from_millis(20) };
+        world.event(Event::ItlSampled { replica: GOING, sample });
         assert_eq!(handed_over(&world.at(100 + 500 * second)), []);
     }
 }

@@ -16,7 +16,6 @@ mod faults;
 mod handovers;
 mod hierarchy;
 mod interruptions;
-mod keepers;
 mod needs;
 mod overrides;
 mod placing;
@@ -24,6 +23,7 @@ mod properties;
 mod quotas;
 mod recalls;
 mod reloads;
+mod reserved_replicas;
 mod rests;
 mod scale;
 mod shares;
@@ -41,7 +41,7 @@ use std::time::Duration;
 use crate::core::autoscale::demand_report::PeerDemand;
 use crate::core::autoscale::observer::DemandObserver;
 use crate::core::autoscale::replica_demand::ReplicaDemand;
-use crate::core::billing::bill::StayBill;
+use crate::core::billing::bill::AttemptBill;
 use crate::core::model::event::{
     Action, AttemptOutcome, DispatchReason, EngineFault, Event, JobAction, Rejection, ReplicaAction,
 };
@@ -166,8 +166,8 @@ impl DerefMut for ObservedScheduler {
 struct World {
     scheduler: ObservedScheduler,
     now: Tick,
-    /// What stays came to, with their jobs.
-    bills: Vec<(u64, StayBill)>,
+    /// Bills of attempts, with their jobs.
+    bills: Vec<(u64, AttemptBill)>,
     /// Events from one audit to the next.
     audit_every: u64,
     events: u64,

@@ -393,7 +393,7 @@ fn what_was_seen_survives_a_restart() {
     let mut farm = farm(2, 60, 30, |_| 3.0);
     farm.run(600);
     let save = |ObservedScheduler { scheduler, observer }: &mut ObservedScheduler| {
-        scheduler.hand_over_demand(observer);
+        scheduler.flush_demand_facts(observer);
         let mut state = observer.save();
         scheduler.complete_demand_state(&mut state);
         state
@@ -411,7 +411,7 @@ fn what_was_seen_survives_a_restart() {
     assert!((class.seen.level_quantile(0.5) - 3.0).abs() < 0.5, "{:?}", class.seen.minutes);
 
     let mut next = ObservedScheduler::new(Arc::clone(farm.scheduler.policy()));
-    next.scheduler.hand_over_demand(&mut next.observer);
+    next.scheduler.flush_demand_facts(&mut next.observer);
     assert!(!next.observer.restore(&DemandState { version: 0, ..DemandState::default() }));
     assert!(next.observer.restore(&back));
     let starts = Event::StartsRestored(back.starts(next.policy()));

@@ -206,15 +206,15 @@ fn long_prompts_wait_for_a_large_window() {
 }
 
 #[test]
-fn streams_prefer_pools_that_can_keep_their_pace() {
+fn streams_prefer_pools_that_can_keep_their_itl() {
     for priced in [false, true] {
         let mut world = World::new(if priced { two_prices() } else { policy(&[&[2], &[2]], &[&[0, 1]]) });
         let objective = class(0, 0.0).itl_objective;
         // The cheaper one has never kept it.
         for (pool, gap) in [(0, objective / 2), (1, objective * 2)] {
-            let pace = ItlSample { gaps: 100, total: gap * 100 };
+            let sample = ItlSample { gaps: 100, total: gap * 100 };
             (0..50).for_each(|_| {
-                _ = world.event(Event::ItlSampled { replica: ReplicaId::new(pool), sample: pace });
+                _ = world.event(Event::ItlSampled { replica: ReplicaId::new(pool), sample });
             });
         }
         let went: Vec<u32> = (1..=4).map(|id| sent(&world.arrive(spec(id)))[0].1).collect();
@@ -222,7 +222,7 @@ fn streams_prefer_pools_that_can_keep_their_pace() {
         (1..=4).for_each(|id| _ = world.done(id));
         let plain = JobSpec { streams: false, ..spec(5) };
         let went = sent(&world.arrive(plain))[0].1;
-        assert!(!priced || went == 1, "a plain answer has no pace");
+        assert!(!priced || went == 1, "a plain answer has no inter-token latency");
     }
 }
 
@@ -237,5 +237,5 @@ fn prompts_that_arrive_together_go_where_sequences_ended_together() {
         world.finish(id, AttemptOutcome::Done(used(600, 10)));
     }
     let next: Vec<_> = (21..=24).map(|id| sent(&world.arrive(plain(id)))[0].1).collect();
-    assert_eq!(next, [1; 4], "an unread prompt there costs less than a client notices");
+    assert_eq!(next, [1; 4], "an prefilling prompt there costs less than a client notices");
 }

@@ -172,10 +172,10 @@ proptest! {
         ops in vec((0u32..8, 0usize..64, 1u32..5), 1..150),
     ) {
         let mut cohort = Cohort::new(&limits, quotas);
-        let widest = limits.iter().copied().max().unwrap_or_default();
+        let max_sequences = limits.iter().copied().max().unwrap_or_default();
         for (kind, pick, sequences) in ops {
             match kind {
-                0..4 => cohort.add(kind, sequences.min(widest)),
+                0..4 => cohort.add(kind, sequences.min(max_sequences)),
                 _ => cohort.done(pick),
             }
         }

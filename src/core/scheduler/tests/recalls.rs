@@ -10,9 +10,9 @@ use crate::core::model::reason::PreemptReason;
 use crate::core::model::time::Tick;
 use crate::core::scheduler::tests::{World, class, ejected, policy, recalled, sent, spec};
 
-fn paced(world: &mut World, replica: u32) -> Vec<Action> {
-    let pace = ItlSample { gaps: 10, total: Duration::from_millis(200) };
-    world.event(Event::ItlSampled { replica: ReplicaId::new(replica), sample: pace })
+fn itl_sampled(world: &mut World, replica: u32) -> Vec<Action> {
+    let sample = ItlSample { gaps: 10, total: Duration::from_millis(200) };
+    world.event(Event::ItlSampled { replica: ReplicaId::new(replica), sample })
 }
 
 /// Two jobs at replica 0, of which the first streams; replica 1 is empty.
@@ -50,7 +50,7 @@ fn a_sign_of_life_from_any_stream_is_enough() {
     let mut world = two_at_one();
     for tick in 3..60 {
         world.at(tick * 100);
-        assert_eq!(recalled(&paced(&mut world, 0)), []);
+        assert_eq!(recalled(&itl_sampled(&mut world, 0)), []);
     }
     assert_eq!(world.scheduler.jobs(), 2);
 }
@@ -86,11 +86,11 @@ fn full_of_the_slower_class() -> World {
 fn a_pressed_job_takes_the_place_of_one_that_has_sent_nothing() {
     let mut world = full_of_the_slower_class();
     assert_eq!(world.arrive(spec(10)), []);
-    paced(&mut world, 0);
+    itl_sampled(&mut world, 0);
     world.at(400);
-    assert_eq!(recalled(&paced(&mut world, 0)), [], "half of the objective is a second's half");
+    assert_eq!(recalled(&itl_sampled(&mut world, 0)), [], "half of the objective is a second's half");
     let mut actions = world.at(600);
-    actions.extend(paced(&mut world, 0));
+    actions.extend(itl_sampled(&mut world, 0));
     assert_eq!(recalled(&actions), [(2, 0, PreemptReason::Preempted { by: JobId::new(10) })]);
     assert_eq!(sent(&actions), [(10, 0)]);
     world.done(10);
@@ -106,7 +106,7 @@ fn nobody_is_taken_back_twice_over_or_by_its_own_class() {
         world.arrive(JobSpec { deadline: Tick::NEVER, ..spec(id) });
         let start = 100_000 * (round + 1);
         let mut actions = world.at(start);
-        actions.extend(paced(&mut world, 0));
+        actions.extend(itl_sampled(&mut world, 0));
         taken += recalled(&actions).len();
         world.done(id);
         world.at(start + 62_000);

@@ -305,7 +305,7 @@ pub(super) enum Op {
     Report(u32, ReplicaReport),
     /// A replica's slots and the adapters that it runs, one bit each.
     Adapters(u32, Option<u32>, u8),
-    Paced(u32, ItlSample),
+    ItlSampled(u32, ItlSample),
     Answer(bool),
     /// To the first order that waits; absent = it is followed.
     Rest(Option<SleepResult>),
@@ -367,7 +367,7 @@ fn sleep_result() -> impl Strategy<Value = Option<SleepResult>> {
     ]
 }
 
-fn pace() -> impl Strategy<Value = ItlSample> {
+fn itl_sample() -> impl Strategy<Value = ItlSample> {
     (1u64..200, 0u64..200)
         .prop_map(|(gaps, each)| ItlSample { gaps, total: Duration::from_millis(each * gaps) })
 }
@@ -414,7 +414,7 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
         3 => (0u32..9, report()).prop_map(|(replica, report)| Op::Report(replica, report)),
         2 => (0u32..9, prop::option::of(1u32..4), 0u8..8)
             .prop_map(|(replica, slots, running)| Op::Adapters(replica, slots, running)),
-        4 => (0u32..9, pace()).prop_map(|(replica, pace)| Op::Paced(replica, pace)),
+        4 => (0u32..9, itl_sample()).prop_map(|(replica, sample)| Op::ItlSampled(replica, sample)),
         8 => any::<bool>().prop_map(Op::Answer),
         4 => sleep_result().prop_map(Op::Rest),
         1 => (0u32..9).prop_map(Op::Lost),

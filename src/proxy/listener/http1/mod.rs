@@ -49,7 +49,7 @@ where
     async move {
         let mut told = false;
         let outcome = poll_fn(|cx| {
-            if state.poll_draining(cx) && !told {
+            if state.poll_draining(cx).is_ready() && !told {
                 told = true;
                 Pin::new(&mut connection).graceful_shutdown();
             }

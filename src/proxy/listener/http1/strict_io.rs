@@ -185,9 +185,7 @@ impl<T: ClientSocket> StrictIo<T> {
             (false, false) => (ConnWait::Head, Some(RequestRejected::HeadTimeout)),
             (false, true) => (ConnWait::Idle, None),
         };
-        if !self.clock.poll_overdue(cx, wait) {
-            return Poll::Pending;
-        }
+        ready!(self.clock.poll_overdue(cx, wait));
         Poll::Ready(refusal.map_or(Ok(()), |refusal| self.refuse(refusal)))
     }
 
@@ -201,10 +199,9 @@ impl<T: ClientSocket> StrictIo<T> {
                 self.ended = matches!(read, Ok(0) | Err(_));
             } else if ready!(self.socket.poll_left(cx)) {
                 self.ended = true;
-            } else if self.clock.poll_overdue(cx, ConnWait::Watch) {
-                self.clock.clear();
             } else {
-                return Poll::Pending;
+                ready!(self.clock.poll_overdue(cx, ConnWait::Watch));
+                self.clock.clear();
             }
         }
         Poll::Ready(())
@@ -215,7 +212,7 @@ impl<T: ClientSocket> StrictIo<T> {
         match write {
             Poll::Ready(Ok(bytes)) => self.progress.took(bytes as u64),
             Poll::Ready(Err(_)) => {}
-            Poll::Pending if self.progress.poll_overdue(cx) => {
+            Poll::Pending if self.progress.poll_overdue(cx).is_ready() => {
                 self.state.metrics.cut_off();
                 return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
             }
@@ -238,7 +235,7 @@ impl<T: ClientSocket> StrictIo<T> {
             self.progress.begins();
             // hyper may not read until it is woken: by input that is already here, or by the end of
             // the idle time.
-            if self.ended || !self.held.is_empty() || self.clock.poll_overdue(cx, ConnWait::Idle) {
+            if self.ended || !self.held.is_empty() || self.clock.poll_overdue(cx, ConnWait::Idle).is_ready() {
                 cx.waker().wake_by_ref();
             }
         } else if !reading && self.poll_left(cx).is_ready() {

@@ -43,8 +43,10 @@ const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// Serves requests until the connection ends. `held` holds the bytes that were already read from
 /// the socket.
 pub(super) async fn serve<T, S, B>(
-    (socket, held): (T, BytesMut),
-    (mut clock, progress): (ConnClock, SendProgress),
+    socket: T,
+    held: BytesMut,
+    mut clock: ConnClock,
+    progress: SendProgress,
     service: S,
     max_head_bytes: usize,
     state: Arc<ConnState>,
@@ -73,7 +75,7 @@ pub(super) async fn serve<T, S, B>(
     let mut streams = FuturesUnordered::new();
     let mut told = false;
     poll_fn(|cx| {
-        if !told && state.poll_draining(cx) {
+        if !told && state.poll_draining(cx).is_ready() {
             told = true;
             clock.clear();
             connection.as_mut().graceful_shutdown();
@@ -94,9 +96,7 @@ pub(super) async fn serve<T, S, B>(
         }
         // A client has the time limit of a head to react to GOAWAY.
         let wait = if told { ConnWait::Head } else { ConnWait::Idle };
-        if !clock.poll_overdue(cx, wait) {
-            return Poll::Pending;
-        }
+        ready!(clock.poll_overdue(cx, wait));
         if told {
             return Poll::Ready(());
         }
@@ -190,8 +190,8 @@ impl AnswerStream {
         }
     }
 
-    /// Whether the client takes the waiting bytes too slowly.
-    fn poll_late(&mut self, cx: &mut Context<'_>) -> bool {
+    /// Ready when the client takes the waiting bytes too slowly.
+    fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let taken = self.delivery.taken();
         if taken > self.taken {
             self.progress.took(taken - self.taken);
@@ -200,10 +200,11 @@ impl AnswerStream {
         }
         let waits = self.delivery.waits();
         self.set_stalled(waits);
-        if !waits {
-            self.progress.pause();
+        if waits {
+            return self.progress.poll_overdue(cx);
         }
-        waits && self.progress.poll_overdue(cx)
+        self.progress.pause();
+        Poll::Pending
     }
 }
 
@@ -215,11 +216,9 @@ impl Future for AnswerStream {
         if me.work.as_mut().poll(cx).is_ready() {
             return Poll::Ready(());
         }
-        if me.poll_late(cx) {
-            me.tally.state.metrics.cut_off();
-            return Poll::Ready(());
-        }
-        Poll::Pending
+        ready!(me.poll_late(cx));
+        me.tally.state.metrics.cut_off();
+        Poll::Ready(())
     }
 }
 
@@ -261,7 +260,7 @@ impl<T> ReplayIo<T> {
     fn timed(&mut self, cx: &mut Context<'_>, write: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         match write {
             Poll::Ready(Ok(bytes)) => self.progress.took(bytes as u64),
-            Poll::Pending if self.progress.poll_overdue(cx) => {
+            Poll::Pending if self.progress.poll_overdue(cx).is_ready() => {
                 return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
             }
             Poll::Pending | Poll::Ready(Err(_)) => {}

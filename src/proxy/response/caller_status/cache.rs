@@ -85,7 +85,8 @@ impl CallerStatusCache {
     /// The oldest waiting requests of a tenant, each with what it waits for.
     pub(super) fn waits(
         &self,
-        (dispatcher, telemetry): (&Dispatcher, &Telemetry),
+        dispatcher: &Dispatcher,
+        telemetry: &Telemetry,
         tenant: TenantId,
         policy: &Policy,
         now: Tick,

@@ -33,7 +33,8 @@ pub(in crate::proxy) async fn me(
     let bill = proxy.caller_status.bill(now).await;
     let facts = proxy.caller_status.facts(&proxy.dispatcher, now);
     let waits = proxy.caller_status.waits(
-        (&proxy.dispatcher, &proxy.telemetry),
+        &proxy.dispatcher,
+        &proxy.telemetry,
         identity.tenant,
         &settings.policy,
         now,

@@ -18,7 +18,7 @@ use crate::sim::arrivals::{Conversations, Length, Pattern, Sizes};
 use crate::sim::scenario::case::Case;
 use crate::sim::scenario::design::{Design, WorldFacts};
 use crate::sim::scenario::file;
-use crate::sim::scenario::file::Shape;
+use crate::sim::scenario::file::WorldSection;
 use crate::sim::scenario::file::{PatternName, Scenario, ScenarioClass, ScenarioFleet};
 use crate::sim::scenario::scale::WorldScale;
 use crate::sim::scenario::traffic::{CallOwner, CallRate, CallSource, Delay, RequestTraits, TrafficStream};
@@ -125,12 +125,12 @@ impl<'a> Maker<'a> {
         Ok(policy)
     }
 
-    pub(super) fn case(&mut self, name: &str, shape: &Shape) -> Result<Case, String> {
+    pub(super) fn case(&mut self, name: &str, shape: &WorldSection) -> Result<Case, String> {
         let at = |what: String| if name.is_empty() { what } else { format!("cases.{name}: {what}") };
         self.plain_case(name, shape).map_err(at)
     }
 
-    fn plain_case(&mut self, name: &str, shape: &Shape) -> Result<Case, String> {
+    fn plain_case(&mut self, name: &str, shape: &WorldSection) -> Result<Case, String> {
         let usual =
             vec![ScenarioFleet { profile: "h100-8b".to_owned(), count: Some(8), ..ScenarioFleet::default() }];
         let (mut replicas, mut weights, mut replica_groups) = (Vec::new(), Vec::new(), Vec::new());
@@ -403,7 +403,7 @@ fn traits(row: &file::StreamRow) -> Result<RequestTraits, String> {
     })
 }
 
-fn clients(shape: &Shape) -> Result<Option<usize>, String> {
+fn clients(shape: &WorldSection) -> Result<Option<usize>, String> {
     match shape.clients {
         Some(0) => Err("clients: must be greater than 0".to_owned()),
         Some(_) if shape.scale.is_some() => Err("clients: with scale there is no closed loop".to_owned()),

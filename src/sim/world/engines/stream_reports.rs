@@ -10,7 +10,7 @@ use crate::sim::world::router::{Input, ReplicaIndex};
 /// What a gateway has seen of an engine's streams since the last report.
 #[derive(Debug, Clone, Copy, Default)]
 struct StreamSample {
-    pace: ItlSample,
+    gaps: ItlSample,
     /// Whether tokens came.
     heard: bool,
     /// Streams that wait for their clients, as last reported.
@@ -52,9 +52,9 @@ impl StreamReports {
         tokens: u32,
         gap: Duration,
     ) {
-        let pace = &mut self.samples[gateway * self.engines + replica].pace;
-        pace.gaps += u64::from(tokens);
-        pace.total += gap;
+        let sample = &mut self.samples[gateway * self.engines + replica].gaps;
+        sample.gaps += u64::from(tokens);
+        sample.total += gap;
     }
 
     /// Notes that the client of a stream stops reading.
@@ -75,17 +75,17 @@ impl StreamReports {
     ) -> Vec<(usize, Input<'static>)> {
         self.unread.retain(|stream| is_unread(stream.request, stream.replica));
         let mut inputs = Vec::new();
-        for (index, sample) in self.samples.iter_mut().enumerate() {
+        for (index, seen) in self.samples.iter_mut().enumerate() {
             let (gateway, replica) = (index / self.engines, index % self.engines);
             let unread = self.unread.iter().filter(|stream| stream.index == index).count();
             let streams = u32::try_from(unread).unwrap_or(u32::MAX);
-            let pace = std::mem::take(&mut sample.pace);
-            let heard = std::mem::take(&mut sample.heard);
-            if std::mem::replace(&mut sample.told_paused, streams) != streams {
+            let sample = std::mem::take(&mut seen.gaps);
+            let heard = std::mem::take(&mut seen.heard);
+            if std::mem::replace(&mut seen.told_paused, streams) != streams {
                 inputs.push((gateway, Input::StreamsPaused { replica, streams }));
             }
-            if pace.gaps > 0 {
-                inputs.push((gateway, Input::ItlSampled { replica, pace }));
+            if sample.gaps > 0 {
+                inputs.push((gateway, Input::ItlSampled { replica, sample }));
             } else if heard {
                 inputs.push((gateway, Input::BytesReceived { replica }));
             }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use penstock::cluster::{LEASES, LeaseBook, LeaseCall, MEMBERS};
+use penstock::cluster::{LEASES, LeaseCall, LeaseReportState, MEMBERS};
 use penstock::config::load::load_str_with;
 use penstock::config::secret::MachineSecrets;
 use penstock::core::limits::rule::{LimitId, LimitPeriod, UnitAmounts, UsedAmounts};
@@ -59,14 +59,14 @@ struct Running {
     ends: Tick,
     actual: UnitAmounts,
     reservation: LimitReservation,
-    /// Its entry in the fleet's book.
+    /// Its entry in the fleet's ledger.
     entry: u64,
 }
 
 pub(super) struct Member {
     id: String,
     limits: UsageLimits,
-    book: LeaseBook,
+    lease_reports: LeaseReportState,
     running: Vec<Running>,
     missed: bool,
     reports_at: Tick,
@@ -169,7 +169,7 @@ impl Fleet {
         self.members.push(Member {
             id: format!("g{}", self.joined),
             limits,
-            book: LeaseBook::default(),
+            lease_reports: LeaseReportState::default(),
             running: Vec::new(),
             missed: false,
             reports_at: self.now,
@@ -248,7 +248,7 @@ impl Fleet {
         let reports = member.limits.take_use(&wanted, usize::MAX, now).reports;
         for report in reports {
             let member = &mut self.members[at];
-            let call = member.book.call(&report, ("penstock", &self.policy), (now, wall)).unwrap();
+            let call = member.lease_reports.call(&report, "penstock", &self.policy, now, wall).unwrap();
             let mut values = vec![member.id.clone(), member.others.join(",")];
             values.extend(call.values.iter().cloned());
             self.send(at, &call, &values);
@@ -272,7 +272,7 @@ impl Fleet {
         }
         let until = self.now + OUTAGE;
         let member = &mut self.members[at];
-        if let Some(grant) = member.book.grant(call, &answers[0]) {
+        if let Some(grant) = member.lease_reports.grant(call, &answers[0]) {
             member.missed = call.misses(&grant);
             member.limits.lease(&[grant], until);
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::Method;
-use penstock::cluster::{OVERRIDES, OverrideBook, SharedOverride, target_name};
+use penstock::cluster::{OVERRIDES, SharedOverride, SharedOverrides, target_name};
 use penstock::config::load::load_str_with;
 use penstock::config::secret::MachineSecrets;
 use penstock::core::model::overrides::{Closed, OverrideChange, OverrideTarget};
@@ -152,9 +152,9 @@ async fn overrides_work_without_the_store_and_meet_when_it_is_back() {
     assert!(stored.ends_with(LATER), "{stored}");
 }
 
-/// A book and the real script, without a gateway.
+/// The state of the exchange and the real script, without a gateway.
 struct Member {
-    book: OverrideBook,
+    state: SharedOverrides,
     policy: Arc<Policy>,
 }
 
@@ -162,11 +162,11 @@ impl Member {
     /// One exchange at this time of the store. Returns the kinds of what begins, and `end`.
     fn exchange(&mut self, store: &mut Connection, at: u64) -> Vec<String> {
         let script = Script::new(&OVERRIDES.replace("--NOW", "local now = tonumber(table.remove(ARGV))"));
-        let call = self.book.call();
+        let call = self.state.call();
         let mut invoked = script.key("overrides");
         call.values.iter().for_each(|value| _ = invoked.arg(value));
         let answer: Vec<String> = invoked.arg(at).invoke(store).unwrap();
-        let heard = self.book.hear(&call, &answer, &self.policy).unwrap();
+        let heard = self.state.receive_answer(&call, &answer, &self.policy).unwrap();
         let word = |change: Option<OverrideChange>| change.map_or("end", |change| change.name()).to_owned();
         heard.into_iter().map(|heard| word(heard.change)).collect()
     }
@@ -174,8 +174,8 @@ impl Member {
     fn say(&mut self, closed: Option<Closed>, lasts: Option<Duration>) {
         let pool = self.policy.pools.id("p").unwrap();
         let change = closed.map(|closed| OverrideChange::ClosePool(pool, closed));
-        let said = SharedOverride::new(change, "any", "local");
-        self.book.set(target_name(OverrideTarget::Pool(pool), &self.policy), said, lasts);
+        let shared = SharedOverride::new(change, "any", "local");
+        self.state.set(target_name(OverrideTarget::Pool(pool), &self.policy), shared, lasts);
     }
 }
 
@@ -185,7 +185,7 @@ fn member() -> Member {
     let text = head("") + "tenants:\n" + &tenant_lines(TENANT, "") + "pools:\n" + &pools;
     let outcome = load_str_with(&text, "test", Path::new("."), None, &MachineSecrets);
     let policy = outcome.loaded.unwrap_or_else(|| panic!("{}", outcome.report)).settings.policy;
-    Member { book: OverrideBook::default(), policy }
+    Member { state: SharedOverrides::default(), policy }
 }
 
 /// What a gateway that was away brings back does not undo what was said later, whether that still holds or

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use penstock::cluster::{DEMAND, DemandBook, HeardGateway, OwnReport};
+use penstock::cluster::{DEMAND, DemandReportState, OwnReport, RemoteGateway, StoreNames};
 use redis::{Connection, Script};
 
 use crate::support::redis::RedisServer;
@@ -12,10 +12,10 @@ use crate::support::redis::RedisServer;
 const INDEX: &str = "p:v1:{demand}";
 const START: u64 = 1_795_651_200_000;
 
-/// A gateway's book.
+/// A gateway with its state of the exchange.
 struct Member {
     id: String,
-    book: DemandBook,
+    state: DemandReportState,
     number: u64,
     text: Vec<u8>,
     leaves: bool,
@@ -24,27 +24,28 @@ struct Member {
 impl Member {
     fn new(id: &str, text: &[u8]) -> Self {
         let (id, text) = (id.to_owned(), text.to_vec());
-        Self { id, book: DemandBook::default(), number: 1, text, leaves: false }
+        Self { id, state: DemandReportState::default(), number: 1, text, leaves: false }
     }
 
     /// One exchange at this time of the store.
-    fn exchange(&mut self, store: &mut Connection, at: u64) -> Vec<HeardGateway> {
-        let is_known = self.book.stored() == self.number;
+    fn exchange(&mut self, store: &mut Connection, at: u64) -> Vec<RemoteGateway> {
+        let is_known = self.state.stored() == self.number;
         let text = if is_known { Vec::new() } else { self.text.clone() };
         let own = OwnReport { number: self.number, leaves: self.leaves, text };
-        let call = self.book.call("p", (&self.id, &format!("{}:1", self.id)), Some(own));
+        let names = StoreNames { prefix: "p", id: &self.id, name: &format!("{}:1", self.id) };
+        let call = self.state.call(names, Some(own));
         let script = Script::new(&DEMAND.replace("--NOW", "local now = tonumber(table.remove(ARGV))"));
         let mut invoked = script.prepare_invoke();
         call.keys.iter().for_each(|key| _ = invoked.key(key));
         call.values.iter().for_each(|value| _ = invoked.arg(value));
         let answer: Vec<Vec<u8>> = invoked.arg(at).invoke(store).unwrap();
-        self.book.hear(&call, answer, []).unwrap()
+        self.state.receive_answer(&call, answer, []).unwrap()
     }
 }
 
 /// By gateway, the age in milliseconds and the report.
-fn shown(heard: &[HeardGateway]) -> BTreeMap<&str, (u128, Option<&[u8]>)> {
-    let row = |one: &HeardGateway| (one.age.unwrap().as_millis(), one.report.clone());
+fn shown(heard: &[RemoteGateway]) -> BTreeMap<&str, (u128, Option<&[u8]>)> {
+    let row = |one: &RemoteGateway| (one.age.unwrap().as_millis(), one.report.clone());
     heard.iter().map(|one| (&*one.id, (row(one).0, one.report.as_deref()))).collect()
 }
 
@@ -67,9 +68,9 @@ fn a_report_is_read_once_and_told_again_after_a_loss() {
     server.flush();
     assert!(two.exchange(store, START + 900).is_empty());
     one.exchange(store, START + 900);
-    assert_eq!((one.book.stored(), two.book.stored()), (0, 0));
+    assert_eq!((one.state.stored(), two.state.stored()), (0, 0));
     one.exchange(store, START + 1_100);
-    assert_eq!(one.book.stored(), 2);
+    assert_eq!(one.state.stored(), 2);
     two.exchange(store, START + 1_200);
     let heard = two.exchange(store, START + 1_400);
     assert_eq!(shown(&heard), [("a1", (300, Some(&b"more"[..])))].into());
@@ -78,7 +79,7 @@ fn a_report_is_read_once_and_told_again_after_a_loss() {
     assert!(two.exchange(store, START - 4_000_000).is_empty());
     one.exchange(store, START);
     one.exchange(store, START);
-    assert_eq!(one.book.stored(), 2, "told again");
+    assert_eq!(one.state.stored(), 2, "told again");
 }
 
 #[test]

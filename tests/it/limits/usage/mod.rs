@@ -15,7 +15,7 @@ use penstock::telemetry::metrics::Scrape;
 use penstock::telemetry::{Telemetry, wall};
 use penstock::usage::bill::{Bill, BillQuery, BillSums, Dimension, RowSource, TimeShare, make, text};
 use penstock::usage::row::{RowKind, UsageRow};
-use penstock::usage::{Before, UsageJournal};
+use penstock::usage::{PriorUsage, UsageJournal};
 
 use crate::support::client::Call;
 use crate::support::gateway::{PATIENCE, Rig, RigOptions, TENANT, chat, until};
@@ -290,7 +290,7 @@ fn before(settings: &UsageSettings) -> (u64, bool) {
     let mut usage = UsageJournal::start(settings, &Telemetry::for_tests()).unwrap();
     usage.journal().record(row(1_000));
     usage
-        .follow(vec![1_800_000_000_000 + 500], move |before: Vec<Before>| told.send(before).unwrap())
+        .follow(vec![1_800_000_000_000 + 500], move |before: Vec<PriorUsage>| told.send(before).unwrap())
         .unwrap();
     let [found] = &heard.recv_timeout(PATIENCE).unwrap()[..] else { panic!("one moment was asked") };
     let requests = found.used.iter().map(|used| used.sums.requests + used.sums.tries).sum();

@@ -1,4 +1,4 @@
-//! Prefill in the fleet: the prompts that replicas read, and the speed that their jobs show.
+//! Prefill in the fleet: the prompts that replicas prefill, and the speed that their jobs show.
 
 pub(super) mod load;
 
@@ -6,12 +6,10 @@ use std::time::Duration;
 
 use crate::core::model::event::ItlSample;
 use crate::core::model::ids::{PoolId, ReplicaId};
-use crate::core::model::job::TokenCounts;
 use crate::core::model::time::Tick;
 use crate::core::replica::itl_limit::{ItlAim, ItlConditions};
 use crate::core::replica::ledger::Booking;
-use crate::core::replica::speed::step_time;
-use crate::core::replica::speed::ttft_model;
+use crate::core::replica::speed::{PlainAnswer, PredictedTtft, step_time, ttft_model};
 
 use super::Fleet;
 use crate::core::replica::fleet::pool_state::{LatencyObjective, PoolState};
@@ -46,16 +44,16 @@ impl Fleet {
     }
 
     /// Time before a prompt's first token at which the next prompt should be under way. The time
-    /// covers the way to the engine and back, the step under way, and the step that reads the end
-    /// of the prompt. `weight` is the weight of the prompt.
+    /// covers the way to the engine and back, the step under way, and the step that computes the
+    /// end of the prompt. `weight` is the weight of the prompt.
     #[must_use]
     pub fn prefill_lead(&self, id: ReplicaId, weight: u64) -> Duration {
         let Some((node, pool)) = self.replica_and_pool(id) else { return Duration::ZERO };
-        let reading = ttft_model::prefill_time(weight.min(node.step_weight(pool))) as f64 * node.slowness();
-        Duration::from_nanos((node.decode_step() + node.delay() + reading) as u64)
+        let prefill = ttft_model::prefill_time(weight.min(node.step_weight(pool))) as f64 * node.slowness();
+        Duration::from_nanos((node.decode_step() + node.delay() + prefill) as u64)
     }
 
-    /// Whether one more prompt of this weight may count as read before its first token is due.
+    /// Whether one more prompt of this weight may count as prefilled before its first token is due.
     /// Prompts of one step's weight may.
     #[must_use]
     pub fn may_be_ahead(&self, id: ReplicaId, weight: u64) -> bool {
@@ -69,12 +67,12 @@ impl Fleet {
         Some((node, self.pools.get(node.pool.index())?))
     }
 
-    /// Counts the job's prompt as read from now on. `due` tells whether its first token should have
+    /// Counts the job's prompt as prefilled from now on. `due` tells whether its first token should have
     /// come. Returns false when the job's booking is not there.
     pub fn prefilled(&mut self, id: ReplicaId, booking: &mut Booking, due: bool, now: Tick) -> bool {
         let whole = self.change(id, now, |node| {
             let whole = node.ledger.remove(booking);
-            (booking.read, booking.due) = (true, due);
+            (booking.prefilled, booking.due) = (true, due);
             if whole {
                 node.ledger.add(booking);
             }
@@ -83,12 +81,12 @@ impl Fleet {
         whole.unwrap_or(false)
     }
 
-    /// Settles a job whose first token is so late that its prompt was surely read. Returns false
-    /// when the job's booking is not there.
-    pub fn settle(&mut self, id: ReplicaId, booking: &mut Booking, now: Tick) -> bool {
+    /// Marks the first token of a plain answer as overdue: its prompt is surely prefilled. Returns
+    /// false when the job's booking is not there.
+    pub fn mark_first_token_overdue(&mut self, id: ReplicaId, booking: &mut Booking, now: Tick) -> bool {
         let whole = self.change(id, now, |node| {
             let whole = node.ledger.remove(booking);
-            booking.settled = true;
+            booking.first_token_overdue = true;
             if whole {
                 node.ledger.add(booking);
             }
@@ -99,43 +97,38 @@ impl Fleet {
 
     /// Learns from a first token that came `observed` after the dispatch. `raw` nanoseconds were
     /// predicted for a replica of speed factor 1.
-    pub fn learn_ttft(
-        &mut self,
-        id: ReplicaId,
-        observed: Duration,
-        (raw, booking): (u64, &Booking),
-        now: Tick,
-    ) {
+    pub fn learn_ttft(&mut self, id: ReplicaId, booking: &Booking, observed: Duration, raw: u64, now: Tick) {
         let Some(node) = self.replicas.get_mut(id.index()).and_then(Option::as_mut) else { return };
         let Some(pool) = self.pools.get_mut(node.pool.index()).filter(|_| node.config.present) else {
             return;
         };
         let cached = ttft_model::weight(booking.prompt, 0).saturating_sub(booking.weight);
-        let cold = raw.saturating_add(ttft_model::prefill_time(cached));
-        node.speed.learned.learn(u64::try_from(observed.as_nanos()).unwrap_or(u64::MAX), (raw, cold), now);
+        let predicted = PredictedTtft { raw, cold: raw.saturating_add(ttft_model::prefill_time(cached)) };
+        node.speed.learned.learn(u64::try_from(observed.as_nanos()).unwrap_or(u64::MAX), predicted, now);
         node.speed.rank(&mut pool.speeds);
         pool.bests.first_token(observed, booking.weight, now);
-        let stretch = node.speed.reads.first_token(observed, booking.weight, now);
-        stretch.into_iter().for_each(|stretch| pool.bests.read(stretch));
+        let stretch = node.speed.prefill_sampler.first_token(observed, booking.weight, now);
+        stretch.into_iter().for_each(|stretch| pool.bests.prefill_burst(stretch));
         self.refresh(id, now);
     }
 
-    /// Learns the speed from a plain answer that was complete `took` after its dispatch. `raw`
-    /// nanoseconds were predicted to its first token for a replica of speed factor 1. After the
+    /// Learns the speed from a plain answer. `mark` is the work of the replica at the dispatch. `raw`
+    /// nanoseconds were predicted to the first token for a replica of speed factor 1. After the
     /// first token come one step for each token, and the prompts that came to the replica
     /// meanwhile. The derived state of the replica is updated when the job is released.
     pub fn learn_whole_answer(
         &mut self,
         id: ReplicaId,
-        (mark, raw): (PrefillMark, u64),
-        tokens: TokenCounts,
-        (took, seqs): (Duration, u32),
+        answer: &PlainAnswer,
+        mark: PrefillMark,
+        raw: u64,
         now: Tick,
     ) {
         let Some(node) = self.replicas.get_mut(id.index()).and_then(Option::as_mut) else { return };
         let Some(pool) = self.pools.get_mut(node.pool.index()).filter(|_| node.config.present) else {
             return;
         };
+        let PlainAnswer { took, tokens, seqs } = *answer;
         let steps = (tokens.output / u64::from(seqs.max(1))).saturating_sub(1);
         let step = mark.step.midpoint(step_time::decode_step(&node.ledger));
         let prompts = ttft_model::prefill_time(node.sent.weights.wrapping_sub(mark.weights));
@@ -146,13 +139,13 @@ impl Fleet {
     }
 
     /// Learns from the ITL of the replica's streams.
-    pub fn sample_itl(&mut self, id: ReplicaId, pace: &ItlSample, now: Tick) {
+    pub fn sample_itl(&mut self, id: ReplicaId, sample: &ItlSample, now: Tick) {
         let Some(node) = self.replicas.get_mut(id.index()).and_then(Option::as_mut) else { return };
         let Some(pool) = self.pools.get(node.pool.index()) else { return };
         node.stall.detector.note_sign(now);
         node.speed.prefill_load.note(node.sent.weights, now);
-        node.limits.itl.learn(pace, &node.itl_conditions(pool));
-        let (stretch, pool) = (node.speed.stretch.add(pace), node.pool);
+        node.limits.itl.learn(sample, &node.itl_conditions(pool));
+        let (stretch, pool) = (node.speed.stretch.add(sample), node.pool);
         if let (Some(stretch), Some(pool)) = (stretch, self.pools.get_mut(pool.index())) {
             pool.bests.stretch(&stretch, now);
         }
@@ -177,13 +170,13 @@ impl ReplicaState {
     /// Nanoseconds of a TTFT that are not computation: the network, the engine's frontend, its
     /// tokenizer.
     pub(super) fn delay(&self) -> f64 {
-        (self.speed.factor - self.slowness()) * self.speed.learned.mean_raw()
+        (self.speed.factor - self.slowness()) * self.speed.learned.mean_reference()
     }
 
-    /// Weight of prompts that may be sent in addition to those being read. More than a step's
-    /// weight would only wait inside the engine. There is no bound while the replica reads no
-    /// prompt as far as the gateway can know: a prompt sent less than the delay ago may have been
-    /// read, although its first token cannot be here yet.
+    /// Weight of prompts that may be sent in addition to those in prefill. More than a step's
+    /// weight would only wait inside the engine. There is no bound while the replica prefills no
+    /// prompt as far as the gateway can know: a prompt sent less than the delay ago may be
+    /// prefilled, although its first token cannot be here yet.
     pub(super) fn prefill_left(&self, pool: &PoolState) -> u64 {
         if self.ledger.prefill <= self.delay_weight() {
             return u64::MAX;
@@ -196,7 +189,7 @@ impl ReplicaState {
         self.step_weight(pool).saturating_add(self.delay_weight())
     }
 
-    /// Weight of prompts that one of the replica's steps is taken to read. If this weight exceeds
+    /// Weight of prompts that one of the replica's steps is taken to prefill. If this weight exceeds
     /// that of the engine's step, a prompt waits inside the engine for a small part of its
     /// objective.
     pub(super) fn step_weight(&self, pool: &PoolState) -> u64 {
@@ -206,7 +199,7 @@ impl ReplicaState {
         short.clamp(least, largest).min(most)
     }
 
-    /// Weight of prompts that the replica reads in the time of its delay.
+    /// Weight of prompts that the replica prefills in the time of its delay.
     pub(super) fn delay_weight(&self) -> u64 {
         ttft_model::weight_in((self.delay() / self.slowness()) as u64)
     }

@@ -1,11 +1,11 @@
 //! Replica search: the replica that can take a job and gives its first token soonest.
 //!
 //! A job returns to a replica that has its prompt cached. When that replica runs as many sequences
-//! as its ITL limit allows, the job would go elsewhere, and the other replica would read the prompt
-//! anew. That stalls the streams there for far longer than one more sequence slows those here. So a
-//! job that would be read anew elsewhere has a seat at its replica, a few sequences beyond the ITL
-//! limit. Where no other replica is free, the job waits like all others. Only replicas that tell that
-//! they find prompts in their caches have seats.
+//! as its ITL limit allows, the job would go elsewhere, and the other replica would prefill the
+//! prompt anew. That stalls the streams there for far longer than one more sequence slows those here.
+//! For such a job the replica is therefore overcommitted: it takes a few sequences beyond its ITL
+//! limit. Where no other replica is free, the job waits like all others. Only replicas that report
+//! that they find prompts in their caches are overcommitted.
 
 pub(super) mod requirements;
 mod scores;
@@ -25,12 +25,12 @@ use crate::core::replica::fleet::replica_parts::FreeCapacity;
 use crate::core::replica::fleet::replica_state::ReplicaState;
 pub(super) use crate::core::replica::fleet::search::requirements::{ReplicaMatch, ReplicaRequirements};
 
-/// A job waits for a replica that is only reading prompts when its cost there is below this part of
+/// A job waits for a replica that is only busy with prefills when its cost there is below this part of
 /// the cost at the best free replica.
 const WORTH_WAITING: f64 = 0.7;
 
-/// Fewest tokens of a prompt for which the prompt has a seat at the replica that has them cached.
-const MIN_SEAT_SAVES: u64 = 1_024;
+/// Fewest cached tokens of a prompt for which the replica that has them is overcommitted.
+const MIN_OVERCOMMIT_SAVES: u64 = 1_024;
 
 fn worth_waiting(free: u64, soon: u64) -> bool {
     (soon as f64) < free as f64 * WORTH_WAITING
@@ -57,14 +57,14 @@ impl Fleet {
         let weight = ttft_model::weight(required.prompt, 0);
         let need = FitSize { prefill: weight, ..required.size }.complement();
         let skip = |id: &ReplicaId| avoid(*id);
-        let first = |pool: &PoolState, board: &FitTree<ReplicaRank, ReplicaId>, wait_tolerance| {
+        let first = |pool: &PoolState, tree: &FitTree<ReplicaRank, ReplicaId>, wait_tolerance| {
             let ask = RoutingDemand {
                 weight,
                 output: required.output,
                 wait_tolerance,
                 needs_load: pool.adapters.contains(&required.model),
             };
-            let found = board.first(ask, need, &skip).filter(|(_, entry)| entry.key.can_load(ask));
+            let found = tree.first(ask, need, &skip).filter(|(_, entry)| entry.key.can_load(ask));
             found.map(|(cost, _)| cost)
         };
         let cold = |tolerance| {
@@ -81,11 +81,11 @@ impl Fleet {
         let warm = usable(FreeCapacity::now);
         let best = soonest.into_iter().chain(warm).min()?;
         let elsewhere = best.2;
-        let seat = |room: fn(&FreeCapacity, &PoolState, bool) -> Option<FitSize>| {
-            let here = self.seats(required, elsewhere).filter(|id| !avoid(*id));
+        let overcommit = |room: fn(&FreeCapacity, &PoolState, bool) -> Option<FitSize>| {
+            let here = self.affinity_replicas(required, elsewhere).filter(|id| !avoid(*id));
             here.filter_map(|id| self.cost_if_room(id, pools, required, room)).min()
         };
-        let best = seat(|rooms, _, _| rooms.seat_now()).map_or(best, |seat| seat.min(best));
+        let best = overcommit(|rooms, _, _| rooms.overcommit_now()).map_or(best, |cost| cost.min(best));
         // Where no cache, adapter or session decides, waits that nobody notices do not either.
         let is_cold = soonest.is_some_and(|cold| cold.2 == best.2);
         let chosen = if is_cold { cold(required.wait_tolerance) } else { None };
@@ -100,7 +100,7 @@ impl Fleet {
             .pools(pools)
             .filter_map(|pool| first(pool, &pool.soon, 0))
             .chain(usable(|rooms, _, _| rooms.soon))
-            .chain(seat(|rooms, _, _| rooms.seat_soon()));
+            .chain(overcommit(|rooms, _, _| rooms.overcommit_soon()));
         let soon = soon.map(|cost| cost.0).min();
         found(soon.is_some_and(|soon| worth_waiting(best.0, soon)))
     }
@@ -122,15 +122,15 @@ impl Fleet {
     }
 
     /// Replicas to which the job returns: those where a prompt is cached of which `elsewhere` would
-    /// have to read at least [`MIN_SEAT_SAVES`] tokens anew.
-    fn seats<'a>(
+    /// have to prefill at least [`MIN_OVERCOMMIT_SAVES`] tokens anew.
+    fn affinity_replicas<'a>(
         &self,
         required: &'a ReplicaRequirements<'_>,
         elsewhere: ReplicaId,
     ) -> impl Iterator<Item = ReplicaId> + 'a {
         let there = required.cached_at(elsewhere);
         let returns =
-            move |tokens: u64| !required.background && tokens.saturating_sub(there) >= MIN_SEAT_SAVES;
+            move |tokens: u64| !required.background && tokens.saturating_sub(there) >= MIN_OVERCOMMIT_SAVES;
         required.cached.iter().filter(move |(_, tokens)| returns(*tokens)).map(|(id, _)| *id)
     }
 
@@ -196,7 +196,7 @@ impl Fleet {
             .map_or(u64::MAX, |ttft_model| ttft_model.ttft(required.weight_at(id)).saturating_add(load))
     }
 
-    /// Whether some replica can take the job once that replica has read its prompts.
+    /// Whether some replica can take the job once that replica's prefills have ended.
     #[must_use]
     pub fn fits_soon(&self, pools: &[PoolId], required: &ReplicaRequirements<'_>) -> bool {
         let need = required.size.complement();
@@ -237,7 +237,7 @@ impl Fleet {
         self.fits_in(id, required, even_held, now, &|rooms, pool| rooms.now(pool, required.background))
     }
 
-    /// The same, with the seats of jobs that return to the replica.
+    /// The same, also beyond the ITL limit if the job returns to the replica.
     #[must_use]
     pub fn fits_or_returns(
         &self,
@@ -246,9 +246,9 @@ impl Fleet {
         even_held: bool,
         now: Tick,
     ) -> bool {
-        let returns = !required.background && required.cached_at(id) >= MIN_SEAT_SAVES;
+        let returns = !required.background && required.cached_at(id) >= MIN_OVERCOMMIT_SAVES;
         self.fits_in(id, required, even_held, now, &|rooms, pool| {
-            rooms.now(pool, required.background).or_else(|| rooms.seat_now().filter(|_| returns))
+            rooms.now(pool, required.background).or_else(|| rooms.overcommit_now().filter(|_| returns))
         })
     }
 
@@ -300,8 +300,9 @@ impl Fleet {
         let promised = |id: ReplicaId| self.cost(id, required).unwrap_or(u64::MAX);
         let others = self.pools(pools).flat_map(|pool| &pool.members);
         let soon = others.filter(|other| {
-            let returns = self.seats(required, id).any(|seat| seat == **other);
-            let room = |rooms: &FreeCapacity| rooms.soon.or_else(|| rooms.seat_soon().filter(|_| returns));
+            let returns = self.affinity_replicas(required, id).any(|own| own == **other);
+            let room =
+                |rooms: &FreeCapacity| rooms.soon.or_else(|| rooms.overcommit_soon().filter(|_| returns));
             let room = self.node(**other).and_then(|node| room(&node.indexed.free_capacity));
             room.is_some_and(|room| FitSize { prefill: 0, ..required.size }.fits_in(room))
         });

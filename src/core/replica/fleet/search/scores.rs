@@ -31,7 +31,8 @@ impl Fleet {
         &self,
         pools: &[PoolId],
         required: &ReplicaRequirements<'_>,
-        (chosen, held): (ReplicaId, bool),
+        chosen: ReplicaId,
+        held: bool,
         avoided: &dyn Fn(ReplicaId) -> Option<WhyNot>,
         now: Tick,
     ) -> ReplicaScores {

@@ -276,18 +276,18 @@ fn a_tenant_goes_first_only_as_far_as_it_is_little_ahead() {
 /// Turns of one talk, each answered with so many cached tokens. Returns what was believed to be
 /// cached of the last one.
 fn believed_after(world: &mut World, ids: std::ops::Range<u64>, cached: Option<u64>) -> u64 {
-    let mut believed = 0;
+    let mut predicted_cached = 0;
     for id in ids {
         world.now += Duration::from_secs(1);
         let spec = JobSpec { prompt_tokens: 2_048, ..spec(id) };
         let blocks = (0..8).collect();
         let actions = world.event(Event::Arrived(spec, PromptPrefix { blocks, block_tokens: 256 }));
-        believed = placed(&actions).cached_tokens;
+        predicted_cached = placed(&actions).cached_tokens;
         world.event(Event::FirstToken { job: JobId::new(id) });
         let tokens = TokenCounts { input: 2_048, cached, output: 1 };
         world.finish(id, AttemptOutcome::Done(JobUsage::Exact(tokens)));
     }
-    believed
+    predicted_cached
 }
 
 #[test]
@@ -333,7 +333,7 @@ fn requests_for_several_sequences_tell_nothing() {
 }
 
 #[test]
-fn a_turn_that_returns_has_a_seat_beyond_the_itl_limit_within_a_bound() {
+fn a_turn_that_returns_overcommits_its_replica_within_a_bound() {
     let mut world = World::new(policy(&[&[64, 64]], &[&[0]]));
     let home = turn(&mut world, spec(0), 1)[0].1;
     world.event(Event::FirstToken { job: JobId::new(0) });

@@ -42,7 +42,7 @@ impl Edge {
         assert!(why.demoted_from.is_none() || later, "{why:?}");
         let seen = self.jobs.get_mut(&job).expect("a job that arrived");
         assert!(seen.ends == 0 && seen.at.is_none());
-        assert_eq!(self.stays.insert(job, replica), None, "two stays at once");
+        assert_eq!(self.unbilled.insert(job, replica), None, "two attempts at once");
         seen.at = Some(replica);
         (seen.outlived, seen.asked) = (false, None);
     }
@@ -95,11 +95,11 @@ impl Edge {
         }
     }
 
-    /// Each stay has one bill, before anything is said of its end.
+    /// Each attempt has one bill, before any other action about its end.
     pub(super) fn account(&mut self, action: &Action) {
         match *action {
             Action::Job(JobAction::Billed { job, bill }) => {
-                assert_eq!(self.stays.remove(&job), Some(bill.replica), "billed twice, or for nothing");
+                assert_eq!(self.unbilled.remove(&job), Some(bill.replica), "billed twice, or for nothing");
                 self.bills.push((self.specs[&job].tenant, bill));
             }
             Action::Job(
@@ -107,7 +107,7 @@ impl Edge {
                 | JobAction::Requeue { job, .. }
                 | JobAction::Preempt { job, .. },
             ) => {
-                assert!(!self.stays.contains_key(&job), "its stay is billed first");
+                assert!(!self.unbilled.contains_key(&job), "its attempt is billed first");
             }
             _ => {}
         }

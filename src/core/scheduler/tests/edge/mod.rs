@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::core::autoscale::demand_report::PeerDemand;
-use crate::core::billing::bill::{IdleTime, StayBill};
+use crate::core::billing::bill::{AttemptBill, IdleTime};
 use crate::core::model::event::{Action, AttemptOutcome, EngineFault, Event};
 use crate::core::model::ids::{ClassId, JobId, ModelId, ReplicaId, TenantId};
 use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
@@ -46,9 +46,9 @@ pub(super) struct Edge {
     pub(super) orders: BTreeMap<ReplicaId, (Tick, SleepResult)>,
     /// What operators have closed or paused, and until when.
     pub(super) barred: BTreeMap<OverrideTarget, Tick>,
-    /// Stays that have begun and not been billed.
-    pub(super) stays: BTreeMap<JobId, ReplicaId>,
-    pub(super) bills: Vec<(TenantId, StayBill)>,
+    /// Attempts that have begun and not been billed.
+    pub(super) unbilled: BTreeMap<JobId, ReplicaId>,
+    pub(super) bills: Vec<(TenantId, AttemptBill)>,
     pub(super) idle: Vec<IdleTime>,
     pub(super) log: Vec<(Tick, Action)>,
 }
@@ -67,7 +67,7 @@ impl Edge {
             probes: BTreeMap::new(),
             orders: BTreeMap::new(),
             barred: BTreeMap::new(),
-            stays: BTreeMap::new(),
+            unbilled: BTreeMap::new(),
             bills: Vec::new(),
             idle: Vec::new(),
             log: Vec::new(),
@@ -97,7 +97,7 @@ impl Edge {
             assert_eq!(short.map(|view| (view.obstacle, view.queued, view.left, view.starts_in)), told);
         }
         let billed = |job: &JobId| self.jobs[job].at.is_some() && self.jobs[job].ends == 0;
-        assert!(self.stays.keys().all(billed), "a stay is over and has no bill");
+        assert!(self.unbilled.keys().all(billed), "an attempt ended and has no bill");
         let live = self.jobs.values().filter(|seen| seen.ends == 0).count();
         assert_eq!(self.scheduler.jobs(), live);
     }
@@ -263,8 +263,8 @@ impl Edge {
                 self.event(Event::ReplicaReported { replica: ReplicaId::new(replica), report });
             }
             Op::Adapters(replica, slots, running) => self.adapters(ReplicaId::new(replica), slots, running),
-            Op::Paced(replica, pace) => {
-                self.event(Event::ItlSampled { replica: ReplicaId::new(replica), sample: pace });
+            Op::ItlSampled(replica, sample) => {
+                self.event(Event::ItlSampled { replica: ReplicaId::new(replica), sample });
             }
             Op::Answer(found) => self.answer(found),
             Op::Rest(sleep_result) => self.rest(sleep_result),

@@ -15,6 +15,13 @@ fn main() -> anyhow::Result<()> {
     generate(&root().join("generated"))
 }
 
+/// Sides of a contract that are made.
+#[derive(Clone, Copy)]
+struct ContractSides {
+    server: bool,
+    client: bool,
+}
+
 /// The folder with the contracts.
 fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
@@ -23,9 +30,21 @@ fn root() -> &'static Path {
 fn generate(out: &Path) -> anyhow::Result<()> {
     let scaler = compile(SCALER)?;
     std::fs::write(out.join("externalscaler.bin"), scaler.encode_to_vec())?;
-    write(scaler.clone(), SCALER, SCALER, (true, false), &out.join("server.rs"))?;
-    write(scaler, SCALER, SCALER, (false, true), &out.join("client.rs"))?;
-    write(compile(GATEWAYS)?, GATEWAYS, "penstock.scale.v1", (true, true), &out.join("gateways.rs"))
+    write(
+        scaler.clone(),
+        SCALER,
+        SCALER,
+        ContractSides { server: true, client: false },
+        &out.join("server.rs"),
+    )?;
+    write(scaler, SCALER, SCALER, ContractSides { server: false, client: true }, &out.join("client.rs"))?;
+    write(
+        compile(GATEWAYS)?,
+        GATEWAYS,
+        "penstock.scale.v1",
+        ContractSides { server: true, client: true },
+        &out.join("gateways.rs"),
+    )
 }
 
 fn compile(name: &str) -> anyhow::Result<prost_types::FileDescriptorSet> {
@@ -37,19 +56,19 @@ fn compile(name: &str) -> anyhow::Result<prost_types::FileDescriptorSet> {
     Ok(files)
 }
 
-/// Writes the server's and the client's side, as asked for.
+/// Writes the sides of a contract into one file.
 fn write(
     files: prost_types::FileDescriptorSet,
     name: &str,
     package: &str,
-    (server, client): (bool, bool),
+    sides: ContractSides,
     to: &Path,
 ) -> anyhow::Result<()> {
     let folder = to.with_extension("new");
     std::fs::create_dir_all(&folder)?;
     tonic_prost_build::configure()
-        .build_server(server)
-        .build_client(client)
+        .build_server(sides.server)
+        .build_client(sides.client)
         .build_transport(false)
         .emit_rerun_if_changed(false)
         .out_dir(&folder)

@@ -1,6 +1,7 @@
-//! Override book: the overrides of operators that all gateways have, as this gateway knows them. It does no
-//! I/O. Of two overrides of one target the later one counts, and one that was ended is kept for a while, so
-//! that a gateway that was away learns of it. docs/decisions/080-shared-overrides.md has the rules.
+//! Shared overrides: the overrides of operators that all gateways have, as this gateway knows them. The
+//! module does no I/O. Of two overrides of one target the later one counts, and one that was ended is
+//! kept for a while, so that a gateway that was away learns of it.
+//! docs/decisions/080-shared-overrides.md has the rules.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -20,7 +21,7 @@ const MAX_CHANGES: usize = 64;
 /// Longest text of an override that is read.
 const MAX_TEXT: usize = 2_048;
 
-/// What an operator has said of one target, and where.
+/// Override as shared: the change, its reason, the operator and the gateway.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SharedOverride {
@@ -34,15 +35,15 @@ pub struct SharedOverride {
     pub reason: String,
     /// The operator.
     pub who: String,
-    /// Id of the gateway at which the operator said it, and its name.
+    /// Id and name of the gateway at which the operator made it.
     pub gateway: String,
     pub gateway_name: String,
 }
 
 /// One target's override.
 #[derive(Debug, Clone, PartialEq)]
-struct BookEntry {
-    said: SharedOverride,
+struct OverrideEntry {
+    shared: SharedOverride,
     /// How long it lasts, in milliseconds; -1 = until it is ended.
     lasts: i64,
     /// When it was made by the store's clock; 0 = the store does not have it yet.
@@ -59,13 +60,13 @@ struct BookEntry {
 
 /// An override of another gateway that begins or ends here.
 #[derive(Debug, Clone, PartialEq)]
-pub struct HeardOverride {
+pub struct RemoteOverride {
     pub target: OverrideTarget,
     /// What begins; absent = the override of the target ends.
     pub change: Option<OverrideChange>,
     /// Time until it ends by itself; absent = it does not.
     pub left: Option<Duration>,
-    pub said: SharedOverride,
+    pub shared: SharedOverride,
 }
 
 /// A call of the script.
@@ -76,18 +77,30 @@ pub struct OverrideCall {
     sent: BTreeMap<String, u64>,
 }
 
+/// An override as the store has it.
+#[derive(Debug, Clone, Copy)]
+struct StoredOverride<'a> {
+    target: &'a str,
+    /// When it was made, by the store's clock in milliseconds since 1970.
+    at: i64,
+    /// How long it lasts, in milliseconds; -1 = until it is ended.
+    lasts: i64,
+    /// The [`SharedOverride`], as JSON.
+    text: &'a str,
+}
+
 /// All overrides that this gateway knows of.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct OverrideBook {
-    entries: BTreeMap<String, BookEntry>,
+pub struct SharedOverrides {
+    entries: BTreeMap<String, OverrideEntry>,
     /// Changes ever made here.
     changes: u64,
-    /// What the store last said of its state.
+    /// Revision of the store's state, as of its last answer.
     revision: String,
 }
 
 impl SharedOverride {
-    /// What an operator says at this gateway; without a `change`, that the override ends.
+    /// Override that an operator sets at this gateway; without a `change`, the end of one.
     #[must_use]
     pub fn new(change: Option<OverrideChange>, reason: &str, who: &str) -> Self {
         let by = match change {
@@ -114,10 +127,10 @@ impl SharedOverride {
     }
 }
 
-impl BookEntry {
+impl OverrideEntry {
     /// Time until it is over, in milliseconds; at most 0 = it is. `None` = it does not end by itself.
     fn left(&self, store_ms: i64) -> Option<i64> {
-        if self.said.kind.is_empty() {
+        if self.shared.kind.is_empty() {
             return Some(i64::min(self.at - store_ms, 0));
         }
         let passed = if self.at > 0 { store_ms - self.at } else { millis(self.made.elapsed()) };
@@ -125,21 +138,21 @@ impl BookEntry {
     }
 }
 
-impl OverrideBook {
-    /// Notes what an operator has said at this gateway.
-    pub fn set(&mut self, target: String, said: SharedOverride, lasts: Option<Duration>) {
+impl SharedOverrides {
+    /// Notes an override that an operator has set or ended at this gateway.
+    pub fn set(&mut self, target: String, shared: SharedOverride, lasts: Option<Duration>) {
         self.changes += 1;
         let (lasts, made) = (lasts.map_or(-1, millis), Instant::now());
         let pending = Some(self.changes);
         let (is_applied, replaces) = (true, false);
-        let entry = BookEntry { said, lasts, at: 0, made, pending, is_applied, replaces };
+        let entry = OverrideEntry { shared, lasts, at: 0, made, pending, is_applied, replaces };
         self.entries.insert(target, entry);
     }
 
-    /// What was said last of a target, and how long ago; `None` if it was not said through this book.
+    /// The last override of a target, and its age; `None` if it was not shared.
     #[must_use]
-    pub fn said(&self, target: &str) -> Option<(&SharedOverride, Duration)> {
-        self.entries.get(target).map(|entry| (&entry.said, entry.made.elapsed()))
+    pub fn last_shared(&self, target: &str) -> Option<(&SharedOverride, Duration)> {
+        self.entries.get(target).map(|entry| (&entry.shared, entry.made.elapsed()))
     }
 
     /// The call that tells the store what it has not heard yet, and asks what has changed.
@@ -148,7 +161,7 @@ impl OverrideBook {
         let mut call = OverrideCall { values: vec![self.revision.clone()], sent: BTreeMap::new() };
         let pending = self.entries.iter().filter_map(|(target, entry)| Some((target, entry, entry.pending?)));
         for (target, entry, number) in pending.take(MAX_CHANGES) {
-            let Ok(text) = serde_json::to_string(&entry.said) else { continue };
+            let Ok(text) = serde_json::to_string(&entry.shared) else { continue };
             let age = millis(entry.made.elapsed());
             let numbers = [entry.at, age, entry.lasts].map(|number| number.to_string());
             call.values.push(target.clone());
@@ -161,12 +174,12 @@ impl OverrideBook {
 
     /// Takes the answer over, and returns what begins and ends here by it. `None` for an answer that is
     /// broken.
-    pub fn hear(
+    pub fn receive_answer(
         &mut self,
         call: &OverrideCall,
         answer: &[String],
         policy: &Policy,
-    ) -> Option<Vec<HeardOverride>> {
+    ) -> Option<Vec<RemoteOverride>> {
         let [kind, revision, store_ms, rest @ ..] = answer else { return None };
         let store_ms: i64 = store_ms.parse().ok()?;
         if kind == "all" {
@@ -175,31 +188,27 @@ impl OverrideBook {
                 let [target, at, lasts, text] = row else { continue };
                 named.insert(target.as_str());
                 let (Ok(at), Ok(lasts)) = (at.parse(), lasts.parse()) else { continue };
-                self.merge(call, target, (at, lasts, store_ms), text);
+                self.merge(call, &StoredOverride { target, at, lasts, text }, store_ms);
             }
-            self.tell_again(&named, store_ms);
+            self.mark_lost_for_resend(&named, store_ms);
         }
         self.revision.clone_from(revision);
         Some(self.apply(store_ms, policy))
     }
 
     /// Takes one override of the store over.
-    fn merge(
-        &mut self,
-        call: &OverrideCall,
-        target: &str,
-        (at, lasts, store_ms): (i64, i64, i64),
-        text: &str,
-    ) {
-        let said = serde_json::from_str(text).ok().filter(|_| text.len() <= MAX_TEXT);
-        let Some(said) = said.filter(|said: &SharedOverride| said.v == VERSION) else { return };
+    fn merge(&mut self, call: &OverrideCall, stored: &StoredOverride<'_>, store_ms: i64) {
+        let StoredOverride { target, at, lasts, text } = *stored;
+        let shared = serde_json::from_str(text).ok().filter(|_| text.len() <= MAX_TEXT);
+        let Some(shared) = shared.filter(|shared: &SharedOverride| shared.v == VERSION) else { return };
         let mut replaces = false;
         if let Some(entry) = self.entries.get_mut(target) {
-            // What was said here after the call is yet to be told.
+            // A change that was made here after the call is still to be sent.
             if entry.pending.is_some_and(|number| call.sent.get(target) != Some(&number)) {
                 return;
             }
-            if (&entry.said, entry.lasts) == (&said, lasts) && (entry.pending.is_some() || entry.at == at) {
+            if (&entry.shared, entry.lasts) == (&shared, lasts) && (entry.pending.is_some() || entry.at == at)
+            {
                 (entry.at, entry.pending) = (at, None);
                 return;
             }
@@ -209,12 +218,13 @@ impl OverrideBook {
         let age = Duration::from_millis(u64::try_from(store_ms - at).unwrap_or(0));
         let made = Instant::now().checked_sub(age).unwrap_or_else(Instant::now);
         let (pending, is_applied) = (None, false);
-        let entry = BookEntry { said, lasts, at, made, pending, is_applied, replaces };
+        let entry = OverrideEntry { shared, lasts, at, made, pending, is_applied, replaces };
         self.entries.insert(target.to_owned(), entry);
     }
 
-    /// Has what the store has lost told again, and forgets what has been over for long.
-    fn tell_again(&mut self, named: &BTreeSet<&str>, store_ms: i64) {
+    /// Marks the overrides that the store has lost, so that the next call sends them again. Forgets
+    /// those that ended long ago.
+    fn mark_lost_for_resend(&mut self, named: &BTreeSet<&str>, store_ms: i64) {
         self.entries.retain(|target, entry| {
             entry.pending.is_some()
                 || named.contains(target.as_str())
@@ -228,8 +238,9 @@ impl OverrideBook {
         }
     }
 
-    /// What the scheduler has to hear. Names that the policy does not have wait for one that has them.
-    fn apply(&mut self, store_ms: i64, policy: &Policy) -> Vec<HeardOverride> {
+    /// Marks as applied, and returns, the overrides that the scheduler does not know yet. Names that the
+    /// policy does not have wait for one that has them.
+    fn apply(&mut self, store_ms: i64, policy: &Policy) -> Vec<RemoteOverride> {
         let mut heard = Vec::new();
         for (target, entry) in self.entries.iter_mut().filter(|(_, entry)| !entry.is_applied) {
             let left = entry.left(store_ms);
@@ -240,12 +251,12 @@ impl OverrideBook {
             }
             let Some(id) = target_of(target, policy) else { continue };
             entry.is_applied = true;
-            let change = entry.said.change(id).filter(|_| !is_over);
+            let change = entry.shared.change(id).filter(|_| !is_over);
             if change.is_none() && !std::mem::take(&mut entry.replaces) {
                 continue;
             }
             let left = left.map(|left| Duration::from_millis(u64::try_from(left).unwrap_or(0)));
-            heard.push(HeardOverride { target: id, change, left, said: entry.said.clone() });
+            heard.push(RemoteOverride { target: id, change, left, shared: entry.shared.clone() });
         }
         heard
     }

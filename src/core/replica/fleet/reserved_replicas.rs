@@ -1,12 +1,12 @@
-//! Keepers of a pool: how many there are, and which replicas they are.
+//! Reserved replicas of a pool: how many there are, and which replicas they are.
 
 use std::cmp::Reverse;
 use std::time::Duration;
 
 use crate::core::model::ids::{ClassId, PoolId, ReplicaId};
 use crate::core::model::time::Tick;
-use crate::core::replica::keepers::KeeperDemand;
 use crate::core::replica::ledger::Booking;
+use crate::core::replica::reserved_replicas::ReservedReplicaDemand;
 use crate::core::replica::speed::ttft_model;
 
 use super::Fleet;
@@ -16,22 +16,23 @@ use crate::core::replica::fleet::replica_state::ReplicaState;
 
 /// Sequences of a replica within an objective before its ITL has been seen.
 const UNSEEN_SEQS: u32 = 32;
-/// Part of the TTFT objective that an urgent job may wait without asking for more keepers.
+/// Part of the TTFT objective that an urgent job may wait without asking for more reserved replicas.
 const WAIT: f64 = 0.25;
 
 impl Fleet {
-    /// Updates the keepers of the pool, when an update is due. `headroom` are the sequences to keep
+    /// Updates the reserved replicas of the pool, when an update is due. `headroom` are the sequences to keep
     /// free for the urgent class over all replicas.
-    pub fn update_keepers(&mut self, id: PoolId, headroom: u32, now: Tick) {
+    pub fn update_reserved_replicas(&mut self, id: PoolId, headroom: u32, now: Tick) {
         let Some(pool) = self.pools.get(id.index()) else { return };
         let Some(class) = pool.objective.class.filter(|_| pool.objective.released.is_some()) else { return };
-        if pool.keepers.get(&class).is_some_and(|keepers| !keepers.is_due(now)) {
+        if pool.reserved_replicas.get(&class).is_some_and(|reserved_replicas| !reserved_replicas.is_due(now))
+        {
             return;
         }
-        let demand = self.keeper_demand(pool, headroom);
+        let demand = self.reserved_demand(pool, headroom);
         let Some(pool) = self.pools.get_mut(id.index()) else { return };
-        let count = pool.keepers.entry(class).or_default().update(&demand, now);
-        self.choose_keepers(id, count, now);
+        let count = pool.reserved_replicas.entry(class).or_default().update(&demand, now);
+        self.choose_reserved_replicas(id, count, now);
     }
 
     /// Notes an urgent job that goes to the replica after it waited for `queued`.
@@ -41,12 +42,12 @@ impl Fleet {
         if pool.objective.class != Some(booking.class) {
             return;
         }
-        let beyond = !node.admission.keeper && pool.objective.released.is_some();
+        let beyond = !node.admission.reserved && pool.objective.released.is_some();
         let delayed = beyond || queued > pool.objective.latency.ttft.mul_f64(WAIT);
-        pool.keepers.entry(booking.class).or_default().note_job(booking.weight, delayed, now);
+        pool.reserved_replicas.entry(booking.class).or_default().note_job(booking.weight, delayed, now);
     }
 
-    /// Whether background classes may fill the replica; see [`crate::core::replica::keepers`].
+    /// Whether background classes may fill the replica; see [`crate::core::replica::reserved_replicas`].
     #[must_use]
     pub fn is_released(&self, id: ReplicaId) -> bool {
         let pool = |node: &ReplicaState| self.pools.get(node.pool.index());
@@ -93,10 +94,10 @@ impl Fleet {
         room.is_some_and(|room| required.need_at(id).fits_in(room))
     }
 
-    /// Gives or takes the seats of jobs that return to the replica; see `search`.
-    pub fn set_seats(&mut self, id: ReplicaId, has_seats: bool, now: Tick) {
-        if self.node(id).is_some_and(|node| node.admission.has_seats != has_seats) {
-            self.change(id, now, |node| node.admission.has_seats = has_seats);
+    /// Sets whether the replica takes jobs that return beyond its ITL limit; see `search`.
+    pub fn allow_overcommit(&mut self, id: ReplicaId, allowed: bool, now: Tick) {
+        if self.node(id).is_some_and(|node| node.admission.allows_overcommit != allowed) {
+            self.change(id, now, |node| node.admission.allows_overcommit = allowed);
         }
     }
 
@@ -105,7 +106,7 @@ impl Fleet {
         self.change(id, now, |node| node.admission.beyond_limit = false);
     }
 
-    fn keeper_demand(&self, pool: &PoolState, headroom: u32) -> KeeperDemand {
+    fn reserved_demand(&self, pool: &PoolState, headroom: u32) -> ReservedReplicaDemand {
         let nodes = || pool.members.iter().filter_map(|id| self.node(*id)).filter(|node| node.counts_as_up());
         let seqs = nodes().map(|node| node.urgent_seqs(pool)).sum();
         let each = nodes().map(|node| match node.limits.itl.mean() {
@@ -116,28 +117,30 @@ impl Fleet {
         let sum: u64 = each.map(u64::from).sum();
         let seqs_each = u32::try_from(sum / u64::from(up.max(1))).unwrap_or(u32::MAX);
         let seconds_per_token = ttft_model::prefill_time(1) as f64 * pool.speeds.median() / 1e9;
-        KeeperDemand { up, seqs, headroom, seqs_each, seconds_per_token }
+        ReservedReplicaDemand { up, seqs, headroom, seqs_each, seconds_per_token }
     }
 
-    /// Makes this many replicas of the pool keepers: first those that are, then those with least to
-    /// drain. Of too many keepers, those with fewest urgent sequences are released.
-    fn choose_keepers(&mut self, id: PoolId, count: u32, now: Tick) {
+    /// Reserves this many replicas of the pool: first those that are reserved, then those with least to
+    /// drain. Of too many reserved replicas, those with fewest urgent sequences are released.
+    fn choose_reserved_replicas(&mut self, id: PoolId, count: u32, now: Tick) {
         let Some(pool) = self.pools.get(id.index()) else { return };
         let nodes = pool.members.iter().filter_map(|id| Some((*id, self.node(*id)?)));
         let up = |node: &ReplicaState| node.counts_as_up();
-        let keepers = nodes.clone().filter(|(_, node)| up(node) && node.admission.keeper).count();
-        if keepers == count as usize {
+        let reserved_replicas = nodes.clone().filter(|(_, node)| up(node) && node.admission.reserved).count();
+        if reserved_replicas == count as usize {
             return;
         }
         let mut ranked: Vec<_> = nodes
             .filter(|(_, node)| up(node))
-            .map(|(id, node)| (!node.admission.keeper, Reverse(node.urgent_seqs(pool)), node.ledger.seqs, id))
+            .map(|(id, node)| {
+                (!node.admission.reserved, Reverse(node.urgent_seqs(pool)), node.ledger.seqs, id)
+            })
             .collect();
         ranked.sort_unstable();
         for (index, (_, _, _, id)) in ranked.into_iter().enumerate() {
-            let keeper = index < count as usize;
-            if self.node(id).is_some_and(|node| node.admission.keeper != keeper) {
-                self.change(id, now, |node| node.admission.keeper = keeper);
+            let reserved = index < count as usize;
+            if self.node(id).is_some_and(|node| node.admission.reserved != reserved) {
+                self.change(id, now, |node| node.admission.reserved = reserved);
             }
         }
     }

@@ -1,9 +1,10 @@
-//! Limits by the names that all gateways have for them, and those of which this gateway misses something.
+//! Lease shortfalls: limits for which this gateway needs a larger lease, by the names that all gateways
+//! have for them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Bound;
 
-use crate::cluster::lease_book::scope_of;
+use crate::cluster::lease_reports::scope_of;
 use crate::core::limits::rule::LimitId;
 use crate::core::model::policy::Policy;
 
@@ -11,7 +12,7 @@ use crate::core::model::policy::Policy;
 const MAX_TOLD: usize = 64;
 
 #[derive(Debug, Default)]
-pub(super) struct MissedLimits {
+pub(super) struct LeaseShortfalls {
     /// Generation of the policy that the names are of.
     generation: u64,
     names: HashMap<String, LimitId>,
@@ -21,7 +22,7 @@ pub(super) struct MissedLimits {
     last: String,
 }
 
-impl MissedLimits {
+impl LeaseShortfalls {
     /// Takes the limits of a policy over. Returns whether it is a new one.
     pub(super) fn learn(&mut self, policy: &Policy) -> bool {
         if self.generation == policy.generation {
@@ -89,7 +90,7 @@ mod tests {
         );
         let outcome = load_str_with(&text, "test", Path::new("."), None, &MachineSecrets);
         let policy = outcome.loaded.unwrap_or_else(|| panic!("{}", outcome.report)).settings.policy;
-        let mut missed = MissedLimits::default();
+        let mut missed = LeaseShortfalls::default();
         assert!(missed.learn(&policy) && !missed.learn(&policy));
         assert_eq!(policy.limits.len(), 150);
         let mut told = BTreeSet::new();

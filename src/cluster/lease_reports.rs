@@ -1,5 +1,5 @@
-//! Lease book: the reports of limits that this gateway has sent, and the answers to them. It does no
-//! I/O: the caller sends the calls and brings the answers.
+//! Lease report state: the reports of limits that this gateway has sent, and the answers to them. The
+//! module does no I/O: the caller sends the calls and brings the answers.
 
 use std::collections::BTreeMap;
 
@@ -39,26 +39,28 @@ struct SentReports {
 
 /// The reports of one gateway.
 #[derive(Debug, Default)]
-pub struct LeaseBook {
+pub struct LeaseReportState {
     sent: BTreeMap<LimitId, SentReports>,
     /// Reports ever made. Their numbers only grow, whatever the wall clock does.
     seq: u64,
 }
 
-impl LeaseBook {
+impl LeaseReportState {
     /// The call that reports `report`. `now` and `store_ms` are the same moment, by the core's clock
     /// and by the store's in milliseconds since 1970. `None` when the policy has forgotten the limit.
     pub fn call(
         &mut self,
         report: &LimitUse,
-        (prefix, policy): (&str, &Policy),
-        (now, store_ms): (Tick, i64),
+        prefix: &str,
+        policy: &Policy,
+        now: Tick,
+        store_ms: i64,
     ) -> Option<LeaseCall> {
         let LimitUse { rule, epoch, ends, used, held, ceiling, missed, demand, others } = *report;
         scope_of(rule.id, policy)?;
         let sent = self.sent.entry(rule.id).or_default();
         if sent.key.is_empty() || (sent.epoch, sent.ends) != (epoch, ends) {
-            let key = key_of(report, (prefix, policy), (now, store_ms))?;
+            let key = key_of(report, prefix, policy, now, store_ms)?;
             *sent = SentReports { epoch, ends, key, ..SentReports::default() };
         }
         self.seq += 1;
@@ -101,11 +103,7 @@ impl LeaseBook {
 }
 
 /// Name of the hash of a limit. What is in braces decides on the node of a Valkey cluster.
-fn key_of(
-    report: &LimitUse,
-    (prefix, policy): (&str, &Policy),
-    (now, store_ms): (Tick, i64),
-) -> Option<String> {
+fn key_of(report: &LimitUse, prefix: &str, policy: &Policy, now: Tick, store_ms: i64) -> Option<String> {
     let LimitId { unit, period, shadow, .. } = report.rule.id;
     let scope = scope_of(report.rule.id, policy)?;
     let mut key = format!("{prefix}:v1:{scope}:{}:{}", unit.name(), period.name());
@@ -196,8 +194,8 @@ mod tests {
         let policy = policy();
         let hours = |hours: u64| Tick::from_millis(hours * 3600 * 1000);
         let named = |period, left: u64, store_ms| {
-            let at = (Tick::ZERO, store_ms);
-            let call = LeaseBook::default().call(&report(period, hours(left)), ("penstock", &policy), at);
+            let report = report(period, hours(left));
+            let call = LeaseReportState::default().call(&report, "penstock", &policy, Tick::ZERO, store_ms);
             call.unwrap().key.rsplit(':').next().unwrap().to_owned()
         };
         // 06:00 by the store. By the gateway 06:00 of any day, 08:00, and 22:00 the day before.
@@ -219,14 +217,10 @@ mod tests {
     fn a_clock_that_is_set_back_changes_neither_the_day_nor_the_order_of_reports() {
         let policy = policy();
         let day = Tick::from_millis(18 * 3600 * 1000);
-        let mut book = LeaseBook::default();
+        let mut state = LeaseReportState::default();
         let mut call = |ends, now_ms, wall| {
-            book.call(
-                &report(LimitPeriod::Day, ends),
-                ("penstock", &policy),
-                (Tick::from_millis(now_ms), wall),
-            )
-            .unwrap()
+            let report = report(LimitPeriod::Day, ends);
+            state.call(&report, "penstock", &policy, Tick::from_millis(now_ms), wall).unwrap()
         };
         let first = call(day, 0, WALL);
         assert_eq!(shown(&first), ("20261126", "1", "0"));

@@ -1,4 +1,5 @@
-//! Tests of keepers: a trickle of urgent work beside more background work than there is room for.
+//! Tests of reserved replicas: a trickle of urgent work beside more background work than there is
+//! room for.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -132,7 +133,7 @@ fn a_trickle_of_urgent_jobs_keeps_one_replica_from_being_filled() {
         fleet.run(30, 1_000);
         assert_eq!(fleet.full().len(), REPLICAS - 1, "{plain} {:?}", fleet.full());
         assert_eq!(fleet.urgent_at.len(), 1, "{plain} {:?}", fleet.urgent_at);
-        assert!(fleet.urgent_at.iter().all(|keeper| !fleet.full().contains(keeper)));
+        assert!(fleet.urgent_at.iter().all(|reserved| !fleet.full().contains(reserved)));
         assert_eq!(fleet.world.scheduler.audit(), []);
     }
 }
@@ -152,7 +153,7 @@ fn more_urgent_work_takes_more_replicas_back() {
 }
 
 #[test]
-fn background_demand_from_before_makes_no_keepers() {
+fn background_demand_from_before_reserves_no_replicas() {
     let mut fleet = Fleet::new(false);
     fleet.run(60, u64::MAX);
     assert_eq!(fleet.full().len(), REPLICAS, "nothing urgent is there");

@@ -10,7 +10,7 @@ use crate::usage::store::Store;
 
 /// Usage of one tenant, key and model.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct UsedBefore {
+pub struct PriorUsageRow {
     pub tenant: String,
     /// Id of the key; empty for requests without a key.
     pub key: String,
@@ -21,12 +21,18 @@ pub struct UsedBefore {
 
 /// Usage since a moment and before the start.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Before {
+pub struct PriorUsage {
     /// Usage by tenant, key and model.
-    pub used: Vec<UsedBefore>,
+    pub used: Vec<PriorUsageRow>,
     /// Whether only the journal was read, because the database is away or not configured. The
     /// journal may no longer hold all rows.
     pub partial: bool,
+}
+
+/// The database, with the position in the journal up to which it has all rows.
+pub(super) struct StoredRows<'a> {
+    pub(super) store: &'a mut dyn Store,
+    pub(super) cursor: Cursor,
 }
 
 /// Sums the usage of this gateway since each of the moments (milliseconds since 1970). Rows come
@@ -35,14 +41,16 @@ pub(super) fn since(
     moments: &[i64],
     folder: &JournalFolder,
     journal: &str,
-    mut stored: Option<(&mut dyn Store, Cursor)>,
+    mut stored: Option<StoredRows<'_>>,
     end: Cursor,
-) -> Vec<Before> {
+) -> Vec<PriorUsage> {
     let mut found = Vec::new();
     for since_ms in moments {
         let mut sums: BTreeMap<[String; 3], BillSums> = BTreeMap::new();
         let from = match &mut stored {
-            Some((store, cursor)) => add_stored(*store, journal, *since_ms, &mut sums).then_some(*cursor),
+            Some(StoredRows { store, cursor }) => {
+                add_stored(*store, journal, *since_ms, &mut sums).then_some(*cursor)
+            }
             None => None,
         };
         let counts =
@@ -55,8 +63,8 @@ pub(super) fn since(
             }
         });
         let used =
-            sums.into_iter().map(|([tenant, key, model], sums)| UsedBefore { tenant, key, model, sums });
-        found.push(Before { used: used.collect(), partial: from.is_none() });
+            sums.into_iter().map(|([tenant, key, model], sums)| PriorUsageRow { tenant, key, model, sums });
+        found.push(PriorUsage { used: used.collect(), partial: from.is_none() });
     }
     found
 }

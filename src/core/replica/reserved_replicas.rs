@@ -1,8 +1,8 @@
-//! Keepers: the replicas of a pool that keep the objective of its urgent class while slower
-//! classes fill the others.
+//! Reserved replicas: the replicas of a pool that keep the objective of its urgent class while
+//! slower classes fill the others.
 //!
 //! A trickle of urgent requests needs few replicas. If every replica kept their objective, slower
-//! classes would lose throughput everywhere. The number of keepers follows the urgent class's
+//! classes would lose throughput everywhere. The number of reserved replicas follows the urgent class's
 //! largest recent demand, in sequences and in prefill time. It starts with all replicas and falls
 //! slowly. It rises at once when urgent jobs wait, whatever the demand says, so that a wrong
 //! estimate costs throughput and no objective.
@@ -14,7 +14,7 @@ use crate::core::queue::estimate::EventRate;
 
 /// Time between two updates.
 const PERIOD: Duration = Duration::from_millis(500);
-/// Time that all replicas are keepers at the start.
+/// Time that all replicas are reserved replicas at the start.
 const LEARNING: Duration = Duration::from_secs(20);
 /// Time after a rise before the number may fall.
 const HOLD: Duration = Duration::from_secs(60);
@@ -26,18 +26,18 @@ const WINDOW: Duration = Duration::from_secs(120);
 const BIN: Duration = Duration::from_secs(30);
 /// Standard deviations of a bin that may be chance.
 const DEVIATIONS: f64 = 2.0;
-/// Part of the keepers' time that the urgent class's prompts may take.
+/// Part of the reserved replicas' time that the urgent class's prompts may take.
 const PREFILL_SHARE: f64 = 0.5;
 /// Part of the urgent jobs that may be delayed before the number rises.
 const MAX_DELAYED: f64 = 0.03;
-/// A rise adds this part of the keepers, at least one.
+/// A rise adds this part of the reserved replicas, at least one.
 const RISE_DIVISOR: u32 = 4;
-/// A fall takes this part of the keepers, at least one.
+/// A fall takes this part of the reserved replicas, at least one.
 const FALL_DIVISOR: u32 = 8;
 
 /// Demand of the urgent class at one pool.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct KeeperDemand {
+pub struct ReservedReplicaDemand {
     /// Replicas in service.
     pub up: u32,
     /// Sequences of the urgent class that run there.
@@ -93,10 +93,10 @@ impl WeightBin {
     }
 }
 
-/// Number of keepers of one pool.
+/// Number of reserved replicas of one pool.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct KeeperCount {
-    /// `None` before the first update: all replicas are keepers.
+pub struct ReservedReplicaCount {
+    /// `None` before the first update: all replicas are reserved replicas.
     count: Option<u32>,
     checked: Tick,
     /// When the number may fall.
@@ -108,16 +108,16 @@ pub struct KeeperCount {
     bin: WeightBin,
     /// Weight of the urgent class's prompts.
     weight: EventRate,
-    /// Whether some replicas are no keepers. While all are, a delay says nothing about their number.
+    /// Whether some replicas are no reserved replicas. While all are, a delay says nothing about their number.
     is_partial: bool,
     /// Urgent jobs, and those that were delayed.
     jobs: EventRate,
     delayed: EventRate,
 }
 
-impl KeeperCount {
+impl ReservedReplicaCount {
     /// Counts an urgent job by the weight of its prompt. `delayed` tells whether it waited for a
-    /// large part of its objective, or found room only beyond the keepers.
+    /// large part of its objective, or found room only beyond the reserved replicas.
     pub fn note_job(&mut self, weight: u64, delayed: bool, now: Tick) {
         self.weight.add(now, weight as f64);
         self.bin.add(weight as f64);
@@ -132,7 +132,7 @@ impl KeeperCount {
     }
 
     /// Updates the number from the demand, and returns it; at least 1, at most `up`.
-    pub fn update(&mut self, demand: &KeeperDemand, now: Tick) -> u32 {
+    pub fn update(&mut self, demand: &ReservedReplicaDemand, now: Tick) -> u32 {
         let most = demand.up.max(1);
         let fresh = self.count.is_none();
         let before = self.count.unwrap_or(most).min(most);
@@ -163,7 +163,7 @@ impl KeeperCount {
         count
     }
 
-    fn needed(&self, demand: &KeeperDemand, now: Tick) -> u32 {
+    fn needed(&self, demand: &ReservedReplicaDemand, now: Tick) -> u32 {
         let peak = self.peak.max(self.peak_before);
         let seqs = peak.seqs.saturating_add(demand.headroom);
         let by_seqs = f64::from(seqs) / f64::from(demand.seqs_each.max(1));
@@ -177,13 +177,13 @@ impl KeeperCount {
 mod tests {
     use super::*;
 
-    const DEMAND: KeeperDemand =
-        KeeperDemand { up: 8, seqs: 10, headroom: 6, seqs_each: 100, seconds_per_token: 20e-6 };
+    const DEMAND: ReservedReplicaDemand =
+        ReservedReplicaDemand { up: 8, seqs: 10, headroom: 6, seqs_each: 100, seconds_per_token: 20e-6 };
 
     /// Updates twice a second, with one urgent job of 1,000 tokens each time.
     fn run(
-        count: &mut KeeperCount,
-        demand: KeeperDemand,
+        count: &mut ReservedReplicaCount,
+        demand: ReservedReplicaDemand,
         seconds: std::ops::Range<u64>,
         delayed: bool,
     ) -> u32 {
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn all_keep_the_objective_until_the_demand_is_known() {
-        let mut count = KeeperCount::default();
+        let mut count = ReservedReplicaCount::default();
         assert_eq!(run(&mut count, DEMAND, 0..20, false), 8);
         assert_eq!(run(&mut count, DEMAND, 20..30, false), 4, "one less every three seconds");
         assert_eq!(run(&mut count, DEMAND, 30..60, false), 1);
@@ -204,9 +204,9 @@ mod tests {
 
     #[test]
     fn the_largest_recent_demand_counts() {
-        let mut count = KeeperCount::default();
+        let mut count = ReservedReplicaCount::default();
         run(&mut count, DEMAND, 0..60, false);
-        let surge = KeeperDemand { seqs: 350, ..DEMAND };
+        let surge = ReservedReplicaDemand { seqs: 350, ..DEMAND };
         assert_eq!(run(&mut count, surge, 60..61, false), 4);
         assert_eq!(run(&mut count, DEMAND, 61..180, false), 4, "it may come again");
         assert_eq!(run(&mut count, DEMAND, 180..400, false), 1);
@@ -214,15 +214,15 @@ mod tests {
 
     #[test]
     fn prompts_count_by_the_time_that_they_take() {
-        let mut count = KeeperCount::default();
+        let mut count = ReservedReplicaCount::default();
         // 2,000 tokens a second at 0.9 ms each: half of the time of 3.6 replicas.
-        let slow = KeeperDemand { seconds_per_token: 0.9e-3, ..DEMAND };
+        let slow = ReservedReplicaDemand { seconds_per_token: 0.9e-3, ..DEMAND };
         assert_eq!(run(&mut count, slow, 0..200, false), 4);
     }
 
     #[test]
     fn delayed_jobs_raise_the_number_whatever_the_demand_says() {
-        let mut count = KeeperCount::default();
+        let mut count = ReservedReplicaCount::default();
         run(&mut count, DEMAND, 0..60, false);
         assert_eq!(run(&mut count, DEMAND, 60..64, true), 8);
         assert_eq!(run(&mut count, DEMAND, 64..120, false), 8, "held for a minute");
@@ -230,10 +230,10 @@ mod tests {
     }
 
     #[test]
-    fn there_are_no_more_keepers_than_replicas() {
-        let mut count = KeeperCount::default();
+    fn there_are_no_more_reserved_replicas_than_replicas() {
+        let mut count = ReservedReplicaCount::default();
         run(&mut count, DEMAND, 0..10, false);
-        assert_eq!(run(&mut count, KeeperDemand { up: 3, ..DEMAND }, 10..11, false), 3);
-        assert_eq!(run(&mut count, KeeperDemand { up: 0, ..DEMAND }, 11..12, false), 1);
+        assert_eq!(run(&mut count, ReservedReplicaDemand { up: 3, ..DEMAND }, 10..11, false), 3);
+        assert_eq!(run(&mut count, ReservedReplicaDemand { up: 0, ..DEMAND }, 11..12, false), 1);
     }
 }

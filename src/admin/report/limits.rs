@@ -1,4 +1,4 @@
-//! Rows for replica sources and tenants' limits.
+//! Limit rows: tenants' limits, and the amounts left.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -8,28 +8,7 @@ use crate::config::settings::Settings;
 use crate::config::settings::identity::Auth;
 use crate::core::limits::LimitStatus;
 use crate::core::limits::rule::{LimitId, LimitScope};
-use crate::core::model::ids::{PoolId, TenantId};
-use crate::fleet::discovery::SourceStatus;
-
-/// Status of a pool's replica source beside the file's list.
-#[derive(Debug, Serialize)]
-pub(in crate::admin) struct SourceStatusRow {
-    kind: &'static str,
-    endpoints: Option<usize>,
-    age_seconds: Option<f64>,
-    problem: Option<String>,
-}
-
-/// Status row of the pool's source; absent when the pool has none.
-pub(in crate::admin) fn source(pool: PoolId, sources: &[SourceStatus]) -> Option<SourceStatusRow> {
-    let view = sources.iter().find(|view| view.pool == pool)?;
-    Some(SourceStatusRow {
-        kind: view.source,
-        endpoints: view.endpoints,
-        age_seconds: view.age.map(|age| age.as_secs_f64()),
-        problem: view.problem.clone(),
-    })
-}
+use crate::core::model::ids::TenantId;
 
 /// Limit, and the amount left.
 #[derive(Debug, Serialize)]
@@ -48,12 +27,12 @@ pub(in crate::admin) struct LimitRow {
 /// Limits of a tenant, of its models and of its keys.
 pub(in crate::admin) fn limits(
     tenant: TenantId,
-    standings: &[LimitStatus],
+    statuses: &[LimitStatus],
     settings: &Settings,
 ) -> Vec<LimitRow> {
     let ours = |row: &&LimitStatus| owner(row.rule.id.scope, settings) == Some(tenant);
-    let row = |standing: &LimitStatus| {
-        let LimitId { scope, unit, period, shadow } = standing.rule.id;
+    let row = |status: &LimitStatus| {
+        let LimitId { scope, unit, period, shadow } = status.rule.id;
         let of = match scope {
             LimitScope::Tenant(_) => None,
             LimitScope::Key(key) => Some(settings.policy.keys.name(key).to_owned()),
@@ -64,13 +43,13 @@ pub(in crate::admin) fn limits(
             of,
             unit: unit.name(),
             period: period.name(),
-            amount: amount(unit, standing.rule.amount),
-            left: amount(unit, standing.left),
-            whole_in_seconds: standing.reset.as_secs_f64(),
+            amount: amount(unit, status.rule.amount),
+            left: amount(unit, status.left),
+            whole_in_seconds: status.reset.as_secs_f64(),
             shadow,
         }
     };
-    standings.iter().filter(ours).map(row).collect()
+    statuses.iter().filter(ours).map(row).collect()
 }
 
 /// Tenant that owns the limit.

@@ -1,17 +1,29 @@
-//! Demand book: which demand reports the store has, and which of them this gateway has read. It does no I/O: the
-//! caller sends the calls and brings the answers. The reports are the scaler's; here they are bytes.
+//! Demand report state: which demand reports the store has, and which of them this gateway has read.
+//! The module does no I/O: the caller sends the calls and brings the answers. The reports are the
+//! scaler's; here they are bytes.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::time::Duration;
 
 use crate::cluster::restarts::SharedNames;
-use crate::cluster::shared_reports::{HeardGateway, OwnReport, StoredRow};
+use crate::cluster::shared_reports::{OwnReport, RemoteGateway, StoredRow};
 
 /// Most reports of other gateways that one call asks for.
 const MAX_ASKED: usize = 64;
 /// Values of each gateway in an answer.
 const FIELDS: usize = 6;
+
+/// Names that this gateway uses in the store.
+#[derive(Debug, Clone, Copy)]
+pub struct StoreNames<'a> {
+    /// Beginning of all keys.
+    pub prefix: &'a str,
+    /// Id of this gateway.
+    pub id: &'a str,
+    /// Its name for people.
+    pub name: &'a str,
+}
 
 /// A call of the script.
 #[derive(Debug, Clone)]
@@ -27,7 +39,7 @@ pub struct DemandCall {
 
 /// The reports in the store, as this gateway knows them.
 #[derive(Debug, Default)]
-pub struct DemandBook {
+pub struct DemandReportState {
     /// Number of the report of this gateway that the store has; 0 = none.
     stored: u64,
     /// By gateway, what the store had at the last call.
@@ -37,7 +49,7 @@ pub struct DemandBook {
     shared_names: SharedNames,
 }
 
-impl DemandBook {
+impl DemandReportState {
     /// Number of this gateway's report that the store has.
     #[must_use]
     pub const fn stored(&self) -> u64 {
@@ -49,9 +61,9 @@ impl DemandBook {
         self.stored = 0;
     }
 
-    /// The call that tells the store what it has not heard yet, and asks for what is new. `id` and `name` are of
-    /// this gateway.
-    pub fn call(&self, prefix: &str, (id, name): (&str, &str), own: Option<OwnReport>) -> DemandCall {
+    /// The call that tells the store what it has not heard yet, and asks for what is new.
+    pub fn call(&self, names: StoreNames<'_>, own: Option<OwnReport>) -> DemandCall {
+        let StoreNames { prefix, id, name } = names;
         let key = |part: &str| format!("{prefix}:v1:{{demand}}{part}");
         let own = own.unwrap_or(OwnReport { number: 0, leaves: false, text: Vec::new() });
         let mut keys = vec![key(""), key(&format!(":{id}"))];
@@ -79,12 +91,12 @@ impl DemandBook {
 
     /// Takes the answer over. `members` are the gateways that share limits. `None` for an answer that is broken; a row
     /// that cannot be read is left out.
-    pub fn hear<'a>(
+    pub fn receive_answer<'a>(
         &mut self,
         call: &DemandCall,
         answer: Vec<Vec<u8>>,
         members: impl IntoIterator<Item = (&'a str, &'a str)>,
-    ) -> Option<Vec<HeardGateway>> {
+    ) -> Option<Vec<RemoteGateway>> {
         let mut answer = answer.into_iter();
         self.stored = if answer.next()? == b"1" { call.number } else { 0 };
         let looked_at: usize = String::from_utf8(answer.next()?).ok()?.parse().ok()?;
@@ -105,7 +117,7 @@ impl DemandBook {
         Some(heard)
     }
 
-    fn row(&self, heard: &HeardGateway, number: u64) -> (String, StoredRow) {
+    fn row(&self, heard: &RemoteGateway, number: u64) -> (String, StoredRow) {
         let before = self.rows.get(&heard.id).map_or(0, |row| row.read);
         let read = if heard.report.is_some() { number } else { before };
         let (name, age) = (heard.name.clone(), heard.age.unwrap_or_default());
@@ -114,31 +126,33 @@ impl DemandBook {
 }
 
 /// A gateway by its row in an answer, and the number of its report; `None` when the row makes no sense.
-fn read_row(row: Vec<Vec<u8>>) -> Option<(HeardGateway, u64)> {
+fn read_row(row: Vec<Vec<u8>>) -> Option<(RemoteGateway, u64)> {
     let mut row = row.into_iter();
     let mut word = || String::from_utf8(row.next()?).ok();
     let (id, age, number) = (word()?, word()?.parse().ok()?, word()?.parse().ok()?);
     let (is_gone, name) = (word()? == "1", word()?);
     let report = row.next().filter(|text| !text.is_empty());
     let age = Some(Duration::from_millis(age));
-    Some((HeardGateway { id, name, age, shares_limits: false, is_gone, report }, number))
+    Some((RemoteGateway { id, name, age, shares_limits: false, is_gone, report }, number))
 }
 
 /// Adds the gateways that share limits, and marks those that are there already.
-fn add_members<'a>(heard: &mut Vec<HeardGateway>, members: impl IntoIterator<Item = (&'a str, &'a str)>) {
+fn add_members<'a>(heard: &mut Vec<RemoteGateway>, members: impl IntoIterator<Item = (&'a str, &'a str)>) {
     for (id, name) in members {
         if let Some(other) = heard.iter_mut().find(|other| other.id == id) {
             other.shares_limits = true;
             continue;
         }
         let (id, name) = (id.to_owned(), name.to_owned());
-        heard.push(HeardGateway { id, name, age: None, shares_limits: true, is_gone: false, report: None });
+        heard.push(RemoteGateway { id, name, age: None, shares_limits: true, is_gone: false, report: None });
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const ME: StoreNames<'_> = StoreNames { prefix: "p", id: "aa", name: "one:1" };
 
     fn own(number: u64, text: &str) -> Option<OwnReport> {
         Some(OwnReport { number, leaves: false, text: text.as_bytes().to_vec() })
@@ -160,63 +174,63 @@ mod tests {
 
     #[test]
     fn a_report_is_asked_for_until_it_was_read() {
-        let mut book = DemandBook::default();
-        let me = ("aa", "one:1");
-        let call = book.call("p", me, own(4, "four"));
+        let mut state = DemandReportState::default();
+        let call = state.call(ME, own(4, "four"));
         assert_eq!(call.keys, ["p:v1:{demand}", "p:v1:{demand}:aa"]);
         assert_eq!(call.values[1..], ["4", "0", "one:1", "four"].map(|word| word.as_bytes().to_vec()));
-        let heard = book.hear(&call, answer(true, &[row("bb", 20, 7, "two:1", "")]), []).unwrap();
-        assert_eq!((book.stored(), &heard[0].report), (4, &None));
-        let call = book.call("p", me, own(4, ""));
+        let heard = state.receive_answer(&call, answer(true, &[row("bb", 20, 7, "two:1", "")]), []).unwrap();
+        assert_eq!((state.stored(), &heard[0].report), (4, &None));
+        let call = state.call(ME, own(4, ""));
         assert_eq!(call.keys[2], "p:v1:{demand}:bb");
         assert_eq!(call.values[5..], ["bb", "0"].map(|word| word.as_bytes().to_vec()));
-        let heard = book.hear(&call, answer(true, &[row("bb", 40, 8, "two:1", "said")]), []).unwrap();
+        let heard =
+            state.receive_answer(&call, answer(true, &[row("bb", 40, 8, "two:1", "said")]), []).unwrap();
         assert_eq!(
             (heard[0].report.as_deref(), heard[0].age),
             (Some(&b"said"[..]), Some(Duration::from_millis(40)))
         );
-        let call = book.call("p", me, own(4, ""));
+        let call = state.call(ME, own(4, ""));
         assert_eq!(call.values[6], b"8");
         // The store has lost its data: the report is told again.
-        book.hear(&call, answer(false, &[]), []).unwrap();
-        assert_eq!(book.stored(), 0);
+        state.receive_answer(&call, answer(false, &[]), []).unwrap();
+        assert_eq!(state.stored(), 0);
     }
 
     #[test]
     fn who_shares_limits_and_reports_nothing_is_expected() {
-        let mut book = DemandBook::default();
-        let call = book.call("p", ("aa", "one:1"), None);
+        let mut state = DemandReportState::default();
+        let call = state.call(ME, None);
         let rows = answer(false, &[row("bb", 0, 7, "two:1", "")]);
-        let heard = book.hear(&call, rows, [("bb", "two:1"), ("cc", "three:1")]).unwrap();
+        let heard = state.receive_answer(&call, rows, [("bb", "two:1"), ("cc", "three:1")]).unwrap();
         let ages = heard.iter().map(|one| (&*one.id, one.age.is_some(), one.shares_limits));
         assert_eq!(ages.collect::<Vec<_>>(), [("bb", true, true), ("cc", false, true)]);
     }
 
     #[test]
     fn a_row_that_makes_no_sense_is_left_out() {
-        let mut book = DemandBook::default();
-        let call = book.call("p", ("aa", "one:1"), None);
-        assert_eq!(book.hear(&call, Vec::new(), []), None);
+        let mut state = DemandReportState::default();
+        let call = state.call(ME, None);
+        assert_eq!(state.receive_answer(&call, Vec::new(), []), None);
         let mut long = row("cc", 20, 1, "three:1", "");
         long[2] = vec![b'9'; 30];
         let name = row("dd", 20, 1, "four:1", "");
         let name = [&name[..4], &[vec![0xff]], &name[5..]].concat();
         let rows = [long, name, row("bb", 20, 7, "two:1", ""), vec![b"ee".to_vec()]];
-        let heard = book.hear(&call, answer(true, &rows), []).unwrap();
+        let heard = state.receive_answer(&call, answer(true, &rows), []).unwrap();
         assert_eq!(heard.iter().map(|gateway| &*gateway.id).collect::<Vec<_>>(), ["bb"]);
     }
 
     /// Largest number of calls from one that asks for a gateway to the next, when the store looks at so many of each.
-    fn largest_gap(book: &mut DemandBook, rows: &[Vec<Vec<u8>>], most: usize) -> usize {
+    fn largest_gap(state: &mut DemandReportState, rows: &[Vec<Vec<u8>>], most: usize) -> usize {
         let (mut last, mut largest) = (BTreeMap::<String, usize>::new(), 0);
         for turn in 0..200 {
-            let call = book.call("p", ("aa", "one:1"), None);
+            let call = state.call(ME, None);
             assert!(call.asked.len() <= MAX_ASKED && call.keys.len() == 2 + call.asked.len());
             for id in call.asked.iter().take(most) {
                 largest = largest.max(turn - last.insert(id.clone(), turn).unwrap_or(0));
             }
             let most = most.min(call.asked.len());
-            book.hear(&call, looked_at(true, most, rows), []).unwrap();
+            state.receive_answer(&call, looked_at(true, most, rows), []).unwrap();
         }
         last.values().fold(largest, |largest, turn| largest.max(200 - turn))
     }
@@ -226,26 +240,26 @@ mod tests {
         for (count, most, gap) in
             [(10, 64, 1), (64, 64, 1), (128, 64, 2), (250, 64, 4), (10, 3, 4), (100, 1, 100)]
         {
-            let mut book = DemandBook::default();
+            let mut state = DemandReportState::default();
             let rows: Vec<_> = (0..count).map(|id| row(&format!("{id:03}"), 0, 1, "", "")).collect();
-            let call = book.call("p", ("aa", "one:1"), None);
-            book.hear(&call, looked_at(true, 0, &rows), []).unwrap();
-            assert_eq!(largest_gap(&mut book, &rows, most), gap, "{count} {most}");
+            let call = state.call(ME, None);
+            state.receive_answer(&call, looked_at(true, 0, &rows), []).unwrap();
+            assert_eq!(largest_gap(&mut state, &rows, most), gap, "{count} {most}");
         }
     }
 
     #[test]
     fn who_has_no_news_is_not_asked_for() {
-        let mut book = DemandBook::default();
+        let mut state = DemandReportState::default();
         let mut gone = row("dd", 0, 1, "four:1", "");
         gone[3] = b"1".to_vec();
         let rows = [row("bb", 20_000, 7, "two:1", ""), row("cc", 0, 1, "three:1", ""), gone];
-        let call = book.call("p", ("aa", "one:1"), None);
-        book.hear(&call, answer(true, &rows), []).unwrap();
-        let call = book.call("p", ("aa", "one:1"), None);
+        let call = state.call(ME, None);
+        state.receive_answer(&call, answer(true, &rows), []).unwrap();
+        let call = state.call(ME, None);
         assert_eq!(call.asked, ["bb", "cc"], "one is silent, and has not been read");
         let rows = [row("bb", 20_200, 7, "two:1", "said"), row("cc", 0, 1, "three:1", "said")];
-        book.hear(&call, answer(true, &rows), []).unwrap();
-        assert_eq!(book.call("p", ("aa", "one:1"), None).asked, ["cc"]);
+        state.receive_answer(&call, answer(true, &rows), []).unwrap();
+        assert_eq!(state.call(ME, None).asked, ["cc"]);
     }
 }
