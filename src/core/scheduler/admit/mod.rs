@@ -61,7 +61,7 @@ const WAIT_CHECK_AFTER: Duration = Duration::from_secs(5);
 
 impl Scheduler {
     /// Admits or refuses a new job. Returns the limits in shadow mode that would have refused it.
-    pub(super) fn arrived(
+    pub(super) fn admit_or_refuse(
         &mut self,
         spec: JobSpec,
         prefix: PromptPrefix,
