@@ -32,6 +32,7 @@ pub(super) const SPEC: EngineSpec = EngineSpec {
         &["longer than the maximum model length"],
         &["longer than the maximum", "model length"],
     ],
+    // Busy has no wordings: it goes by the status, alike for all engines (`engine_error::fault_of`).
     draining: &["cannot schedule new futures after shutdown"],
     adapters: Some(read_adapters),
     read,

@@ -7,6 +7,7 @@ pub mod listener;
 pub mod shadow;
 pub mod upstream;
 
+mod active_request;
 mod attempt;
 pub mod relay;
 mod request;
@@ -54,7 +55,7 @@ pub struct Proxy {
     /// State that the engines report.
     pub engines: Arc<FleetView>,
     /// Live requests that a client's retry may supersede.
-    pub retries: Arc<LiveRequests>,
+    pub live_requests: Arc<LiveRequests>,
     /// Hasher of prompt prefixes.
     pub prefixes: PrefixHasher,
     /// Inter-token latency of the replicas' streams.

@@ -9,7 +9,7 @@ use crate::core::model::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId, Tenant
 use crate::core::model::job::{JobUsage, TokenCounts};
 use crate::core::model::policy::{Class, Model, Policy, Pool, QueueBounds, Quota, Replica, Tenant};
 use crate::core::model::snapshot::Snapshot;
-use crate::core::placement::choose::PlacementReason;
+use crate::core::placement::choose_tier::PlacementReason;
 use crate::core::replica::scores::{ReplicaScores, Score};
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::ConfigReloaded;

@@ -86,7 +86,7 @@ pub(crate) const MAX_IMPLS: usize = 3;
 pub(crate) const MANY_IMPLS: [(&str, usize, &str); 4] = [
     ("Fleet", 9, "one file for each kind of question to the replicas"),
     ("Proxy", 8, "one file for each step of a request"),
-    ("Scheduler", 24, "one file for each rule that needs queue, jobs, groups and replicas together"),
+    ("Scheduler", 25, "one file for each rule that needs queue, jobs, groups and replicas together"),
     ("World", 4, "one file each for the loop, exchanges, engines and autoscaling"),
 ];
 

@@ -138,7 +138,7 @@ fn make_proxy(
         telemetry: telemetry.clone(),
         token_counters: Arc::default(),
         engines: fleet.view(),
-        retries: Arc::default(),
+        live_requests: Arc::default(),
         prefixes: PrefixHasher::default(),
         itl_samplers: Arc::default(),
         shadow_copies: Arc::default(),

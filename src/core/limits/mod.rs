@@ -3,6 +3,10 @@
 //! All limits of a job are checked and reserved in one step, so that jobs that arrive together
 //! never exceed a limit together. A reservation is settled exactly once, whatever becomes of the
 //! job: by the actual use, or by the reserved amount when the actual use is not known.
+//!
+//! The check of the file collects the rules in `CheckedLimits`, and they reach [`UsageLimits`] here as
+//! `Policy::limits`. The scheduler asks through its `JobLimits`, which estimates a job's use and names
+//! the job's [`LimitSubject`] (`limit_subject`).
 
 pub mod account;
 pub mod expected_use;

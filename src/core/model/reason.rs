@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::core::limits::LimitExceeded;
 use crate::core::model::ids::{ClassId, JobId, PoolId};
-use crate::core::placement::choose::PlacementReason;
+use crate::core::placement::choose_tier::PlacementReason;
 use crate::core::replica::affinity::adapter_slots::AdapterState;
 use crate::core::replica::scores::ReplicaScores;
 #[cfg(test)]

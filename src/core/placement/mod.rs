@@ -1,10 +1,10 @@
 //! Placement: the pools that can serve each job, and the pool groups of models that share replicas.
 //!
-//! [`rules`] says which pools a job may use and in which order of preference. [`choose`] chooses
+//! [`rules`] says which pools a job may use and in which order of preference. [`choose_tier`] chooses
 //! among them for one job. This module computes, once per policy, all that changes only with the
 //! policy.
 
-pub mod choose;
+pub mod choose_tier;
 pub mod rules;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -8,7 +8,9 @@ use proptest::prelude::{Just, Strategy, any, prop, prop_assert, prop_assert_eq, 
 use crate::core::model::ids::{ClassId, GroupIndex, ModelId, PoolId, TenantId};
 use crate::core::model::policy::{Class, Model, Policy, Pool, Tenant};
 use crate::core::placement::Placement;
-use crate::core::placement::choose::{JobTerms, PlacementDecision, PlacementReason, TierOffer, choose_tier};
+use crate::core::placement::choose_tier::{
+    JobTerms, PlacementDecision, PlacementReason, TierOffer, choose_tier,
+};
 use crate::core::placement::rules::{
     Capacity, Isolation, LatePolicy, PlacementRules, PoolTraits, Price, eligible, tiers,
 };

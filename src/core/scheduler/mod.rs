@@ -137,7 +137,7 @@ impl Scheduler {
     pub fn handle(&mut self, now: Tick, event: Event, out: &mut Vec<Action>) {
         let now = self.begin_step(now, out);
         match event {
-            Event::Arrived(spec, prefix) => drop(self.arrived(spec, prefix, out)),
+            Event::Arrived(spec, prefix) => drop(self.admit_or_refuse(spec, prefix, out)),
             Event::ItlSampled { replica, sample } => {
                 self.fleet.sample_itl(replica, &sample, now);
                 self.mark_replica(replica);
@@ -185,7 +185,7 @@ impl Scheduler {
         out: &mut Vec<Action>,
     ) -> SmallVec<[LimitId; 1]> {
         self.begin_step(now, out);
-        let shadowed = self.arrived(spec, prefix, out);
+        let shadowed = self.admit_or_refuse(spec, prefix, out);
         self.end_step(out);
         shadowed
     }

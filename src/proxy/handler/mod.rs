@@ -24,6 +24,7 @@ use crate::protocol::ids::request_id::AssignedIds;
 use crate::protocol::response::partial_answer::PartialAnswer;
 use crate::protocol::route::{Route, route};
 use crate::proxy::Proxy;
+use crate::proxy::active_request::ActiveRequest;
 use crate::proxy::attempt::EngineAnswer;
 use crate::proxy::body::{self, BodyError, RequestBody};
 use crate::proxy::request::guardrail::{check_answer, check_prompt};
@@ -33,14 +34,13 @@ pub use crate::proxy::response::caller_status::cache::CallerStatusCache;
 use crate::proxy::response::early_head::{EarlyHead, Serving};
 use crate::proxy::response::{AnswerBody, ServedRequest, caller_status};
 use crate::proxy::summary::RequestRecord;
-use crate::proxy::summary::active::ActiveRequest;
 use crate::telemetry::event::RequestOutcome;
 use crate::telemetry::request_history::RequestTrail;
 use crate::telemetry::trace::TraceStart;
 use crate::telemetry::wall;
 use crate::tokens::CountSource;
 
-mod attempts;
+mod attempt_loop;
 
 /// Largest body that a worker thread parses itself, in bytes.
 const MAX_INLINE_BYTES: usize = 1 << 20;
@@ -55,7 +55,8 @@ pub(super) enum ServeError {
 }
 
 impl Proxy {
-    /// Answers one request. hyper drops the future when the client leaves.
+    /// Answers one request. When the client leaves, hyper drops the future, and `Drop for
+    /// ActiveRequest` ends the job and writes the record.
     ///
     /// # Errors
     /// None: every failure is an answer.
@@ -173,7 +174,7 @@ impl Proxy {
         request.recognise(&settings, &self.prefixes, &head.headers);
         self.note_request(&request, &head.headers, record);
         let repeats =
-            retriable(&request, &head.headers, record).is_some_and(|this| self.retries.repeats(this));
+            retriable(&request, &head.headers, record).is_some_and(|this| self.live_requests.repeats(this));
         check_prompt(self, &settings, &mut request, record, repeats).await?;
         self.check_context(&settings, &mut request, record).await?;
         self.register_retry(&mut request, &head.headers, record);
@@ -209,7 +210,7 @@ impl Proxy {
         let Some(count) = headers::retry_count(client) else { return };
         record.retry.is_retry = count > 0;
         let Some(this) = retriable(request, client, record) else { return };
-        let (guard, original) = self.retries.enter(this);
+        let (guard, original) = self.live_requests.enter(this);
         record.retry.live_guard = Some(guard);
         if let Some(SupersededRequest { job, arrived, request_id }) = original {
             self.dispatcher.event(Event::Abandoned { job, usage: JobUsage::Unknown });

@@ -28,6 +28,7 @@ use crate::dispatcher::clock::GatewayClock;
 use crate::protocol::api::Api;
 use crate::protocol::request::prefix::PrefixHasher;
 use crate::protocol::response::partial_answer::PartialAnswer;
+use crate::proxy::active_request::ActiveRequest;
 use crate::proxy::attempt::EngineAnswer;
 use crate::proxy::body::RequestBody;
 use crate::proxy::handler::ServeError;
@@ -35,7 +36,6 @@ use crate::proxy::relay::live_stream::LiveStream;
 use crate::proxy::request::{self, InferenceRequest};
 use crate::proxy::response::AnswerBody;
 use crate::proxy::summary::RequestRecord;
-use crate::proxy::summary::active::ActiveRequest;
 use crate::proxy::upstream::Upstreams;
 use crate::proxy::upstream::guardrails::Guardrails;
 use crate::proxy::{EdgeMemory, Proxy};
@@ -78,7 +78,7 @@ pub(super) async fn proxy(urls: [String; 2]) -> Arc<Proxy> {
         telemetry: Telemetry::for_tests(),
         token_counters: Arc::default(),
         engines: Arc::default(),
-        retries: Arc::default(),
+        live_requests: Arc::default(),
         prefixes: PrefixHasher::default(),
         itl_samplers: Arc::default(),
         shadow_copies: Arc::default(),

@@ -1,11 +1,12 @@
 //! Client listener: HTTP/1.1, HTTP/1.0 and HTTP/2, plain or over TLS, with strict checks of every
 //! message.
 //!
-//! hyper parses and writes the messages. `strict_io` stands in front of hyper's HTTP/1. It frames
-//! the client's bytes itself (`framing`, `head`, `chunk`: pure) and passes on nothing that two
-//! parsers could read differently. `clock` bounds every wait, `answer` stands between hyper and
-//! the service, `accept` keeps the connections, `client_address` finds whose they are, and `workers`
-//! are the threads that serve them.
+//! hyper parses and writes the messages. `http1::strict_io` stands in front of hyper's HTTP/1. It frames
+//! the client's bytes itself (`http1::framing`, `http1::head`: pure) and passes on nothing that two
+//! parsers could read differently; `http2` checks what hyper parsed from HTTP/2. `accept` takes
+//! connections, `client_address` finds whose they are, `workers` are the threads that serve them, and
+//! `connection` runs hyper on one of them. `clock` bounds every wait, and `answer` stands between hyper
+//! and the service.
 
 mod accept;
 mod answer;

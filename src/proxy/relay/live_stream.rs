@@ -12,11 +12,11 @@ use crate::protocol::error::ApiError;
 use crate::protocol::response::engine_error::EngineError;
 use crate::protocol::response::partial_answer::PartialAnswer;
 use crate::proxy::Proxy;
+use crate::proxy::active_request::ActiveRequest;
 use crate::proxy::attempt::EngineAnswer;
 use crate::proxy::relay::engine_stream::EngineStream;
 use crate::proxy::request::InferenceRequest;
 use crate::proxy::request::superseding::replaced;
-use crate::proxy::summary::active::ActiveRequest;
 use crate::telemetry::event::{RequestOutcome, StreamBroken};
 
 /// A stream on its way to its client, with its request.

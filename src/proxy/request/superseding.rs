@@ -109,7 +109,7 @@ pub(in crate::proxy) struct SupersededRequest {
 /// Guard of a live request's entry. Dropping the guard removes the entry.
 #[derive(Debug)]
 pub(in crate::proxy) struct LiveRequestGuard {
-    retries: Arc<LiveRequests>,
+    live_requests: Arc<LiveRequests>,
     key: RequestFingerprint,
     job: JobId,
     notice: Arc<SupersededNotice>,
@@ -150,7 +150,10 @@ impl LiveRequests {
             notice.notify(this.request_id.clone());
             SupersededRequest { job, arrived, request_id }
         });
-        (LiveRequestGuard { retries: Arc::clone(self), key, job: this.job, notice, refused: false }, original)
+        (
+            LiveRequestGuard { live_requests: Arc::clone(self), key, job: this.job, notice, refused: false },
+            original,
+        )
     }
 
     /// Whether the request is a retry of a live one.
@@ -193,7 +196,7 @@ impl LiveRequestGuard {
 
 impl Drop for LiveRequestGuard {
     fn drop(&mut self) {
-        let mut live = self.retries.live.lock();
+        let mut live = self.live_requests.live.lock();
         if let Some(equals) = live.get_mut(&self.key) {
             equals.entries.retain(|entry| entry.job != self.job);
             equals.expected = equals.expected.saturating_add(u32::from(self.refused));

@@ -23,13 +23,13 @@ use crate::protocol::error::rate_limits;
 use crate::protocol::headers;
 use crate::protocol::request::edit::EditedBody;
 use crate::proxy::Proxy;
+use crate::proxy::active_request::ActiveRequest;
 use crate::proxy::attempt::EngineAnswer;
 use crate::proxy::relay::buffer::{BufferWriter, ClientStream, RelayBroken, stream_buffer};
 use crate::proxy::relay::live_stream::LiveStream;
 use crate::proxy::relay::pump::Pump;
 use crate::proxy::request::InferenceRequest;
 use crate::proxy::summary::RequestRecord;
-use crate::proxy::summary::active::ActiveRequest;
 use crate::telemetry::event::RequestOutcome;
 
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");

@@ -14,12 +14,12 @@ use crate::dispatcher::ticket::Ticket;
 use crate::protocol::error::ApiError;
 use crate::protocol::response::engine_error::EngineError;
 use crate::proxy::Proxy;
+use crate::proxy::active_request::ActiveRequest;
 use crate::proxy::attempt::{AttemptError, EngineAnswer, MOST_SENDS};
 use crate::proxy::relay::engine_stream::{EngineStream, StreamStep};
 use crate::proxy::request::InferenceRequest;
 use crate::proxy::shadow::pair::ShadowHalf;
 use crate::proxy::summary::RequestRecord;
-use crate::proxy::summary::active::ActiveRequest;
 use crate::telemetry::event::{RequestOutcome, ShadowSkipped};
 
 /// A copy that is ready to be sent.

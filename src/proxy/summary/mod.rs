@@ -1,7 +1,6 @@
 //! Request record: the facts of one request until its end. The end turns the record into one log
 //! line, metrics and a trace, also when the client just leaves.
 
-pub(super) mod active;
 pub(super) mod parts;
 mod usage_rows;
 
@@ -41,8 +40,8 @@ use crate::telemetry::trace::{EngineCall, RequestTrace};
 use crate::tokens::CountSource;
 use crate::usage::Journal;
 
-/// The facts of one request. [`ActiveRequest`](active::ActiveRequest) writes the record at the
-/// request's end.
+/// The facts of one request. [`ActiveRequest`](crate::proxy::active_request::ActiveRequest) writes the
+/// record at the request's end.
 #[derive(Debug)]
 pub(super) struct RequestRecord {
     pub(super) telemetry: Telemetry,

@@ -1,5 +1,6 @@
 //! Metric catalogue: the name and HELP text of every metric, and the buckets of the histograms.
-//! All durations are in seconds.
+//! All durations are in seconds. What a new metric needs beside its row here: "Add a metric" in
+//! CONTRIBUTING.md.
 
 /// Metric: its name and HELP text.
 #[derive(Debug, Clone, Copy)]

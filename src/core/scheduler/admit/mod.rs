@@ -20,7 +20,7 @@ use crate::core::model::ids::{ClassId, GroupIndex, JobId, TenantId};
 use crate::core::model::invariant::InvariantId;
 use crate::core::model::job::{JobSpec, PromptPrefix};
 use crate::core::model::time::Tick;
-use crate::core::placement::choose;
+use crate::core::placement::choose_tier;
 use crate::core::queue::admission;
 use crate::core::queue::fit_tree::FitEntry;
 use crate::core::queue::lane_key::{LaneAccounts, LaneKey, LanePosition, LaneSegment};
@@ -61,7 +61,7 @@ const WAIT_CHECK_AFTER: Duration = Duration::from_secs(5);
 
 impl Scheduler {
     /// Admits or refuses a new job. Returns the limits in shadow mode that would have refused it.
-    pub(super) fn arrived(
+    pub(super) fn admit_or_refuse(
         &mut self,
         spec: JobSpec,
         prefix: PromptPrefix,
@@ -432,7 +432,7 @@ impl Scheduler {
                 if waits {
                     let goal = job.spec.arrived + objective.unwrap_or_default();
                     let until;
-                    (bound, until) = choose::preferred_only_until(job.spec.arrived, goal, self.now);
+                    (bound, until) = choose_tier::preferred_only_until(job.spec.arrived, goal, self.now);
                     update_at = update_at.into_iter().chain(until).min();
                 }
                 let counter =

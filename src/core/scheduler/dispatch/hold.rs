@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use super::place::ReplicaChoice;
 use super::{BlockedAdapter, BlockedAdapters, DispatchPick};
 use crate::core::model::ids::{GroupIndex, JobId, PoolId};
-use crate::core::placement::choose::PlacementReason;
+use crate::core::placement::choose_tier::PlacementReason;
 use crate::core::queue::fit_tree::FitSize;
 use crate::core::queue::lane_key::LaneKey;
 use crate::core::queue::order::{Candidate, HeldReplica, LaneHead, OpenRoom, RoomIn};
@@ -38,9 +38,9 @@ impl Scheduler {
             }
             self.groups[group].held_replicas.remove(index);
             self.fleet.set_held(hold.replica, false, self.now);
-            if let Some(chosen) = wanted {
+            if let Some(candidate) = wanted {
                 let place = ReplicaChoice { replica: hold.replica, choice: PlacementReason::Held, cached: 0 };
-                return Some(DispatchPick { chosen, place, pool: hold.pool, held: true, warm: false });
+                return Some(DispatchPick { candidate, place, pool: hold.pool, held: true, warm: false });
             }
         }
         None
@@ -88,7 +88,7 @@ impl Scheduler {
     /// not; `None` if the picked job is that job.
     pub(super) fn passed_by(&self, group: GroupIndex, pick: &DispatchPick) -> Option<JobId> {
         let here = &self.groups[group];
-        if here.is_first_for(&pick.chosen, pick.pool) {
+        if here.is_first_for(&pick.candidate, pick.pool) {
             return None;
         }
         let openings = here.openings(iter::once((pick.pool, FitSize::MAX)));
@@ -98,7 +98,7 @@ impl Scheduler {
             is_skipped: &|_| false,
         };
         let first = here.first(RoomIn::Pools(rooms), &|_| false)?.head.job;
-        (first != pick.chosen.head.job).then_some(first)
+        (first != pick.candidate.head.job).then_some(first)
     }
 
     /// Counts that another job went before the first in the order. At [`MAX_PASSED_OVER`], holds a
@@ -141,9 +141,9 @@ impl Scheduler {
         }
         let need = job.size();
         let pool_set = self.placement.pool_set(LaneKey::of(&job.spec));
-        let shunned =
+        let avoided =
             pool_set.map(|pool_set| self.avoided_replicas(first, &pool_set.pools)).unwrap_or_default();
-        if let Some(replica) = self.fleet.find_to_hold(pool, need, self.now, &|id| shunned.contains(&id)) {
+        if let Some(replica) = self.fleet.find_to_hold(pool, need, self.now, &|id| avoided.contains(&id)) {
             self.fleet.set_held(replica, true, self.now);
             self.groups[group].held_replicas.push(HeldReplica { replica, pool, job: first });
         }

@@ -35,7 +35,8 @@ const MAX_FAILED_HEADS: usize = 32;
 /// A job and its destination.
 #[derive(Debug, Clone, Copy)]
 struct DispatchPick {
-    chosen: Candidate,
+    /// The job, with its place in the order.
+    candidate: Candidate,
     place: ReplicaChoice,
     /// The pool of the replica.
     pool: PoolId,
@@ -136,31 +137,31 @@ impl Scheduler {
             };
             let skip = |head: &LaneHead| passed.contains(&head.job) || self.is_blocked(head, &blocked);
             let next = here.first(RoomIn::Pools(rooms), &skip);
-            let Some(chosen) = next.filter(|next| self.may_precede(group, next, deferred.as_ref())) else {
+            let Some(candidate) = next.filter(|next| self.may_precede(group, next, deferred.as_ref())) else {
                 if deferred.is_none() {
                     self.hold_for_shut_out(group, &blocked);
                 }
                 return deferred.map(|deferred| deferred.pick);
             };
-            if self.delay_if_late(&chosen.head) {
+            if self.delay_if_late(&candidate.head) {
                 continue;
             }
             let failed = passed.len() - deferred.as_ref().map_or(0, |deferred| deferred.heads);
-            let pick = self.choose_for(group, &chosen, failed).and_then(|place| {
+            let pick = self.choose_for(group, &candidate, failed).and_then(|place| {
                 let pool = self.fleet.pool_of(place.replica)?;
-                Some(DispatchPick { chosen, place, pool, held: false, warm: false })
+                Some(DispatchPick { candidate, place, pool, held: false, warm: false })
             });
-            if let Some(ahead) = self.pick_warm(group, &chosen, pick.as_ref(), &mut deferred) {
+            if let Some(ahead) = self.pick_warm(group, &candidate, pick.as_ref(), &mut deferred) {
                 return Some(ahead);
             }
             match pick {
                 Some(pick) if deferred.is_none() => return Some(pick),
-                Some(_) => passed.push(chosen.head.job),
+                Some(_) => passed.push(candidate.head.job),
                 None => {
-                    self.note_session(group, &chosen);
-                    blocked.extend(self.blocked_by(group, &chosen));
-                    passed.push(chosen.head.job);
-                    let at = chosen.head_set();
+                    self.note_session(group, &candidate);
+                    blocked.extend(self.blocked_by(group, &candidate));
+                    passed.push(candidate.head.job);
+                    let at = candidate.head_set();
                     match tries.iter_mut().find(|tried| tried.heads == at) {
                         Some(tried) => tried.times += 1,
                         None => tries.push(FailedHeads { heads: at, times: 1 }),
@@ -172,10 +173,10 @@ impl Scheduler {
 
     /// The pool set and the adapter of a job, if no replica of the pool set can load the adapter
     /// now. Other jobs with the same adapter then need no try.
-    fn blocked_by(&self, group: GroupIndex, chosen: &Candidate) -> Option<BlockedAdapter> {
+    fn blocked_by(&self, group: GroupIndex, candidate: &Candidate) -> Option<BlockedAdapter> {
         let (pools, model) =
-            (&self.groups[group].shape.pool_set(chosen.pool_set).pools, chosen.head.lane.model);
-        let blocked = BlockedAdapter { pool_set: chosen.pool_set, model, job: chosen.head.job };
+            (&self.groups[group].shape.pool_set(candidate.pool_set).pools, candidate.head.lane.model);
+        let blocked = BlockedAdapter { pool_set: candidate.pool_set, model, job: candidate.head.job };
         self.fleet.is_adapter_blocked(pools, model).then_some(blocked)
     }
 
@@ -239,32 +240,32 @@ impl Scheduler {
     /// or the replica is unknown.
     fn dispatch_job(&mut self, group: GroupIndex, pick: &DispatchPick, out: &mut Vec<Action>) -> Option<()> {
         let now = self.now;
-        let id = pick.chosen.head.job;
+        let id = pick.candidate.head.job;
         let ReplicaChoice { replica, cached, .. } = pick.place;
         let (why, epoch) = self.reasons(group, pick)?;
         let job = self.jobs.get(&id)?;
         let adapter = why.adapter.map(|_| job.spec.model);
-        let booking = Booking { adapter, ..job.booking(cached, pick.chosen.background) };
+        let booking = Booking { adapter, ..job.booking(cached, pick.candidate.background) };
         let uncached = booking.prompt.saturating_sub(cached);
         let (spec, work, unpaid, share) =
             (job.spec, job.work, job.charges.fair_share.is_none(), job.time_weight(uncached));
         let price = cost(spec.prompt_tokens, job.output);
 
         let cached = [(replica, cached)];
-        let required = job.requirements(&cached, pick.chosen.background, &self.policy);
+        let required = job.requirements(&cached, pick.candidate.background, &self.policy);
         let fits = self.fleet.fits_or_returns(replica, &required, true, now);
         let lead = self.fleet.prefill_lead(replica, booking.weight);
         let raw =
             self.fleet.reference_ttft_model(replica).map_or(0, |ttft_model| ttft_model.ttft(booking.weight));
         self.invariants.check(InvariantId::CreditKept, fits);
-        self.groups[group].book_dispatch(&pick.chosen, pick.pool, price);
-        self.groups[group].class_mut(pick.chosen.class).drain_rates.note_dispatch(spec.tenant, now);
-        self.note_turn(&pick.chosen.head);
+        self.groups[group].book_dispatch(&pick.candidate, pick.pool, price);
+        self.groups[group].class_mut(pick.candidate.class).drain_rates.note_dispatch(spec.tenant, now);
+        self.note_turn(&pick.candidate.head);
         let lane = self.take_from_lane(id)?;
         if unpaid {
             let who = self.weights(group, spec.tenant);
-            self.groups[group].class_mut(pick.chosen.class).counters.charge(&who, price, now);
-            self.refresh_counter(LaneAccounts { group, class: pick.chosen.class }, lane);
+            self.groups[group].class_mut(pick.candidate.class).counters.charge(&who, price, now);
+            self.refresh_counter(LaneAccounts { group, class: pick.candidate.class }, lane);
         } else {
             self.refresh_lane(lane);
         }
@@ -272,8 +273,8 @@ impl Scheduler {
         self.fleet.note_urgent(replica, &booking, why.queued, now);
         let metered = self.fleet.book(replica, &booking, share, now);
         self.take_quota(group, spec.tenant, booking.seqs);
-        self.groups[group].started(pick.chosen.class);
-        let at = LanePosition { group, class: pick.chosen.class, pool_set: pick.chosen.pool_set };
+        self.groups[group].started(pick.candidate.class);
+        let at = LanePosition { group, class: pick.candidate.class, pool_set: pick.candidate.pool_set };
         self.demand.note_dispatch(&spec, at, pick.pool, work, &why, now);
         self.note_dispatched(group, pick, &why);
         let run = RunningAttempt {
@@ -301,8 +302,8 @@ impl Scheduler {
     /// of its pool.
     fn note_dispatched(&mut self, group: GroupIndex, pick: &DispatchPick, why: &DispatchReason) {
         let now = self.now;
-        if !pick.chosen.background {
-            let waiting = self.groups[group].class_waiting_for(pick.chosen.class, pick.pool);
+        if !pick.candidate.background {
+            let waiting = self.groups[group].class_waiting_for(pick.candidate.class, pick.pool);
             self.fleet.note_waiting(pick.pool, waiting);
         }
         self.groups[group].drain_rate.add_dispatch(now);
@@ -334,24 +335,27 @@ impl Scheduler {
     /// The reasons of a dispatch, for the log and the trail, and the replica's epoch; computed before the
     /// booking.
     fn reasons(&self, group: GroupIndex, pick: &DispatchPick) -> Option<(DispatchReason, u32)> {
-        let chosen = &pick.chosen;
+        let candidate = &pick.candidate;
         let ReplicaChoice { replica, cached: cached_tokens, choice } = pick.place;
-        let job = self.jobs.get(&chosen.head.job)?;
+        let job = self.jobs.get(&candidate.head.job)?;
         let here = &self.groups[group];
         let standing = self.fleet.load(replica, self.now)?;
-        let pools = &here.shape.pool_set(chosen.pool_set).pools;
-        let shunned = self.avoided_replicas(chosen.head.job, pools);
+        let pools = &here.shape.pool_set(candidate.pool_set).pools;
+        let avoided = self.avoided_replicas(candidate.head.job, pools);
         let cached = [(replica, cached_tokens)];
-        let required = job.requirements(&cached, chosen.background, &self.policy);
-        let refused = shunned.iter().filter(|id| self.fleet.fits(**id, &required, false, self.now)).count();
+        let required = job.requirements(&cached, candidate.background, &self.policy);
+        let refused = avoided.iter().filter(|id| self.fleet.fits(**id, &required, false, self.now)).count();
         let fitting = self.fleet.count_fitting(pools, &required);
-        let turn = if chosen.head.part == LaneSegment::Requeued {
+        let turn = if candidate.head.part == LaneSegment::Requeued {
             OrderReason::Requeued
         } else if here.waiting_for(pick.pool) <= 1 {
             OrderReason::Alone
-        } else if chosen.guaranteed && !pick.held && here.has_more_urgent_waiting(chosen.class, pick.pool) {
+        } else if candidate.guaranteed
+            && !pick.held
+            && here.has_more_urgent_waiting(candidate.class, pick.pool)
+        {
             OrderReason::GuaranteedShare
-        } else if chosen.quota_state == QuotaState::Guaranteed {
+        } else if candidate.quota_state == QuotaState::Guaranteed {
             OrderReason::OwnQuota
         } else {
             OrderReason::Fair
@@ -368,8 +372,8 @@ impl Scheduler {
             limit: standing.limit,
             order: turn,
             placement: choice,
-            passed_over: self.passed_over(here.shape.pool_set(chosen.pool_set), pick.pool, &required),
-            scores: self.scores(job, chosen.background, pools, &pick.place, pick.held, &shunned),
+            passed_over: self.passed_over(here.shape.pool_set(candidate.pool_set), pick.pool, &required),
+            scores: self.scores(job, candidate.background, pools, &pick.place, pick.held, &avoided),
             adapter: self.fleet.adapter_fit(replica, required.model),
             class: job.spec.class,
             demoted_from: job.demoted_from,

@@ -9,7 +9,7 @@ use crate::core::model::event::PassedOverPool;
 use crate::core::model::ids::{GroupIndex, JobId, PoolId, ReplicaId};
 use crate::core::model::time::Tick;
 use crate::core::placement::PoolSet;
-use crate::core::placement::choose::{
+use crate::core::placement::choose_tier::{
     JobTerms, PlacementDecision, PlacementReason, TierOffer, choose_tier, preferred_only_until,
 };
 use crate::core::placement::unattainable::ENOUGH_GAPS;
@@ -48,18 +48,18 @@ impl Scheduler {
     pub(in crate::core::scheduler) fn choose_for(
         &self,
         group: GroupIndex,
-        chosen: &Candidate,
+        candidate: &Candidate,
         others: usize,
     ) -> Option<ReplicaChoice> {
-        let job = self.jobs.get(&chosen.head.job)?;
+        let job = self.jobs.get(&candidate.head.job)?;
         let here = &self.groups[group];
-        let pool_set = here.shape.pool_set(chosen.pool_set);
-        let last = here.last_tier(chosen.class, chosen.pool_set);
-        let shunned = self.avoided_replicas(chosen.head.job, &pool_set.pools);
+        let pool_set = here.shape.pool_set(candidate.pool_set);
+        let last = here.last_tier(candidate.class, candidate.pool_set);
+        let avoided = self.avoided_replicas(candidate.head.job, &pool_set.pools);
         let cached = self.affinity.prefixes.matches(&job.prefix);
         let required = ReplicaRequirements {
             session: self.session(job),
-            ..job.requirements(&cached, chosen.background, &self.policy)
+            ..job.requirements(&cached, candidate.background, &self.policy)
         };
         let eager = others >= if required.session.is_some() { MAX_DECLINED_SESSION } else { MAX_DECLINED };
         let choose = |avoid: &dyn Fn(ReplicaId) -> bool| {
@@ -69,9 +69,9 @@ impl Scheduler {
             };
             self.choose_replica(job, pool_set, last, &find)
         };
-        let apart = || choose(&|id| shunned.contains(&id) || self.fleet.has_suspect(id));
+        let apart = || choose(&|id| avoided.contains(&id) || self.fleet.has_suspect(id));
         let apart = job.faults.suspect.then(apart).flatten();
-        let (replica, choice) = apart.or_else(|| choose(&|id| shunned.contains(&id)))?;
+        let (replica, choice) = apart.or_else(|| choose(&|id| avoided.contains(&id)))?;
         let cached = required.cached_at(replica);
         let choice = match choice {
             PlacementReason::Only if required.session.is_some_and(|(own, _)| own == replica) => {
@@ -126,19 +126,19 @@ impl Scheduler {
 
     /// Latest time at which a waiting job stops preferring its session's replica, if nothing else
     /// changes. The longer the job waits, the less later than others that replica may be.
-    fn session_until(&self, group: GroupIndex, chosen: &Candidate) -> Option<Tick> {
-        let job = self.jobs.get(&chosen.head.job)?;
+    fn session_until(&self, group: GroupIndex, candidate: &Candidate) -> Option<Tick> {
+        let job = self.jobs.get(&candidate.head.job)?;
         let session = self.session(job).filter(|(_, left)| *left > 0)?;
-        let pool_set = self.groups[group].shape.pool_set(chosen.pool_set);
+        let pool_set = self.groups[group].shape.pool_set(candidate.pool_set);
         let cached = self.affinity.prefixes.matches(&job.prefix);
         let required = ReplicaRequirements {
             session: Some(session),
-            ..job.requirements(&cached, chosen.background, &self.policy)
+            ..job.requirements(&cached, candidate.background, &self.policy)
         };
-        let shunned = self.avoided_replicas(chosen.head.job, &pool_set.pools);
+        let avoided = self.avoided_replicas(candidate.head.job, &pool_set.pools);
         let pools = pool_set.tiers.iter().map(|tier| &*tier.pools).chain([&*pool_set.pools]);
         let each =
-            pools.filter_map(|pools| self.fleet.session_wait(pools, &required, &|id| shunned.contains(&id)));
+            pools.filter_map(|pools| self.fleet.session_wait(pools, &required, &|id| avoided.contains(&id)));
         let nanos = each.filter(|nanos| *nanos > 0).min().unwrap_or(session.1);
         Some(self.now + Duration::from_nanos(nanos))
     }
@@ -154,20 +154,20 @@ impl Scheduler {
     ) -> Option<(ReplicaId, PlacementReason)> {
         let go = |found: ReplicaMatch, choice| (!found.should_wait).then_some((found.replica, choice));
         let able = self.pools_within_itl(job, &pool_set.pools);
-        let find = |pools: &[PoolId]| {
+        let find_able_first = |pools: &[PoolId]| {
             let here = able.iter().copied().filter(|pool| pools.contains(pool));
             let here: SmallVec<[PoolId; 4]> = here.collect();
             let first = (!here.is_empty()).then(|| find(&here)).flatten();
             first.filter(|found| !found.should_wait).or_else(|| find(pools))
         };
         if pool_set.tiers.len() == 1 {
-            return go(find(&pool_set.pools)?, PlacementReason::Only);
+            return go(find_able_first(&pool_set.pools)?, PlacementReason::Only);
         }
         let found = self.offers(pool_set).map(|offer| {
             let pools = &pool_set.tiers[offer.tier].pools;
             let last = !able.is_empty() && !pools.iter().any(|pool| able.contains(pool));
             let rank = offer.rank + if last { pool_set.tiers.len() } else { 0 };
-            let found = find(pools);
+            let found = find_able_first(pools);
             (TierOffer { ttft: found.map(|found| found.ttft), rank, ..offer }, found)
         });
         let (offers, found): (SmallVec<[TierOffer; 8]>, SmallVec<[Option<ReplicaMatch>; 8]>) = found.unzip();
@@ -182,7 +182,7 @@ impl Scheduler {
                 let at = offers.iter().position(|offer| offer.tier == tier)?;
                 go(found[at]?, choice)
             }
-            PlacementDecision::Soonest => go(find(&pool_set.pools)?, PlacementReason::Fastest),
+            PlacementDecision::Soonest => go(find_able_first(&pool_set.pools)?, PlacementReason::Fastest),
             PlacementDecision::Wait => None,
         }
     }
@@ -256,8 +256,8 @@ impl Scheduler {
     }
 
     /// Schedules a new look at the group for when a waiting job gives up its session's replica.
-    pub(in crate::core::scheduler) fn note_session(&mut self, group: GroupIndex, chosen: &Candidate) {
-        let until = self.session_until(group, chosen);
+    pub(in crate::core::scheduler) fn note_session(&mut self, group: GroupIndex, candidate: &Candidate) {
+        let until = self.session_until(group, candidate);
         let first = &mut self.groups[group].session_wait_until;
         *first = first.iter().copied().chain(until).min();
     }

@@ -39,37 +39,39 @@ impl Scheduler {
         deferred: Option<&DeferredPick>,
     ) -> bool {
         let Some(DeferredPick { pick, heads }) = deferred else { return true };
-        let first = &pick.chosen;
+        let first = &pick.candidate;
         let turn = |one: &Candidate| (one.class, one.head.part, one.guaranteed, one.quota_state);
         let (own, other) = (next.head.lane.tenant, first.head.lane.tenant);
         let ahead = self.groups[group].lead(next.class, own, other);
         *heads < MAX_HEADS && turn(next) == turn(first) && ahead <= scaled(MAX_AHEAD, 1.0)
     }
 
-    /// A warm job that goes before `chosen`, or `chosen` itself after others have let it pass.
-    /// `pick` is where `chosen` would go. When `chosen` lets others go first and there is none in
+    /// A warm job that goes before `candidate`, or `candidate` itself after others have let it pass.
+    /// `pick` is where `candidate` would go. When `candidate` lets others go first and there is none in
     /// its lane, the pick is deferred.
     pub(super) fn pick_warm(
         &mut self,
         group: GroupIndex,
-        chosen: &Candidate,
+        candidate: &Candidate,
         pick: Option<&DispatchPick>,
         deferred: &mut Option<DeferredPick>,
     ) -> Option<DispatchPick> {
-        let saved = self.jobs.get(&chosen.head.job)?.cached.at_best;
+        let saved = self.jobs.get(&candidate.head.job)?.cached.at_best;
         let is_cold = pick.is_none_or(|pick| saved.saturating_sub(pick.place.cached) >= MIN_SAVED);
         if let Some(first) = deferred {
             if let Some(pick) = pick.filter(|pick| !is_cold && pick.place.cached >= MIN_SAVED) {
-                self.note_bypass(first.pick.chosen.head.job);
+                self.note_bypass(first.pick.candidate.head.job);
                 return Some(DispatchPick { warm: true, ..*pick });
             }
             first.heads += 1;
         }
-        if !is_cold || saved < MIN_SAVED || !self.lets_others_go_first(chosen) {
+        if !is_cold || saved < MIN_SAVED || !self.lets_others_go_first(candidate) {
             return None;
         }
-        if let Some(warm) = self.find_in_lane(group, chosen) {
-            self.note_bypass(deferred.as_ref().map_or(chosen.head.job, |first| first.pick.chosen.head.job));
+        if let Some(warm) = self.find_in_lane(group, candidate) {
+            self.note_bypass(
+                deferred.as_ref().map_or(candidate.head.job, |first| first.pick.candidate.head.job),
+            );
             return Some(warm);
         }
         if deferred.is_none() {
@@ -78,12 +80,12 @@ impl Scheduler {
         None
     }
 
-    fn lets_others_go_first(&self, chosen: &Candidate) -> bool {
-        let class = self.policy.classes.get(chosen.head.lane.class);
+    fn lets_others_go_first(&self, candidate: &Candidate) -> bool {
+        let class = self.policy.classes.get(candidate.head.lane.class);
         let objective = class.map(|class| class.ttft_objective).unwrap_or_default();
-        let since = self.jobs.get(&chosen.head.job).and_then(|job| job.cached.bypassed_since);
+        let since = self.jobs.get(&candidate.head.job).and_then(|job| job.cached.bypassed_since);
         let waited = since.map_or(Duration::ZERO, |since| self.now.since(since));
-        chosen.head.part == LaneSegment::New && waited <= objective.mul_f64(MAX_BYPASS)
+        candidate.head.part == LaneSegment::New && waited <= objective.mul_f64(MAX_BYPASS)
     }
 
     fn note_bypass(&mut self, first: JobId) {
@@ -92,21 +94,21 @@ impl Scheduler {
         }
     }
 
-    fn find_in_lane(&self, group: GroupIndex, chosen: &Candidate) -> Option<DispatchPick> {
-        let lane = self.queue.lane(chosen.head.lane)?;
-        let mut others = lane.fresh_in_order().filter(|id| *id != chosen.head.job).take(MAX_LOOKED_AT);
+    fn find_in_lane(&self, group: GroupIndex, candidate: &Candidate) -> Option<DispatchPick> {
+        let lane = self.queue.lane(candidate.head.lane)?;
+        let mut others = lane.fresh_in_order().filter(|id| *id != candidate.head.job).take(MAX_LOOKED_AT);
         others.find_map(|id| {
-            let job = self.jobs.get(&id).filter(|job| is_ordinary(job, chosen.need.seqs))?;
+            let job = self.jobs.get(&id).filter(|job| is_ordinary(job, candidate.need.seqs))?;
             let cached = self.affinity.prefixes.matches(&job.prefix);
             let most = cached.first().map(|(_, tokens)| *tokens).filter(|tokens| *tokens >= MIN_SAVED)?;
-            let required = job.requirements(&cached, chosen.background, &self.policy);
+            let required = job.requirements(&cached, candidate.background, &self.policy);
             let mut warm = cached.iter().take_while(|(_, tokens)| most - tokens < MIN_SAVED);
             warm.find(|(replica, _)| self.fleet.fits_or_returns(*replica, &required, false, self.now))?;
-            let head = LaneHead { job: id, ..chosen.head };
-            let other = Candidate { head, place: job.place, need: job.size(), ..*chosen };
+            let head = LaneHead { job: id, ..candidate.head };
+            let other = Candidate { head, place: job.place, need: job.size(), ..*candidate };
             let place = self.choose_for(group, &other, 0)?;
             let pool = self.fleet.pool_of(place.replica)?;
-            let pick = DispatchPick { chosen: other, place, pool, held: false, warm: true };
+            let pick = DispatchPick { candidate: other, place, pool, held: false, warm: true };
             (most - place.cached < MIN_SAVED).then_some(pick)
         })
     }

@@ -173,13 +173,13 @@ impl Scheduler {
             let group = &self.groups[spot.group];
             let pool_set = group.shape.pool_set(spot.pool_set);
             let last = group.last_tier(spot.class, spot.pool_set);
-            let shunned = self.avoided_replicas(job.spec.id, &pool_set.pools);
+            let avoided = self.avoided_replicas(job.spec.id, &pool_set.pools);
             let cached = self.affinity.prefixes.matches(&job.prefix);
             let required = ReplicaRequirements {
                 session: self.session(job),
                 ..job.requirements(&cached, group.is_background_arrival(spot.class), &self.policy)
             };
-            let find = |pools: &[PoolId]| self.best_of_all(pools, &required, &shunned);
+            let find = |pools: &[PoolId]| self.best_of_all(pools, &required, &avoided);
             self.allows(spot.group, job.spec.tenant, job.spec.sequences)
                 && self.choose_replica(job, pool_set, last, &find).is_some()
         })
@@ -190,12 +190,12 @@ impl Scheduler {
         &self,
         pools: &[PoolId],
         required: &ReplicaRequirements<'_>,
-        shunned: &[ReplicaId],
+        avoided: &[ReplicaId],
     ) -> Option<ReplicaMatch> {
         let within = |id: &ReplicaId| self.fleet.pool_of(*id).is_some_and(|pool| pools.contains(&pool));
         let all = self.fleet.ledgers().map(|(id, _)| id).filter(within);
         let fitting =
-            all.filter(|id| !shunned.contains(id) && self.fleet.fits(*id, required, false, self.now));
+            all.filter(|id| !avoided.contains(id) && self.fleet.fits(*id, required, false, self.now));
         let costs = fitting.filter_map(|id| Some((self.fleet.cost(id, required)?, id)));
         let (_, replica) = costs.min()?;
         let waits = self.fleet.waits_for_better(replica, pools, required);

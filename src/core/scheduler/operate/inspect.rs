@@ -216,23 +216,23 @@ impl Scheduler {
     fn has_room(&self, job: &Job, spot: LanePosition) -> bool {
         let here = &self.groups[spot.group];
         let pools = &here.shape.pool_set(spot.pool_set).pools;
-        let shunned = self.avoided_replicas(job.spec.id, pools);
+        let avoided = self.avoided_replicas(job.spec.id, pools);
         let cached = self.affinity.prefixes.matches(&job.prefix);
         let required = job.requirements(&cached, here.is_background(spot.class), &self.policy);
-        self.fleet.find(pools, &required, &|id| shunned.contains(&id)).is_some()
+        self.fleet.find(pools, &required, &|id| avoided.contains(&id)).is_some()
     }
 
     /// What keeps a job from replicas that have room for it.
     fn obstacle_at_free(&self, job: &Job, spot: LanePosition) -> Obstacle {
         let here = &self.groups[spot.group];
         let pool_set = here.shape.pool_set(spot.pool_set);
-        let shunned = self.avoided_replicas(job.spec.id, &pool_set.pools);
+        let avoided = self.avoided_replicas(job.spec.id, &pool_set.pools);
         let cached = self.affinity.prefixes.matches(&job.prefix);
         let required = ReplicaRequirements {
             session: self.session(job),
             ..job.requirements(&cached, here.is_background(spot.class), &self.policy)
         };
-        let find = |pools: &[PoolId]| self.fleet.find(pools, &required, &|id| shunned.contains(&id));
+        let find = |pools: &[PoolId]| self.fleet.find(pools, &required, &|id| avoided.contains(&id));
         let last = here.last_tier(spot.class, spot.pool_set);
         if self.choose_replica(job, pool_set, last, &find).is_some() {
             return Obstacle::NotItsTurn;
@@ -252,7 +252,7 @@ impl Scheduler {
         background: bool,
         now: Tick,
     ) -> Vec<ReplicaOption> {
-        let shunned = self.avoided_replicas(job.spec.id, pools);
+        let avoided = self.avoided_replicas(job.spec.id, pools);
         let cached = self.affinity.prefixes.matches(&job.prefix);
         let required = job.requirements(&cached, background, &self.policy);
         let views = self.fleet.snapshots(now);
@@ -265,9 +265,9 @@ impl Scheduler {
                 state: view.state,
                 running: view.running,
                 limit: view.limit,
-                fits: !shunned.contains(&id) && self.fleet.fits(id, &required, false, now),
+                fits: !avoided.contains(&id) && self.fleet.fits(id, &required, false, now),
                 bottleneck: self.fleet.bottleneck(id, &required, now),
-                failed_before: shunned.contains(&id),
+                failed_before: avoided.contains(&id),
                 adapter: self.fleet.adapter_fit(id, required.model),
                 expected: Duration::from_nanos(self.fleet.ttft(id, &required)),
             }

@@ -1,27 +1,15 @@
 //! Settlement: the ends of attempts and jobs.
 //!
-//! When an attempt fails before the first token, the job returns to its lane with its age, to go
-//! to a replica that has not failed it yet. The tenant was charged at the first attempt. A job
-//! whose deadline has passed in the meantime gets one more dispatch, at once, and is refused if no
-//! replica is free.
-//!
-//! When a stream breaks after its first token and another engine can continue it, the job also
-//! returns to its lane. The output so far is then part of its prompt. The job kept its first
-//! deadline, so it may wait as long again.
-//!
-//! Retries take from the retry budget ([`crate::core::queue::retry_budget`]), except after faults that
-//! cost the engine nothing (refused, draining, busy; see [`EngineFault::counts_as_attempt`]) and after
-//! the outage of a replica that worked. When the retry budget is spent, the job is refused: nothing
-//! suggests that waiting would help, and its client may know another endpoint.
+//! An attempt that failed goes to [`retry`], which decides whether its job waits again, is refused
+//! or ends. [`charge`] bills each attempt.
 //!
 //! A stream that migrated because its replica drains has not failed, and neither has the replica.
 
 pub(super) mod charge;
-
-use std::time::Duration;
+mod retry;
 
 use crate::core::billing::bill::WasteCause;
-use crate::core::model::event::{Action, AttemptOutcome, EngineFault, JobAction, RejectReason};
+use crate::core::model::event::{Action, AttemptOutcome, JobAction, RejectReason};
 use crate::core::model::ids::{GroupIndex, JobId, TenantId};
 use crate::core::model::invariant::InvariantId;
 use crate::core::model::job::{JobUsage, TokenCounts};
@@ -102,82 +90,6 @@ impl Scheduler {
         }
     }
 
-    /// Handles a failed attempt. `begun`: output tokens that the client has, if another engine can
-    /// continue the stream.
-    fn failed(
-        &mut self,
-        id: JobId,
-        run: RunningAttempt,
-        fault: EngineFault,
-        usage: JobUsage,
-        begun: Option<u64>,
-        out: &mut Vec<Action>,
-    ) {
-        let asked = self.jobs.get(&id).and_then(|job| job.preemption.migration_asked);
-        let why = match begun {
-            Some(_) => WasteCause::Interrupted,
-            None if run.booking.started => WasteCause::Broken,
-            None => WasteCause::Retry,
-        };
-        let wasted = (run.booking.started || fault.counts_as_attempt()).then_some(WastedUse { why, usage });
-        self.release(id, &run, wasted, out);
-        let Some(job) = self.jobs.get_mut(&id) else { return };
-        let suspect = job.faults.suspect;
-        let made_way = begun.is_some() && fault == EngineFault::Draining && asked.is_some();
-        let counts = !made_way && (fault.counts_as_attempt() || run.booking.started);
-        if counts {
-            job.faults.note_failure(&run);
-        }
-        if let Some(output) = begun {
-            let class = self.policy.classes.get(job.spec.class);
-            job.interrupted(output, self.now + class.map_or(Duration::ZERO, |class| class.max_wait));
-        }
-        let (failures, lane) = (job.faults.failures, LaneKey::of(&job.spec));
-        // A suspect whose first token never comes ends here, and its replica is not to blame.
-        let is_silent = fault == EngineFault::Silent;
-        let to_blame = is_silent && !run.booking.started && !job.faults.is_watched();
-        let stalls = is_silent && job.faults.has_stalled_often();
-        let hopeless = fault == EngineFault::AnswerTimeout || to_blame || stalls;
-        let exhausted = counts && (hopeless || failures >= self.policy.retry.max_attempts.max(1));
-        if fault == EngineFault::Silent && begun.is_some() {
-            self.jobs.note_stall(id, self.now);
-        }
-        let is_free = !counts || self.is_of_same_outage(&run, suspect);
-
-        if !run.booking.started
-            && let Some(account) = self.lane_accounts(lane)
-        {
-            let here = &mut self.groups[account.group];
-            here.drain_rate.undo_dispatch(self.now);
-            here.class_mut(account.class).drain_rates.undo_dispatch(lane.tenant, self.now);
-        }
-        if run.booking.started && begun.is_none() {
-            if let Some(job) = self.jobs.remove(&id) {
-                self.settle(job, usage);
-            }
-        } else if let Some(reason) = self.reason_to_withdraw(lane) {
-            self.refuse(id, reason, usage, out);
-        } else if exhausted {
-            self.refuse(id, RejectReason::AttemptsExhausted(fault), usage, out);
-        } else if !is_free && !self.take_retry(lane) {
-            self.refuse(id, RejectReason::RetryBudgetSpent(fault), usage, out);
-        } else {
-            self.jobs.end_attempt(id, self.now);
-            out.push(Action::Job(JobAction::Requeue { job: id, replica: run.replica, why: fault }));
-            self.vain_waits_possible = true;
-            self.enqueue(id);
-        }
-        if !made_way && !to_blame {
-            self.judge_fault(&run, fault, suspect, out);
-        }
-    }
-
-    /// Takes one retry from the budget of the lane's group.
-    pub(super) fn take_retry(&mut self, lane: LaneKey) -> bool {
-        let group = self.placement.group_of_model(lane.model);
-        group.is_some_and(|group| self.groups[group].retries.take_retry(self.now, &self.policy.retry))
-    }
-
     /// Refuses a job that waits.
     pub(super) fn reject(&mut self, id: JobId, reason: RejectReason, out: &mut Vec<Action>) {
         let Some(job) = self.jobs.get(&id) else { return };
@@ -189,8 +101,8 @@ impl Scheduler {
         self.abandon(id, JobUsage::Unknown, out);
     }
 
-    /// Refuses a job whose try has been released.
-    fn refuse(&mut self, id: JobId, reason: RejectReason, usage: JobUsage, out: &mut Vec<Action>) {
+    /// Refuses a job whose attempt was released.
+    fn reject_released(&mut self, id: JobId, reason: RejectReason, usage: JobUsage, out: &mut Vec<Action>) {
         let Some(job) = self.jobs.remove(&id) else { return };
         let why = self.rejection(&job.spec, reason, Some(&job));
         self.demand.note_given_up(&job.spec, self.now);
@@ -202,7 +114,7 @@ impl Scheduler {
 
     /// Refuses a job that was taken back and has no lane any more.
     pub(super) fn refuse_returned(&mut self, id: JobId, reason: RejectReason, out: &mut Vec<Action>) {
-        self.refuse(id, reason, JobUsage::Unknown, out);
+        self.reject_released(id, reason, JobUsage::Unknown, out);
     }
 
     /// Ends a job's attempt at a replica. `wasted` = why the attempt was for nothing, if it was, and

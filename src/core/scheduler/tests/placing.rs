@@ -11,7 +11,7 @@ use crate::core::model::job::JobSpec;
 use crate::core::model::policy::{Class, Policy, Pool};
 use crate::core::model::snapshot::Obstacle;
 use crate::core::model::time::Tick;
-use crate::core::placement::choose::PlacementReason;
+use crate::core::placement::choose_tier::PlacementReason;
 use crate::core::placement::rules::{Isolation, LatePolicy, PlacementRules, PoolTraits, Price};
 use crate::core::replica::scores::WhyNot;
 use crate::core::scheduler::tests::{World, class, placed, policy, rejected, sent, spec, used};

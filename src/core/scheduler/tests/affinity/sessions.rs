@@ -9,7 +9,7 @@ use crate::core::model::job::JobSpec;
 use crate::core::model::overrides::{Closed, Override, OverrideChange, OverrideTarget};
 use crate::core::model::policy::{Policy, StickySessions};
 use crate::core::model::time::Tick;
-use crate::core::placement::choose::PlacementReason;
+use crate::core::placement::choose_tier::PlacementReason;
 use crate::core::scheduler::tests::{World, placed, policy, sent, spec};
 
 /// Two replicas and sessions that may come 100 ms later for their own.

@@ -1,5 +1,8 @@
 //! Attempt loop: one request waits for a replica, and goes to the next replica after a fault or a
 //! preemption.
+//!
+//! [`Ticket::requeue`] only reports a fault; `Scheduler::failed` decides. A refusal arrives in the next
+//! [`Ticket::dispatched`].
 
 use std::future::pending;
 use std::sync::Arc;
@@ -17,10 +20,10 @@ use crate::protocol::error::ApiError;
 use crate::protocol::error::catalogue::ErrorKind;
 use crate::protocol::response::partial_answer::PartialAnswer;
 use crate::proxy::Proxy;
+use crate::proxy::active_request::ActiveRequest;
 use crate::proxy::attempt::{AttemptError, EngineAnswer, MOST_SENDS};
 use crate::proxy::request::InferenceRequest;
 use crate::proxy::summary::RequestRecord;
-use crate::proxy::summary::active::ActiveRequest;
 use crate::telemetry::trace::RequestPhase;
 
 use super::ServeError;
@@ -101,6 +104,7 @@ impl Proxy {
                         resets.note(grant.replica, record.at_engine.sends);
                     }
                     let usage = before.filter(|_| usage == JobUsage::Unknown).unwrap_or(usage);
+                    // False: the job was preempted before the fault was reported.
                     if ticket.requeue(fault, usage) {
                         record.requeued(grant.replica, fault);
                     } else {

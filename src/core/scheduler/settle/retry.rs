@@ -1,0 +1,145 @@
+//! Retries: what becomes of the job of a failed attempt.
+//!
+//! When an attempt fails before the first token, the job returns to its lane with its age, to go
+//! to a replica that has not failed it yet. The tenant was charged at the first attempt. A job
+//! whose deadline has passed in the meantime gets one more dispatch, at once, and is refused if no
+//! replica is free.
+//!
+//! When a stream breaks after its first token and another engine can continue it, the job also
+//! returns to its lane. The output so far is then part of its prompt. The job kept its first
+//! deadline, so it may wait as long again.
+//!
+//! Retries take from the retry budget ([`crate::core::queue::retry_budget`]), except after faults that
+//! cost the engine nothing (refused, draining, busy; see [`EngineFault::counts_as_attempt`]) and after
+//! the outage of a replica that worked. When the retry budget is spent, the job is refused: nothing
+//! suggests that waiting would help, and its client may know another endpoint.
+
+use std::time::Duration;
+
+use crate::core::billing::bill::WasteCause;
+use crate::core::model::event::{Action, EngineFault, JobAction, RejectReason};
+use crate::core::model::ids::JobId;
+use crate::core::model::job::JobUsage;
+use crate::core::queue::lane_key::LaneKey;
+use crate::core::scheduler::Scheduler;
+use crate::core::scheduler::job::RunningAttempt;
+use crate::core::scheduler::settle::charge::WastedUse;
+
+/// What a failed attempt means for a retry of its job.
+#[derive(Debug, Clone, Copy)]
+struct FailedAttempt {
+    fault: EngineFault,
+    /// Whether the client has the start of an answer that no other engine can continue.
+    is_broken: bool,
+    /// Whether the job has used up its attempts.
+    is_last: bool,
+    /// Whether a retry takes nothing from the retry budget.
+    is_free: bool,
+}
+
+/// What becomes of the job of a failed attempt.
+#[derive(Debug, Clone, Copy)]
+enum RetryDecision {
+    /// The job ends, and its client gets no more of the answer.
+    End,
+    /// The job is refused.
+    Reject(RejectReason),
+    /// The job returns to its lane.
+    Requeue,
+}
+
+impl Scheduler {
+    /// Handles a failed attempt. `begun`: output tokens that the client has, if another engine can
+    /// continue the stream.
+    pub(super) fn failed(
+        &mut self,
+        id: JobId,
+        run: RunningAttempt,
+        fault: EngineFault,
+        usage: JobUsage,
+        begun: Option<u64>,
+        out: &mut Vec<Action>,
+    ) {
+        let asked = self.jobs.get(&id).and_then(|job| job.preemption.migration_asked);
+        let why = match begun {
+            Some(_) => WasteCause::Interrupted,
+            None if run.booking.started => WasteCause::Broken,
+            None => WasteCause::Retry,
+        };
+        let wasted = (run.booking.started || fault.counts_as_attempt()).then_some(WastedUse { why, usage });
+        self.release(id, &run, wasted, out);
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        let suspect = job.faults.suspect;
+        let made_way = begun.is_some() && fault == EngineFault::Draining && asked.is_some();
+        let counts = !made_way && (fault.counts_as_attempt() || run.booking.started);
+        if counts {
+            job.faults.note_failure(&run);
+        }
+        if let Some(output) = begun {
+            let class = self.policy.classes.get(job.spec.class);
+            job.interrupted(output, self.now + class.map_or(Duration::ZERO, |class| class.max_wait));
+        }
+        let (failures, lane) = (job.faults.failures, LaneKey::of(&job.spec));
+        // A suspect whose first token never comes ends here, and its replica is not to blame.
+        let is_silent = fault == EngineFault::Silent;
+        let to_blame = is_silent && !run.booking.started && !job.faults.is_watched();
+        let stalls = is_silent && job.faults.has_stalled_often();
+        let hopeless = fault == EngineFault::AnswerTimeout || to_blame || stalls;
+        let is_last = counts && (hopeless || failures >= self.policy.retry.max_attempts.max(1));
+        if fault == EngineFault::Silent && begun.is_some() {
+            self.jobs.note_stall(id, self.now);
+        }
+        let is_free = !counts || self.is_of_same_outage(&run, suspect);
+
+        if !run.booking.started
+            && let Some(account) = self.lane_accounts(lane)
+        {
+            let here = &mut self.groups[account.group];
+            here.drain_rate.undo_dispatch(self.now);
+            here.class_mut(account.class).drain_rates.undo_dispatch(lane.tenant, self.now);
+        }
+        let is_broken = run.booking.started && begun.is_none();
+        match self.decide_retry(lane, FailedAttempt { fault, is_broken, is_last, is_free }) {
+            RetryDecision::End => {
+                if let Some(job) = self.jobs.remove(&id) {
+                    self.settle(job, usage);
+                }
+            }
+            RetryDecision::Reject(reason) => self.reject_released(id, reason, usage, out),
+            RetryDecision::Requeue => {
+                self.jobs.end_attempt(id, self.now);
+                out.push(Action::Job(JobAction::Requeue { job: id, replica: run.replica, why: fault }));
+                self.vain_waits_possible = true;
+                self.enqueue(id);
+            }
+        }
+        if !made_way && !to_blame {
+            self.judge_fault(&run, fault, suspect, out);
+        }
+    }
+
+    /// Decides what becomes of the job of a failed attempt. A retry that is not free is taken from the
+    /// budget here, after all other reasons against it.
+    fn decide_retry(&mut self, lane: LaneKey, attempt: FailedAttempt) -> RetryDecision {
+        let FailedAttempt { fault, is_broken, is_last, is_free } = attempt;
+        if is_broken {
+            return RetryDecision::End;
+        }
+        if let Some(reason) = self.reason_to_withdraw(lane) {
+            return RetryDecision::Reject(reason);
+        }
+        if is_last {
+            return RetryDecision::Reject(RejectReason::AttemptsExhausted(fault));
+        }
+        if !is_free && !self.take_retry(lane) {
+            return RetryDecision::Reject(RejectReason::RetryBudgetSpent(fault));
+        }
+        RetryDecision::Requeue
+    }
+
+    /// Takes one retry from the budget of the lane's group.
+    pub(in crate::core::scheduler) fn take_retry(&mut self, lane: LaneKey) -> bool {
+        let group = self.placement.group_of_model(lane.model);
+        group.is_some_and(|group| self.groups[group].retries.take_retry(self.now, &self.policy.retry))
+    }
+}
