@@ -31,6 +31,7 @@ use crate::proxy::relay::itl::ItlCounters;
 use crate::proxy::relay::memory::AnswerMemory;
 use crate::proxy::request::superseding::LiveRequests;
 use crate::proxy::response::caller_status::cache::CallerStatusCache;
+use crate::proxy::response::models_api::cache::ModelListCache;
 use crate::proxy::shadow::copies::ShadowCopies;
 use crate::proxy::upstream::Upstreams;
 use crate::proxy::upstream::guardrails::Guardrails;
@@ -64,6 +65,8 @@ pub struct Proxy {
     pub shadow_copies: Arc<ShadowCopies>,
     /// What `GET /v1/me` answers from.
     pub caller_status: Arc<CallerStatusCache>,
+    /// What `GET /v1/models` answers.
+    pub model_lists: ModelListCache,
     /// Usage journal. `None` = usage is not recorded.
     pub journal: Option<Journal>,
 }

@@ -40,7 +40,7 @@ use crate::fleet::context::FleetTiming;
 use crate::fleet::discovery::DiscoverySources;
 use crate::fleet::handle::FleetMonitor;
 use crate::protocol::request::prefix::PrefixHasher;
-use crate::proxy::handler::CallerStatusCache;
+use crate::proxy::handler::{CallerStatusCache, ModelListCache};
 use crate::proxy::listener::{self, ListenerShutdown, Workers};
 use crate::proxy::upstream::Upstreams;
 use crate::proxy::upstream::guardrails::Guardrails;
@@ -143,6 +143,7 @@ fn make_proxy(
         itl_samplers: Arc::default(),
         shadow_copies: Arc::default(),
         caller_status: Arc::new(CallerStatusCache::new(rows)),
+        model_lists: ModelListCache::default(),
         journal,
     }
 }

@@ -35,6 +35,7 @@ use crate::proxy::handler::ServeError;
 use crate::proxy::relay::live_stream::LiveStream;
 use crate::proxy::request::{self, InferenceRequest};
 use crate::proxy::response::AnswerBody;
+use crate::proxy::response::models_api::cache::ModelListCache;
 use crate::proxy::summary::RequestRecord;
 use crate::proxy::upstream::Upstreams;
 use crate::proxy::upstream::guardrails::Guardrails;
@@ -83,6 +84,7 @@ pub(super) async fn proxy(urls: [String; 2]) -> Arc<Proxy> {
         itl_samplers: Arc::default(),
         shadow_copies: Arc::default(),
         caller_status: Arc::default(),
+        model_lists: ModelListCache::default(),
         journal: None,
     })
 }

@@ -1,5 +1,6 @@
 //! Models API: answers about models that need no engine.
 
+pub(in crate::proxy) mod cache;
 pub(in crate::proxy) mod list;
 
 use bytes::Bytes;
@@ -21,7 +22,9 @@ impl Proxy {
     ) -> Result<Response<Bytes>, ApiError> {
         let settings = self.settings.load_full();
         let identity = self.identify(&settings, self.caller(&settings, headers, peer)).await?;
-        Ok(json_response(&list::list(&settings, &identity.grant, &self.engines)))
+        let (grant, now) = (&identity.grant, self.dispatcher.clock().now());
+        let make = || Bytes::from(list::list(&settings, grant, &self.engines).to_string());
+        Ok(json_body(self.model_lists.body(&settings, grant, now, make)))
     }
 
     /// GET /v1/models/{name}.
@@ -51,7 +54,11 @@ impl Proxy {
 }
 
 pub(in crate::proxy) fn json_response(value: &Value) -> Response<Bytes> {
-    let mut response = Response::new(Bytes::from(value.to_string()));
+    json_body(Bytes::from(value.to_string()))
+}
+
+fn json_body(body: Bytes) -> Response<Bytes> {
+    let mut response = Response::new(body);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }
