@@ -26,7 +26,7 @@ use crate::config::syntax::named::NamedEntries;
 /// Configuration of Penstock.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-#[schemars(title = "Penstock", transform = crate::config::schema::top)]
+#[schemars(title = "Penstock", transform = crate::config::schema::transforms::top)]
 pub struct ConfigFile {
     /// Version of the file's format: 1.
     #[serde(skip_serializing_if = "Option::is_none")]

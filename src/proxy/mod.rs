@@ -63,12 +63,19 @@ pub struct Proxy {
     pub itl_samplers: Arc<ItlCounters>,
     /// Shadow copies that run now.
     pub shadow_copies: Arc<ShadowCopies>,
-    /// What `GET /v1/me` answers from.
-    pub caller_status: Arc<CallerStatusCache>,
-    /// What `GET /v1/models` answers.
-    pub model_lists: ModelListCache,
+    /// Answers that need no engine, shared by callers.
+    pub cached: CachedAnswers,
     /// Usage journal. `None` = usage is not recorded.
     pub journal: Option<Journal>,
+}
+
+/// Answers that need no engine. Callers who ask at the same time share the work.
+#[derive(Debug, Default)]
+pub struct CachedAnswers {
+    /// What `GET /v1/me` answers from.
+    pub caller_status: CallerStatusCache,
+    /// What `GET /v1/models` answers.
+    pub model_lists: ModelListCache,
 }
 
 /// Memory that clients' bytes take, each with its bounds.

@@ -171,4 +171,6 @@ fn on_files_in_a_circle() {
         ("c.rs", "use crate::a::A;"),
     ];
     assert_eq!(circles(&parsed(&far)), [["a.rs", "b.rs", "c.rs"]]);
+    let attribute = [("a.rs", "use crate::b::B;"), ("b.rs", "#[made(by = crate::a::f)]\nstruct B;")];
+    assert_eq!(circles(&parsed(&attribute)), [["a.rs", "b.rs"]]);
 }

@@ -155,6 +155,13 @@ impl<'ast> Visit<'ast> for Source {
         visit::visit_signature(self, signature);
     }
 
+    /// `#[schemars(transform = crate::a::b)]` names a path of this crate.
+    fn visit_attribute(&mut self, item: &'ast Attribute) {
+        if let syn::Meta::List(list) = &item.meta {
+            self.visit_tokens(list.tokens.clone());
+        }
+    }
+
     fn visit_macro(&mut self, item: &'ast syn::Macro) {
         self.visit_path(&item.path);
         self.visit_tokens(item.tokens.clone());

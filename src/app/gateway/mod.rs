@@ -40,11 +40,11 @@ use crate::fleet::context::FleetTiming;
 use crate::fleet::discovery::DiscoverySources;
 use crate::fleet::handle::FleetMonitor;
 use crate::protocol::request::prefix::PrefixHasher;
-use crate::proxy::handler::{CallerStatusCache, ModelListCache};
+use crate::proxy::handler::CallerStatusCache;
 use crate::proxy::listener::{self, ListenerShutdown, Workers};
 use crate::proxy::upstream::Upstreams;
 use crate::proxy::upstream::guardrails::Guardrails;
-use crate::proxy::{EdgeMemory, Proxy};
+use crate::proxy::{CachedAnswers, EdgeMemory, Proxy};
 use crate::record::RecordOptions;
 use crate::record::writer::Recorder;
 use crate::scaler::{ScalerHandle, SignalCache};
@@ -142,8 +142,7 @@ fn make_proxy(
         prefixes: PrefixHasher::default(),
         itl_samplers: Arc::default(),
         shadow_copies: Arc::default(),
-        caller_status: Arc::new(CallerStatusCache::new(rows)),
-        model_lists: ModelListCache::default(),
+        cached: CachedAnswers { caller_status: CallerStatusCache::new(rows), ..CachedAnswers::default() },
         journal,
     }
 }

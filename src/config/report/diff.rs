@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::config::file::ConfigFile;
 use crate::config::load::Loaded;
-use crate::config::schema::{HOT_FIELDS, RESTART_SECTIONS};
+use crate::config::schema::transforms::{HOT_FIELDS, RESTART_SECTIONS};
 use crate::config::settings::identity::{Auth, ListenerTls};
 use crate::config::syntax::field::{FieldPath, FieldStep};
 

@@ -5,7 +5,8 @@ use std::sync::OnceLock;
 use serde_json::{Value, json};
 
 use crate::config::report::problem::nearest;
-use crate::config::schema::{RESTART, RESTART_SENTENCE, schema};
+use crate::config::schema::schema;
+use crate::config::schema::transforms::{RESTART, RESTART_SENTENCE};
 
 /// The page of the reference.
 const PAGE: &str = "docs/reference/configuration.md";

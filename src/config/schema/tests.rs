@@ -10,7 +10,8 @@ use serde_json::Value;
 
 use crate::config::file::ConfigFile;
 use crate::config::load::load_str_with;
-use crate::config::schema::{HOT_FIELDS, RESTART, RESTART_SECTIONS, RESTART_SENTENCE, schema};
+use crate::config::schema::schema;
+use crate::config::schema::transforms::{HOT_FIELDS, RESTART, RESTART_SECTIONS, RESTART_SENTENCE};
 use crate::config::secret::SecretSource;
 use crate::config::syntax::named::NamedEntries;
 use crate::config::syntax::tree::{TreeNode, TreeValue as Yaml};

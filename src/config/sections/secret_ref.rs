@@ -13,7 +13,7 @@ use crate::config::validate::findings::Findings;
 
 /// Where a secret is read from: exactly one of the two.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
-#[schemars(deny_unknown_fields, transform = crate::config::schema::one_key)]
+#[schemars(deny_unknown_fields, transform = crate::config::schema::transforms::one_key)]
 pub struct SecretRef {
     /// Name of an environment variable.
     #[serde(skip_serializing_if = "Option::is_none")]

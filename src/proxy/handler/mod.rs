@@ -32,7 +32,6 @@ use crate::proxy::request::superseding::{RetriableRequest, SupersededRequest, re
 use crate::proxy::request::{self, InferenceRequest};
 pub use crate::proxy::response::caller_status::cache::CallerStatusCache;
 use crate::proxy::response::early_head::{EarlyHead, Serving};
-pub use crate::proxy::response::models_api::cache::ModelListCache;
 use crate::proxy::response::{AnswerBody, ServedRequest, caller_status};
 use crate::proxy::summary::RequestRecord;
 use crate::telemetry::event::RequestOutcome;

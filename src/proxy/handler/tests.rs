@@ -35,11 +35,10 @@ use crate::proxy::handler::ServeError;
 use crate::proxy::relay::live_stream::LiveStream;
 use crate::proxy::request::{self, InferenceRequest};
 use crate::proxy::response::AnswerBody;
-use crate::proxy::response::models_api::cache::ModelListCache;
 use crate::proxy::summary::RequestRecord;
 use crate::proxy::upstream::Upstreams;
 use crate::proxy::upstream::guardrails::Guardrails;
-use crate::proxy::{EdgeMemory, Proxy};
+use crate::proxy::{CachedAnswers, EdgeMemory, Proxy};
 use crate::telemetry::Telemetry;
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -83,8 +82,7 @@ pub(super) async fn proxy(urls: [String; 2]) -> Arc<Proxy> {
         prefixes: PrefixHasher::default(),
         itl_samplers: Arc::default(),
         shadow_copies: Arc::default(),
-        caller_status: Arc::default(),
-        model_lists: ModelListCache::default(),
+        cached: CachedAnswers::default(),
         journal: None,
     })
 }

@@ -18,7 +18,7 @@ const MAX_AUDIT_FILES: u32 = 1000;
 /// JSON object a line.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-#[schemars(transform = crate::config::schema::restart)]
+#[schemars(transform = crate::config::schema::transforms::restart)]
 pub struct AuditSection {
     /// Path of the file that lines are added to; absent = only the log has
     /// them.

@@ -22,7 +22,7 @@ const PEM: &str = "name a PEM file; paths start at this file's folder";
 /// new connection has what they hold.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-#[schemars(transform = crate::config::schema::client_tls)]
+#[schemars(transform = crate::config::schema::transforms::client_tls)]
 pub struct ClientTlsSection {
     /// Path of a PEM file with the authorities of the other side's certificate. No
     /// other authority is trusted.

@@ -49,7 +49,7 @@ pub struct ClientCertSection {
 /// An identity provider whose tokens (JWT) are taken in place of a key.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-#[schemars(transform = crate::config::schema::oidc)]
+#[schemars(transform = crate::config::schema::transforms::oidc)]
 pub struct OidcSection {
     /// The provider's name for itself: the claim `iss` of its tokens, letter
     /// by letter.
@@ -192,7 +192,7 @@ pub struct AdminAuthSection {
 /// operators' listener, and the console signs in there.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-#[schemars(transform = crate::config::schema::admin_oidc)]
+#[schemars(transform = crate::config::schema::transforms::admin_oidc)]
 pub struct AdminOidcSection {
     /// The provider's name for itself: the claim `iss` of its tokens, letter
     /// by letter.
@@ -256,7 +256,7 @@ impl Default for AdminOidcSection {
 /// An operator's token, of which the file holds only the digest.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-#[schemars(transform = crate::config::schema::key)]
+#[schemars(transform = crate::config::schema::transforms::key)]
 pub struct AdminTokenSection {
     /// The public part of the token, between its two underscores. It is what
     /// the audit log shows.

@@ -31,7 +31,7 @@ pub(in crate::config) const SCALER: &[&[u8]] = &[b"h2"];
 /// are open stay, and broken files leave the last good ones in force.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-#[schemars(transform = crate::config::schema::tls)]
+#[schemars(transform = crate::config::schema::transforms::tls)]
 pub struct TlsSection {
     /// Path of a PEM file with the certificate, followed by those that lead
     /// from it to its authority.

@@ -103,7 +103,7 @@ pub enum Truncation {
 /// `shadow`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-#[schemars(transform = crate::config::schema::shadow)]
+#[schemars(transform = crate::config::schema::transforms::shadow)]
 pub struct ShadowSection {
     /// The model that gets them.
     pub to: String,

@@ -24,7 +24,7 @@ use crate::engines::EngineKind;
 /// Replicas that are alike.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-#[schemars(transform = crate::config::schema::pool)]
+#[schemars(transform = crate::config::schema::transforms::pool)]
 pub struct PoolSection {
     /// The software that runs there.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -226,7 +226,7 @@ pub enum ReplicaSection {
 /// One replica with what differs from its pool.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-#[schemars(transform = crate::config::schema::replica)]
+#[schemars(transform = crate::config::schema::transforms::replica)]
 pub struct ReplicaDetail {
     /// Base URL such as `http://10.0.0.5:8000`, without `/v1`.
     pub url: String,

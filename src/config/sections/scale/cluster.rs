@@ -21,8 +21,8 @@ const MAX_PREFIX: usize = 64;
 /// overrides and the scale signal through a store.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-#[schemars(transform = crate::config::schema::cluster)]
-#[schemars(transform = crate::config::schema::restart)]
+#[schemars(transform = crate::config::schema::transforms::cluster)]
+#[schemars(transform = crate::config::schema::transforms::restart)]
 pub struct ClusterSection {
     /// The store: a Valkey or Redis server.
     pub valkey: ValkeySection,
@@ -42,7 +42,7 @@ impl Default for ClusterSection {
 /// Where the store is, and who this gateway is there.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-#[schemars(transform = crate::config::schema::valkey)]
+#[schemars(transform = crate::config::schema::transforms::valkey)]
 pub struct ValkeySection {
     /// Its URL, such as `redis://valkey:6379/0`, or `rediss://` for TLS; `valkey://` and
     /// `valkeys://` mean the same. The path is the number of the database.

@@ -14,7 +14,7 @@ use crate::config::syntax::units::Span;
 /// KEDA's external scaler (gRPC): tells how many replicas each pool needs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-#[schemars(transform = crate::config::schema::restart)]
+#[schemars(transform = crate::config::schema::transforms::restart)]
 pub struct ScaleSection {
     /// Where KEDA connects: an IP address and a port. Absent = no scaler; the
     /// numbers are on the admin port in any case.

@@ -20,7 +20,7 @@ use crate::config::syntax::units::{ByteSize, Span};
 /// Listeners and their limits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-#[schemars(transform = crate::config::schema::restart)]
+#[schemars(transform = crate::config::schema::transforms::restart)]
 pub struct ServerSection {
     /// Where clients connect: an IP address and a port. `0.0.0.0:8080` for
     /// all interfaces.
@@ -96,7 +96,7 @@ impl Default for ServerSection {
 /// Load balancers in front of the client listener.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[schemars(transform = crate::config::schema::restart)]
+#[schemars(transform = crate::config::schema::transforms::restart)]
 pub struct ProxiesSection {
     /// Their addresses or networks, such as `10.0.0.0/8`. What others say
     /// about a client's address is not believed.
@@ -111,7 +111,7 @@ pub struct ProxiesSection {
 /// Logs and traces.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-#[schemars(transform = crate::config::schema::restart)]
+#[schemars(transform = crate::config::schema::transforms::restart)]
 pub struct TelemetrySection {
     /// Log lines, to standard error.
     pub log: LogSection,
@@ -136,7 +136,7 @@ impl Default for TelemetrySection {
 /// Log lines.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-#[schemars(transform = crate::config::schema::restart)]
+#[schemars(transform = crate::config::schema::transforms::restart)]
 pub struct LogSection {
     /// `json` for machines, `text` for people.
     pub format: LogFormat,
@@ -158,7 +158,7 @@ impl Default for LogSection {
 /// Traces over OTLP. The usual `OTEL_*` variables say what is absent here.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-#[schemars(transform = crate::config::schema::restart)]
+#[schemars(transform = crate::config::schema::transforms::restart)]
 pub struct OtlpSection {
     /// URL of the collector, such as `http://otel-collector:4317`. With
     /// `http/protobuf`, `/v1/traces` is added to a URL without a path. Absent =

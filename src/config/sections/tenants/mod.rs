@@ -185,7 +185,7 @@ impl Default for TenantQuotaSection {
 /// An API key, of which the file holds only the digest.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-#[schemars(transform = crate::config::schema::key)]
+#[schemars(transform = crate::config::schema::transforms::key)]
 pub struct KeySection {
     /// The public part of the key, between its two underscores; of another
     /// secret what `penstock keys hash` printed. It is what logs show.

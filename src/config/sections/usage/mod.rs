@@ -13,7 +13,7 @@ use crate::config::syntax::units::{ByteSize, Span};
 /// answers, no secrets.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-#[schemars(transform = crate::config::schema::restart)]
+#[schemars(transform = crate::config::schema::transforms::restart)]
 pub struct UsageSection {
     /// Folder of the journal; made where it is missing. Absent = nothing is
     /// written down, and the limits of days and months begin anew with each
@@ -72,7 +72,7 @@ pub enum DatabaseSection {
 /// Where PostgreSQL is.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-#[schemars(transform = crate::config::schema::postgres)]
+#[schemars(transform = crate::config::schema::transforms::postgres)]
 pub struct PostgresSection {
     /// Where its address is read from: a text such as
     /// `postgres://user:password@host:5432/database`. `?sslmode=require` refuses

@@ -30,9 +30,9 @@ pub(in crate::proxy) async fn me(
     let settings = proxy.settings.load_full();
     let identity = proxy.identify(&settings, proxy.caller(&settings, headers, peer)).await?;
     let now = proxy.dispatcher.clock().now();
-    let bill = proxy.caller_status.bill(now).await;
-    let facts = proxy.caller_status.facts(&proxy.dispatcher, now);
-    let waits = proxy.caller_status.waits(
+    let bill = proxy.cached.caller_status.bill(now).await;
+    let facts = proxy.cached.caller_status.facts(&proxy.dispatcher, now);
+    let waits = proxy.cached.caller_status.waits(
         &proxy.dispatcher,
         &proxy.telemetry,
         identity.tenant,

@@ -24,7 +24,7 @@ impl Proxy {
         let identity = self.identify(&settings, self.caller(&settings, headers, peer)).await?;
         let (grant, now) = (&identity.grant, self.dispatcher.clock().now());
         let make = || Bytes::from(list::list(&settings, grant, &self.engines).to_string());
-        Ok(json_body(self.model_lists.body(&settings, grant, now, make)))
+        Ok(json_body(self.cached.model_lists.body(&settings, grant, now, make)))
     }
 
     /// GET /v1/models/{name}.

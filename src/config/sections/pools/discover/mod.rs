@@ -14,7 +14,7 @@ use crate::config::syntax::units::Span;
 /// cannot be asked its last answer holds.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-#[schemars(transform = crate::config::schema::one_key)]
+#[schemars(transform = crate::config::schema::transforms::one_key)]
 pub struct DiscoverSection {
     /// Addresses of a name, such as that of a headless Service.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -32,7 +32,7 @@ pub struct DiscoverSection {
 /// Addresses of a name.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-#[schemars(transform = crate::config::schema::dns)]
+#[schemars(transform = crate::config::schema::transforms::dns)]
 pub struct DnsSection {
     /// The name. Without a dot at its end the search list of
     /// `/etc/resolv.conf` applies.
