@@ -80,7 +80,7 @@ const fn is_bill(action: &Action) -> bool {
 #[test]
 fn a_hundred_times_the_world_costs_little_more_per_event() {
     let small = steps_per_event(10, 50, 10_000, None);
-    let large = steps_per_event(1_000, 500, 100_000, None);
+    let large = steps_per_event(1_000, 500, 40_000, None);
     assert!(large < 300.0, "{large} steps per event");
     assert!(large < 8.0 * small, "{large} against {small} steps per event");
 }
@@ -89,11 +89,11 @@ fn a_hundred_times_the_world_costs_little_more_per_event() {
 fn quotas_cost_little_per_event() {
     // The capacity is 256 sequences a replica, of which the cache lets few run.
     let quota = |guarantee, borrow, lend| Some(Quota { guarantee, borrow, lend });
-    let without = steps_per_event(500, 200, 50_000, None);
+    let without = steps_per_event(500, 200, 10_000, None);
     for quota in
         [quota(1.5e-5, 1.0, 1.0), quota(1.0, 1.0, 1.0), quota(0.002, 1.0, 0.0), quota(0.0, 3e-5, 1.0)]
     {
-        let with = steps_per_event(500, 200, 50_000, quota);
+        let with = steps_per_event(500, 200, 10_000, quota);
         assert!(with < 2.0 * without, "{with} against {without} steps per event with {quota:?}");
     }
 }
