@@ -84,7 +84,7 @@ impl UsageJournal {
         let looked = folder.clone();
         let first = move |stored: Option<StoredRows<'_>>| {
             if !moments.is_empty() {
-                tell(before::since(&moments, &looked, &id, stored, begin));
+                tell(prior_usage::since(&moments, &looked, &id, stored, begin));
             }
         };
         let Some(database) = self.settings.database.clone() else {

@@ -47,7 +47,7 @@ fn add_pool_sets(
     for pool_set in shape.pool_set_indexes() {
         let order = pool_order(shape.pool_set(pool_set));
         let start = order.first().map_or(DEFAULT_START, |id| start_of(inputs, *id));
-        for (id, want) in seen.classes((group, pool_set), (start, 0)) {
+        for (id, want) in seen.classes(group, pool_set, start, 0) {
             let Some(class) = inputs.classes(group).iter().position(|class| *class == id) else { continue };
             let at = LanePosition { group, class: class.into(), pool_set };
             let parked = waits.parked.get(&at).copied().unwrap_or_default();
