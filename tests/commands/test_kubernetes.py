@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import textwrap
 
 import helm_python
 import kubernetes_validate
@@ -24,6 +25,16 @@ OVERLAYS = ("gke", "eks", "aks")
 FULL = yaml.safe_load((ROOT / "tests" / "commands" / "kubernetes" / "full.values.yaml").read_text())
 #: What the models of the custom resources, which are of KEDA 2.16, do not know yet.
 NEWER = {"tolerance", "fallback/behavior"}
+
+
+def readme_values():
+    """The values that the chart's README shows: each YAML block, without the indent of its list."""
+    found = re.findall(r"^( *)```yaml\n(.*?)^\1```$", (CHART / "README.md").read_text(), re.S | re.M)
+    assert found, "the README shows values"
+    for indent, block in found:
+        outside = [line for line in block.splitlines() if line and not line.startswith(indent)]
+        assert not outside, f"these lines end the list that the block is in: {outside}"
+    return [yaml.safe_load(textwrap.dedent(block)) for _, block in found]
 
 
 def rendered(values, **where):
@@ -43,6 +54,7 @@ def kustomized(folder):
 def every_set():
     """Name and objects of everything that a user may apply."""
     sets = {f"values/{name}": rendered(values_of(name)) for name in VALUES}
+    sets |= {f"README {number}": rendered(values) for number, values in enumerate(readme_values(), 1)}
     sets["full"] = rendered(FULL, name="gateway", namespace="ml")
     sets |= {f"overlays/{name}": kustomized(KUBERNETES / "overlays" / name) for name in OVERLAYS}
     for example in sorted((KUBERNETES / "examples").iterdir()):
@@ -51,6 +63,16 @@ def every_set():
         if (values := example / "chart.values.yaml").exists():
             sets[f"examples/{example.name}/chart"] = rendered(yaml.safe_load(values.read_text()))
     return sets
+
+
+def test_the_values_of_the_readme_give_what_it_says():
+    (values,) = readme_values()
+    objects = every_set()["README 1"]
+    (container,) = pod(named(objects, "Deployment", "penstock"))["containers"]
+    assert container["image"].startswith(values["image"]["repository"] + ":")
+    config = yaml.safe_load(configuration(objects))
+    assert {key: config[key] for key in values["config"]} == values["config"]
+    assert named(objects, "NetworkPolicy", "penstock-engines-vllm")["metadata"]["namespace"] == "models"
 
 
 def named(objects, kind, name=None):
