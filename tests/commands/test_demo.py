@@ -59,6 +59,9 @@ def test_printed_lines_work(start):
     # A request is counted when the gateway is done with it, which its client may be before.
     wait_until("both requests", lambda: total(admin, "penstock_requests_total", outcome="success", tenant="chat") == 2)
     config = next(line.split()[1] for line in demo.lines if line.startswith("config"))
+    console = next(line.split()[1] for line in demo.lines if line.startswith("console"))
+    assert console == f"{admin}/console"
+    assert "<title>" in get(console)
     scaler = next(line for line in demo.lines if line.startswith("scaler"))
     pool = re.search(r"pool=(\S+)", scaler).group(1)
     assert json.loads(get(f"{admin}/scale/v1/{pool}"))["pool"] == pool

@@ -178,6 +178,7 @@ fn greeting(gateway: &Gateway, tenants: &[DemoTenant], config: &Path) -> String 
 
 base URL  {base}
 admin     http://{admin}  (/metrics, /admin/v1/queues, /admin/v1/replicas)
+console   http://{admin}/console  (web pages for operators; on a terminal: penstock top)
 scaler    {scale}  (KEDA's external scaler, gRPC)  pool={}
 config    {}  (edit it: changes take effect at once)
 
