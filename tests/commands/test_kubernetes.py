@@ -101,6 +101,7 @@ def test_lint():
     [
         ({"replica": 3}, "replica"),
         ({"image": {"digest": "latest"}}, "digest"),
+        ({"prometheusRule": {"runbookBaseUrl": "docs.example.com"}}, "runbookBaseUrl"),
         ({"config": {"server": {"drain_grace": "one minute"}}}, "drain_grace"),
         ({"networkPolicy": {"engines": [{"name": "a", "podLabels": {}, "ports": [1]}]}}, "podLabels"),
         ({"scaledObjects": {"qwen": {"max": 8}}}, "config.pools has no pool of that name"),
@@ -499,7 +500,15 @@ def test_prometheus_gets_the_rules_and_grafana_the_dashboards():
         for group in yaml.safe_load(path.read_text()).get("groups", [])
     ]
     rules = [one["spec"]["groups"] for one in objects if one["kind"] == "PrometheusRule"]
+    (relative,) = [one["spec"]["groups"] for one in rendered(values_of("pools")) if one["kind"] == "PrometheusRule"]
     as_text = lambda group: json.dumps(group, sort_keys=True)
+    assert sorted(map(as_text, relative)) == sorted(map(as_text, groups))
+    # Links of Alertmanager: `prometheusRule.runbookBaseUrl` goes before each `runbook_url`.
+    base, linked = FULL["prometheusRule"]["runbookBaseUrl"], 0
+    for rule in (rule for group in groups for rule in group["rules"] if "alert" in rule):
+        rule["annotations"]["runbook_url"] = base + rule["annotations"]["runbook_url"]
+        linked += 1
+    assert linked and base.endswith("/")
     assert sorted(map(as_text, sum(rules, []))) == sorted(map(as_text, groups))
     boards = {path.name: path.read_text() for path in (ROOT / "config" / "grafana").glob("*.json")}
     maps = [one for one in objects if one["kind"] == "ConfigMap" and "-dashboard-" in one["metadata"]["name"]]
