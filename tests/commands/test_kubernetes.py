@@ -408,6 +408,9 @@ def certificates(tmp_path_factory):
         shutil.copy(place / "tls.crt", place / "ca.crt")
     (folder / "secrets").mkdir()
     (folder / "secrets" / "vllm").write_text("secret")
+    (folder / "keys").mkdir()
+    key_file = {"tenant": "research", "keys": [{"id": "s9kx3vwa", "digest": "blake3:" + "1" * 64}]}
+    (folder / "keys" / "research.yaml").write_text(yaml.safe_dump(key_file))
     return folder
 
 
@@ -480,6 +483,29 @@ def test_certificates_are_all_that_opens_the_scaler():
     assert set(mounts.values()) == {volume["name"] for volume in spec["volumes"]}
     for path in (scale["tls"]["cert"], scale["peers"]["key"], "/run/penstock/secrets/vllm", "/etc/penstock/penstock.yaml"):
         assert path.rsplit("/", 1)[0] in mounts
+
+
+def test_a_secret_of_key_files_becomes_the_folder_of_keys(tmp_path, certificates):
+    """Mounted as a folder, so that a changed Secret is seen; what `config` says goes before it."""
+    values = values_of("base") | {"keys": {"existingSecret": "research-keys"}}
+    objects = rendered(values)
+    text = configuration(objects)
+    folder = yaml.safe_load(text)["auth"]["keys_dir"]
+    spec = pod(named(objects, "Deployment"))
+    (mount,) = [one for one in spec["containers"][0]["volumeMounts"] if one["mountPath"] == folder]
+    assert mount["readOnly"] and "subPath" not in mount
+    (volume,) = [one for one in spec["volumes"] if one["name"] == mount["name"]]
+    assert volume["secret"]["secretName"] == "research-keys"
+    assert check(tmp_path, text, certificates) == (0, [])
+    broken = certificates / "keys" / "more.yaml"
+    broken.write_text("tenant: nobody\nkyes: []\n")
+    code, said = check(tmp_path, text, certificates)
+    broken.unlink()
+    assert code == 0 and "kyes" in str(said), "penstock check reads the folder"
+
+    values["config"] = values["config"] | {"auth": {"keys_dir": "/somewhere"}}
+    assert yaml.safe_load(configuration(rendered(values)))["auth"]["keys_dir"] == "/somewhere"
+    assert "auth" not in yaml.safe_load(configuration(rendered(values_of("base"))))
 
 
 def test_a_store_takes_the_place_of_the_peers(tmp_path, certificates):
