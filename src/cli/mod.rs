@@ -286,7 +286,7 @@ pub enum Command {
     ///
     /// Exit code 1: a check failed. Warnings change no exit code.
     #[command(
-        after_help = "Examples:\n  penstock doctor penstock.yaml || true\n  penstock doctor -o json || true"
+        after_help = "Examples:\n  penstock doctor penstock.yaml\n  penstock doctor -o json"
     )]
     Doctor(DoctorArgs),
     /// Print the manual page of a command, for man.
