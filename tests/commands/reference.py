@@ -960,7 +960,8 @@ def commands():
         body += [f"## penstock {' '.join(words)}".rstrip(), "", "```text", text, "```", ""]
     intro = """
 Every command with its help text. All commands that ask a running gateway take `--admin URL` (or `PENSTOCK_ADMIN`), `--token-file` (or
-`PENSTOCK_ADMIN_TOKEN`), `--ca`, `--cert`, `--key` and `-o table|json|csv` (CSV: lists).
+`PENSTOCK_ADMIN_TOKEN`), `--ca`, `--cert`, `--key` and `-o table|json|csv` (CSV: lists). `check`, `diff`, `doctor`, `keys`, `plan` and `usage` take
+`-o`, too, and `import` takes `--report`, since its `-o` is the file to write.
 
 ```sh
 penstock --help

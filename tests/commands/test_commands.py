@@ -1,6 +1,8 @@
 """Each command by its results, its errors and its exit codes."""
 
+import csv
 import http.server
+import io
 import json
 import re
 import ssl
@@ -51,11 +53,17 @@ def test_check_exit_codes(tmp_path):
         text = run(f"penstock check {name}", cwd=tmp_path)
         assert (text.returncode, text.stderr) == (code, ""), name
         assert said in text.stdout, text.stdout
-        as_json = run(f"penstock check {name} --format json", cwd=tmp_path)
+        as_json = run(f"penstock check {name} -o json", cwd=tmp_path)
         report = json.loads(as_json.stdout)
         assert (as_json.returncode, report["valid"]) == (code, valid), name
         assert all(problem["message"] for problem in report["problems"])
-        github = run(f"penstock check {name} --format github", cwd=tmp_path)
+        as_csv = run(f"penstock check {name} -o csv", cwd=tmp_path)
+        rows = list(csv.DictReader(io.StringIO(as_csv.stdout)))
+        assert as_csv.returncode == code
+        assert [(row["severity"], row["path"], row["message"]) for row in rows] == [
+            (problem["severity"], problem["path"], problem["message"]) for problem in report["problems"]
+        ]
+        github = run(f"penstock check {name} --output github", cwd=tmp_path)
         assert github.returncode == code
         assert github.stdout.count("::error ") == text.stdout.count("error: ")
 
@@ -123,7 +131,7 @@ def test_each_link_of_the_checker_leads_somewhere(tmp_path):
     anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
     linked = set()
     for file in sorted((HERE / "broken").glob("*.yaml")):
-        report = json.loads(run(f"penstock check {file} --format json").stdout)
+        report = json.loads(run(f"penstock check {file} -o json").stdout)
         linked |= {problem["see"].partition("#")[2] for problem in report["problems"] if "see" in problem}
     schema = json.loads((ROOT / "config" / "schema.json").read_text())
     for section in schema["properties"]:
@@ -142,7 +150,7 @@ def test_diff_says_who_gains_and_loses(tmp_path):
     assert "blue: loses: 50.0 % -> 25.0 % of the work" in done.stdout
     at_once, restart = done.stdout.split("at the next start\n")
     assert "tenants.red.weight: 1.0 -> 3.0" in at_once and "server.drain_grace" in restart
-    as_json = json.loads(run("penstock diff old.yaml new.yaml --json", cwd=tmp_path).stdout)
+    as_json = json.loads(run("penstock diff old.yaml new.yaml -o json", cwd=tmp_path).stdout)
     assert as_json["tenants"].keys() == {"red", "blue"}
     (tmp_path / "same.yaml").write_text(old)
     assert run("penstock diff old.yaml same.yaml", cwd=tmp_path).stdout == "nothing changes\n"
@@ -234,6 +242,40 @@ def test_schema_is_the_one_in_the_tree():
     assert run("penstock schema").stdout == (ROOT / "config" / "schema.json").read_text()
 
 
+def test_output_formats_and_their_older_names(tmp_path):
+    """`-o`, and the flags that it took the place of: both say the same, and --help shows one of them."""
+    (tmp_path / "a.yaml").write_text(ONE)
+    (tmp_path / "b.yaml").write_text(ONE.replace("[m]", "[m, n]"))
+    (tmp_path / "nginx.conf").write_text("upstream llm { server 127.0.0.1:9; }\n")
+    rows = [f"{at},300,20" for at in range(300)]
+    (tmp_path / "calls.csv").write_text("\n".join(["t_s,in_tokens,out_tokens", *rows]))
+    secret = "sk-00Xq3v9TtM0b7eKcYw2LpZ"
+    for command, newer, older in (
+        ("check a.yaml", "-o json", "--format json"),
+        ("check a.yaml", "-o table", "--format text"),
+        ("diff a.yaml b.yaml", "-o json", "--json"),
+        ("keys hash", "-o json", "--json"),
+        ("plan calls.csv --quiet", "-o json", "--json"),
+    ):
+        new, old = (run(f"penstock {command} {flags}", cwd=tmp_path, stdin=secret) for flags in (newer, older))
+        assert (new.returncode, new.stdout) == (0, old.stdout), new.stderr
+        assert new.stdout.startswith("a.yaml is valid") or json.loads(new.stdout), new.stdout
+        words = command.split()[: 1 + command.startswith("keys")]
+        shown = subcommands(tuple(words))[tuple(words)]
+        assert "--output <FORMAT>" in shown and "--json" not in shown and "--format" not in shown
+    assert json.loads(run("penstock keys new --json").stdout).keys() == {"key", "id", "digest"}
+    wrong = run("penstock diff a.yaml b.yaml -o csv", cwd=tmp_path)
+    assert wrong.returncode == 2 and "table, json" in wrong.stderr
+    assert run("penstock diff a.yaml b.yaml -o table --json", cwd=tmp_path).returncode == 2, "one of both"
+
+    # `-o` of import is the file that it writes.
+    imports = "penstock import nginx nginx.conf --model m"
+    new, old = (run(f"{imports} {flags} -o {number}.yaml", cwd=tmp_path)
+                for number, flags in enumerate(("--report json", "--json")))
+    assert (new.returncode, new.stdout) == (0, old.stdout) and json.loads(new.stdout)["rows"], new.stderr
+    assert (tmp_path / "0.yaml").read_text() == (tmp_path / "1.yaml").read_text()
+
+
 def test_keys(tmp_path):
     new = run("penstock keys new").stdout
     key = re.search(r"^  (pst_\S+)$", new, re.M).group(1)
@@ -248,7 +290,7 @@ def test_keys(tmp_path):
         wrong = run("penstock keys hash", stdin=stdin)
         assert wrong.returncode == 1 and "penstock keys new" in wrong.stderr
         assert key[14:24] not in wrong.stderr
-    made = json.loads(run("penstock keys new --json").stdout)
+    made = json.loads(run("penstock keys new -o json").stdout)
     assert made["id"] in made["key"] and made["digest"].startswith("blake3:")
 
 
@@ -258,8 +300,10 @@ def test_keys_of_other_gateways(tmp_path):
     assert hashed.returncode == 0 and "keeps only a random secret" in hashed.stderr
     lines = hashed.stdout.splitlines()
     assert len(set(lines)) == 3 and not any(secret in hashed.stdout for secret in secrets)
-    as_json = run("penstock keys hash --json", stdin=secrets[0]).stdout
+    as_json = run("penstock keys hash -o json", stdin=secrets[0]).stdout
     assert json.loads(as_json)["id"] in lines[0]
+    as_csv = list(csv.DictReader(io.StringIO(run("penstock keys hash -o csv", stdin="\n".join(secrets)).stdout)))
+    assert [f'- {{id: {row["id"]}, digest: "{row["digest"]}"}}' for row in as_csv] == lines
     entries = ", ".join(line[2:] for line in lines)
     config = f"{ONE}tenants: {{red: {{keys: [{entries}]}}}}\n".replace("auth: {mode: off}\n", "")
     (tmp_path / "penstock.yaml").write_text(config)
@@ -461,7 +505,7 @@ PLAN = "penstock plan loadtest/traces/azure2023_code.csv.gz --quiet"
 
 def test_plan_as_json_and_as_a_page(tmp_path):
     page = tmp_path / "plan.html"
-    done = run(f"{PLAN} --traffic x2 --add-replica --class interactive.max_wait=2s --json --html {page}")
+    done = run(f"{PLAN} --traffic x2 --add-replica --class interactive.max_wait=2s -o json --html {page}")
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     report = json.loads(done.stdout)
     assert report["promise"]["holds"] and min(report["promise"]["kept"]) >= 0.99
@@ -488,7 +532,7 @@ def test_plan_reads_any_table_with_times_and_tokens(tmp_path):
     (tmp_path / "odd.csv").write_text(table.replace("ContextTokens", "Size"))
     odd = run("penstock plan odd.csv", cwd=tmp_path)
     assert odd.returncode == 1 and "odd.csv:1: the header has no column `in_tokens`" in odd.stderr
-    named = run("penstock plan odd.csv --columns input=Size --json", cwd=tmp_path)
+    named = run("penstock plan odd.csv --columns input=Size -o json", cwd=tmp_path)
     assert named.returncode == 0 and json.loads(named.stdout)["source"]["requests"] == 300
 
 
@@ -533,7 +577,7 @@ def test_plan_takes_classes_prices_and_replicas_from_a_configuration(tmp_path):
     (tmp_path / "penstock.yaml").write_text(f"{config}classes: {{chat: {{ttft: 2s, itl: 60ms}}, night: {{max_wait: 8h}}}}\n")
     rows = [f"{at},{('chat', 'night')[at % 2]},300,20" for at in range(300)]
     (tmp_path / "calls.csv").write_text("\n".join(["t_s,class,in_tokens,out_tokens", *rows]))
-    done = run("penstock plan calls.csv --config penstock.yaml --json", cwd=tmp_path)
+    done = run("penstock plan calls.csv --config penstock.yaml -o json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     setting = report["setting"]
@@ -549,7 +593,7 @@ def test_plan_reads_what_a_gateway_wrote_down(tmp_path):
     lines = [json.dumps({**row, "time_ms": 1_790_000_000_000 + 500 * at}) for at in range(400)]
     (tmp_path / "usage").mkdir()
     (tmp_path / "usage" / "usage-00000001.jsonl").write_text("\n".join(lines) + "\n")
-    done = run("penstock plan --journal usage --json", cwd=tmp_path)
+    done = run("penstock plan --journal usage -o json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["source"]["requests"] == 400 and report["measured"]["queue"]["wait_s"]["p50"] == 0.02
@@ -580,7 +624,7 @@ def test_plan_reads_what_a_gateway_has_seen(tmp_path, start):
     gateway.wait_for("server started")
     reports = []
     for source in ("--state demand.json", f"--live http://{admin}", "--state demand.json --model m"):
-        done = run(f"penstock plan {source} --json", cwd=tmp_path)
+        done = run(f"penstock plan {source} -o json", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         reports.append(json.loads(done.stdout))
         measured = reports[-1]["measured"]
