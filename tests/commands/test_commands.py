@@ -4,14 +4,17 @@ import csv
 import http.server
 import io
 import json
+import os
+import pty
 import re
+import signal
 import ssl
 import subprocess
 import threading
 import time
 
 import pytest
-from conftest import ROOT, elsewhere, free_ports, run, wait_until
+from conftest import ROOT, elsewhere, environment, free_ports, run, wait_until
 from documents import subcommands
 
 HERE = ROOT / "tests" / "commands"
@@ -440,6 +443,44 @@ def test_serve_without_a_file_says_how_to_make_one(tmp_path):
     example = re.search(r"\n\n((?:  .*\n)+)\n", done.stderr).group(1)
     (tmp_path / "penstock.yaml").write_text(re.sub("^  ", "", example, flags=re.M))
     assert run("penstock check", cwd=tmp_path).stdout == "penstock.yaml is valid\n"
+
+
+def shown_on_a_terminal(command, until, cwd, **env):
+    """All that a command writes to a terminal. It is told to end when it has written `until`."""
+    terminal, inside = pty.openpty()
+    process = subprocess.Popen(
+        ["bash", "-c", f"exec {command}"], cwd=cwd, env=environment(**env), stdin=subprocess.DEVNULL,
+        stdout=inside, stderr=inside,
+    )
+    os.close(inside)
+    text, told = b"", False
+    while True:
+        try:
+            text += os.read(terminal, 65_536)
+        except OSError:
+            # So ends a terminal whose other side is closed.
+            break
+        if until in text.decode(errors="replace") and not told:
+            process.send_signal(signal.SIGINT)
+            told = True
+    os.close(terminal)
+    process.wait(timeout=90)
+    return text.decode()
+
+
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_no_color_is_respected(tmp_path, no_color):
+    """By the log for people; `top` and clap's texts have colours, too."""
+    listen, admin = free_ports(2)
+    (tmp_path / "penstock.yaml").write_text(
+        f"{ONE}server: {{listen: {listen}, admin: {admin}}}\ntelemetry: {{log: {{format: text}}}}\n"
+    )
+    log = shown_on_a_terminal("penstock serve", "server started", tmp_path, NO_COLOR=no_color)
+    assert "server started" in log and ("\x1b[" in log) == (no_color == ""), log
+    if no_color:
+        for command in ("--help", "chekc", "check absent.yaml", "check", "pools list"):
+            text = shown_on_a_terminal(f"penstock {command}", "\0", tmp_path, NO_COLOR=no_color, PENSTOCK_ADMIN=admin)
+            assert text and "\x1b[" not in text, text
 
 
 def test_serve_refuses_a_broken_file(tmp_path):

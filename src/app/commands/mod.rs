@@ -23,6 +23,7 @@ use clap::CommandFactory as _;
 use crate::app::gateway::signals;
 use crate::app::gateway::start_error;
 use crate::app::gateway::{self, Gateway};
+use crate::app::terminal::has_colour;
 use crate::app::usage;
 use crate::cli::operate::AccessArgs;
 use crate::cli::output::CheckOutput;
@@ -148,7 +149,7 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
         }
     };
     let settings = reloader.current().load_full();
-    let _log = log::init(&settings.startup.telemetry)?;
+    let _log = log::init(&settings.startup.telemetry, has_colour())?;
     let control = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(CONTROL_THREADS)
         .thread_name("control")
