@@ -651,8 +651,8 @@ def log_fields():
              enum_table(model, "EngineFault", ("`fault`", "meaning")), ""]
     body += ["## Other lines", "", table(("message", "level", "fields", "when"), rows)]
     intro = """
-The log is one JSON line for each event on standard error (`telemetry.log.format: text` for people, in colour on a terminal unless `NO_COLOR` is set). Every line has `timestamp`,
-`level`, `message` and `target`. No line has a key, a prompt or an answer. Texts of foreign origin are cut at 128 bytes. Of
+The log is one JSON line for each event on standard error (`telemetry.log.format: text` for people, in colour on a terminal
+unless `NO_COLOR` is set). Every line has `timestamp`, `level`, `message` and `target`. No line has a key, a prompt or an answer. Texts of foreign origin are cut at 128 bytes. Of
 requests of one tenant and reason that no engine got, `telemetry.refusals_per_second` are logged; a line with `kept_back` has the number
 of the others.
 """

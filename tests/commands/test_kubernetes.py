@@ -15,7 +15,7 @@ import kubernetes_validate
 import manifests
 import pytest
 import yaml
-from conftest import ROOT, free_ports, get, run, wait_until
+from conftest import ROOT, run
 from manifests import CHART, KUBERNETES, documents, render, values_of
 
 #: The oldest Kubernetes that the chart says it runs on, and the newest with schemas.
@@ -63,16 +63,6 @@ def every_set():
         if (values := example / "chart.values.yaml").exists():
             sets[f"examples/{example.name}/chart"] = rendered(yaml.safe_load(values.read_text()))
     return sets
-
-
-def test_the_values_of_the_readme_give_what_it_says():
-    (values,) = readme_values()
-    objects = every_set()["README 1"]
-    (container,) = pod(named(objects, "Deployment", "penstock"))["containers"]
-    assert container["image"].startswith(values["image"]["repository"] + ":")
-    config = yaml.safe_load(configuration(objects))
-    assert {key: config[key] for key in values["config"]} == values["config"]
-    assert named(objects, "NetworkPolicy", "penstock-engines-vllm")["metadata"]["namespace"] == "models"
 
 
 def named(objects, kind, name=None):
@@ -255,59 +245,6 @@ def test_selectors_find_pods_and_ports():
             elif one["kind"] == "Deployment":
                 labels = one["spec"]["template"]["metadata"]["labels"]
                 assert spec["selector"]["matchLabels"].items() <= labels.items(), where
-
-
-def test_engines_are_reached_through_the_gateway_only():
-    for name in OVERLAYS:
-        objects = every_set()[f"overlays/{name}"]
-        gateway = named(objects, "Deployment", "penstock")
-        engines = [one for one in objects if one["kind"] == "Deployment" and one is not gateway]
-        assert len(engines) == 3
-        (policy,) = [
-            one for one in objects
-            if one["kind"] == "NetworkPolicy" and one["metadata"]["namespace"] == "models"
-        ]
-        chosen = policy["spec"]["podSelector"]["matchLabels"]
-        for engine in engines:
-            assert engine["metadata"]["namespace"] == "models"
-            assert chosen.items() <= engine["spec"]["template"]["metadata"]["labels"].items()
-        (rule,) = policy["spec"]["ingress"]
-        monitoring, clients = {}, {}
-        for peer in rule["from"]:
-            (clients if "podSelector" in peer else monitoring).update(peer)
-        assert clients["podSelector"]["matchLabels"].items() <= gateway["spec"]["template"]["metadata"]["labels"].items()
-        assert clients["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "penstock"}
-        assert monitoring == {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
-
-
-@pytest.mark.parametrize(
-    ("cloud", "label", "value", "taint"),
-    [
-        ("gke", "cloud.google.com/gke-spot", "true", "cloud.google.com/gke-spot"),
-        ("eks", "karpenter.sh/capacity-type", "spot", None),
-        ("aks", "kubernetes.azure.com/scalesetpriority", "spot", "kubernetes.azure.com/scalesetpriority"),
-    ],
-)
-def test_overlays_keep_the_pools_apart(cloud, label, value, taint):
-    objects = every_set()[f"overlays/{cloud}"]
-    spot = pod(named(objects, "Deployment", "vllm-spot"))
-    assert spot["nodeSelector"][label] == value
-    assert taint is None or taint in {one["key"] for one in spot["tolerations"]}
-    for name in ("vllm-on-demand", "penstock"):
-        spec = pod(named(objects, "Deployment", name))
-        selected = spec.get("nodeSelector", {}).get(label)
-        terms = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-        excluded = [
-            one for term in terms for one in term["matchExpressions"]
-            if one["key"] == label and one["operator"] in ("NotIn", "DoesNotExist")
-        ]
-        assert excluded or selected == "on-demand", name
-        assert taint is None or taint not in {one["key"] for one in spec.get("tolerations", [])}
-    mig = pod(named(objects, "Deployment", "vllm-mig"))
-    asked = mig["containers"][0]["resources"]["limits"]
-    assert [key for key in asked if key.startswith("nvidia.com/")] == (
-        ["nvidia.com/gpu"] if cloud == "gke" else ["nvidia.com/mig-3g.40gb"]
-    )
 
 
 def test_the_security_profile_is_restricted():
@@ -539,40 +476,3 @@ def test_prometheus_gets_the_rules_and_grafana_the_dashboards():
     boards = {path.name: path.read_text() for path in (ROOT / "config" / "grafana").glob("*.json")}
     maps = [one for one in objects if one["kind"] == "ConfigMap" and "-dashboard-" in one["metadata"]["name"]]
     assert {key: text for one in maps for key, text in one["data"].items()} == boards
-
-
-def test_the_way_of_the_readme_ends_with_an_answer(start, tmp_path):
-    """The chart's simulated engines, gateway and probes, as processes: from the
-    containers' own arguments, with addresses in place of the cluster's names."""
-    objects = rendered(values_of("simulated"))
-    engine = pod(named(objects, "Deployment", "penstock-sim-engine"))["containers"][0]
-    replicas = []
-    for _ in range(named(objects, "Deployment", "penstock-sim-engine")["spec"]["replicas"]):
-        words = [word.replace("0.0.0.0:8000", "127.0.0.1:0") for word in engine["args"]]
-        assert words != engine["args"]
-        replicas.append(start(" ".join(["penstock", *words])).wait_for(r"http://\S+").group())
-    assert run(f"penstock ready {replicas[0]}{engine['readinessProbe']['httpGet']['path']}").stdout == "ready\n"
-
-    listen, admin, scale = free_ports(3)
-    config = yaml.safe_load(configuration(objects))
-    config["server"].update(listen=listen, admin=admin)
-    config["scale"] = {"listen": scale}
-    config["pools"]["simulated"].update(discover=None, replicas=replicas)
-    del config["pools"]["simulated"]["discover"]
-    (tmp_path / "penstock.yaml").write_text(yaml.safe_dump(config))
-    gateway = pod(named(objects, "Deployment", "penstock"))["containers"][0]
-    words = [word.replace("/etc/penstock", str(tmp_path)) for word in gateway["args"]]
-    running = start(" ".join(["penstock", *words]))
-    running.wait_for("server started")
-    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        wait_until(probe, lambda path=gateway[probe]["httpGet"]["path"]: get(f"http://{admin}{path}"))
-    tested = named(objects, "Pod", "penstock-test")["spec"]["containers"][0]["args"]
-    assert tested[0] == "ready" and tested[1].endswith("/readyz")
-    assert run(f"penstock ready http://{admin}/readyz").returncode == 0
-
-    (curl,) = re.findall(r"^(curl -sN .*)$", (CHART / "README.md").read_text(), re.M)
-    key = re.search(r"pst_\w+", (KUBERNETES / "values" / "simulated.yaml").read_text()).group()
-    done = run(curl.replace("127.0.0.1:8080", listen), KEY=key)
-    assert done.stdout.rstrip().endswith("data: [DONE]"), done.stdout + done.stderr
-    assert running.stop() == 0
-    assert run(f"penstock ready --admin http://{admin}").returncode == 1
