@@ -4,6 +4,7 @@
 pub mod background;
 mod commands;
 mod gateway;
+mod terminal;
 mod usage;
 
 pub use self::commands::complete::answer_shell;

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
+use crate::cli::output::ResultForm;
+
 /// `penstock config`
 #[derive(Debug, Subcommand)]
 pub enum ConfigCommand {
@@ -37,7 +39,7 @@ pub struct DiffArgs {
     /// The new one.
     #[arg(value_name = "NEW")]
     pub new: PathBuf,
-    /// Print JSON.
-    #[arg(long)]
-    pub json: bool,
+    /// How to print what changes.
+    #[command(flatten)]
+    pub form: ResultForm,
 }

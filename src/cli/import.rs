@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
+use crate::cli::output::ResultOutput;
+
 /// `penstock import`
 #[derive(Debug, Subcommand)]
 pub enum ImportCommand {
@@ -44,9 +46,20 @@ pub struct ImportForm {
     /// file that is there already stays as it is.
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Print the report as JSON.
-    #[arg(long)]
+    /// How to print the report.
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = ResultOutput::Table)]
+    pub report: ResultOutput,
+    /// The same as `--report json`.
+    #[arg(long, hide = true, conflicts_with = "report")]
     pub json: bool,
+}
+
+impl ImportForm {
+    /// Whether the report is printed for programs.
+    #[must_use]
+    pub const fn is_json(&self) -> bool {
+        self.json || matches!(self.report, ResultOutput::Json)
+    }
 }
 
 /// `penstock import litellm`

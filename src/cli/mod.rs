@@ -3,6 +3,7 @@
 pub mod config;
 pub mod import;
 pub mod operate;
+pub mod output;
 pub mod plan;
 pub mod replay;
 pub mod usage;
@@ -19,6 +20,7 @@ use crate::cli::import::ImportCommand;
 use crate::cli::operate::{
     AccessArgs, ExplainArgs, PoolsCommand, ReadyArgs, ReplicasCommand, StatusArgs, TenantsCommand,
 };
+use crate::cli::output::{CheckOutput, ListForm, ResultForm};
 use crate::cli::plan::PlanArgs;
 use crate::cli::replay::{RecordArgs, ReplayArgs};
 use crate::cli::usage::UsageArgs;
@@ -77,7 +79,7 @@ pub enum Command {
     /// Exit code 0: valid, perhaps with warnings. 1: it has errors. 2: it
     /// could not be read.
     #[command(
-        after_help = "Examples:\n  penstock check penstock.yaml\n  penstock check penstock.yaml --format json\n  penstock check penstock.yaml --against http://127.0.0.1:8081\n  penstock check --offline - < penstock.yaml"
+        after_help = "Examples:\n  penstock check penstock.yaml\n  penstock check penstock.yaml -o json\n  penstock check penstock.yaml --against http://127.0.0.1:8081\n  penstock check --offline - < penstock.yaml"
     )]
     Check(CheckArgs),
     /// Explain the configuration.
@@ -285,9 +287,7 @@ pub enum Command {
     /// Changes nothing.
     ///
     /// Exit code 1: a check failed. Warnings change no exit code.
-    #[command(
-        after_help = "Examples:\n  penstock doctor penstock.yaml || true\n  penstock doctor -o json || true"
-    )]
+    #[command(after_help = "Examples:\n  penstock doctor penstock.yaml\n  penstock doctor -o json")]
     Doctor(DoctorArgs),
     /// Print the manual page of a command, for man.
     #[command(
@@ -356,8 +356,8 @@ pub struct CheckArgs {
     #[arg(long)]
     pub offline: bool,
     /// How to print what was found.
-    #[arg(long, value_enum, default_value_t = OutputFormat::Text)]
-    pub format: OutputFormat,
+    #[arg(short, long, alias = "format", value_enum, value_name = "FORMAT", default_value_t = CheckOutput::Table)]
+    pub output: CheckOutput,
     /// The admin address of a running gateway: warn about objectives that none of
     /// its pools has ever kept.
     #[arg(long, value_name = "URL")]
@@ -365,17 +365,6 @@ pub struct CheckArgs {
     /// How to get in there.
     #[command(flatten)]
     pub access: AccessArgs,
-}
-
-/// How a result is printed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum OutputFormat {
-    /// For people.
-    Text,
-    /// For programs.
-    Json,
-    /// Annotations for GitHub Actions.
-    Github,
 }
 
 /// `penstock count`
@@ -432,8 +421,8 @@ pub struct KedaArgs {
 #[derive(Debug, Subcommand)]
 pub enum KeysCommand {
     /// Make a new key: prints it once, with the lines for the configuration.
-    #[command(after_help = "Examples:\n  penstock keys new\n  penstock keys new --json")]
-    New(KeyFormArgs),
+    #[command(after_help = "Examples:\n  penstock keys new\n  penstock keys new -o json")]
+    New(ResultForm),
     /// Print the configuration lines for keys read from standard input.
     ///
     /// Any secret can be a key: Penstock's own, another gateway's (`sk-...`), an
@@ -441,19 +430,11 @@ pub enum KeysCommand {
     /// the configuration, with the BLAKE3 digest of the secret. A plain digest keeps
     /// only a random secret: anybody who reads the file can try passwords against it.
     /// So a secret of fewer than 20 characters, or with fewer than 8 different ones, is
-    /// refused; whether a longer one is random cannot be seen.
+    /// refused; whether a longer one is random cannot be seen. JSON is one object a line.
     #[command(
         after_help = "Examples:\n  printf '%s' \"$KEY\" | penstock keys hash\n  penstock keys hash < keys.txt"
     )]
-    Hash(KeyFormArgs),
-}
-
-/// How keys are printed.
-#[derive(Debug, Clone, Copy, Args)]
-pub struct KeyFormArgs {
-    /// Print JSON: an object a key.
-    #[arg(long)]
-    pub json: bool,
+    Hash(ListForm),
 }
 
 /// `penstock sim-engine`

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::cli::operate::AccessArgs;
+use crate::cli::output::ResultForm;
 use crate::config::syntax::units::Span;
 use crate::sim::plan::whatif::Factor;
 use crate::sim::trace::ColumnNames;
@@ -14,7 +15,7 @@ use crate::sim::trace::ColumnNames;
 pub const EXAMPLES: &str = "Examples:
   penstock plan loadtest/traces/azure2023_conv.csv.gz
   penstock plan loadtest/traces/azure2023_code.csv.gz --html plan.html
-  penstock plan loadtest/traces/azure2023_code.csv.gz --traffic x1.5 --json
+  penstock plan loadtest/traces/azure2023_code.csv.gz --traffic x1.5 -o json
 
 From what a gateway has seen: --live asks a running one, --state reads the file
 that it keeps as scale.state_file. Both remember the last four hours by minute.
@@ -154,9 +155,9 @@ pub struct PlanReportArgs {
     /// Simulations at once; absent = one for each core.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
-    /// Print the report as JSON.
-    #[arg(long)]
-    pub json: bool,
+    /// How to print the report.
+    #[command(flatten)]
+    pub form: ResultForm,
     /// Write the report as a page with plots here.
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,

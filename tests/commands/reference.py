@@ -651,8 +651,8 @@ def log_fields():
              enum_table(model, "EngineFault", ("`fault`", "meaning")), ""]
     body += ["## Other lines", "", table(("message", "level", "fields", "when"), rows)]
     intro = """
-The log is one JSON line for each event on standard error (`telemetry.log.format: text` for people). Every line has `timestamp`,
-`level`, `message` and `target`. No line has a key, a prompt or an answer. Texts of foreign origin are cut at 128 bytes. Of
+The log is one JSON line for each event on standard error (`telemetry.log.format: text` for people, in colour on a terminal
+unless `NO_COLOR` is set). Every line has `timestamp`, `level`, `message` and `target`. No line has a key, a prompt or an answer. Texts of foreign origin are cut at 128 bytes. Of
 requests of one tenant and reason that no engine got, `telemetry.refusals_per_second` are logged; a line with `kept_back` has the number
 of the others.
 """
@@ -960,7 +960,8 @@ def commands():
         body += [f"## penstock {' '.join(words)}".rstrip(), "", "```text", text, "```", ""]
     intro = """
 Every command with its help text. All commands that ask a running gateway take `--admin URL` (or `PENSTOCK_ADMIN`), `--token-file` (or
-`PENSTOCK_ADMIN_TOKEN`), `--ca`, `--cert`, `--key` and `-o table|json|csv` (CSV: lists).
+`PENSTOCK_ADMIN_TOKEN`), `--ca`, `--cert`, `--key` and `-o table|json|csv` (CSV: lists). `check`, `diff`, `doctor`, `keys`, `plan` and `usage` take
+`-o`, too, and `import` takes `--report`, since its `-o` is the file to write.
 
 ```sh
 penstock --help

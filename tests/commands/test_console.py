@@ -1,13 +1,15 @@
 """The console in a browser, over the demo under load and over a gateway that asks for a token."""
 
-import contextlib
+import csv
+import io
 import json
+import pathlib
 import urllib.error
 import urllib.request
 
 import pytest
 from conftest import get, run, wait_until
-from console import OIDC, PAGES, browser, demo_keys, guarded, page_at, press, show
+from console import OIDC, PAGES, ask, browser, demo_keys, guarded, page_at, press, show
 from provider import CLIENT, provider
 from test_demo import begin
 
@@ -84,11 +86,70 @@ def test_every_page_in_both_themes_and_widths(start, chrome):
     page.context.close()
 
 
+def saved(part, form):
+    """What the first button of a form saves in a part of the page: the file's name and its text."""
+    with part.page.expect_download() as waited:
+        part.locator(f"button[data-act=save][data-form={form}]").first.click()
+    return waited.value.suggested_filename, pathlib.Path(waited.value.path()).read_text(encoding="utf-8")
+
+
+def test_tables_are_saved_as_they_stand(start, chrome):
+    demo, admin = begin(start)
+    base, keys = demo_keys(demo)
+    for prompt in (40, 10, 30, 20):
+        assert ask(base, keys["chat"], None, prompt, output=5)
+    url = f"{admin}/admin/v1/requests"
+    ended = wait_until("ends", lambda: len(rows := json.loads(get(f"{url}?state=finished"))["requests"]) == 4 and rows)
+    ended.sort(key=lambda row: row["prompt_tokens"])
+
+    problems = []
+    page = page_at(chrome, 1280, "light", problems)
+    show(page, admin, "requests")
+    rows = page.locator("[data-key=requests] tbody tr")
+    wait_until("four rows", lambda: rows.count() == 4)
+    page.click("[data-key=requests] th button:has-text('Prompt')")
+    panel = page.locator("section[data-key=requests]")
+    name, text = saved(panel, "csv")
+    lines = list(csv.DictReader(io.StringIO(text)))
+    assert name == "penstock-requests.csv"
+    assert list(lines[0]) == ["Request", "State", "Tenant", "Class", "Came", "For", "Prompt", "Output", "First token", "Where"]
+    name, text = saved(panel, "json")
+    objects = json.loads(text)
+    assert name == "penstock-requests.json" and list(objects[0]) == list(lines[0])
+    for known, line, one in zip(ended, lines, objects, strict=True):
+        expected = {
+            "Request": known["request_id"], "State": "success", "Tenant": "chat", "Class": known["class"],
+            "Prompt": known["prompt_tokens"], "Output": known["output_tokens"], "Where": known["replica"],
+        }
+        assert {key: one[key] for key in expected} == expected
+        assert {key: line[key] for key in expected} == {key: str(value) for key, value in expected.items()}
+        assert one["First token"] == float(line["First token"]) == known["ttft_seconds"]
+
+    # Only what the filter leaves.
+    page.fill("main input[type=search]", ended[1]["request_id"])
+    wait_until("one row", lambda: rows.count() == 1)
+    assert [line["Request"] for line in csv.DictReader(io.StringIO(saved(panel, "csv")[1]))] == [ended[1]["request_id"]]
+
+    # The drawer's table, too.
+    rows.first.click()
+    page.wait_for_selector("#drawer[open] [data-key=scores-1] tbody tr")
+    (one,) = json.loads(get(f"{url}/{ended[1]['request_id']}"))["tries"]
+    name, text = saved(page.locator("#drawer"), "csv")
+    lines = list(csv.DictReader(io.StringIO(text)))
+    assert name == "penstock-scores-1.csv" and lines[0]["Why not"] == "chosen"
+    assert [line["Replica"] for line in lines] == [one["replica"], *(other["replica"] for other in one["why"]["others"])]
+    name, text = saved(page.locator("#drawer"), "json")
+    assert name == "penstock-scores-1.json" and json.loads(text)[0]["Score"] == one["why"]["score"]
+    assert not problems
+    page.context.close()
+
+
 def status_of(url, **head):
-    with contextlib.suppress(urllib.error.HTTPError):
+    try:
         with urllib.request.urlopen(urllib.request.Request(url, headers=head), timeout=30) as answer:
             return answer.status
-    return 401
+    except urllib.error.HTTPError as refusal:
+        return refusal.code
 
 
 def test_data_needs_the_token(start, chrome, tmp_path):

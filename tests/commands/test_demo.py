@@ -2,11 +2,13 @@
 
 import csv
 import io
+import itertools
 import json
 import os
 import re
 import signal
 import subprocess
+import time
 
 import pytest
 import reference
@@ -59,6 +61,9 @@ def test_printed_lines_work(start):
     # A request is counted when the gateway is done with it, which its client may be before.
     wait_until("both requests", lambda: total(admin, "penstock_requests_total", outcome="success", tenant="chat") == 2)
     config = next(line.split()[1] for line in demo.lines if line.startswith("config"))
+    console = next(line.split()[1] for line in demo.lines if line.startswith("console"))
+    assert console == f"{admin}/console"
+    assert "<title>" in get(console)
     scaler = next(line for line in demo.lines if line.startswith("scaler"))
     pool = re.search(r"pool=(\S+)", scaler).group(1)
     assert json.loads(get(f"{admin}/scale/v1/{pool}"))["pool"] == pool
@@ -222,31 +227,103 @@ def requests_are_listed_and_watched(admin):
     assert ask("top --once --csv --view requests").startswith("request_id,state,")
     assert re.search(r"^queues \(\d+\)$", ask("top --once"), re.M)
 
-    tmux = f"tmux -L penstock-{os.getpid()}"
-    def screen(wanted):
-        def look():
-            text = run(f"{tmux} capture-pane -p -t top").stdout
-            return text if re.search(wanted, text, re.M) else None
-        return wait_until(wanted, look, 30)
+    top_follows_its_keys(admin)
+    tail_follows_the_gateway(admin)
+    lists_follow_the_gateway(admin)
 
-    started = run(f"{tmux} new-session -d -s top -x 80 -y 24 'PENSTOCK_ADMIN={admin} penstock top'")
-    assert started.returncode == 0, started.stderr
-    try:
-        first = screen(r"^ 1 queues \d+ +2 pools 2 +3 replicas 3 +4 tenants \d+ +5 requests \d+")
+
+class Terminal:
+    """A command on a terminal of 24 lines, by what its screen shows and by keys."""
+
+    numbers = itertools.count()
+
+    def __init__(self, command, width=80):
+        # Another server each time: one that ends may still hold its socket for a moment.
+        self.tmux = f"tmux -L penstock-{os.getpid()}-{next(self.numbers)}"
+        started = run(f"{self.tmux} new-session -d -s it -x {width} -y 24 '{command}'")
+        assert started.returncode == 0, started.stderr
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        run(f"{self.tmux} kill-server")
+
+    def look(self):
+        return run(f"{self.tmux} capture-pane -p -t it").stdout
+
+    def screen(self, wanted):
+        """The screen, once a line of it fits."""
+        def fits():
+            text = self.look()
+            return text if re.search(wanted, text, re.M) else None
+        return wait_until(wanted, fits, 30)
+
+    def press(self, keys):
+        run(f"{self.tmux} send-keys -t it {keys}")
+
+    def until_it_ends(self):
+        wait_until("the end of the command", lambda: run(f"{self.tmux} has-session -t it").returncode != 0)
+
+
+def top_follows_its_keys(admin):
+    with Terminal(f"PENSTOCK_ADMIN={admin} penstock top") as top:
+        first = top.screen(r"^ 1 queues \d+ +2 pools 2 +3 replicas 3 +4 tenants \d+ +5 requests \d+")
         assert first.startswith("penstock ") and " ready " in first and "q quit" in first
         assert max(map(len, first.splitlines())) <= 80
-        run(f"{tmux} send-keys -t top 5")
-        assert re.search(r" (waiting|running) ", screen("^REQUEST +STATE"))
-        run(f"{tmux} send-keys -t top / reports Enter")
-        assert "chat" not in screen("^filter: reports ").partition("REQUEST")[2]
-        run(f"{tmux} send-keys -t top Escape")
-        wait_until("no filter", lambda: "filter: reports" not in run(f"{tmux} capture-pane -p -t top").stdout)
-        run(f"{tmux} send-keys -t top 3 s s r p")
-        assert "serving" in screen("^PAUSED .*") and "STATEv" in screen("SPEED")
-        run(f"{tmux} send-keys -t top q")
-        wait_until("the end of top", lambda: run(f"{tmux} has-session -t top").returncode != 0)
-    finally:
-        run(f"{tmux} kill-server")
+        top.press("5")
+        assert re.search(r" (waiting|running) ", top.screen("^REQUEST +STATE"))
+        top.press("/ reports Enter")
+        assert "chat" not in top.screen("^filter: reports ").partition("REQUEST")[2]
+        top.press("Escape")
+        wait_until("no filter", lambda: "filter: reports" not in top.look())
+        top.press("3 s s r p")
+        assert "serving" in top.screen("^PAUSED .*") and "STATEv" in top.screen("SPEED")
+        top.press("q")
+        top.until_it_ends()
+
+
+def tail_follows_the_gateway(admin):
+    """Lines with their columns, and more of them as decisions are made, until Ctrl-C."""
+    def lines(text):
+        return [line for line in text.splitlines() if line and not line.startswith("penstock: ")]
+
+    # Wide enough for the longest line.
+    with Terminal(f"PENSTOCK_ADMIN={admin} penstock tail", 300) as tail:
+        first = lines(tail.screen(r" dispatched .* to .* first token in "))
+        assert not any("\x1b" in line for line in first)
+        kinds = {"arrived", "dispatched", "first_token", "returned", "fell_back", "ended", "change"}
+        for line in first:
+            assert re.match(r"\d\d:\d\d:\d\d\.\d{3} ", line), line
+            assert line[13:24].strip() in kinds and line[24:26] == "  " and line[26] != " ", line
+        # What was the newest line moves up, and others stand below it.
+        later = wait_until("newer lines", lambda: (now := lines(tail.look()))[-1:] != first[-1:] and now)
+        assert set(later) - set(first)
+        tail.press("C-c")
+        tail.until_it_ends()
+
+
+def lists_follow_the_gateway(admin):
+    """`requests list` as an operator calls it twice: cells below their headings, and other figures the second time."""
+    heads = ("REQUEST", "STATE", "TENANT", "CLASS", "SINCE", "STARTS IN", "TOKENS", "WHY", "MODEL")
+    command = "'clear; penstock requests list --running --limit 5' Enter"
+    with Terminal(f"PENSTOCK_ADMIN={admin} bash --norc --noprofile", 200) as shell:
+        def rows():
+            text = shell.look()
+            found = re.search("^" + " +".join(heads) + "$", text, re.M)
+            running = [line for line in text.splitlines() if " running " in line]
+            return [found.group(), *running] if found and running else None
+
+        shell.press(command)
+        heading, *first = wait_until("running requests", rows)
+        assert len(first) <= 5
+        for line in first:
+            for head in heads[1:]:
+                at = heading.index(head)
+                assert line[at - 2:at] == "  " and line[at] != " ", f"{head}:\n{heading}\n{line}"
+        time.sleep(1)
+        shell.press(command)
+        wait_until("other figures", lambda: (now := rows()) and now[1:] != first)
 
 
 def test_second_signal_does_not_wait(start):

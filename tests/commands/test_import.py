@@ -68,7 +68,7 @@ def test_keys_of_litellm_go_on_after_the_import(tmp_path, start):
     assert again.returncode == 1 and "exists" in again.stderr
     checked = run("penstock check penstock.yaml", cwd=tmp_path)
     assert checked.returncode == 0 and "error" not in checked.stdout, checked.stdout
-    report = json.loads(run("penstock import litellm config.yaml --json -o other.yaml", cwd=tmp_path).stdout)
+    report = json.loads(run("penstock import litellm config.yaml --report json -o other.yaml", cwd=tmp_path).stdout)
     assert {row["fidelity"] for row in report["rows"]} == {"exact", "near", "left_out"}
 
     served = [entry["model_name"] for entry in config["model_list"]]

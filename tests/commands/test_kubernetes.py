@@ -8,13 +8,14 @@ import os
 import re
 import shutil
 import subprocess
+import textwrap
 
 import helm_python
 import kubernetes_validate
 import manifests
 import pytest
 import yaml
-from conftest import ROOT, free_ports, get, run, wait_until
+from conftest import ROOT, run
 from manifests import CHART, KUBERNETES, documents, render, values_of
 
 #: The oldest Kubernetes that the chart says it runs on, and the newest with schemas.
@@ -24,6 +25,16 @@ OVERLAYS = ("gke", "eks", "aks")
 FULL = yaml.safe_load((ROOT / "tests" / "commands" / "kubernetes" / "full.values.yaml").read_text())
 #: What the models of the custom resources, which are of KEDA 2.16, do not know yet.
 NEWER = {"tolerance", "fallback/behavior"}
+
+
+def readme_values():
+    """The values that the chart's README shows: each YAML block, without the indent of its list."""
+    found = re.findall(r"^( *)```yaml\n(.*?)^\1```$", (CHART / "README.md").read_text(), re.S | re.M)
+    assert found, "the README shows values"
+    for indent, block in found:
+        outside = [line for line in block.splitlines() if line and not line.startswith(indent)]
+        assert not outside, f"these lines end the list that the block is in: {outside}"
+    return [yaml.safe_load(textwrap.dedent(block)) for _, block in found]
 
 
 def rendered(values, **where):
@@ -43,6 +54,7 @@ def kustomized(folder):
 def every_set():
     """Name and objects of everything that a user may apply."""
     sets = {f"values/{name}": rendered(values_of(name)) for name in VALUES}
+    sets |= {f"README {number}": rendered(values) for number, values in enumerate(readme_values(), 1)}
     sets["full"] = rendered(FULL, name="gateway", namespace="ml")
     sets |= {f"overlays/{name}": kustomized(KUBERNETES / "overlays" / name) for name in OVERLAYS}
     for example in sorted((KUBERNETES / "examples").iterdir()):
@@ -79,6 +91,7 @@ def test_lint():
     [
         ({"replica": 3}, "replica"),
         ({"image": {"digest": "latest"}}, "digest"),
+        ({"prometheusRule": {"runbookBaseUrl": "docs.example.com"}}, "runbookBaseUrl"),
         ({"config": {"server": {"drain_grace": "one minute"}}}, "drain_grace"),
         ({"networkPolicy": {"engines": [{"name": "a", "podLabels": {}, "ports": [1]}]}}, "podLabels"),
         ({"scaledObjects": {"qwen": {"max": 8}}}, "config.pools has no pool of that name"),
@@ -234,59 +247,6 @@ def test_selectors_find_pods_and_ports():
                 assert spec["selector"]["matchLabels"].items() <= labels.items(), where
 
 
-def test_engines_are_reached_through_the_gateway_only():
-    for name in OVERLAYS:
-        objects = every_set()[f"overlays/{name}"]
-        gateway = named(objects, "Deployment", "penstock")
-        engines = [one for one in objects if one["kind"] == "Deployment" and one is not gateway]
-        assert len(engines) == 3
-        (policy,) = [
-            one for one in objects
-            if one["kind"] == "NetworkPolicy" and one["metadata"]["namespace"] == "models"
-        ]
-        chosen = policy["spec"]["podSelector"]["matchLabels"]
-        for engine in engines:
-            assert engine["metadata"]["namespace"] == "models"
-            assert chosen.items() <= engine["spec"]["template"]["metadata"]["labels"].items()
-        (rule,) = policy["spec"]["ingress"]
-        monitoring, clients = {}, {}
-        for peer in rule["from"]:
-            (clients if "podSelector" in peer else monitoring).update(peer)
-        assert clients["podSelector"]["matchLabels"].items() <= gateway["spec"]["template"]["metadata"]["labels"].items()
-        assert clients["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "penstock"}
-        assert monitoring == {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
-
-
-@pytest.mark.parametrize(
-    ("cloud", "label", "value", "taint"),
-    [
-        ("gke", "cloud.google.com/gke-spot", "true", "cloud.google.com/gke-spot"),
-        ("eks", "karpenter.sh/capacity-type", "spot", None),
-        ("aks", "kubernetes.azure.com/scalesetpriority", "spot", "kubernetes.azure.com/scalesetpriority"),
-    ],
-)
-def test_overlays_keep_the_pools_apart(cloud, label, value, taint):
-    objects = every_set()[f"overlays/{cloud}"]
-    spot = pod(named(objects, "Deployment", "vllm-spot"))
-    assert spot["nodeSelector"][label] == value
-    assert taint is None or taint in {one["key"] for one in spot["tolerations"]}
-    for name in ("vllm-on-demand", "penstock"):
-        spec = pod(named(objects, "Deployment", name))
-        selected = spec.get("nodeSelector", {}).get(label)
-        terms = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-        excluded = [
-            one for term in terms for one in term["matchExpressions"]
-            if one["key"] == label and one["operator"] in ("NotIn", "DoesNotExist")
-        ]
-        assert excluded or selected == "on-demand", name
-        assert taint is None or taint not in {one["key"] for one in spec.get("tolerations", [])}
-    mig = pod(named(objects, "Deployment", "vllm-mig"))
-    asked = mig["containers"][0]["resources"]["limits"]
-    assert [key for key in asked if key.startswith("nvidia.com/")] == (
-        ["nvidia.com/gpu"] if cloud == "gke" else ["nvidia.com/mig-3g.40gb"]
-    )
-
-
 def test_the_security_profile_is_restricted():
     for where, objects in every_set().items():
         for one in objects:
@@ -385,6 +345,9 @@ def certificates(tmp_path_factory):
         shutil.copy(place / "tls.crt", place / "ca.crt")
     (folder / "secrets").mkdir()
     (folder / "secrets" / "vllm").write_text("secret")
+    (folder / "keys").mkdir()
+    key_file = {"tenant": "research", "keys": [{"id": "s9kx3vwa", "digest": "blake3:" + "1" * 64}]}
+    (folder / "keys" / "research.yaml").write_text(yaml.safe_dump(key_file))
     return folder
 
 
@@ -459,6 +422,29 @@ def test_certificates_are_all_that_opens_the_scaler():
         assert path.rsplit("/", 1)[0] in mounts
 
 
+def test_a_secret_of_key_files_becomes_the_folder_of_keys(tmp_path, certificates):
+    """Mounted as a folder, so that a changed Secret is seen; what `config` says goes before it."""
+    values = values_of("base") | {"keys": {"existingSecret": "research-keys"}}
+    objects = rendered(values)
+    text = configuration(objects)
+    folder = yaml.safe_load(text)["auth"]["keys_dir"]
+    spec = pod(named(objects, "Deployment"))
+    (mount,) = [one for one in spec["containers"][0]["volumeMounts"] if one["mountPath"] == folder]
+    assert mount["readOnly"] and "subPath" not in mount
+    (volume,) = [one for one in spec["volumes"] if one["name"] == mount["name"]]
+    assert volume["secret"]["secretName"] == "research-keys"
+    assert check(tmp_path, text, certificates) == (0, [])
+    broken = certificates / "keys" / "more.yaml"
+    broken.write_text("tenant: nobody\nkyes: []\n")
+    code, said = check(tmp_path, text, certificates)
+    broken.unlink()
+    assert code == 0 and "kyes" in str(said), "penstock check reads the folder"
+
+    values["config"] = values["config"] | {"auth": {"keys_dir": "/somewhere"}}
+    assert yaml.safe_load(configuration(rendered(values)))["auth"]["keys_dir"] == "/somewhere"
+    assert "auth" not in yaml.safe_load(configuration(rendered(values_of("base"))))
+
+
 def test_a_store_takes_the_place_of_the_peers(tmp_path, certificates):
     """With `cluster` the gateways report through the store, so that nothing names the others."""
     values = values_of("simulated")
@@ -477,45 +463,16 @@ def test_prometheus_gets_the_rules_and_grafana_the_dashboards():
         for group in yaml.safe_load(path.read_text()).get("groups", [])
     ]
     rules = [one["spec"]["groups"] for one in objects if one["kind"] == "PrometheusRule"]
+    (relative,) = [one["spec"]["groups"] for one in rendered(values_of("pools")) if one["kind"] == "PrometheusRule"]
     as_text = lambda group: json.dumps(group, sort_keys=True)
+    assert sorted(map(as_text, relative)) == sorted(map(as_text, groups))
+    # Links of Alertmanager: `prometheusRule.runbookBaseUrl` goes before each `runbook_url`.
+    base, linked = FULL["prometheusRule"]["runbookBaseUrl"], 0
+    for rule in (rule for group in groups for rule in group["rules"] if "alert" in rule):
+        rule["annotations"]["runbook_url"] = base + rule["annotations"]["runbook_url"]
+        linked += 1
+    assert linked and base.endswith("/")
     assert sorted(map(as_text, sum(rules, []))) == sorted(map(as_text, groups))
     boards = {path.name: path.read_text() for path in (ROOT / "config" / "grafana").glob("*.json")}
     maps = [one for one in objects if one["kind"] == "ConfigMap" and "-dashboard-" in one["metadata"]["name"]]
     assert {key: text for one in maps for key, text in one["data"].items()} == boards
-
-
-def test_the_way_of_the_readme_ends_with_an_answer(start, tmp_path):
-    """The chart's simulated engines, gateway and probes, as processes: from the
-    containers' own arguments, with addresses in place of the cluster's names."""
-    objects = rendered(values_of("simulated"))
-    engine = pod(named(objects, "Deployment", "penstock-sim-engine"))["containers"][0]
-    replicas = []
-    for _ in range(named(objects, "Deployment", "penstock-sim-engine")["spec"]["replicas"]):
-        words = [word.replace("0.0.0.0:8000", "127.0.0.1:0") for word in engine["args"]]
-        assert words != engine["args"]
-        replicas.append(start(" ".join(["penstock", *words])).wait_for(r"http://\S+").group())
-    assert run(f"penstock ready {replicas[0]}{engine['readinessProbe']['httpGet']['path']}").stdout == "ready\n"
-
-    listen, admin, scale = free_ports(3)
-    config = yaml.safe_load(configuration(objects))
-    config["server"].update(listen=listen, admin=admin)
-    config["scale"] = {"listen": scale}
-    config["pools"]["simulated"].update(discover=None, replicas=replicas)
-    del config["pools"]["simulated"]["discover"]
-    (tmp_path / "penstock.yaml").write_text(yaml.safe_dump(config))
-    gateway = pod(named(objects, "Deployment", "penstock"))["containers"][0]
-    words = [word.replace("/etc/penstock", str(tmp_path)) for word in gateway["args"]]
-    running = start(" ".join(["penstock", *words]))
-    running.wait_for("server started")
-    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        wait_until(probe, lambda path=gateway[probe]["httpGet"]["path"]: get(f"http://{admin}{path}"))
-    tested = named(objects, "Pod", "penstock-test")["spec"]["containers"][0]["args"]
-    assert tested[0] == "ready" and tested[1].endswith("/readyz")
-    assert run(f"penstock ready http://{admin}/readyz").returncode == 0
-
-    (curl,) = re.findall(r"^(curl -sN .*)$", (CHART / "README.md").read_text(), re.M)
-    key = re.search(r"pst_\w+", (KUBERNETES / "values" / "simulated.yaml").read_text()).group()
-    done = run(curl.replace("127.0.0.1:8080", listen), KEY=key)
-    assert done.stdout.rstrip().endswith("data: [DONE]"), done.stdout + done.stderr
-    assert running.stop() == 0
-    assert run(f"penstock ready --admin http://{admin}").returncode == 1

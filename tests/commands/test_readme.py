@@ -395,6 +395,11 @@ def test_help_example(command, tmp_path, start, request):
         shutil.copytree(request.getfixturevalue("recorded"), tmp_path / "record")
     if asks_a_gateway(asked):
         key = key_of(tmp_path)
+        if " doctor" in asked:
+            # With all engines there, nothing fails.
+            for address in (places["127.0.0.1:8001"], places["127.0.0.1:8002"]):
+                engine = start(f"penstock sim-engine --listen {address} --model Qwen/Qwen3-8B")
+                engine.wait_for(READY["sim-engine"])
         gateway = start("penstock serve", cwd=tmp_path)
         gateway.wait_for(READY["serve"])
         if "usage" in asked:

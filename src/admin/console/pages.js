@@ -141,7 +141,7 @@ function poolPanel(ctx, pool, status, learned) {
       { name: "Places", num: true, value: (row) => row.running, cell: (row) => [`${count(row.running)} / ${count(row.limit)}`, slots(row)] },
       { name: "Why not more", value: (row) => row.held_back_by, cell: (row) => whyNot(row) },
       { name: "First token of 1,000", num: true, value: (row) => row.expected_ttft_seconds, cell: (row) => time(row.expected_ttft_seconds), help: "Predicted for a prompt of 1,000 tokens sent now" },
-      { name: "Time factor", num: true, value: (row) => row.speed_factor, cell: (row) => `×${row.speed_factor.toFixed(2)}`, help: "Learned: what predicted times are multiplied by; 2 = half as fast as the reference" },
+      { name: "Speed", num: true, value: (row) => row.speed, cell: (row) => (row.speed === null ? none : row.speed.toFixed(2)), help: "Learned, relative to a usual H100; nothing until the replica has answered" },
       { name: "KV cache", num: true, value: (row) => row.engine && row.engine.kv_usage, cell: (row) => (row.engine ? percent(row.engine.kv_usage) : none) },
       { name: "Engine", value: (row) => row.engine && row.engine.problem, cell: (row) => engine(row) },
       { name: "", cell: (row) => replicaButtons(row, closed) },
@@ -407,7 +407,7 @@ function timeline(it) {
 
 function waiting(it) {
   const better = it.replicas[0];
-  return h("div", {}, h("h3", {}, "Replicas that it might go to"), h("p", { class: "muted" }, `${it.ahead_of_it === null ? "Many" : count(it.ahead_of_it)} go before it in its queue, ${count(it.waiting_in_group)} wait for the same pools; it may wait ${time(it.may_wait_on)} more.`),
+  return h("div", {}, h("div", { class: "head" }, h("h3", {}, "Replicas that it might go to"), h("div", { class: "aside" }, saves("choices"))), h("p", { class: "muted" }, `${it.ahead_of_it === null ? "Many" : count(it.ahead_of_it)} go before it in its queue, ${count(it.waiting_in_group)} wait for the same pools; it may wait ${time(it.may_wait_on)} more.`),
     table("choices", [
       { name: "Replica", value: (row) => row.replica, cell: (row) => short(row.replica) },
       { name: "Places", num: true, value: (row) => row.running, cell: (row) => `${row.running} / ${row.limit}` },
@@ -431,8 +431,9 @@ function decision(one) {
 function scores(one) {
   if (!one.why.others.length) return null;
   const own = { replica: one.replica, score: one.why.score, expected_ttft: one.why.expected_ttft, cached_tokens: one.why.cached_tokens, why_not: null };
-  return h("div", {}, h("h3", {}, "Against other replicas"), h("p", { class: "muted" }, "The least score goes first: the first token, the reading time that it takes from later prompts, and what it adds to the streams there."),
-    table(`scores-${one.why.attempt}`, [
+  const id = `scores-${one.why.attempt}`;
+  return h("div", {}, h("div", { class: "head" }, h("h3", {}, "Against other replicas"), h("div", { class: "aside" }, saves(id))), h("p", { class: "muted" }, "The least score goes first: the first token, the reading time that it takes from later prompts, and what it adds to the streams there."),
+    table(id, [
       { name: "Replica", value: (row) => row.replica, cell: (row) => short(row.replica) },
       { name: "Score", num: true, value: (row) => row.score, cell: (row) => time(row.score) },
       { name: "First token in", num: true, value: (row) => row.expected_ttft, cell: (row) => time(row.expected_ttft) },

@@ -95,7 +95,7 @@ pub(super) fn compare(args: &DiffArgs) -> anyhow::Result<String> {
     let changes = diff(&old, &new);
     let tenants = tenants(&old, &new);
     let models = models(&old, &new);
-    if args.json {
+    if args.form.is_json() {
         return Ok(format!("{:#}\n", json!({ "changes": changes, "tenants": tenants, "models": models })));
     }
     if changes.is_empty() {

@@ -5,9 +5,12 @@ use std::io::{self, Read as _};
 use anyhow::{Context as _, bail};
 use serde_json::json;
 
-use crate::cli::{KeyFormArgs, KeysCommand};
+use crate::cli::KeysCommand;
+use crate::cli::operate::OutputArg;
+use crate::cli::output::{ListForm, ResultForm};
 use crate::config::keys::{self, HashedKey};
 use crate::protocol::ids::random;
+use crate::usage::bill::text::quoted;
 
 /// Most bytes of standard input: some ten thousand keys.
 const MAX_INPUT: u64 = 1 << 20;
@@ -20,9 +23,9 @@ pub(super) fn run(command: &KeysCommand) -> anyhow::Result<String> {
     }
 }
 
-fn new(form: KeyFormArgs) -> String {
+fn new(form: ResultForm) -> String {
     let key = keys::new(&random::bytes());
-    if form.json {
+    if form.is_json() {
         return format!("{:#}\n", json!({ "key": key.text, "id": key.id, "digest": key.digest }));
     }
     format!(
@@ -33,7 +36,7 @@ fn new(form: KeyFormArgs) -> String {
     )
 }
 
-fn hash(form: KeyFormArgs) -> anyhow::Result<String> {
+fn hash(form: ListForm) -> anyhow::Result<String> {
     let mut text = String::new();
     io::stdin().take(MAX_INPUT + 1).read_to_string(&mut text).context("read the keys from standard input")?;
     if text.len() as u64 > MAX_INPUT {
@@ -55,13 +58,13 @@ fn hash(form: KeyFormArgs) -> anyhow::Result<String> {
             "penstock: the digest keeps only a random secret; make a new key in place of a password or a text that people chose"
         );
     }
-    let line = |key: &HashedKey| {
-        if form.json {
-            return format!("{}\n", json!({ "id": key.id, "digest": key.digest }));
-        }
-        format!("{}\n", key_line(&key.id, &key.digest))
+    let head = if form.format() == OutputArg::Csv { "id,digest\r\n" } else { "" };
+    let line = |key: &HashedKey| match form.format() {
+        OutputArg::Table => format!("{}\n", key_line(&key.id, &key.digest)),
+        OutputArg::Json => format!("{}\n", json!({ "id": key.id, "digest": key.digest })),
+        OutputArg::Csv => format!("{},{}\r\n", quoted(&key.id), quoted(&key.digest)),
     };
-    Ok(hashed.iter().map(line).collect())
+    Ok(head.to_owned() + &hashed.iter().map(line).collect::<String>())
 }
 
 /// A key's entry in the configuration.

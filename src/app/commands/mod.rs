@@ -23,16 +23,16 @@ use clap::CommandFactory as _;
 use crate::app::gateway::signals;
 use crate::app::gateway::start_error;
 use crate::app::gateway::{self, Gateway};
+use crate::app::terminal::has_colour;
 use crate::app::usage;
 use crate::cli::operate::AccessArgs;
+use crate::cli::output::CheckOutput;
 use crate::cli::watch::{DoctorArgs, QueuesCommand, RequestsCommand};
-use crate::cli::{
-    CheckArgs, Cli, Command, DemoArgs, DialectArg, KedaArgs, OutputFormat, ServeArgs, SimEngineArgs,
-};
+use crate::cli::{CheckArgs, Cli, Command, DemoArgs, DialectArg, KedaArgs, ServeArgs, SimEngineArgs};
 use crate::config::load::LoadOutcome;
 use crate::config::report::expiring;
 use crate::config::report::measured::check_against;
-use crate::config::report::problem::Severity;
+use crate::config::report::problem::{ConfigProblem, Severity};
 use crate::config::report::{ConfigReport, UNREADABLE};
 use crate::config::secret::{MachineSecrets, OfflineSecrets, SecretSource};
 use crate::config::{load, schema};
@@ -40,6 +40,7 @@ use crate::sim::engine::profile::StepProfile;
 use crate::sim::server::{ServerDialect, SimOptions, SimServer};
 use crate::telemetry::event::EXPIRES_SOON;
 use crate::telemetry::{Telemetry, log, wall};
+use crate::usage::bill::text::quoted;
 
 /// Threads of `penstock serve` for the work that belongs to no request, such as scrapes, discovery
 /// and reloads. Requests have threads of their own ([`crate::proxy::listener::Workers`]).
@@ -148,7 +149,7 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
         }
     };
     let settings = reloader.current().load_full();
-    let _log = log::init(&settings.startup.telemetry)?;
+    let _log = log::init(&settings.startup.telemetry, has_colour())?;
     let control = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(CONTROL_THREADS)
         .thread_name("control")
@@ -204,12 +205,31 @@ fn check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
             check_against(load()?, &|pool| bests.get(pool).copied())
         }
     };
-    print(&match args.format {
-        OutputFormat::Text => format!("{report}{}", summary(&report)),
-        OutputFormat::Json => format!("{:#}\n", report.to_json()),
-        OutputFormat::Github => report.to_github(),
+    print(&match args.output {
+        CheckOutput::Table => format!("{report}{}", summary(&report)),
+        CheckOutput::Json => format!("{:#}\n", report.to_json()),
+        CheckOutput::Csv => problems_csv(&report),
+        CheckOutput::Github => report.to_github(),
     })?;
     Ok(ExitCode::from(report.exit_code()))
+}
+
+/// The problems of a file as CSV.
+fn problems_csv(report: &ConfigReport) -> String {
+    let number = |number: Option<u32>| number.map(|number| number.to_string()).unwrap_or_default();
+    let line = |problem: &ConfigProblem| {
+        let cells = [
+            problem.severity.name().to_owned(),
+            number(problem.line),
+            number(problem.column),
+            problem.path.clone(),
+            problem.message.clone(),
+            problem.hint.clone().unwrap_or_default(),
+        ];
+        cells.map(|cell| quoted(&cell)).join(",") + "\r\n"
+    };
+    let lines: String = report.problems.iter().map(line).collect();
+    format!("severity,line,column,path,message,hint\r\n{lines}")
 }
 
 /// Last line of `penstock check`.

@@ -54,15 +54,16 @@ pub enum LogError {
 }
 
 /// Starts the log of this process. Keep the guard: dropping it writes the lines that still wait.
+/// `may_colour` = lines for people are in colour where standard error is a terminal.
 ///
 /// # Errors
 /// When the filter does not parse, the thread cannot start, or the process already has a log.
-pub fn init(settings: &TelemetrySettings) -> Result<LogGuard, LogError> {
+pub fn init(settings: &TelemetrySettings, may_colour: bool) -> Result<LogGuard, LogError> {
     let filter = filter(&settings.log_level)?;
     let lines = LogQueue::new(QUEUE_BYTES);
     let out = lines.clone();
     std::thread::Builder::new().name("log".into()).spawn(move || out.write_out(&mut io::stderr()))?;
-    let ansi = io::stderr().is_terminal();
+    let ansi = may_colour && io::stderr().is_terminal();
     let dispatch = dispatch(settings.log_format, filter, lines.clone(), ansi);
     tracing::dispatcher::set_global_default(dispatch).map_err(|_| LogError::Twice)?;
     Ok(LogGuard(lines))

@@ -83,6 +83,9 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end }}
 {{- end }}
 {{- end }}
+{{- if .Values.keys.existingSecret }}
+{{- $_ := set $own "auth" (dict "keys_dir" "/run/penstock/keys") }}
+{{- end }}
 {{- if .Values.usage.enabled }}
 {{- $usage := dict "folder" "/var/lib/penstock/usage" }}
 {{- if .Values.usage.postgres.existingSecret }}

@@ -10,6 +10,7 @@ use anyhow::Context as _;
 use crate::app::commands::replay;
 use crate::app::gateway::signals;
 use crate::app::gateway::{self, Gateway};
+use crate::app::terminal::has_colour;
 use crate::cli::DemoArgs;
 use crate::config::keys::{self, NewKey};
 use crate::config::settings::{AddressForm, LogFormat, OtlpSettings, TelemetrySettings};
@@ -59,13 +60,14 @@ fn tenants() -> [DemoTenant; 3] {
 /// # Errors
 /// Logging is set up already.
 pub(in crate::app) fn quiet_log() -> Result<LogGuard, LogError> {
-    log::init(&TelemetrySettings {
+    let settings = TelemetrySettings {
         log_format: LogFormat::Text,
         log_level: "warn".to_owned(),
         client_address: AddressForm::default(),
         refusals_per_second: 10,
         otlp: OtlpSettings::default(),
-    })
+    };
+    log::init(&settings, has_colour())
 }
 
 /// Runs until Ctrl-C or SIGTERM, then drains.
@@ -178,6 +180,7 @@ fn greeting(gateway: &Gateway, tenants: &[DemoTenant], config: &Path) -> String 
 
 base URL  {base}
 admin     http://{admin}  (/metrics, /admin/v1/queues, /admin/v1/replicas)
+console   http://{admin}/console  (web pages for operators; on a terminal: penstock top)
 scaler    {scale}  (KEDA's external scaler, gRPC)  pool={}
 config    {}  (edit it: changes take effect at once)
 

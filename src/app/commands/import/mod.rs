@@ -125,7 +125,7 @@ fn finish(draft: &ConfigDraft, file: &Path, form: &ImportForm) -> anyhow::Result
     let source = file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let config = draft.text(&source);
     let checked = load_offline(&config, "the imported file");
-    let report = if form.json { format!("{:#}\n", draft.report_json()) } else { draft.report() };
+    let report = if form.is_json() { format!("{:#}\n", draft.report_json()) } else { draft.report() };
     let Some(output) = &form.output else {
         eprint!("{report}");
         return match checked.loaded {
@@ -136,7 +136,7 @@ fn finish(draft: &ConfigDraft, file: &Path, form: &ImportForm) -> anyhow::Result
     let write = || OpenOptions::new().write(true).create_new(true).open(output)?.write_all(config.as_bytes());
     write().with_context(|| format!("write {}", output.display()))?;
     match checked.loaded {
-        Some(_) if form.json => Ok(report),
+        Some(_) if form.is_json() => Ok(report),
         Some(_) => Ok(format!("{report}\nwrote {0}; next: penstock check {0}\n", output.display())),
         None => bail!("{report}\n{} has errors:\n{}", output.display(), checked.report),
     }

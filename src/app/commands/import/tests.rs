@@ -8,6 +8,7 @@ use tempfile::TempDir;
 use crate::app::commands::import::draft::{ConfigDraft, GivenModels};
 use crate::app::commands::import::{litellm, llm_d, nginx};
 use crate::cli::import::{ImportForm, LiteLlmArgs, PlainImportArgs};
+use crate::cli::output::ResultOutput;
 use crate::config::load::{Loaded, load_str};
 use crate::config::settings::identity::Auth;
 
@@ -24,7 +25,7 @@ fn files(contents: &[(&str, &str)]) -> (TempDir, Vec<PathBuf>) {
 }
 
 fn form() -> ImportForm {
-    ImportForm { output: None, json: false }
+    ImportForm { output: None, report: ResultOutput::Table, json: false }
 }
 
 fn good(draft: &ConfigDraft) -> Loaded {

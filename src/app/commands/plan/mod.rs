@@ -50,7 +50,7 @@ pub(in crate::app) fn run(args: &PlanArgs) -> anyhow::Result<String> {
     if let Some(path) = &args.report.html {
         write(path, &page::html(&report))?;
     }
-    if args.report.json {
+    if args.report.form.is_json() {
         let json = serde_json::to_string_pretty(&report).context("the report as JSON")?;
         return Ok(format!("{json}\n"));
     }

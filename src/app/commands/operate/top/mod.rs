@@ -13,8 +13,8 @@ use tokio::sync::watch;
 use self::screen::{KeyPress, Screen};
 use super::client::AdminClient;
 use super::views::{self, View};
+use crate::app::terminal::has_colour;
 use crate::cli::watch::TopArgs;
-use crate::config::secret::{MachineSecrets, SecretSource as _};
 
 /// Pause between two looks at the keyboard.
 const KEY_POLL: Duration = Duration::from_millis(50);
@@ -125,9 +125,4 @@ fn view_of(name: &str) -> anyhow::Result<usize> {
         .iter()
         .position(|view| view.name == name)
         .with_context(|| format!("there is no table `{name}`; there are: {}", names()))
-}
-
-/// Whether colours are wanted: <https://no-color.org>.
-fn has_colour() -> bool {
-    MachineSecrets.env("NO_COLOR").is_none_or(|value| value.is_empty())
 }
