@@ -1,6 +1,7 @@
 //! HTTP/2 connection. The streams run in the connection's own task, and end with the connection.
 
 pub(super) mod checks;
+mod resets;
 
 use std::convert::Infallible;
 use std::fmt;
@@ -29,6 +30,7 @@ use crate::proxy::listener::answer::BoxError;
 use crate::proxy::listener::answer::GuardedService;
 use crate::proxy::listener::clock::{ConnClock, ConnWait, Delivery, SendProgress};
 use crate::proxy::listener::conn_state::ConnState;
+use crate::proxy::listener::http2::resets::StreamResets;
 use crate::proxy::listener::socket::ClientSocket;
 
 const MAX_STREAMS: u32 = 256;
@@ -73,6 +75,7 @@ pub(super) async fn serve<T, S, B>(
         .serve_connection(io, guarded);
     let mut connection = pin!(connection);
     let mut streams = FuturesUnordered::new();
+    let mut resets = StreamResets::new(MAX_STREAMS);
     let mut told = false;
     poll_fn(|cx| {
         if !told && state.poll_draining(cx).is_ready() {
@@ -85,10 +88,23 @@ pub(super) async fn serve<T, S, B>(
             return Poll::Ready(());
         }
         let fresh = crew.take();
+        let opened = fresh.len();
         streams.extend(
             fresh.map(|(work, delivery)| AnswerStream::new(work, delivery, progress.fresh(), &tally)),
         );
         while let Poll::Ready(Some(())) = streams.poll_next_unpin(cx) {}
+        if resets.note(opened, tally.take_reset()) {
+            state.metrics.too_many_resets();
+            // GOAWAY lets the other streams end. A client that goes on after it is cut off.
+            if told {
+                return Poll::Ready(());
+            }
+            told = true;
+            clock.clear();
+            connection.as_mut().graceful_shutdown();
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         // Streams whose clients take no bytes do not keep the connection open.
         if tally.take_moved() || streams.len() > tally.stalled() {
             clock.clear();
@@ -121,7 +137,7 @@ struct StreamExecutor {
 }
 
 impl StreamExecutor {
-    fn take(&self) -> impl Iterator<Item = NewStream> {
+    fn take(&self) -> impl ExactSizeIterator<Item = NewStream> {
         std::mem::take(&mut *self.fresh.lock()).into_iter()
     }
 }
@@ -148,11 +164,18 @@ struct StreamCounts {
     stalled: Arc<AtomicUsize>,
     /// Whether a client has taken bytes since the last check.
     moved: Arc<AtomicBool>,
+    /// Streams that ended before their answers began, since the last check: their clients reset them.
+    reset: Arc<AtomicUsize>,
 }
 
 impl StreamCounts {
     fn new(state: &Arc<ConnState>) -> Self {
-        Self { state: Arc::clone(state), stalled: Arc::default(), moved: Arc::default() }
+        Self {
+            state: Arc::clone(state),
+            stalled: Arc::default(),
+            moved: Arc::default(),
+            reset: Arc::default(),
+        }
     }
 
     fn stalled(&self) -> usize {
@@ -161,6 +184,10 @@ impl StreamCounts {
 
     fn take_moved(&self) -> bool {
         self.moved.swap(false, Ordering::Relaxed)
+    }
+
+    fn take_reset(&self) -> usize {
+        self.reset.swap(0, Ordering::Relaxed)
     }
 }
 
@@ -214,6 +241,9 @@ impl Future for AnswerStream {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let me = self.get_mut();
         if me.work.as_mut().poll(cx).is_ready() {
+            if !me.delivery.has_begun() {
+                me.tally.reset.fetch_add(1, Ordering::Relaxed);
+            }
             return Poll::Ready(());
         }
         ready!(me.poll_late(cx));
