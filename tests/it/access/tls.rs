@@ -86,6 +86,24 @@ async fn both_http_versions_run_over_tls_and_plain_text_does_not() {
 }
 
 #[tokio::test]
+async fn the_protocol_is_the_one_that_tls_chose() {
+    let ca = Authority::new();
+    let rig = rig(&ca, &ca, "", "", "").await;
+    let ask = async |alpn: &[&[u8]], bytes: &[u8]| {
+        let mut raw = connect(rig.address(), &ca.client(None, alpn)).await.unwrap();
+        raw.write_all(bytes).await.unwrap();
+        let mut said = Vec::new();
+        let _ended = soon("the end", raw.read_to_end(&mut said)).await;
+        said
+    };
+    let said = ask(BOTH, &b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"[..]).await;
+    // SETTINGS, then GOAWAY with PROTOCOL_ERROR.
+    assert_eq!((said.len(), said[3], said[12], said[25]), (26, 4, 7, 1), "{said:?}");
+    let said = ask(H1, &b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..]).await;
+    assert!(said.starts_with(b"HTTP/1.1 400"), "{}", String::from_utf8_lossy(&said));
+}
+
+#[tokio::test]
 async fn a_new_certificate_counts_at_once_and_drops_nobody() {
     let (ca, next) = (Authority::new(), Authority::new());
     let rig = rig(&ca, &ca, "", "", "").await;

@@ -294,7 +294,8 @@ async fn requests_are_the_same_straight_and_through() {
     let rig =
         Rig::start(RigOptions { urls: vec![format!("http://{address}")], ..RigOptions::default() }).await;
     let (mut straight, mut through) = (Session::open(address).await, Session::open(rig.address()).await);
-    let requests = std::env::var("PENSTOCK_DIFFERENTIAL").map_or(REQUESTS, |number| number.parse().unwrap());
+    let requests = std::env::var_os("PENSTOCK_DIFFERENTIAL");
+    let requests = requests.map_or(REQUESTS, |number| number.to_str().unwrap().parse().unwrap());
     let mut kinds = [0_u64; 3];
     for seed in 1..=requests {
         let (path, body) = request(seed);

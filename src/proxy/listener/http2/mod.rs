@@ -24,7 +24,8 @@ use hyper::server::conn::http2::Builder;
 use hyper::service::Service;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::time::timeout;
 
 use crate::proxy::listener::answer::BoxError;
 use crate::proxy::listener::answer::GuardedService;
@@ -41,6 +42,10 @@ const CONNECTION_WINDOW: u32 = 1024 * 1024;
 const MAX_SEND_BYTES: usize = 64 * 1024;
 const PING_INTERVAL: Duration = Duration::from_secs(20);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
+/// SETTINGS without a setting, and GOAWAY: no stream was taken, PROTOCOL_ERROR (RFC 9113, 3.4).
+const NO_PREFACE: [u8; 26] = *b"\0\0\0\x04\0\0\0\0\0\0\0\x08\x07\0\0\0\0\0\0\0\0\0\0\0\0\x01";
+/// Longest time in which the client must take these.
+const FAREWELL: Duration = Duration::from_secs(5);
 
 /// Serves requests until the connection ends. `held` holds the bytes that were already read from
 /// the socket.
@@ -95,24 +100,16 @@ pub(super) async fn serve<T, S, B>(
         while let Poll::Ready(Some(())) = streams.poll_next_unpin(cx) {}
         if resets.note(opened, tally.take_reset()) {
             state.metrics.too_many_resets();
-            // GOAWAY lets the other streams end. A client that goes on after it is cut off.
-            if told {
-                return Poll::Ready(());
-            }
-            told = true;
-            clock.clear();
-            connection.as_mut().graceful_shutdown();
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
-        }
-        // Streams whose clients take no bytes do not keep the connection open.
-        if tally.take_moved() || streams.len() > tally.stalled() {
+        } else if tally.take_moved() || streams.len() > tally.stalled() {
+            // Streams whose clients take no bytes do not keep the connection open.
             clock.clear();
             return Poll::Pending;
+        } else {
+            // A client has the time limit of a head to react to GOAWAY.
+            let wait = if told { ConnWait::Head } else { ConnWait::Idle };
+            ready!(clock.poll_overdue(cx, wait));
         }
-        // A client has the time limit of a head to react to GOAWAY.
-        let wait = if told { ConnWait::Head } else { ConnWait::Idle };
-        ready!(clock.poll_overdue(cx, wait));
+        // GOAWAY lets the running streams end. A client that does not heed it is cut off.
         if told {
             return Poll::Ready(());
         }
@@ -122,6 +119,16 @@ pub(super) async fn serve<T, S, B>(
         Poll::Pending
     })
     .await;
+}
+
+/// Ends a connection that chose HTTP/2 and does not begin with its preface.
+pub(super) async fn refuse_preface<T: ClientSocket>(mut socket: T) {
+    let telling = async {
+        socket.write_all(&NO_PREFACE).await?;
+        socket.shutdown().await
+    };
+    // A client that does not take it is left.
+    let _ = timeout(FAREWELL, telling).await;
 }
 
 type StreamWork = Pin<Box<dyn Future<Output = ()> + Send>>;
