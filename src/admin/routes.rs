@@ -57,7 +57,7 @@ GET  /admin/v1/scale      desired and ready replicas of the last hour, and what 
 GET  /admin/v1/live       status and shares once a second, as a stream of events
 GET  /console             the same for people, as web pages
 GET  /console/sign-in     the identity provider at which the console signs in, or null
-POST /admin/v1/reload     read the configuration again
+POST /admin/v1/reload     read the configuration again; takes `content-type: application/json`
 
 /admin/v1/queues, pools, replicas, tenants, shares and requests are also CSV: ?format=csv,
 or `Accept: text/csv`.
@@ -289,7 +289,14 @@ async fn config(State(admin): State<AdminRoutes>) -> impl IntoResponse {
 
 /// Reloads the configuration. Answers 200 when the file is in force, and 422 with every problem
 /// when the file is not valid. The reload continues when the caller hangs up.
-async fn reload(State(admin): State<AdminRoutes>, Extension(who): Extension<Operator>) -> Response {
+async fn reload(
+    State(admin): State<AdminRoutes>,
+    Extension(who): Extension<Operator>,
+    headers: HeaderMap,
+) -> Response {
+    if let Err(VerbError(status, message)) = operate::require_json(&headers) {
+        return problem(status, &message);
+    }
     let reload = admin.state.reload.clone();
     let reloading = tokio::spawn(async move { reload.reload(who.who).await });
     let report = match tokio::time::timeout(RELOAD_TIMEOUT, reloading).await {

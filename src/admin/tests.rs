@@ -98,6 +98,7 @@ async fn send(mut router: Router, method: &str, path: &str) -> (StatusCode, Head
             "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
         )
         .header("accept-encoding", "gzip")
+        .header("content-type", "application/json")
         .body(Body::empty())
         .unwrap();
     let (head, body) = router.call(request).await.unwrap().into_parts();

@@ -197,6 +197,8 @@ impl Authenticator {
     }
 }
 
+/// It does not count against the address: it guesses nothing and costs little, and health checks send
+/// no credential.
 fn missing() -> AuthError {
     let text = "No API key was given. Send it as `Authorization: Bearer <key>` or `x-api-key: <key>`.";
     let answer = ApiError::new(ErrorKind::MissingKey, text);

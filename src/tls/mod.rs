@@ -1,4 +1,4 @@
-//! TLS of the listeners: handshakes bounded in time and number, the names in a client's
+//! TLS of the listeners: handshakes bounded in time, and in number by address, the names in a client's
 //! certificate, and the places that one address may hold at a listener. The TLS configuration that
 //! handshakes use is part of the settings.
 
@@ -7,9 +7,12 @@ mod address_limit;
 mod names;
 mod stream;
 
+use std::future::poll_fn;
 use std::io;
 use std::net::IpAddr;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::ready;
 use std::time::Duration;
 
 use rustls::ServerConfig;
@@ -18,6 +21,7 @@ use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio_rustls::LazyConfigAcceptor;
+use tokio_util::sync::PollSemaphore;
 
 pub use address_group::address_group;
 pub use address_limit::{AddressLimit, AddressPermit};
@@ -82,18 +86,18 @@ impl HandshakeError {
 /// The handshakes of one listener.
 #[derive(Debug)]
 pub struct Handshakes {
-    free: Semaphore,
+    turns: Arc<Semaphore>,
     by_address: Arc<AddressLimit>,
     limit: Duration,
 }
 
 impl Handshakes {
-    /// Allows `at_once` handshakes at a time (at least one), half of them for one address. Each may
-    /// take `limit`, the wait for its turn included.
+    /// Lets `at_once` handshakes (at least one) compute at a time, and leaves half as many open for
+    /// one address. Each may take `limit`, the wait for its turn included.
     #[must_use]
     pub fn new(at_once: usize, limit: Duration) -> Self {
-        let free = Semaphore::new(at_once.clamp(1, Semaphore::MAX_PERMITS));
-        Self { free, by_address: AddressLimit::new(at_once / 2), limit }
+        let turns = Arc::new(Semaphore::new(at_once.clamp(1, Semaphore::MAX_PERMITS)));
+        Self { turns, by_address: AddressLimit::new(at_once / 2), limit }
     }
 
     /// Makes the stream that a listener serves: plain without `config`, else by a TLS handshake.
@@ -112,8 +116,15 @@ impl Handshakes {
             // A client that sends nothing takes no turn from others.
             let hello = LazyConfigAcceptor::new(Acceptor::default(), tcp).await?;
             let _own = self.by_address.enter(peer).await;
-            let _turn = self.free.acquire().await;
-            hello.into_stream(config).await
+            let mut turns = PollSemaphore::new(Arc::clone(&self.turns));
+            let mut rest = hello.into_stream(config);
+            // A turn lasts for one poll: the keys are computed there. The wait for the client's next
+            // message is outside it, so that silent clients hold no turn.
+            poll_fn(|cx| {
+                let _turn = ready!(turns.poll_acquire(cx));
+                Pin::new(&mut rest).poll(cx)
+            })
+            .await
         };
         let stream = match timeout(self.limit, handshake).await {
             Ok(Ok(stream)) => stream,

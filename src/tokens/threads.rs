@@ -178,3 +178,36 @@ fn work(queue: &CountQueue) {
         let _left = reply.send(counted.unwrap_or_else(|_| broke()));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_waits_two_seconds_for_its_count_and_no_longer() {
+        // No thread takes from this queue, as if all were at longer counts.
+        let queue = Arc::<CountQueue>::default();
+        let threads =
+            CountingThreads { queue: OnceLock::from(Arc::clone(&queue)), requested: AtomicU64::default() };
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizers/byte-level");
+        let order = CountRequest {
+            tenant: 1,
+            counter: Arc::new(TokenCounter::open(&folder).unwrap()),
+            form: PromptForm::Text,
+            body: Bytes::from_static(br#"{"prompt":"hello"}"#),
+            media: MediaCosts::default(),
+            now: 0,
+        };
+        let began = Instant::now();
+        let counted = threads.count(order).await;
+        assert_eq!(counted, Err(CountError::Unsure("the count takes too long".to_owned())));
+        let waited = began.elapsed();
+        assert!(waited >= MAX_WAIT && waited < MAX_WAIT + Duration::from_millis(10), "{waited:?}");
+        let left_behind = queue.pop().unwrap();
+        assert!(left_behind.stop.load(Ordering::Relaxed), "a thread that comes to it counts nothing");
+    }
+}

@@ -67,7 +67,7 @@ impl Fleet {
                 sleep(episode.lasts.mul_f64(NOTICE)).await;
                 control.terminate(Terminate::KillServer);
             }
-            Kind::Freeze | Kind::Cut | Kind::Slow | Kind::Busy => {
+            Kind::Freeze | Kind::Cut | Kind::Slow | Kind::Busy | Kind::Lie => {
                 control.add(fault(&episode)).context("a fault was refused")?;
             }
         }
@@ -79,7 +79,7 @@ impl Fleet {
                 control.terminate(Terminate::Restart { down_ms: 0 });
                 self.operate("uncordon", &episode, admin).await?;
             }
-            Kind::Freeze | Kind::Cut | Kind::Slow | Kind::Busy => {
+            Kind::Freeze | Kind::Cut | Kind::Slow | Kind::Busy | Kind::Lie => {
                 if episode.kind == Kind::Busy {
                     let shown = control.faults().iter().map(|fault| u64::from(fault.shown)).sum();
                     self.busy.fetch_add(shown, Ordering::Relaxed);
@@ -160,8 +160,18 @@ fn fault(episode: &Episode) -> Fault {
             4 => FaultKind::NoFinish { after_tokens },
             _ => FaultKind::Cut { after_tokens },
         },
+        Kind::Lie => match episode.draw % 4 {
+            0 => lie(0, 0, 0.0),
+            1 => lie(100_000, 0, 1.0),
+            2 => lie(0, 100_000, 1.0),
+            _ => FaultKind::FrozenMetrics,
+        },
         _ => FaultKind::Freeze,
     };
     let probability = if episode.kind == Kind::Cut { 0.5 } else { 1.0 };
     Fault { probability, ..Fault::from(kind) }
+}
+
+fn lie(running: u64, waiting: u64, kv_usage: f64) -> FaultKind {
+    FaultKind::LyingMetrics { running: Some(running), waiting: Some(waiting), kv_usage: Some(kv_usage) }
 }

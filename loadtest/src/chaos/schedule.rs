@@ -10,7 +10,7 @@ pub const SHORTEST_RUN: Duration = Duration::from_secs(10);
 /// The shortest time from a fault to its repair.
 const SHORTEST: Duration = Duration::from_millis(400);
 
-/// A way in which an engine leaves its requests alone.
+/// A way in which an engine goes wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -30,12 +30,17 @@ pub enum Kind {
     Spot,
     /// Every request is answered 503.
     Busy,
+    /// The metrics say what is not so, or stand still; the engine works.
+    Lie,
 }
 
 impl Kind {
-    /// All of them, in the order of the phases.
-    pub const ALL: [Self; 8] =
+    /// Those of [`Schedule::new`], in the order of its phases.
+    pub const PHASES: [Self; 8] =
         [Self::Kill, Self::Sigterm, Self::Freeze, Self::Cut, Self::Slow, Self::Drain, Self::Spot, Self::Busy];
+    /// Those of [`Schedule::steady`]: what an engine can do by itself.
+    pub const STEADY: [Self; 7] =
+        [Self::Kill, Self::Sigterm, Self::Freeze, Self::Cut, Self::Slow, Self::Busy, Self::Lie];
 
     /// What reports call it.
     #[must_use]
@@ -49,6 +54,7 @@ impl Kind {
             Self::Drain => "drain",
             Self::Spot => "spot",
             Self::Busy => "busy",
+            Self::Lie => "lie",
         }
     }
 }
@@ -102,11 +108,11 @@ impl Schedule {
     /// a phase. `duration` is [`SHORTEST_RUN`] or more.
     #[must_use]
     pub fn new(seed: u64, duration: Duration, engines: usize, most: usize) -> Self {
-        let part = duration / (Kind::ALL.len() as u32 + 2);
+        let part = duration / (Kind::PHASES.len() as u32 + 2);
         let mut rng = Rng::new(seed);
         let (mut phases, mut episodes) = (Vec::new(), Vec::new());
-        let singles = Kind::ALL.iter().map(|kind| (kind.name(), vec![*kind], part));
-        for (name, kinds, lasts) in singles.chain([("all", Kind::ALL.to_vec(), part * 2)]) {
+        let singles = Kind::PHASES.iter().map(|kind| (kind.name(), vec![*kind], part));
+        for (name, kinds, lasts) in singles.chain([("all", Kind::PHASES.to_vec(), part * 2)]) {
             let from = phases.last().map_or(Duration::ZERO, |phase: &Phase| phase.to);
             let phase = Phase { name, from, to: from + lasts };
             episodes.append(&mut within(&phase, &kinds, part, (engines, most), &mut rng));
@@ -119,9 +125,8 @@ impl Schedule {
     #[must_use]
     pub fn steady(seed: u64, duration: Duration, engines: usize, most: usize) -> Self {
         const PART: Duration = Duration::from_secs(20);
-        const KINDS: [Kind; 6] = [Kind::Kill, Kind::Sigterm, Kind::Freeze, Kind::Cut, Kind::Slow, Kind::Busy];
         let phase = Phase { name: "all", from: Duration::ZERO, to: duration };
-        let episodes = within(&phase, &KINDS, PART, (engines, most), &mut Rng::new(seed));
+        let episodes = within(&phase, &Kind::STEADY, PART, (engines, most), &mut Rng::new(seed));
         Self { phases: vec![phase], episodes }
     }
 
@@ -209,7 +214,7 @@ mod tests {
                 assert!(episode.end() < phase.to, "{episode:?} {phase:?}");
                 assert!(phase.name == "all" || phase.name == episode.kind.name());
             }
-            for kind in Kind::ALL {
+            for kind in Kind::PHASES {
                 assert!(schedule.episodes.iter().any(|e| e.kind == kind), "{seed} {kind:?}");
             }
         }
@@ -224,6 +229,15 @@ mod tests {
         assert!(schedule.phases.windows(2).all(|pair| pair[0].to == pair[1].from));
         assert_eq!(schedule.phase_at(Duration::ZERO), 0);
         assert_eq!(schedule.phase_at(Duration::from_secs(100)), 8);
+    }
+
+    #[test]
+    fn a_steady_run_has_every_kind_that_needs_no_operator() {
+        let schedule = Schedule::steady(1, MINUTES, 6, 1);
+        for kind in Kind::STEADY {
+            assert!(schedule.episodes.iter().any(|e| e.kind == kind), "{kind:?}");
+        }
+        assert!(schedule.episodes.iter().all(|e| Kind::STEADY.contains(&e.kind)));
     }
 
     #[test]

@@ -2,9 +2,9 @@
 //! a page ask an operator's own machine, also under a name that leads there only now (DNS
 //! rebinding).
 
-use axum::http::header::HOST;
+use axum::http::header::{HOST, ORIGIN};
 use axum::http::uri::Authority;
-use axum::http::{HeaderMap, Method};
+use axum::http::{HeaderMap, HeaderValue, Method};
 
 use crate::protocol::private_name::is_private_name;
 
@@ -50,13 +50,26 @@ pub(super) fn check(method: &Method, headers: &HeaderMap, hosts: &[String]) -> R
 
 /// Whether the page of another site may have sent a request that changes something. A browser adds
 /// an operator's client certificate to such a request.
+///
+/// Browsers send `Sec-Fetch-Site` over TLS and to loopback only, and `Origin` with each post.
 pub(super) fn check_site(method: &Method, headers: &HeaderMap) -> Result<(), ForeignRequest> {
-    let looks = matches!(*method, Method::GET | Method::HEAD);
-    let is_own_site = |site: &[u8]| site == b"same-origin" || site == b"none";
-    match headers.get(FETCH_SITE) {
-        Some(site) if !looks && !is_own_site(site.as_bytes()) => Err(ForeignRequest::Site),
-        _ => Ok(()),
+    if matches!(*method, Method::GET | Method::HEAD) {
+        return Ok(());
     }
+    let is_own = match (headers.get(FETCH_SITE), headers.get(ORIGIN)) {
+        // It counts before `Origin`: a proxy between may have changed `Host`.
+        (Some(site), _) => matches!(site.as_bytes(), b"same-origin" | b"none"),
+        (None, Some(origin)) => is_same_origin(origin, headers.get(HOST)),
+        (None, None) => true,
+    };
+    if is_own { Ok(()) } else { Err(ForeignRequest::Site) }
+}
+
+/// Whether `Origin` names the host and port under which the request came.
+fn is_same_origin(origin: &HeaderValue, host: Option<&HeaderValue>) -> bool {
+    let text = |value: &HeaderValue| value.to_str().map(str::to_ascii_lowercase).ok();
+    let (Some(origin), Some(host)) = (text(origin), host.and_then(text)) else { return false };
+    origin.split_once("://").is_some_and(|(_, authority)| authority == host)
 }
 
 /// Whether only this port can be meant: an address, or a name that no stranger can register.
@@ -116,6 +129,20 @@ mod tests {
         for site in ["same-origin", "none"] {
             assert_eq!(ask(&Method::POST, &from(site)), Ok(()), "{site}");
         }
+        let of = |origin| [("host", "Box:8081"), ("origin", origin)];
+        for origin in ["https://evil.example", "http://box:8082", "http://box:8081.evil.example", "null"] {
+            assert_eq!(ask(&Method::POST, &of(origin)), Err(ForeignRequest::Site), "{origin}");
+            assert_eq!(ask(&Method::GET, &of(origin)), Ok(()), "{origin}");
+        }
+        for origin in ["http://box:8081", "https://box:8081"] {
+            assert_eq!(ask(&Method::POST, &of(origin)), Ok(()), "{origin}");
+        }
+        let behind_a_proxy = [
+            ("host", "box:8081"),
+            ("origin", "https://gateway.example.com"),
+            ("sec-fetch-site", "same-origin"),
+        ];
+        assert_eq!(ask(&Method::POST, &behind_a_proxy), Ok(()));
         let mut headers = HeaderMap::new();
         headers.insert(FETCH_SITE, "cross-site".parse().unwrap());
         assert_eq!(check_site(&Method::POST, &headers), Err(ForeignRequest::Site), "with a certificate, too");

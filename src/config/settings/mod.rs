@@ -127,7 +127,7 @@ pub struct ListenerLimits {
     pub max_head_bytes: usize,
     /// Time for a TLS handshake.
     pub handshake_timeout: Duration,
-    /// TLS handshakes at once.
+    /// TLS handshakes that compute at once. Of one address, half as many are open.
     pub max_handshakes: usize,
 }
 

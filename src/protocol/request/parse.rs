@@ -308,11 +308,13 @@ mod tests {
             (r#"{"data_p\u0061rallel_rank":1}"#, "data_parallel_rank"),
             (r#"{"background":true}"#, "background"),
             (r#"{"previous_response_id":"resp_1"}"#, "previous_response_id"),
+            (r#"{"request_id":"x"}"#, "request_id"),
         ] {
             let refused = json(Api::Responses, body).unwrap_err();
             assert!(refused.message().starts_with(&format!("`{field}` ")), "{body}: {}", refused.message());
         }
-        json(Api::Responses, r#"{"background":false,"previous_response_id":null,"request_id":"x"}"#).unwrap();
+        json(Api::Responses, r#"{"background":false,"previous_response_id":null,"request_id":null}"#)
+            .unwrap();
         chat(r#"{"messages":[{"role":"user","kv_transfer_params":{}}]}"#);
     }
 

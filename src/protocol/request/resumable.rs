@@ -16,7 +16,7 @@ enum FieldRule {
 /// Rules of the fields that the parser does not read. `presence_penalty` and its like count
 /// generated tokens, but the next engine takes these for prompt tokens. `repetition_penalty` counts
 /// both, so any value is allowed.
-const RULES: [(&str, FieldRule); 39] = [
+const RULES: [(&str, FieldRule); 38] = [
     ("temperature", FieldRule::Any),
     ("top_p", FieldRule::Any),
     ("top_k", FieldRule::Any),
@@ -33,7 +33,6 @@ const RULES: [(&str, FieldRule); 39] = [
     ("store", FieldRule::Any),
     ("safety_identifier", FieldRule::Any),
     ("chat_template_kwargs", FieldRule::Any),
-    ("request_id", FieldRule::Any),
     ("tool_choice", FieldRule::Any),
     ("parallel_tool_calls", FieldRule::Any),
     ("top_logprobs", FieldRule::Any),

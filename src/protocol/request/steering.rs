@@ -6,9 +6,12 @@ const NO_BACKGROUND: &str =
     "must be false: an answer is sent when it is ready, and cannot be fetched here later. Leave it out.";
 const NO_STORE: &str = "is not supported: the engine that has the earlier response may not be the next one. \
                         Send the whole conversation in `input`.";
+/// By this name an engine finds a request again, to end it or to hold its response.
+const OWN_ID: &str = "is not taken from clients: it names the request inside the engine. Send the header \
+                      `x-request-id`, or leave it out.";
 
 /// The steering fields, and what a client is told about each.
-const FIELDS: [(&str, &str); 9] = [
+const FIELDS: [(&str, &str); 10] = [
     ("kv_transfer_params", PAST_THE_GATEWAY),
     ("ec_transfer_params", PAST_THE_GATEWAY),
     ("bootstrap_host", PAST_THE_GATEWAY),
@@ -18,6 +21,7 @@ const FIELDS: [(&str, &str); 9] = [
     ("custom_logit_processor", PAST_THE_GATEWAY),
     ("background", NO_BACKGROUND),
     ("previous_response_id", NO_STORE),
+    ("request_id", OWN_ID),
 ];
 
 /// The steering field of this name and what a client is told about it. `None` if the field steers

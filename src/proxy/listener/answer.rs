@@ -95,6 +95,9 @@ where
         let Poll::Ready(Ok(mut response)) = running.poll(cx) else {
             return Poll::Pending;
         };
+        if let Some(delivery) = me.delivery.as_ref().filter(|_| response.body().is_end_stream()) {
+            delivery.begins();
+        }
         if response.version() == Version::HTTP_11 && !me.state.request_is_whole() {
             // hyper closes the connection after an answer that did not wait for the body.
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
@@ -176,6 +179,9 @@ impl<B: Body<Data = Bytes>> Body for AnswerPieces<B> {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         let mut me = self.project();
+        if let Some(delivery) = me.delivery.as_ref() {
+            delivery.begins();
+        }
         // hyper asks for the next piece only after it has sent the last one.
         if let Some(delivery) = me.delivery.as_ref().filter(|_| *me.offered > 0) {
             delivery.sent(*me.offered);

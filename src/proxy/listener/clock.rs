@@ -165,11 +165,22 @@ impl SendProgress {
 /// loads and stores suffice.
 #[derive(Debug, Default)]
 pub(super) struct Delivery {
+    begun: AtomicBool,
     taken: AtomicU64,
     waits: AtomicBool,
 }
 
 impl Delivery {
+    /// Notes that hyper has passed the head on and asks for the body, or that there is no body.
+    pub(super) fn begins(&self) {
+        self.begun.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the answer has begun.
+    pub(super) fn has_begun(&self) -> bool {
+        self.begun.load(Ordering::Relaxed)
+    }
+
     /// Notes that a piece was passed to hyper and waits for its flow-control window.
     pub(super) fn offers(&self) {
         self.waits.store(true, Ordering::Relaxed);

@@ -145,6 +145,11 @@ impl ListenerMetrics {
         ConnectionRefused { reason: why.label() }.emit(&self.telemetry);
     }
 
+    /// Counts an HTTP/2 connection whose client resets too many streams before their answers.
+    pub(super) fn too_many_resets(&self) {
+        ConnectionRefused { reason: "stream_resets" }.emit(&self.telemetry);
+    }
+
     /// Counts an answer that was cut off because its client took it too slowly.
     pub(super) fn cut_off(&self) {
         AnswerCutOff.emit(&self.telemetry);

@@ -1,4 +1,4 @@
-//! Client connection: the HTTP version is detected, then served.
+//! Client connection: the HTTP version is the one that TLS chose, else it is detected; then served.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -38,7 +38,12 @@ pub(super) async fn serve<T, S, B>(
     let (mut clock, progress) = (ConnClock::new(&limits), SendProgress::new(&limits));
     let mut held = BytesMut::new();
     let limit = limits.max_head_bytes;
-    match poll_fn(|cx| poll_protocol(&mut socket, cx, &mut held, &mut clock, &state)).await {
+    let chosen = match socket.alpn() {
+        Some(b"h2") => Some(ProtocolSniff::Http2),
+        Some(b"http/1.1") => Some(ProtocolSniff::Http1),
+        _ => None,
+    };
+    match poll_fn(|cx| poll_protocol(&mut socket, cx, &mut held, chosen, &mut clock, &state)).await {
         ProtocolSniff::Http1 => {
             let io = StrictIo::new(socket, held, clock, progress, limit, Arc::clone(&state));
             http1::serve(io, service, limit, state).await;
@@ -46,6 +51,14 @@ pub(super) async fn serve<T, S, B>(
         ProtocolSniff::Http2 => {
             // Boxed, as an HTTP/1 connection would keep its room.
             Box::pin(http2::serve(socket, held, clock, progress, service, limit, state)).await;
+        }
+        ProtocolSniff::NotHttp2 => {
+            state.metrics.refused(RequestRejected::Version);
+            Box::pin(http2::refuse_preface(socket)).await;
+        }
+        ProtocolSniff::TooSlow if chosen == Some(ProtocolSniff::Http2) => {
+            state.metrics.refused(RequestRejected::HeadTimeout);
+            Box::pin(http2::refuse_preface(socket)).await;
         }
         ProtocolSniff::TooSlow => {
             let mut io = StrictIo::new(socket, held, clock, progress, limit, state);
@@ -61,6 +74,8 @@ pub(super) async fn serve<T, S, B>(
 enum ProtocolSniff {
     Http1,
     Http2,
+    /// TLS chose HTTP/2, and the first bytes are not its preface.
+    NotHttp2,
     /// The first bytes fit both protocols, and no more bytes came in time.
     TooSlow,
     /// The connection ended, timed out or drained before its first byte or full preface.
@@ -71,6 +86,7 @@ fn poll_protocol<T: ClientSocket>(
     socket: &mut T,
     cx: &mut Context<'_>,
     held: &mut BytesMut,
+    chosen: Option<ProtocolSniff>,
     clock: &mut ConnClock,
     state: &ConnState,
 ) -> Poll<ProtocolSniff> {
@@ -78,7 +94,7 @@ fn poll_protocol<T: ClientSocket>(
         return Poll::Ready(ProtocolSniff::Nothing);
     }
     loop {
-        if let Some(opening) = classify(held) {
+        if let Some(opening) = check_opening(held, chosen) {
             return Poll::Ready(opening);
         }
         match poll_append(socket, cx, held) {
@@ -91,6 +107,15 @@ fn poll_protocol<T: ClientSocket>(
                 return clock.poll_overdue(cx, ConnWait::Head).map(|()| ProtocolSniff::TooSlow);
             }
         }
+    }
+}
+
+/// The protocol of the first bytes; `chosen` is that of TLS. `None` until the bytes decide.
+fn check_opening(bytes: &[u8], chosen: Option<ProtocolSniff>) -> Option<ProtocolSniff> {
+    match (chosen, classify(bytes)) {
+        (Some(ProtocolSniff::Http1), _) => (!bytes.is_empty()).then_some(ProtocolSniff::Http1),
+        (Some(ProtocolSniff::Http2), Some(ProtocolSniff::Http1)) => Some(ProtocolSniff::NotHttp2),
+        (_, sniffed) => sniffed,
     }
 }
 

@@ -20,6 +20,11 @@ pub(super) trait ClientSocket: AsyncRead + AsyncWrite + Unpin {
     /// Ready when there is something to read: whether the peer has closed its side, even if unread
     /// bytes are left. The task is woken when the first byte comes, or the end.
     fn poll_left(&mut self, cx: &mut Context<'_>) -> Poll<bool>;
+
+    /// The protocol that the two sides chose in the TLS handshake. `None` without TLS or a choice.
+    fn alpn(&self) -> Option<&[u8]> {
+        None
+    }
 }
 
 impl ClientSocket for MaybeTlsStream {
@@ -29,6 +34,13 @@ impl ClientSocket for MaybeTlsStream {
             Self::Right(tls) => tls.get_ref().0,
         };
         poll_tcp_left(tcp, cx)
+    }
+
+    fn alpn(&self) -> Option<&[u8]> {
+        match self {
+            Self::Left(_) => None,
+            Self::Right(tls) => tls.get_ref().1.alpn_protocol(),
+        }
     }
 }
 

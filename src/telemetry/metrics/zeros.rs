@@ -117,6 +117,7 @@ const FIXED: &[(Metric, &[LabelValues])] = &[
                 "head_timeout",
                 "body_timeout",
                 "body_cut_short",
+                "stream_resets",
             ],
         )],
     ),

@@ -3,7 +3,6 @@
 
 use std::sync::atomic::Ordering;
 
-use http::Method;
 use jsonwebtoken::Algorithm;
 use penstock::sim::server::{SimOptions, SimServer};
 use serde_json::{Value, json};
@@ -82,7 +81,7 @@ async fn endpoints(rig: &Rig) -> Value {
 async fn reload(rig: &Rig, token: &str, text: &str) {
     let generation = rig.generation();
     rig.put(text);
-    let answer = send(rig, token, Call::new(Method::POST, "/admin/v1/reload")).await.ok();
+    let answer = send(rig, token, Call::post("/admin/v1/reload", &json!({}))).await.ok();
     let outcome = answer.json()["outcome"].clone();
     assert!(outcome == "applied" || outcome == "unchanged", "{outcome}");
     until("the file is in force", || rig.generation() > generation).await;
@@ -112,7 +111,7 @@ async fn groups_give_the_role_and_the_audit_file_has_the_name() {
     let config = send(&rig, &signer.sign(&nameless), Call::get("/admin/v1/config")).await.ok().json();
     let shown = &config["listeners"]["admin_oidc"];
     assert_eq!((&shown["client_id"], &shown["roles"]["sre"]), (&json!("console"), &json!("operate")));
-    send(&rig, &signer.sign(&nameless), Call::new(Method::POST, "/admin/v1/reload")).await.ok();
+    send(&rig, &signer.sign(&nameless), Call::post("/admin/v1/reload", &json!({}))).await.ok();
 }
 
 #[tokio::test]

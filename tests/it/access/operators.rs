@@ -68,10 +68,23 @@ async fn without_tokens_a_name_of_another_site_sees_and_changes_nothing() {
     }
     let answer = rig.as_operator(None, pause().header("sec-fetch-site", "cross-site")).await;
     assert!(answer.status == 403 && answer.text().contains("another site"), "{}", answer.text());
+    let reload = || Call::post("/admin/v1/reload", &json!({}));
+    for call in [pause(), reload()] {
+        let answer = rig.as_operator(None, call.header("origin", "http://attacker.example")).await;
+        assert!(answer.status == 403 && answer.text().contains("another site"), "{}", answer.text());
+    }
+    // What a page may send without asking the browser's leave.
+    let mut form = Call::new(Method::POST, "/admin/v1/reload");
+    for media in [None, Some("text/plain"), Some("application/x-www-form-urlencoded")] {
+        form = media.map_or(form.clone(), |media| form.header("content-type", media));
+        let answer = rig.as_operator(None, form.clone()).await;
+        assert!(answer.status == 415 && answer.text().contains("application/json"), "{}", answer.text());
+    }
     assert_eq!(rig.audit(), Vec::<Value>::new(), "nothing was done");
     rig.as_operator(None, foreign(get("/livez"))).await.ok();
     rig.as_operator(None, get("/metrics").header("host", "gateway.example.com:8081")).await.ok();
     rig.as_operator(None, pause()).await.ok();
+    rig.as_operator(None, reload().header("origin", "http://gateway.test")).await.ok();
 }
 
 #[tokio::test]
@@ -94,7 +107,7 @@ async fn a_token_is_asked_for_and_its_role_counts() {
     let answer = rig.as_operator(Some("reader"), pause()).await;
     assert_eq!(answer.status, 403);
     assert!(answer.text().contains("role `operate`"), "{}", answer.text());
-    let answer = rig.as_operator(Some("reader"), Call::new(Method::POST, "/admin/v1/reload")).await;
+    let answer = rig.as_operator(Some("reader"), Call::post("/admin/v1/reload", &json!({}))).await;
     assert_eq!(answer.status, 403);
     assert_eq!(rig.as_operator(Some("alpha"), get("/metrics")).await.status, 401, "a tenant is no operator");
     assert_eq!(rig.audit(), [] as [Value; 0], "nothing was done");
@@ -126,7 +139,7 @@ async fn what_operators_do_is_written_down() {
     rig.as_operator(Some("operator"), pause()).await.ok();
     let resume = Call::post("/admin/v1/tenants/resume", &json!({ "name": "alpha" }));
     rig.as_operator(Some("operator"), resume).await.ok();
-    let reload = || Call::new(Method::POST, "/admin/v1/reload");
+    let reload = || Call::post("/admin/v1/reload", &json!({}));
     rig.as_operator(Some("operator"), reload()).await.ok();
     let before = std::fs::read_to_string(&rig.path).unwrap();
     let after = before.replace("  alpha:\n", "  alpha:\n    weight: 3\n");

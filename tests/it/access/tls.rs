@@ -1,13 +1,18 @@
 //! TLS on the client listener, and certificates as credentials.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::Method;
 use http_body_util::{BodyExt as _, Full};
 use penstock::sim::server::{SimOptions, SimServer};
 use rcgen::SanType;
+use rustls::ClientConnection;
+use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::timeout;
 
 use crate::support::certificates::{Authority, Leaf, connect, put, send, uri};
 use crate::support::client::{Answer, Call, H2, H2Body, Session};
@@ -81,6 +86,24 @@ async fn both_http_versions_run_over_tls_and_plain_text_does_not() {
 }
 
 #[tokio::test]
+async fn the_protocol_is_the_one_that_tls_chose() {
+    let ca = Authority::new();
+    let rig = rig(&ca, &ca, "", "", "").await;
+    let ask = async |alpn: &[&[u8]], bytes: &[u8]| {
+        let mut raw = connect(rig.address(), &ca.client(None, alpn)).await.unwrap();
+        raw.write_all(bytes).await.unwrap();
+        let mut said = Vec::new();
+        let _ended = soon("the end", raw.read_to_end(&mut said)).await;
+        said
+    };
+    let said = ask(BOTH, &b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"[..]).await;
+    // SETTINGS, then GOAWAY with PROTOCOL_ERROR.
+    assert_eq!((said.len(), said[3], said[12], said[25]), (26, 4, 7, 1), "{said:?}");
+    let said = ask(H1, &b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..]).await;
+    assert!(said.starts_with(b"HTTP/1.1 400"), "{}", String::from_utf8_lossy(&said));
+}
+
+#[tokio::test]
 async fn a_new_certificate_counts_at_once_and_drops_nobody() {
     let (ca, next) = (Authority::new(), Authority::new());
     let rig = rig(&ca, &ca, "", "", "").await;
@@ -127,6 +150,45 @@ async fn handshakes_take_a_bounded_time_and_one_that_stalls_stops_nobody() {
         assert!(matches!(soon("the end", stream.unwrap().read(&mut end)).await, Ok(0) | Err(_)));
     }
     until("they are counted", || rig.telemetry.captured_log().contains("\"reason\":\"timeout\"")).await;
+}
+
+/// A client at `source` that sends a ClientHello and then nothing.
+async fn silent_after_hello(rig: &Rig, source: &str, hello: &[u8]) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(format!("{source}:0").parse().unwrap()).unwrap();
+    let mut stream = soon("a connection", socket.connect(rig.address())).await.unwrap();
+    stream.write_all(hello).await.unwrap();
+    stream
+}
+
+#[tokio::test]
+async fn clients_that_are_silent_after_their_hello_hold_no_turn() {
+    let ca = Authority::new();
+    let rig = rig(&ca, &ca, "", "", ", handshake_timeout: 1m, max_handshakes: 4").await;
+    let mut client =
+        ClientConnection::new(ca.client(None, H1), ServerName::from(rig.address().ip())).unwrap();
+    let mut hello = Vec::new();
+    client.write_tls(&mut hello).unwrap();
+    let mut held = Vec::new();
+    for source in ["127.0.0.2", "127.0.0.3"] {
+        // Half of the turns: these are answered, and hold their address's places.
+        for _ in 0..2 {
+            let mut stream = silent_after_hello(&rig, source, &hello).await;
+            soon("the gateway's answer", stream.read_u8()).await.unwrap();
+            held.push(stream);
+        }
+        for _ in 0..2 {
+            held.push(silent_after_hello(&rig, source, &hello).await);
+        }
+    }
+    let tls = ca.client(None, H1);
+    let call = ask(2).key(rig.key("alpha"));
+    let answer = timeout(Duration::from_secs(1), send(rig.address(), &tls, call)).await;
+    assert!(answer.expect("a third address is served at once").is_done());
+    // An address has no more than its half.
+    let last = held.last_mut().unwrap();
+    let answered = timeout(Duration::from_millis(100), last.read_u8()).await;
+    assert!(answered.is_err(), "{answered:?}");
 }
 
 #[tokio::test]

@@ -438,6 +438,7 @@ async fn nothing_steers_an_engine_past_the_gateway() {
         ("data_parallel_rank", json!(1)),
         ("background", json!(true)),
         ("previous_response_id", json!("resp_of_another")),
+        ("request_id", json!("request-of-another")),
     ] {
         let mut body = chat(4, false);
         body[field] = value;

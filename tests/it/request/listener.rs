@@ -674,6 +674,30 @@ async fn http2_request_is_dropped_with_its_stream_and_with_its_connection() {
 }
 
 #[tokio::test]
+async fn who_resets_nearly_all_streams_is_sent_away_and_nobody_else() {
+    let rig = rig(limits());
+    let mut hostile = http2_client(&rig).await;
+    let mut honest = http2_client(&rig).await;
+    let running = || rig.counts.running.load(Ordering::SeqCst);
+    for batch in 1.. {
+        let calls: Vec<_> = (0..100).map(|_| hostile.client.send_request(get("/hang"))).collect();
+        until(|| running() == 100 || !refused(&rig.telemetry).is_empty()).await;
+        let served = timeout(PATIENCE, honest.client.send_request(get("/meanwhile"))).await;
+        assert_eq!(served.expect("an answer in time").expect("an answer").status(), StatusCode::OK);
+        drop(calls);
+        rig.until_running(0).await;
+        if !refused(&rig.telemetry).is_empty() {
+            break;
+        }
+        assert!(batch < 100, "nobody is sent away");
+    }
+    assert_eq!(refused(&rig.telemetry), ["stream_resets"]);
+    timeout(PATIENCE, &mut hostile.connection).await.expect("the connection ends").unwrap();
+    until(|| open(&rig.telemetry) == 1).await;
+    assert!(honest.client.send_request(get("/after")).await.is_ok(), "the others stay");
+}
+
+#[tokio::test]
 async fn http2_request_without_a_host_gets_400() {
     let rig = rig(limits());
     let mut client = rig.connect().await;

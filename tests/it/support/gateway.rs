@@ -255,7 +255,8 @@ impl Rig {
 
     /// Asks the admin port.
     pub(crate) async fn admin(&self, method: Method, path: &str) -> Answer {
-        Call::new(method, path).send(self.gateway.admin_address()).await
+        let call = Call::new(method, path).header("content-type", "application/json");
+        call.send(self.gateway.admin_address()).await
     }
 
     /// The value of a metric, all its series added up.

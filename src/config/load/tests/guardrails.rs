@@ -4,35 +4,44 @@ use crate::config::keys;
 use crate::config::load::tests::{SMALL, errors, problems, with};
 
 #[test]
-fn keys_in_the_clear_are_remarked_on() {
-    let text = |server: &str| {
-        let digest = keys::digest_text(&[1; 32]);
-        format!(
-            "version: 1\nserver: {{{server}}}\ntenants: {{a: {{keys: [{{id: abcdefgh, digest: '{digest}'}}]}}}}\n\
-             pools: {{p: {{engine: vllm, models: [m], max_seqs: 4, replicas: [http://p:1]}}}}\n"
-        )
-    };
-    let found = problems(&text("listen: 0.0.0.0:8080"));
-    assert_eq!(found.len(), 1, "{found:?}");
-    assert!(found[0].contains("keys come in the clear"), "{found:?}");
-    for quiet in ["listen: 127.0.0.1:8080", "listen: 0.0.0.0:8080, proxies: {trusted: [10.0.0.0/8]}"] {
-        assert_eq!(problems(&text(quiet)), [] as [String; 0], "{quiet}");
-    }
-}
-
-#[test]
-fn operators_tokens_in_the_clear_are_remarked_on() {
+fn listeners_that_strangers_reach_are_remarked_on() {
     let digest = keys::digest_text(&[1; 32]);
-    let found = |address: &str| {
-        problems(&format!(
-            "version: 1\nauth: {{mode: off}}\nserver: {{admin: '{address}:8081'}}\n\
-             admin: {{auth: {{tokens: [{{id: operator1, digest: '{digest}', role: read}}]}}}}\n\
-             pools: {{p: {{engine: vllm, models: [m], max_seqs: 4, replicas: [http://p:1]}}}}\n"
-        ))
+    let key = format!("[{{id: abcdefgh, digest: '{digest}'}}]");
+    let keyed = SMALL.replace("auth: {mode: off}", &format!("tenants: {{a: {{keys: {key}}}}}"));
+    let of_listeners = |lines: &str| {
+        let mut found = problems(&format!("{keyed}{lines}\n"));
+        found.retain(|problem| problem.contains("from outside"));
+        found
     };
-    let outside = found("0.0.0.0");
-    assert!(outside.len() == 1 && outside[0].contains("their tokens come in the clear"), "{outside:?}");
-    assert_eq!(found("127.0.0.1"), [] as [String; 0]);
+    let digest = keys::digest_text(&[2; 32]);
+    let tokens = format!("admin: {{auth: {{tokens: [{{id: operator1, digest: '{digest}', role: read}}]}}}}");
+    for (lines, message) in [
+        (
+            "server: {listen: '0.0.0.0:8080'}".to_owned(),
+            "clients reach 0.0.0.0:8080 from outside, and their keys come in the clear (set `server.tls`",
+        ),
+        (
+            "server: {admin: '0.0.0.0:8081'}".to_owned(),
+            "the admin port can be reached from outside (0.0.0.0:8081) and asks for no password",
+        ),
+        (
+            format!("server: {{admin: '0.0.0.0:8081'}}\n{tokens}"),
+            "operators reach 0.0.0.0:8081 from outside, and their tokens come in the clear (set `admin.tls`",
+        ),
+        (
+            "scale: {listen: '0.0.0.0:8082'}".to_owned(),
+            "the scaler can be reached from outside (0.0.0.0:8082) and asks for no certificate",
+        ),
+    ] {
+        let found = of_listeners(&lines);
+        assert_eq!(found.len(), 1, "{lines}\n{found:#?}");
+        assert!(found[0].starts_with("warning") && found[0].contains(message), "{message}\n{found:#?}");
+    }
+    let silent =
+        format!("server: {{listen: '127.0.0.1:8080'}}\nscale: {{listen: '127.0.0.1:8082'}}\n{tokens}");
+    assert_eq!(of_listeners(&silent), [""; 0]);
+    let balanced = "server: {listen: '0.0.0.0:8080', proxies: {trusted: [10.0.0.0/8]}}";
+    assert_eq!(of_listeners(balanced), [""; 0]);
 }
 
 #[test]

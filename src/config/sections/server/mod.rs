@@ -33,7 +33,8 @@ pub struct ServerSection {
     pub tls: Option<TlsSection>,
     /// Time for a TLS handshake, at each listener.
     pub handshake_timeout: Span,
-    /// TLS handshakes at once; more wait, within their time.
+    /// TLS handshakes that compute at once; more wait, within their time. Of
+    /// one address, at most half as many are open.
     #[schemars(range(min = 1))]
     pub max_handshakes: u32,
     /// Open client connections; more are accepted only as others close.

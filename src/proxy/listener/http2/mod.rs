@@ -1,6 +1,7 @@
 //! HTTP/2 connection. The streams run in the connection's own task, and end with the connection.
 
 pub(super) mod checks;
+mod resets;
 
 use std::convert::Infallible;
 use std::fmt;
@@ -23,12 +24,14 @@ use hyper::server::conn::http2::Builder;
 use hyper::service::Service;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::time::timeout;
 
 use crate::proxy::listener::answer::BoxError;
 use crate::proxy::listener::answer::GuardedService;
 use crate::proxy::listener::clock::{ConnClock, ConnWait, Delivery, SendProgress};
 use crate::proxy::listener::conn_state::ConnState;
+use crate::proxy::listener::http2::resets::StreamResets;
 use crate::proxy::listener::socket::ClientSocket;
 
 const MAX_STREAMS: u32 = 256;
@@ -39,6 +42,10 @@ const CONNECTION_WINDOW: u32 = 1024 * 1024;
 const MAX_SEND_BYTES: usize = 64 * 1024;
 const PING_INTERVAL: Duration = Duration::from_secs(20);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
+/// SETTINGS without a setting, and GOAWAY: no stream was taken, PROTOCOL_ERROR (RFC 9113, 3.4).
+const NO_PREFACE: [u8; 26] = *b"\0\0\0\x04\0\0\0\0\0\0\0\x08\x07\0\0\0\0\0\0\0\0\0\0\0\0\x01";
+/// Longest time in which the client must take these.
+const FAREWELL: Duration = Duration::from_secs(5);
 
 /// Serves requests until the connection ends. `held` holds the bytes that were already read from
 /// the socket.
@@ -73,6 +80,7 @@ pub(super) async fn serve<T, S, B>(
         .serve_connection(io, guarded);
     let mut connection = pin!(connection);
     let mut streams = FuturesUnordered::new();
+    let mut resets = StreamResets::new(MAX_STREAMS);
     let mut told = false;
     poll_fn(|cx| {
         if !told && state.poll_draining(cx).is_ready() {
@@ -85,18 +93,23 @@ pub(super) async fn serve<T, S, B>(
             return Poll::Ready(());
         }
         let fresh = crew.take();
+        let opened = fresh.len();
         streams.extend(
             fresh.map(|(work, delivery)| AnswerStream::new(work, delivery, progress.fresh(), &tally)),
         );
         while let Poll::Ready(Some(())) = streams.poll_next_unpin(cx) {}
-        // Streams whose clients take no bytes do not keep the connection open.
-        if tally.take_moved() || streams.len() > tally.stalled() {
+        if resets.note(opened, tally.take_reset()) {
+            state.metrics.too_many_resets();
+        } else if tally.take_moved() || streams.len() > tally.stalled() {
+            // Streams whose clients take no bytes do not keep the connection open.
             clock.clear();
             return Poll::Pending;
+        } else {
+            // A client has the time limit of a head to react to GOAWAY.
+            let wait = if told { ConnWait::Head } else { ConnWait::Idle };
+            ready!(clock.poll_overdue(cx, wait));
         }
-        // A client has the time limit of a head to react to GOAWAY.
-        let wait = if told { ConnWait::Head } else { ConnWait::Idle };
-        ready!(clock.poll_overdue(cx, wait));
+        // GOAWAY lets the running streams end. A client that does not heed it is cut off.
         if told {
             return Poll::Ready(());
         }
@@ -106,6 +119,16 @@ pub(super) async fn serve<T, S, B>(
         Poll::Pending
     })
     .await;
+}
+
+/// Ends a connection that chose HTTP/2 and does not begin with its preface.
+pub(super) async fn refuse_preface<T: ClientSocket>(mut socket: T) {
+    let telling = async {
+        socket.write_all(&NO_PREFACE).await?;
+        socket.shutdown().await
+    };
+    // A client that does not take it is left.
+    let _ = timeout(FAREWELL, telling).await;
 }
 
 type StreamWork = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -121,7 +144,7 @@ struct StreamExecutor {
 }
 
 impl StreamExecutor {
-    fn take(&self) -> impl Iterator<Item = NewStream> {
+    fn take(&self) -> impl ExactSizeIterator<Item = NewStream> {
         std::mem::take(&mut *self.fresh.lock()).into_iter()
     }
 }
@@ -148,11 +171,18 @@ struct StreamCounts {
     stalled: Arc<AtomicUsize>,
     /// Whether a client has taken bytes since the last check.
     moved: Arc<AtomicBool>,
+    /// Streams that ended before their answers began, since the last check: their clients reset them.
+    reset: Arc<AtomicUsize>,
 }
 
 impl StreamCounts {
     fn new(state: &Arc<ConnState>) -> Self {
-        Self { state: Arc::clone(state), stalled: Arc::default(), moved: Arc::default() }
+        Self {
+            state: Arc::clone(state),
+            stalled: Arc::default(),
+            moved: Arc::default(),
+            reset: Arc::default(),
+        }
     }
 
     fn stalled(&self) -> usize {
@@ -161,6 +191,10 @@ impl StreamCounts {
 
     fn take_moved(&self) -> bool {
         self.moved.swap(false, Ordering::Relaxed)
+    }
+
+    fn take_reset(&self) -> usize {
+        self.reset.swap(0, Ordering::Relaxed)
     }
 }
 
@@ -214,6 +248,9 @@ impl Future for AnswerStream {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let me = self.get_mut();
         if me.work.as_mut().poll(cx).is_ready() {
+            if !me.delivery.has_begun() {
+                me.tally.reset.fetch_add(1, Ordering::Relaxed);
+            }
             return Poll::Ready(());
         }
         ready!(me.poll_late(cx));
