@@ -362,8 +362,12 @@ fn wrong_keys_are_the_engines_fault() {
 #[test]
 fn real_requests_are_peeked() {
     for capture in captures("ok").into_iter().filter(|capture| !capture.request.is_empty()) {
-        let parsed = capture.peek().unwrap();
         let json: serde_json::Value = serde_json::from_slice(&capture.request).unwrap();
+        if json.get("request_id").is_some() {
+            assert!(capture.peek().is_none(), "{}: engines get the gateway's ids", capture.name);
+            continue;
+        }
+        let parsed = capture.peek().unwrap();
         assert_eq!(parsed.model.as_deref(), json["model"].as_str(), "{}", capture.name);
         assert_eq!(parsed.stream, json["stream"] == true);
         let limits = ["max_tokens", "max_completion_tokens", "max_output_tokens"];
