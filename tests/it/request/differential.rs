@@ -222,7 +222,9 @@ fn answer(path: &str, body: &Value) -> Response<StreamBody<Pieces>> {
         ("vary", "origin"),
         ("retry-after", "7"),
     ];
-    for (name, value) in more.into_iter().filter(|_| status == 200 && rng.below(3) == 0) {
+    // Whether usage is asked for changes the text, and nothing of the head.
+    let of_head = &mut Rng::new(body["seed"].as_u64().unwrap() ^ 0x4ead);
+    for (name, value) in more.into_iter().filter(|_| status == 200 && of_head.below(3) == 0) {
         response = response.header(name, value);
     }
     response.body(StreamBody::new(futures_util::stream::iter(pieces))).unwrap()
