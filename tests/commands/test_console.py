@@ -100,7 +100,8 @@ def test_tables_are_saved_as_they_stand(start, chrome):
         assert ask(base, keys["chat"], None, prompt, output=5)
     url = f"{admin}/admin/v1/requests"
     ended = wait_until("ends", lambda: len(rows := json.loads(get(f"{url}?state=finished"))["requests"]) == 4 and rows)
-    ended.sort(key=lambda row: row["prompt_tokens"])
+    # A click on a column of numbers shows the largest first.
+    ended.sort(key=lambda row: row["prompt_tokens"], reverse=True)
 
     problems = []
     page = page_at(chrome, 1280, "light", problems)

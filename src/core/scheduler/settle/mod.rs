@@ -53,7 +53,7 @@ impl Scheduler {
             match run.loads_adapter {
                 true => self.fleet.learn_adapter_load(run.replica, took, run.reference_ttft_ns),
                 false => {
-                    self.fleet.learn_ttft(run.replica, &run.booking, took, run.reference_ttft_ns, self.now)
+                    self.fleet.learn_ttft(run.replica, &run.booking, took, run.reference_ttft_ns, self.now);
                 }
             }
             self.note_pool_start(&run);
