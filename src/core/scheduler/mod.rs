@@ -238,8 +238,9 @@ impl Scheduler {
     ///
     /// That is the earliest of: the deadline of a waiting job, the end of a hold, a probe, the
     /// end of a busy spell or of an override, a step of a slow start, the end of a replica's
-    /// drain or of its idle time, a step in which remote leads fade, the end of a prefill. While no job waits, nobody needs the room of
-    /// a prompt that is prefilled, and its end may be noted `IDLE_PREFILL_DELAY` late.
+    /// drain or of its idle time, a step in which remote leads fade, the end of a prefill. While no job
+    /// waits, nobody needs the room of a prompt that is prefilled, and its end may be noted
+    /// `IDLE_PREFILL_DELAY` late.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Tick> {
         let has_waiting = self.queue.total().requests > 0;

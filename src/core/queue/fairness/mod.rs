@@ -189,10 +189,12 @@ impl FairCounters {
                 true => self.groups.get_mut(&holder.tenant).map(|own| &mut own.counter),
                 false => self.tenants.get_mut(&holder.tenant),
             };
-            match counter {
-                Some(counter) if self.remote.fade(holder, counter, floor, now) => changed.push(holder.tenant),
-                Some(_) => {}
-                None => self.remote.remove(holder),
+            let Some(counter) = counter else {
+                self.remote.remove(holder);
+                continue;
+            };
+            if self.remote.fade(holder, counter, floor, now) {
+                changed.push(holder.tenant);
             }
         }
         changed
