@@ -66,7 +66,6 @@ async fn share([one, two]: &[Rig; 2]) -> f64 {
         tokio::join!(served(one, "alpha", begun), served(one, "beta", begun), served(two, "beta", begun));
     let total = alpha + here + there;
     assert!(total > 100, "{alpha} {here} {there}");
-    println!("alpha {alpha}, beta {here} and {there}");
     alpha as f64 / total as f64
 }
 

@@ -16,6 +16,8 @@ use crate::support::redis::RedisServer;
 
 const INDEX: &str = "p:v1:{service}";
 const START: u64 = 1_795_651_200_000;
+/// No reports.
+const NONE: [i64; 0] = [];
 
 fn policy() -> Arc<Policy> {
     let urls = ["http://127.0.0.1:9".to_owned()];
@@ -73,9 +75,9 @@ fn work_is_heard_once_and_who_joins_begins_there() {
     one.exchange(store, START, 0);
     one.exchange(store, START + 10, 5);
     one.exchange(store, START + 20, -7);
-    assert_eq!(two.exchange(store, START + 30, 11), [], "it learns that there is another one");
+    assert_eq!(two.exchange(store, START + 30, 11), NONE, "it learns that there is another one");
     assert_eq!(two.exchange(store, START + 40, 0), [5, -7]);
-    assert_eq!(one.exchange(store, START + 50, 0), []);
+    assert_eq!(one.exchange(store, START + 50, 0), NONE);
     assert_eq!(one.exchange(store, START + 60, 0), [11]);
     for at in [70, 80] {
         assert_eq!(
@@ -84,7 +86,7 @@ fn work_is_heard_once_and_who_joins_begins_there() {
         );
     }
     three.exchange(store, START + 90, 0);
-    assert_eq!(three.exchange(store, START + 100, 0), [], "it was told before");
+    assert_eq!(three.exchange(store, START + 100, 0), NONE, "it was told before");
     one.exchange(store, START + 110, 3);
     assert_eq!(
         (two.exchange(store, START + 120, 0), three.exchange(store, START + 120, 0)),
@@ -95,7 +97,7 @@ fn work_is_heard_once_and_who_joins_begins_there() {
     one.exchange(store, START + 130, 9);
     assert_eq!((two.exchange(store, START + 140, 0), two.exchange(store, START + 150, 0)), (vec![], vec![]));
     server.flush();
-    assert_eq!(two.exchange(store, START + 160, 0), []);
+    assert_eq!(two.exchange(store, START + 160, 0), NONE);
     one.exchange(store, START + 170, 13);
     two.exchange(store, START + 180, 0);
     assert_eq!(two.exchange(store, START + 190, 0), [13]);
