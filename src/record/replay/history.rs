@@ -189,8 +189,6 @@ impl History {
             | Event::SleepAnswered { .. }
             | Event::GrowthExpected(_)
             | Event::LimitsLeased { .. }
-            | Event::ServedElsewhere(_)
-            | Event::HeldElsewhere(_)
             | Event::Timer => {}
         }
         None

@@ -18,6 +18,4 @@ pub mod router;
 pub mod run;
 pub mod setup;
 #[cfg(test)]
-mod shared_fairness;
-#[cfg(test)]
 mod tests;

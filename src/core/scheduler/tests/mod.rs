@@ -13,7 +13,6 @@ mod edge;
 mod entries;
 mod fallbacks;
 mod faults;
-mod fleet_fairness;
 mod hierarchy;
 mod interruptions;
 mod migration;
