@@ -64,24 +64,13 @@ pub(in crate::config) fn cluster(schema: &mut Schema) {
     require(schema, &["valkey"]);
 }
 
-pub(in crate::config) fn valkey(schema: &mut Schema) {
-    require(schema, &["url"]);
-}
-
-pub(in crate::config) fn guardrails(schema: &mut Schema) {
-    require(schema, &["url"]);
-}
-
-pub(in crate::config) fn replica(schema: &mut Schema) {
+/// For sections of something that is reached at a URL.
+pub(in crate::config) fn reached(schema: &mut Schema) {
     require(schema, &["url"]);
 }
 
 pub(in crate::config) fn shadow(schema: &mut Schema) {
     require(schema, &["to"]);
-}
-
-pub(in crate::config) fn postgres(schema: &mut Schema) {
-    require(schema, &["url"]);
 }
 
 pub(in crate::config) fn dns(schema: &mut Schema) {

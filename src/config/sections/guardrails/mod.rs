@@ -13,7 +13,7 @@ use crate::config::syntax::units::{ByteSize, Span};
 /// its request is queued, and about each answer that is not a stream.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-#[schemars(transform = crate::config::schema::transforms::guardrails)]
+#[schemars(transform = crate::config::schema::transforms::reached)]
 pub struct GuardrailsSection {
     /// Where it is, with its path. It gets a POST with JSON. Redirects are not
     /// followed.

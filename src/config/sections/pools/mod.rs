@@ -226,7 +226,7 @@ pub enum ReplicaSection {
 /// One replica with what differs from its pool.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-#[schemars(transform = crate::config::schema::transforms::replica)]
+#[schemars(transform = crate::config::schema::transforms::reached)]
 pub struct ReplicaDetail {
     /// Base URL such as `http://10.0.0.5:8000`, without `/v1`.
     pub url: String,

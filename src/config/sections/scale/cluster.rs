@@ -42,7 +42,7 @@ impl Default for ClusterSection {
 /// Where the store is, and who this gateway is there.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-#[schemars(transform = crate::config::schema::transforms::valkey)]
+#[schemars(transform = crate::config::schema::transforms::reached)]
 pub struct ValkeySection {
     /// Its URL, such as `redis://valkey:6379/0`, or `rediss://` for TLS; `valkey://` and
     /// `valkeys://` mean the same. The path is the number of the database.

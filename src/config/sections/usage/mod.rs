@@ -72,7 +72,7 @@ pub enum DatabaseSection {
 /// Where PostgreSQL is.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-#[schemars(transform = crate::config::schema::transforms::postgres)]
+#[schemars(transform = crate::config::schema::transforms::reached)]
 pub struct PostgresSection {
     /// Where its address is read from: a text such as
     /// `postgres://user:password@host:5432/database`. `?sslmode=require` refuses
