@@ -87,11 +87,18 @@ impl PoolGroups {
         self.changed.extend(staying.map(|(index, _)| GroupIndex::from(index)));
     }
 
-    /// The next instant at which an idle urgent class makes room for waiting background jobs, or a
-    /// job gives up the replica of its session.
+    /// The next instant at which an idle urgent class makes room for waiting background jobs.
     pub(in crate::core::scheduler) fn next_release(&self) -> Option<Tick> {
-        let groups = self.groups.iter().filter(|group| group.waiting() > 0);
-        groups.flat_map(|group| group.urgent_until().into_iter().chain(group.session_wait_until)).min()
+        self.waiting_groups().filter_map(PoolGroup::urgent_until).min()
+    }
+
+    /// The next instant at which a job gives up the replica of its session.
+    pub(in crate::core::scheduler) fn next_session_end(&self) -> Option<Tick> {
+        self.waiting_groups().filter_map(|group| group.session_wait_until).min()
+    }
+
+    fn waiting_groups(&self) -> impl Iterator<Item = &PoolGroup> {
+        self.groups.iter().filter(|group| group.waiting() > 0)
     }
 
     /// Notes which groups have no replica in service.

@@ -59,7 +59,7 @@ use self::admit::limits::JobLimits;
 use self::demand::record::DemandRecord;
 use self::groups::PoolGroups;
 use self::jobs::JobTable;
-use self::timers::Timers;
+use self::timers::{Timers, Wake, WakeReason};
 
 /// Longest delay with which the end of a prefill is noted while no job waits.
 const IDLE_PREFILL_DELAY: Duration = Duration::from_millis(100);
@@ -230,23 +230,25 @@ impl Scheduler {
         self.report_pool_starts(out);
     }
 
-    /// The latest instant at which the scheduler needs an `Event::Timer`.
-    ///
-    /// That is the earliest of: the deadline of a waiting job, the end of a hold, a probe, the
-    /// end of a busy spell or of an override, a step of a slow start, the end of a replica's
-    /// drain or of its idle time, the end of a prefill. While no job waits, nobody needs the room of
-    /// a prompt that is prefilled, and its end may be noted `IDLE_PREFILL_DELAY` late.
+    /// The latest instant at which the scheduler needs an `Event::Timer`: the earliest of all its
+    /// timers. While no job waits, nobody needs the room of a prompt that is prefilled, and its end
+    /// may be noted `IDLE_PREFILL_DELAY` late.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Tick> {
+        self.wakes().min().map(|wake| wake.at)
+    }
+
+    /// The next timer of each kind, whoever keeps it.
+    fn wakes(&self) -> impl Iterator<Item = Wake> {
         let has_waiting = self.queue.total().requests > 0;
         let earliest_prefill = if has_waiting { self.now } else { self.now + IDLE_PREFILL_DELAY };
-        let instants = [
-            self.timers.next(earliest_prefill),
-            self.fleet.next_wake(),
-            self.groups.next_release(),
-            self.overrides.next_end(),
+        let kept_elsewhere = [
+            WakeReason::ReplicaCheck.at(self.fleet.next_wake()),
+            WakeReason::UrgentClassIdle.at(self.groups.next_release()),
+            WakeReason::SessionWait.at(self.groups.next_session_end()),
+            WakeReason::OverrideEnd.at(self.overrides.next_end()),
         ];
-        instants.into_iter().flatten().min()
+        self.timers.wakes(earliest_prefill).into_iter().chain(kept_elsewhere).flatten()
     }
 
     /// Whether the queue has space for one more request and the gateway does not drain. If

@@ -1,10 +1,54 @@
-//! Timers: named queues of instants at which the scheduler has something to do.
+//! Timers: named queues of instants at which the scheduler has something to do, and the names of all
+//! its timers.
 
 use std::collections::BTreeSet;
 
 use crate::core::model::ids::{JobId, ReplicaId};
 use crate::core::model::time::Tick;
 use crate::core::queue::lane_key::LaneKey;
+
+/// Kind of a timer: what the scheduler does when nothing but time has passed.
+///
+/// [`super::Scheduler::wakes`] has the next instant of each kind. The fleet, the pool groups and the
+/// overrides keep theirs, because an instant changes together with the state that it follows from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::core::scheduler) enum WakeReason {
+    /// The deadline of a waiting job.
+    Deadline,
+    /// The end of a job's hold for a pool start.
+    HoldEnd,
+    /// The check of a job that arrived before the drain rate was known.
+    WaitCheck,
+    /// The end of a prefill.
+    PrefillEnd,
+    /// The head of a lane starts or stops considering all of its pools.
+    HeadUpdate,
+    /// A replica that leaves is to be empty.
+    Departure,
+    /// A probe, the end of a busy spell, a step of a slow start, a check for a stall, or the end of
+    /// a replica's idle time.
+    ReplicaCheck,
+    /// The urgent class of a pool group has been idle for long enough.
+    UrgentClassIdle,
+    /// A job stops waiting for the replica of its session.
+    SessionWait,
+    /// The end of an override.
+    OverrideEnd,
+}
+
+impl WakeReason {
+    /// The timer of this kind, if there is an instant for it.
+    pub(in crate::core::scheduler) fn at(self, at: Option<Tick>) -> Option<Wake> {
+        at.map(|at| Wake { at, reason: self })
+    }
+}
+
+/// The next timer of one kind. Order: by instant, then by kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::core::scheduler) struct Wake {
+    pub(in crate::core::scheduler) at: Tick,
+    pub(in crate::core::scheduler) reason: WakeReason,
+}
 
 /// Timers of one kind, by the instant at which they are due. A timer is cancelled by its instant and
 /// its key.
@@ -30,6 +74,11 @@ impl<K: Copy + Ord> TimerQueue<K> {
     /// The next timer. Timers of the same instant are in the order of their keys.
     pub(in crate::core::scheduler) fn next(&self) -> Option<(Tick, K)> {
         self.0.first().copied()
+    }
+
+    /// The instant of the next timer.
+    fn next_at(&self) -> Option<Tick> {
+        self.next().map(|(at, _)| at)
     }
 
     /// Takes the next timer, if it is due at `now`.
@@ -61,7 +110,7 @@ impl<K: Copy + Ord> TimerQueue<K> {
 }
 
 /// The scheduler's own timers. The fleet, the overrides and the pool groups keep further ones; see
-/// [`super::Scheduler::next_deadline`].
+/// [`WakeReason`].
 #[derive(Debug, Default)]
 pub(in crate::core::scheduler) struct Timers {
     /// Waiting jobs, by their deadline.
@@ -80,17 +129,18 @@ pub(in crate::core::scheduler) struct Timers {
 }
 
 impl Timers {
-    /// The instant of the next timer of any kind. The ends of prefills count from
-    /// `earliest_prefill` on.
-    pub(in crate::core::scheduler) fn next(&self, earliest_prefill: Tick) -> Option<Tick> {
-        let instants = [
-            self.next_wait_end().map(|(at, _)| at),
-            self.unchecked_waits.next().map(|(at, _)| at),
-            self.prefills.next().map(|(at, _)| at.max(earliest_prefill)),
-            self.head_updates.next().map(|(at, _)| at),
-            self.departures.next().map(|(at, _)| at),
-        ];
-        instants.into_iter().flatten().min()
+    /// The next timer of each kind. The ends of prefills count from `earliest_prefill` on. A job may
+    /// wait without end, so that an instant of [`Tick::NEVER`] is no timer.
+    pub(in crate::core::scheduler) fn wakes(&self, earliest_prefill: Tick) -> [Option<Wake>; 6] {
+        let ends = |queue: &TimerQueue<JobId>| queue.next_at().filter(|at| *at != Tick::NEVER);
+        [
+            WakeReason::Deadline.at(ends(&self.deadlines)),
+            WakeReason::HoldEnd.at(ends(&self.holds)),
+            WakeReason::WaitCheck.at(self.unchecked_waits.next_at()),
+            WakeReason::PrefillEnd.at(self.prefills.next_at().map(|at| at.max(earliest_prefill))),
+            WakeReason::HeadUpdate.at(self.head_updates.next_at()),
+            WakeReason::Departure.at(self.departures.next_at()),
+        ]
     }
 
     /// The next job whose wait ends: at its deadline, or at the end of its hold for a pool start.
@@ -109,16 +159,20 @@ mod tests {
         let (at, id) = (Tick::from_millis, JobId::new);
         let mut timers = Timers::default();
         timers.deadlines.add(Tick::NEVER, id(1));
-        let next = |timers: &Timers| timers.next(Tick::ZERO);
+        let next_from = |timers: &Timers, earliest: Tick| timers.wakes(earliest).into_iter().flatten().min();
+        let next = |timers: &Timers| next_from(timers, Tick::ZERO);
         assert_eq!((next(&timers), timers.next_wait_end()), (None, None), "a job may wait without end");
         timers.deadlines.add(at(30), id(2));
         timers.holds.add(at(20), id(3));
         timers.prefills.add(at(10), id(4));
-        assert_eq!((next(&timers), timers.next_wait_end()), (Some(at(10)), Some((at(20), id(3)))));
-        assert_eq!((timers.next(at(15)), timers.next(at(25))), (Some(at(15)), Some(at(20))));
+        let wake = |reason: WakeReason, millis| reason.at(Some(at(millis)));
+        assert_eq!(next(&timers), wake(WakeReason::PrefillEnd, 10));
+        assert_eq!(timers.next_wait_end(), Some((at(20), id(3))));
+        assert_eq!(next_from(&timers, at(15)), wake(WakeReason::PrefillEnd, 15));
+        assert_eq!(next_from(&timers, at(25)), wake(WakeReason::HoldEnd, 20));
         assert_eq!(timers.prefills.pop_due(at(9)), None);
         assert_eq!(timers.prefills.pop_due(at(10)), Some(id(4)));
         assert!(timers.holds.cancel(at(20), id(3)) && !timers.holds.cancel(at(20), id(3)));
-        assert_eq!(next(&timers), Some(at(30)));
+        assert_eq!(next(&timers), wake(WakeReason::Deadline, 30));
     }
 }
