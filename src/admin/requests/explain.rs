@@ -141,6 +141,8 @@ fn waits(view: &WaitExplanation, policy: &Policy) -> Value {
         "may_wait_on": secs(view.left),
         "ahead_of_it": view.ahead,
         "waiting_in_group": view.waiting,
+        "waits_for_replica": view.waits_for.map(|replica| policy.replicas.name(replica)),
+        "decides_again_in": view.decides_again_in.map(secs),
         "starts_in": view.starts_in.map(secs),
         "replicas_in_all": view.replicas_in_all,
         "replicas": replicas.collect::<Vec<_>>(),

@@ -238,6 +238,11 @@ pub struct WaitExplanation {
     /// Waiting jobs of the same pool group.
     pub waiting: u64,
     pub obstacle: Obstacle,
+    /// The busy replica that the job waits for although others have room.
+    pub waits_for: Option<ReplicaId>,
+    /// Time until the job is looked at again although nothing has happened; absent where only an
+    /// event at its pools leads to that.
+    pub decides_again_in: Option<Duration>,
     /// Predicted time until the job starts; absent while it is not known.
     pub starts_in: Option<Duration>,
     /// Number of replicas that serve the job's model.

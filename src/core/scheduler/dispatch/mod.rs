@@ -7,6 +7,7 @@ pub(super) mod hold;
 pub(super) mod objective;
 pub(super) mod place;
 pub(super) mod preempt;
+pub(super) mod wait;
 mod warm;
 
 use std::cell::OnceCell;

@@ -18,6 +18,7 @@ use crate::core::queue::order::Candidate;
 use crate::core::replica::fleet::{ReplicaMatch, ReplicaRequirements};
 use crate::core::replica::scores::{ReplicaScores, WhyNot};
 
+use super::wait::{HeadWait, WaitReason};
 use crate::core::scheduler::Scheduler;
 use crate::core::scheduler::job::Job;
 
@@ -65,13 +66,13 @@ impl Scheduler {
         let choose = |avoid: &dyn Fn(ReplicaId) -> bool| {
             let find = |pools: &[PoolId]| {
                 let found = self.fleet.find(pools, &required, avoid)?;
-                Some(ReplicaMatch { should_wait: found.should_wait && !eager, ..found })
+                Some(ReplicaMatch { wait_for: found.wait_for.filter(|_| !eager), ..found })
             };
             self.choose_replica(job, pool_set, last, &find)
         };
         let apart = || choose(&|id| avoided.contains(&id) || self.fleet.has_suspect(id));
-        let apart = job.faults.suspect.then(apart).flatten();
-        let (replica, choice) = apart.or_else(|| choose(&|id| avoided.contains(&id)))?;
+        let apart = job.faults.suspect.then(apart).and_then(Result::ok);
+        let (replica, choice) = apart.or_else(|| choose(&|id| avoided.contains(&id)).ok())?;
         let cached = required.cached_at(replica);
         let choice = match choice {
             PlacementReason::Only if required.session.is_some_and(|(own, _)| own == replica) => {
@@ -126,16 +127,14 @@ impl Scheduler {
 
     /// Latest time at which a waiting job stops preferring its session's replica, if nothing else
     /// changes. The longer the job waits, the less later than others that replica may be.
-    fn session_until(&self, group: GroupIndex, candidate: &Candidate) -> Option<Tick> {
-        let job = self.jobs.get(&candidate.head.job)?;
+    fn session_until(&self, job: &Job, pool_set: &PoolSet, background: bool) -> Option<Tick> {
         let session = self.session(job).filter(|(_, left)| *left > 0)?;
-        let pool_set = self.groups[group].shape.pool_set(candidate.pool_set);
         let cached = self.affinity.prefixes.matches(&job.prefix);
         let required = ReplicaRequirements {
             session: Some(session),
-            ..job.requirements(&cached, candidate.background, &self.policy)
+            ..job.requirements(&cached, background, &self.policy)
         };
-        let avoided = self.avoided_replicas(candidate.head.job, &pool_set.pools);
+        let avoided = self.avoided_replicas(job.spec.id, &pool_set.pools);
         let pools = pool_set.tiers.iter().map(|tier| &*tier.pools).chain([&*pool_set.pools]);
         let each =
             pools.filter_map(|pools| self.fleet.session_wait(pools, &required, &|id| avoided.contains(&id)));
@@ -144,24 +143,29 @@ impl Scheduler {
     }
 
     /// Chooses the job's replica among the tiers of a pool set by what `find` says of each. Pools whose
-    /// best ITL misses the stream's objective come after all others.
+    /// best ITL misses the stream's objective come after all others. The error is what the job waits
+    /// for.
     pub(in crate::core::scheduler) fn choose_replica(
         &self,
         job: &Job,
         pool_set: &PoolSet,
         last: Option<usize>,
         find: ReplicaFinder<'_>,
-    ) -> Option<(ReplicaId, PlacementReason)> {
-        let go = |found: ReplicaMatch, choice| (!found.should_wait).then_some((found.replica, choice));
+    ) -> Result<(ReplicaId, PlacementReason), WaitReason> {
+        let go = |found: Option<ReplicaMatch>, choice: PlacementReason| match found {
+            None => Err(WaitReason::NoRoom),
+            Some(ReplicaMatch { replica, wait_for: None, .. }) => Ok((replica, choice)),
+            Some(ReplicaMatch { wait_for: Some(replica), .. }) => Err(self.reason_to_wait_for(job, replica)),
+        };
         let able = self.pools_within_itl(job, &pool_set.pools);
         let find_able_first = |pools: &[PoolId]| {
             let here = able.iter().copied().filter(|pool| pools.contains(pool));
             let here: SmallVec<[PoolId; 4]> = here.collect();
             let first = (!here.is_empty()).then(|| find(&here)).flatten();
-            first.filter(|found| !found.should_wait).or_else(|| find(pools))
+            first.filter(|found| found.wait_for.is_none()).or_else(|| find(pools))
         };
         if pool_set.tiers.len() == 1 {
-            return go(find_able_first(&pool_set.pools)?, PlacementReason::Only);
+            return go(find_able_first(&pool_set.pools), PlacementReason::Only);
         }
         let found = self.offers(pool_set).map(|offer| {
             let pools = &pool_set.tiers[offer.tier].pools;
@@ -179,12 +183,39 @@ impl Scheduler {
             &JobTerms { time_left: left, can_wait: patient, late_policy: pool_set.late_policy, last },
         ) {
             PlacementDecision::Start(tier, choice) => {
-                let at = offers.iter().position(|offer| offer.tier == tier)?;
-                go(found[at]?, choice)
+                let at = offers.iter().position(|offer| offer.tier == tier);
+                go(at.and_then(|at| found[at]), choice)
             }
-            PlacementDecision::Soonest => go(find_able_first(&pool_set.pools)?, PlacementReason::Fastest),
-            PlacementDecision::Wait => None,
+            PlacementDecision::Soonest => go(find_able_first(&pool_set.pools), PlacementReason::Fastest),
+            PlacementDecision::Wait if found.iter().all(Option::is_none) => Err(WaitReason::NoRoom),
+            PlacementDecision::Wait => Err(WaitReason::PreferredPools),
         }
+    }
+
+    /// The reason of a job that waits for a busy replica.
+    fn reason_to_wait_for(&self, job: &Job, replica: ReplicaId) -> WaitReason {
+        match self.session(job) {
+            Some((own, _)) if own == replica => WaitReason::SessionReplica(replica),
+            _ => WaitReason::SoonerReplica(replica),
+        }
+    }
+
+    /// The wait of a job that takes no replica for this reason.
+    pub(in crate::core::scheduler) fn head_wait(
+        &self,
+        job: &Job,
+        pool_set: &PoolSet,
+        background: bool,
+        reason: WaitReason,
+    ) -> HeadWait {
+        let until = match reason {
+            WaitReason::NoRoom | WaitReason::SoonerReplica(_) => None,
+            WaitReason::SessionReplica(_) => self.session_until(job, pool_set, background),
+            WaitReason::PreferredPools => {
+                preferred_only_until(job.spec.arrived, self.ttft_deadline(job), self.now).1
+            }
+        };
+        HeadWait { reason, until }
     }
 
     /// Pools whose best ITL meets the stream's objective, or is not measured yet. Empty if that is all
@@ -257,7 +288,9 @@ impl Scheduler {
 
     /// Schedules a new look at the group for when a waiting job gives up its session's replica.
     pub(in crate::core::scheduler) fn note_session(&mut self, group: GroupIndex, candidate: &Candidate) {
-        let until = self.session_until(group, candidate);
+        let job = self.jobs.get(&candidate.head.job);
+        let pool_set = self.groups[group].shape.pool_set(candidate.pool_set);
+        let until = job.and_then(|job| self.session_until(job, pool_set, candidate.background));
         let first = &mut self.groups[group].session_wait_until;
         *first = first.iter().copied().chain(until).min();
     }

@@ -181,7 +181,7 @@ impl Scheduler {
             };
             let find = |pools: &[PoolId]| self.best_of_all(pools, &required, &avoided);
             self.allows(spot.group, job.spec.tenant, job.spec.sequences)
-                && self.choose_replica(job, pool_set, last, &find).is_some()
+                && self.choose_replica(job, pool_set, last, &find).is_ok()
         })
     }
 
@@ -198,8 +198,8 @@ impl Scheduler {
             all.filter(|id| !avoided.contains(id) && self.fleet.fits(*id, required, false, self.now));
         let costs = fitting.filter_map(|id| Some((self.fleet.cost(id, required)?, id)));
         let (_, replica) = costs.min()?;
-        let waits = self.fleet.waits_for_better(replica, pools, required);
-        Some(ReplicaMatch { replica, ttft: self.fleet.ttft(replica, required), should_wait: waits })
+        let wait_for = self.fleet.worth_waiting_for(replica, pools, required);
+        Some(ReplicaMatch { replica, ttft: self.fleet.ttft(replica, required), wait_for })
     }
 
     fn quotas_agree(&self) -> bool {

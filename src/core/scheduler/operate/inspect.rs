@@ -15,6 +15,7 @@ use crate::core::replica::fleet::ReplicaRequirements;
 
 use crate::core::queue::lane_key::LanePosition;
 use crate::core::scheduler::Scheduler;
+use crate::core::scheduler::dispatch::wait::WaitReason;
 use crate::core::scheduler::job::Job;
 
 /// Replicas that are listed at most.
@@ -69,6 +70,12 @@ impl Scheduler {
         let mut replicas = self.replica_options(job, pools, background, now);
         replicas.sort_by_key(|choice| (Reverse(choice.fits), choice.expected, choice.replica));
         let obstacle = self.obstacle(job, spot, || replicas.iter().any(|choice| choice.fits));
+        let reason = match obstacle {
+            Obstacle::Rule | Obstacle::Sooner => self.reason_at_free(job, spot),
+            _ => None,
+        };
+        let pool_set = here.shape.pool_set(spot.pool_set);
+        let wait = reason.map(|reason| self.head_wait(job, pool_set, background, reason));
         let replicas_in_all = replicas.len();
         replicas.truncate(MAX_CHOICES);
         Some(WaitExplanation {
@@ -79,6 +86,8 @@ impl Scheduler {
             ahead,
             waiting: here.waiting(),
             obstacle,
+            waits_for: wait.and_then(|wait| wait.reason.replica()),
+            decides_again_in: wait.and_then(|wait| wait.until).map(|until| until.since(now)),
             starts_in: self.starts_in(job, spot, obstacle, self.position_in_lane(job), now),
             replicas_in_all,
             replicas,
@@ -208,7 +217,7 @@ impl Scheduler {
         } else if !has_room() {
             Obstacle::NoRoom
         } else {
-            self.obstacle_at_free(job, spot)
+            self.reason_at_free(job, spot).map_or(Obstacle::NotItsTurn, WaitReason::obstacle)
         }
     }
 
@@ -222,8 +231,8 @@ impl Scheduler {
         self.fleet.find(pools, &required, &|id| avoided.contains(&id)).is_some()
     }
 
-    /// What keeps a job from replicas that have room for it.
-    fn obstacle_at_free(&self, job: &Job, spot: LanePosition) -> Obstacle {
+    /// What keeps a job from replicas that have room for it; `None` where only its turn does.
+    fn reason_at_free(&self, job: &Job, spot: LanePosition) -> Option<WaitReason> {
         let here = &self.groups[spot.group];
         let pool_set = here.shape.pool_set(spot.pool_set);
         let avoided = self.avoided_replicas(job.spec.id, &pool_set.pools);
@@ -234,15 +243,7 @@ impl Scheduler {
         };
         let find = |pools: &[PoolId]| self.fleet.find(pools, &required, &|id| avoided.contains(&id));
         let last = here.last_tier(spot.class, spot.pool_set);
-        if self.choose_replica(job, pool_set, last, &find).is_some() {
-            return Obstacle::NotItsTurn;
-        }
-        let wanted = self.preferred_tier(pool_set).and_then(|tier| find(&pool_set.tiers[tier].pools));
-        if self.is_bound_to_preferred(job, pool_set) && wanted.is_none() {
-            Obstacle::Rule
-        } else {
-            Obstacle::Sooner
-        }
+        self.choose_replica(job, pool_set, last, &find).err()
     }
 
     fn replica_options(

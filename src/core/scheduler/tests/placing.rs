@@ -15,6 +15,7 @@ use crate::core::placement::choose_tier::PlacementReason;
 use crate::core::placement::rules::{Isolation, LatePolicy, PlacementRules, PoolTraits, Price};
 use crate::core::replica::scores::WhyNot;
 use crate::core::scheduler::tests::{World, class, placed, policy, rejected, sent, spec, used};
+use crate::core::scheduler::timers::WakeReason;
 
 const SECOND: ClassId = ClassId::new(1);
 
@@ -138,6 +139,9 @@ fn who_waits_takes_the_dearer_one_from_half_of_the_objective_on() {
     assert_eq!(world.scheduler.next_deadline(), Some(Tick::from_millis(500)));
     let why = world.scheduler.explain(JobId::new(3), world.now).expect("it waits");
     assert_eq!(why.obstacle, Obstacle::Rule);
+    assert_eq!((why.waits_for, why.decides_again_in), (None, Some(Duration::from_millis(500))));
+    let timer = WakeReason::HeadUpdate.at(Some(Tick::from_millis(500)));
+    assert_eq!(world.scheduler.wakes().min(), timer, "the wait has a timer");
     assert_eq!(world.at(499), []);
     let actions = world.at(500);
     assert_eq!((sent(&actions), placed(&actions).placement), (vec![(3, 0)], PlacementReason::Spilled));

@@ -90,19 +90,17 @@ impl Fleet {
         let is_cold = soonest.is_some_and(|cold| cold.2 == best.2);
         let chosen = if is_cold { cold(required.wait_tolerance) } else { None };
         let chosen = chosen.map_or(best.2, |(_, _, id)| id);
-        let found = |waits| {
-            Some(ReplicaMatch { replica: chosen, ttft: self.ttft(chosen, required), should_wait: waits })
-        };
+        let found =
+            |wait_for| Some(ReplicaMatch { replica: chosen, ttft: self.ttft(chosen, required), wait_for });
         if required.background {
-            return found(false);
+            return found(None);
         }
         let soon = self
             .pools(pools)
             .filter_map(|pool| first(pool, &pool.soon, 0))
             .chain(usable(|rooms, _, _| rooms.soon))
             .chain(overcommit(|rooms, _, _| rooms.overcommit_soon()));
-        let soon = soon.map(|cost| cost.0).min();
-        found(soon.is_some_and(|soon| worth_waiting(best.0, soon)))
+        found(soon.min().filter(|soon| worth_waiting(best.0, soon.0)).map(|soon| soon.2))
     }
 
     /// Further nanoseconds for which a job that leaves a free replica to others does so for its
@@ -288,15 +286,15 @@ impl Fleet {
         node.bottleneck_of_job(need, required.background, pool, now, &self.rules)
     }
 
-    /// Whether another replica predicts the job's first token so much sooner than this one that the
-    /// job waits for it.
+    /// Another replica that predicts the job's first token so much sooner than this one that the job
+    /// waits for it. Looks at every replica of the pools.
     #[must_use]
-    pub fn waits_for_better(
+    pub fn worth_waiting_for(
         &self,
         id: ReplicaId,
         pools: &[PoolId],
         required: &ReplicaRequirements<'_>,
-    ) -> bool {
+    ) -> Option<ReplicaId> {
         let promised = |id: ReplicaId| self.cost(id, required).unwrap_or(u64::MAX);
         let others = self.pools(pools).flat_map(|pool| &pool.members);
         let soon = others.filter(|other| {
@@ -306,8 +304,8 @@ impl Fleet {
             let room = self.node(**other).and_then(|node| room(&node.indexed.free_capacity));
             room.is_some_and(|room| FitSize { prefill: 0, ..required.size }.fits_in(room))
         });
-        !required.background
-            && soon.map(|other| promised(*other)).min().is_some_and(|soon| worth_waiting(promised(id), soon))
+        let (cost, soonest) = soon.map(|other| (promised(*other), *other)).min()?;
+        (!required.background && worth_waiting(promised(id), cost)).then_some(soonest)
     }
 
     #[must_use]

@@ -53,7 +53,7 @@ pub struct ReplicaMatch {
     pub replica: ReplicaId,
     /// Predicted TTFT in nanoseconds.
     pub ttft: u64,
-    /// True when another replica, which only has to finish its prefills first, predicts the first
-    /// token so much sooner that the job waits for that replica.
-    pub should_wait: bool,
+    /// Another replica that the job waits for: it only has to finish its prefills first, and predicts
+    /// the first token so much sooner.
+    pub wait_for: Option<ReplicaId>,
 }

@@ -8,9 +8,11 @@ use crate::core::model::ids::{JobId, ModelId, ReplicaId};
 use crate::core::model::job::JobSpec;
 use crate::core::model::overrides::{Closed, Override, OverrideChange, OverrideTarget};
 use crate::core::model::policy::{Policy, StickySessions};
+use crate::core::model::snapshot::Obstacle;
 use crate::core::model::time::Tick;
 use crate::core::placement::choose_tier::PlacementReason;
 use crate::core::scheduler::tests::{World, placed, policy, sent, spec};
+use crate::core::scheduler::timers::WakeReason;
 
 /// Two replicas and sessions that may come 100 ms later for their own.
 fn sticky(replicas: &[u32]) -> Policy {
@@ -125,6 +127,16 @@ fn a_turn_gives_up_its_session_when_it_no_longer_pays() {
         }
     }
     panic!("it waits for {read} ms");
+}
+
+#[test]
+fn a_turn_that_waits_for_its_session_tells_for_which_replica_and_until_when() {
+    let world = declines(60_000);
+    let why = world.scheduler.explain(JobId::new(2), world.now).expect("it waits");
+    assert_eq!((why.obstacle, why.waits_for), (Obstacle::Sooner, Some(ReplicaId::new(0))));
+    let timer = world.scheduler.wakes().find(|wake| wake.reason == WakeReason::SessionWait);
+    assert!(why.decides_again_in.is_some_and(|left| left < Duration::from_secs(60)), "{why:?}");
+    assert_eq!(timer.map(|wake| wake.at.since(world.now)), why.decides_again_in, "the wait has a timer");
 }
 
 #[test]
