@@ -13,8 +13,7 @@ use crate::config::settings::guardrails::GuardrailSettings;
 use crate::config::settings::identity::AuditFile;
 use crate::config::settings::usage::{PostgresSettings, UsageDatabase, UsageSettings};
 use crate::config::settings::{
-    EdgeSettings, HeaderNames, ListenerLimits, MediaPolicy, PoolLabels, PoolSettings, RequestLimits, Secret,
-    SessionField, SessionKey, Settings, UpstreamLimits,
+    EdgeSettings, HeaderNames, PoolLabels, PoolSettings, Secret, SessionField, SessionKey, Settings,
 };
 use crate::core::model::ids::PoolId;
 use crate::core::model::policy::{Policy, StickySessions};
@@ -23,6 +22,24 @@ const SECRET: &str = "not-to-be-seen";
 
 fn seconds(number: u64) -> Duration {
     Duration::from_secs(number)
+}
+
+/// Whether a time is in the form that serde gives it: its field then lacks `shown::seconds`.
+fn has_nanos(value: &Value) -> bool {
+    match value {
+        Value::Object(map) => map.contains_key("nanos") || map.values().any(has_nanos),
+        Value::Array(list) => list.iter().any(has_nanos),
+        _ => false,
+    }
+}
+
+/// Holds the keys of `expected` against what is shown, whose times are in seconds. A new key needs no
+/// line here.
+fn assert_shown(shown: &Value, expected: &Value) {
+    assert!(!has_nanos(shown), "{shown}");
+    for (key, value) in expected.as_object().unwrap() {
+        assert_eq!(shown.get(key), Some(value), "{key}");
+    }
 }
 
 /// The fixtures' settings with `change` made to what the edges need.
@@ -36,27 +53,15 @@ fn with_edge(change: impl FnOnce(&mut EdgeSettings)) -> Settings {
 fn limits_of_the_client_listener() {
     let mut settings = settings();
     settings.startup.drain_grace = Duration::from_millis(2500);
-    settings.startup.listener = ListenerLimits {
-        proxies: Default::default(),
-        max_connections: 9,
-        max_address_connections: 5,
-        head_timeout: seconds(1),
-        body_timeout: seconds(2),
-        send_timeout: seconds(7),
-        min_send_rate: 8,
-        idle_timeout: seconds(3),
-        max_head_bytes: 4,
-        handshake_timeout: seconds(5),
-        max_handshakes: 6,
-    };
     settings.startup.audit = Some(AuditFile { path: "/var/log/audit".into(), max_bytes: 1, keep: 2 });
-    let startup = &effective(&settings)["startup"];
+    let shown = effective(&settings);
+    let startup = &shown["startup"];
     let listener = json!({
-        "max_connections": 9, "max_address_connections": 5, "head_timeout": 1.0, "body_timeout": 2.0,
-        "send_timeout": 7.0, "min_send_rate": 8, "idle_timeout": 3.0, "max_head_bytes": 4, "handshake_timeout": 5.0,
-        "max_handshakes": 6,
+        "max_connections": 10_000, "max_address_connections": 5_000, "head_timeout": 10.0, "body_timeout": 30.0,
+        "send_timeout": 60.0, "min_send_rate": 1024, "idle_timeout": 75.0, "max_head_bytes": 65_536,
+        "handshake_timeout": 10.0, "max_handshakes": 256,
     });
-    assert_eq!(startup["listener"], listener);
+    assert_shown(&startup["listener"], &listener);
     assert_eq!((&startup["listen"], &startup["admin"]), (&json!("0.0.0.0:8080"), &json!("127.0.0.1:9090")));
     assert_eq!((&startup["drain_grace"], &startup["audit"]), (&json!(2.5), &json!("/var/log/audit")));
     assert_eq!(startup["usage"], Value::Null);
@@ -64,7 +69,7 @@ fn limits_of_the_client_listener() {
         "log_format": "json", "log_level": "info", "log_client_address": "truncated", "refusals_per_second": 10,
         "otlp_endpoint": "http://collector:4317", "otlp_headers": ["x-key"], "trace_sample": null,
     });
-    assert_eq!(startup["telemetry"], telemetry);
+    assert_shown(&startup["telemetry"], &telemetry);
 }
 
 #[test]
@@ -87,7 +92,7 @@ fn the_journal_and_its_database() {
         "folder": "/var/lib/penstock", "database": "none", "segment_bytes": 1, "segment_age": 60.0, "keep_bytes": 2,
         "retention": null, "queue": 16,
     });
-    assert_eq!(shown(None, None), expected);
+    assert_shown(&shown(None, None), &expected);
     let postgres = PostgresSettings { url: Secret::new(SECRET), url_file: None, ca: None };
     let shown = shown(Some(UsageDatabase::Postgres(postgres)), Some(seconds(90)));
     assert_eq!((&shown["database"], &shown["retention"]), (&json!("postgres"), &json!(90.0)));
@@ -121,12 +126,12 @@ fn other_gateways_and_the_scale_signal() {
         },
         "prefix": "penstock", "outage": 3600.0,
     });
-    assert_eq!(shown["cluster"], expected);
+    assert_shown(&shown["cluster"], &expected);
     let expected = json!({
         "listen": "0.0.0.0:8082", "client_certs": ["dns:keda"], "stale_after": 8.0, "max_streams": 9,
         "state_file": "/var/lib/demand",
     });
-    assert_eq!(shown["scale"], expected);
+    assert_shown(&shown["scale"], &expected);
     valkey.password = None;
     settings.cluster = Some(cluster(valkey));
     assert_eq!(effective(&settings)["cluster"]["valkey"]["password"], Value::Null);
@@ -151,47 +156,37 @@ fn the_service_that_may_refuse_prompts() {
     let expected = json!({
         "url": "https://guard.test/v1", "api_key": "set", "timeout": 1.5, "max_body_bytes": 3, "max_calls": 4,
     });
-    assert_eq!(shown(Some(SECRET)), expected);
+    assert_shown(&shown(Some(SECRET)), &expected);
     assert_eq!(shown(None)["api_key"], Value::Null);
 }
 
 #[test]
 fn limits_of_requests_and_of_connections_to_engines() {
     let settings = with_edge(|edge| {
-        edge.requests = RequestLimits {
-            max_body_bytes: 1,
-            max_total_body_bytes: 2,
-            tenant_body_permille: 500,
-            min_body_rate: 4,
-            max_answer_bytes: 3,
-            max_total_answer_bytes: 4,
-            stream_buffer_bytes: 5,
-            class_header: "x-class".into(),
-            keepalive: seconds(10),
-            media: MediaPolicy { schemes: vec!["https".into()], domains: Vec::new() },
-        };
-        edge.upstream = UpstreamLimits {
-            request_headers: HeaderNames { names: vec!["x-a".into()], prefixes: vec!["x-team-".into()] },
-            answer_headers: HeaderNames::default(),
-            connect_timeout: seconds(1),
-            first_token_timeout: seconds(60),
-            answer_timeout: seconds(120),
-            stream_idle_timeout: seconds(30),
-            keep_alive: seconds(4),
-        };
+        let names = HeaderNames { names: vec!["x-a".into()], prefixes: vec!["x-team-".into()] };
+        edge.upstream.request_headers = names;
     });
     let shown = effective(&settings);
     let expected = json!({
-        "max_body_bytes": 1, "max_total_body_bytes": 2, "tenant_body_share": 0.5, "min_body_rate": 4,
-        "max_answer_bytes": 3, "max_total_answer_bytes": 4, "stream_buffer_bytes": 5, "class_header": "x-class",
-        "keepalive": 10.0, "media_schemes": ["https"], "media_domains": [],
+        "max_body_bytes": 33_554_432, "max_total_body_bytes": 1_073_741_824, "tenant_body_share": 0.5,
+        "min_body_rate": 1024, "max_answer_bytes": 67_108_864, "max_total_answer_bytes": 1_073_741_824,
+        "stream_buffer_bytes": 8_388_608, "class_header": "x-penstock-class", "keepalive": 10.0,
+        "media_schemes": ["https", "http", "data"], "media_domains": [],
     });
-    assert_eq!(shown["requests"], expected);
+    assert_shown(&shown["requests"], &expected);
     let expected = json!({
-        "connect_timeout": 1.0, "first_token_timeout": 60.0, "answer_timeout": 120.0, "stream_idle_timeout": 30.0,
-        "keep_alive": 4.0, "request_headers": ["x-a", "x-team-*"], "answer_headers": [],
+        "connect_timeout": 2.0, "first_token_timeout": 600.0, "answer_timeout": 1800.0,
+        "stream_idle_timeout": 120.0, "keep_alive": 4.0, "request_headers": ["x-a", "x-team-*"],
+        "answer_headers": [],
     });
-    assert_eq!(shown["upstream"], expected);
+    assert_shown(&shown["upstream"], &expected);
+}
+
+#[test]
+fn every_time_is_in_seconds() {
+    assert!(has_nanos(&json!({ "a": [seconds(1)] })));
+    let shown = effective(&settings());
+    assert!(!has_nanos(&shown), "{shown}");
 }
 
 #[test]

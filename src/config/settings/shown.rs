@@ -64,7 +64,22 @@ pub(crate) fn without_credentials(url: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsString;
+    use std::os::unix::ffi::OsStringExt as _;
+
+    use serde_json::json;
+    use serde_json::value::Serializer as ToValue;
+
     use super::*;
+
+    #[test]
+    fn times_and_paths_may_be_absent_and_paths_need_not_be_utf_8() {
+        assert_eq!(seconds(&Duration::from_millis(250), ToValue).unwrap(), json!(0.25));
+        assert_eq!(seconds(&None::<Duration>, ToValue).unwrap(), json!(null));
+        let odd = PathBuf::from(OsString::from_vec(b"a\xff".to_vec()));
+        assert_eq!(path(&odd, ToValue).unwrap(), json!("a\u{fffd}"));
+        assert_eq!(path(&Some(PathBuf::from("/b")), ToValue).unwrap(), json!("/b"));
+    }
 
     #[test]
     fn credentials_leave_urls_and_nothing_else_does() {
