@@ -9,13 +9,12 @@ use tokio::sync::mpsc;
 
 use crate::admin::state::AdminState;
 use crate::config::keys::{KeyDigest, KeyRing};
+use crate::config::load::fixtures::usual;
 use crate::config::secret::Secret;
 use crate::config::settings::identity::{Auth, Credentials, Grant, KeyEntry, Listeners};
 use crate::config::settings::names::{ModelNames, Split, TenantNames};
-use crate::config::settings::scale::ScaleSettings;
 use crate::config::settings::{
-    EdgeSettings, ListenerLimits, LogFormat, OtlpSettings, PoolSettings, ReplicaSettings, RequestLimits,
-    Settings, Startup, TelemetrySettings, UpstreamLimits,
+    EdgeSettings, OtlpSettings, PoolSettings, ReplicaSettings, Settings, Startup, TelemetrySettings,
 };
 use crate::config::watch::{ReloadHandle, ReloadOutcome, ReloadReport};
 use crate::core::model::id_table::IdTable;
@@ -34,22 +33,7 @@ use crate::telemetry::{Telemetry, fixtures};
 
 pub(super) const KEY_DIGEST: [u8; 32] = *b"digest-of-a-key-digest-of-a-key!";
 
-fn request_limits() -> RequestLimits {
-    RequestLimits {
-        max_body_bytes: 1,
-        max_total_body_bytes: 2,
-        tenant_body_permille: 500,
-        min_body_rate: 4,
-        max_answer_bytes: 3,
-        max_total_answer_bytes: 4,
-        stream_buffer_bytes: 5,
-        class_header: "x-class".into(),
-        keepalive: std::time::Duration::from_secs(10),
-        media: Default::default(),
-    }
-}
-
-fn edge(policy: &Policy) -> EdgeSettings {
+fn edge(policy: &Policy, usual: &EdgeSettings) -> EdgeSettings {
     let seconds = Duration::from_secs;
     let mut pools = IdTable::default();
     let pool = pools.insert(
@@ -77,8 +61,6 @@ fn edge(policy: &Policy) -> EdgeSettings {
     let own =
         TenantNames { map: HashMap::from([("mine".to_owned(), "gpt-4o".to_owned())]), allow_fallback: true };
     EdgeSettings {
-        models: Default::default(),
-        guardrails: None,
         auth: Auth::Known(Arc::new(Credentials { keys, ..Credentials::default() })),
         names: ModelNames {
             models: ["llama", "gpt-4o"].map(|name| (name.to_owned(), ModelId::new(0))).into(),
@@ -88,21 +70,8 @@ fn edge(policy: &Policy) -> EdgeSettings {
         },
         pools,
         replicas,
-        requests: request_limits(),
-        upstream: UpstreamLimits {
-            request_headers: Default::default(),
-            answer_headers: Default::default(),
-            connect_timeout: seconds(1),
-            first_token_timeout: seconds(60),
-            answer_timeout: seconds(120),
-            stream_idle_timeout: seconds(30),
-            keep_alive: seconds(4),
-        },
         continue_streams: true,
-        session: None,
-        isolated_tenants: Default::default(),
-        early_heads: Default::default(),
-        shadows: None,
+        ..usual.clone()
     }
 }
 
@@ -111,53 +80,24 @@ pub(super) fn settings() -> Settings {
     let mut policy = Policy { bounds, ..fixtures::policy(2) };
     let replica = Replica { pool: PoolId::new(0), max_seqs: Some(1), kv_tokens: None };
     policy.replicas.insert("a100/http://10.0.0.1:8000", replica);
-    let seconds = Duration::from_secs;
-    let scale = ScaleSettings {
-        listen: None,
-        max_streams: 9,
-        names: None,
-        state_file: None,
-        peers: None,
-        stale_after: seconds(8),
+    let usual = usual();
+    let otlp = OtlpSettings {
+        endpoint: Some("http://user:password@collector:4317".into()),
+        headers: [("x-key".to_owned(), Secret::new("of the collector"))].into(),
+        ..OtlpSettings::default()
     };
     Settings {
         digest: "d1".into(),
-        scale,
-        cluster: None,
         startup: Startup {
             listen: "0.0.0.0:8080".parse().unwrap(),
             admin: "127.0.0.1:9090".parse().unwrap(),
-            listener: ListenerLimits {
-                max_connections: 9,
-                proxies: Default::default(),
-                max_address_connections: 5,
-                head_timeout: seconds(1),
-                body_timeout: seconds(2),
-                send_timeout: seconds(7),
-                min_send_rate: 8,
-                idle_timeout: seconds(3),
-                max_head_bytes: 4,
-                handshake_timeout: seconds(5),
-                max_handshakes: 6,
-            },
-            drain_grace: seconds(30),
-            audit: None,
-            usage: None,
-            telemetry: TelemetrySettings {
-                log_format: LogFormat::Json,
-                log_level: "info".into(),
-                client_address: Default::default(),
-                refusals_per_second: 10,
-                otlp: OtlpSettings {
-                    endpoint: Some("http://user:password@collector:4317".into()),
-                    headers: [("x-key".to_owned(), Secret::new("of the collector"))].into(),
-                    ..OtlpSettings::default()
-                },
-            },
+            telemetry: TelemetrySettings { otlp, ..usual.startup.telemetry },
+            ..usual.startup
         },
         listeners: Listeners::default(),
-        edge: Arc::new(edge(&policy)),
+        edge: Arc::new(edge(&policy, &usual.edge)),
         policy: Arc::new(policy),
+        ..usual
     }
 }
 

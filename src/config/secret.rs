@@ -6,6 +6,8 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use serde::{Serialize, Serializer};
+
 use crate::tokens::counter::{ModelFileError, TokenCounter};
 
 /// Bytes of the largest file that the file names: room for ten thousand
@@ -16,7 +18,7 @@ const MAX_NAMES: usize = 65_536;
 /// Bytes of the largest secret.
 const MAX_SECRET_BYTES: usize = 64 << 10;
 
-/// A secret's value. `Debug` and `Display` never show it.
+/// A secret's value. `Debug` and `Serialize` never show it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Arc<str>);
 
@@ -37,6 +39,12 @@ impl Secret {
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret(..)")
+    }
+}
+
+impl Serialize for Secret {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str("set")
     }
 }
 

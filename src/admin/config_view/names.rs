@@ -1,4 +1,4 @@
-//! View of model names: aliases, fallbacks, and the models that each tenant may use.
+//! View of models and limits: aliases, fallbacks, splits, and the limits of tenants and keys.
 
 use serde_json::{Value, json};
 
@@ -6,13 +6,11 @@ use crate::config::settings::names::Split;
 use crate::config::settings::{EdgeSettings, ModelSettings};
 use crate::core::limits::rule::{LimitId, LimitRule, LimitScope};
 use crate::core::model::ids::{ModelId, TenantId};
-use crate::core::model::policy::{Model, Policy, Tenant};
+use crate::core::model::policy::{Model, Policy};
 use crate::engines::Ability;
 use crate::tokens::CountSource;
 
-use crate::admin::config_view::rules::rules_view;
-pub(in crate::admin) use crate::admin::config_view::values::amount;
-use crate::admin::config_view::values::by_name;
+use crate::admin::config_view::values::{amount, by_name};
 
 /// Models with their aliases, fallbacks and shadows.
 pub(super) fn models(edge: &EdgeSettings, policy: &Policy) -> Value {
@@ -68,21 +66,13 @@ pub(super) fn splits(edge: &EdgeSettings, policy: &Policy) -> Value {
     by_name(edge.names.splits.iter().map(|(name, split)| (name.as_str(), row(split))))
 }
 
-/// Rights of a tenant beyond those in `GET /admin/v1/tenants`.
-pub(super) fn tenant(id: TenantId, row: &Tenant, edge: &EdgeSettings, policy: &Policy) -> Value {
-    let own = edge.names.tenants.get(&id);
-    let map = own.into_iter().flat_map(|own| &own.map);
+/// Limits of a tenant, on all models or on one.
+pub(super) fn tenant_limits(id: TenantId, policy: &Policy) -> Vec<Value> {
     let of = |rule: &&LimitRule| match rule.id.scope {
         LimitScope::Tenant(tenant) | LimitScope::Model(tenant, _) => tenant == id,
         LimitScope::Key(_) => false,
     };
-    json!({
-        "placement": rules_view(&row.placement, policy),
-        "model_map": by_name(map.map(|(name, to)| (name.as_str(), json!(to)))),
-        "allow_fallback": own.is_some_and(|own| own.allow_fallback),
-        "quota": { "guarantee": row.quota.guarantee, "borrow": row.quota.borrow, "lend": row.quota.lend },
-        "limits": policy.limits.iter().filter(of).map(|rule| limit(rule, policy)).collect::<Vec<_>>(),
-    })
+    policy.limits.iter().filter(of).map(|rule| limit(rule, policy)).collect()
 }
 
 /// Limits of keys, by the keys' public ids.

@@ -10,13 +10,14 @@ pub(super) fn rules_view(rules: &PlacementRules, policy: &Policy) -> Value {
     let names = |pools: &mut dyn Iterator<Item = &PoolId>| -> Vec<&str> {
         pools.map(|pool| policy.pools.name(*pool)).collect()
     };
+    let PlacementRules { isolation, capacity, pools, max_price, spill, prefer, late_policy } = rules;
     json!({
-        "isolation": rules.isolation.as_ref().map(|kinds| kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>()),
-        "capacity": rules.capacity.as_ref().map(|kinds| kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>()),
-        "pools": rules.pools.as_ref().map(|pools| names(&mut pools.iter())),
-        "max_price": rules.max_price.map(Price::units),
-        "spill": rules.spill.as_ref().map(|pools| names(&mut pools.iter())),
-        "prefer": rules.prefer.map(Capacity::name),
-        "otherwise": rules.late_policy.map(LatePolicy::name),
+        "isolation": isolation.as_ref().map(|kinds| kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>()),
+        "capacity": capacity.as_ref().map(|kinds| kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>()),
+        "pools": pools.as_ref().map(|pools| names(&mut pools.iter())),
+        "max_price": max_price.map(Price::units),
+        "spill": spill.as_ref().map(|pools| names(&mut pools.iter())),
+        "prefer": prefer.map(Capacity::name),
+        "otherwise": late_policy.map(LatePolicy::name),
     })
 }

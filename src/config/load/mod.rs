@@ -190,6 +190,8 @@ pub fn load_offline(text: &str, name: &str) -> LoadOutcome {
     load_str_with(text, name, Path::new("."), None, &OfflineSecrets)
 }
 
+#[cfg(test)]
+pub(crate) mod fixtures;
 pub(super) mod folder;
 pub mod merge;
 mod other_gateways;

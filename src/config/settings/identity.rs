@@ -10,6 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::config::keys::{HashedCredential, KeyDigest, KeyRing};
+use crate::config::settings::shown;
 use crate::core::model::ids::{ClassId, KeyId, ModelId, TenantId};
 
 /// Who may come in.
@@ -180,7 +181,7 @@ pub struct ClaimRule<T> {
 }
 
 /// How many failed attempts an address may make.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct FailureLimits {
     /// So many at once, at least 1.
     pub burst: u32,
@@ -304,13 +305,17 @@ pub enum OperatorRole {
     Operate,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
 pub struct AuditFile {
     /// Where it is.
+    #[serde(serialize_with = "shown::path")]
     pub path: PathBuf,
     /// Bytes at which a new one is begun.
+    #[serde(skip)]
     pub max_bytes: u64,
     /// Old files that are kept.
+    #[serde(skip)]
     pub keep: u32,
 }
 

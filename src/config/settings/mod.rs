@@ -1,4 +1,7 @@
 //! The validated configuration, as the rest of the program sees it.
+//!
+//! `Serialize` of a section here is its form in `GET /admin/v1/config`: a new field is shown unless it
+//! says `skip`. A [`Secret`] shows itself as `set`.
 
 pub mod cluster;
 pub mod guardrails;
@@ -6,6 +9,7 @@ pub mod identity;
 pub mod names;
 pub mod scale;
 pub mod shadows;
+pub(crate) mod shown;
 pub mod usage;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,7 +20,7 @@ use std::time::Duration;
 use http::Uri;
 use ipnet::IpNet;
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::config::discover::Discovery;
 pub use crate::config::secret::Secret;
@@ -55,7 +59,7 @@ pub struct Settings {
 }
 
 /// What takes effect only at a start.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Startup {
     /// Address for clients.
     pub listen: SocketAddr,
@@ -64,6 +68,7 @@ pub struct Startup {
     /// Limits of the client listener.
     pub listener: ListenerLimits,
     /// How long running and queued requests may go on after SIGTERM.
+    #[serde(serialize_with = "shown::seconds")]
     pub drain_grace: Duration,
     /// Where the audit log goes beside the log; absent = nowhere.
     pub audit: Option<AuditFile>,
@@ -104,28 +109,34 @@ impl TrustedProxies {
 }
 
 /// Limits of the client listener.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ListenerLimits {
     /// Load balancers in front of it.
+    #[serde(skip)]
     pub proxies: TrustedProxies,
     /// Open client connections; more are accepted only as others close.
     pub max_connections: usize,
     /// Open client connections of one address.
     pub max_address_connections: usize,
     /// Time for a request head, from its first byte.
+    #[serde(serialize_with = "shown::seconds")]
     pub head_timeout: Duration,
     /// Longest time without a byte of a request body.
+    #[serde(serialize_with = "shown::seconds")]
     pub body_timeout: Duration,
     /// How far a client may fall behind with its answer.
+    #[serde(serialize_with = "shown::seconds")]
     pub send_timeout: Duration,
     /// Bytes a second that a client must take on average while bytes wait for
     /// it; 0 = any progress will do.
     pub min_send_rate: u64,
     /// How long a connection may stay open without a request.
+    #[serde(serialize_with = "shown::seconds")]
     pub idle_timeout: Duration,
     /// Bytes of a request head.
     pub max_head_bytes: usize,
     /// Time for a TLS handshake.
+    #[serde(serialize_with = "shown::seconds")]
     pub handshake_timeout: Duration,
     /// TLS handshakes that compute at once. Of one address, half as many are open.
     pub max_handshakes: usize,
@@ -135,33 +146,41 @@ pub struct ListenerLimits {
 pub const REFUSALS_PER_SECOND: u32 = 10;
 
 /// Logs and traces.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TelemetrySettings {
     /// `json` or `text`.
     pub log_format: LogFormat,
     /// A tracing filter such as `info` or `penstock=debug`.
     pub log_level: String,
     /// How much of clients' addresses is logged.
+    #[serde(rename = "log_client_address")]
     pub client_address: AddressForm,
     /// Refusals of one tenant and reason that are written whole in a second.
     pub refusals_per_second: u32,
+    #[serde(flatten)]
     pub otlp: OtlpSettings,
 }
 
 /// Where traces go. What is absent, the `OTEL_*` variables may say.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct OtlpSettings {
     /// URL of the collector; absent = no traces, unless a variable names one.
+    #[serde(rename = "otlp_endpoint", serialize_with = "shown::endpoint")]
     pub endpoint: Option<String>,
+    #[serde(skip)]
     pub protocol: Option<OtlpProtocol>,
     /// Headers of each call, by lower-case names.
+    #[serde(rename = "otlp_headers", serialize_with = "shown::names")]
     pub headers: BTreeMap<String, Secret>,
     /// PEM file of the authorities that the collector's certificate may come from; absent = those
     /// of the system.
+    #[serde(skip)]
     pub ca: Option<Vec<u8>>,
     /// Share of the requests that start a trace of their own, `0.0..=1.0`.
+    #[serde(rename = "trace_sample")]
     pub sample: Option<f64>,
     /// Those of [`OTEL_VARIABLES`] that are set and not blank.
+    #[serde(skip)]
     pub variables: BTreeMap<&'static str, String>,
 }
 
@@ -310,7 +329,7 @@ pub struct PoolSettings {
 }
 
 /// Descriptive labels of a pool from the operator, for reports only.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct PoolLabels {
     /// The kind of accelerator.
     pub accelerator: Option<String>,
@@ -338,7 +357,7 @@ pub struct ReplicaSettings {
 }
 
 /// Limits of one request.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RequestLimits {
     /// Bytes of one request body.
     pub max_body_bytes: u64,
@@ -346,6 +365,7 @@ pub struct RequestLimits {
     pub max_total_body_bytes: u64,
     /// Thousandths of the bytes that no other tenant holds which one tenant may
     /// hold.
+    #[serde(rename = "tenant_body_share", serialize_with = "shown::share")]
     pub tenant_body_permille: u32,
     /// Bytes a second that a body must come at; 0 = at any rate.
     pub min_body_rate: u64,
@@ -360,17 +380,21 @@ pub struct RequestLimits {
     pub class_header: String,
     /// Time between two signs of life to a client that has only the head of its
     /// answer.
+    #[serde(serialize_with = "shown::seconds")]
     pub keepalive: Duration,
     /// From where engines may fetch media.
+    #[serde(flatten)]
     pub media: MediaPolicy,
 }
 
 /// From where engines may fetch the images, sounds and videos of prompts.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct MediaPolicy {
     /// Schemes of URLs, lower case.
+    #[serde(rename = "media_schemes")]
     pub schemes: Vec<String>,
     /// Domains, with those below them, and addresses, lower case; empty = all but private ones.
+    #[serde(rename = "media_domains")]
     pub domains: Vec<String>,
 }
 
@@ -403,22 +427,34 @@ impl HeaderNames {
     }
 }
 
+impl Serialize for HeaderNames {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let prefixes = self.prefixes.iter().map(|prefix| format!("{prefix}*"));
+        to.collect_seq(self.names.iter().cloned().chain(prefixes))
+    }
+}
+
 /// What is particular to the connections with engines.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct UpstreamLimits {
     /// Further headers of clients that engines get.
     pub request_headers: HeaderNames,
     /// Further headers of engines that clients get.
     pub answer_headers: HeaderNames,
     /// Time for a connection to an engine.
+    #[serde(serialize_with = "shown::seconds")]
     pub connect_timeout: Duration,
     /// Longest silence from dispatch to the first token of a stream.
+    #[serde(serialize_with = "shown::seconds")]
     pub first_token_timeout: Duration,
     /// Longest time from dispatch to the whole of an answer that is not a stream.
+    #[serde(serialize_with = "shown::seconds")]
     pub answer_timeout: Duration,
     /// Longest silence inside a stream.
+    #[serde(serialize_with = "shown::seconds")]
     pub stream_idle_timeout: Duration,
     /// How long an unused connection to an engine is kept; below the 5 s
     /// after which uvicorn closes it.
+    #[serde(serialize_with = "shown::seconds")]
     pub keep_alive: Duration,
 }

@@ -6,11 +6,14 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use serde::Serialize;
+
 use crate::config::discover::DnsSource;
 use crate::config::settings::identity::ClientTls;
+use crate::config::settings::shown;
 
 /// How the scale signal is told.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ScaleSettings {
     /// Where KEDA connects; absent = nowhere. Takes effect only at a start.
     pub listen: Option<SocketAddr>,
@@ -18,13 +21,17 @@ pub struct ScaleSettings {
     pub max_streams: usize,
     /// Subject alternative names, one of which a client's certificate must
     /// have; absent = none is asked for beyond TLS.
+    #[serde(rename = "client_certs")]
     pub names: Option<BTreeSet<String>>,
     /// Keeps the demand that was seen over a restart; absent = nothing does.
     /// Takes effect only at a start.
+    #[serde(serialize_with = "shown::path")]
     pub state_file: Option<PathBuf>,
     /// Age at which what is known is not told any more.
+    #[serde(serialize_with = "shown::seconds")]
     pub stale_after: Duration,
     /// The other gateways that serve the same demand; absent = none.
+    #[serde(skip)]
     pub peers: Option<PeerSettings>,
 }
 

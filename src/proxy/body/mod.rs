@@ -237,22 +237,12 @@ pub async fn read(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::load::fixtures::usual;
 
     const MIB: u64 = 1 << 20;
 
     fn limits() -> RequestLimits {
-        RequestLimits {
-            max_body_bytes: 32 * MIB,
-            max_total_body_bytes: 1024 * MIB,
-            tenant_body_permille: 500,
-            min_body_rate: 1024,
-            max_answer_bytes: MIB,
-            max_total_answer_bytes: MIB,
-            stream_buffer_bytes: 1,
-            class_header: "x-class".to_owned(),
-            keepalive: Duration::from_secs(10),
-            media: Default::default(),
-        }
+        usual().edge.requests.clone()
     }
 
     /// Fills the memory with bodies of the tenant, beside the bodies that are held already.

@@ -162,22 +162,16 @@ mod tests {
     use tokio::time::sleep;
 
     use super::*;
+    use crate::config::load::fixtures::usual;
 
     const ONE: TenantId = TenantId::new(1);
     const OTHER: TenantId = TenantId::new(2);
 
     fn limits(total: u64, one: u64) -> RequestLimits {
         RequestLimits {
-            max_body_bytes: 1,
-            max_total_body_bytes: 1,
-            tenant_body_permille: 1000,
-            min_body_rate: 1,
             max_answer_bytes: one,
             max_total_answer_bytes: total,
-            stream_buffer_bytes: 1,
-            class_header: String::new(),
-            keepalive: Duration::from_secs(1),
-            media: Default::default(),
+            ..usual().edge.requests.clone()
         }
     }
 

@@ -11,6 +11,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::{ExchangeError, UpstreamCall, UpstreamError, UpstreamReplica};
+use crate::config::load::fixtures::usual;
 use crate::config::settings::UpstreamLimits;
 use crate::core::model::event::EngineFault;
 use crate::protocol::request::edit::EditedBody;
@@ -25,15 +26,8 @@ async fn engine() -> (TcpListener, Arc<UpstreamReplica>) {
 }
 
 fn limits() -> UpstreamLimits {
-    UpstreamLimits {
-        request_headers: Default::default(),
-        answer_headers: Default::default(),
-        connect_timeout: PATIENCE,
-        first_token_timeout: PATIENCE,
-        answer_timeout: PATIENCE,
-        stream_idle_timeout: PATIENCE,
-        keep_alive: PATIENCE,
-    }
+    let usual = usual().edge.upstream.clone();
+    UpstreamLimits { connect_timeout: PATIENCE, stream_idle_timeout: PATIENCE, keep_alive: PATIENCE, ..usual }
 }
 
 async fn ask(replica: &Arc<UpstreamReplica>) -> Result<(bool, Vec<u8>), UpstreamError> {

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -13,14 +14,11 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use bytes::Bytes;
 use parking_lot::Mutex;
+use penstock::config::load::load_str;
 use penstock::config::secret::Secret;
-use penstock::config::settings::identity::{Auth, Listeners};
+use penstock::config::settings::identity::Auth;
 use penstock::config::settings::names::ModelNames;
-use penstock::config::settings::scale::ScaleSettings;
-use penstock::config::settings::{
-    EdgeSettings, ListenerLimits, LogFormat, OtlpSettings, PoolSettings, ReplicaSettings, RequestLimits,
-    Settings, Startup, TelemetrySettings, UpstreamLimits,
-};
+use penstock::config::settings::{EdgeSettings, PoolSettings, ReplicaSettings, Settings};
 use penstock::core::model::event::{Event, ReplicaReport};
 use penstock::core::model::id_table::IdTable;
 use penstock::core::model::ids::{ModelId, PoolId, ReplicaId, TenantId};
@@ -282,90 +280,22 @@ fn settings(previous: Option<&Settings>, rows: &[(EngineKind, Option<&str>, &str
     }
     let all = (0..rows.len()).map(PoolId::from).collect();
     policy.models.insert("public", Model { pools: all, max_model_len: None });
-    let stale_after = Duration::from_secs(10);
+    let usual = usual();
+    let auth = Auth::Off(TenantId::new(0));
+    let names = ModelNames::default();
     Settings {
         digest: String::new(),
-        cluster: None,
-        scale: ScaleSettings {
-            listen: None,
-            max_streams: 1,
-            names: None,
-            state_file: None,
-            peers: None,
-            stale_after,
-        },
-        startup: startup(),
-        listeners: Listeners::default(),
-        edge: Arc::new(edge(pools, replicas)),
+        edge: Arc::new(EdgeSettings { auth, names, pools, replicas, ..(*usual.edge).clone() }),
         policy: Arc::new(policy),
+        ..usual
     }
 }
 
-fn edge(pools: IdTable<PoolId, PoolSettings>, replicas: IdTable<ReplicaId, ReplicaSettings>) -> EdgeSettings {
-    EdgeSettings {
-        guardrails: None,
-        models: Default::default(),
-        auth: Auth::Off(TenantId::new(0)),
-        names: ModelNames::default(),
-        pools,
-        replicas,
-        requests: RequestLimits {
-            max_body_bytes: 1,
-            max_total_body_bytes: 1,
-            tenant_body_permille: 500,
-            min_body_rate: 0,
-            max_answer_bytes: 1,
-            max_total_answer_bytes: 1,
-            stream_buffer_bytes: 1,
-            class_header: String::new(),
-            keepalive: std::time::Duration::from_secs(10),
-            media: Default::default(),
-        },
-        upstream: UpstreamLimits {
-            request_headers: Default::default(),
-            answer_headers: Default::default(),
-            connect_timeout: Duration::from_secs(1),
-            first_token_timeout: Duration::from_secs(1),
-            answer_timeout: Duration::from_secs(1),
-            stream_idle_timeout: Duration::from_secs(1),
-            keep_alive: Duration::from_secs(1),
-        },
-        continue_streams: true,
-        session: None,
-        isolated_tenants: Default::default(),
-        early_heads: Default::default(),
-        shadows: None,
-    }
-}
-
-fn startup() -> Startup {
-    Startup {
-        listen: "127.0.0.1:0".parse().unwrap(),
-        admin: "127.0.0.1:0".parse().unwrap(),
-        listener: ListenerLimits {
-            max_connections: 1,
-            proxies: Default::default(),
-            max_address_connections: 1,
-            head_timeout: Duration::from_secs(1),
-            body_timeout: Duration::from_secs(1),
-            send_timeout: Duration::from_secs(1),
-            min_send_rate: 0,
-            idle_timeout: Duration::from_secs(1),
-            max_head_bytes: 1,
-            handshake_timeout: Duration::from_secs(1),
-            max_handshakes: 1,
-        },
-        drain_grace: Duration::from_secs(1),
-        audit: None,
-        usage: None,
-        telemetry: TelemetrySettings {
-            log_format: LogFormat::Text,
-            log_level: "info".to_owned(),
-            client_address: Default::default(),
-            refusals_per_second: 10,
-            otlp: OtlpSettings::default(),
-        },
-    }
+/// The settings of a file that says no more than it must.
+fn usual() -> Settings {
+    let pool = "{engine: vllm, models: [m], replicas: [http://10.0.0.1:8000]}";
+    let text = format!("version: 1\nauth: {{mode: off}}\npools:\n  pool0: {pool}\n");
+    load_str(&text, "penstock.yaml", Path::new("/"), None).loaded.unwrap().settings
 }
 
 const PATIENT: FleetTiming = FleetTiming {
