@@ -138,7 +138,7 @@ pub(super) fn settings() -> Settings {
                 idle_timeout: seconds(3),
                 max_head_bytes: 4,
                 handshake_timeout: seconds(5),
-                max_handshakes: 6,
+                max_address_handshakes: 3,
             },
             drain_grace: seconds(30),
             audit: None,

@@ -171,7 +171,7 @@ fn startup_view(startup: &Startup) -> Value {
             "idle_timeout": secs(listener.idle_timeout),
             "max_head_bytes": listener.max_head_bytes,
             "handshake_timeout": secs(listener.handshake_timeout),
-            "max_handshakes": listener.max_handshakes,
+            "max_address_handshakes": listener.max_address_handshakes,
         },
         "audit": audit.as_ref().map(|audit| audit.path.display().to_string()),
         "usage": usage.as_ref().map(|usage| json!({

@@ -127,8 +127,8 @@ pub struct ListenerLimits {
     pub max_head_bytes: usize,
     /// Time for a TLS handshake.
     pub handshake_timeout: Duration,
-    /// TLS handshakes that compute at once. Of one address, half as many are open.
-    pub max_handshakes: usize,
+    /// Open TLS handshakes of one address.
+    pub max_address_handshakes: usize,
 }
 
 /// Default of `telemetry.refusals_per_second`.

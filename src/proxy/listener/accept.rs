@@ -82,7 +82,7 @@ pub async fn serve<M, S, B>(
     B::Error: Into<BoxError>,
 {
     let free = Arc::new(Semaphore::new(limits.max_connections.clamp(1, Semaphore::MAX_PERMITS)));
-    let handshakes = Arc::new(Handshakes::new(limits.max_handshakes, limits.handshake_timeout));
+    let handshakes = Arc::new(Handshakes::new(limits.max_address_handshakes, limits.handshake_timeout));
     let addresses = Arc::new(ClientAddresses::new(&limits));
     let limits = Arc::new(limits);
     let metrics = Arc::new(ListenerMetrics::new(telemetry));

@@ -109,7 +109,7 @@ fn rig() -> Rig {
         idle_timeout: Duration::from_secs(60),
         max_head_bytes: 16 * 1024,
         handshake_timeout: Duration::from_secs(1),
-        max_handshakes: 1,
+        max_address_handshakes: 1,
     };
     let count = Arc::clone(&running);
     let service = service_fn(move |request: Request<Incoming>| {

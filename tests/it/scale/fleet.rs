@@ -353,7 +353,7 @@ fn startup() -> Startup {
             idle_timeout: Duration::from_secs(1),
             max_head_bytes: 1,
             handshake_timeout: Duration::from_secs(1),
-            max_handshakes: 1,
+            max_address_handshakes: 1,
         },
         drain_grace: Duration::from_secs(1),
         audit: None,
