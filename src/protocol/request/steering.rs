@@ -23,7 +23,7 @@ const OWN_CACHE: &str =
 const OWN_METRICS: &str = "is not taken from clients: it makes series of the engine's metrics. Leave it out.";
 /// The rights of a key name models, and an adapter is one.
 const ADAPTER: &str = "is not taken from clients: an adapter is asked for by its name in `model`.";
-/// Such a prompt is counted and checked by nobody: limits, guardrails and media rules do not see it.
+/// Such a prompt is not counted, and the rules of media do not see it. Guardrails get numbers at best.
 const UNREAD_PROMPT: &str = "is not taken from clients: the gateway reads prompts in `messages`, `prompt`, `input` \
                              and `inputs`. Send one of these.";
 const UNREAD_OUTPUT_LIMIT: &str = "is not supported: the gateway reads `max_tokens`. Send that.";
