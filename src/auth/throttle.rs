@@ -1,4 +1,5 @@
-//! Throttle of failed authentication: failures counted by client address, in bounded memory.
+//! Throttle of failures by client address, in bounded memory: failed authentication, and streams that
+//! clients reset.
 //!
 //! Each address has a bucket of failures (the generic cell rate algorithm: one tick is a bucket's
 //! whole state). Only failures take from a bucket; a success is never throttled. While the table
@@ -47,6 +48,20 @@ impl TokenBucket {
         self.full_at = full_at + each;
         Ok(())
     }
+
+    /// Takes `count` tokens, also where the bucket has fewer: it then owes them, at most the refill of
+    /// a minute.
+    fn charge(&mut self, count: u32, now: Tick, rate: FailureRate) {
+        let each = MINUTE / rate.per_minute.max(1);
+        let most = now + each.saturating_mul(rate.burst.max(1)) + MINUTE;
+        self.full_at = (self.full_at.max(now) + each.saturating_mul(count)).min(most);
+    }
+
+    /// Whether the bucket has no token.
+    fn is_empty(self, now: Tick, rate: FailureRate) -> bool {
+        let mut after = self;
+        after.take(now, rate).is_err()
+    }
 }
 
 /// Buckets of failures, by client address.
@@ -65,16 +80,35 @@ impl FailureThrottle {
     /// # Errors
     /// `who` is above its failure rate. The error is the time until its bucket has a token again.
     pub fn failed(&mut self, who: u128, now: Tick, rate: FailureRate) -> Result<(), Duration> {
+        self.bucket(who, now).take(now, rate)
+    }
+
+    /// Counts `count` failures of the address group `who` that have happened, also those above its
+    /// failure rate. Returns whether `who` is above its failure rate now.
+    pub fn charge(&mut self, who: u128, count: u32, now: Tick, rate: FailureRate) -> bool {
+        let bucket = self.bucket(who, now);
+        bucket.charge(count, now, rate);
+        bucket.is_empty(now, rate)
+    }
+
+    /// Whether the address group `who` is above its failure rate. One that has no bucket of its own
+    /// is not.
+    #[must_use]
+    pub fn is_above_rate(&self, who: u128, now: Tick, rate: FailureRate) -> bool {
+        self.rows.get(&who).is_some_and(|bucket| bucket.is_empty(now, rate))
+    }
+
+    fn bucket(&mut self, who: u128, now: Tick) -> &mut TokenBucket {
         if !self.rows.contains_key(&who) && self.rows.len() >= MAX_ROWS {
             if now >= self.prune_at {
                 self.rows.retain(|_, bucket| bucket.full_at > now);
                 self.prune_at = now + PRUNE_INTERVAL;
             }
             if self.rows.len() >= MAX_ROWS {
-                return self.others.take(now, rate);
+                return &mut self.others;
             }
         }
-        self.rows.entry(who).or_default().take(now, rate)
+        self.rows.entry(who).or_default()
     }
 
     /// Number of addresses that have a bucket of their own now.
@@ -131,6 +165,23 @@ mod tests {
         assert_eq!(throttle.failed(0, at(1), RATE), Ok(()), "who is known keeps its own");
         assert_eq!(throttle.failed(all, at(60), RATE), Ok(()));
         assert_eq!(throttle.len(), 1, "those whose buckets are full again are forgotten");
+    }
+
+    #[test]
+    fn what_has_happened_is_owed_up_to_a_minute() {
+        let mut throttle = FailureThrottle::default();
+        assert!(!throttle.charge(1, 2, at(5), RATE), "one is left of three");
+        assert!(throttle.charge(1, 1, at(5), RATE));
+        assert!(throttle.charge(1, 1000, at(5), RATE));
+        // Six are owed, at one each ten seconds, and one more makes a token.
+        assert!(throttle.is_above_rate(1, at(74), RATE));
+        assert!(!throttle.is_above_rate(1, at(75), RATE));
+        assert!(!throttle.is_above_rate(2, at(5), RATE), "each address has its own");
+        for who in 10..10 + MAX_ROWS as u128 {
+            throttle.charge(who, 1000, at(5), RATE);
+        }
+        assert!(throttle.charge(9, 1, at(5), RATE), "whoever has no bucket shares one");
+        assert!(!throttle.is_above_rate(9, at(5), RATE), "and is not kept out for the others' failures");
     }
 
     #[test]

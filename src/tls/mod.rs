@@ -7,21 +7,16 @@ mod address_limit;
 mod names;
 mod stream;
 
-use std::future::poll_fn;
 use std::io;
 use std::net::IpAddr;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::ready;
 use std::time::Duration;
 
 use rustls::ServerConfig;
 use rustls::server::Acceptor;
 use tokio::net::TcpStream;
-use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio_rustls::LazyConfigAcceptor;
-use tokio_util::sync::PollSemaphore;
 
 pub use address_group::address_group;
 pub use address_limit::{AddressLimit, AddressPermit};
@@ -35,7 +30,7 @@ pub type CertificateSource = Arc<dyn Fn() -> Option<Arc<ServerConfig>> + Send + 
 /// The reason why a handshake failed. It holds nothing that the client sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum HandshakeError {
-    /// The client was too slow, or too many handshakes were in progress.
+    /// The client was too slow, or its address had too many handshakes open.
     #[error("no handshake in time")]
     Timeout,
     /// The client has no certificate, or one that none of the listener's authorities has signed.
@@ -86,18 +81,16 @@ impl HandshakeError {
 /// The handshakes of one listener.
 #[derive(Debug)]
 pub struct Handshakes {
-    turns: Arc<Semaphore>,
     by_address: Arc<AddressLimit>,
     limit: Duration,
 }
 
 impl Handshakes {
-    /// Lets `at_once` handshakes (at least one) compute at a time, and leaves half as many open for
-    /// one address. Each may take `limit`, the wait for its turn included.
+    /// Lets each address have `of_one_address` handshakes open (at least one). Each may take `limit`,
+    /// the wait for its place included.
     #[must_use]
-    pub fn new(at_once: usize, limit: Duration) -> Self {
-        let turns = Arc::new(Semaphore::new(at_once.clamp(1, Semaphore::MAX_PERMITS)));
-        Self { turns, by_address: AddressLimit::new(at_once / 2), limit }
+    pub fn new(of_one_address: usize, limit: Duration) -> Self {
+        Self { by_address: AddressLimit::new(of_one_address), limit }
     }
 
     /// Makes the stream that a listener serves: plain without `config`, else by a TLS handshake.
@@ -113,18 +106,10 @@ impl Handshakes {
     ) -> Result<(MaybeTlsStream, Option<Arc<CertificateNames>>), HandshakeError> {
         let Some(config) = config else { return Ok((MaybeTlsStream::Left(tcp), None)) };
         let handshake = async {
-            // A client that sends nothing takes no turn from others.
+            // A client that sends nothing takes no place from others of its address.
             let hello = LazyConfigAcceptor::new(Acceptor::default(), tcp).await?;
-            let _own = self.by_address.enter(peer).await;
-            let mut turns = PollSemaphore::new(Arc::clone(&self.turns));
-            let mut rest = hello.into_stream(config);
-            // A turn lasts for one poll: the keys are computed there. The wait for the client's next
-            // message is outside it, so that silent clients hold no turn.
-            poll_fn(|cx| {
-                let _turn = ready!(turns.poll_acquire(cx));
-                Pin::new(&mut rest).poll(cx)
-            })
-            .await
+            let _place = self.by_address.enter(peer).await;
+            hello.into_stream(config).await
         };
         let stream = match timeout(self.limit, handshake).await {
             Ok(Ok(stream)) => stream,

@@ -59,7 +59,7 @@ fn limits_of_the_client_listener() {
     let listener = json!({
         "max_connections": 10_000, "max_address_connections": 5_000, "head_timeout": 10.0, "body_timeout": 30.0,
         "send_timeout": 60.0, "min_send_rate": 1024, "idle_timeout": 75.0, "max_head_bytes": 65_536,
-        "handshake_timeout": 10.0, "max_handshakes": 256,
+        "handshake_timeout": 10.0, "max_address_handshakes": 128,
     });
     assert_shown(&startup["listener"], &listener);
     assert_eq!((&startup["listen"], &startup["admin"]), (&json!("0.0.0.0:8080"), &json!("127.0.0.1:9090")));

@@ -31,7 +31,7 @@ pub(in crate::app) fn start(
     let listener = now.scale.listen.map(|address| ScalerListener {
         address,
         tls: certificate_source(&proxy.settings, |listeners| &listeners.scale),
-        handshakes: Handshakes::new(limits.max_handshakes, limits.handshake_timeout),
+        handshakes: Handshakes::new(limits.max_address_handshakes, limits.handshake_timeout),
         first_call_timeout: limits.head_timeout,
     });
     let address = listener.as_ref().map(|listener| listener.address);

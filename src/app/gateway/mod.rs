@@ -427,7 +427,7 @@ fn start_admin(
     let (address, limits) = (settings.startup.admin, &settings.startup.listener);
     let tls = AdminTls {
         source: certificate_source(&proxy.settings, |listeners| &listeners.admin),
-        handshakes: Handshakes::new(limits.max_handshakes, limits.handshake_timeout),
+        handshakes: Handshakes::new(limits.max_address_handshakes, limits.handshake_timeout),
         telemetry: proxy.telemetry.clone(),
     };
     let router = admin::router(state, crate::scaler::router(Arc::clone(cache)));

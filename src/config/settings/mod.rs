@@ -138,8 +138,8 @@ pub struct ListenerLimits {
     /// Time for a TLS handshake.
     #[serde(serialize_with = "shown::seconds")]
     pub handshake_timeout: Duration,
-    /// TLS handshakes that compute at once. Of one address, half as many are open.
-    pub max_handshakes: usize,
+    /// Open TLS handshakes of one address.
+    pub max_address_handshakes: usize,
 }
 
 /// Default of `telemetry.refusals_per_second`.

@@ -7,6 +7,7 @@ use std::fmt;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
+use crate::protocol::api::Api;
 use crate::protocol::error::ApiError;
 use crate::protocol::json::drain_seq;
 use crate::protocol::json_scan::{InvalidJson, scan_object};
@@ -115,8 +116,8 @@ pub(crate) struct RequestFields<'a> {
 }
 
 impl<'a> RequestFields<'a> {
-    /// The fields of a JSON object.
-    pub(crate) fn scan(text: &'a str) -> Result<Self, InvalidJson> {
+    /// The fields of a JSON object, the body of a call.
+    pub(crate) fn scan(api: Api, text: &'a str) -> Result<Self, InvalidJson> {
         let mut fields = Self {
             values: [None; RequestField::ALL.len()],
             twice: None,
@@ -127,15 +128,15 @@ impl<'a> RequestFields<'a> {
         };
         let mut may_have_media = false;
         let inner = |name| may_have_media |= media::may_name_media(name);
-        scan_object(text, |name, value| fields.note(&name, value), inner)?;
+        scan_object(text, |name, value| fields.note(api, &name, value), inner)?;
         fields.may_have_media = may_have_media;
         Ok(fields)
     }
 
-    fn note(&mut self, name: &str, value: &'a str) {
+    fn note(&mut self, api: Api, name: &str, value: &'a str) {
         self.is_empty = false;
         let Some(field) = RequestField::named(name) else {
-            self.steering = self.steering.or_else(|| steering::refusal(name, value));
+            self.steering = self.steering.or_else(|| steering::refusal(api, name, value));
             self.forbids_continuation |= !resumable::allows_continuation(name, value);
             return;
         };

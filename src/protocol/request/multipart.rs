@@ -10,6 +10,7 @@ use crate::protocol::api::Api;
 use crate::protocol::error::ApiError;
 use crate::protocol::error::catalogue::ErrorKind;
 use crate::protocol::request::parsed::{BodyForm, EditSpans, ParsedRequest};
+use crate::protocol::request::steering;
 
 const MAX_PARTS: usize = 64;
 const MAX_PART_HEADERS: usize = 8 * 1024;
@@ -37,13 +38,24 @@ pub(crate) fn parse_form(api: Api, content_type: &[u8], body: &[u8]) -> Result<P
                 set_once(&mut stream, flag(&text)?, "stream")?;
             }
             b"prompt" => parsed.prompt.values.push(part.content),
-            _ => {}
+            b"file" => {}
+            _ => refuse_steering(api, body, &part)?,
         }
     }
     parsed.stream = stream.unwrap_or(false);
     spans.form = BodyForm::Multipart { boundary };
     parsed.spans = spans;
     Ok(parsed)
+}
+
+/// Refuses a field by which a form could steer an engine.
+fn refuse_steering(api: Api, body: &[u8], part: &FormPart<'_>) -> Result<(), ApiError> {
+    let value = body.get(part.content.clone()).unwrap_or_default();
+    let texts = std::str::from_utf8(part.name).ok().zip(std::str::from_utf8(value).ok());
+    match texts.and_then(|(name, value)| steering::refusal(api, name, value.trim())) {
+        Some((field, advice)) => Err(ApiError::invalid_field(field, advice)),
+        None => Ok(()),
+    }
 }
 
 struct FormPart<'a> {
@@ -255,6 +267,21 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::UnsupportedMediaType);
         }
         assert_eq!(read("--b0 -x--").unwrap().model, None);
+    }
+
+    #[test]
+    fn a_form_steers_no_engine() {
+        let field = |name: &str, value: &str| {
+            let head = format!("Content-Disposition: form-data; name=\"{name}\"");
+            form(&[(head.as_str(), value)])
+        };
+        let refused = |name, value| read(&field(name, value)).unwrap_err().param().map(str::to_owned);
+        assert_eq!(refused("request_id", "of-another").as_deref(), Some("request_id"));
+        let xargs = r#" {"kv_transfer_params": "x"} "#;
+        assert_eq!(refused("vllm_xargs", xargs).as_deref(), Some("kv_transfer_params"));
+        for (name, value) in [("language", "en"), ("vllm_xargs", r#"{"beams": 2}"#), ("file", "rid")] {
+            assert!(read(&field(name, value)).is_ok(), "{name}");
+        }
     }
 
     proptest! {

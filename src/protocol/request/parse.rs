@@ -21,7 +21,7 @@ use crate::protocol::request::fields::{
 use crate::protocol::request::multipart;
 pub use crate::protocol::request::parsed::{CacheFields, ParsedRequest};
 pub(crate) use crate::protocol::request::parsed::{EditSpans, OutputLimit};
-use crate::protocol::request::resumable;
+use crate::protocol::request::{resumable, steering};
 
 /// Parses the values that the gateway needs from a request.
 ///
@@ -64,7 +64,7 @@ fn peek_json(api: Api, body: &[u8]) -> Result<ParsedRequest, ApiError> {
     if !text.trim_ascii_start().starts_with('{') {
         return Err(bad("The body must be one JSON object, starting with `{`.".to_owned()));
     }
-    let fields = RequestFields::scan(text).map_err(|InvalidJson| bad(json_fault(text)))?;
+    let fields = RequestFields::scan(api, text).map_err(|InvalidJson| bad(json_fault(text)))?;
     if let Some(twice) = fields.twice {
         return Err(ApiError::invalid_field(twice.name(), "is given twice. Send it once."));
     }
@@ -135,8 +135,12 @@ impl<'a> FieldReader<'a> {
         if let Some(raw) = self.raw(RequestField::Parameters).filter(|_| parsed.api.dialect() == Dialect::Tgi)
         {
             let fix = "must be an object with the generation parameters.";
-            let parameters: Parameters<'_> = serde_json::from_str(raw)
-                .map_err(|_| ApiError::invalid_field(RequestField::Parameters.name(), fix))?;
+            let name = RequestField::Parameters.name();
+            let parameters: Parameters<'_> =
+                serde_json::from_str(raw).map_err(|_| ApiError::invalid_field(name, fix))?;
+            if let Some((field, advice)) = steering::refusal(parsed.api, name, raw) {
+                return Err(ApiError::invalid_field(field, advice));
+            }
             parsed.max_output_tokens = parsed
                 .max_output_tokens
                 .max(count(parameters.max_new_tokens.map(RawValue::get), "max_new_tokens")?);
@@ -309,13 +313,24 @@ mod tests {
             (r#"{"background":true}"#, "background"),
             (r#"{"previous_response_id":"resp_1"}"#, "previous_response_id"),
             (r#"{"request_id":"x"}"#, "request_id"),
+            (r#"{"rid":["x"]}"#, "rid"),
+            (r#"{"routed_dp_rank":0}"#, "routed_dp_rank"),
+            (r#"{"messages":[],"input_ids":[1,2]}"#, "input_ids"),
+            (r#"{"vllm_xargs":{"kv_transfer_params":"x"}}"#, "kv_transfer_params"),
         ] {
             let refused = json(Api::Responses, body).unwrap_err();
             assert!(refused.message().starts_with(&format!("`{field}` ")), "{body}: {}", refused.message());
         }
         json(Api::Responses, r#"{"background":false,"previous_response_id":null,"request_id":null}"#)
             .unwrap();
-        chat(r#"{"messages":[{"role":"user","kv_transfer_params":{}}]}"#);
+        chat(r#"{"messages":[{"role":"user","kv_transfer_params":{}}],"vllm_xargs":{"ngram_size":3}}"#);
+        for (body, field) in [
+            (r#"{"inputs":"x","parameters":{"adapter_id":"other"}}"#, "adapter_id"),
+            (r#"{"text":"x","sampling_params":{"max_new_tokens":9}}"#, "text"),
+        ] {
+            assert_eq!(json(Api::TgiGenerate, body).unwrap_err().param(), Some(field), "{body}");
+        }
+        json(Api::Responses, r#"{"input":"x","text":{"format":{"type":"text"}}}"#).unwrap();
     }
 
     #[test]

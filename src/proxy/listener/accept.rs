@@ -25,6 +25,7 @@ use crate::proxy::listener::answer::BoxError;
 use crate::proxy::listener::client_address::ClientAddresses;
 use crate::proxy::listener::conn_state::{ConnState, ListenerMetrics};
 use crate::proxy::listener::connection;
+use crate::proxy::listener::http2::resets::AddressResets;
 use crate::proxy::listener::workers::Workers;
 use crate::telemetry::Telemetry;
 use crate::tls::{CertificateSource, Handshakes};
@@ -82,8 +83,9 @@ pub async fn serve<M, S, B>(
     B::Error: Into<BoxError>,
 {
     let free = Arc::new(Semaphore::new(limits.max_connections.clamp(1, Semaphore::MAX_PERMITS)));
-    let handshakes = Arc::new(Handshakes::new(limits.max_handshakes, limits.handshake_timeout));
+    let handshakes = Arc::new(Handshakes::new(limits.max_address_handshakes, limits.handshake_timeout));
     let addresses = Arc::new(ClientAddresses::new(&limits));
+    let resets = AddressResets::new();
     let limits = Arc::new(limits);
     let metrics = Arc::new(ListenerMetrics::new(telemetry));
     let mut connections = Connections { workers, tasks: JoinSet::new(), states: HashMap::new() };
@@ -107,7 +109,7 @@ pub async fn serve<M, S, B>(
         metrics.accepted();
         let (config, handshakes, limits) = (tls(), Arc::clone(&handshakes), Arc::clone(&limits));
         let (make_service, drain) = (make_service.clone(), shutdown.drain.clone());
-        let (addresses, told) = (Arc::clone(&addresses), Arc::clone(&state));
+        let (addresses, resets, told) = (Arc::clone(&addresses), Arc::clone(&resets), Arc::clone(&state));
         connections.spawn(state, async move {
             let visit = visit;
             // From now on the worker's runtime watches the socket.
@@ -123,9 +125,11 @@ pub async fn serve<M, S, B>(
                 () = drain.cancelled() => return,
             };
             match welcome {
-                Ok((address, _place, Ok((stream, names)))) => {
+                Ok((address, place, Ok((stream, names)))) => {
+                    // A load balancer holds no place: its streams are those of many addresses.
+                    let resets = resets.of(place.is_some().then(|| address.ip()));
                     let service = make_service(ConnectedClient { address, names });
-                    connection::serve(stream, service, limits, told).await;
+                    connection::serve(stream, service, limits, told, resets).await;
                 }
                 Ok((_, _, Err(trouble))) => visit.metrics.handshake_failed(trouble),
                 Err(denied) => visit.metrics.denied(denied),

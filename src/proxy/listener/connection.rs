@@ -16,6 +16,7 @@ use crate::proxy::listener::answer::BoxError;
 use crate::proxy::listener::clock::{ConnClock, ConnWait, SendProgress};
 use crate::proxy::listener::conn_state::ConnState;
 use crate::proxy::listener::http1::strict_io::StrictIo;
+use crate::proxy::listener::http2::resets::ClientResets;
 use crate::proxy::listener::rejected::RequestRejected;
 use crate::proxy::listener::socket::{ClientSocket, poll_append};
 use crate::proxy::listener::{http1, http2};
@@ -28,6 +29,7 @@ pub(super) async fn serve<T, S, B>(
     service: S,
     limits: Arc<ListenerLimits>,
     state: Arc<ConnState>,
+    resets: ClientResets,
 ) where
     T: ClientSocket,
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
@@ -48,17 +50,21 @@ pub(super) async fn serve<T, S, B>(
             let io = StrictIo::new(socket, held, clock, progress, limit, Arc::clone(&state));
             http1::serve(io, service, limit, state).await;
         }
+        ProtocolSniff::Http2 if resets.are_too_many() => {
+            state.metrics.too_many_resets();
+            Box::pin(http2::refuse(socket, http2::ENHANCE_YOUR_CALM)).await;
+        }
         ProtocolSniff::Http2 => {
             // Boxed, as an HTTP/1 connection would keep its room.
-            Box::pin(http2::serve(socket, held, clock, progress, service, limit, state)).await;
+            Box::pin(http2::serve(socket, held, clock, service, &limits, state, resets)).await;
         }
         ProtocolSniff::NotHttp2 => {
             state.metrics.refused(RequestRejected::Version);
-            Box::pin(http2::refuse_preface(socket)).await;
+            Box::pin(http2::refuse(socket, http2::PROTOCOL_ERROR)).await;
         }
         ProtocolSniff::TooSlow if chosen == Some(ProtocolSniff::Http2) => {
             state.metrics.refused(RequestRejected::HeadTimeout);
-            Box::pin(http2::refuse_preface(socket)).await;
+            Box::pin(http2::refuse(socket, http2::PROTOCOL_ERROR)).await;
         }
         ProtocolSniff::TooSlow => {
             let mut io = StrictIo::new(socket, held, clock, progress, limit, state);

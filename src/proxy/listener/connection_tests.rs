@@ -20,6 +20,7 @@ use tokio::time::{Instant, sleep};
 use crate::config::settings::ListenerLimits;
 use crate::proxy::listener::conn_state::{ConnState, ListenerMetrics};
 use crate::proxy::listener::connection::{ProtocolSniff, check_opening, classify, serve};
+use crate::proxy::listener::http2::resets::{AddressResets, ClientResets};
 use crate::proxy::listener::rejected::RequestRejected;
 use crate::proxy::listener::socket::ClientSocket;
 use crate::telemetry::Telemetry;
@@ -93,6 +94,11 @@ const PIPE_BYTES: usize = 64 * 1024;
 /// gives its length, `/hang` never answers, `/stream` sends a byte every
 /// 100 s for 1000 s, `/flood` sends without end, `/late` reads after 100 s.
 fn rig() -> Rig {
+    rig_of(AddressResets::new().of(None))
+}
+
+/// The same, of a client with these resets.
+fn rig_of(resets: ClientResets) -> Rig {
     let (client, server) = duplex(PIPE_BYTES);
     let telemetry = Telemetry::for_tests();
     let state = Arc::new(ConnState::new(Arc::new(ListenerMetrics::new(telemetry.clone()))));
@@ -109,7 +115,7 @@ fn rig() -> Rig {
         idle_timeout: Duration::from_secs(60),
         max_head_bytes: 16 * 1024,
         handshake_timeout: Duration::from_secs(1),
-        max_handshakes: 1,
+        max_address_handshakes: 1,
     };
     let count = Arc::clone(&running);
     let service = service_fn(move |request: Request<Incoming>| {
@@ -117,7 +123,7 @@ fn rig() -> Rig {
         async move { Ok::<_, Infallible>(Response::new(act(request, running).await)) }
     });
     let pipe = Pipe(BufReader::new(server), Arc::clone(&left));
-    let serving = tokio::spawn(serve(pipe, service, Arc::new(limits), Arc::clone(&state)));
+    let serving = tokio::spawn(serve(pipe, service, Arc::new(limits), Arc::clone(&state), resets));
     Rig { client, serving, telemetry, state, running, left }
 }
 
@@ -213,6 +219,31 @@ fn what_tls_chose_is_not_detected_again() {
     let http1 = Some(ProtocolSniff::Http1);
     assert_eq!((check_opening(b"", http1), check_opening(b"P", http1)), (None, http1));
     assert_eq!(check_opening(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", None), http2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_address_that_resets_too_many_streams_gets_no_http2_connection() {
+    let resets = AddressResets::new();
+    let client = || resets.of(Some([10, 0, 0, 1].into()));
+    client().count(10_000);
+    let mut http2 = rig_of(client());
+    http2.send("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
+    let mut said = Vec::new();
+    http2.client.read_to_end(&mut said).await.unwrap();
+    // SETTINGS, then GOAWAY with ENHANCE_YOUR_CALM.
+    assert_eq!((said.len(), said[3], said[12], said[25]), (26, 4, 7, 11), "{said:?}");
+    assert_eq!(http2.refusals(), ["stream_resets"]);
+
+    let mut http1 = rig_of(client());
+    http1.send("GET /echo HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    http1.until("\r\n\r\n0").await;
+    let mut other = rig_of(resets.of(Some([10, 0, 0, 2].into())));
+    other.send("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
+    assert_eq!(other.client.read_u8().await.unwrap(), 0, "its SETTINGS");
+    assert!(other.refusals().is_empty());
+
+    sleep(Duration::from_secs(60)).await;
+    assert!(!client().are_too_many(), "after a minute it may come again");
 }
 
 #[tokio::test(start_paused = true)]

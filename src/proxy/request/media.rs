@@ -71,7 +71,7 @@ fn allows(policy: &MediaPolicy, url: &str) -> Result<(), String> {
 }
 
 fn is_private_v4(address: Ipv4Addr) -> bool {
-    let [a, b, ..] = address.octets();
+    let [a, b, c, _] = address.octets();
     address.is_private()
         || address.is_loopback()
         || address.is_link_local()
@@ -79,20 +79,36 @@ fn is_private_v4(address: Ipv4Addr) -> bool {
         || address.is_multicast()
         || a == 0
         || (a == 100 && b & 0xc0 == 64)
+        || (a == 192 && b == 0 && c == 0)
+        || (a == 198 && b & 0xfe == 18)
+        || a >= 240
 }
 
 fn is_private_v6(address: Ipv6Addr) -> bool {
     match IpAddr::V6(address).to_canonical() {
         IpAddr::V4(address) => is_private_v4(address),
         IpAddr::V6(address) => {
-            let first = address.segments()[0];
-            address.is_loopback()
-                || address.is_unspecified()
-                || address.is_multicast()
+            let [first, second, third, ..] = address.segments();
+            address.is_multicast()
                 || first & 0xfe00 == 0xfc00
-                || first & 0xffc0 == 0xfe80
+                || matches!(first & 0xffc0, 0xfe80 | 0xfec0)
+                // NAT64 of one network, and Teredo.
+                || (first, second, third) == (0x64, 0xff9b, 1)
+                || (first, second) == (0x2001, 0)
+                || embedded_v4(address).is_some_and(is_private_v4)
         }
     }
+}
+
+/// The IPv4 address to which NAT64, 6to4, or an address of the form `::10.0.0.1` leads. `::` and
+/// `::1` have such a form, too.
+fn embedded_v4(address: Ipv6Addr) -> Option<Ipv4Addr> {
+    let (high, low) = match address.segments() {
+        [0x64, 0xff9b, 0, 0, 0, 0, high, low] | [0, 0, 0, 0, 0, 0, high, low] => (high, low),
+        [0x2002, high, low, ..] => (high, low),
+        _ => return None,
+    };
+    Some(Ipv4Addr::from(u32::from(high) << 16 | u32::from(low)))
 }
 
 #[cfg(test)]
@@ -122,6 +138,16 @@ mod tests {
             "http://[::1]:8000/",
             "http://[fd00::1]/",
             "http://[fe80::1]/",
+            "http://[fec0::1]/",
+            "http://[::]/",
+            "http://[::10.0.0.1]/",
+            "http://[64:ff9b::169.254.169.254]/",
+            "http://[64:ff9b:1::1]/",
+            "http://[2002:a00:1::]/",
+            "http://[2001:0:1::1]/",
+            "http://192.0.0.192/opc/v1/instance/",
+            "http://198.18.0.1/",
+            "http://255.255.255.255/",
             "http://127.1/",
             "http://100.64.0.1/",
             "http://0/",
@@ -147,6 +173,9 @@ mod tests {
             "HTTP://example.com",
             "data:image/png;base64,AAAA",
             "http://8.8.8.8/a",
+            "http://192.0.2.1/a",
+            "http://[2001:db8::1]/a",
+            "http://[64:ff9b::808:808]/a",
         ] {
             assert_eq!(allows(&policy(&[]), url), Ok(()), "{url}");
         }

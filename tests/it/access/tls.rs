@@ -136,15 +136,15 @@ async fn handshakes_take_a_bounded_time_and_one_that_stalls_stops_nobody() {
     let stalled = async |rig: &Rig| {
         futures_util::future::join_all([0; 2].map(|_| TcpStream::connect(rig.address()))).await
     };
-    let patient = rig(&ca, &ca, "", "", ", handshake_timeout: 1m, max_handshakes: 1").await;
+    let patient = rig(&ca, &ca, "", "", ", handshake_timeout: 1m, max_address_handshakes: 1").await;
     let _stalled = stalled(&patient).await;
-    // Were a turn theirs, this one would not have its own before their time is over.
+    // Were the place theirs, this one would not have it before their time is over.
     let call = ask(2).key(patient.key("alpha"));
     let tls = ca.client(None, H1);
     let answered = soon("an answer beside them", send(patient.address(), &tls, call));
     assert!(answered.await.is_done());
 
-    let rig = rig(&ca, &ca, "", "", ", handshake_timeout: 200ms, max_handshakes: 1").await;
+    let rig = rig(&ca, &ca, "", "", ", handshake_timeout: 200ms, max_address_handshakes: 1").await;
     for stream in stalled(&rig).await {
         let mut end = [0; 64];
         assert!(matches!(soon("the end", stream.unwrap().read(&mut end)).await, Ok(0) | Err(_)));
@@ -162,16 +162,16 @@ async fn silent_after_hello(rig: &Rig, source: &str, hello: &[u8]) -> TcpStream 
 }
 
 #[tokio::test]
-async fn clients_that_are_silent_after_their_hello_hold_no_turn() {
+async fn clients_that_are_silent_after_their_hello_hold_up_their_own_address_only() {
     let ca = Authority::new();
-    let rig = rig(&ca, &ca, "", "", ", handshake_timeout: 1m, max_handshakes: 4").await;
+    let rig = rig(&ca, &ca, "", "", ", handshake_timeout: 1m, max_address_handshakes: 2").await;
     let mut client =
         ClientConnection::new(ca.client(None, H1), ServerName::from(rig.address().ip())).unwrap();
     let mut hello = Vec::new();
     client.write_tls(&mut hello).unwrap();
     let mut held = Vec::new();
     for source in ["127.0.0.2", "127.0.0.3"] {
-        // Half of the turns: these are answered, and hold their address's places.
+        // These are answered, and hold their address's places.
         for _ in 0..2 {
             let mut stream = silent_after_hello(&rig, source, &hello).await;
             soon("the gateway's answer", stream.read_u8()).await.unwrap();
@@ -185,7 +185,7 @@ async fn clients_that_are_silent_after_their_hello_hold_no_turn() {
     let call = ask(2).key(rig.key("alpha"));
     let answer = timeout(Duration::from_secs(1), send(rig.address(), &tls, call)).await;
     assert!(answer.expect("a third address is served at once").is_done());
-    // An address has no more than its half.
+    // An address has no more than its places.
     let last = held.last_mut().unwrap();
     let answered = timeout(Duration::from_millis(100), last.read_u8()).await;
     assert!(answered.is_err(), "{answered:?}");

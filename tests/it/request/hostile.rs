@@ -439,6 +439,12 @@ async fn nothing_steers_an_engine_past_the_gateway() {
         ("background", json!(true)),
         ("previous_response_id", json!("resp_of_another")),
         ("request_id", json!("request-of-another")),
+        ("rid", json!("request-of-another")),
+        ("routed_dp_rank", json!(1)),
+        ("id_slot", json!(0)),
+        ("lora_path", json!("adapter-of-another")),
+        ("session_params", json!({ "id": "session-of-another" })),
+        ("input_ids", json!([1, 2, 3])),
     ] {
         let mut body = chat(4, false);
         body[field] = value;

@@ -47,7 +47,7 @@ fn limits() -> ListenerLimits {
         idle_timeout: long,
         max_head_bytes: 8192,
         handshake_timeout: long,
-        max_handshakes: 8,
+        max_address_handshakes: 4,
     }
 }
 

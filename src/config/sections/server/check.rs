@@ -43,9 +43,13 @@ pub(in crate::config) fn validate(
         idle_timeout: timeout("idle_timeout", server.idle_timeout),
         max_head_bytes: usize::try_from(server.max_head_bytes.0).unwrap_or(usize::MAX),
         handshake_timeout: timeout("handshake_timeout", server.handshake_timeout),
-        max_handshakes: usize::try_from(server.max_handshakes).unwrap_or(usize::MAX),
+        max_address_handshakes: usize::try_from(server.max_address_handshakes).unwrap_or(usize::MAX),
     };
-    numbers::at_least_one(server.max_handshakes.into(), &section.key("max_handshakes"), findings);
+    numbers::at_least_one(
+        server.max_address_handshakes.into(),
+        &section.key("max_address_handshakes"),
+        findings,
+    );
     numbers::at_least_one(server.max_connections.into(), &section.key("max_connections"), findings);
     if let Some(number) = server.max_address_connections {
         numbers::at_least_one(number.into(), &section.key("max_address_connections"), findings);

@@ -33,10 +33,11 @@ pub struct ServerSection {
     pub tls: Option<TlsSection>,
     /// Time for a TLS handshake, at each listener.
     pub handshake_timeout: Span,
-    /// TLS handshakes that compute at once; more wait, within their time. Of
-    /// one address, at most half as many are open.
+    /// Open TLS handshakes of one client address (IPv6: of a /64), at each
+    /// listener; more wait, within their time. Nothing else bounds them:
+    /// a handshake computes on the thread of its connection.
     #[schemars(range(min = 1))]
-    pub max_handshakes: u32,
+    pub max_address_handshakes: u32,
     /// Open client connections; more are accepted only as others close.
     #[schemars(range(min = 1))]
     pub max_connections: u32,
@@ -79,7 +80,7 @@ impl Default for ServerSection {
             admin: ListenAddress::loopback(8081),
             tls: None,
             handshake_timeout: Span::secs(10),
-            max_handshakes: 256,
+            max_address_handshakes: 128,
             max_connections: 10_000,
             max_address_connections: None,
             proxies: None,

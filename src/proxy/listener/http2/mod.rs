@@ -1,7 +1,7 @@
 //! HTTP/2 connection. The streams run in the connection's own task, and end with the connection.
 
 pub(super) mod checks;
-mod resets;
+pub(super) mod resets;
 
 use std::convert::Infallible;
 use std::fmt;
@@ -27,11 +27,12 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::timeout;
 
+use crate::config::settings::ListenerLimits;
 use crate::proxy::listener::answer::BoxError;
 use crate::proxy::listener::answer::GuardedService;
 use crate::proxy::listener::clock::{ConnClock, ConnWait, Delivery, SendProgress};
 use crate::proxy::listener::conn_state::ConnState;
-use crate::proxy::listener::http2::resets::StreamResets;
+use crate::proxy::listener::http2::resets::{ClientResets, StreamResets, TooManyResets};
 use crate::proxy::listener::socket::ClientSocket;
 
 const MAX_STREAMS: u32 = 256;
@@ -42,8 +43,11 @@ const CONNECTION_WINDOW: u32 = 1024 * 1024;
 const MAX_SEND_BYTES: usize = 64 * 1024;
 const PING_INTERVAL: Duration = Duration::from_secs(20);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
-/// SETTINGS without a setting, and GOAWAY: no stream was taken, PROTOCOL_ERROR (RFC 9113, 3.4).
-const NO_PREFACE: [u8; 26] = *b"\0\0\0\x04\0\0\0\0\0\0\0\x08\x07\0\0\0\0\0\0\0\0\0\0\0\0\x01";
+/// SETTINGS without a setting, and GOAWAY up to the last byte of its error code: no stream was taken.
+const NO_STREAMS: [u8; 25] = *b"\0\0\0\x04\0\0\0\0\0\0\0\x08\x07\0\0\0\0\0\0\0\0\0\0\0\0";
+/// Error codes of RFC 9113, 7.
+pub(super) const PROTOCOL_ERROR: u8 = 0x1;
+pub(super) const ENHANCE_YOUR_CALM: u8 = 0xb;
 /// Longest time in which the client must take these.
 const FAREWELL: Duration = Duration::from_secs(5);
 
@@ -53,10 +57,10 @@ pub(super) async fn serve<T, S, B>(
     socket: T,
     held: BytesMut,
     mut clock: ConnClock,
-    progress: SendProgress,
     service: S,
-    max_head_bytes: usize,
+    limits: &ListenerLimits,
     state: Arc<ConnState>,
+    client: ClientResets,
 ) where
     T: ClientSocket,
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
@@ -66,6 +70,7 @@ pub(super) async fn serve<T, S, B>(
 {
     let crew = StreamExecutor { state: Arc::clone(&state), fresh: Arc::default() };
     let tally = StreamCounts::new(&state);
+    let progress = SendProgress::new(limits);
     let io = TokioIo::new(ReplayIo { socket, held, progress: progress.fresh() });
     let guarded = GuardedService::new(service, Arc::clone(&state));
     let connection = Builder::new(crew.clone())
@@ -74,13 +79,13 @@ pub(super) async fn serve<T, S, B>(
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_send_buf_size(MAX_SEND_BYTES)
-        .max_header_list_size(u32::try_from(max_head_bytes).unwrap_or(u32::MAX))
+        .max_header_list_size(u32::try_from(limits.max_head_bytes).unwrap_or(u32::MAX))
         .keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_TIMEOUT)
         .serve_connection(io, guarded);
     let mut connection = pin!(connection);
     let mut streams = FuturesUnordered::new();
-    let mut resets = StreamResets::new(MAX_STREAMS);
+    let mut resets = StreamResets::new(MAX_STREAMS, client);
     let mut told = false;
     poll_fn(|cx| {
         if !told && state.poll_draining(cx).is_ready() {
@@ -98,7 +103,10 @@ pub(super) async fn serve<T, S, B>(
             fresh.map(|(work, delivery)| AnswerStream::new(work, delivery, progress.fresh(), &tally)),
         );
         while let Poll::Ready(Some(())) = streams.poll_next_unpin(cx) {}
-        if resets.note(opened, tally.take_reset()) {
+        // After GOAWAY, only its own resets cut a connection off: its streams may be those of others
+        // behind the same address.
+        let too_many = resets.note(opened, tally.take_reset());
+        if too_many.is_some_and(|whose| !told || whose == TooManyResets::Connection) {
             state.metrics.too_many_resets();
         } else if tally.take_moved() || streams.len() > tally.stalled() {
             // Streams whose clients take no bytes do not keep the connection open.
@@ -121,10 +129,11 @@ pub(super) async fn serve<T, S, B>(
     .await;
 }
 
-/// Ends a connection that chose HTTP/2 and does not begin with its preface.
-pub(super) async fn refuse_preface<T: ClientSocket>(mut socket: T) {
+/// Ends a connection before its first stream, with the error code `code`.
+pub(super) async fn refuse<T: ClientSocket>(mut socket: T, code: u8) {
     let telling = async {
-        socket.write_all(&NO_PREFACE).await?;
+        socket.write_all(&NO_STREAMS).await?;
+        socket.write_all(&[code]).await?;
         socket.shutdown().await
     };
     // A client that does not take it is left.
