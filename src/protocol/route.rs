@@ -17,6 +17,8 @@ pub enum Route<'a> {
     Model(Cow<'a, str>),
     /// What the caller has used, what is left, and why it waits.
     Me,
+    /// A file of the page that shows the answer of [`Route::Me`].
+    CallerPage(CallerPageFile),
     /// The health check: whether the gateway can queue work.
     Health,
     /// The path exists for another method.
@@ -29,6 +31,37 @@ pub enum Route<'a> {
         /// The likely mistake of the client.
         hint: Option<RouteHint>,
     },
+}
+
+/// A file of the caller's page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CallerPageFile {
+    /// The page itself.
+    Html,
+    Style,
+    /// Elements, formats and tables of any page.
+    Parts,
+    /// What the page does.
+    Script,
+    /// Words for the names of the API.
+    Words,
+}
+
+impl CallerPageFile {
+    /// Every file.
+    pub const ALL: [Self; 5] = [Self::Html, Self::Style, Self::Parts, Self::Script, Self::Words];
+
+    /// Path of the file.
+    #[must_use]
+    pub const fn path(self) -> &'static str {
+        match self {
+            Self::Html => "/me",
+            Self::Style => "/me/style.css",
+            Self::Parts => "/me/parts.js",
+            Self::Script => "/me/page.js",
+            Self::Words => "/me/words.js",
+        }
+    }
 }
 
 /// The mistake in a path that is almost right.
@@ -74,6 +107,9 @@ fn known(path: &str) -> Option<Route<'_>> {
     }
     if path == ME {
         return Some(Route::Me);
+    }
+    if let Some(file) = CallerPageFile::ALL.into_iter().find(|file| file.path() == path) {
+        return Some(Route::CallerPage(file));
     }
     match path.strip_prefix(MODELS)? {
         "" => Some(Route::Models),
@@ -163,6 +199,17 @@ mod tests {
     }
 
     #[test]
+    fn the_callers_page_is_read_only_and_stands_beside_every_call() {
+        for file in CallerPageFile::ALL {
+            assert_eq!(route(&Method::GET, file.path()), Route::CallerPage(file));
+            assert_eq!(route(&Method::HEAD, file.path()), Route::CallerPage(file));
+            assert_eq!(route(&Method::POST, file.path()), Route::WrongMethod { allow: "GET, HEAD" });
+            assert_eq!(Api::from_path(file.path()), None);
+        }
+        assert_eq!(route(&Method::GET, "/me/mod.rs"), Route::NotFound { hint: None });
+    }
+
+    #[test]
     fn wrong_base_urls_are_named() {
         let v1 = Some(RouteHint::BaseUrl { path: "/v1" });
         let cases = [
@@ -180,6 +227,7 @@ mod tests {
             ("/v1/v1/messages/count_tokens", v1),
             ("/foo/tokenize", Some(RouteHint::BaseUrl { path: "/" })),
             ("/v1/responses/resp_1", Some(RouteHint::NotStored)),
+            ("/me/", Some(RouteHint::TrailingSlash)),
             ("/v1/nothing", None),
             ("/", None),
             ("", None),

@@ -32,7 +32,7 @@ use crate::proxy::request::superseding::{RetriableRequest, SupersededRequest, re
 use crate::proxy::request::{self, InferenceRequest};
 pub use crate::proxy::response::caller_status::cache::CallerStatusCache;
 use crate::proxy::response::early_head::{EarlyHead, Serving};
-use crate::proxy::response::{AnswerBody, ServedRequest, caller_status};
+use crate::proxy::response::{AnswerBody, ServedRequest, caller_page, caller_status};
 use crate::proxy::summary::RequestRecord;
 use crate::telemetry::event::RequestOutcome;
 use crate::telemetry::request_history::RequestTrail;
@@ -73,6 +73,7 @@ impl Proxy {
             Route::Models => Box::pin(self.list_models(request.headers(), peer)).await,
             Route::Model(name) => Box::pin(self.one_model(request.headers(), peer, &name)).await,
             Route::Me => Box::pin(caller_status::me(&self, request.headers(), peer)).await,
+            Route::CallerPage(file) => Ok(caller_page::answer(file)),
             Route::Health => self.health(),
             Route::WrongMethod { allow } => Err(ApiError::method_not_allowed(allow)),
             Route::NotFound { hint } => Err(ApiError::not_found(path, hint)),

@@ -1,5 +1,6 @@
 //! Response: the answer of an ended or streaming request.
 
+pub(super) mod caller_page;
 pub(super) mod caller_status;
 pub(super) mod early_head;
 pub(super) mod models_api;

@@ -1,6 +1,8 @@
 //! `GET /v1/me`: a tenant's own view.
 
 use penstock::sim::server::SimOptions;
+use penstock::usage::each_row;
+use penstock::usage::row::RowKind;
 use serde_json::{Value, json};
 
 use crate::support::client::{Answer, Call};
@@ -37,6 +39,7 @@ async fn a_tenant_sees_its_own_use_and_nothing_of_others() {
 
     let seen = me(&rig, "alpha").await.ok();
     assert!(!seen.text().contains("beta"), "{}", seen.text());
+    assert_eq!(seen.header("cache-control"), "no-store");
     let seen = seen.json();
     assert_eq!((seen["tenant"].clone(), seen["key"].clone()), (json!("alpha"), json!(key_of("alpha").id)));
     let limits = seen["limits"].as_array().unwrap();
@@ -49,7 +52,8 @@ async fn a_tenant_sees_its_own_use_and_nothing_of_others() {
     let waiting = &seen["waiting"];
     assert_eq!(waiting["queues"][0]["requests"], 1);
     let request = &waiting["requests"][0];
-    assert_eq!(request["request_id"], "mine", "{seen}");
+    assert_eq!((&request["request_id"], &request["model"]), (&json!("mine"), &json!("sim")), "{seen}");
+    assert!(request.get("starts_in_seconds").is_some(), "null while nothing is predicted: {seen}");
     assert!(request["why"].is_string() && request["waits_seconds"].as_f64().unwrap() >= 0.0);
     assert_eq!(seen["month"]["cost"], 0.0, "{seen}");
 
@@ -64,4 +68,45 @@ async fn a_tenant_sees_its_own_use_and_nothing_of_others() {
     assert_eq!(wrong.status, 405);
     long.abort();
     waits.abort();
+}
+
+#[tokio::test]
+async fn use_and_cost_are_told_by_model_for_today_and_the_month() {
+    let folder = tempfile::tempdir().unwrap();
+    let rig = Rig::start(RigOptions {
+        tenants: vec![("alpha", ""), ("beta", "")],
+        pool: Some("engine: vllm\nmodels: [sim]\nprice: 3.6"),
+        more: format!("usage: {{folder: \"{}\", database: none}}\n", folder.path().display()),
+        ..RigOptions::default()
+    })
+    .await;
+    for _ in 0..2 {
+        let call = Call::post(CHAT, &chat(5, false)).key(&key_of("alpha").text);
+        call.send(rig.address()).await.ok();
+    }
+    // The first question makes the bill that holds for a minute.
+    let is_written = || {
+        let mut requests = 0;
+        let read = each_row(folder.path(), |row| requests += u64::from(row.kind == RowKind::Request));
+        read.is_ok() && requests == 2
+    };
+    until("both requests are written down", is_written).await;
+
+    let seen = me(&rig, "alpha").await.ok().json();
+    for span in ["today", "month"] {
+        let used = &seen[span];
+        assert_eq!(used["requests"], 2, "{span}: {seen}");
+        assert!(used["cost"].as_f64().unwrap() > 0.0, "{span}: {seen}");
+        assert!(used["since"].as_str().unwrap().ends_with("T00:00:00Z"), "{span}: {seen}");
+        let models = used["models"].as_array().unwrap();
+        assert_eq!((models.len(), &models[0]["model"]), (1, &json!("sim")), "{span}: {seen}");
+        for name in ["requests", "input_tokens", "output_tokens", "gpu_seconds", "cost"] {
+            assert_eq!(models[0][name], used[name], "{span}, {name}: {seen}");
+        }
+    }
+    let other = me(&rig, "beta").await.ok().json();
+    for span in ["today", "month"] {
+        let used = &other[span];
+        assert_eq!((&used["requests"], &used["models"]), (&json!(0), &json!([])), "{span}: {other}");
+    }
 }

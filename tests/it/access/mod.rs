@@ -6,6 +6,7 @@ pub(crate) mod ids_and_addresses;
 pub(crate) mod key_files;
 pub(crate) mod keys;
 pub(crate) mod me;
+pub(crate) mod me_page;
 pub(crate) mod oidc;
 pub(crate) mod operator_oidc;
 pub(crate) mod operators;

@@ -165,7 +165,8 @@ fn config(args: &DemoArgs, tenants: &[DemoTenant], pools: &str) -> String {
 }
 
 fn greeting(gateway: &Gateway, tenants: &[DemoTenant], config: &Path) -> String {
-    let base = format!("http://{}/v1", gateway.address());
+    let data = format!("http://{}", gateway.address());
+    let base = format!("{data}/v1");
     let admin = gateway.admin_address();
     let scale = gateway.scale_address().map_or_else(String::new, |address| address.to_string());
     let replicas: usize = POOLS.iter().map(|pool| pool.replicas).sum();
@@ -181,6 +182,7 @@ fn greeting(gateway: &Gateway, tenants: &[DemoTenant], config: &Path) -> String 
 base URL  {base}
 admin     http://{admin}  (/metrics, /admin/v1/queues, /admin/v1/replicas)
 console   http://{admin}/console  (web pages for operators; on a terminal: penstock top)
+own use   {data}/me  (web page for a tenant; asks for a key of those below)
 scaler    {scale}  (KEDA's external scaler, gRPC)  pool={}
 config    {}  (edit it: changes take effect at once)
 

@@ -1,12 +1,13 @@
 //! Caller status cache: what `GET /v1/me` answers from, shared by its callers: one snapshot of the
-//! scheduler a second, one bill a minute.
+//! scheduler a second, the bills of the month and of today once a minute.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use http::HeaderValue;
 use jiff::Timestamp;
+use jiff::civil::Date;
 use jiff::tz::TimeZone;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -15,14 +16,14 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use crate::core::limits::LimitStatus;
-use crate::core::model::ids::{ClassId, TenantId};
+use crate::core::model::ids::{ClassId, ModelId, TenantId};
 use crate::core::model::policy::Policy;
 use crate::core::model::snapshot::{Snapshot, WaitSummary};
 use crate::core::model::time::Tick;
 use crate::dispatcher::Dispatcher;
 use crate::telemetry::request_history::{RequestState, RequestTrail};
 use crate::telemetry::{Telemetry, wall};
-use crate::usage::bill::{self, BillQuery, BillSums, Dimension, RowSource};
+use crate::usage::bill::{self, BillError, BillQuery, BillSums, Dimension, RowSource};
 
 /// Age at which the scheduler is asked again.
 const FACTS_AGE: Duration = Duration::from_secs(1);
@@ -54,11 +55,61 @@ pub(super) struct CallerStatusFacts {
 /// The last bill if there was one, with when it was asked for.
 type KeptBill = (Tick, Option<CallerStatusBill>);
 
-/// A bill of this month by tenant.
+/// Bills of this month and of today (UTC).
 #[derive(Debug, Clone)]
 pub(super) struct CallerStatusBill {
+    pub(super) month: SpanUse,
+    pub(super) today: SpanUse,
+}
+
+/// Use since a moment, by tenant.
+#[derive(Debug, Clone)]
+pub(super) struct SpanUse {
     pub(super) since: Timestamp,
-    pub(super) sums: Arc<BTreeMap<String, BillSums>>,
+    pub(super) tenants: Arc<BTreeMap<String, BilledTenant>>,
+}
+
+/// Use of one tenant.
+#[derive(Debug, Default)]
+pub(super) struct BilledTenant {
+    pub(super) total: BillSums,
+    /// Use by model, in the order of names. Empty where a bill by model has too many lines.
+    pub(super) models: Vec<BilledModel>,
+}
+
+/// Use of one model by one tenant.
+#[derive(Debug)]
+pub(super) struct BilledModel {
+    /// Name of the model that served; empty for requests that named none.
+    pub(super) model: String,
+    pub(super) sums: BillSums,
+}
+
+/// Waiting request, as its tenant is told of it.
+#[derive(Debug)]
+struct TenantWait {
+    request_id: HeaderValue,
+    class: ClassId,
+    model: ModelId,
+}
+
+impl TenantWait {
+    fn of(trail: &RequestTrail) -> Self {
+        Self { request_id: trail.request_id.clone(), class: trail.class, model: trail.model }
+    }
+
+    fn row(&self, summary: &WaitSummary, policy: &Policy) -> Value {
+        json!({
+            "request_id": self.request_id.to_str().unwrap_or_default(),
+            "class": policy.classes.name(self.class),
+            "model": policy.models.name(self.model),
+            "why": summary.obstacle.name(),
+            "waits_seconds": summary.queued.as_secs_f64(),
+            "may_wait_seconds": summary.left.as_secs_f64(),
+            "starts_in_seconds": summary.starts_in.map(|time| time.as_secs_f64()),
+            "ahead_of_it": summary.ahead,
+        })
+    }
 }
 
 impl CallerStatusCache {
@@ -97,31 +148,21 @@ impl CallerStatusCache {
             return known.clone();
         }
         let waiting = telemetry.history().unended().filter_map(|request| {
-            let waits =
-                |trail: &RequestTrail| trail.tenant == tenant && trail.state() == RequestState::Waiting;
-            let facts = |trail: &RequestTrail| (trail.request_id.clone(), trail.class);
-            request.look(|trail| waits(trail).then(|| (trail.job, facts(trail))))
+            request.look(|trail| {
+                let waits = trail.tenant == tenant && trail.state() == RequestState::Waiting;
+                waits.then(|| (trail.job, TenantWait::of(trail)))
+            })
         });
-        let (jobs, facts): (Vec<_>, Vec<_>) = waiting.take(MAX_EXPLAINED).unzip();
-        let row = |((request_id, class), summary): ((HeaderValue, ClassId), Option<WaitSummary>)| {
-            let summary = summary?;
-            Some(json!({
-                "request_id": request_id.to_str().unwrap_or_default(),
-                "class": policy.classes.name(class),
-                "why": summary.obstacle.name(),
-                "waits_seconds": summary.queued.as_secs_f64(),
-                "may_wait_seconds": summary.left.as_secs_f64(),
-                "ahead_of_it": summary.ahead,
-            }))
-        };
+        let (jobs, waits): (Vec<_>, Vec<_>) = waiting.take(MAX_EXPLAINED).unzip();
+        let summaries = waits.iter().zip(dispatcher.wait_summaries(&jobs));
         let rows: Vec<Value> =
-            facts.into_iter().zip(dispatcher.wait_summaries(&jobs)).filter_map(row).collect();
+            summaries.filter_map(|(wait, summary)| Some(wait.row(&summary?, policy))).collect();
         let rows = Value::from(rows);
         self.waits.lock().insert(tenant, (now, rows.clone()));
         rows
     }
 
-    /// This month's bill, not older than a minute or so where a new one can be had.
+    /// The bills of this month and of today, not older than a minute or so where a new one can be had.
     pub(super) async fn bill(&self, now: Tick) -> Option<CallerStatusBill> {
         let (source, making) = self.making.as_ref()?;
         let known = self.bill.lock().clone();
@@ -132,7 +173,7 @@ impl CallerStatusCache {
         let (source, held) = (source.clone(), Arc::clone(&self.bill));
         let made = spawn_blocking(move || {
             let _alone = alone;
-            let made = month_bill(&source);
+            let made = current_bill(&source);
             let mut held = held.lock();
             // A database that does not answer is asked again in a minute, too.
             let bill = made.or_else(|| held.take()?.1);
@@ -146,19 +187,42 @@ impl CallerStatusCache {
     }
 }
 
-fn month_bill(source: &RowSource) -> Option<CallerStatusBill> {
-    let since = month_start(wall::now())?;
-    let since_ms = Some(since.as_millisecond());
-    let query = BillQuery { by: vec![Dimension::Tenant], since_ms, ..BillQuery::default() };
-    let bill = bill::make(&query, source).ok()?;
-    let lines = bill.lines.into_iter().filter(|line| !line.unallocated);
-    let sums = lines.filter_map(|line| Some((line.key.first()?.clone(), line.sums))).collect();
-    Some(CallerStatusBill { since, sums: Arc::new(sums) })
+fn current_bill(source: &RowSource) -> Option<CallerStatusBill> {
+    let today = utc_day(wall::now())?;
+    Some(CallerStatusBill {
+        month: used_since(today.first_of_month(), source)?,
+        today: used_since(today, source)?,
+    })
 }
 
-fn month_start(now: std::time::SystemTime) -> Option<Timestamp> {
-    let day = Timestamp::try_from(now).ok()?.to_zoned(TimeZone::UTC).date();
-    Some(day.first_of_month().to_zoned(TimeZone::UTC).ok()?.timestamp())
+fn used_since(day: Date, source: &RowSource) -> Option<SpanUse> {
+    let since = midnight(day)?;
+    let by = |by: Vec<Dimension>| {
+        let since_ms = Some(since.as_millisecond());
+        bill::make(&BillQuery { by, since_ms, ..BillQuery::default() }, source)
+    };
+    let made = match by(vec![Dimension::Tenant, Dimension::Model]) {
+        Err(BillError::TooLong) => by(vec![Dimension::Tenant]),
+        made => made,
+    };
+    let mut tenants: BTreeMap<String, BilledTenant> = BTreeMap::new();
+    for line in made.ok()?.lines.into_iter().filter(|line| !line.unallocated) {
+        let mut key = line.key.into_iter();
+        let Some(tenant) = key.next() else { continue };
+        let used = tenants.entry(tenant).or_default();
+        used.total.add(&line.sums);
+        used.models.extend(key.next().map(|model| BilledModel { model, sums: line.sums }));
+    }
+    Some(SpanUse { since, tenants: Arc::new(tenants) })
+}
+
+fn utc_day(now: SystemTime) -> Option<Date> {
+    Some(Timestamp::try_from(now).ok()?.to_zoned(TimeZone::UTC).date())
+}
+
+/// Start of the day in UTC.
+fn midnight(day: Date) -> Option<Timestamp> {
+    Some(day.to_zoned(TimeZone::UTC).ok()?.timestamp())
 }
 
 #[cfg(test)]
@@ -166,8 +230,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_month_starts_on_its_first_day_in_utc() {
+    fn days_and_months_start_in_utc() {
         let at: Timestamp = "2026-11-25T21:40:00Z".parse().unwrap();
-        assert_eq!(month_start(at.into()).unwrap().to_string(), "2026-11-01T00:00:00Z");
+        let day = utc_day(at.into()).unwrap();
+        assert_eq!(midnight(day).unwrap().to_string(), "2026-11-25T00:00:00Z");
+        assert_eq!(midnight(day.first_of_month()).unwrap().to_string(), "2026-11-01T00:00:00Z");
     }
 }

@@ -4,10 +4,11 @@
 pub(in crate::proxy) mod cache;
 
 use bytes::Bytes;
+use http::header::{CACHE_CONTROL, HeaderValue};
 use http::{HeaderMap, Response};
 use serde_json::{Value, json};
 
-use self::cache::{CallerStatusBill, CallerStatusFacts};
+use self::cache::{BilledTenant, CallerStatusBill, CallerStatusFacts, SpanUse};
 use crate::auth::ConnectedClient;
 use crate::auth::Identity;
 use crate::config::settings::Settings;
@@ -17,6 +18,7 @@ use crate::core::model::policy::Policy;
 use crate::protocol::error::ApiError;
 use crate::proxy::Proxy;
 use crate::proxy::response::models_api::json_response;
+use crate::usage::bill::BillSums;
 
 /// Parts of a second, and of the currency, in limits and bills.
 const PARTS: f64 = 1e9;
@@ -39,7 +41,9 @@ pub(in crate::proxy) async fn me(
         &settings.policy,
         now,
     );
-    Ok(json_response(&report(&settings, &identity, &facts, &waits, bill.as_ref())))
+    let mut answer = json_response(&report(&settings, &identity, &facts, &waits, bill.as_ref()));
+    answer.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    Ok(answer)
 }
 
 fn report(
@@ -50,7 +54,7 @@ fn report(
     bill: Option<&CallerStatusBill>,
 ) -> Value {
     let (policy, grant) = (&settings.policy, &identity.grant);
-    let tenant = policy.tenants.get(identity.tenant);
+    let (tenant, name) = (policy.tenants.get(identity.tenant), policy.tenants.name(identity.tenant));
     let classes: Vec<&str> = tenant
         .into_iter()
         .flat_map(|tenant| &tenant.classes)
@@ -76,10 +80,11 @@ fn report(
         .map(|row| limit(row, policy))
         .collect();
     json!({
-        "tenant": policy.tenants.name(identity.tenant),
+        "tenant": name,
         "key": identity.key_id,
         "classes": classes,
-        "month": bill.map(|bill| month(bill, policy.tenants.name(identity.tenant))),
+        "today": bill.map(|bill| used(&bill.today, name)),
+        "month": bill.map(|bill| used(&bill.month, name)),
         "limits": limits,
         "waiting": { "queues": waiting, "requests": waits },
     })
@@ -116,10 +121,24 @@ fn limit(row: &LimitStatus, policy: &Policy) -> Value {
     })
 }
 
-fn month(bill: &CallerStatusBill, tenant: &str) -> Value {
-    let sums = bill.sums.get(tenant).copied().unwrap_or_default();
+/// Use of a tenant in a time span.
+fn used(span: &SpanUse, tenant: &str) -> Value {
+    let none = BilledTenant::default();
+    let BilledTenant { total, models } = span.tenants.get(tenant).unwrap_or(&none);
+    let models = models.iter().map(|row| {
+        let mut told = amounts(&row.sums);
+        told["model"] = json!((!row.model.is_empty()).then_some(&row.model));
+        told
+    });
+    let models: Vec<Value> = models.collect();
+    let mut told = amounts(total);
+    told["since"] = json!(span.since.to_string());
+    told["models"] = json!(models);
+    told
+}
+
+fn amounts(sums: &BillSums) -> Value {
     json!({
-        "since": bill.since.to_string(),
         "requests": sums.requests,
         "input_tokens": sums.input_tokens,
         "cached_tokens": sums.cached_tokens,
