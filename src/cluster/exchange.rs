@@ -18,6 +18,7 @@ use crate::cluster::demand_share::DemandShare;
 use crate::cluster::lease_reports::{LeaseCall, LeaseReportState};
 use crate::cluster::lease_shortfalls::LeaseShortfalls;
 use crate::cluster::parts::{ClusterMember, ClusterParts, ClusterStatus};
+use crate::cluster::service_share::ServiceShare;
 use crate::cluster::shared_overrides::{RemoteOverride, SharedOverrides};
 use crate::config::settings::cluster::{ClusterSettings, ValkeySettings};
 use crate::core::limits::lease::{LeaseGrant, LimitReports};
@@ -109,6 +110,7 @@ pub fn start(settings: &ClusterSettings, parts: ClusterParts) -> ClusterHandle {
     let (first, stop) = (Arc::new(Notify::new()), CancellationToken::new());
     let exchange = LeaseExchange::new(settings, parts, &status, &first);
     exchange.lease(Vec::new());
+    exchange.parts.dispatcher.record_service();
     let stopped = stop.clone();
     let task = tokio::spawn(exchange.run(stopped));
     ClusterHandle { status, first, stop, task }
@@ -124,6 +126,7 @@ struct LeaseExchange {
     scripts: [StoreScript; 3],
     lease_reports: LeaseReportState,
     demand: DemandShare,
+    service: ServiceShare,
     missed: LeaseShortfalls,
     /// Gateways that are there.
     others: Vec<String>,
@@ -155,6 +158,7 @@ impl LeaseExchange {
             scripts: [StoreScript::leases(), StoreScript::members(), StoreScript::overrides()],
             lease_reports: LeaseReportState::default(),
             demand: DemandShare::new(),
+            service: ServiceShare::new(),
             missed: LeaseShortfalls::default(),
             others: Vec::new(),
             announced: None,
@@ -187,6 +191,7 @@ impl LeaseExchange {
             self.note_loss(problem, &mut away);
             (self.announced, self.reported_all) = (None, None);
             self.demand.start_over();
+            self.service.start_over(&self.parts.dispatcher);
             tokio::select! {
                 () = sleep(pause) => {}
                 () = stop.cancelled() => return,
@@ -267,6 +272,8 @@ impl LeaseExchange {
         self.learn_names(&policy);
         let mut wanted = if leaves { Vec::new() } else { self.announce(connection, false).await? };
         self.share_demand(connection).await?;
+        let names = StoreNames { prefix: &self.prefix, id: &self.id, name: "" };
+        self.service.share(connection, names, &self.parts, &self.others).await?;
         let is_due =
             leaves || self.reported_all.is_none_or(|reported| reported.elapsed() >= REPORT_ALL_INTERVAL);
         let all: &[LimitRule] = if is_due { &policy.limits } else { &[] };
