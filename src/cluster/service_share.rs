@@ -7,9 +7,12 @@ use crate::cluster::demand_reports::StoreNames;
 use crate::cluster::parts::ClusterParts;
 use crate::cluster::service_batches::{MAX_ROWS, ServiceBatches};
 use crate::core::model::event::Event;
-use crate::core::queue::fairness::service::HeldSequences;
+use crate::core::queue::fairness::service::{HeldSequences, summed};
 use crate::dispatcher::Dispatcher;
 use crate::telemetry::event::ServiceNotShared;
+
+/// Reports in one event of the scheduler. Requests wait while it is handled.
+const REPORTS_AN_EVENT: usize = 256;
 
 #[derive(Debug)]
 pub(super) struct ServiceShare {
@@ -80,8 +83,8 @@ impl ServiceShare {
         };
         self.is_refused = false;
         let heard = self.batches.receive_answer(&call, answer, &policy).unwrap_or_default();
-        if !heard.is_empty() {
-            dispatcher.event(Event::ServedElsewhere(heard));
+        for reports in summed(&heard).chunks(REPORTS_AN_EVENT) {
+            dispatcher.event(Event::ServedElsewhere(reports.to_vec()));
         }
         let held = self.batches.held_elsewhere(members);
         self.pass_held(dispatcher, held);

@@ -138,7 +138,8 @@ impl FairCounters {
     }
 
     /// Charges a tenant and its groups for work that other gateways dispatched for it; below 0 is a
-    /// correction. `waiting` gives the least counter of those who wait in a group of tenants.
+    /// correction, which earns no more than an absence does. `waiting` gives the least counter of those
+    /// who wait in a group of tenants.
     pub fn charge_remote(
         &mut self,
         who: &TenantWeights,
@@ -146,6 +147,7 @@ impl FairCounters {
         now: Tick,
         waiting: &dyn Fn(Option<TenantId>) -> Option<u128>,
     ) {
+        let most = self.max_credit();
         for (holder, weight) in who.charged_accounts() {
             let factor = self.past_use.as_ref().map_or(1.0, |past| past.factor(holder, weight));
             let amount = scaled(tokens.unsigned_abs(), weight * factor);
@@ -155,7 +157,7 @@ impl FairCounters {
                 false => self.tenants.entry(holder.tenant).or_default(),
             };
             match tokens {
-                ..0 => self.remote.take_back(holder, counter, amount),
+                ..0 => self.remote.take_back(holder, counter, amount, most),
                 0.. => self.remote.add(holder, counter, amount, floor, now),
             }
             if let Some(past) = &mut self.past_use {

@@ -41,6 +41,18 @@ impl ServiceReport {
     }
 }
 
+/// One report for each account, in the order of the accounts.
+#[must_use]
+pub fn summed(reports: &[ServiceReport]) -> Vec<ServiceReport> {
+    let mut sums: BTreeMap<ServiceAccount, i64> = BTreeMap::new();
+    for report in reports {
+        let sum = sums.entry(report.account).or_default();
+        *sum = sum.saturating_add(report.bounded_tokens());
+    }
+    let reports = sums.into_iter().filter(|(_, tokens)| *tokens != 0);
+    reports.map(|(account, tokens)| ServiceReport { account, tokens }).collect()
+}
+
 /// Sequences that a tenant holds in a pool group. The pool stands for the group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct HeldSequences {
@@ -129,6 +141,13 @@ mod tests {
         log.add(ServiceAccount::Class { pool: PoolId::new(0), class: ClassId::new(2) }, 0, 9);
         assert_eq!(numbers(&log.take(9)), [(1, 40), (3, -50), (1002, 9)]);
         assert_eq!(log.take(9), []);
+    }
+
+    #[test]
+    fn reports_of_several_gateways_are_one_for_each_account() {
+        let report = |id, tokens| ServiceReport { account: tenant(id), tokens };
+        let heard = [report(2, 7), report(1, i64::MAX), report(3, 5), report(2, -9), report(3, -5)];
+        assert_eq!(numbers(&summed(&heard)), [(1, MAX_TOKENS), (2, -2)]);
     }
 
     #[test]

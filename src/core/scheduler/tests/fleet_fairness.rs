@@ -103,7 +103,7 @@ fn first_share(gateways: &Gateways) -> f64 {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(8))]
+    #![proptest_config(ProptestConfig { max_shrink_iters: 8, ..ProptestConfig::with_cases(6) })]
 
     /// One tenant comes to the first gateway only, the other to both; how much the gateways can do
     /// changes from round to round.
@@ -111,7 +111,7 @@ proptest! {
     fn weights_hold_under_a_split_of_the_ingress(
         weights in (1u32..5, 1u32..5),
         sizes in (200u64..600, 200u64..600),
-        rounds in vec((4usize..12, 1usize..6), 250),
+        rounds in vec((4usize..12, 1usize..6), 120),
     ) {
         let target = f64::from(weights.0) / f64::from(weights.0 + weights.1);
         // At most this much can go to the tenant that comes to one gateway only.
@@ -127,7 +127,7 @@ proptest! {
         }
         prop_assert!(gateways.audit() == 0);
         let share = first_share(&gateways);
-        prop_assert!((share - target).abs() < 0.04, "{share} of {target}: {:?}", gateways.served());
+        prop_assert!((share - target).abs() < 0.05, "{share} of {target}: {:?}", gateways.served());
     }
 
     /// All tenants wait at all gateways: their shares are those of one gateway, whatever each gateway
@@ -136,7 +136,7 @@ proptest! {
     fn tenants_that_come_everywhere_are_served_everywhere(
         weights in vec(1u32..5, 3),
         sizes in vec(200u64..600, 3),
-        rounds in vec((1usize..9, 1usize..9, 1usize..9), 150),
+        rounds in vec((1usize..9, 1usize..9, 1usize..9), 80),
     ) {
         let shares: Vec<f64> = weights.iter().map(|weight| f64::from(*weight)).collect();
         let specs: Vec<JobSpec> = (0..).zip(&sizes).map(|(tenant, size)| of(tenant, *size)).collect();
@@ -149,9 +149,9 @@ proptest! {
         let total: u64 = served.values().sum();
         for ((tenant, _), served) in served {
             let (share, target) = (served as f64 / total as f64, shares[tenant.index()] / all);
-            prop_assert!((share - target).abs() < 0.04, "{tenant} got {share} of {target}");
+            prop_assert!((share - target).abs() < 0.05, "{tenant} got {share} of {target}");
         }
-        let everywhere = gateways.floods.iter().all(|flood| flood.served.iter().all(|served| *served > 5_000));
+        let everywhere = gateways.floods.iter().all(|flood| flood.served.iter().all(|served| *served > 2_000));
         prop_assert!(everywhere, "{:?}", gateways.floods.iter().map(|flood| &flood.served).collect::<Vec<_>>());
     }
 }
@@ -162,7 +162,7 @@ fn without_an_exchange_a_split_ingress_bends_the_weights() {
         let rules = weighted(&[1.0, 4.0]);
         let specs = vec![vec![of(0, 300), of(1, 300)], vec![of(1, 300)]];
         let mut gateways = Gateways::new(&rules, specs, is_shared);
-        (0..500).for_each(|_| gateways.round(&[8, 8]));
+        (0..250).for_each(|_| gateways.round(&[8, 8]));
         first_share(&gateways)
     });
     assert!((shares[0] - 0.1).abs() < 0.01, "{shares:?}");
@@ -176,7 +176,7 @@ fn classes_keep_their_shares_over_all_gateways() {
         rules.classes.insert("second", class(1, 0.1));
         let second = JobSpec { class: ClassId::new(1), ..of(0, 300) };
         let mut gateways = Gateways::new(&rules, vec![vec![of(0, 300), second], vec![of(0, 300)]], is_shared);
-        (0..500).for_each(|_| gateways.round(&[8, 8]));
+        (0..250).for_each(|_| gateways.round(&[8, 8]));
         assert_eq!(gateways.audit(), 0);
         1.0 - first_share(&gateways)
     });
@@ -190,10 +190,13 @@ fn held_back(tokens: i64, reports: usize) -> Duration {
     (0..20).for_each(|_| gateways.round(&[2]));
     (0..reports).for_each(|_| tell(&mut gateways.floods[0], vec![work_of(1, tokens)]));
     let (begun, before) = (gateways.floods[0].world.now, gateways.floods[0].served[1]);
-    while gateways.floods[0].served[1] == before {
+    for _ in 0..100 {
+        if gateways.floods[0].served[1] != before {
+            return gateways.floods[0].world.now.since(begun);
+        }
         gateways.round(&[1]);
     }
-    gateways.floods[0].world.now.since(begun)
+    panic!("{tokens}: still held back")
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Fair shares of tenants over two gateways and a real Redis, counted by clients.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -13,16 +14,17 @@ use crate::support::redis::RedisServer;
 
 /// Each tenant keeps so many requests at each gateway to which it comes.
 const CLIENTS: usize = 6;
-/// Time before and after the counting begins.
-const WARM_UP: Duration = Duration::from_secs(2);
-const COUNTED: Duration = Duration::from_secs(8);
+/// Answers of all gateways before the counting begins, and those that are counted.
+const WARM_UP: usize = 80;
+const COUNTED: usize = 240;
 /// Requests are served when their turn comes, however late.
 const CLASSES: &str = "classes: {only: {ttft: 1m, itl: 1m, max_wait: 10m}}\n";
 
 /// Gateways with a replica each, which runs two requests at once.
 async fn pair(more: &str) -> [Rig; 2] {
     let options = || RigOptions {
-        engines: vec![SimOptions::default()],
+        // A request takes 80 ms, so that the engines are the bottleneck and not the machine of the test.
+        engines: vec![SimOptions { speed: 0.05, ..SimOptions::default() }],
         pool: Some("engine: vllm\nmodels: [sim]\nmax_seqs: 2"),
         tenants: vec![("alpha", "weight: 1"), ("beta", "weight: 4")],
         more: format!("{CLASSES}{more}"),
@@ -41,18 +43,18 @@ async fn paired(server: &RedisServer) -> [Rig; 2] {
     rigs
 }
 
-/// Requests of a tenant that end at a gateway after the warm-up.
-async fn served(rig: &Rig, tenant: &str, begun: Instant) -> usize {
+/// Counted answers that a tenant gets at a gateway; `answers` is the number of all answers.
+async fn served(rig: &Rig, tenant: &str, answers: &AtomicUsize) -> usize {
     let client = async || {
         let mut served = 0;
-        while begun.elapsed() < WARM_UP + COUNTED {
+        while answers.load(Ordering::Relaxed) < WARM_UP + COUNTED {
             let answer = Call::post("/v1/chat/completions", &chat(8, false))
                 .key(rig.key(tenant))
                 .send(rig.address())
                 .await;
             assert_eq!(answer.status, 200, "{}", answer.text());
-            let is_counted = begun.elapsed() >= WARM_UP && begun.elapsed() < WARM_UP + COUNTED;
-            served += usize::from(is_counted);
+            let number = answers.fetch_add(1, Ordering::Relaxed);
+            served += usize::from((WARM_UP..WARM_UP + COUNTED).contains(&number));
         }
         served
     };
@@ -61,12 +63,14 @@ async fn served(rig: &Rig, tenant: &str, begun: Instant) -> usize {
 
 /// Share of the first tenant, which comes to the first gateway only. The other one comes to both.
 async fn share([one, two]: &[Rig; 2]) -> f64 {
-    let begun = Instant::now();
-    let (alpha, here, there) =
-        tokio::join!(served(one, "alpha", begun), served(one, "beta", begun), served(two, "beta", begun));
-    let total = alpha + here + there;
-    assert!(total > 100, "{alpha} {here} {there}");
-    alpha as f64 / total as f64
+    let answers = AtomicUsize::new(0);
+    let (alpha, here, there) = tokio::join!(
+        served(one, "alpha", &answers),
+        served(one, "beta", &answers),
+        served(two, "beta", &answers)
+    );
+    assert_eq!(alpha + here + there, COUNTED, "{alpha} {here} {there}");
+    alpha as f64 / COUNTED as f64
 }
 
 /// By weight the first tenant has a fifth of all work. By itself each gateway gives it a fifth of its own work, which is
@@ -74,10 +78,10 @@ async fn share([one, two]: &[Rig; 2]) -> f64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn weights_hold_over_two_gateways() {
     let alone = share(&pair("").await).await;
-    assert!((alone - 0.1).abs() < 0.03, "{alone}");
+    assert!((alone - 0.1).abs() < 0.04, "{alone}");
     let server = block_in_place(RedisServer::start);
     let together = share(&paired(&server).await).await;
-    assert!((together - 0.2).abs() < 0.03, "{together}");
+    assert!((together - 0.2).abs() < 0.04, "{together}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -87,5 +91,5 @@ async fn without_the_store_each_gateway_goes_on_by_itself() {
     block_in_place(|| server.kill());
     until("the loss", || rigs[0].telemetry.captured_log().contains("the store of the cluster is away")).await;
     let share = share(&rigs).await;
-    assert!((share - 0.1).abs() < 0.03, "{share}");
+    assert!((share - 0.1).abs() < 0.04, "{share}");
 }
