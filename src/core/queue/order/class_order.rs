@@ -91,14 +91,18 @@ impl ClassOrder {
 
     /// Charges a tenant and its groups for work that other gateways dispatched for it.
     pub(super) fn charge_remote(&mut self, who: &TenantWeights, tokens: i64, now: Tick) {
-        let Self { counters, pool_sets, max_served, .. } = self;
-        counters.charge_remote(who, tokens, now, &|group| least_counter(pool_sets, max_served, group));
+        let Self { counters, pool_sets, pool_sets_with_heads, max_served, .. } = self;
+        counters.charge_remote(who, tokens, now, &|group| {
+            least_counter(pool_sets, pool_sets_with_heads, max_served, group)
+        });
     }
 
     /// Lets leads by service at other gateways fade; returns whose counters changed.
     pub(super) fn fade_remote_leads(&mut self, now: Tick) -> Vec<TenantId> {
-        let Self { counters, pool_sets, max_served, .. } = self;
-        counters.fade_remote_leads(now, &|group| least_counter(pool_sets, max_served, group))
+        let Self { counters, pool_sets, pool_sets_with_heads, max_served, .. } = self;
+        counters.fade_remote_leads(now, &|group| {
+            least_counter(pool_sets, pool_sets_with_heads, max_served, group)
+        })
     }
 
     pub(super) fn is_active(&self, now: Tick) -> bool {
@@ -108,11 +112,19 @@ impl ClassOrder {
 
 /// The least counter of those who wait in a group of tenants, whatever their pools. Of the outermost
 /// level where nobody waits it is the largest one served.
-fn least_counter(pool_sets: &[PoolSetQueue], max_served: &[u128], group: Option<TenantId>) -> Option<u128> {
-    let fresh = [false, true].map(|bound| tree_index(LaneSegment::New, bound));
-    let trees = pool_sets.iter().flat_map(|pool_set| fresh.map(|tree| &pool_set.trees[tree]));
-    let waiting = trees.filter_map(|tree| tree.least_counter(group)).min();
-    waiting.or_else(|| max_served.iter().copied().max().filter(|_| group.is_none()))
+fn least_counter(
+    pool_sets: &[PoolSetQueue],
+    with_heads: &[BitSet; 4],
+    max_served: &[u128],
+    group: Option<TenantId>,
+) -> Option<u128> {
+    let waiting = [false, true].into_iter().flat_map(|bound| {
+        let tree = tree_index(LaneSegment::New, bound);
+        let busy = &with_heads[tree];
+        busy.intersection(busy)
+            .filter_map(move |pool_set| pool_sets[pool_set].trees[tree].least_counter(group))
+    });
+    waiting.min().or_else(|| max_served.iter().copied().max().filter(|_| group.is_none()))
 }
 
 /// Waiting jobs of one class in one pool set.

@@ -212,6 +212,19 @@ fn a_report_that_is_wrong_holds_a_tenant_back_for_seconds_only() {
 }
 
 #[test]
+fn corrections_of_work_that_was_not_heard_earn_little() {
+    let mut gateways = Gateways::new(&weighted(&[1.0, 1.0]), vec![vec![of(0, 300), of(1, 300)]], false);
+    (0..20).for_each(|_| gateways.round(&[2]));
+    (0..50).for_each(|_| tell(&mut gateways.floods[0], vec![work_of(1, -1_000_000)]));
+    let before = gateways.floods[0].served.clone();
+    (0..60).for_each(|_| gateways.round(&[2]));
+    let got = |which: usize| gateways.floods[0].served[which] - before[which];
+    // Eight jobs, as after an absence, and a quantum of 4,096 tokens; in all there were 36,000.
+    assert!(got(1) < got(0) + 9_000, "{} {}", got(0), got(1));
+    assert!(got(0) > 10_000, "{} {}", got(0), got(1));
+}
+
+#[test]
 fn an_idle_tenant_keeps_neither_more_credit_nor_more_debt_than_by_its_own_work() {
     let mut gateways = Gateways::new(&weighted(&[1.0, 1.0]), vec![vec![of(0, 300)]], false);
     (0..100).for_each(|_| gateways.round(&[2]));
