@@ -219,8 +219,8 @@ fn corrections_of_work_that_was_not_heard_earn_little() {
     let before = gateways.floods[0].served.clone();
     (0..60).for_each(|_| gateways.round(&[2]));
     let got = |which: usize| gateways.floods[0].served[which] - before[which];
-    // Eight jobs, as after an absence, and a quantum of 4,096 tokens; in all there were 36,000.
-    assert!(got(1) < got(0) + 9_000, "{} {}", got(0), got(1));
+    // Eight mean jobs, as after an absence, and a quantum of 4,096 tokens; in all there were 36,000.
+    assert!(got(1) < got(0) + 12_000, "{} {}", got(0), got(1));
     assert!(got(0) > 10_000, "{} {}", got(0), got(1));
 }
 
