@@ -169,6 +169,22 @@ fn without_an_exchange_a_split_ingress_bends_the_weights() {
     assert!((shares[1] - 0.2).abs() < 0.02, "{shares:?}");
 }
 
+/// The first tenant comes to the first gateway only, and has half of its work by weight.
+#[test]
+fn weights_hold_over_four_and_sixteen_gateways() {
+    for (count, rounds) in [(4, 120), (16, 40)] {
+        let target = 0.5 / count as f64;
+        let rules = weighted(&[1.0, 2.0 * count as f64 - 1.0]);
+        let mut specs = vec![vec![of(1, 300)]; count];
+        specs[0].insert(0, of(0, 300));
+        let mut gateways = Gateways::new(&rules, specs, true);
+        let ended = vec![8; count];
+        (0..rounds).for_each(|_| gateways.round(&ended));
+        let share = first_share(&gateways);
+        assert!((share / target - 1.0).abs() < 0.15, "{count}: {share} of {target}");
+    }
+}
+
 #[test]
 fn classes_keep_their_shares_over_all_gateways() {
     let shares = [false, true].map(|is_shared| {
