@@ -61,6 +61,11 @@ impl StoreScript {
     pub(super) fn demand() -> Self {
         Self::new(DEMAND)
     }
+
+    /// Work of tenants and classes.
+    pub(super) fn service() -> Self {
+        Self::new(SERVICE)
+    }
 }
 
 /// The script of leases. Its line `--NOW` is to be replaced by one that sets `now`.
@@ -71,6 +76,8 @@ pub const MEMBERS: &str = include_str!("members.lua");
 pub const OVERRIDES: &str = include_str!("overrides.lua");
 /// The script of demand reports; likewise.
 pub const DEMAND: &str = include_str!("demand.lua");
+/// The script of the work of tenants and classes; likewise.
+pub const SERVICE: &str = include_str!("service.lua");
 
 /// An open connection. It closes when it is dropped.
 pub(super) struct StoreConnection {

@@ -18,6 +18,7 @@ use crate::cluster::demand_share::DemandShare;
 use crate::cluster::lease_reports::{LeaseCall, LeaseReportState};
 use crate::cluster::lease_shortfalls::LeaseShortfalls;
 use crate::cluster::parts::{ClusterMember, ClusterParts, ClusterStatus};
+use crate::cluster::service_share::ServiceShare;
 use crate::cluster::shared_overrides::{RemoteOverride, SharedOverrides};
 use crate::config::settings::cluster::{ClusterSettings, ValkeySettings};
 use crate::core::limits::lease::{LeaseGrant, LimitReports};
@@ -109,6 +110,7 @@ pub fn start(settings: &ClusterSettings, parts: ClusterParts) -> ClusterHandle {
     let (first, stop) = (Arc::new(Notify::new()), CancellationToken::new());
     let exchange = LeaseExchange::new(settings, parts, &status, &first);
     exchange.lease(Vec::new());
+    exchange.parts.dispatcher.record_service();
     let stopped = stop.clone();
     let task = tokio::spawn(exchange.run(stopped));
     ClusterHandle { status, first, stop, task }
@@ -116,14 +118,13 @@ pub fn start(settings: &ClusterSettings, parts: ClusterParts) -> ClusterHandle {
 
 struct LeaseExchange {
     id: String,
-    prefix: String,
-    outage: Duration,
-    /// The store of the start.
-    store: ValkeySettings,
+    /// The settings of the start.
+    cluster: ClusterSettings,
     parts: ClusterParts,
     scripts: [StoreScript; 3],
     lease_reports: LeaseReportState,
     demand: DemandShare,
+    service: ServiceShare,
     missed: LeaseShortfalls,
     /// Gateways that are there.
     others: Vec<String>,
@@ -148,13 +149,12 @@ impl LeaseExchange {
     ) -> Self {
         Self {
             id: status.lock().id.clone(),
-            prefix: settings.prefix.clone(),
-            outage: settings.outage,
-            store: settings.valkey.clone(),
+            cluster: settings.clone(),
             parts,
             scripts: [StoreScript::leases(), StoreScript::members(), StoreScript::overrides()],
             lease_reports: LeaseReportState::default(),
             demand: DemandShare::new(),
+            service: ServiceShare::new(),
             missed: LeaseShortfalls::default(),
             others: Vec::new(),
             announced: None,
@@ -187,6 +187,7 @@ impl LeaseExchange {
             self.note_loss(problem, &mut away);
             (self.announced, self.reported_all) = (None, None);
             self.demand.start_over();
+            self.service.start_over(&self.parts.dispatcher);
             tokio::select! {
                 () = sleep(pause) => {}
                 () = stop.cancelled() => return,
@@ -212,8 +213,8 @@ impl LeaseExchange {
     /// force. Another store needs a restart: two stores would hand out each limit twice.
     async fn connect(&self) -> Result<StoreConnection, String> {
         let settings = self.parts.settings.load_full();
-        let now = settings.cluster.as_ref().map_or(&self.store, |cluster| &cluster.valkey);
-        let ValkeySettings { host, port, database, .. } = self.store.clone();
+        let now = settings.cluster.as_ref().map_or(&self.cluster.valkey, |cluster| &cluster.valkey);
+        let ValkeySettings { host, port, database, .. } = self.cluster.valkey.clone();
         StoreConnection::open(&ValkeySettings { host, port, database, ..now.clone() }).await
     }
 
@@ -267,6 +268,8 @@ impl LeaseExchange {
         self.learn_names(&policy);
         let mut wanted = if leaves { Vec::new() } else { self.announce(connection, false).await? };
         self.share_demand(connection).await?;
+        let names = StoreNames { prefix: &self.cluster.prefix, id: &self.id, name: "" };
+        self.service.share(connection, names, &self.parts, &self.others).await?;
         let is_due =
             leaves || self.reported_all.is_none_or(|reported| reported.elapsed() >= REPORT_ALL_INTERVAL);
         let all: &[LimitRule] = if is_due { &policy.limits } else { &[] };
@@ -299,7 +302,7 @@ impl LeaseExchange {
     /// Tells the others that this gateway is there. Returns the limits of which others miss something.
     async fn announce(&mut self, connection: &StoreConnection, leaves: bool) -> Result<Vec<LimitId>, String> {
         self.announced = Some(Instant::now());
-        let keys = ["", ":missed"].map(|name| format!("{}:v1:{{gateways}}{name}", self.prefix));
+        let keys = ["", ":missed"].map(|name| format!("{}:v1:{{gateways}}{name}", self.cluster.prefix));
         let missed = self.missed.take();
         let status = self.status_text();
         let mut values = vec![&*self.id, &*status, if leaves { "1" } else { "0" }];
@@ -332,7 +335,7 @@ impl LeaseExchange {
     /// force.
     async fn share_overrides(&self, connection: &StoreConnection) -> Result<(), String> {
         let call = self.status.lock().overrides.call();
-        let key = format!("{}:v1:{{overrides}}", self.prefix);
+        let key = format!("{}:v1:{{overrides}}", self.cluster.prefix);
         let values: Vec<&str> = call.values.iter().map(String::as_str).collect();
         let answer: Vec<String> = connection.run(&self.scripts[2], &[&*key], &values).await?;
         let policy = Arc::clone(&self.parts.settings.load().policy);
@@ -348,7 +351,7 @@ impl LeaseExchange {
             let status = self.status.lock();
             (status.name.clone(), status.gateways.clone())
         };
-        let names = StoreNames { prefix: &self.prefix, id: &self.id, name: &name };
+        let names = StoreNames { prefix: &self.cluster.prefix, id: &self.id, name: &name };
         let ClusterParts { reports, telemetry, .. } = &self.parts;
         self.demand.share(connection, names, &members, &**reports, telemetry).await
     }
@@ -392,7 +395,8 @@ impl LeaseExchange {
         let (now, store_ms) = (self.parts.dispatcher.clock().now(), self.store_ms());
         let mut calls: BTreeMap<String, Vec<LeaseCall>> = BTreeMap::new();
         for report in &reports {
-            let Some(call) = self.lease_reports.call(report, &self.prefix, policy, now, store_ms) else {
+            let Some(call) = self.lease_reports.call(report, &self.cluster.prefix, policy, now, store_ms)
+            else {
                 continue;
             };
             let tag = call.key.split_inclusive('}').next().unwrap_or_default().to_owned();
@@ -436,8 +440,8 @@ impl LeaseExchange {
     /// Passes leases on. Those in force hold until the store has been away for too long.
     fn lease(&self, grants: Vec<LeaseGrant>) {
         let dispatcher = &self.parts.dispatcher;
-        let until = dispatcher.clock().now() + self.outage;
-        self.status.lock().leases_end = Instant::now() + self.outage;
+        let until = dispatcher.clock().now() + self.cluster.outage;
+        self.status.lock().leases_end = Instant::now() + self.cluster.outage;
         dispatcher.event(Event::LimitsLeased { grants, until });
     }
 

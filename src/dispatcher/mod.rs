@@ -29,6 +29,7 @@ use crate::core::model::policy::Policy;
 use crate::core::model::snapshot::{OverrideResult, QueueStatus, Snapshot, WaitExplanation, WaitSummary};
 use crate::core::model::time::Tick;
 use crate::core::placement::PreparedPolicy;
+use crate::core::queue::fairness::service::{HeldSequences, ServiceReport};
 use crate::core::scheduler::Scheduler;
 use crate::dispatcher::clock::GatewayClock;
 use crate::dispatcher::event_log::EventLog;
@@ -225,6 +226,23 @@ impl Dispatcher {
     pub fn take_limit_use(&self, wanted: &[LimitId], most: usize) -> LimitReports {
         let now = self.clock.now();
         self.state.lock().scheduler.take_limit_use(wanted, most, now)
+    }
+
+    /// Records the work of tenants and classes from now on, for the other gateways.
+    pub fn record_service(&self) {
+        self.state.lock().scheduler.record_service();
+    }
+
+    /// The work that tenants and classes got here since it was last taken, of at most `most` accounts.
+    #[must_use]
+    pub fn take_service_reports(&self, most: usize) -> Vec<ServiceReport> {
+        self.state.lock().scheduler.take_service_reports(most)
+    }
+
+    /// Sequences that tenants hold here, for their quotas at the other gateways.
+    #[must_use]
+    pub fn held_sequences(&self) -> Vec<HeldSequences> {
+        self.state.lock().scheduler.held_sequences()
     }
 
     /// Waits until a report of limits cannot wait for its time.

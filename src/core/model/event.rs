@@ -20,6 +20,7 @@ pub use crate::core::model::reason::{
     DispatchReason, OrderReason, PassedOverPool, PreemptReason, QueueBound, RejectReason, Rejection,
 };
 use crate::core::model::time::Tick;
+use crate::core::queue::fairness::service::{HeldSequences, ServiceReport};
 
 /// An event that the scheduler takes.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -110,6 +111,11 @@ pub enum Event {
         /// End of all leases unless another such event comes.
         until: Tick,
     },
+    /// Work that other gateways dispatched for tenants and classes since the last such event.
+    ServedElsewhere(Vec<ServiceReport>),
+    /// Sequences that tenants hold at other gateways now, for their quotas. Replaces what the last such
+    /// event said.
+    HeldElsewhere(Vec<HeldSequences>),
     /// A new policy is in force.
     PolicyChanged(#[serde(with = "shared")] Arc<Policy>),
     /// The demand observer expects other numbers of replicas. Pools that are not named keep their

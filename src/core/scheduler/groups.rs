@@ -3,10 +3,12 @@
 use std::collections::BTreeSet;
 use std::ops::{Index, IndexMut};
 
-use crate::core::model::ids::{GroupIndex, PoolId};
+use crate::core::model::ids::{ClassIndex, GroupIndex, PoolId, TenantId};
 use crate::core::model::policy::Policy;
 use crate::core::model::time::Tick;
 use crate::core::placement::Placement;
+use crate::core::queue::fairness::FADE_INTERVAL;
+use crate::core::queue::fairness::service::{HeldSequences, ServiceAccount, ServiceLog};
 use crate::core::queue::lane_key::{LaneAccounts, LaneKey, LanePosition};
 use crate::core::queue::order::PoolGroup;
 use crate::core::replica::fleet::Fleet;
@@ -17,6 +19,12 @@ pub(in crate::core::scheduler) struct PoolGroups {
     groups: Vec<PoolGroup>,
     /// Groups in which something changed since their last dispatch.
     changed: BTreeSet<GroupIndex>,
+    /// Work to report to the other gateways.
+    pub(in crate::core::scheduler) service: ServiceLog,
+    /// When leads by service at other gateways fade next; absent = nobody has one.
+    fade_at: Option<Tick>,
+    /// What tenants hold at other gateways.
+    pub(in crate::core::scheduler) held_elsewhere: Vec<HeldSequences>,
 }
 
 impl PoolGroups {
@@ -27,12 +35,21 @@ impl PoolGroups {
         before: &[PoolGroup],
     ) -> Self {
         let groups = placement.groups().iter().map(|shape| PoolGroup::new(policy, shape, before)).collect();
-        Self { groups, changed: BTreeSet::new() }
+        Self {
+            groups,
+            changed: BTreeSet::new(),
+            service: ServiceLog::default(),
+            fade_at: None,
+            held_elsewhere: Vec::new(),
+        }
     }
 
     /// Replaces the groups by those of a new policy.
     pub(in crate::core::scheduler) fn apply(&mut self, policy: &Policy, placement: &Placement) {
-        *self = Self::new(policy, placement, &self.groups);
+        let service = std::mem::take(&mut self.service);
+        let held_elsewhere = std::mem::take(&mut self.held_elsewhere);
+        let fresh = Self::new(policy, placement, &self.groups);
+        *self = Self { service, fade_at: self.fade_at, held_elsewhere, ..fresh };
     }
 
     pub(in crate::core::scheduler) fn indexes(&self) -> impl ExactSizeIterator<Item = GroupIndex> + use<> {
@@ -106,6 +123,57 @@ impl PoolGroups {
         for group in &mut self.groups {
             let halted = fleet.count_up(&group.shape.pools) == 0;
             group.set_halted(halted, now);
+        }
+    }
+
+    /// Notes for the other gateways that a charge of the tenant in the class has changed.
+    pub(in crate::core::scheduler) fn note_charge(
+        &mut self,
+        account: LaneAccounts,
+        tenant: TenantId,
+        before: u64,
+        after: u64,
+    ) {
+        let group = &self.groups[account.group.index()];
+        if let Some(pool) = group.shape.pools.first() {
+            let class = group.class_id(account.class);
+            self.service.add(ServiceAccount::Tenant { pool: *pool, class, tenant }, before, after);
+        }
+    }
+
+    /// Notes for the other gateways that work of the class went to the pool.
+    pub(in crate::core::scheduler) fn note_class_work(
+        &mut self,
+        group: GroupIndex,
+        class: ClassIndex,
+        pool: PoolId,
+        cost: u64,
+    ) {
+        let class = self.groups[group.index()].class_id(class);
+        self.service.add(ServiceAccount::Class { pool, class }, 0, cost);
+    }
+
+    /// Notes that tenants may be ahead by service at other gateways.
+    pub(in crate::core::scheduler) fn note_remote_leads(&mut self, now: Tick) {
+        self.fade_at.get_or_insert(now + FADE_INTERVAL);
+    }
+
+    /// When leads by service at other gateways fade next.
+    pub(in crate::core::scheduler) const fn next_fade(&self) -> Option<Tick> {
+        self.fade_at
+    }
+
+    /// Lets leads by service at other gateways fade, if that is due.
+    pub(in crate::core::scheduler) fn fade_remote_leads(&mut self, now: Tick) {
+        if self.fade_at.is_none_or(|at| now < at) {
+            return;
+        }
+        self.fade_at = None;
+        for (index, group) in self.groups.iter_mut().enumerate().filter(|(_, group)| group.has_remote_leads())
+        {
+            group.fade_remote_leads(now);
+            self.changed.insert(GroupIndex::from(index));
+            self.fade_at = Some(now + FADE_INTERVAL);
         }
     }
 

@@ -51,6 +51,7 @@ use crate::core::model::time::Tick;
 use crate::core::placement::{Placement, PreparedPolicy};
 use crate::core::queue::admission::has_space;
 use crate::core::queue::estimate::OutputLengths;
+use crate::core::queue::fairness::service::ServiceReport;
 use crate::core::queue::{Queue, QueuedLoad};
 use crate::core::replica::affinity::Affinity;
 use crate::core::replica::fleet::Fleet;
@@ -164,6 +165,8 @@ impl Scheduler {
             Event::PromptDenied { subject, tokens } => self.limits.prompt_denied(&subject, tokens, now),
             Event::StartsRestored(starts) => self.demand.restore_starts(&starts),
             Event::LimitsLeased { grants, until } => self.limits.shared_mut().lease(&grants, until),
+            Event::ServedElsewhere(reports) => self.served_elsewhere(&reports),
+            Event::HeldElsewhere(held) => self.held_elsewhere(held),
             Event::PolicyChanged(policy) => drop(self.reload(PreparedPolicy::new(policy), out)),
             Event::GrowthExpected(pools) => self.demand.set_growth(&pools, &self.policy),
             Event::Draining => {
@@ -208,6 +211,7 @@ impl Scheduler {
         self.run_replica_timers(out);
         self.clear_departing(out);
         self.groups.mark_due(now);
+        self.groups.fade_remote_leads(now);
         self.refresh_due_heads();
         now
     }
@@ -247,6 +251,7 @@ impl Scheduler {
             WakeReason::UrgentClassIdle.at(self.groups.next_release()),
             WakeReason::SessionWait.at(self.groups.next_session_end()),
             WakeReason::OverrideEnd.at(self.overrides.next_end()),
+            WakeReason::RemoteLeadFade.at(self.groups.next_fade()),
         ];
         self.timers.wakes(earliest_prefill).into_iter().chain(kept_elsewhere).flatten()
     }
@@ -291,6 +296,17 @@ impl Scheduler {
     /// [`crate::core::limits::UsageLimits::take_use`].
     pub fn take_limit_use(&mut self, wanted: &[LimitId], most: usize, now: Tick) -> LimitReports {
         self.limits.shared_mut().take_use(wanted, most, self.now.max(now))
+    }
+
+    /// Records the work of tenants and classes from now on, for [`Self::take_service_reports`].
+    pub const fn record_service(&mut self) {
+        self.groups.service.start();
+    }
+
+    /// Takes the work that tenants and classes got here since it was last taken: at most `most` accounts
+    /// that changed, in turn. Without [`Self::record_service`] there is none.
+    pub fn take_service_reports(&mut self, most: usize) -> Vec<ServiceReport> {
+        self.groups.service.take(most)
     }
 
     /// Number of jobs in any phase.

@@ -91,6 +91,8 @@ fn kind(event: &Event) -> &'static str {
         Event::UsageRestored { .. } => "usage_restored",
         Event::PromptDenied { .. } => "prompt_denied",
         Event::LimitsLeased { .. } => "limits_leased",
+        Event::ServedElsewhere(_) => "served_elsewhere",
+        Event::HeldElsewhere(_) => "held_elsewhere",
         Event::StartsRestored(_) => "starts_restored",
         Event::PolicyChanged(_) => "policy_changed",
         Event::GrowthExpected(_) => "growth_expected",

@@ -189,6 +189,8 @@ impl History {
             | Event::SleepAnswered { .. }
             | Event::GrowthExpected(_)
             | Event::LimitsLeased { .. }
+            | Event::ServedElsewhere(_)
+            | Event::HeldElsewhere(_)
             | Event::Timer => {}
         }
         None

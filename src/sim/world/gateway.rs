@@ -95,6 +95,11 @@ impl SimGateway {
         &self.scheduler
     }
 
+    #[cfg(test)]
+    pub(crate) fn scheduler_mut(&mut self) -> &mut Scheduler {
+        &mut self.scheduler
+    }
+
     fn spec(&self, now: Tick, job: JobIndex, arrival: &Arrival) -> JobSpec {
         if let Some(spec) = self.specs.get(job) {
             return JobSpec { id: JobId::new(job as u64), ..*spec };

@@ -18,4 +18,6 @@ pub mod router;
 pub mod run;
 pub mod setup;
 #[cfg(test)]
+mod shared_fairness;
+#[cfg(test)]
 mod tests;

@@ -85,6 +85,21 @@ impl StoreLost<'_> {
     }
 }
 
+/// The work of tenants here does not reach the other gateways through the store, so that each gateway is
+/// fair by itself.
+#[derive(Debug, Clone, Copy)]
+pub struct ServiceNotShared<'a> {
+    pub problem: &'a str,
+}
+
+impl ServiceNotShared<'_> {
+    /// Writes the event to the log.
+    pub fn emit(&self, telemetry: &Telemetry) {
+        let problem = shorten(self.problem);
+        telemetry.log(|| warn!(problem, "fair shares are not shared with the other gateways"));
+    }
+}
+
 /// The store was away for so long that leases of limits have ended.
 #[derive(Debug, Clone, Copy)]
 pub struct LeasesEnded {

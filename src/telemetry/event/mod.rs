@@ -25,7 +25,9 @@ pub use identity::{
     AdminRefused, CertificateLoaded, HandshakeFailed, IssuerKeysFetched, IssuerKeysLost, SignInNotKnown,
 };
 pub use keys::{EXPIRES_SOON, KeyChanged, KeysCounted};
-pub use limits::{ClusterSeen, LeasesEnded, LimitMet, RefusalsCounted, StoreBack, StoreLost};
+pub use limits::{
+    ClusterSeen, LeasesEnded, LimitMet, RefusalsCounted, ServiceNotShared, StoreBack, StoreLost,
+};
 pub use objective::ObjectiveUnattainable;
 pub use overrides::{OverrideChanged, OverrideExpired, OverrideHeard};
 pub use process::{

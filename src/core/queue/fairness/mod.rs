@@ -1,6 +1,8 @@
 //! Fairness counters: virtual counters of tenants, and credit of guaranteed shares of classes.
 
 mod past_use;
+mod remote_lead;
+pub mod service;
 
 use std::time::Duration;
 
@@ -11,7 +13,10 @@ use crate::core::model::number_map::NumberMap;
 use crate::core::model::policy::tenants::MAX_TENANT_LEVELS;
 use crate::core::model::time::Tick;
 
+pub use self::remote_lead::FADE_INTERVAL;
+
 use self::past_use::{PastUse, UseHolder};
+use self::remote_lead::RemoteLeads;
 
 /// Units of a virtual counter that one token costs a tenant of weight 1.
 const UNIT: f64 = 1024.0;
@@ -77,6 +82,8 @@ pub struct FairCounters {
     mean_cost: f64,
     /// Use that counts against tenants; absent in a class without a half-life.
     past_use: Option<PastUse>,
+    /// Leads of tenants by service at other gateways.
+    remote: RemoteLeads,
 }
 
 impl FairCounters {
@@ -130,6 +137,71 @@ impl FairCounters {
         }
     }
 
+    /// Charges a tenant and its groups for work that other gateways dispatched for it; below 0 is a
+    /// correction, which earns no more than an absence does. `waiting` gives the least counter of those
+    /// who wait in a group of tenants.
+    pub fn charge_remote(
+        &mut self,
+        who: &TenantWeights,
+        tokens: i64,
+        now: Tick,
+        waiting: &dyn Fn(Option<TenantId>) -> Option<u128>,
+    ) {
+        let most = self.max_credit();
+        for (holder, weight) in who.charged_accounts() {
+            let factor = self.past_use.as_ref().map_or(1.0, |past| past.factor(holder, weight));
+            let amount = scaled(tokens.unsigned_abs(), weight * factor);
+            let floor = waiting(holder.within).unwrap_or_else(|| self.least_served(holder.within));
+            let counter = match holder.is_group {
+                true => &mut self.groups.entry(holder.tenant).or_default().counter,
+                false => self.tenants.entry(holder.tenant).or_default(),
+            };
+            match tokens {
+                ..0 => self.remote.take_back(holder, counter, amount, most),
+                0.. => self.remote.add(holder, counter, amount, floor, now),
+            }
+            if let Some(past) = &mut self.past_use {
+                past.add(holder, weight, tokens as f64, now);
+            }
+        }
+    }
+
+    /// The floor of a group of tenants in which nobody waits.
+    fn least_served(&self, group: Option<TenantId>) -> u128 {
+        group.map_or(0, |group| self.max_served(group))
+    }
+
+    /// Whether some tenant is ahead by service at other gateways.
+    #[must_use]
+    pub fn has_remote_leads(&self) -> bool {
+        !self.remote.is_empty()
+    }
+
+    /// Lets the leads by service at other gateways fade by one step. Returns the tenants and groups
+    /// whose counters changed. `waiting` is that of [`Self::charge_remote`].
+    pub fn fade_remote_leads(
+        &mut self,
+        now: Tick,
+        waiting: &dyn Fn(Option<TenantId>) -> Option<u128>,
+    ) -> Vec<TenantId> {
+        let mut changed = Vec::new();
+        for holder in self.remote.holders() {
+            let floor = waiting(holder.within).unwrap_or_else(|| self.least_served(holder.within));
+            let counter = match holder.is_group {
+                true => self.groups.get_mut(&holder.tenant).map(|own| &mut own.counter),
+                false => self.tenants.get_mut(&holder.tenant),
+            };
+            let Some(counter) = counter else {
+                self.remote.remove(holder);
+                continue;
+            };
+            if self.remote.fade(holder, counter, floor, now) {
+                changed.push(holder.tenant);
+            }
+        }
+        changed
+    }
+
     /// Makes past use count, with this half-life; absent = it does not count.
     pub fn set_half_life(&mut self, half_life: Option<Duration>) {
         match (half_life, &mut self.past_use) {
@@ -159,6 +231,7 @@ impl FairCounters {
     pub fn retain(&mut self, keep: impl Fn(TenantId) -> bool) {
         self.tenants.retain(|tenant, _| keep(*tenant));
         self.groups.retain(|group, _| keep(*group));
+        self.remote.retain(&keep);
         if let Some(past) = &mut self.past_use {
             past.retain(keep);
         }
@@ -215,6 +288,18 @@ impl GuaranteedShare {
     pub fn accrue(&mut self, cost: u64, min_share: f64) {
         let most = MAX_OWED_JOBS * self.mean_cost.max(cost as f64);
         self.owed = (self.owed + cost as f64 * min_share).min(most.max(self.owed));
+    }
+
+    /// Adds the class's share of work that other gateways dispatched to replicas that the class also
+    /// waits for. The report is of many jobs, so only the class's own jobs bound what it is owed.
+    pub fn accrue_remote(&mut self, cost: u64, min_share: f64) {
+        let most = MAX_OWED_JOBS * self.mean_cost;
+        self.owed = (self.owed + cost as f64 * min_share).min(most.max(self.owed));
+    }
+
+    /// Subtracts the cost of jobs of this class that other gateways dispatched, as in ordinary turns.
+    pub const fn pay_remote(&mut self, cost: u64) {
+        self.owed = (self.owed - cost as f64).max(self.owed.min(0.0));
     }
 
     /// Subtracts the cost of a job of this class, dispatched in a guaranteed turn or an ordinary

@@ -22,7 +22,7 @@ const MAX_AGE: f64 = 64.0;
 const NEGLIGIBLE: f64 = 1e-3;
 
 /// A tenant, or the group of tenants with its id.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct UseHolder {
     pub(super) tenant: TenantId,
     pub(super) is_group: bool,

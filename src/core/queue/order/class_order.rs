@@ -8,11 +8,12 @@ use crate::core::model::policy::Policy;
 use crate::core::model::time::Tick;
 use crate::core::placement::GroupShape;
 use crate::core::queue::drain_rate::DrainRates;
-use crate::core::queue::fairness::{FairCounters, GuaranteedShare};
+use crate::core::queue::fairness::{FairCounters, GuaranteedShare, TenantWeights};
 use crate::core::queue::headroom::Headroom;
+use crate::core::queue::lane_key::LaneSegment;
 
 use super::head_tree::HeadTree;
-use super::heads::HeadIndex;
+use super::heads::{HeadIndex, tree_index};
 
 /// How long a class stays active after its last job has left or has stopped waiting. In a shorter
 /// time, slower classes fill the replicas between the requests of a trickle, and each request waits
@@ -88,9 +89,42 @@ impl ClassOrder {
         pool_index.map_or(0, |index| self.waiting_by_pool[index])
     }
 
+    /// Charges a tenant and its groups for work that other gateways dispatched for it.
+    pub(super) fn charge_remote(&mut self, who: &TenantWeights, tokens: i64, now: Tick) {
+        let Self { counters, pool_sets, pool_sets_with_heads, max_served, .. } = self;
+        counters.charge_remote(who, tokens, now, &|group| {
+            least_counter(pool_sets, pool_sets_with_heads, max_served, group)
+        });
+    }
+
+    /// Lets leads by service at other gateways fade; returns whose counters changed.
+    pub(super) fn fade_remote_leads(&mut self, now: Tick) -> Vec<TenantId> {
+        let Self { counters, pool_sets, pool_sets_with_heads, max_served, .. } = self;
+        counters.fade_remote_leads(now, &|group| {
+            least_counter(pool_sets, pool_sets_with_heads, max_served, group)
+        })
+    }
+
     pub(super) fn is_active(&self, now: Tick) -> bool {
         self.last_active.is_some_and(|seen| now.since(seen) < ACTIVE_FOR)
     }
+}
+
+/// The least counter of those who wait in a group of tenants, whatever their pools. Of the outermost
+/// level where nobody waits it is the largest one served.
+fn least_counter(
+    pool_sets: &[PoolSetQueue],
+    with_heads: &[BitSet; 4],
+    max_served: &[u128],
+    group: Option<TenantId>,
+) -> Option<u128> {
+    let waiting = [false, true].into_iter().flat_map(|bound| {
+        let tree = tree_index(LaneSegment::New, bound);
+        let busy = &with_heads[tree];
+        busy.intersection(busy)
+            .filter_map(move |pool_set| pool_sets[pool_set].trees[tree].least_counter(group))
+    });
+    waiting.min().or_else(|| max_served.iter().copied().max().filter(|_| group.is_none()))
 }
 
 /// Waiting jobs of one class in one pool set.

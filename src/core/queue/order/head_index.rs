@@ -8,6 +8,8 @@
 use smallvec::SmallVec;
 
 use crate::core::model::ids::{ClassIndex, TenantId};
+use crate::core::model::time::Tick;
+use crate::core::queue::fairness::TenantWeights;
 use crate::core::queue::lane_key::LaneSegment;
 
 use super::PoolGroup;
@@ -119,6 +121,27 @@ impl PoolGroup {
             let pool_set = tree.pool_set.index();
             let is_empty = own.pool_sets[pool_set].trees[tree.number].is_empty();
             own.pool_sets_with_heads[tree.number].set(pool_set, !is_empty);
+        }
+    }
+
+    /// Charges a tenant of the class for work that other gateways dispatched for it.
+    pub fn charge_remote(&mut self, class: ClassIndex, who: &TenantWeights, tokens: i64, now: Tick) {
+        self.classes[class.index()].charge_remote(who, tokens, now);
+        self.follow_counter(class, who.tenant);
+    }
+
+    /// Whether some tenant is ahead by service at other gateways.
+    #[must_use]
+    pub fn has_remote_leads(&self) -> bool {
+        self.classes.iter().any(|class| class.counters.has_remote_leads())
+    }
+
+    /// Lets leads by service at other gateways fade by one step.
+    pub fn fade_remote_leads(&mut self, now: Tick) {
+        for class in self.class_indexes() {
+            for tenant in self.classes[class.index()].fade_remote_leads(now) {
+                self.follow_counter(class, tenant);
+            }
         }
     }
 

@@ -434,6 +434,19 @@ impl PoolGroup {
         }
     }
 
+    /// Books work of the class that other gateways dispatched to the pool.
+    pub fn book_remote(&mut self, class: ClassIndex, pool: PoolId, cost: u64) {
+        let pool_index = self.pool_index(pool);
+        for (index, own) in self.classes.iter_mut().enumerate() {
+            if own.waiting_at(pool_index) > 0 {
+                own.guaranteed_share.accrue_remote(cost, own.min_share);
+            }
+            if index == class.index() {
+                own.guaranteed_share.pay_remote(cost);
+            }
+        }
+    }
+
     /// Whether an arriving job of the class counts as background. A class that is owed its
     /// guaranteed share does not.
     #[must_use]

@@ -15,7 +15,7 @@
 //! who borrow. What a group does not lend stays free for its children. A change costs a step on
 //! each level.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use smallvec::SmallVec;
 
@@ -131,6 +131,8 @@ pub struct TenantQuotas {
     held: u64,
     /// Sequences that stay free for tenants and groups that do not lend them.
     kept_free: u64,
+    /// What of it tenants hold at other gateways.
+    elsewhere: BTreeMap<TenantId, u64>,
 }
 
 impl TenantQuotas {
@@ -230,6 +232,25 @@ impl TenantQuotas {
         self.change(tenant, |held| held.saturating_sub(u64::from(seqs)))
     }
 
+    /// Sets what tenants hold at other gateways, in place of what was set before.
+    pub fn set_elsewhere(&mut self, elsewhere: BTreeMap<TenantId, u64>) -> QuotaChanges {
+        let before = std::mem::replace(&mut self.elsewhere, elsewhere.clone());
+        let mut changes = QuotaChanges::default();
+        let tenants: BTreeSet<TenantId> = before.keys().chain(elsewhere.keys()).copied().collect();
+        for tenant in tenants {
+            let held = |at: &BTreeMap<TenantId, u64>| at.get(&tenant).copied().unwrap_or(0);
+            let (old, new) = (held(&before), held(&elsewhere));
+            if old != new {
+                let replace = |held: u64| held.saturating_sub(old).saturating_add(new);
+                self.held = replace(self.held);
+                let QuotaChanges { tenants, groups } = self.change(tenant, replace);
+                changes.tenants.extend(tenants);
+                changes.groups.extend(groups);
+            }
+        }
+        changes
+    }
+
     /// Sets the number of sequences that the replicas can run. The cost grows with the number of
     /// tenants that have a quota.
     pub fn resize(&mut self, capacity: u64) -> QuotaChanges {
@@ -266,12 +287,17 @@ impl TenantQuotas {
         kept
     }
 
-    /// Whether the accounts match the sequences that running jobs hold, by tenant.
+    /// Whether the accounts match the sequences that running jobs hold here, by tenant, and what is held
+    /// at other gateways.
     #[must_use]
     pub fn is_balanced(&self, held: &BTreeMap<TenantId, u64>) -> bool {
+        let mut held = held.clone();
+        for (tenant, elsewhere) in &self.elsewhere {
+            *held.entry(*tenant).or_default() += elsewhere;
+        }
         let own = |tenant| held.get(tenant).copied().unwrap_or(0);
         let mut by_group: BTreeMap<TenantId, u64> = BTreeMap::new();
-        for (tenant, held) in held {
+        for (tenant, held) in &held {
             self.groups_of(*tenant).for_each(|group| *by_group.entry(group).or_default() += held);
         }
         let kept = self.kept_by_level();
@@ -400,6 +426,24 @@ mod tests {
         assert_eq!(some.state(TenantId::new(0)), QuotaState::Guaranteed);
         assert_eq!(moved(&mut some, 0), [TenantId::new(0)], "one sequence stays guaranteed to the other");
         assert_eq!(moved(&mut some, 0), []);
+    }
+
+    #[test]
+    fn what_is_held_elsewhere_counts_as_held_here() {
+        let mut some = quotas(&[(0.3, 0.2, 1.0), (0.2, 1.0, 0.0)], 10);
+        let tenant = TenantId::new(0);
+        walk(&mut some, 0, 2);
+        assert_eq!(some.free_to_borrow(None), 6, "two are kept for the second");
+        let changes = some.set_elsewhere([(tenant, 3), (TenantId::new(9), 1)].into());
+        assert_eq!((some.state(tenant), changes.tenants.to_vec()), (QuotaState::Parked, vec![tenant]));
+        assert_eq!(some.free_to_borrow(None), 2);
+        let own = BTreeMap::from([(tenant, 2)]);
+        assert!(some.is_balanced(&own));
+        let changes = some.set_elsewhere([(tenant, 1)].into());
+        assert_eq!((some.state(tenant), changes.tenants.len()), (QuotaState::Borrowing, 1));
+        some.set_elsewhere(BTreeMap::new());
+        assert!(some.is_balanced(&own) && some.state(tenant) == QuotaState::Guaranteed);
+        assert_eq!(some.free_to_borrow(None), 6);
     }
 
     proptest! {

@@ -2,7 +2,10 @@
 //!
 //! A change re-ranks the lanes of a tenant only if its quota state changed.
 
-use crate::core::model::ids::{ClassId, GroupIndex, TenantId};
+use std::collections::BTreeMap;
+
+use crate::core::model::ids::{ClassId, GroupIndex, PoolId, TenantId};
+use crate::core::queue::fairness::service::HeldSequences;
 use crate::core::queue::lane_key::LaneKey;
 use crate::core::queue::quota::QuotaChanges;
 
@@ -51,10 +54,58 @@ impl Scheduler {
                 self.groups[group].quotas.take(job.spec.tenant, run.booking.seqs);
             }
         }
-        for group in self.groups.iter_mut() {
-            let capacity = self.fleet.capacity(&group.shape.pools);
-            group.quotas.resize(capacity);
+        for group in self.groups.indexes() {
+            let capacity = self.fleet.capacity(&self.groups[group].shape.pools);
+            self.groups[group].quotas.resize(capacity);
+            let elsewhere = self.elsewhere_in(group);
+            self.groups[group].quotas.set_elsewhere(elsewhere);
         }
+    }
+
+    /// Takes over what tenants hold at other gateways now: it counts in their quotas as if it were held
+    /// here.
+    pub(in crate::core::scheduler) fn held_elsewhere(&mut self, held: Vec<HeldSequences>) {
+        self.groups.held_elsewhere = held;
+        for group in self.groups.indexes() {
+            if self.groups[group].quotas.is_empty() {
+                continue;
+            }
+            let elsewhere = self.elsewhere_in(group);
+            let changes = self.groups[group].quotas.set_elsewhere(elsewhere);
+            self.follow_quotas(group, &changes);
+            self.groups.mark_changed(Some(group));
+        }
+    }
+
+    /// What each tenant holds of a group at other gateways.
+    fn elsewhere_in(&self, group: GroupIndex) -> BTreeMap<TenantId, u64> {
+        let mut sums = BTreeMap::new();
+        for held in &self.groups.held_elsewhere {
+            let is_known = self.policy.tenants.get(held.tenant).is_some();
+            if is_known && self.placement.group_of(held.pool) == Some(group) {
+                *sums.entry(held.tenant).or_default() += u64::from(held.seqs);
+            }
+        }
+        sums
+    }
+
+    /// Sequences that each tenant holds here, for the other gateways; nothing without quotas. Looks at
+    /// every running job.
+    #[must_use]
+    pub fn held_sequences(&self) -> Vec<HeldSequences> {
+        let mut sums: BTreeMap<(PoolId, TenantId), u32> = BTreeMap::new();
+        if self.groups.iter().all(|group| group.quotas.is_empty()) {
+            return Vec::new();
+        }
+        for (job, run) in self.jobs.attempts() {
+            let group = self.groups.get(self.placement.group_of_model(job.spec.model));
+            let group = group.filter(|group| !group.quotas.is_empty());
+            if let Some(pool) = group.and_then(|group| group.shape.pools.first()) {
+                let sum = sums.entry((*pool, job.spec.tenant)).or_default();
+                *sum = sum.saturating_add(run.booking.seqs);
+            }
+        }
+        sums.into_iter().map(|((pool, tenant), seqs)| HeldSequences { pool, tenant, seqs }).collect()
     }
 
     /// Updates the head positions of a tenant's lanes in the group.

@@ -260,13 +260,16 @@ impl Scheduler {
             self.fleet.reference_ttft_model(replica).map_or(0, |ttft_model| ttft_model.ttft(booking.weight));
         self.invariants.check(InvariantId::CreditKept, fits);
         self.groups[group].book_dispatch(&pick.candidate, pick.pool, price);
+        self.groups.note_class_work(group, pick.candidate.class, pick.pool, price);
         self.groups[group].class_mut(pick.candidate.class).drain_rates.note_dispatch(spec.tenant, now);
         self.note_turn(&pick.candidate.head);
         let lane = self.take_from_lane(id)?;
         if unpaid {
             let who = self.weights(group, spec.tenant);
             self.groups[group].class_mut(pick.candidate.class).counters.charge(&who, price, now);
-            self.refresh_counter(LaneAccounts { group, class: pick.candidate.class }, lane);
+            let account = LaneAccounts { group, class: pick.candidate.class };
+            self.groups.note_charge(account, spec.tenant, 0, price);
+            self.refresh_counter(account, lane);
         } else {
             self.refresh_lane(lane);
         }

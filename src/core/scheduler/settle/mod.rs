@@ -13,6 +13,7 @@ use crate::core::model::event::{Action, AttemptOutcome, JobAction, RejectReason}
 use crate::core::model::ids::{GroupIndex, JobId, TenantId};
 use crate::core::model::invariant::InvariantId;
 use crate::core::model::job::{JobUsage, TokenCounts};
+use crate::core::queue::fairness::service::{ServiceAccount, ServiceReport};
 use crate::core::queue::fairness::{TenantWeights, cost};
 use crate::core::queue::lane_key::LaneKey;
 
@@ -170,8 +171,34 @@ impl Scheduler {
         let who = self.weights(account.group, lane.tenant);
         let class = self.groups[account.group].class_mut(account.class);
         class.counters.adjust(&who, charged, cost, self.now);
+        self.groups.note_charge(account, lane.tenant, charged, cost);
         self.refresh_counter(account, lane);
         self.groups.mark_changed(Some(account.group));
+    }
+
+    /// Takes over work that other gateways dispatched: it counts in fair shares, and in guaranteed
+    /// shares of classes, as if it had been dispatched here. Accounts that this gateway does not have
+    /// are left out.
+    pub(super) fn served_elsewhere(&mut self, reports: &[ServiceReport]) {
+        for report in reports {
+            let (ServiceAccount::Tenant { pool, class, .. } | ServiceAccount::Class { pool, class }) =
+                report.account;
+            let Some(group) = self.placement.group_of(pool) else { continue };
+            let Some(class) = self.groups[group].class(class) else { continue };
+            let tokens = report.bounded_tokens();
+            match report.account {
+                ServiceAccount::Tenant { tenant, .. } if self.policy.tenants.get(tenant).is_some() => {
+                    let who = self.weights(group, tenant);
+                    self.groups[group].charge_remote(class, &who, tokens, self.now);
+                }
+                ServiceAccount::Tenant { .. } => continue,
+                ServiceAccount::Class { .. } => {
+                    self.groups[group].book_remote(class, pool, u64::try_from(tokens).unwrap_or(0));
+                }
+            }
+            self.groups.mark_changed(Some(group));
+        }
+        self.groups.note_remote_leads(self.now);
     }
 
     /// The tenant's weight, boosted or not; 1 for one that is no longer in the

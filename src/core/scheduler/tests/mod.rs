@@ -13,6 +13,7 @@ mod edge;
 mod entries;
 mod fallbacks;
 mod faults;
+mod fleet_fairness;
 mod hierarchy;
 mod interruptions;
 mod migration;

@@ -1,7 +1,9 @@
-//! Limits, overrides and demand reports that several gateways share.
+//! Limits, overrides, demand reports and fair shares that several gateways share.
 
+mod fairness;
 mod fleet;
 mod gateways;
 mod losses;
 mod overrides;
 mod reports;
+mod service;

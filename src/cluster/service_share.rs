@@ -1,0 +1,93 @@
+//! Service share: the calls that carry the work of tenants and classes to the store and back.
+
+use std::sync::Arc;
+
+use crate::cluster::connection::{StoreConnection, StoreScript};
+use crate::cluster::demand_reports::StoreNames;
+use crate::cluster::parts::ClusterParts;
+use crate::cluster::service_batches::{MAX_ROWS, ServiceBatches};
+use crate::core::model::event::Event;
+use crate::core::queue::fairness::service::{HeldSequences, summed};
+use crate::dispatcher::Dispatcher;
+use crate::telemetry::event::ServiceNotShared;
+
+/// Reports in one event of the scheduler. Requests wait while it is handled.
+const REPORTS_AN_EVENT: usize = 256;
+
+#[derive(Debug)]
+pub(super) struct ServiceShare {
+    script: StoreScript,
+    batches: ServiceBatches,
+    /// What tenants hold at other gateways, as the scheduler was told last.
+    held: Vec<HeldSequences>,
+    /// Whether the store has refused the last call, and operators know it.
+    is_refused: bool,
+}
+
+impl ServiceShare {
+    pub(super) fn new() -> Self {
+        let (script, batches) = (StoreScript::service(), ServiceBatches::default());
+        Self { script, batches, held: Vec::new(), is_refused: false }
+    }
+
+    /// Notes that the connection was lost, or that this gateway is alone. Nothing is known of what tenants
+    /// hold elsewhere.
+    pub(super) fn start_over(&mut self, dispatcher: &Dispatcher) {
+        self.batches.start_over();
+        self.pass_held(dispatcher, Vec::new());
+    }
+
+    fn pass_held(&mut self, dispatcher: &Dispatcher, held: Vec<HeldSequences>) {
+        if self.held != held {
+            self.held.clone_from(&held);
+            dispatcher.event(Event::HeldElsewhere(held));
+        }
+    }
+
+    /// Tells the store what was dispatched here since the last call, and the scheduler what other gateways
+    /// have dispatched. A gateway that is alone tells and asks nothing. A call that the store refuses is a
+    /// line of the log: each gateway is then fair by itself. `members` are the gateways that are there.
+    ///
+    /// # Errors
+    /// The connection is lost.
+    pub(super) async fn share(
+        &mut self,
+        connection: &StoreConnection,
+        names: StoreNames<'_>,
+        parts: &ClusterParts,
+        members: &[String],
+    ) -> Result<(), String> {
+        let ClusterParts { dispatcher, settings, telemetry, .. } = parts;
+        let most = if self.batches.has_begun() { MAX_ROWS } else { usize::MAX };
+        let mut reports = dispatcher.take_service_reports(most);
+        if members.len() < 2 {
+            self.start_over(dispatcher);
+            return Ok(());
+        }
+        if !self.batches.has_begun() {
+            // Nobody takes over what was dispatched while this gateway was away or alone.
+            reports.clear();
+        }
+        let policy = Arc::clone(&settings.load().policy);
+        let call = self.batches.call(names, &reports, &dispatcher.held_sequences(), &policy);
+        let keys: Vec<&str> = call.keys.iter().map(String::as_str).collect();
+        let answer: Vec<Vec<u8>> = match connection.try_run(&self.script, &keys, &call.values).await? {
+            Ok(answer) => answer,
+            Err(problem) => {
+                self.start_over(dispatcher);
+                if !std::mem::replace(&mut self.is_refused, true) {
+                    ServiceNotShared { problem: &problem }.emit(telemetry);
+                }
+                return Ok(());
+            }
+        };
+        self.is_refused = false;
+        let heard = self.batches.receive_answer(&call, answer, &policy).unwrap_or_default();
+        for reports in summed(&heard).chunks(REPORTS_AN_EVENT) {
+            dispatcher.event(Event::ServedElsewhere(reports.to_vec()));
+        }
+        let held = self.batches.held_elsewhere(members);
+        self.pass_held(dispatcher, held);
+        Ok(())
+    }
+}
