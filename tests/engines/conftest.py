@@ -54,11 +54,11 @@ class Engine:
         self.home = home
         self.pid = None
         self.url = f"http://127.0.0.1:{port}"
-        self.model = home / "model-12-256-2048"
+        self.model = home / "model-4-256-2048"
 
     def serve(self, *arguments, **more):
         env = dict(
-            os.environ, TINY_HOME=str(self.home), MAX_SEQS=str(SEQUENCES), LAYERS="12", HIDDEN="256", **more
+            os.environ, TINY_HOME=str(self.home), MAX_SEQS=str(SEQUENCES), LAYERS="4", HIDDEN="256", **more
         )
         # By default all servers compute on the same core.
         env |= {"CORE": str(self.core)}
@@ -149,8 +149,9 @@ class Gateway:
             "version": 1,
             "server": {"listen": f"127.0.0.1:{self.port}", "admin": f"127.0.0.1:{self.admin_port}"},
             "telemetry": {"log": {"format": "json", "level": "info"}},
-            # A vLLM that ends may leave its streams open and silent.
-            "upstream": {"stream_idle_timeout": "10s"},
+            # A vLLM that ends may leave its streams open and silent. Streams that it broke wait as long for a
+            # place elsewhere: longer than the longest stream takes on a slow machine.
+            "upstream": {"stream_idle_timeout": "20s"},
             "tenants": {"team": {"keys": [{"id": key_id, "digest": digest}]}},
             "pools": {"tiny": {"engine": "vllm", "models": ["tiny"], "replicas": replicas, **pool}},
         }

@@ -34,6 +34,8 @@ pub(in crate::core::scheduler) enum WakeReason {
     SessionWait,
     /// The end of an override.
     OverrideEnd,
+    /// A step in which the leads of other gateways' tenants fade.
+    RemoteLeadFade,
 }
 
 impl WakeReason {
