@@ -137,3 +137,30 @@ fn classify(bytes: &[u8]) -> Option<ProtocolSniff> {
 #[cfg(test)]
 #[path = "connection_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+mod opening_tests {
+    use super::{ProtocolSniff, check_opening, classify};
+
+    #[test]
+    fn protocol_is_known_as_soon_as_the_bytes_tell() {
+        assert_eq!(classify(b""), None);
+        assert_eq!(classify(b"P"), None);
+        assert_eq!(classify(b"PO"), Some(ProtocolSniff::Http1));
+        assert_eq!(classify(b"GET / HTTP/1.1\r\n\r\n"), Some(ProtocolSniff::Http1));
+        assert_eq!(classify(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r"), None);
+        assert_eq!(classify(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0"), Some(ProtocolSniff::Http2));
+        assert_eq!(classify(b"PRI * HTTP/2.0\r\n\r\nXX"), Some(ProtocolSniff::Http1));
+    }
+
+    #[test]
+    fn what_tls_chose_is_not_detected_again() {
+        let http2 = Some(ProtocolSniff::Http2);
+        assert_eq!(check_opening(b"PRI", http2), None);
+        assert_eq!(check_opening(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", http2), http2);
+        assert_eq!(check_opening(b"GET / HTTP/1.1\r\n", http2), Some(ProtocolSniff::NotHttp2));
+        let http1 = Some(ProtocolSniff::Http1);
+        assert_eq!((check_opening(b"", http1), check_opening(b"P", http1)), (None, http1));
+        assert_eq!(check_opening(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", None), http2);
+    }
+}

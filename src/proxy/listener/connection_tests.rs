@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::config::settings::ListenerLimits;
 use crate::proxy::listener::conn_state::{ConnState, ListenerMetrics};
-use crate::proxy::listener::connection::{ProtocolSniff, check_opening, classify, serve};
+use crate::proxy::listener::connection::serve;
 use crate::proxy::listener::http2::resets::{AddressResets, ClientResets};
 use crate::proxy::listener::rejected::RequestRejected;
 use crate::proxy::listener::socket::ClientSocket;
@@ -197,28 +197,6 @@ impl Rig {
 /// True when `start` lies `seconds` back, give or take 10 ms.
 fn took(start: Instant, seconds: u64) -> bool {
     start.elapsed().abs_diff(Duration::from_secs(seconds)) < Duration::from_millis(10)
-}
-
-#[test]
-fn protocol_is_known_as_soon_as_the_bytes_tell() {
-    assert_eq!(classify(b""), None);
-    assert_eq!(classify(b"P"), None);
-    assert_eq!(classify(b"PO"), Some(ProtocolSniff::Http1));
-    assert_eq!(classify(b"GET / HTTP/1.1\r\n\r\n"), Some(ProtocolSniff::Http1));
-    assert_eq!(classify(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r"), None);
-    assert_eq!(classify(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0"), Some(ProtocolSniff::Http2));
-    assert_eq!(classify(b"PRI * HTTP/2.0\r\n\r\nXX"), Some(ProtocolSniff::Http1));
-}
-
-#[test]
-fn what_tls_chose_is_not_detected_again() {
-    let http2 = Some(ProtocolSniff::Http2);
-    assert_eq!(check_opening(b"PRI", http2), None);
-    assert_eq!(check_opening(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", http2), http2);
-    assert_eq!(check_opening(b"GET / HTTP/1.1\r\n", http2), Some(ProtocolSniff::NotHttp2));
-    let http1 = Some(ProtocolSniff::Http1);
-    assert_eq!((check_opening(b"", http1), check_opening(b"P", http1)), (None, http1));
-    assert_eq!(check_opening(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", None), http2);
 }
 
 #[tokio::test(start_paused = true)]
