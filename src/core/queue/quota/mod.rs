@@ -234,16 +234,16 @@ impl TenantQuotas {
 
     /// Sets what tenants hold at other gateways, in place of what was set before.
     pub fn set_elsewhere(&mut self, elsewhere: BTreeMap<TenantId, u64>) -> QuotaChanges {
-        let before = std::mem::replace(&mut self.elsewhere, elsewhere.clone());
+        let before = std::mem::replace(&mut self.elsewhere, elsewhere);
         let mut changes = QuotaChanges::default();
-        let tenants: BTreeSet<TenantId> = before.keys().chain(elsewhere.keys()).copied().collect();
+        let tenants: BTreeSet<TenantId> = before.keys().chain(self.elsewhere.keys()).copied().collect();
         for tenant in tenants {
             let held = |at: &BTreeMap<TenantId, u64>| at.get(&tenant).copied().unwrap_or(0);
-            let (old, new) = (held(&before), held(&elsewhere));
+            let (old, new) = (held(&before), held(&self.elsewhere));
             if old != new {
-                let replace = |held: u64| held.saturating_sub(old).saturating_add(new);
-                self.held = replace(self.held);
-                let QuotaChanges { tenants, groups } = self.change(tenant, replace);
+                self.held = self.held.saturating_sub(old).saturating_add(new);
+                let QuotaChanges { tenants, groups } =
+                    self.change(tenant, |held| held.saturating_sub(old).saturating_add(new));
                 changes.tenants.extend(tenants);
                 changes.groups.extend(groups);
             }
