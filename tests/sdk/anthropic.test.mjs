@@ -144,7 +144,7 @@ test("engines that all fail", async () => {
 for (const kind of ["cut", "error_event", "abort", "no_finish", "silent"]) {
   test(`a stream that breaks raises: ${kind}`, async () => {
     const [recorder, seen] = [new Recorder(), []];
-    await withFault({ kind, after_tokens: 5 }, async () => {
+    await withFault({ kind, after_tokens: 20 }, async () => {
       const ask = { ...EXACT, model: "brittle", max_tokens: 50, stream: true };
       const stream = await recorded(recorder).messages.create(ask);
       const read = async () => {

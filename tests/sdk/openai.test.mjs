@@ -288,7 +288,7 @@ for (const kind of ["cut", "error_event", "engine_dead", "abort", "no_finish", "
   for (const call of ["chat", "responses"]) {
     test(`a ${call} stream that breaks raises: ${kind}`, async () => {
       const [recorder, seen] = [new Recorder(), []];
-      await withFault({ kind, after_tokens: 5 }, async () => {
+      await withFault({ kind, after_tokens: 20 }, async () => {
         const api = recorded(recorder);
         const common = { model: "brittle", stream: true, ignore_eos: true };
         const stream =

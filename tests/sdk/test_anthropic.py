@@ -268,7 +268,7 @@ def test_a_fault_before_the_first_token_is_not_seen(gateway, brittle, until_it_f
 )
 def test_a_stream_that_breaks_raises(gateway, brittle, recorder, marker, kind):
     for engine in brittle:
-        engine.fault(kind, after_tokens=5)
+        engine.fault(kind, after_tokens=20)
     seen = []
     with recorded(gateway, recorder) as api, pytest.raises(anthropic.APIStatusError) as broken:
         ask = {**ASK, "model": "brittle", "max_tokens": 50, **EXACT, "extra_headers": {"x-request-id": marker}}

@@ -490,7 +490,7 @@ BREAKS = ["cut", "error_event", "engine_dead", "abort", "no_finish", "malformed_
 )
 def test_a_stream_that_breaks_raises(gateway, brittle, recorder, marker, call, kind):
     for engine in brittle:
-        engine.fault(kind, after_tokens=5)
+        engine.fault(kind, after_tokens=20)
     headers = {"extra_headers": {"x-request-id": marker}}
     seen = []
     with recorded(gateway, recorder) as api:
