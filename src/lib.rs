@@ -4,13 +4,14 @@
 //! `{admin, record}` → `{proxy, scaler, sim}` → `{auth, cluster, fleet}` → `dispatcher` → `usage` → `{config, protocol, tls,
 //! telemetry}` → `{engines, tokens}` → `core`.
 
+pub use penstock_core as core;
+
 pub mod admin;
 pub mod app;
 pub mod auth;
 pub mod cli;
 pub mod cluster;
 pub mod config;
-pub mod core;
 pub mod dispatcher;
 pub mod engines;
 pub mod fleet;

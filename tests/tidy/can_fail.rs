@@ -17,7 +17,7 @@ fn parsed(files: &[(&str, &str)]) -> Vec<Source> {
 #[test]
 fn on_an_arrow_upwards_or_sideways() {
     let wrong = [
-        ("core/job.rs", "use crate::config::settings::Settings;"),
+        ("engines/job.rs", "use crate::config::settings::Settings;"),
         ("fleet/probe.rs", "use crate::proxy::Proxy;"),
         ("protocol/sse.rs", "fn f() { crate::telemetry::wall::now(); }"),
         ("protocol/sse.rs", "fn f() { let x = vec![crate::telemetry::wall::now()]; }"),
@@ -40,7 +40,7 @@ fn on_an_arrow_upwards_or_sideways() {
         ("proxy/a.rs", "use crate::usage::row::Row;"),
         ("usage/a.rs", "use crate::config::settings::usage::UsageSettings;"),
         ("main.rs", "fn main() { penstock::app::run(); }"),
-        ("core/a.rs", "use crate::core::ids::JobId;\n// use crate::proxy::x;\n"),
+        ("core/a.rs", "use crate::ids::JobId;\n// use crate::proxy::x;\n"),
         ("core/a.rs", "fn f() {}\n#[cfg(test)]\nmod tests { use crate::sim::world; }"),
         ("lib.rs", "pub mod proxy;"),
         ("telemetry/log.rs", "use crate::config::settings::{LogFormat, TelemetrySettings};"),
@@ -75,7 +75,7 @@ fn on_an_impure_core() {
         "use std::sync::Arc;",
         "fn f() { let metrics = operand::x(); }",
         "// tokio::time\nfn f() {}",
-        "use crate::core::metrics::Metrics;",
+        "use crate::metrics::Metrics;",
         "fn f() {}\n#[cfg(test)]\nmod tests { use std::fs; }",
     ];
     for text in right {

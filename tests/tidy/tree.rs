@@ -40,7 +40,7 @@ impl Source {
     pub(crate) fn parse(path: &str, text: &str) -> Self {
         let stem = path.strip_suffix(".rs").unwrap_or(path);
         let mut module: Vec<String> = stem.split('/').map(str::to_owned).collect();
-        if module.last().is_some_and(|last| last == "mod") || matches!(stem, "lib" | "main") {
+        if module.last().is_some_and(|last| last == "mod") || matches!(stem, "lib" | "main" | "core/lib") {
             module.pop();
         }
         let mut source = Self {
@@ -68,12 +68,15 @@ impl Source {
         }
     }
 
-    /// The paths that lead into this crate, from its root.
+    /// The paths that lead into this project, from the root of `penstock`. There the crate of `src/core`
+    /// is `core`.
     pub(crate) fn own_paths(&self) -> impl Iterator<Item = Vec<String>> {
         self.paths.iter().filter_map(|path| {
             let supers = path.iter().take_while(|segment| *segment == "super").count();
             let first = path.first()?;
+            let core = &self.module[..self.module.len().min(1)];
             let (base, rest) = match &**first {
+                "crate" if self.top() == "core" => (core, &path[1..]),
                 "crate" => (&[][..], &path[1..]),
                 "penstock" if self.path == "main.rs" => (&[][..], &path[1..]),
                 "self" => (&self.module[..], &path[1..]),

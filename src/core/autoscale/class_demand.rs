@@ -12,7 +12,7 @@
 //!   counts by its arrival rate: a burst that is short against S is over when replicas come,
 //!   and leaves only its waiting work;
 //! * *hopeless*: D ≤ S, so no start can save the waiting jobs. Only the sustained work counts,
-//!   and repeated bursts raise the floor ([`crate::core::autoscale::desired`]);
+//!   and repeated bursts raise the floor ([`crate::autoscale::desired`]);
 //! * *patient*: classes with D far above S need W/((D − A)/2 − S), and use whatever the other
 //!   classes leave free. Patient work starts a cold pool only when its age reaches D/2 − S.
 

@@ -5,9 +5,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::core::autoscale::demand::utilization::{DIMENSIONS, ReplicasInUse, cost_of};
+use crate::autoscale::demand::utilization::{DIMENSIONS, ReplicasInUse, cost_of};
 
-use crate::core::autoscale::class_demand::ClassDemand;
+use crate::autoscale::class_demand::ClassDemand;
 
 /// Demand as one gateway sees it.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -205,7 +205,7 @@ impl DemandReport {
 }
 
 /// Demand of other gateways, for
-/// [`crate::core::autoscale::observer::DemandObserver::replica_demand`].
+/// [`crate::autoscale::observer::DemandObserver::replica_demand`].
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct PeerDemand {
     /// Sum of their demand reports.

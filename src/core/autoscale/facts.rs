@@ -1,15 +1,15 @@
 //! Demand facts: what happened to jobs, as the scheduler records it for the
-//! [`DemandObserver`](crate::core::autoscale::observer::DemandObserver).
+//! [`DemandObserver`](crate::autoscale::observer::DemandObserver).
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::model::ids::{ClassId, ModelId, PoolId, TenantId};
-use crate::core::model::job::JobSpec;
-use crate::core::model::policy::Policy;
-use crate::core::model::time::Tick;
-use crate::core::placement::Placement;
-use crate::core::queue::lane_key::{LaneAccounts, LanePosition};
+use crate::model::ids::{ClassId, ModelId, PoolId, TenantId};
+use crate::model::job::JobSpec;
+use crate::model::policy::Policy;
+use crate::model::time::Tick;
+use crate::placement::Placement;
+use crate::queue::lane_key::{LaneAccounts, LanePosition};
 
 /// Number of facts at which the owner of a scheduler has to hand them over.
 pub const MAX_FACTS: usize = 8192;

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::autoscale::demand::utilization::ReplicasInUse;
-use crate::core::autoscale::demand_report::{PeerDemand, PoolSetKey, PoolSetReport};
-use crate::core::autoscale::facts::GroupClasses;
-use crate::core::model::ids::{ClassId, ClassIndex, GroupIndex, PoolId, PoolSetIndex};
-use crate::core::model::policy::Policy;
-use crate::core::model::time::Tick;
-use crate::core::placement::{GroupShape, Placement, PoolSet};
-use crate::core::queue::lane_key::{LaneKey, LanePosition};
+use crate::autoscale::demand::utilization::ReplicasInUse;
+use crate::autoscale::demand_report::{PeerDemand, PoolSetKey, PoolSetReport};
+use crate::autoscale::facts::GroupClasses;
+use crate::model::ids::{ClassId, ClassIndex, GroupIndex, PoolId, PoolSetIndex};
+use crate::model::policy::Policy;
+use crate::model::time::Tick;
+use crate::placement::{GroupShape, Placement, PoolSet};
+use crate::queue::lane_key::{LaneKey, LanePosition};
 
 /// What the observer sees of the scheduler. The scheduler fills it in one call, with plain copies
 /// only; sums over lanes are made by [`Self::waiting_demand`].

@@ -22,7 +22,7 @@ pub mod share;
 
 use std::time::Duration;
 
-use crate::core::model::ids::PoolId;
+use crate::model::ids::PoolId;
 
 /// Start time of a pool of which no start is known.
 pub const DEFAULT_START: Duration = Duration::from_secs(120);

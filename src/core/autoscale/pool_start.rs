@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::core::model::ids::PoolId;
-use crate::core::model::time::Tick;
+use crate::model::ids::PoolId;
+use crate::model::time::Tick;
 
 /// Longest start that counts; longer ones count as this.
 pub const MAX_START: Duration = Duration::from_secs(3600);

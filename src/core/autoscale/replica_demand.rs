@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::core::model::ids::PoolId;
+use crate::model::ids::PoolId;
 
 /// Replica demand of one pool, and what it is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,9 +1,9 @@
 //! Pool shares: the preferred pool serves a pool set up to its maximum, then the next pool.
 
-use crate::core::model::ids::PoolId;
+use crate::model::ids::PoolId;
 
 use super::{ScaleReason, ScalingPool};
-use crate::core::autoscale::class_demand::PoolSetNeed;
+use crate::autoscale::class_demand::PoolSetNeed;
 
 /// Need of one pool set, and the pools that may meet it.
 #[derive(Debug, Clone, PartialEq)]

@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use crate::core::model::ids::{PoolId, ReplicaId};
-use crate::core::model::reason::PreemptReason;
-use crate::core::placement::rules::Price;
+use crate::model::ids::{PoolId, ReplicaId};
+use crate::model::reason::PreemptReason;
+use crate::placement::rules::Price;
 
 /// Bill of one attempt, from the dispatch until the job has left the replica. Issued exactly once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttemptBill {
     pub pool: PoolId,
     pub replica: ReplicaId,
-    /// The job's part of the replica's time, by [`crate::core::billing::meter`].
+    /// The job's part of the replica's time, by [`crate::billing::meter`].
     pub time: Duration,
     /// Price of an hour of the replica; absent where the policy does not say.
     pub price: Option<Price>,

@@ -18,7 +18,7 @@
 
 use std::time::Duration;
 
-use crate::core::model::time::Tick;
+use crate::model::time::Tick;
 
 /// Parts of a nanosecond that the clock counts, per unit of weight.
 const PARTS: u128 = 1 << 32;

@@ -7,11 +7,11 @@
 
 use std::time::Duration;
 
-use crate::core::billing::bill::{AttemptBill, IdleTime};
-use crate::core::model::ids::{PoolId, ReplicaId};
-use crate::core::model::policy::Policy;
-use crate::core::model::time::Tick;
-use crate::core::placement::rules::Price;
+use crate::billing::bill::{AttemptBill, IdleTime};
+use crate::model::ids::{PoolId, ReplicaId};
+use crate::model::policy::Policy;
+use crate::model::time::Tick;
+use crate::placement::rules::Price;
 
 /// How one replica counts in its pool's account.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

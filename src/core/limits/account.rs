@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use crate::core::limits::rule::LimitPeriod;
-use crate::core::limits::window::{MinuteWindow, SlotAmount};
-use crate::core::model::time::Tick;
+use crate::limits::rule::LimitPeriod;
+use crate::limits::window::{MinuteWindow, SlotAmount};
+use crate::model::time::Tick;
 
 /// Retry-After for amounts that running jobs hold, whose end is not known.
 pub(super) const HELD_RETRY_AFTER: Duration = Duration::from_secs(1);

@@ -3,10 +3,10 @@
 //! Nearly all similar jobs stayed below the reserved amount. A mean would be exceeded by every
 //! second job. The requested maximum is rarely used, and would keep other jobs out.
 
-use crate::core::model::ids::{ClassId, ModelId, TenantId};
-use crate::core::model::job::JobSpec;
-use crate::core::model::number_map::NumberMap;
-use crate::core::model::policy::Policy;
+use crate::model::ids::{ClassId, ModelId, TenantId};
+use crate::model::job::JobSpec;
+use crate::model::number_map::NumberMap;
+use crate::model::policy::Policy;
 
 /// One job in this many may exceed the expected amount.
 const ONE_IN: u32 = 20;

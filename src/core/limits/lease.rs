@@ -8,9 +8,9 @@ use std::collections::{BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use crate::core::limits::account::LimitAccount;
-use crate::core::limits::rule::{LimitId, LimitPeriod, LimitRule};
-use crate::core::model::time::Tick;
+use crate::limits::account::LimitAccount;
+use crate::limits::rule::{LimitId, LimitPeriod, LimitRule};
+use crate::model::time::Tick;
 
 /// The part of a limit that each gateway may use of a limit that it has no lease of yet.
 const START_PART: u64 = 8;

@@ -20,14 +20,12 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use crate::core::limits::account::{AccountShare, HELD_RETRY_AFTER, LimitAccount};
-use crate::core::limits::lease::{LimitLease, SharedLimits};
-use crate::core::limits::rule::{
-    LimitId, LimitPeriod, LimitRule, LimitScope, LimitUnit, UnitAmounts, UsedAmounts,
-};
-use crate::core::model::ids::{KeyId, ModelId, TenantId};
-use crate::core::model::number_map::NumberMap;
-use crate::core::model::time::Tick;
+use crate::limits::account::{AccountShare, HELD_RETRY_AFTER, LimitAccount};
+use crate::limits::lease::{LimitLease, SharedLimits};
+use crate::limits::rule::{LimitId, LimitPeriod, LimitRule, LimitScope, LimitUnit, UnitAmounts, UsedAmounts};
+use crate::model::ids::{KeyId, ModelId, TenantId};
+use crate::model::number_map::NumberMap;
+use crate::model::time::Tick;
 
 /// State of a job's limits right after the job's arrival. Empty for a job without limits.
 #[derive(Debug, Clone, Default)]

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::core::model::ids::{KeyId, ModelId, TenantId};
+use crate::model::ids::{KeyId, ModelId, TenantId};
 
 /// Scope of a limit: the requests that are counted together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use crate::core::limits::lease::{LeaseGrant, LimitLease, LimitReports, LimitUse, SharedLimits};
-use crate::core::limits::rule::{LimitId, LimitPeriod};
-use crate::core::limits::{LimitEntry, UsageLimits};
-use crate::core::model::time::Tick;
+use crate::limits::lease::{LeaseGrant, LimitLease, LimitReports, LimitUse, SharedLimits};
+use crate::limits::rule::{LimitId, LimitPeriod};
+use crate::limits::{LimitEntry, UsageLimits};
+use crate::model::time::Tick;
 
 /// Most limits that changed in one part of a report, and most that are urgent.
 const MAX_REPORTED: usize = 256;
@@ -155,9 +155,9 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::core::limits::LimitSubject;
-    use crate::core::limits::rule::{LimitRule, LimitScope, LimitUnit, UnitAmounts};
-    use crate::core::model::ids::{ModelId, TenantId};
+    use crate::limits::LimitSubject;
+    use crate::limits::rule::{LimitRule, LimitScope, LimitUnit, UnitAmounts};
+    use crate::model::ids::{ModelId, TenantId};
 
     const TENANT: TenantId = TenantId::new(1);
     const SUBJECT: LimitSubject = LimitSubject { tenant: TENANT, key: None, model: ModelId::new(2) };

@@ -6,8 +6,8 @@ use proptest::prelude::{Strategy, prop, prop_assert, proptest};
 
 use super::rule::{LimitId, LimitPeriod, LimitRule, LimitScope, LimitUnit, UnitAmounts, UsedAmounts};
 use super::{LimitExceeded, LimitGrant, LimitReservation, LimitSubject, UsageLimits};
-use crate::core::model::ids::{KeyId, ModelId, TenantId};
-use crate::core::model::time::Tick;
+use crate::model::ids::{KeyId, ModelId, TenantId};
+use crate::model::time::Tick;
 
 const TENANT: TenantId = TenantId::new(1);
 const PAYER: LimitSubject = LimitSubject { tenant: TENANT, key: Some(KeyId::new(3)), model: ModelId::new(2) };

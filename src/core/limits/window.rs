@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::core::model::time::Tick;
+use crate::model::time::Tick;
 
 /// Length of a slot in nanoseconds.
 const SLOT: u64 = 250_000_000;

@@ -5,22 +5,22 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::core::billing::bill::AttemptBill;
-use crate::core::limits::LimitSubject;
-use crate::core::limits::lease::LeaseGrant;
-use crate::core::limits::rule::{LimitId, LimitPeriod};
-use crate::core::model::ids::{JobId, ModelId, PoolId, ReplicaId};
-use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
-use crate::core::model::overrides::{Override, OverrideTarget};
-use crate::core::model::policy::Policy;
-use crate::core::model::policy::sleep::SleepResult;
-use crate::core::model::policy::wire::{exact, exact_option, shared};
-pub use crate::core::model::reason::EngineFault;
-pub use crate::core::model::reason::{
+use crate::billing::bill::AttemptBill;
+use crate::limits::LimitSubject;
+use crate::limits::lease::LeaseGrant;
+use crate::limits::rule::{LimitId, LimitPeriod};
+use crate::model::ids::{JobId, ModelId, PoolId, ReplicaId};
+use crate::model::job::{JobSpec, JobUsage, PromptPrefix};
+use crate::model::overrides::{Override, OverrideTarget};
+use crate::model::policy::Policy;
+use crate::model::policy::sleep::SleepResult;
+use crate::model::policy::wire::{exact, exact_option, shared};
+pub use crate::model::reason::EngineFault;
+pub use crate::model::reason::{
     DispatchReason, OrderReason, PassedOverPool, PreemptReason, QueueBound, RejectReason, Rejection,
 };
-use crate::core::model::time::Tick;
-use crate::core::queue::fairness::service::{HeldSequences, ServiceReport};
+use crate::model::time::Tick;
+use crate::queue::fairness::service::{HeldSequences, ServiceReport};
 
 /// An event that the scheduler takes.
 #[derive(Debug, Clone, Serialize, Deserialize)]

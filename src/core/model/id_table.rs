@@ -173,7 +173,7 @@ fn reusable_ids<T>(rows: &[TableSlot<T>]) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::model::ids::TenantId;
+    use crate::model::ids::TenantId;
 
     #[test]
     fn ids_survive_removal_and_return() {

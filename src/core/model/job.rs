@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::core::model::ids::{ClassId, JobId, KeyId, ModelId, TenantId};
-use crate::core::model::policy::wire::shared;
-use crate::core::model::time::Tick;
+use crate::model::ids::{ClassId, JobId, KeyId, ModelId, TenantId};
+use crate::model::policy::wire::shared;
+use crate::model::time::Tick;
 
 /// Properties of a request that the edge passes in when the request arrives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,11 +62,11 @@ pub struct JobSpec {
     pub session: Option<u64>,
 }
 
-#[cfg(test)]
 impl JobSpec {
     /// A stream of 10 prompt tokens and at most 10 output tokens, of the first tenant, in the first
-    /// class, for the first model; the base of every test's jobs.
-    pub(crate) fn example(id: u64) -> Self {
+    /// class, for the first model; the base of the jobs of tests.
+    #[must_use]
+    pub const fn example(id: u64) -> Self {
         Self {
             id: JobId::new(id),
             tenant: TenantId::new(0),

@@ -9,6 +9,6 @@ pub mod job;
 pub mod number_map;
 pub mod overrides;
 pub mod policy;
-pub(crate) mod reason;
+pub mod reason;
 pub mod snapshot;
 pub mod time;

@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::core::model::ids::{PoolId, ReplicaId, TenantId};
-use crate::core::model::policy::Policy;
-use crate::core::model::policy::wire::exact;
-use crate::core::model::time::Tick;
+use crate::model::ids::{PoolId, ReplicaId, TenantId};
+use crate::model::policy::Policy;
+use crate::model::policy::wire::exact;
+use crate::model::time::Tick;
 
 /// The least and the largest factor of a boost.
 pub const BOOSTS: (f64, f64) = (0.01, 100.0);

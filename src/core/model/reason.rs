@@ -4,13 +4,12 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::core::limits::LimitExceeded;
-use crate::core::model::ids::{ClassId, JobId, PoolId};
-use crate::core::placement::choose_tier::PlacementReason;
-use crate::core::replica::affinity::adapter_slots::AdapterState;
-use crate::core::replica::scores::ReplicaScores;
-#[cfg(test)]
-use crate::core::replica::scores::Score;
+use crate::limits::LimitExceeded;
+use crate::model::ids::{ClassId, JobId, PoolId};
+use crate::placement::choose_tier::PlacementReason;
+use crate::replica::affinity::adapter_slots::AdapterState;
+use crate::replica::scores::ReplicaScores;
+use crate::replica::scores::Score;
 
 /// A pool that the job preferred to the one that it was sent to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,8 +59,7 @@ pub struct DispatchReason {
 
 impl DispatchReason {
     /// A first attempt of a job that was alone.
-    #[cfg(test)]
-    pub(crate) const ALONE: Self = Self {
+    pub const ALONE: Self = Self {
         queued: Duration::ZERO,
         attempt: 1,
         behind: 0,

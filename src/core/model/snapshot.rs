@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use crate::core::billing::pool_account::PoolTimes;
-use crate::core::model::ids::{ClassId, GroupIndex, ModelId, PoolId, ReplicaId, TenantId};
-pub use crate::core::model::overrides::ActiveOverride;
-use crate::core::queue::quota::QuotaUse;
-use crate::core::replica::affinity::adapter_slots::AdapterState;
-use crate::core::replica::bottleneck::{Bottleneck, SlotCounts};
-use crate::core::replica::speed::pool_best::PoolBest;
+use crate::billing::pool_account::PoolTimes;
+use crate::model::ids::{ClassId, GroupIndex, ModelId, PoolId, ReplicaId, TenantId};
+pub use crate::model::overrides::ActiveOverride;
+use crate::queue::quota::QuotaUse;
+use crate::replica::affinity::adapter_slots::AdapterState;
+use crate::replica::bottleneck::{Bottleneck, SlotCounts};
+use crate::replica::speed::pool_best::PoolBest;
 
 /// State of the scheduler: everything that waits and runs.
 #[derive(Debug, Clone, Default, PartialEq)]

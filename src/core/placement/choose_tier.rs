@@ -5,8 +5,8 @@
 //! between pools: work returns to a preferred tier only when that tier keeps the objective with a
 //! margin. Work leaves a tier for another of the same rank only when the other is clearly cheaper.
 
-use crate::core::model::time::Tick;
-use crate::core::placement::rules::LatePolicy;
+use crate::model::time::Tick;
+use crate::placement::rules::LatePolicy;
 
 /// The part of the remaining time within which a tier's first token must be predicted to win work
 /// back.
@@ -20,7 +20,7 @@ const CHEAPER_FACTOR: f64 = 0.9;
 pub struct TierOffer {
     /// Index of the tier among the job's tiers.
     pub tier: usize,
-    /// See [`PoolTier::rank`](crate::core::placement::rules::PoolTier::rank).
+    /// See [`PoolTier::rank`](crate::placement::rules::PoolTier::rank).
     pub rank: usize,
     /// Cost of the job's work at this tier, for comparison only; infinite where unknown.
     pub cost: f64,

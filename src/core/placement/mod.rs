@@ -10,10 +10,10 @@ pub mod rules;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::core::model::ids::{ClassId, GroupIndex, ModelId, PoolId, PoolSetIndex};
-use crate::core::model::policy::Policy;
-use crate::core::placement::rules::{LatePolicy, PlacementRules, PoolTier, context_window, eligible, tiers};
-use crate::core::queue::lane_key::LaneKey;
+use crate::model::ids::{ClassId, GroupIndex, ModelId, PoolId, PoolSetIndex};
+use crate::model::policy::Policy;
+use crate::placement::rules::{LatePolicy, PlacementRules, PoolTier, context_window, eligible, tiers};
+use crate::queue::lane_key::LaneKey;
 
 /// The pools that a job may use, by tier. Jobs with the same pool set compete for exactly the same
 /// replicas.

@@ -1,10 +1,10 @@
 //! Placement rules: the pools that a class and tenant may use, in their order of preference.
 
-use crate::core::model::ids::PoolId;
-pub use crate::core::model::policy::placement::{
+use crate::model::ids::PoolId;
+pub use crate::model::policy::placement::{
     Capacity, Isolation, LatePolicy, PlacementRules, PoolTraits, Price,
 };
-use crate::core::model::policy::{Model, Policy};
+use crate::model::policy::{Model, Policy};
 
 /// Context window of a pool for a model in tokens: the smaller of the model's and the pool's
 /// windows.

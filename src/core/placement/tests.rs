@@ -5,18 +5,16 @@ use std::collections::BTreeSet;
 use proptest::collection::{btree_set, vec};
 use proptest::prelude::{Just, Strategy, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest};
 
-use crate::core::model::ids::{ClassId, GroupIndex, ModelId, PoolId, TenantId};
-use crate::core::model::policy::{Class, Model, Policy, Pool, Tenant};
-use crate::core::placement::Placement;
-use crate::core::placement::choose_tier::{
-    JobTerms, PlacementDecision, PlacementReason, TierOffer, choose_tier,
-};
-use crate::core::placement::rules::{
+use crate::model::ids::{ClassId, GroupIndex, ModelId, PoolId, TenantId};
+use crate::model::policy::{Class, Model, Policy, Pool, Tenant};
+use crate::placement::Placement;
+use crate::placement::choose_tier::{JobTerms, PlacementDecision, PlacementReason, TierOffer, choose_tier};
+use crate::placement::rules::{
     Capacity, Isolation, LatePolicy, PlacementRules, PoolTraits, Price, eligible, tiers,
 };
-use crate::core::queue::lane_key::LaneKey;
+use crate::queue::lane_key::LaneKey;
 
-fn class(placement: PlacementRules) -> Class {
+pub(crate) fn class(placement: PlacementRules) -> Class {
     Class {
         rank: 0,
         min_share: 0.0,
@@ -31,7 +29,7 @@ fn class(placement: PlacementRules) -> Class {
     }
 }
 
-fn tenant(placement: PlacementRules) -> Tenant {
+pub(crate) fn tenant(placement: PlacementRules) -> Tenant {
     Tenant {
         weight: 1.0,
         parent: None,

@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use crate::core::model::ids::{ClassId, ModelId, PoolId};
-use crate::core::model::policy::Policy;
-use crate::core::placement::rules::eligible;
-use crate::core::replica::speed::pool_best::PoolBest;
+use crate::model::ids::{ClassId, ModelId, PoolId};
+use crate::model::policy::Policy;
+use crate::placement::rules::eligible;
+use crate::replica::speed::pool_best::PoolBest;
 
 /// Samples of the TTFT after which the best of them counts as the best that the pool can do.
 pub const ENOUGH_FIRST_TOKENS: u64 = 100;
@@ -114,21 +114,28 @@ pub fn unattainable(
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
-    use crate::config::load::load_str;
+    use crate::model::policy::{Class, Model, Pool, Tenant};
+    use crate::placement::rules::PlacementRules;
+    use crate::placement::tests::{class, tenant};
 
-    const FILE: &str = "
-version: 1
-auth: {mode: off}
-classes:
-  fast: {rank: 0, ttft: 200ms, itl: 20ms}
-  slow: {rank: 1, ttft: 2s, itl: 20ms, placement: {pools: [b]}}
-pools:
-  a: {engine: openai, models: [m], replicas: ['http://127.0.0.1:8001']}
-  b: {engine: openai, models: [m], replicas: ['http://127.0.0.1:8002']}
-";
+    /// Pools `a` and `b` serve one model; class `fast` may use both, class `slow` only `b`.
+    fn two_pools() -> Policy {
+        let mut made = Policy::default();
+        let pools = ["a", "b"].map(|name| made.pools.insert(name, Pool::default()));
+        made.models.insert("m", Model { pools: pools.into(), max_model_len: None });
+        let objectives = |ttft: u64, placement| Class {
+            ttft_objective: Duration::from_millis(ttft),
+            itl_objective: Duration::from_millis(20),
+            ..class(placement)
+        };
+        let only_b = PlacementRules { pools: Some([pools[1]].into()), ..PlacementRules::default() };
+        let fast = made.classes.insert("fast", objectives(200, PlacementRules::default()));
+        let slow = made.classes.insert("slow", objectives(2_000, only_b));
+        let classes = [fast, slow].into();
+        made.tenants.insert("t", Tenant { classes, ..tenant(PlacementRules::default()) });
+        made
+    }
 
     fn best(first_token: u64, gap: u64) -> PoolBest {
         let ms = |millis| Some(Duration::from_millis(millis));
@@ -143,8 +150,7 @@ pools:
 
     /// `class objective pool best` of each objective that the two pools do not keep.
     fn found(a: Option<PoolBest>, b: Option<PoolBest>) -> Vec<String> {
-        let loaded = load_str(FILE, "test", Path::new("."), None).into_result();
-        let policy = loaded.map_err(|report| report.to_string()).unwrap().settings.policy;
+        let policy = two_pools();
         let name = |pool: PoolId| policy.pools.name(pool).to_owned();
         let list = unattainable(&policy, |pool| if name(pool) == "a" { a } else { b });
         let pool_set = |row: &UnattainableObjective| {

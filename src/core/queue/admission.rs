@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use crate::core::model::event::{QueueBound, RejectReason};
-use crate::core::model::ids::{JobId, TenantId};
-use crate::core::model::policy::{Policy, QueueBounds};
-use crate::core::model::time::Tick;
-use crate::core::queue::{Queue, QueuedLoad};
+use crate::model::event::{QueueBound, RejectReason};
+use crate::model::ids::{JobId, TenantId};
+use crate::model::policy::{Policy, QueueBounds};
+use crate::model::time::Tick;
+use crate::queue::{Queue, QueuedLoad};
 
 /// The shortest Retry-After.
 pub const MIN_RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -112,7 +112,7 @@ fn spread_position(job: JobId) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::queue::estimate::DrainRate;
+    use crate::queue::estimate::DrainRate;
 
     #[test]
     fn hopeless_is_what_even_a_faster_queue_does_not_reach() {

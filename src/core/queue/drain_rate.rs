@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use crate::core::model::ids::TenantId;
-use crate::core::model::number_map::NumberMap;
-use crate::core::model::time::Tick;
-use crate::core::queue::estimate::DrainRate;
+use crate::model::ids::TenantId;
+use crate::model::number_map::NumberMap;
+use crate::model::time::Tick;
+use crate::queue::estimate::DrainRate;
 
 /// Time constant in seconds of the rate that predicts long waits. A burst of more urgent work must
 /// not make them look endless.

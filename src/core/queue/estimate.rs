@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use crate::core::model::ids::{ClassId, ModelId, TenantId};
-use crate::core::model::job::{JobSpec, JobUsage};
-use crate::core::model::number_map::NumberMap;
-use crate::core::model::policy::Policy;
-use crate::core::model::time::Tick;
+use crate::model::ids::{ClassId, ModelId, TenantId};
+use crate::model::job::{JobSpec, JobUsage};
+use crate::model::number_map::NumberMap;
+use crate::model::policy::Policy;
+use crate::model::time::Tick;
 
 /// Expected output tokens of one sequence before anything is known.
 pub const START_OUTPUT: u64 = 256;
@@ -226,7 +226,7 @@ fn decay(seconds: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::model::job::TokenCounts;
+    use crate::model::job::TokenCounts;
 
     fn spec(tenant: u32, max_output_tokens: u64, sequences: u32) -> JobSpec {
         JobSpec { tenant: TenantId::new(tenant), max_output_tokens, sequences, ..JobSpec::example(1) }

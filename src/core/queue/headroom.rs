@@ -7,8 +7,8 @@
 
 use std::time::Duration;
 
-use crate::core::model::time::Tick;
-use crate::core::queue::estimate::{EventRate, RunningMean};
+use crate::model::time::Tick;
+use crate::queue::estimate::{EventRate, RunningMean};
 
 /// Standard deviations that are kept free: enough for 98 of 100 moments.
 const DEVIATIONS: f64 = 2.0;

@@ -1,8 +1,8 @@
 //! Lane key: which jobs share a lane, and where a lane stands in the order of service.
 
-use crate::core::model::ids::{ClassId, ClassIndex, GroupIndex, ModelId, PoolSetIndex, TenantId};
-use crate::core::model::job::JobSpec;
-use crate::core::model::time::Tick;
+use crate::model::ids::{ClassId, ClassIndex, GroupIndex, ModelId, PoolSetIndex, TenantId};
+use crate::model::job::JobSpec;
+use crate::model::time::Tick;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LaneKey {

@@ -22,14 +22,14 @@ use std::ops::{AddAssign, Bound, SubAssign};
 use smallvec::SmallVec;
 
 pub use self::lane_key::{LaneKey, LaneOrderKey, LaneSegment};
-use crate::core::model::ids::{ClassId, JobId, ModelId, TenantId};
-use crate::core::model::job::JobSpec;
-use crate::core::model::number_map::NumberMap;
-use crate::core::model::time::Tick;
-use crate::core::queue::fit_tree::{FitRank, FitSize, FitTree};
-use crate::core::queue::late_turns::LateTurns;
-use crate::core::queue::oldest::OldestWaiting;
-use crate::core::queue::order::HeadPosition;
+use crate::model::ids::{ClassId, JobId, ModelId, TenantId};
+use crate::model::job::JobSpec;
+use crate::model::number_map::NumberMap;
+use crate::model::time::Tick;
+use crate::queue::fit_tree::{FitRank, FitSize, FitTree};
+use crate::queue::late_turns::LateTurns;
+use crate::queue::oldest::OldestWaiting;
+use crate::queue::order::HeadPosition;
 
 /// The most jobs behind a job that are counted to find the number of jobs before it.
 const MAX_BEHIND: usize = 64;
@@ -418,7 +418,7 @@ mod tests {
     use proptest::prelude::{Just, prop_assert, prop_assert_eq, prop_oneof, proptest};
 
     use super::*;
-    use crate::core::model::time::Tick;
+    use crate::model::time::Tick;
 
     fn spec(id: u64, tenant: u32, model: u32) -> JobSpec {
         JobSpec {

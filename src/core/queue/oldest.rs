@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::core::model::time::Tick;
+use crate::model::time::Tick;
 
 /// Removed rows that are tolerated before a sweep. A sweep also needs more removed rows than live
 /// ones.

@@ -5,8 +5,8 @@
 //! share bounds the load that retries add, whatever fails. Requests that a healthy engine loses
 //! when it dies do not count: they come once for each death, and all at the same moment.
 
-use crate::core::model::policy::RetryPolicy;
-use crate::core::model::time::Tick;
+use crate::model::policy::RetryPolicy;
+use crate::model::time::Tick;
 
 /// Length of the window in seconds.
 const SECONDS: usize = 10;

@@ -19,7 +19,7 @@
 
 use std::time::Duration;
 
-use crate::core::model::event::ItlSample;
+use crate::model::event::ItlSample;
 
 /// Target of the mean ITL, as a part of the objective: some streams are slower than the mean.
 const TARGET: f64 = 0.9;
@@ -88,7 +88,7 @@ pub struct ItlConditions {
     pub best: Option<Duration>,
     /// What the limit is for.
     pub aim: ItlAim,
-    /// What the limit of a released replica is for; see [`crate::core::replica::reserved_replicas`].
+    /// What the limit of a released replica is for; see [`crate::replica::reserved_replicas`].
     pub released: Option<ItlAim>,
 }
 

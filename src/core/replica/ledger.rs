@@ -1,16 +1,16 @@
 //! Ledger: the work in flight at each replica, and the rank that puts the replica with the
 //! soonest first token first.
 
-use crate::core::model::ids::{ClassId, ModelId, ReplicaId};
-use crate::core::queue::fit_tree::FitRank;
-use crate::core::replica::speed::ttft_model::TtftModel;
+use crate::model::ids::{ClassId, ModelId, ReplicaId};
+use crate::queue::fit_tree::FitRank;
+use crate::replica::speed::ttft_model::TtftModel;
 
 /// Ledger of a replica: its work in flight, in tokens and sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ledger {
     pub jobs: u32,
     pub seqs: u32,
-    /// Weight (see [`crate::core::replica::speed::ttft_model::weight`]) of the prompts that are not
+    /// Weight (see [`crate::replica::speed::ttft_model::weight`]) of the prompts that are not
     /// prefilled yet.
     pub prefill: u64,
     /// Part of `prefill` that background jobs brought.
@@ -41,7 +41,7 @@ pub struct Booking {
     pub class: ClassId,
     pub seqs: u32,
     pub prompt: u64,
-    /// Prefill cost of the prompt there, by [`crate::core::replica::speed::ttft_model::weight`].
+    /// Prefill cost of the prompt there, by [`crate::replica::speed::ttft_model::weight`].
     pub weight: u64,
     /// Expected output tokens.
     pub output: u64,

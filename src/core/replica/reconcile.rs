@@ -10,8 +10,8 @@
 
 use std::time::Duration;
 
-use crate::core::model::event::ReplicaReport;
-use crate::core::model::time::Tick;
+use crate::model::event::ReplicaReport;
+use crate::model::time::Tick;
 
 /// Largest plausible count; larger ones are ignored.
 const MAX_COUNT: u64 = 1 << 20;

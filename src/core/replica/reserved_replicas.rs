@@ -9,8 +9,8 @@
 
 use std::time::Duration;
 
-use crate::core::model::time::Tick;
-use crate::core::queue::estimate::EventRate;
+use crate::model::time::Tick;
+use crate::queue::estimate::EventRate;
 
 /// Time between two updates.
 const PERIOD: Duration = Duration::from_millis(500);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::core::model::ids::ReplicaId;
+use crate::model::ids::ReplicaId;
 
 /// Other replicas that a decision keeps.
 pub const MAX_OTHERS: usize = 4;

@@ -1,7 +1,7 @@
 //! Sequence limit: the sequences that a replica may have at once.
 
-use crate::core::model::event::ReplicaReport;
-use crate::core::replica::ledger::Ledger;
+use crate::model::event::ReplicaReport;
+use crate::replica::ledger::Ledger;
 
 /// Initial sequence limit of a replica of which nothing is known: vLLM's default of
 /// `--max-num-seqs`. The learned limit may exceed it.

@@ -5,7 +5,7 @@
 //! gauge shows both. Every running job holds at least its prompt in the cache, so whatever the
 //! gauge shows below the sum of the prompts is shared.
 
-use crate::core::model::event::ReplicaReport;
+use crate::model::event::ReplicaReport;
 
 /// Weight of a report that shows a higher shared part. A lower one counts at once.
 const RISE: f64 = 0.5;

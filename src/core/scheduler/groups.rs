@@ -3,37 +3,33 @@
 use std::collections::BTreeSet;
 use std::ops::{Index, IndexMut};
 
-use crate::core::model::ids::{ClassIndex, GroupIndex, PoolId, TenantId};
-use crate::core::model::policy::Policy;
-use crate::core::model::time::Tick;
-use crate::core::placement::Placement;
-use crate::core::queue::fairness::FADE_INTERVAL;
-use crate::core::queue::fairness::service::{HeldSequences, ServiceAccount, ServiceLog};
-use crate::core::queue::lane_key::{LaneAccounts, LaneKey, LanePosition};
-use crate::core::queue::order::PoolGroup;
-use crate::core::replica::fleet::Fleet;
+use crate::model::ids::{ClassIndex, GroupIndex, PoolId, TenantId};
+use crate::model::policy::Policy;
+use crate::model::time::Tick;
+use crate::placement::Placement;
+use crate::queue::fairness::FADE_INTERVAL;
+use crate::queue::fairness::service::{HeldSequences, ServiceAccount, ServiceLog};
+use crate::queue::lane_key::{LaneAccounts, LaneKey, LanePosition};
+use crate::queue::order::PoolGroup;
+use crate::replica::fleet::Fleet;
 
 /// The pool groups, by their index in the placement.
 #[derive(Debug)]
-pub(in crate::core::scheduler) struct PoolGroups {
+pub(in crate::scheduler) struct PoolGroups {
     groups: Vec<PoolGroup>,
     /// Groups in which something changed since their last dispatch.
     changed: BTreeSet<GroupIndex>,
     /// Work to report to the other gateways.
-    pub(in crate::core::scheduler) service: ServiceLog,
+    pub(in crate::scheduler) service: ServiceLog,
     /// When leads by service at other gateways fade next; absent = nobody has one.
     fade_at: Option<Tick>,
     /// What tenants hold at other gateways.
-    pub(in crate::core::scheduler) held_elsewhere: Vec<HeldSequences>,
+    pub(in crate::scheduler) held_elsewhere: Vec<HeldSequences>,
 }
 
 impl PoolGroups {
     /// The groups of a placement. They take over the accounts of `before`.
-    pub(in crate::core::scheduler) fn new(
-        policy: &Policy,
-        placement: &Placement,
-        before: &[PoolGroup],
-    ) -> Self {
+    pub(in crate::scheduler) fn new(policy: &Policy, placement: &Placement, before: &[PoolGroup]) -> Self {
         let groups = placement.groups().iter().map(|shape| PoolGroup::new(policy, shape, before)).collect();
         Self {
             groups,
@@ -45,52 +41,52 @@ impl PoolGroups {
     }
 
     /// Replaces the groups by those of a new policy.
-    pub(in crate::core::scheduler) fn apply(&mut self, policy: &Policy, placement: &Placement) {
+    pub(in crate::scheduler) fn apply(&mut self, policy: &Policy, placement: &Placement) {
         let service = std::mem::take(&mut self.service);
         let held_elsewhere = std::mem::take(&mut self.held_elsewhere);
         let fresh = Self::new(policy, placement, &self.groups);
         *self = Self { service, fade_at: self.fade_at, held_elsewhere, ..fresh };
     }
 
-    pub(in crate::core::scheduler) fn indexes(&self) -> impl ExactSizeIterator<Item = GroupIndex> + use<> {
+    pub(in crate::scheduler) fn indexes(&self) -> impl ExactSizeIterator<Item = GroupIndex> + use<> {
         (0..self.groups.len()).map(GroupIndex::from)
     }
 
-    pub(in crate::core::scheduler) fn iter(&self) -> impl Iterator<Item = &PoolGroup> {
+    pub(in crate::scheduler) fn iter(&self) -> impl Iterator<Item = &PoolGroup> {
         self.groups.iter()
     }
 
-    pub(in crate::core::scheduler) fn iter_mut(&mut self) -> impl Iterator<Item = &mut PoolGroup> {
+    pub(in crate::scheduler) fn iter_mut(&mut self) -> impl Iterator<Item = &mut PoolGroup> {
         self.groups.iter_mut()
     }
 
     /// The group of a model or pool that has one.
-    pub(in crate::core::scheduler) fn get(&self, group: Option<GroupIndex>) -> Option<&PoolGroup> {
+    pub(in crate::scheduler) fn get(&self, group: Option<GroupIndex>) -> Option<&PoolGroup> {
         group.map(|group| &self[group])
     }
 
     /// The next dispatch looks at the group, if there is one.
-    pub(in crate::core::scheduler) fn mark_changed(&mut self, group: Option<GroupIndex>) {
+    pub(in crate::scheduler) fn mark_changed(&mut self, group: Option<GroupIndex>) {
         self.changed.extend(group);
     }
 
-    pub(in crate::core::scheduler) fn mark_all_changed(&mut self) {
+    pub(in crate::scheduler) fn mark_all_changed(&mut self) {
         self.changed.extend(self.indexes());
     }
 
     /// Takes the next group that changed.
-    pub(in crate::core::scheduler) fn pop_changed(&mut self) -> Option<GroupIndex> {
+    pub(in crate::scheduler) fn pop_changed(&mut self) -> Option<GroupIndex> {
         self.changed.pop_first()
     }
 
     /// The dispatch of the group has just seen all changes.
-    pub(in crate::core::scheduler) fn clear_changed(&mut self, group: GroupIndex) {
+    pub(in crate::scheduler) fn clear_changed(&mut self, group: GroupIndex) {
         self.changed.remove(&group);
     }
 
     /// Marks groups whose urgent class has been idle for long enough, or in which a job has waited
     /// long enough for the replica of its session.
-    pub(in crate::core::scheduler) fn mark_due(&mut self, now: Tick) {
+    pub(in crate::scheduler) fn mark_due(&mut self, now: Tick) {
         let due = |group: &PoolGroup| {
             group.urgent_until().into_iter().chain(group.session_wait_until).any(|until| until <= now)
         };
@@ -99,18 +95,18 @@ impl PoolGroups {
     }
 
     /// Marks groups in which a job waits for the replica of its session.
-    pub(in crate::core::scheduler) fn mark_session_waits(&mut self) {
+    pub(in crate::scheduler) fn mark_session_waits(&mut self) {
         let staying = self.groups.iter().enumerate().filter(|(_, group)| group.session_wait_until.is_some());
         self.changed.extend(staying.map(|(index, _)| GroupIndex::from(index)));
     }
 
     /// The next instant at which an idle urgent class makes room for waiting background jobs.
-    pub(in crate::core::scheduler) fn next_release(&self) -> Option<Tick> {
+    pub(in crate::scheduler) fn next_release(&self) -> Option<Tick> {
         self.waiting_groups().filter_map(PoolGroup::urgent_until).min()
     }
 
     /// The next instant at which a job gives up the replica of its session.
-    pub(in crate::core::scheduler) fn next_session_end(&self) -> Option<Tick> {
+    pub(in crate::scheduler) fn next_session_end(&self) -> Option<Tick> {
         self.waiting_groups().filter_map(|group| group.session_wait_until).min()
     }
 
@@ -119,7 +115,7 @@ impl PoolGroups {
     }
 
     /// Notes which groups have no replica in service.
-    pub(in crate::core::scheduler) fn mark_halted(&mut self, fleet: &Fleet, now: Tick) {
+    pub(in crate::scheduler) fn mark_halted(&mut self, fleet: &Fleet, now: Tick) {
         for group in &mut self.groups {
             let halted = fleet.count_up(&group.shape.pools) == 0;
             group.set_halted(halted, now);
@@ -127,7 +123,7 @@ impl PoolGroups {
     }
 
     /// Notes for the other gateways that a charge of the tenant in the class has changed.
-    pub(in crate::core::scheduler) fn note_charge(
+    pub(in crate::scheduler) fn note_charge(
         &mut self,
         account: LaneAccounts,
         tenant: TenantId,
@@ -142,7 +138,7 @@ impl PoolGroups {
     }
 
     /// Notes for the other gateways that work of the class went to the pool.
-    pub(in crate::core::scheduler) fn note_class_work(
+    pub(in crate::scheduler) fn note_class_work(
         &mut self,
         group: GroupIndex,
         class: ClassIndex,
@@ -154,17 +150,17 @@ impl PoolGroups {
     }
 
     /// Notes that tenants may be ahead by service at other gateways.
-    pub(in crate::core::scheduler) fn note_remote_leads(&mut self, now: Tick) {
+    pub(in crate::scheduler) fn note_remote_leads(&mut self, now: Tick) {
         self.fade_at.get_or_insert(now + FADE_INTERVAL);
     }
 
     /// When leads by service at other gateways fade next.
-    pub(in crate::core::scheduler) const fn next_fade(&self) -> Option<Tick> {
+    pub(in crate::scheduler) const fn next_fade(&self) -> Option<Tick> {
         self.fade_at
     }
 
     /// Lets leads by service at other gateways fade, if that is due.
-    pub(in crate::core::scheduler) fn fade_remote_leads(&mut self, now: Tick) {
+    pub(in crate::scheduler) fn fade_remote_leads(&mut self, now: Tick) {
         if self.fade_at.is_none_or(|at| now < at) {
             return;
         }
@@ -178,12 +174,12 @@ impl PoolGroups {
     }
 
     /// Jobs that wait for the pool.
-    pub(in crate::core::scheduler) fn waiting_for(&self, placement: &Placement, pool: PoolId) -> u64 {
+    pub(in crate::scheduler) fn waiting_for(&self, placement: &Placement, pool: PoolId) -> u64 {
         self.get(placement.group_of(pool)).map_or(0, |group| group.waiting_for(pool))
     }
 
     /// Position of the lane; `None` when the policy in force has none for it.
-    pub(in crate::core::scheduler) fn position(
+    pub(in crate::scheduler) fn position(
         &self,
         placement: &Placement,
         lane: LaneKey,
@@ -194,7 +190,7 @@ impl PoolGroups {
     }
 
     /// Indexes of the lane's accounts. They may exist although the lane has no position any more.
-    pub(in crate::core::scheduler) fn accounts(
+    pub(in crate::scheduler) fn accounts(
         &self,
         placement: &Placement,
         lane: LaneKey,

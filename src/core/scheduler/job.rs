@@ -5,18 +5,18 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use crate::core::billing::meter::{self, MeteredAttempt};
-use crate::core::limits::LimitReservation;
-use crate::core::model::ids::{ClassId, ClassIndex, JobId, PoolId, ReplicaId};
-use crate::core::model::job::{JobSpec, PromptPrefix};
-use crate::core::model::policy::Policy;
-use crate::core::model::reason::PreemptReason;
-use crate::core::model::time::Tick;
-use crate::core::queue::fit_tree::FitSize;
-use crate::core::queue::lane_key::{LaneOrderKey, LaneSegment};
-use crate::core::replica::fleet::{PrefillMark, ReplicaRequirements};
-use crate::core::replica::ledger::Booking;
-use crate::core::replica::speed::ttft_model;
+use crate::billing::meter::{self, MeteredAttempt};
+use crate::limits::LimitReservation;
+use crate::model::ids::{ClassId, ClassIndex, JobId, PoolId, ReplicaId};
+use crate::model::job::{JobSpec, PromptPrefix};
+use crate::model::policy::Policy;
+use crate::model::reason::PreemptReason;
+use crate::model::time::Tick;
+use crate::queue::fit_tree::FitSize;
+use crate::queue::lane_key::{LaneOrderKey, LaneSegment};
+use crate::replica::fleet::{PrefillMark, ReplicaRequirements};
+use crate::replica::ledger::Booking;
+use crate::replica::speed::ttft_model;
 
 /// Cap of token and byte counts. Larger counts are cut to the cap, so that no sum of them can
 /// overflow.
@@ -96,7 +96,7 @@ pub(super) struct JobFaults {
     /// Number of stalls.
     pub(super) stalls: u8,
     /// Whether the same request was a suspect before; see
-    /// [`crate::core::replica::health::suspects`].
+    /// [`crate::replica::health::suspects`].
     pub(super) known_suspect: bool,
 }
 
@@ -181,7 +181,7 @@ pub(super) struct RunningAttempt {
     pub(super) prefill_mark: PrefillMark,
     /// Whether the replica had answered before the dispatch; see [`ReplicaHealth::is_proven`].
     ///
-    /// [`ReplicaHealth::is_proven`]: crate::core::replica::health::ReplicaHealth::is_proven
+    /// [`ReplicaHealth::is_proven`]: crate::replica::health::ReplicaHealth::is_proven
     pub(super) proven: bool,
     /// Predicted TTFT.
     pub(super) expected_ttft: Duration,
@@ -354,4 +354,4 @@ impl Job {
 
 /// A running job of a pool that may be preempted for a more urgent one. Order: slowest class
 /// first, then latest dispatch.
-pub(in crate::core::scheduler) type PreemptibleJob = (Reverse<ClassIndex>, Reverse<Tick>, JobId);
+pub(in crate::scheduler) type PreemptibleJob = (Reverse<ClassIndex>, Reverse<Tick>, JobId);

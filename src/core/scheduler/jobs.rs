@@ -5,17 +5,17 @@ use std::collections::btree_map::Entry;
 use std::collections::hash_map;
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::core::model::ids::{JobId, PoolId, ReplicaId};
-use crate::core::model::number_map::NumberMap;
-use crate::core::model::time::Tick;
-use crate::core::queue::lane_key::LaneSegment;
-use crate::core::replica::health::suspects::SuspectJobs;
+use crate::model::ids::{JobId, PoolId, ReplicaId};
+use crate::model::number_map::NumberMap;
+use crate::model::time::Tick;
+use crate::queue::lane_key::LaneSegment;
+use crate::replica::health::suspects::SuspectJobs;
 
 use super::job::{Job, JobPhase, PreemptibleJob, RunningAttempt};
 
 /// All jobs that have not ended.
 #[derive(Debug, Default)]
-pub(in crate::core::scheduler) struct JobTable {
+pub(in crate::scheduler) struct JobTable {
     jobs: NumberMap<JobId, Job>,
     /// Jobs that run, by replica; the oldest of a replica first.
     running: BTreeSet<(ReplicaId, u64, JobId)>,
@@ -29,36 +29,36 @@ pub(in crate::core::scheduler) struct JobTable {
 
 impl JobTable {
     /// Notes a job that has just become late.
-    pub(in crate::core::scheduler) fn note_late(&mut self, id: JobId) {
+    pub(in crate::scheduler) fn note_late(&mut self, id: JobId) {
         self.newly_late.push(id);
     }
 
     /// The last job that has become late in this step and was not yet taken.
-    pub(in crate::core::scheduler) fn pop_late(&mut self) -> Option<JobId> {
+    pub(in crate::scheduler) fn pop_late(&mut self) -> Option<JobId> {
         self.newly_late.pop()
     }
 
-    pub(in crate::core::scheduler) fn len(&self) -> usize {
+    pub(in crate::scheduler) fn len(&self) -> usize {
         self.jobs.len()
     }
 
-    pub(in crate::core::scheduler) fn contains_key(&self, id: &JobId) -> bool {
+    pub(in crate::scheduler) fn contains_key(&self, id: &JobId) -> bool {
         self.jobs.contains_key(id)
     }
 
-    pub(in crate::core::scheduler) fn get(&self, id: &JobId) -> Option<&Job> {
+    pub(in crate::scheduler) fn get(&self, id: &JobId) -> Option<&Job> {
         self.jobs.get(id)
     }
 
-    pub(in crate::core::scheduler) fn get_mut(&mut self, id: &JobId) -> Option<&mut Job> {
+    pub(in crate::scheduler) fn get_mut(&mut self, id: &JobId) -> Option<&mut Job> {
         self.jobs.get_mut(id)
     }
 
-    pub(in crate::core::scheduler) fn insert(&mut self, id: JobId, job: Job) -> Option<Job> {
+    pub(in crate::scheduler) fn insert(&mut self, id: JobId, job: Job) -> Option<Job> {
         self.jobs.insert(id, job)
     }
 
-    pub(in crate::core::scheduler) fn remove(&mut self, id: &JobId) -> Option<Job> {
+    pub(in crate::scheduler) fn remove(&mut self, id: &JobId) -> Option<Job> {
         let job = self.jobs.remove(id)?;
         if let Some(run) = job.attempt() {
             self.running.remove(&(run.replica, job.place.seq, *id));
@@ -67,14 +67,14 @@ impl JobTable {
     }
 
     /// The job runs from now on.
-    pub(in crate::core::scheduler) fn begin_attempt(&mut self, id: JobId, run: RunningAttempt) {
+    pub(in crate::scheduler) fn begin_attempt(&mut self, id: JobId, run: RunningAttempt) {
         let Some(job) = self.jobs.get_mut(&id) else { return };
         job.phase = JobPhase::Running(run);
         self.running.insert((run.replica, job.place.seq, id));
     }
 
     /// The job waits again, among the jobs that have run before.
-    pub(in crate::core::scheduler) fn end_attempt(&mut self, id: JobId, now: Tick) {
+    pub(in crate::scheduler) fn end_attempt(&mut self, id: JobId, now: Tick) {
         let Some(job) = self.jobs.get_mut(&id) else { return };
         if let Some(run) = job.attempt() {
             self.running.remove(&(run.replica, job.place.seq, id));
@@ -82,39 +82,39 @@ impl JobTable {
         job.phase = JobPhase::Waiting { part: LaneSegment::Requeued, since: now };
     }
 
-    pub(in crate::core::scheduler) fn keys(&self) -> hash_map::Keys<'_, JobId, Job> {
+    pub(in crate::scheduler) fn keys(&self) -> hash_map::Keys<'_, JobId, Job> {
         self.jobs.keys()
     }
 
-    pub(in crate::core::scheduler) fn values(&self) -> hash_map::Values<'_, JobId, Job> {
+    pub(in crate::scheduler) fn values(&self) -> hash_map::Values<'_, JobId, Job> {
         self.jobs.values()
     }
 
-    pub(in crate::core::scheduler) fn values_mut(&mut self) -> hash_map::ValuesMut<'_, JobId, Job> {
+    pub(in crate::scheduler) fn values_mut(&mut self) -> hash_map::ValuesMut<'_, JobId, Job> {
         self.jobs.values_mut()
     }
 
-    pub(in crate::core::scheduler) fn iter(&self) -> hash_map::Iter<'_, JobId, Job> {
+    pub(in crate::scheduler) fn iter(&self) -> hash_map::Iter<'_, JobId, Job> {
         self.jobs.iter()
     }
 
     /// The sequence number of a new arrival.
-    pub(in crate::core::scheduler) const fn next_seq(&mut self) -> u64 {
+    pub(in crate::scheduler) const fn next_seq(&mut self) -> u64 {
         self.arrivals += 1;
         self.arrivals
     }
 
     /// Whether the job is in a lane.
-    pub(in crate::core::scheduler) fn is_waiting(&self, id: JobId) -> bool {
+    pub(in crate::scheduler) fn is_waiting(&self, id: JobId) -> bool {
         self.jobs.get(&id).is_some_and(|job| job.part().is_some())
     }
 
-    pub(in crate::core::scheduler) fn waiting(&self) -> impl Iterator<Item = (&JobId, &Job)> {
+    pub(in crate::scheduler) fn waiting(&self) -> impl Iterator<Item = (&JobId, &Job)> {
         self.jobs.iter().filter(|(_, job)| job.part().is_some())
     }
 
     /// The current attempt of a job that runs.
-    pub(in crate::core::scheduler) fn attempt_mut(&mut self, id: JobId) -> Option<&mut RunningAttempt> {
+    pub(in crate::scheduler) fn attempt_mut(&mut self, id: JobId) -> Option<&mut RunningAttempt> {
         match self.jobs.get_mut(&id).map(|job| &mut job.phase) {
             Some(JobPhase::Running(run)) => Some(run),
             Some(JobPhase::Waiting { .. }) | None => None,
@@ -122,7 +122,7 @@ impl JobTable {
     }
 
     /// Jobs that run at a replica and match `wanted`; the oldest first.
-    pub(in crate::core::scheduler) fn running_at(
+    pub(in crate::scheduler) fn running_at(
         &self,
         replica: ReplicaId,
         wanted: impl Fn(&Job, &RunningAttempt) -> bool,
@@ -131,7 +131,7 @@ impl JobTable {
     }
 
     /// Jobs that run at a replica, with their attempts; the oldest first.
-    pub(in crate::core::scheduler) fn attempts_at(
+    pub(in crate::scheduler) fn attempts_at(
         &self,
         replica: ReplicaId,
     ) -> impl Iterator<Item = (&Job, RunningAttempt)> {
@@ -140,7 +140,7 @@ impl JobTable {
     }
 
     /// All jobs that run, with their attempts.
-    pub(in crate::core::scheduler) fn attempts(&self) -> impl Iterator<Item = (&Job, RunningAttempt)> {
+    pub(in crate::scheduler) fn attempts(&self) -> impl Iterator<Item = (&Job, RunningAttempt)> {
         self.running.iter().filter_map(|(_, _, id)| self.attempt(*id))
     }
 
@@ -150,12 +150,12 @@ impl JobTable {
     }
 
     /// Whether the same request, sent before, was a suspect.
-    pub(in crate::core::scheduler) fn was_suspect(&self, fingerprint: u64, now: Tick) -> bool {
+    pub(in crate::scheduler) fn was_suspect(&self, fingerprint: u64, now: Tick) -> bool {
         self.suspects.contains(fingerprint, now)
     }
 
     /// A replica was silent about the job, which has left it.
-    pub(in crate::core::scheduler) fn note_stall(&mut self, id: JobId, now: Tick) {
+    pub(in crate::scheduler) fn note_stall(&mut self, id: JobId, now: Tick) {
         let Some(job) = self.jobs.get_mut(&id) else { return };
         job.faults.stalls = job.faults.stalls.saturating_add(1);
         if let Some(fingerprint) = job.spec.fingerprint.filter(|_| job.faults.has_stalled_often()) {
@@ -164,27 +164,24 @@ impl JobTable {
     }
 
     /// The job's request, which was a suspect, was served without delay.
-    pub(in crate::core::scheduler) fn clear_suspect(&mut self, id: JobId) {
+    pub(in crate::scheduler) fn clear_suspect(&mut self, id: JobId) {
         if let Some(fingerprint) = self.jobs.get(&id).and_then(|job| job.spec.fingerprint) {
             self.suspects.forget(fingerprint);
         }
     }
 
     /// Whether any job may be preempted.
-    pub(in crate::core::scheduler) fn has_preemptible(&self) -> bool {
+    pub(in crate::scheduler) fn has_preemptible(&self) -> bool {
         !self.preemptible.is_empty()
     }
 
     /// Running jobs of the pool that may be preempted, in their order.
-    pub(in crate::core::scheduler) fn preemptible_in(
-        &self,
-        pool: PoolId,
-    ) -> impl Iterator<Item = &PreemptibleJob> {
+    pub(in crate::scheduler) fn preemptible_in(&self, pool: PoolId) -> impl Iterator<Item = &PreemptibleJob> {
         self.preemptible.get(&pool).into_iter().flatten()
     }
 
     /// Records a job that may be preempted while it runs in the pool.
-    pub(in crate::core::scheduler) fn note_preemptible(&mut self, pool: PoolId, movable: PreemptibleJob) {
+    pub(in crate::scheduler) fn note_preemptible(&mut self, pool: PoolId, movable: PreemptibleJob) {
         let (_, _, id) = movable;
         self.preemptible.entry(pool).or_default().insert(movable);
         if let Some(job) = self.jobs.get_mut(&id) {
@@ -193,7 +190,7 @@ impl JobTable {
     }
 
     /// Removes a job from the preemptible jobs of its pool.
-    pub(in crate::core::scheduler) fn forget_preemptible(&mut self, id: JobId) {
+    pub(in crate::scheduler) fn forget_preemptible(&mut self, id: JobId) {
         if let Some((pool, movable)) = self.jobs.get_mut(&id).and_then(|job| job.preemption.entry.take())
             && let Entry::Occupied(mut here) = self.preemptible.entry(pool)
         {
@@ -205,7 +202,7 @@ impl JobTable {
     }
 
     /// Removes all jobs from the preemptible ones.
-    pub(in crate::core::scheduler) fn clear_preemptible(&mut self) {
+    pub(in crate::scheduler) fn clear_preemptible(&mut self) {
         self.preemptible.clear();
         self.jobs.values_mut().for_each(|job| job.preemption.entry = None);
     }

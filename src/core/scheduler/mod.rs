@@ -4,13 +4,13 @@
 //! Each event changes the state and dispatches what can start. The rules stand in these modules:
 //!
 //! * `admit`: what may wait, in which class, within which limits; pools that have to start first;
-//! * `dispatch`: whose turn it is ([`crate::core::queue::order`]), which pool
-//!   ([`crate::core::placement`]) and which replica ([`crate::core::replica::fleet`]); how full
+//! * `dispatch`: whose turn it is ([`crate::queue::order`]), which pool
+//!   ([`crate::placement`]) and which replica ([`crate::replica::fleet`]); how full
 //!   replicas may be; preemption; scavengers;
 //! * `settle`: the ends of attempts and jobs, retries, bills;
 //! * `health`: faults, stalls, probes and sleep of replicas;
 //! * `demand`: facts for the observer that finds how many replicas are needed
-//!   ([`crate::core::autoscale::observer`]);
+//!   ([`crate::autoscale::observer`]);
 //! * `operate`: overrides of operators, explanations, snapshots, the audit;
 //! * `jobs`, `groups`, `timers`: the tables that all of these use.
 //!
@@ -37,24 +37,24 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use crate::core::billing::bill::IdleTime;
-use crate::core::limits::LimitStatus;
-use crate::core::limits::lease::LimitReports;
-use crate::core::limits::rule::LimitId;
-use crate::core::model::event::{Action, Event};
-use crate::core::model::ids::{PoolId, ReplicaId};
-use crate::core::model::invariant::Invariants;
-use crate::core::model::job::{JobSpec, PromptPrefix};
-use crate::core::model::overrides::Overrides;
-use crate::core::model::policy::Policy;
-use crate::core::model::time::Tick;
-use crate::core::placement::{Placement, PreparedPolicy};
-use crate::core::queue::admission::has_space;
-use crate::core::queue::estimate::OutputLengths;
-use crate::core::queue::fairness::service::ServiceReport;
-use crate::core::queue::{Queue, QueuedLoad};
-use crate::core::replica::affinity::Affinity;
-use crate::core::replica::fleet::Fleet;
+use crate::billing::bill::IdleTime;
+use crate::limits::LimitStatus;
+use crate::limits::lease::LimitReports;
+use crate::limits::rule::LimitId;
+use crate::model::event::{Action, Event};
+use crate::model::ids::{PoolId, ReplicaId};
+use crate::model::invariant::Invariants;
+use crate::model::job::{JobSpec, PromptPrefix};
+use crate::model::overrides::Overrides;
+use crate::model::policy::Policy;
+use crate::model::time::Tick;
+use crate::placement::{Placement, PreparedPolicy};
+use crate::queue::admission::has_space;
+use crate::queue::estimate::OutputLengths;
+use crate::queue::fairness::service::ServiceReport;
+use crate::queue::{Queue, QueuedLoad};
+use crate::replica::affinity::Affinity;
+use crate::replica::fleet::Fleet;
 
 use self::admit::limits::JobLimits;
 use self::demand::record::DemandRecord;
@@ -293,7 +293,7 @@ impl Scheduler {
     }
 
     /// A part of what this gateway has used of its limits, for the other gateways: see
-    /// [`crate::core::limits::UsageLimits::take_use`].
+    /// [`crate::limits::UsageLimits::take_use`].
     pub fn take_limit_use(&mut self, wanted: &[LimitId], most: usize, now: Tick) -> LimitReports {
         self.limits.shared_mut().take_use(wanted, most, self.now.max(now))
     }

@@ -3,16 +3,16 @@
 
 use std::collections::BTreeSet;
 
-use crate::core::model::ids::{JobId, ReplicaId};
-use crate::core::model::time::Tick;
-use crate::core::queue::lane_key::LaneKey;
+use crate::model::ids::{JobId, ReplicaId};
+use crate::model::time::Tick;
+use crate::queue::lane_key::LaneKey;
 
 /// Kind of a timer: what the scheduler does when nothing but time has passed.
 ///
 /// [`super::Scheduler::wakes`] has the next instant of each kind. The fleet, the pool groups and the
 /// overrides keep theirs, because an instant changes together with the state that it follows from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::core::scheduler) enum WakeReason {
+pub(in crate::scheduler) enum WakeReason {
     /// The deadline of a waiting job.
     Deadline,
     /// The end of a job's hold for a pool start.
@@ -40,22 +40,22 @@ pub(in crate::core::scheduler) enum WakeReason {
 
 impl WakeReason {
     /// The timer of this kind, if there is an instant for it.
-    pub(in crate::core::scheduler) fn at(self, at: Option<Tick>) -> Option<Wake> {
+    pub(in crate::scheduler) fn at(self, at: Option<Tick>) -> Option<Wake> {
         at.map(|at| Wake { at, reason: self })
     }
 }
 
 /// The next timer of one kind. Order: by instant, then by kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::core::scheduler) struct Wake {
-    pub(in crate::core::scheduler) at: Tick,
-    pub(in crate::core::scheduler) reason: WakeReason,
+pub(in crate::scheduler) struct Wake {
+    pub(in crate::scheduler) at: Tick,
+    pub(in crate::scheduler) reason: WakeReason,
 }
 
 /// Timers of one kind, by the instant at which they are due. A timer is cancelled by its instant and
 /// its key.
 #[derive(Debug)]
-pub(in crate::core::scheduler) struct TimerQueue<K>(BTreeSet<(Tick, K)>);
+pub(in crate::scheduler) struct TimerQueue<K>(BTreeSet<(Tick, K)>);
 
 impl<K> Default for TimerQueue<K> {
     fn default() -> Self {
@@ -64,17 +64,17 @@ impl<K> Default for TimerQueue<K> {
 }
 
 impl<K: Copy + Ord> TimerQueue<K> {
-    pub(in crate::core::scheduler) fn add(&mut self, at: Tick, key: K) {
+    pub(in crate::scheduler) fn add(&mut self, at: Tick, key: K) {
         self.0.insert((at, key));
     }
 
     /// Removes a timer. Returns whether the queue had it.
-    pub(in crate::core::scheduler) fn cancel(&mut self, at: Tick, key: K) -> bool {
+    pub(in crate::scheduler) fn cancel(&mut self, at: Tick, key: K) -> bool {
         self.0.remove(&(at, key))
     }
 
     /// The next timer. Timers of the same instant are in the order of their keys.
-    pub(in crate::core::scheduler) fn next(&self) -> Option<(Tick, K)> {
+    pub(in crate::scheduler) fn next(&self) -> Option<(Tick, K)> {
         self.0.first().copied()
     }
 
@@ -84,29 +84,29 @@ impl<K: Copy + Ord> TimerQueue<K> {
     }
 
     /// Takes the next timer, if it is due at `now`.
-    pub(in crate::core::scheduler) fn pop_due(&mut self, now: Tick) -> Option<K> {
+    pub(in crate::scheduler) fn pop_due(&mut self, now: Tick) -> Option<K> {
         self.next().filter(|(at, _)| *at <= now)?;
         self.0.pop_first().map(|(_, key)| key)
     }
 
-    pub(in crate::core::scheduler) fn contains(&self, at: Tick, key: K) -> bool {
+    pub(in crate::scheduler) fn contains(&self, at: Tick, key: K) -> bool {
         self.0.contains(&(at, key))
     }
 
-    pub(in crate::core::scheduler) fn iter(&self) -> impl Iterator<Item = (Tick, K)> {
+    pub(in crate::scheduler) fn iter(&self) -> impl Iterator<Item = (Tick, K)> {
         self.0.iter().copied()
     }
 
-    pub(in crate::core::scheduler) fn len(&self) -> usize {
+    pub(in crate::scheduler) fn len(&self) -> usize {
         self.0.len()
     }
 
-    pub(in crate::core::scheduler) fn clear(&mut self) {
+    pub(in crate::scheduler) fn clear(&mut self) {
         self.0.clear();
     }
 
     /// Cancels the timers whose key `keep` rejects.
-    pub(in crate::core::scheduler) fn retain(&mut self, keep: impl Fn(K) -> bool) {
+    pub(in crate::scheduler) fn retain(&mut self, keep: impl Fn(K) -> bool) {
         self.0.retain(|(_, key)| keep(*key));
     }
 }
@@ -114,26 +114,26 @@ impl<K: Copy + Ord> TimerQueue<K> {
 /// The scheduler's own timers. The fleet, the overrides and the pool groups keep further ones; see
 /// [`WakeReason`].
 #[derive(Debug, Default)]
-pub(in crate::core::scheduler) struct Timers {
+pub(in crate::scheduler) struct Timers {
     /// Waiting jobs, by their deadline.
-    pub(in crate::core::scheduler) deadlines: TimerQueue<JobId>,
+    pub(in crate::scheduler) deadlines: TimerQueue<JobId>,
     /// Jobs held for a pool start whose hold ends before their deadline, by the end of the hold.
-    pub(in crate::core::scheduler) holds: TimerQueue<JobId>,
+    pub(in crate::scheduler) holds: TimerQueue<JobId>,
     /// Waiting jobs that arrived before the drain rate was known, by the instant at which the
     /// scheduler checks their wait.
-    pub(in crate::core::scheduler) unchecked_waits: TimerQueue<JobId>,
+    pub(in crate::scheduler) unchecked_waits: TimerQueue<JobId>,
     /// Jobs in prefill, by the instant at which their prompts may count as prefilled.
-    pub(in crate::core::scheduler) prefills: TimerQueue<JobId>,
+    pub(in crate::scheduler) prefills: TimerQueue<JobId>,
     /// Lanes whose head starts or stops considering all of its pools, by the instant of the change.
-    pub(in crate::core::scheduler) head_updates: TimerQueue<LaneKey>,
+    pub(in crate::scheduler) head_updates: TimerQueue<LaneKey>,
     /// Replicas that drain or have left the policy, by the instant at which they are to be empty.
-    pub(in crate::core::scheduler) departures: TimerQueue<ReplicaId>,
+    pub(in crate::scheduler) departures: TimerQueue<ReplicaId>,
 }
 
 impl Timers {
     /// The next timer of each kind. The ends of prefills count from `earliest_prefill` on. A job may
     /// wait without end, so that an instant of [`Tick::NEVER`] is no timer.
-    pub(in crate::core::scheduler) fn wakes(&self, earliest_prefill: Tick) -> [Option<Wake>; 6] {
+    pub(in crate::scheduler) fn wakes(&self, earliest_prefill: Tick) -> [Option<Wake>; 6] {
         let ends = |queue: &TimerQueue<JobId>| queue.next_at().filter(|at| *at != Tick::NEVER);
         [
             WakeReason::Deadline.at(ends(&self.deadlines)),
@@ -146,7 +146,7 @@ impl Timers {
     }
 
     /// The next job whose wait ends: at its deadline, or at the end of its hold for a pool start.
-    pub(in crate::core::scheduler) fn next_wait_end(&self) -> Option<(Tick, JobId)> {
+    pub(in crate::scheduler) fn next_wait_end(&self) -> Option<(Tick, JobId)> {
         let ends = [self.deadlines.next(), self.holds.next()];
         ends.into_iter().flatten().min().filter(|(at, _)| *at != Tick::NEVER)
     }

@@ -1,5 +1,5 @@
 //! Measured demand: the work per class and pool set as it arrives, and the use of each pool's
-//! replicas. [`crate::core::autoscale`] turns both into numbers of replicas. Demand profiles by
+//! replicas. [`crate::autoscale`] turns both into numbers of replicas. Demand profiles by
 //! model, pool, class and tenant ([`profiles`]) serve reports. The policy bounds the size of
 //! all of it.
 
@@ -15,16 +15,16 @@ pub mod work;
 
 use std::time::Duration;
 
-use crate::core::model::ids::{ClassId, ClassIndex, PoolId, PoolSetIndex};
-use crate::core::model::time::Tick;
-use crate::core::placement::{GroupShape, PoolSet};
-use crate::core::queue::estimate::RunningMean;
-use crate::core::queue::lane_key::{LaneAccounts, LanePosition};
+use crate::model::ids::{ClassId, ClassIndex, PoolId, PoolSetIndex};
+use crate::model::time::Tick;
+use crate::placement::{GroupShape, PoolSet};
+use crate::queue::estimate::RunningMean;
+use crate::queue::lane_key::{LaneAccounts, LanePosition};
 
 use self::flow::DemandFlow;
 use self::residency::ResidencySampler;
-use crate::core::autoscale::demand::profiles::DemandProfiles;
-use crate::core::autoscale::demand::utilization::{PoolUse, ReplicasInUse};
+use crate::autoscale::demand::profiles::DemandProfiles;
+use crate::autoscale::demand::utilization::{PoolUse, ReplicasInUse};
 
 /// Longest attempt that counts, in seconds; longer attempts count as this.
 const MAX_ATTEMPT: f64 = 3600.0;

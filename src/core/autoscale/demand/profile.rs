@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::core::model::time::Tick;
+use crate::model::time::Tick;
 
 use super::spread::SLOT;
-use crate::core::autoscale::demand::histogram::CoarseHistogram;
+use crate::autoscale::demand::histogram::CoarseHistogram;
 
 /// Minutes that are kept one by one.
 const MINUTES: usize = 240;

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use crate::core::autoscale::facts::ObservedJob;
-use crate::core::model::ids::{ClassId, ModelId, PoolId, TenantId};
-use crate::core::model::time::Tick;
+use crate::autoscale::facts::ObservedJob;
+use crate::model::ids::{ClassId, ModelId, PoolId, TenantId};
+use crate::model::time::Tick;
 
 use super::profile::DemandProfile;
 

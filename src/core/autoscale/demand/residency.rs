@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::core::model::time::Tick;
+use crate::model::time::Tick;
 
 /// Longest time between two samples that counts.
 const LONGEST: Duration = Duration::from_secs(10);

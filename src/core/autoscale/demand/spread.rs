@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use crate::core::model::time::Tick;
+use crate::model::time::Tick;
 
 /// Length of a slot in seconds.
 pub const SLOT: f64 = 5.0;

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::core::model::event::PoolStartTime;
-use crate::core::model::policy::Policy;
+use crate::model::event::PoolStartTime;
+use crate::model::policy::Policy;
 
 use super::Demand;
 use super::profile::SavedProfile;
 use super::residency::ReplicaSeconds;
-use crate::core::autoscale::demand::profiles::ProfileSubject;
+use crate::autoscale::demand::profiles::ProfileSubject;
 
 /// Version of [`DemandState`] that this program writes and reads.
 pub const VERSION: u32 = 1;
@@ -35,7 +35,7 @@ pub struct PoolDemandState {
     /// Recent mean time of a start, in seconds; absent before the first.
     pub start: Option<f64>,
     /// Prefill rate of a replica, in prompt tokens per second, see
-    /// [`crate::core::replica::speed::prefill_rate`]; absent before it was measured.
+    /// [`crate::replica::speed::prefill_rate`]; absent before it was measured.
     #[serde(default)]
     pub read_per_second: Option<u64>,
     /// Median ITL in seconds; absent before it was measured.

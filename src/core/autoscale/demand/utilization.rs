@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use crate::core::model::time::Tick;
+use crate::model::time::Tick;
 
 use super::spread::{PAST, SLOT, WorkSpread, slot};
 

@@ -1,11 +1,11 @@
 //! Work of a job, in tokens of a short prompt.
 //!
-//! The parts are those of [`crate::core::replica::speed::ttft_model`]: the cost of prefill, and
+//! The parts are those of [`crate::replica::speed::ttft_model`]: the cost of prefill, and
 //! the cost of an output token in a decode step that many streams share and that reads their KV
 //! caches. The replica time of a unit of work is measured
-//! ([`crate::core::autoscale::demand::utilization`]), so only the proportions matter.
+//! ([`crate::autoscale::demand::utilization`]), so only the proportions matter.
 
-use crate::core::replica::speed::ttft_model;
+use crate::replica::speed::ttft_model;
 
 /// Cost of one output token, in prompt tokens: its own place in the step, and its part of the
 /// step's fixed time, shared with some sixty others.

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::core::model::time::Tick;
+use crate::model::time::Tick;
 
 use super::{DesiredReplicas, SLACK, whole};
 

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::core::model::time::Tick;
+use crate::model::time::Tick;
 
 /// Length of a slot, in seconds.
 const SLOT: u64 = 300;

@@ -7,7 +7,7 @@ mod forecast;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::core::model::time::Tick;
+use crate::model::time::Tick;
 
 use self::forecast::DayForecast;
 

@@ -3,19 +3,19 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::core::autoscale::demand_report::{DecidedNumber, PeerDemand};
-use crate::core::autoscale::desired::whole;
-use crate::core::autoscale::replica_demand::ReplicaDemand;
-use crate::core::autoscale::share::{PoolSetDemand, PoolShare, share};
-use crate::core::autoscale::{DEFAULT_START, ScaleReason, ScalingPool, hold, window};
-use crate::core::model::ids::PoolId;
-use crate::core::model::policy::Pool;
-use crate::core::model::time::Tick;
-use crate::core::placement::rules::Capacity;
+use crate::autoscale::demand_report::{DecidedNumber, PeerDemand};
+use crate::autoscale::desired::whole;
+use crate::autoscale::replica_demand::ReplicaDemand;
+use crate::autoscale::share::{PoolSetDemand, PoolShare, share};
+use crate::autoscale::{DEFAULT_START, ScaleReason, ScalingPool, hold, window};
+use crate::model::ids::PoolId;
+use crate::model::policy::Pool;
+use crate::model::time::Tick;
+use crate::placement::rules::Capacity;
 
 use super::DemandObserver;
 use super::needs::NeedInputs;
-use crate::core::autoscale::inputs::DemandInputs;
+use crate::autoscale::inputs::DemandInputs;
 
 /// The part of a replica that patient work must keep busy to be worth a start.
 const WORTH_A_START: f64 = 0.5;

@@ -2,7 +2,7 @@
 //! replicas that it told for each pool.
 //!
 //! The observer stands beside the scheduler. It takes [`DemandFact`]s in their order, and evaluates
-//! the demand on a copy of what waits and runs ([`crate::core::autoscale::inputs`]). What the
+//! the demand on a copy of what waits and runs ([`crate::autoscale::inputs`]). What the
 //! scheduler's decisions need of the result goes back as an event
 //! ([`DemandObserver::take_growth`]).
 
@@ -13,15 +13,15 @@ mod report;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::core::autoscale::demand::Demand;
-use crate::core::autoscale::demand::state::DemandState;
-use crate::core::autoscale::demand_report::PoolReport;
-use crate::core::autoscale::desired::DesiredReplicas;
-use crate::core::autoscale::facts::{DemandFact, DemandFactKind, GroupClasses};
-use crate::core::model::event::{Event, PoolGrowth};
-use crate::core::model::ids::PoolId;
-use crate::core::model::policy::Policy;
-use crate::core::placement::Placement;
+use crate::autoscale::demand::Demand;
+use crate::autoscale::demand::state::DemandState;
+use crate::autoscale::demand_report::PoolReport;
+use crate::autoscale::desired::DesiredReplicas;
+use crate::autoscale::facts::{DemandFact, DemandFactKind, GroupClasses};
+use crate::model::event::{Event, PoolGrowth};
+use crate::model::ids::PoolId;
+use crate::model::policy::Policy;
+use crate::placement::Placement;
 
 /// How many replicas each pool needs, and what that follows from.
 #[derive(Debug, Default)]

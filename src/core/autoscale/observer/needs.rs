@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use crate::core::autoscale::class_demand::{ClassDemand, is_patient, total_need};
-use crate::core::autoscale::demand::Demand;
-use crate::core::autoscale::demand_report::{PeerDemand, PoolSetReport};
-use crate::core::autoscale::inputs::{DemandInputs, WaitingDemand};
-use crate::core::autoscale::share::PoolSetDemand;
-use crate::core::autoscale::{ScalingPool, window};
-use crate::core::model::ids::{ClassId, GroupIndex, PoolId, PoolSetIndex};
-use crate::core::placement::PoolSet;
-use crate::core::queue::lane_key::LanePosition;
+use crate::autoscale::class_demand::{ClassDemand, is_patient, total_need};
+use crate::autoscale::demand::Demand;
+use crate::autoscale::demand_report::{PeerDemand, PoolSetReport};
+use crate::autoscale::inputs::{DemandInputs, WaitingDemand};
+use crate::autoscale::share::PoolSetDemand;
+use crate::autoscale::{ScalingPool, window};
+use crate::model::ids::{ClassId, GroupIndex, PoolId, PoolSetIndex};
+use crate::placement::PoolSet;
+use crate::queue::lane_key::LanePosition;
 
 /// What an evaluation of one moment looks at.
 #[derive(Debug, Clone, Copy)]

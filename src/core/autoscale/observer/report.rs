@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::core::autoscale::DEFAULT_START;
-use crate::core::autoscale::demand_report::{DemandReport, PoolReport, PoolSetKey, PoolSetReport};
-use crate::core::model::ids::{GroupIndex, PoolId};
-use crate::core::queue::lane_key::LanePosition;
+use crate::autoscale::DEFAULT_START;
+use crate::autoscale::demand_report::{DemandReport, PoolReport, PoolSetKey, PoolSetReport};
+use crate::model::ids::{GroupIndex, PoolId};
+use crate::queue::lane_key::LanePosition;
 
 use super::DemandObserver;
 use super::needs::{NeedInputs, pool_order};
-use crate::core::autoscale::inputs::DemandInputs;
+use crate::autoscale::inputs::DemandInputs;
 
 impl DemandObserver {
     /// What this gateway sees of the demand, for others to count.

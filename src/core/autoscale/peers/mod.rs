@@ -18,12 +18,12 @@ mod slot;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::core::model::time::Tick;
+use crate::model::time::Tick;
 
-use crate::core::autoscale::demand_report::DemandReport;
+use crate::autoscale::demand_report::DemandReport;
 
 pub use self::report::{GatewayId, LIVE, PeerReport, REPLAY, ReportOutcome, SILENT, ScaleDecision};
-use crate::core::autoscale::peers::slot::{LastReport, PeerSlot};
+use crate::autoscale::peers::slot::{LastReport, PeerSlot};
 
 /// Time for which a silent gateway counts as known. By then, the gateways that took over its work
 /// have seen all of it.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::core::autoscale::demand_report::{DecidedNumber, DemandReport};
+use crate::autoscale::demand_report::{DecidedNumber, DemandReport};
 
 /// Age up to which a report makes its sender live, and a decision holds.
 pub const LIVE: Duration = Duration::from_secs(5);

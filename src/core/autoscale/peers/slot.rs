@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use crate::core::model::time::Tick;
+use crate::model::time::Tick;
 
-use crate::core::autoscale::peers::report::{
+use crate::autoscale::peers::report::{
     GatewayId, LIVE, PeerReport, REPLAY, ReportOutcome, SILENT, ScaleDecision,
 };
 

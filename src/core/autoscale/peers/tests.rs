@@ -5,11 +5,9 @@ use std::time::Duration;
 use proptest::prelude::{Just, Strategy, any, prop_assert, prop_assert_eq, prop_oneof, proptest};
 
 use super::{MAX_PEERS, PeerGroup, PeerRole, PeerView};
-use crate::core::autoscale::demand_report::{
-    DecidedNumber, DemandReport, PoolReport, PoolSetKey, PoolSetReport,
-};
-use crate::core::autoscale::peers::report::{GatewayId, PeerReport, ReportOutcome, ScaleDecision};
-use crate::core::model::time::Tick;
+use crate::autoscale::demand_report::{DecidedNumber, DemandReport, PoolReport, PoolSetKey, PoolSetReport};
+use crate::autoscale::peers::report::{GatewayId, PeerReport, ReportOutcome, ScaleDecision};
+use crate::model::time::Tick;
 
 fn at(millis: u64) -> Tick {
     Tick::from_millis(millis)

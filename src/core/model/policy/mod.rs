@@ -2,21 +2,21 @@
 //! configuration file. A field is optional only where "absent" is a decision of its own.
 
 pub(crate) mod placement;
-pub(crate) mod sleep;
+pub mod sleep;
 pub mod tenants;
-pub(in crate::core) mod wire;
+pub(crate) mod wire;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::core::limits::rule::LimitRule;
-use crate::core::model::id_table::IdTable;
-use crate::core::model::ids::{ClassId, KeyId, ModelId, PoolId, ReplicaId, TenantId};
-use crate::core::model::policy::placement::{PlacementRules, PoolTraits};
-use crate::core::model::policy::sleep::SleepPolicy;
-use crate::core::model::policy::wire::exact;
+use crate::limits::rule::LimitRule;
+use crate::model::id_table::IdTable;
+use crate::model::ids::{ClassId, KeyId, ModelId, PoolId, ReplicaId, TenantId};
+use crate::model::policy::placement::{PlacementRules, PoolTraits};
+use crate::model::policy::sleep::SleepPolicy;
+use crate::model::policy::wire::exact;
 
 /// Policy: everything that the core needs to know, swapped as a whole.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]

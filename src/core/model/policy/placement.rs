@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use crate::core::model::ids::PoolId;
+use crate::model::ids::PoolId;
 
 /// Isolation: how a replica shares its accelerator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
@@ -185,7 +185,7 @@ impl PlacementRules {
     }
 
     /// Rank of a pool by order and kind, before prices. A lower rank is preferred.
-    pub(in crate::core) fn rank(&self, pool: PoolId, supply: &PoolTraits) -> (usize, bool) {
+    pub(crate) fn rank(&self, pool: PoolId, supply: &PoolTraits) -> (usize, bool) {
         let listed = self.spill.iter().flatten().position(|other| *other == pool);
         let other_kind = self.prefer.is_some_and(|kind| kind != supply.capacity);
         (listed.unwrap_or(usize::MAX), other_kind)

@@ -2,9 +2,9 @@
 
 use smallvec::SmallVec;
 
-use crate::core::model::ids::TenantId;
-use crate::core::model::number_map::NumberMap;
-use crate::core::model::policy::Policy;
+use crate::model::ids::TenantId;
+use crate::model::number_map::NumberMap;
+use crate::model::policy::Policy;
 
 /// The most levels of tenants, from a tenant without a parent down to the last one.
 pub const MAX_TENANT_LEVELS: usize = 4;
@@ -85,8 +85,8 @@ impl TenantTree {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::model::ids::ClassId;
-    use crate::core::model::policy::{QueueBounds, Quota, Tenant};
+    use crate::model::ids::ClassId;
+    use crate::model::policy::{QueueBounds, Quota, Tenant};
 
     /// A policy whose tenants have these parents.
     fn tree(parents: &[Option<u32>]) -> TenantTree {

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use crate::core::model::ids::TenantId;
-use crate::core::model::number_map::NumberMap;
-use crate::core::model::policy::tenants::MAX_TENANT_LEVELS;
-use crate::core::model::time::Tick;
+use crate::model::ids::TenantId;
+use crate::model::number_map::NumberMap;
+use crate::model::policy::tenants::MAX_TENANT_LEVELS;
+use crate::model::time::Tick;
 
 pub use self::remote_lead::FADE_INTERVAL;
 

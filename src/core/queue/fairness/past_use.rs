@@ -8,9 +8,9 @@
 
 use std::time::Duration;
 
-use crate::core::model::ids::TenantId;
-use crate::core::model::number_map::NumberMap;
-use crate::core::model::time::Tick;
+use crate::model::ids::TenantId;
+use crate::model::number_map::NumberMap;
+use crate::model::time::Tick;
 
 /// The factor of a tenant that used nothing lately.
 const MOST: f64 = 4.0;

@@ -17,10 +17,10 @@
 
 use std::time::Duration;
 
-use crate::core::model::ids::TenantId;
-use crate::core::model::number_map::NumberMap;
-use crate::core::model::time::Tick;
-use crate::core::queue::fairness::past_use::UseHolder;
+use crate::model::ids::TenantId;
+use crate::model::number_map::NumberMap;
+use crate::model::time::Tick;
+use crate::queue::fairness::past_use::UseHolder;
 
 /// Length of a window of reports. A lead counts for the windows of now and before.
 const WINDOW: Duration = Duration::from_secs(5);

@@ -8,7 +8,7 @@ use std::ops::Bound;
 
 use serde::{Deserialize, Serialize};
 
-use crate::core::model::ids::{ClassId, PoolId, TenantId};
+use crate::model::ids::{ClassId, PoolId, TenantId};
 
 /// Accounts that a log holds between two reports. Work of further ones is not reported.
 const MAX_ACCOUNTS: usize = 8192;

@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use crate::core::model::bit_set::BitSet;
-use crate::core::model::ids::{ClassId, TenantId};
-use crate::core::model::policy::Policy;
-use crate::core::model::time::Tick;
-use crate::core::placement::GroupShape;
-use crate::core::queue::drain_rate::DrainRates;
-use crate::core::queue::fairness::{FairCounters, GuaranteedShare, TenantWeights};
-use crate::core::queue::headroom::Headroom;
-use crate::core::queue::lane_key::LaneSegment;
+use crate::model::bit_set::BitSet;
+use crate::model::ids::{ClassId, TenantId};
+use crate::model::policy::Policy;
+use crate::model::time::Tick;
+use crate::placement::GroupShape;
+use crate::queue::drain_rate::DrainRates;
+use crate::queue::fairness::{FairCounters, GuaranteedShare, TenantWeights};
+use crate::queue::headroom::Headroom;
+use crate::queue::lane_key::LaneSegment;
 
 use super::head_tree::HeadTree;
 use super::heads::{HeadIndex, tree_index};

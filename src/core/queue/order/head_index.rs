@@ -7,10 +7,10 @@
 
 use smallvec::SmallVec;
 
-use crate::core::model::ids::{ClassIndex, TenantId};
-use crate::core::model::time::Tick;
-use crate::core::queue::fairness::TenantWeights;
-use crate::core::queue::lane_key::LaneSegment;
+use crate::model::ids::{ClassIndex, TenantId};
+use crate::model::time::Tick;
+use crate::queue::fairness::TenantWeights;
+use crate::queue::lane_key::LaneSegment;
 
 use super::PoolGroup;
 use super::head_tree::GroupRank;

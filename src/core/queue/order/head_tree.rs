@@ -4,11 +4,11 @@
 //! children. The order is that of the outermost siblings; within a group it is that of its
 //! children, and so on. A change of a head or of a group's counter updates one entry on each level.
 
-use crate::core::model::ids::TenantId;
-use crate::core::model::number_map::NumberMap;
-use crate::core::queue::fit_tree::{FitEntry, FitSize, FitTree};
-use crate::core::queue::lane_key::LaneOrderKey;
-use crate::core::queue::quota::{QuotaState, TenantQuotas};
+use crate::model::ids::TenantId;
+use crate::model::number_map::NumberMap;
+use crate::queue::fit_tree::{FitEntry, FitSize, FitTree};
+use crate::queue::lane_key::LaneOrderKey;
+use crate::queue::quota::{QuotaState, TenantQuotas};
 
 use super::heads::{HeadEntry, HeadKey, LaneHead};
 

@@ -5,13 +5,13 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-use crate::core::model::bit_set::BitSet;
-use crate::core::model::ids::{ClassIndex, JobId, PoolId, PoolSetIndex, ReplicaId, TenantId};
-use crate::core::model::number_map::NumberMap;
-use crate::core::queue::fairness::quantum;
-use crate::core::queue::fit_tree::{FitEntry, FitRank, FitSize};
-use crate::core::queue::lane_key::{LaneKey, LaneOrderKey, LaneSegment};
-use crate::core::queue::quota::QuotaState;
+use crate::model::bit_set::BitSet;
+use crate::model::ids::{ClassIndex, JobId, PoolId, PoolSetIndex, ReplicaId, TenantId};
+use crate::model::number_map::NumberMap;
+use crate::queue::fairness::quantum;
+use crate::queue::fit_tree::{FitEntry, FitRank, FitSize};
+use crate::queue::lane_key::{LaneKey, LaneOrderKey, LaneSegment};
+use crate::queue::quota::QuotaState;
 
 /// Place of a head among those of a class and pool set: tenants below their guarantee first, then
 /// the least counter, then the place in the lane. Among tenants in the same fairness quantum, jobs
@@ -208,7 +208,7 @@ pub struct ObjectiveInputs {
     pub headroom: u32,
     /// See [`super::PoolGroup::max_sequences`].
     pub max_sequences: u32,
-    /// See [`Fleet::service_changes`](crate::core::replica::fleet::Fleet::service_changes).
+    /// See [`Fleet::service_changes`](crate::replica::fleet::Fleet::service_changes).
     pub service_changes: u64,
 }
 

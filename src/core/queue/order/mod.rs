@@ -13,16 +13,16 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use crate::core::model::bit_set::BitSet;
-use crate::core::model::ids::{ClassId, ClassIndex, PoolId, PoolSetIndex, TenantId};
-use crate::core::model::policy::Policy;
-use crate::core::model::time::Tick;
-use crate::core::placement::{self, GroupShape};
-use crate::core::queue::drain_rate::DrainRates;
-use crate::core::queue::estimate::DrainRate;
-use crate::core::queue::lane_key::LaneSegment;
-use crate::core::queue::quota::TenantQuotas;
-use crate::core::queue::retry_budget::RetryBudget;
+use crate::model::bit_set::BitSet;
+use crate::model::ids::{ClassId, ClassIndex, PoolId, PoolSetIndex, TenantId};
+use crate::model::policy::Policy;
+use crate::model::time::Tick;
+use crate::placement::{self, GroupShape};
+use crate::queue::drain_rate::DrainRates;
+use crate::queue::estimate::DrainRate;
+use crate::queue::lane_key::LaneSegment;
+use crate::queue::quota::TenantQuotas;
+use crate::queue::retry_budget::RetryBudget;
 
 pub use self::heads::{
     Candidate, HeadEntry, HeadKey, HeadPosition, HeadSet, HeldReplica, LaneHead, ObjectiveInputs, OpenRoom,

@@ -1,9 +1,9 @@
 //! Head search: the first job in the order of service that fits.
 
-use crate::core::model::bit_set::BitSet;
-use crate::core::model::ids::{ClassIndex, PoolId, PoolSetIndex};
-use crate::core::queue::fit_tree::FitSize;
-use crate::core::queue::lane_key::LaneSegment;
+use crate::model::bit_set::BitSet;
+use crate::model::ids::{ClassIndex, PoolId, PoolSetIndex};
+use crate::queue::fit_tree::FitSize;
+use crate::queue::lane_key::LaneSegment;
 
 use super::PoolGroup;
 use super::head_tree::FoundHead;

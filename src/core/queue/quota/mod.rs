@@ -19,9 +19,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use smallvec::SmallVec;
 
-use crate::core::model::ids::TenantId;
-use crate::core::model::policy::tenants::TenantTree;
-use crate::core::model::policy::{Policy, Quota};
+use crate::model::ids::TenantId;
+use crate::model::policy::tenants::TenantTree;
+use crate::model::policy::{Policy, Quota};
 
 /// Rounding tolerance in sequences: a product of a fraction and a capacity that is this close below
 /// a whole number counts as that number.
@@ -348,8 +348,8 @@ mod tests {
     use proptest::prelude::{any, prop_assert, proptest};
 
     use super::*;
-    use crate::core::model::ids::ClassId;
-    use crate::core::model::policy::{QueueBounds, Tenant};
+    use crate::model::ids::ClassId;
+    use crate::model::policy::{QueueBounds, Tenant};
 
     fn quotas(rows: &[(f64, f64, f64)], capacity: u64) -> TenantQuotas {
         let mut policy = Policy::default();

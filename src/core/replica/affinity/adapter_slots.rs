@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use crate::core::model::ids::ModelId;
+use crate::model::ids::ModelId;
 
 /// Slots of an engine that does not report their number: the number that SGLang has.
 const USUAL_SLOTS: u32 = 8;

@@ -5,8 +5,8 @@ pub mod cache_record;
 pub mod prefix_index;
 pub mod sessions;
 
-use crate::core::replica::affinity::prefix_index::PrefixIndex;
-use crate::core::replica::affinity::sessions::Sessions;
+use crate::replica::affinity::prefix_index::PrefixIndex;
+use crate::replica::affinity::sessions::Sessions;
 
 /// What replicas keep of earlier requests: the starts of their prompts, and their sessions.
 #[derive(Debug, Default)]

@@ -12,10 +12,10 @@ use std::collections::BTreeMap;
 
 use smallvec::SmallVec;
 
-use crate::core::model::ids::ReplicaId;
-use crate::core::model::job::PromptPrefix;
-use crate::core::model::number_map::NumberMap;
-use crate::core::replica::affinity::cache_record::CacheRecord;
+use crate::model::ids::ReplicaId;
+use crate::model::job::PromptPrefix;
+use crate::model::number_map::NumberMap;
+use crate::replica::affinity::cache_record::CacheRecord;
 
 /// KV cache of a replica, in tokens, until it is known.
 pub const DEFAULT_KV_TOKENS: u64 = 200_000;

@@ -5,8 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::core::model::ids::ReplicaId;
-use crate::core::model::number_map::NumberMap;
+use crate::model::ids::ReplicaId;
+use crate::model::number_map::NumberMap;
 
 /// Table of sessions.
 #[derive(Debug, Clone, Default)]

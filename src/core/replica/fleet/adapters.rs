@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use crate::core::model::bit_set::BitSet;
-use crate::core::model::ids::{ModelId, PoolId, ReplicaId};
-use crate::core::model::policy::{Policy, Pool};
-use crate::core::model::time::Tick;
-use crate::core::queue::fit_tree::FitSize;
-use crate::core::replica::affinity::adapter_slots::{AdapterSlots, AdapterState, EvictedAdapters};
-use crate::core::replica::ledger::{Booking, RoutingDemand};
+use crate::model::bit_set::BitSet;
+use crate::model::ids::{ModelId, PoolId, ReplicaId};
+use crate::model::policy::{Policy, Pool};
+use crate::model::time::Tick;
+use crate::queue::fit_tree::FitSize;
+use crate::replica::affinity::adapter_slots::{AdapterSlots, AdapterState, EvictedAdapters};
+use crate::replica::ledger::{Booking, RoutingDemand};
 
 use super::Fleet;
-use crate::core::replica::fleet::pool_state::PoolState;
+use crate::replica::fleet::pool_state::PoolState;
 
 /// Most holders that are kept for one adapter. Further replicas count as if they did not have the
 /// adapter loaded.

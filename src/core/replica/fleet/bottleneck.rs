@@ -1,15 +1,15 @@
 //! Bottleneck of a replica: its use of sequences, KV cache and prefill, the fullest first. The rules
 //! are in [`ReplicaState::find_free_capacity`].
 
-use crate::core::autoscale::demand::utilization::ReplicasInUse;
-use crate::core::model::policy::HealthPolicy;
-use crate::core::model::time::Tick;
-use crate::core::queue::fit_tree::FitSize;
-use crate::core::replica::bottleneck::{Bottleneck, SlotCounts};
-use crate::core::replica::seq_limit::max_request_seqs;
+use crate::autoscale::demand::utilization::ReplicasInUse;
+use crate::model::policy::HealthPolicy;
+use crate::model::time::Tick;
+use crate::queue::fit_tree::FitSize;
+use crate::replica::bottleneck::{Bottleneck, SlotCounts};
+use crate::replica::seq_limit::max_request_seqs;
 
-use crate::core::replica::fleet::pool_state::PoolState;
-use crate::core::replica::fleet::replica_state::ReplicaState;
+use crate::replica::fleet::pool_state::PoolState;
+use crate::replica::fleet::replica_state::ReplicaState;
 
 /// Largest best ITL, as a part of the target. Above this part, the position of the ITL between the
 /// best and the target says nothing.

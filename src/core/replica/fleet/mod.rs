@@ -16,29 +16,29 @@ mod utilization;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::core::billing::meter::{MeteredAttempt, decode_weight};
-use crate::core::billing::pool_account::{PoolAccounts, ReplicaPresence};
-use crate::core::model::bit_set::BitSet;
-use crate::core::model::event::ReplicaReport;
-use crate::core::model::ids::{ModelId, PoolId, ReplicaId};
-use crate::core::model::number_map::NumberMap;
-use crate::core::model::overrides::Closed;
-use crate::core::model::policy::{HealthPolicy, Policy, Replica};
-use crate::core::model::time::Tick;
-use crate::core::replica::health::ReplicaHealth;
-use crate::core::replica::ledger::{Booking, Ledger};
-use crate::core::replica::reconcile::{LedgerView, ReconcileFinding};
-use crate::core::replica::speed::pool_best::PoolBest;
-use crate::core::replica::speed::step_time;
-use crate::core::replica::speed::ttft_model::TtftModel;
+use crate::billing::meter::{MeteredAttempt, decode_weight};
+use crate::billing::pool_account::{PoolAccounts, ReplicaPresence};
+use crate::model::bit_set::BitSet;
+use crate::model::event::ReplicaReport;
+use crate::model::ids::{ModelId, PoolId, ReplicaId};
+use crate::model::number_map::NumberMap;
+use crate::model::overrides::Closed;
+use crate::model::policy::{HealthPolicy, Policy, Replica};
+use crate::model::time::Tick;
+use crate::replica::health::ReplicaHealth;
+use crate::replica::ledger::{Booking, Ledger};
+use crate::replica::reconcile::{LedgerView, ReconcileFinding};
+use crate::replica::speed::pool_best::PoolBest;
+use crate::replica::speed::step_time;
+use crate::replica::speed::ttft_model::TtftModel;
 
-use crate::core::replica::fleet::contribution::PoolCounts;
-pub use crate::core::replica::fleet::pool_state::{ActiveObjective, LatencyObjective};
-pub use crate::core::replica::fleet::prefill::load::PrefillMark;
-pub use crate::core::replica::fleet::search::requirements::{ReplicaMatch, ReplicaRequirements};
+use crate::replica::fleet::contribution::PoolCounts;
+pub use crate::replica::fleet::pool_state::{ActiveObjective, LatencyObjective};
+pub use crate::replica::fleet::prefill::load::PrefillMark;
+pub use crate::replica::fleet::search::requirements::{ReplicaMatch, ReplicaRequirements};
 
-use crate::core::replica::fleet::pool_state::{PoolState, PoolSummary};
-use crate::core::replica::fleet::replica_state::ReplicaState;
+use crate::replica::fleet::pool_state::{PoolState, PoolSummary};
+use crate::replica::fleet::replica_state::ReplicaState;
 
 /// Load of a replica at the moment of a dispatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

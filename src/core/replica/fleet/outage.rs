@@ -1,13 +1,13 @@
 //! Outages: replicas in and out of service, pools without any replica in service, and stalls.
 
-use crate::core::model::ids::{PoolId, ReplicaId};
-use crate::core::model::snapshot::ReplicaStatus;
-use crate::core::model::time::Tick;
-use crate::core::replica::health::stall_detector::StallVerdict;
+use crate::model::ids::{PoolId, ReplicaId};
+use crate::model::snapshot::ReplicaStatus;
+use crate::model::time::Tick;
+use crate::replica::health::stall_detector::StallVerdict;
 use std::time::Duration;
 
 use super::Fleet;
-use crate::core::replica::fleet::replica_state::ReplicaState;
+use crate::replica::fleet::replica_state::ReplicaState;
 
 impl Fleet {
     /// Whether the replica has answered since it joined or came back.
@@ -100,7 +100,7 @@ impl Fleet {
     pub fn is_scaled_to_zero(&self, pool: PoolId) -> bool {
         self.pools
             .get(pool.index())
-            .is_some_and(crate::core::replica::fleet::pool_state::PoolState::is_scaled_to_zero)
+            .is_some_and(crate::replica::fleet::pool_state::PoolState::is_scaled_to_zero)
     }
 
     /// Notes that bytes came from the replica's engine. The derived state is not updated, because

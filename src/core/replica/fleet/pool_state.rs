@@ -3,16 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::core::model::ids::{ClassId, ModelId, ReplicaId};
-use crate::core::queue::fit_tree::FitTree;
-use crate::core::replica::affinity::adapter_slots::AdapterLoadTime;
-use crate::core::replica::health::sleep::SleepPolicy;
-use crate::core::replica::ledger::ReplicaRank;
-use crate::core::replica::reserved_replicas::ReservedReplicaCount;
-use crate::core::replica::speed::PoolSpeeds;
-use crate::core::replica::speed::pool_best::PoolBestTracker;
+use crate::model::ids::{ClassId, ModelId, ReplicaId};
+use crate::queue::fit_tree::FitTree;
+use crate::replica::affinity::adapter_slots::AdapterLoadTime;
+use crate::replica::health::sleep::SleepPolicy;
+use crate::replica::ledger::ReplicaRank;
+use crate::replica::reserved_replicas::ReservedReplicaCount;
+use crate::replica::speed::PoolSpeeds;
+use crate::replica::speed::pool_best::PoolBestTracker;
 
-use crate::core::replica::fleet::contribution::PoolCounts;
+use crate::replica::fleet::contribution::PoolCounts;
 
 /// Latency objective of a class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

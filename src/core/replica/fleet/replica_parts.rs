@@ -2,24 +2,24 @@
 
 use std::time::Duration;
 
-use crate::core::billing::pool_account::ReplicaPresence;
-use crate::core::model::event::ReplicaReport;
-use crate::core::model::overrides::Closed;
-use crate::core::model::time::Tick;
-use crate::core::queue::fit_tree::FitSize;
-use crate::core::replica::health::stall_detector::{StallDetector, WatchedGauges};
-use crate::core::replica::itl_limit::ItlLimit;
-use crate::core::replica::ledger::{Booking, Ledger};
-use crate::core::replica::reconcile::Reconciler;
-use crate::core::replica::seq_limit::LearnedSeqLimit;
-use crate::core::replica::shared_kv::SharedKv;
-use crate::core::replica::speed::pool_best::GapStretch;
-use crate::core::replica::speed::prefill_rate::PrefillSampler;
-use crate::core::replica::speed::{PoolSpeeds, SpeedBin, SpeedFactor};
+use crate::billing::pool_account::ReplicaPresence;
+use crate::model::event::ReplicaReport;
+use crate::model::overrides::Closed;
+use crate::model::time::Tick;
+use crate::queue::fit_tree::FitSize;
+use crate::replica::health::stall_detector::{StallDetector, WatchedGauges};
+use crate::replica::itl_limit::ItlLimit;
+use crate::replica::ledger::{Booking, Ledger};
+use crate::replica::reconcile::Reconciler;
+use crate::replica::seq_limit::LearnedSeqLimit;
+use crate::replica::shared_kv::SharedKv;
+use crate::replica::speed::pool_best::GapStretch;
+use crate::replica::speed::prefill_rate::PrefillSampler;
+use crate::replica::speed::{PoolSpeeds, SpeedBin, SpeedFactor};
 
-use crate::core::replica::fleet::contribution::PoolCounts;
-use crate::core::replica::fleet::pool_state::PoolState;
-use crate::core::replica::fleet::prefill::load::PrefillLoad;
+use crate::replica::fleet::contribution::PoolCounts;
+use crate::replica::fleet::pool_state::PoolState;
+use crate::replica::fleet::prefill::load::PrefillLoad;
 
 /// What the policy says of a replica.
 #[derive(Debug, Clone, Default)]
@@ -39,7 +39,7 @@ pub(super) struct ReplicaConfig {
 /// Which jobs may start at a replica, whatever room it has.
 #[derive(Debug, Clone)]
 pub(super) struct ReplicaAdmission {
-    /// Whether it keeps the urgent class's objective; see [`crate::core::replica::reserved_replicas`].
+    /// Whether it keeps the urgent class's objective; see [`crate::replica::reserved_replicas`].
     pub(super) reserved: bool,
     /// Whether the next urgent job may start there beyond the ITL limit.
     pub(super) beyond_limit: bool,
@@ -179,7 +179,7 @@ pub(super) struct FreeCapacity {
     /// Free capacity for the urgent class as soon as the replica's prefills have ended.
     pub(super) soon: Option<FitSize>,
     /// Free capacity, also beyond the ITL limit, for jobs of the urgent class that return to the
-    /// replica; see [`crate::core::replica::fleet::search`].
+    /// replica; see [`crate::replica::fleet::search`].
     pub(super) affinity_overcommit: Option<FitSize>,
 }
 

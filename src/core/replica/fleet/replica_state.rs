@@ -5,28 +5,28 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use crate::core::billing::meter::ReplicaMeter;
-use crate::core::billing::pool_account::ReplicaPresence;
-use crate::core::model::ids::{ModelId, PoolId, ReplicaId};
-use crate::core::model::overrides::Closed;
-use crate::core::model::policy::HealthPolicy;
-use crate::core::model::snapshot::ReplicaStatus;
-use crate::core::model::time::Tick;
-use crate::core::queue::fit_tree::{FitEntry, FitSize};
-use crate::core::replica::affinity::adapter_slots::{AdapterSlots, AdapterState};
-use crate::core::replica::health::ReplicaHealth;
-use crate::core::replica::health::sleep::SleepState;
-use crate::core::replica::health::stall_detector::WatchedGauges;
-use crate::core::replica::ledger::{Booking, Ledger, ReplicaRank};
-use crate::core::replica::reconcile::Reconciler;
-use crate::core::replica::seq_limit::{full_seqs, ramped};
-use crate::core::replica::speed::SpeedFactor;
-use crate::core::replica::speed::step_time;
-use crate::core::replica::speed::ttft_model::TtftModel;
+use crate::billing::meter::ReplicaMeter;
+use crate::billing::pool_account::ReplicaPresence;
+use crate::model::ids::{ModelId, PoolId, ReplicaId};
+use crate::model::overrides::Closed;
+use crate::model::policy::HealthPolicy;
+use crate::model::snapshot::ReplicaStatus;
+use crate::model::time::Tick;
+use crate::queue::fit_tree::{FitEntry, FitSize};
+use crate::replica::affinity::adapter_slots::{AdapterSlots, AdapterState};
+use crate::replica::health::ReplicaHealth;
+use crate::replica::health::sleep::SleepState;
+use crate::replica::health::stall_detector::WatchedGauges;
+use crate::replica::ledger::{Booking, Ledger, ReplicaRank};
+use crate::replica::reconcile::Reconciler;
+use crate::replica::seq_limit::{full_seqs, ramped};
+use crate::replica::speed::SpeedFactor;
+use crate::replica::speed::step_time;
+use crate::replica::speed::ttft_model::TtftModel;
 
-use crate::core::replica::fleet::contribution::PoolCounts;
-use crate::core::replica::fleet::pool_state::{LatencyObjective, PoolState};
-use crate::core::replica::fleet::replica_parts::{
+use crate::replica::fleet::contribution::PoolCounts;
+use crate::replica::fleet::pool_state::{LatencyObjective, PoolState};
+use crate::replica::fleet::replica_parts::{
     FreeCapacity, IndexedReplica, LearnedLimits, ReplicaAdmission, ReplicaConfig, ReplicaSpeed,
     ReportedState, SentWork, StallWatch,
 };

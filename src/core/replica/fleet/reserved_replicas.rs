@@ -3,16 +3,16 @@
 use std::cmp::Reverse;
 use std::time::Duration;
 
-use crate::core::model::ids::{ClassId, PoolId, ReplicaId};
-use crate::core::model::time::Tick;
-use crate::core::replica::ledger::Booking;
-use crate::core::replica::reserved_replicas::ReservedReplicaDemand;
-use crate::core::replica::speed::ttft_model;
+use crate::model::ids::{ClassId, PoolId, ReplicaId};
+use crate::model::time::Tick;
+use crate::replica::ledger::Booking;
+use crate::replica::reserved_replicas::ReservedReplicaDemand;
+use crate::replica::speed::ttft_model;
 
 use super::Fleet;
 use super::search::ReplicaRequirements;
-use crate::core::replica::fleet::pool_state::PoolState;
-use crate::core::replica::fleet::replica_state::ReplicaState;
+use crate::replica::fleet::pool_state::PoolState;
+use crate::replica::fleet::replica_state::ReplicaState;
 
 /// Sequences of a replica within an objective before its ITL has been seen.
 const UNSEEN_SEQS: u32 = 32;
@@ -47,7 +47,7 @@ impl Fleet {
         pool.reserved_replicas.entry(booking.class).or_default().note_job(booking.weight, delayed, now);
     }
 
-    /// Whether background classes may fill the replica; see [`crate::core::replica::reserved_replicas`].
+    /// Whether background classes may fill the replica; see [`crate::replica::reserved_replicas`].
     #[must_use]
     pub fn is_released(&self, id: ReplicaId) -> bool {
         let pool = |node: &ReplicaState| self.pools.get(node.pool.index());

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use crate::core::model::ids::{PoolId, ReplicaId};
-use crate::core::model::time::Tick;
-use crate::core::replica::health::sleep::{SleepChange, SleepDue, SleepPolicy, SleepResult};
+use crate::model::ids::{PoolId, ReplicaId};
+use crate::model::time::Tick;
+use crate::replica::health::sleep::{SleepChange, SleepDue, SleepPolicy, SleepResult};
 
 use super::Fleet;
 
@@ -18,9 +18,7 @@ impl Fleet {
     /// Whether the pool has no replica in service or busy, and some replica sleeps or wakes.
     #[must_use]
     pub fn is_dormant(&self, pool: PoolId) -> bool {
-        self.pools
-            .get(pool.index())
-            .is_some_and(crate::core::replica::fleet::pool_state::PoolState::is_dormant)
+        self.pools.get(pool.index()).is_some_and(crate::replica::fleet::pool_state::PoolState::is_dormant)
     }
 
     /// Whether a pool has become dormant or was scaled to zero since the last call.

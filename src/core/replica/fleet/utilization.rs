@@ -4,18 +4,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::core::autoscale::demand::utilization::DIMENSIONS;
-use crate::core::autoscale::inputs::PoolLoad;
-use crate::core::model::ids::{PoolId, ReplicaId};
-use crate::core::model::snapshot::{ReplicaSnapshot, SAMPLE_PROMPT_TOKENS};
-use crate::core::model::time::Tick;
-use crate::core::replica::ledger::Ledger;
-use crate::core::replica::seq_limit::max_request_seqs;
-use crate::core::replica::speed::pool_best::PoolTypical;
-use crate::core::replica::speed::ttft_model;
+use crate::autoscale::demand::utilization::DIMENSIONS;
+use crate::autoscale::inputs::PoolLoad;
+use crate::model::ids::{PoolId, ReplicaId};
+use crate::model::snapshot::{ReplicaSnapshot, SAMPLE_PROMPT_TOKENS};
+use crate::model::time::Tick;
+use crate::replica::ledger::Ledger;
+use crate::replica::seq_limit::max_request_seqs;
+use crate::replica::speed::pool_best::PoolTypical;
+use crate::replica::speed::ttft_model;
 
 use super::Fleet;
-use crate::core::replica::fleet::replica_state::ReplicaState;
+use crate::replica::fleet::replica_state::ReplicaState;
 
 impl Fleet {
     /// Loads of the pools given, in one pass over the replicas. When jobs wait for a pool

@@ -6,9 +6,9 @@ pub mod suspects;
 
 use std::time::Duration;
 
-use crate::core::model::policy::HealthPolicy;
-use crate::core::model::snapshot::ReplicaStatus;
-use crate::core::model::time::Tick;
+use crate::model::policy::HealthPolicy;
+use crate::model::snapshot::ReplicaStatus;
+use crate::model::time::Tick;
 
 /// A probe without an answer for this long counts as failed.
 pub const PROBE_TIMEOUT: Duration = Duration::from_secs(10);

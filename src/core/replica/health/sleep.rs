@@ -7,9 +7,9 @@
 
 use std::time::Duration;
 
-pub use crate::core::model::policy::sleep::{SleepPolicy, SleepResult};
-use crate::core::model::snapshot::ReplicaStatus;
-use crate::core::model::time::Tick;
+pub use crate::model::policy::sleep::{SleepPolicy, SleepResult};
+use crate::model::snapshot::ReplicaStatus;
+use crate::model::time::Tick;
 
 /// Time after which an order to sleep counts as unanswered.
 const SLEEP_TIMEOUT: Duration = Duration::from_secs(40);

@@ -15,8 +15,8 @@
 
 use std::time::Duration;
 
-use crate::core::model::event::ReplicaReport;
-use crate::core::model::time::Tick;
+use crate::model::event::ReplicaReport;
+use crate::model::time::Tick;
 
 /// Time without a sign of life that never counts as a stall.
 const GRACE: Duration = Duration::from_secs(1);

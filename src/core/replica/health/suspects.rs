@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::core::model::time::Tick;
+use crate::model::time::Tick;
 
 /// Time for which a request stays a suspect.
 const KEPT_FOR: Duration = Duration::from_secs(15 * 60);

@@ -11,13 +11,13 @@
 
 pub mod pool_best;
 pub mod prefill_rate;
-pub(in crate::core) mod step_time;
+pub(crate) mod step_time;
 pub mod ttft_model;
 
 use std::time::Duration;
 
-use crate::core::model::job::TokenCounts;
-use crate::core::model::time::Tick;
+use crate::model::job::TokenCounts;
+use crate::model::time::Tick;
 
 /// Part of the sums that is left after each request.
 const KEEP: f64 = 0.98;

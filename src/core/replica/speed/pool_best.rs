@@ -8,10 +8,10 @@
 
 use std::time::Duration;
 
-use crate::core::autoscale::demand::histogram::CoarseHistogram;
-use crate::core::model::event::ItlSample;
-use crate::core::model::time::Tick;
-use crate::core::replica::speed::prefill_rate::{PrefillBurst, PrefillRate};
+use crate::autoscale::demand::histogram::CoarseHistogram;
+use crate::model::event::ItlSample;
+use crate::model::time::Tick;
+use crate::replica::speed::prefill_rate::{PrefillBurst, PrefillRate};
 
 /// Gaps of one stretch.
 const STRETCH: u64 = 64;

@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use crate::core::model::time::Tick;
+use crate::model::time::Tick;
 
 /// First tokens no further apart than this come from the same step.
 const TOGETHER: Duration = Duration::from_millis(2);

@@ -1,7 +1,7 @@
 //! Step time of a replica, by its ledger.
 
-use crate::core::replica::ledger::Ledger;
-use crate::core::replica::speed::ttft_model::{FIXED, IDLE_STEP, PER_KILO_KV, PER_TOKEN, TtftModel};
+use crate::replica::ledger::Ledger;
+use crate::replica::speed::ttft_model::{FIXED, IDLE_STEP, PER_KILO_KV, PER_TOKEN, TtftModel};
 
 /// Time of a step in which each sequence of the ledger gets one token.
 #[must_use]
@@ -36,7 +36,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::core::replica::speed::ttft_model::weight;
+    use crate::replica::speed::ttft_model::weight;
 
     #[test]
     fn an_idle_replica_takes_the_time_of_its_prompt() {

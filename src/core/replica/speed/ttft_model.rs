@@ -4,7 +4,7 @@
 //! a part per token of the step, a part per token of KV cache that its streams read, and
 //! attention over the prompt. The numbers are those of one engine: an 8B model on an H100,
 //! fitted to the published step times of microsoft/vidur. Other replicas differ by one factor,
-//! which [`crate::core::replica::speed`] learns. Times are nanoseconds.
+//! which [`crate::replica::speed`] learns. Times are nanoseconds.
 
 /// Nanoseconds of a step that computes next to nothing: scheduling, sampling, and the floor that
 /// the model's weights set.

@@ -5,19 +5,19 @@
 //! the queue, goes before no other job and starts no pool. At a replica it is background to every
 //! class before its own, and is preempted for them.
 
-use crate::core::limits::rule::LimitUnit;
-use crate::core::model::event::RejectReason;
-use crate::core::model::ids::ClassId;
-use crate::core::model::job::JobSpec;
-use crate::core::model::time::Tick;
-use crate::core::queue::admission;
-use crate::core::queue::lane_key::{LaneKey, LaneSegment};
+use crate::limits::rule::LimitUnit;
+use crate::model::event::RejectReason;
+use crate::model::ids::ClassId;
+use crate::model::job::JobSpec;
+use crate::model::time::Tick;
+use crate::queue::admission;
+use crate::queue::lane_key::{LaneKey, LaneSegment};
 
-use crate::core::scheduler::Scheduler;
+use crate::scheduler::Scheduler;
 
 impl Scheduler {
     /// The reason to refuse a job at arrival; `None` if it may come in.
-    pub(in crate::core::scheduler) fn reason_to_refuse(&self, spec: &JobSpec) -> Option<RejectReason> {
+    pub(in crate::scheduler) fn reason_to_refuse(&self, spec: &JobSpec) -> Option<RejectReason> {
         if self.draining {
             return Some(RejectReason::Draining);
         }
@@ -29,7 +29,7 @@ impl Scheduler {
     }
 
     /// Whether jobs of the class take only capacity that no other job needs.
-    pub(in crate::core::scheduler) fn is_scavenger(&self, class: ClassId) -> bool {
+    pub(in crate::scheduler) fn is_scavenger(&self, class: ClassId) -> bool {
         self.policy.classes.get(class).is_some_and(|class| class.scavenger)
     }
 
@@ -42,7 +42,7 @@ impl Scheduler {
     }
 
     /// The reason why the policy in force cannot serve jobs of this lane.
-    pub(in crate::core::scheduler) fn reason_to_withdraw(&self, lane: LaneKey) -> Option<RejectReason> {
+    pub(in crate::scheduler) fn reason_to_withdraw(&self, lane: LaneKey) -> Option<RejectReason> {
         let known =
             self.policy.tenants.get(lane.tenant).is_some() && self.policy.classes.get(lane.class).is_some();
         if !known {

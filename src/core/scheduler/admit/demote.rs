@@ -5,20 +5,20 @@
 //! but never beyond the client's patience. Each step leads to a class that is served later, so
 //! the steps end.
 
-use crate::core::model::event::{Action, RejectReason};
-use crate::core::model::ids::{ClassId, JobId};
-use crate::core::model::job::JobSpec;
-use crate::core::model::time::Tick;
-use crate::core::queue::lane_key::LaneKey;
+use crate::model::event::{Action, RejectReason};
+use crate::model::ids::{ClassId, JobId};
+use crate::model::job::JobSpec;
+use crate::model::time::Tick;
+use crate::queue::lane_key::LaneKey;
 
-use crate::core::scheduler::Scheduler;
-use crate::core::scheduler::job::Job;
+use crate::scheduler::Scheduler;
+use crate::scheduler::job::Job;
 
 impl Scheduler {
     /// Ends the wait of jobs whose deadline lies before `now`, or is `now` if `even_now`. A job
     /// goes on in a slower class where there is one; otherwise the scheduler refuses it.
     /// Returns whether there were such jobs.
-    pub(in crate::core::scheduler) fn expire(&mut self, even_now: bool, out: &mut Vec<Action>) -> bool {
+    pub(in crate::scheduler) fn expire(&mut self, even_now: bool, out: &mut Vec<Action>) -> bool {
         let mut any = false;
         while let Some((at, job)) = self.timers.next_wait_end() {
             if at > self.now || (at == self.now && !even_now) {
@@ -37,7 +37,7 @@ impl Scheduler {
 
     /// Moves a waiting job to the nearest slower class in which it can start in time. Returns
     /// false when there is none; the job may then be left in any of the slower classes.
-    pub(in crate::core::scheduler) fn demote(&mut self, id: JobId) -> bool {
+    pub(in crate::scheduler) fn demote(&mut self, id: JobId) -> bool {
         while let Some((class, deadline)) = self.jobs.get(&id).and_then(|job| self.slower_class(&job.spec)) {
             self.move_to_class(id, class, deadline);
             if !self.cannot_start_in_time(id) {

@@ -4,13 +4,13 @@
 //! of a tenant that has much. Afterwards that other tenant must not have less than the new job's
 //! tenant, so the two can never displace each other in turn.
 
-use crate::core::model::ids::{JobId, TenantId};
-use crate::core::model::job::JobSpec;
-use crate::core::model::policy::Policy;
-use crate::core::queue::admission;
-use crate::core::queue::{Queue, QueuedLoad};
+use crate::model::ids::{JobId, TenantId};
+use crate::model::job::JobSpec;
+use crate::model::policy::Policy;
+use crate::queue::admission;
+use crate::queue::{Queue, QueuedLoad};
 
-use crate::core::scheduler::jobs::JobTable;
+use crate::scheduler::jobs::JobTable;
 
 /// Number of tenants with most waiting that the search looks at. One is enough, except for
 /// tenants of light weight and jobs that cannot be displaced.

@@ -1,22 +1,22 @@
 //! Fallbacks: refuses jobs whose model is down, so that another model can serve them.
 
-use crate::core::model::event::{Action, RejectReason};
-use crate::core::model::ids::{JobId, PoolId};
-use crate::core::queue::lane_key::LaneKey;
+use crate::model::event::{Action, RejectReason};
+use crate::model::ids::{JobId, PoolId};
+use crate::queue::lane_key::LaneKey;
 
-use crate::core::scheduler::Scheduler;
+use crate::scheduler::Scheduler;
 
 impl Scheduler {
     /// Whether a job waits although no replica of its model is in service and another model
     /// may serve the job.
-    pub(in crate::core::scheduler) fn waits_in_vain(&self, id: JobId) -> bool {
+    pub(in crate::scheduler) fn waits_in_vain(&self, id: JobId) -> bool {
         let job = self.jobs.get(&id).filter(|job| job.spec.has_fallback && job.part().is_some());
         job.is_some_and(|job| self.is_down(LaneKey::of(&job.spec)))
     }
 
     /// Refuses the jobs that wait in vain because the last replica of their model was lost.
     /// Returns whether there were any.
-    pub(in crate::core::scheduler) fn refuse_vain_waits(&mut self, out: &mut Vec<Action>) -> bool {
+    pub(in crate::scheduler) fn refuse_vain_waits(&mut self, out: &mut Vec<Action>) -> bool {
         if !std::mem::take(&mut self.vain_waits_possible)
             || self.queue.waiting_with_fallback() == 0
             || self.has_all_pools_up()

@@ -3,20 +3,18 @@
 
 use smallvec::SmallVec;
 
-use crate::core::limits::expected_use::{ExpectedUse, ReplicaUse};
-use crate::core::limits::rule::{LimitId, LimitPeriod, LimitRule, LimitUnit, UnitAmounts, UsedAmounts};
-use crate::core::limits::{
-    LimitExceeded, LimitGrant, LimitReservation, LimitStatus, LimitSubject, UsageLimits,
-};
-use crate::core::model::job::{JobSpec, JobUsage, TokenCounts};
-use crate::core::model::policy::Policy;
-use crate::core::model::time::Tick;
-use crate::core::placement::rules::Price;
-use crate::core::replica::fleet::Fleet;
-use crate::core::replica::ledger::Ledger;
-use crate::core::replica::speed::{step_time, ttft_model};
+use crate::limits::expected_use::{ExpectedUse, ReplicaUse};
+use crate::limits::rule::{LimitId, LimitPeriod, LimitRule, LimitUnit, UnitAmounts, UsedAmounts};
+use crate::limits::{LimitExceeded, LimitGrant, LimitReservation, LimitStatus, LimitSubject, UsageLimits};
+use crate::model::job::{JobSpec, JobUsage, TokenCounts};
+use crate::model::policy::Policy;
+use crate::model::time::Tick;
+use crate::placement::rules::Price;
+use crate::replica::fleet::Fleet;
+use crate::replica::ledger::Ledger;
+use crate::replica::speed::{step_time, ttft_model};
 
-use crate::core::scheduler::job::{Job, JobCharges};
+use crate::scheduler::job::{Job, JobCharges};
 
 const fn limit_subject(spec: &JobSpec) -> LimitSubject {
     LimitSubject { tenant: spec.tenant, key: spec.key, model: spec.model }
@@ -24,14 +22,14 @@ const fn limit_subject(spec: &JobSpec) -> LimitSubject {
 
 /// What jobs may use: the limits in force, and the use that is expected of a job and reserved for it.
 #[derive(Debug, Default)]
-pub(in crate::core::scheduler) struct JobLimits {
+pub(in crate::scheduler) struct JobLimits {
     limits: UsageLimits,
     expected_use: ExpectedUse,
 }
 
 impl JobLimits {
     /// Reserves the expected use of the job: tokens, replica time and money.
-    pub(in crate::core::scheduler) fn reserve(
+    pub(in crate::scheduler) fn reserve(
         &mut self,
         spec: &JobSpec,
         policy: &Policy,
@@ -72,7 +70,7 @@ impl JobLimits {
     }
 
     /// Learns from a complete answer how much to reserve for later jobs.
-    pub(in crate::core::scheduler) fn learn(&mut self, job: &Job, usage: JobUsage) {
+    pub(in crate::scheduler) fn learn(&mut self, job: &Job, usage: JobUsage) {
         if !self.limits.is_empty()
             && let JobUsage::Exact(tokens) = usage
         {
@@ -87,7 +85,7 @@ impl JobLimits {
     /// Replaces the job's reservation by its use: tokens as far as they are known, time and
     /// money by its bills. Bills of failed attempts count too. A job that was never dispatched
     /// gives its whole reservation back.
-    pub(in crate::core::scheduler) fn settle(&mut self, job: &mut Job, used: Option<TokenCounts>, now: Tick) {
+    pub(in crate::scheduler) fn settle(&mut self, job: &mut Job, used: Option<TokenCounts>, now: Tick) {
         let hold = std::mem::take(&mut job.charges.reservation);
         if hold.is_empty() {
             return;
@@ -101,46 +99,41 @@ impl JobLimits {
     }
 
     /// Charges a prompt that was denied before its request became a job: one request with its tokens.
-    pub(in crate::core::scheduler) fn prompt_denied(
-        &mut self,
-        subject: &LimitSubject,
-        tokens: u64,
-        now: Tick,
-    ) {
+    pub(in crate::scheduler) fn prompt_denied(&mut self, subject: &LimitSubject, tokens: u64, now: Tick) {
         self.limits.charge_minutes(subject, &UnitAmounts { input: tokens, ..UnitAmounts::default() }, now);
     }
 
     /// Puts the limits of a policy in force.
-    pub(in crate::core::scheduler) fn apply(&mut self, rules: &[LimitRule]) {
+    pub(in crate::scheduler) fn apply(&mut self, rules: &[LimitRule]) {
         self.limits.apply(rules);
     }
 
     /// Forgets what was learned of models and tenants that are no longer in the policy.
-    pub(in crate::core::scheduler) fn forget_unknown(&mut self, policy: &Policy) {
+    pub(in crate::scheduler) fn forget_unknown(&mut self, policy: &Policy) {
         self.expected_use.retain(policy);
     }
 
     /// The limits, to share them with other gateways.
-    pub(in crate::core::scheduler) const fn shared(&self) -> &UsageLimits {
+    pub(in crate::scheduler) const fn shared(&self) -> &UsageLimits {
         &self.limits
     }
 
-    pub(in crate::core::scheduler) const fn shared_mut(&mut self) -> &mut UsageLimits {
+    pub(in crate::scheduler) const fn shared_mut(&mut self) -> &mut UsageLimits {
         &mut self.limits
     }
 
     /// Starts a new day or month, which ends at `ends`.
-    pub(in crate::core::scheduler) fn start_period(&mut self, period: LimitPeriod, ends: Tick) {
+    pub(in crate::scheduler) fn start_period(&mut self, period: LimitPeriod, ends: Tick) {
         self.limits.start_period(period, ends);
     }
 
     /// Adds an amount that was used in the current day or month before the gateway started.
-    pub(in crate::core::scheduler) fn restore(&mut self, rule: LimitId, amount: u64) {
+    pub(in crate::scheduler) fn restore(&mut self, rule: LimitId, amount: u64) {
         self.limits.restore(rule, amount);
     }
 
     /// Status of the limits that apply to a job like this one.
-    pub(in crate::core::scheduler) fn status_for(
+    pub(in crate::scheduler) fn status_for(
         &mut self,
         spec: &JobSpec,
         now: Tick,
@@ -152,12 +145,12 @@ impl JobLimits {
     }
 
     /// State of all limits, in a fixed order.
-    pub(in crate::core::scheduler) fn statuses(&mut self, now: Tick) -> Vec<LimitStatus> {
+    pub(in crate::scheduler) fn statuses(&mut self, now: Tick) -> Vec<LimitStatus> {
         self.limits.statuses(now)
     }
 
     /// Whether the limits hold exactly these reservations.
-    pub(in crate::core::scheduler) fn is_balanced<'a>(
+    pub(in crate::scheduler) fn is_balanced<'a>(
         &self,
         holds: impl Iterator<Item = &'a LimitReservation>,
     ) -> bool {

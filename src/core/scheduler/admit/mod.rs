@@ -12,21 +12,21 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use crate::core::autoscale::demand::work::work;
-use crate::core::limits::LimitGrant;
-use crate::core::limits::rule::LimitId;
-use crate::core::model::event::{Action, JobAction, RejectReason, Rejection};
-use crate::core::model::ids::{ClassId, GroupIndex, JobId, TenantId};
-use crate::core::model::invariant::InvariantId;
-use crate::core::model::job::{JobSpec, PromptPrefix};
-use crate::core::model::time::Tick;
-use crate::core::placement::choose_tier;
-use crate::core::queue::admission;
-use crate::core::queue::fit_tree::FitEntry;
-use crate::core::queue::lane_key::{LaneAccounts, LaneKey, LanePosition, LaneSegment};
-use crate::core::queue::order::{HeadEntry, HeadKey, HeadSet, LaneHead};
-use crate::core::queue::quota::QuotaState;
-use crate::core::replica::speed::ttft_model;
+use crate::autoscale::demand::work::work;
+use crate::limits::LimitGrant;
+use crate::limits::rule::LimitId;
+use crate::model::event::{Action, JobAction, RejectReason, Rejection};
+use crate::model::ids::{ClassId, GroupIndex, JobId, TenantId};
+use crate::model::invariant::InvariantId;
+use crate::model::job::{JobSpec, PromptPrefix};
+use crate::model::time::Tick;
+use crate::placement::choose_tier;
+use crate::queue::admission;
+use crate::queue::fit_tree::FitEntry;
+use crate::queue::lane_key::{LaneAccounts, LaneKey, LanePosition, LaneSegment};
+use crate::queue::order::{HeadEntry, HeadKey, HeadSet, LaneHead};
+use crate::queue::quota::QuotaState;
+use crate::replica::speed::ttft_model;
 
 use super::Scheduler;
 use super::job::{self, Job};
@@ -177,7 +177,7 @@ impl Scheduler {
     /// Expected time until `before` jobs of the lane have started. It uses the measured rate of
     /// the tenant, or else of all tenants; `None` when neither is known. Replicas that are
     /// demanded and expected count as if they were in service.
-    pub(in crate::core::scheduler) fn expected_wait(&self, key: LaneKey, before: u64) -> Option<Duration> {
+    pub(in crate::scheduler) fn expected_wait(&self, key: LaneKey, before: u64) -> Option<Duration> {
         let position = self.lane_position(key)?;
         let here = &self.groups[position.group];
         let wait = here.drain_rates(position.class).wait(key.tenant, before, self.now)?;

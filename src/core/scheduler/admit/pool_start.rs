@@ -12,21 +12,21 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::core::autoscale::pool_start::StartStep;
-use crate::core::model::event::{Action, RejectReason, ReplicaAction};
-use crate::core::model::ids::{JobId, PoolId};
-use crate::core::model::snapshot::{PoolSnapshot, PoolStatus, ReplicaSnapshot};
-use crate::core::model::time::Tick;
-use crate::core::queue::admission;
-use crate::core::queue::lane_key::LaneKey;
+use crate::autoscale::pool_start::StartStep;
+use crate::model::event::{Action, RejectReason, ReplicaAction};
+use crate::model::ids::{JobId, PoolId};
+use crate::model::snapshot::{PoolSnapshot, PoolStatus, ReplicaSnapshot};
+use crate::model::time::Tick;
+use crate::queue::admission;
+use crate::queue::lane_key::LaneKey;
 
-use crate::core::scheduler::Scheduler;
-use crate::core::scheduler::job::RunningAttempt;
+use crate::scheduler::Scheduler;
+use crate::scheduler::job::RunningAttempt;
 
 impl Scheduler {
     /// Holds a job that has just joined its lane, if all of its pools are cold. When a replica
     /// of a starting pool fails the job, the job's earlier hold goes on.
-    pub(in crate::core::scheduler) fn hold_for_pool_start(&mut self, id: JobId) {
+    pub(in crate::scheduler) fn hold_for_pool_start(&mut self, id: JobId) {
         let Some(job) = self.jobs.get(&id) else { return };
         let (spec, held) = (job.spec, job.wait.held_until);
         if self.is_scavenger(spec.class) {
@@ -69,7 +69,7 @@ impl Scheduler {
     }
 
     /// Ends the job's hold. When no other job waits for a pool, its pool start is given up.
-    pub(in crate::core::scheduler) fn end_hold(&mut self, id: JobId) {
+    pub(in crate::scheduler) fn end_hold(&mut self, id: JobId) {
         let Some(job) = self.jobs.get(&id) else { return };
         let Some(until) = job.wait.held_until else { return };
         let key = LaneKey::of(&job.spec);
@@ -86,7 +86,7 @@ impl Scheduler {
     /// Time left of the soonest pool start that the lane's jobs wait for. `None`: they wait for
     /// no start. `Some(None)`: the time left is unknown. Zero: the start is overdue, or a replica
     /// has just come.
-    pub(in crate::core::scheduler) fn start_left(&self, key: LaneKey) -> Option<Option<Duration>> {
+    pub(in crate::scheduler) fn start_left(&self, key: LaneKey) -> Option<Option<Duration>> {
         let pools = &self.placement.pool_set(key)?.pools;
         if self.fleet.count_up(pools) > 0 {
             return self.is_starting(key).then_some(Some(Duration::ZERO));
@@ -100,7 +100,7 @@ impl Scheduler {
 
     /// Whether the pool start surely takes longer than the job can be held; `None` while the job
     /// waits for no start.
-    pub(in crate::core::scheduler) fn starts_too_late(&self, id: JobId) -> Option<bool> {
+    pub(in crate::scheduler) fn starts_too_late(&self, id: JobId) -> Option<bool> {
         let job = self.jobs.get(&id)?;
         let left = self.start_left(LaneKey::of(&job.spec))?;
         let until = job.wait.held_until.unwrap_or(job.spec.deadline);
@@ -108,14 +108,14 @@ impl Scheduler {
     }
 
     /// `Retry-After` of a job that waits for a pool start; `None` while it waits for none.
-    pub(in crate::core::scheduler) fn retry_after_start(&self, key: LaneKey, id: JobId) -> Option<Duration> {
+    pub(in crate::scheduler) fn retry_after_start(&self, key: LaneKey, id: JobId) -> Option<Duration> {
         let left = self.start_left(key)?;
         Some(left.map_or(admission::MAX_RETRY_AFTER, |left| admission::retry_after_start(left, id)))
     }
 
     /// The reason of a refusal after a wait in vain: a cold start or a pause if there is one, else
     /// `usual`.
-    pub(in crate::core::scheduler) fn wait_reason(&self, id: JobId, usual: RejectReason) -> RejectReason {
+    pub(in crate::scheduler) fn wait_reason(&self, id: JobId, usual: RejectReason) -> RejectReason {
         let Some(job) = self.jobs.get(&id) else { return usual };
         let cold = self.cold_pools(LaneKey::of(&job.spec)).is_some();
         self.reason_for(job.spec.tenant, if cold { RejectReason::ColdStart } else { usual })
@@ -123,7 +123,7 @@ impl Scheduler {
 
     /// Forgets the hold of a job, at its end, unless the job's pools are still cold. Returns whether
     /// they are.
-    pub(in crate::core::scheduler) fn end_hold_unless_cold(&mut self, until: Tick, id: JobId) -> bool {
+    pub(in crate::scheduler) fn end_hold_unless_cold(&mut self, until: Tick, id: JobId) -> bool {
         let key = self.jobs.get(&id).map(|job| LaneKey::of(&job.spec));
         let cold = key.is_some_and(|key| self.cold_pools(key).is_some());
         if !cold {
@@ -134,7 +134,7 @@ impl Scheduler {
 
     /// Ends the pool start under way when a first token comes. The drain rate restarts: the
     /// rate while no replica was in service says nothing about the rate from now on.
-    pub(in crate::core::scheduler) fn note_pool_start(&mut self, run: &RunningAttempt) {
+    pub(in crate::scheduler) fn note_pool_start(&mut self, run: &RunningAttempt) {
         let Some(pool) = self.fleet.pool_of(run.replica) else { return };
         if self.demand.starts.note_first_token(pool, run.since, self.now)
             && let Some(group) = self.placement.group_of(pool)
@@ -147,7 +147,7 @@ impl Scheduler {
 
     /// Gives up the pool start when a running job was abandoned and no other job waits for the pool:
     /// nobody knows when the next one comes.
-    pub(in crate::core::scheduler) fn note_abandoned(&mut self, run: &RunningAttempt) {
+    pub(in crate::scheduler) fn note_abandoned(&mut self, run: &RunningAttempt) {
         let Some(pool) = self.fleet.pool_of(run.replica) else { return };
         if self.demand.starts.is_running(pool) && self.waiting_for(pool) == 0 {
             self.give_up_start(pool);
@@ -156,7 +156,7 @@ impl Scheduler {
 
     /// Renews all holds, after a reload or a change of the pools in service. Jobs whose pools
     /// have gone cold are held from now on, or refused at once.
-    pub(in crate::core::scheduler) fn renew_holds(&mut self, out: &mut Vec<Action>) {
+    pub(in crate::scheduler) fn renew_holds(&mut self, out: &mut Vec<Action>) {
         let policy = &self.policy;
         self.demand.starts.retain(|pool| policy.pools.get(pool).is_some());
         self.timers.holds.clear();
@@ -186,7 +186,7 @@ impl Scheduler {
     }
 
     /// Emits an action for each pool start that began or ended.
-    pub(in crate::core::scheduler) fn report_pool_starts(&mut self, out: &mut Vec<Action>) {
+    pub(in crate::scheduler) fn report_pool_starts(&mut self, out: &mut Vec<Action>) {
         for step in self.demand.starts.take_steps() {
             out.push(match step {
                 StartStep::Wanted(pool) => {
@@ -199,7 +199,7 @@ impl Scheduler {
     }
 
     /// One row for each pool.
-    pub(in crate::core::scheduler) fn pool_snapshots(
+    pub(in crate::scheduler) fn pool_snapshots(
         &self,
         replicas: &[ReplicaSnapshot],
         now: Tick,
@@ -238,7 +238,7 @@ impl Scheduler {
 
     /// Invariant: each job that waits for a pool start is held, and no other job has a hold
     /// timer.
-    pub(in crate::core::scheduler) fn holds_are_consistent(&self) -> bool {
+    pub(in crate::scheduler) fn holds_are_consistent(&self) -> bool {
         let waits = |id: &JobId| self.jobs.get(id).filter(|job| job.part().is_some());
         let timed = |(at, id): (Tick, JobId)| waits(&id).is_some_and(|job| job.wait.held_until == Some(at));
         let mut waiting = self.timers.deadlines.iter().filter_map(|(_, id)| Some((id, waits(&id)?)));
@@ -252,12 +252,12 @@ impl Scheduler {
         watched && self.timers.holds.iter().all(timed)
     }
 
-    pub(in crate::core::scheduler) fn waiting_for(&self, pool: PoolId) -> u64 {
+    pub(in crate::scheduler) fn waiting_for(&self, pool: PoolId) -> u64 {
         self.groups.waiting_for(&self.placement, pool)
     }
 
     /// The pools of the lane, if all of them are cold.
-    pub(in crate::core::scheduler) fn cold_pools(&self, key: LaneKey) -> Option<Vec<PoolId>> {
+    pub(in crate::scheduler) fn cold_pools(&self, key: LaneKey) -> Option<Vec<PoolId>> {
         let pools = &self.placement.pool_set(key)?.pools;
         pools.iter().all(|pool| self.is_cold(*pool)).then(|| pools.clone())
     }

@@ -4,16 +4,16 @@
 
 use std::collections::BTreeMap;
 
-use crate::core::model::ids::{ClassId, GroupIndex, PoolId, TenantId};
-use crate::core::queue::fairness::service::HeldSequences;
-use crate::core::queue::lane_key::LaneKey;
-use crate::core::queue::quota::QuotaChanges;
+use crate::model::ids::{ClassId, GroupIndex, PoolId, TenantId};
+use crate::queue::fairness::service::HeldSequences;
+use crate::queue::lane_key::LaneKey;
+use crate::queue::quota::QuotaChanges;
 
-use crate::core::scheduler::Scheduler;
+use crate::scheduler::Scheduler;
 
 impl Scheduler {
     /// Resizes the quotas of a group to the capacity of its replicas.
-    pub(in crate::core::scheduler) fn resize_quotas(&mut self, group: GroupIndex) {
+    pub(in crate::scheduler) fn resize_quotas(&mut self, group: GroupIndex) {
         if self.groups[group].quotas.is_empty() {
             return;
         }
@@ -29,13 +29,13 @@ impl Scheduler {
     }
 
     /// Takes `seqs` sequences of the tenant's quota for a dispatched job.
-    pub(in crate::core::scheduler) fn take_quota(&mut self, group: GroupIndex, tenant: TenantId, seqs: u32) {
+    pub(in crate::scheduler) fn take_quota(&mut self, group: GroupIndex, tenant: TenantId, seqs: u32) {
         let changes = self.groups[group].quotas.take(tenant, seqs);
         self.follow_quotas(group, &changes);
     }
 
     /// Gives back the quota of a job that left its replica.
-    pub(in crate::core::scheduler) fn give_back_quota(&mut self, lane: LaneKey, seqs: u32) {
+    pub(in crate::scheduler) fn give_back_quota(&mut self, lane: LaneKey, seqs: u32) {
         let Some(group) = self.placement.group_of_model(lane.model) else { return };
         let changes = self.groups[group].quotas.give_back(lane.tenant, seqs);
         self.follow_quotas(group, &changes);
@@ -45,7 +45,7 @@ impl Scheduler {
     }
 
     /// Counts the sequences in use of every tenant anew, if there is any quota. Looks at every job.
-    pub(in crate::core::scheduler) fn count_quotas(&mut self) {
+    pub(in crate::scheduler) fn count_quotas(&mut self) {
         if self.groups.iter().all(|group| group.quotas.is_empty()) {
             return;
         }
@@ -64,7 +64,7 @@ impl Scheduler {
 
     /// Takes over what tenants hold at other gateways now: it counts in their quotas as if it were held
     /// here.
-    pub(in crate::core::scheduler) fn held_elsewhere(&mut self, held: Vec<HeldSequences>) {
+    pub(in crate::scheduler) fn held_elsewhere(&mut self, held: Vec<HeldSequences>) {
         self.groups.held_elsewhere = held;
         for group in self.groups.indexes() {
             if self.groups[group].quotas.is_empty() {
@@ -109,7 +109,7 @@ impl Scheduler {
     }
 
     /// Updates the head positions of a tenant's lanes in the group.
-    pub(in crate::core::scheduler) fn refresh_quota_state(&mut self, group: GroupIndex, tenant: TenantId) {
+    pub(in crate::scheduler) fn refresh_quota_state(&mut self, group: GroupIndex, tenant: TenantId) {
         let classes: Vec<ClassId> = self.groups[group].class_ids().collect();
         for class in classes {
             self.refresh_tenant(group, class, tenant);

@@ -5,14 +5,14 @@ pub(super) mod record;
 
 use std::collections::BTreeMap;
 
-use crate::core::autoscale::demand::state::DemandState;
-use crate::core::autoscale::inputs::{DemandInputs, LaneDemand, PoolLoad};
-use crate::core::autoscale::observer::DemandObserver;
-use crate::core::model::ids::PoolId;
-use crate::core::model::time::Tick;
-use crate::core::queue::Lane;
-use crate::core::queue::lane_key::LaneKey;
-use crate::core::queue::order::PoolGroup;
+use crate::autoscale::demand::state::DemandState;
+use crate::autoscale::inputs::{DemandInputs, LaneDemand, PoolLoad};
+use crate::autoscale::observer::DemandObserver;
+use crate::model::ids::PoolId;
+use crate::model::time::Tick;
+use crate::queue::Lane;
+use crate::queue::lane_key::LaneKey;
+use crate::queue::order::PoolGroup;
 
 use super::Scheduler;
 

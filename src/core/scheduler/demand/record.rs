@@ -5,21 +5,21 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::autoscale::facts::{DemandFactKind, DemandFacts, GroupClasses, ObservedJob};
-use crate::core::autoscale::pool_start::PoolStarts;
-use crate::core::model::event::{DispatchReason, PoolGrowth, PoolStartTime, RejectReason};
-use crate::core::model::ids::{ClassId, PoolId};
-use crate::core::model::job::JobSpec;
-use crate::core::model::policy::Policy;
-use crate::core::model::time::Tick;
-use crate::core::placement::Placement;
-use crate::core::queue::lane_key::{LaneAccounts, LanePosition};
-use crate::core::scheduler::groups::PoolGroups;
+use crate::autoscale::facts::{DemandFactKind, DemandFacts, GroupClasses, ObservedJob};
+use crate::autoscale::pool_start::PoolStarts;
+use crate::model::event::{DispatchReason, PoolGrowth, PoolStartTime, RejectReason};
+use crate::model::ids::{ClassId, PoolId};
+use crate::model::job::JobSpec;
+use crate::model::policy::Policy;
+use crate::model::time::Tick;
+use crate::placement::Placement;
+use crate::queue::lane_key::{LaneAccounts, LanePosition};
+use crate::scheduler::groups::PoolGroups;
 
 /// The scheduler's side of demand.
 #[derive(Debug, Default)]
-pub(in crate::core::scheduler) struct DemandRecord {
-    pub(in crate::core::scheduler) starts: PoolStarts,
+pub(in crate::scheduler) struct DemandRecord {
+    pub(in crate::scheduler) starts: PoolStarts,
     pub(super) facts: DemandFacts,
     classes: GroupClasses,
     /// Growth of pools as the observer last said, where it is not 1.
@@ -34,7 +34,7 @@ impl DemandRecord {
     }
 
     /// Takes over a policy.
-    pub(in crate::core::scheduler) fn apply(
+    pub(in crate::scheduler) fn apply(
         &mut self,
         policy: &Arc<Policy>,
         placement: &Arc<Placement>,
@@ -57,7 +57,7 @@ impl DemandRecord {
     }
 
     /// A job of so much work arrived.
-    pub(in crate::core::scheduler) fn note_arrival(
+    pub(in crate::scheduler) fn note_arrival(
         &mut self,
         spec: &JobSpec,
         at: LanePosition,
@@ -68,7 +68,7 @@ impl DemandRecord {
     }
 
     /// A job of so much work goes to a replica of the pool.
-    pub(in crate::core::scheduler) fn note_dispatch(
+    pub(in crate::scheduler) fn note_dispatch(
         &mut self,
         spec: &JobSpec,
         at: LanePosition,
@@ -85,7 +85,7 @@ impl DemandRecord {
     /// A job that waits at `at` is refused. Where that is for want of replicas, closed loops
     /// included, whose demand never exceeds what is served, demand is not met. A
     /// deadline that is the client's own says nothing of that.
-    pub(in crate::core::scheduler) fn note_refused(
+    pub(in crate::scheduler) fn note_refused(
         &mut self,
         spec: &JobSpec,
         reason: RejectReason,
@@ -105,12 +105,12 @@ impl DemandRecord {
     }
 
     /// A job that was at a replica is refused.
-    pub(in crate::core::scheduler) fn note_given_up(&mut self, spec: &JobSpec, now: Tick) {
+    pub(in crate::scheduler) fn note_given_up(&mut self, spec: &JobSpec, now: Tick) {
         self.facts.push(now, DemandFactKind::Refused { job: spec.into(), scarce: None });
     }
 
     /// A job's attempt at a replica of the pool ended.
-    pub(in crate::core::scheduler) fn note_attempt_end(
+    pub(in crate::scheduler) fn note_attempt_end(
         &mut self,
         spec: &JobSpec,
         accounts: LaneAccounts,
@@ -122,17 +122,17 @@ impl DemandRecord {
     }
 
     /// A job moved to another class.
-    pub(in crate::core::scheduler) fn note_moved(&mut self, from: ClassId, to: ClassId, now: Tick) {
+    pub(in crate::scheduler) fn note_moved(&mut self, from: ClassId, to: ClassId, now: Tick) {
         self.facts.push(now, DemandFactKind::Moved { from, to });
     }
 
     /// A job ended after this many output tokens.
-    pub(in crate::core::scheduler) fn note_left(&mut self, spec: &JobSpec, output: u64, now: Tick) {
+    pub(in crate::scheduler) fn note_left(&mut self, spec: &JobSpec, output: u64, now: Tick) {
         self.facts.push(now, DemandFactKind::Left { job: spec.into(), output });
     }
 
     /// Takes over the growth that the observer expects.
-    pub(in crate::core::scheduler) fn set_growth(&mut self, pools: &[PoolGrowth], policy: &Policy) {
+    pub(in crate::scheduler) fn set_growth(&mut self, pools: &[PoolGrowth], policy: &Policy) {
         for PoolGrowth { pool, factor } in pools {
             if *factor > 1.0 && policy.pools.get(*pool).is_some() {
                 self.growth.insert(*pool, *factor);
@@ -144,12 +144,12 @@ impl DemandRecord {
 
     /// The factor by which the replicas in service are expected to grow: that of the pool that
     /// grows most.
-    pub(in crate::core::scheduler) fn growth<'a>(&self, pools: impl Iterator<Item = &'a PoolId>) -> f64 {
+    pub(in crate::scheduler) fn growth<'a>(&self, pools: impl Iterator<Item = &'a PoolId>) -> f64 {
         pools.filter_map(|pool| self.growth.get(pool)).copied().fold(1.0, f64::max)
     }
 
     /// Takes over start times that were measured before the gateway started.
-    pub(in crate::core::scheduler) fn restore_starts(&mut self, starts: &[PoolStartTime]) {
+    pub(in crate::scheduler) fn restore_starts(&mut self, starts: &[PoolStartTime]) {
         starts.iter().for_each(|start| self.starts.restore(start.pool, start.took));
     }
 }

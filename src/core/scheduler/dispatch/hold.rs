@@ -3,7 +3,7 @@
 //! A large job must not starve behind small jobs that take each bit of free capacity. The job
 //! that is first in the order may be passed over [`MAX_PASSED_OVER`] times by jobs that go to a pool
 //! it waits for. Then a replica of that pool is held (see
-//! [`crate::core::replica::fleet::Fleet::find_to_hold`]): a held replica takes no other job until the
+//! [`crate::replica::fleet::Fleet::find_to_hold`]): a held replica takes no other job until the
 //! large job fits. At most one replica of a pool is held at a time. The hold ends when the job
 //! goes elsewhere or leaves. A job whose adapter finds no slot for half of its TTFT objective
 //! gets a held replica, too.
@@ -14,16 +14,16 @@ use smallvec::SmallVec;
 
 use super::place::ReplicaChoice;
 use super::{BlockedAdapter, BlockedAdapters, DispatchPick};
-use crate::core::model::ids::{GroupIndex, JobId, PoolId};
-use crate::core::placement::choose_tier::PlacementReason;
-use crate::core::queue::fit_tree::FitSize;
-use crate::core::queue::lane_key::LaneKey;
-use crate::core::queue::order::{Candidate, HeldReplica, LaneHead, OpenRoom, RoomIn};
-use crate::core::scheduler::Scheduler;
+use crate::model::ids::{GroupIndex, JobId, PoolId};
+use crate::placement::choose_tier::PlacementReason;
+use crate::queue::fit_tree::FitSize;
+use crate::queue::lane_key::LaneKey;
+use crate::queue::order::{Candidate, HeldReplica, LaneHead, OpenRoom, RoomIn};
+use crate::scheduler::Scheduler;
 
 /// Number of times that the first job in the order may be passed over before a replica is held
 /// for it.
-pub(in crate::core::scheduler) const MAX_PASSED_OVER: u32 = 32;
+pub(in crate::scheduler) const MAX_PASSED_OVER: u32 = 32;
 
 impl Scheduler {
     /// A job for which a held replica has room now. Ends holds whose job no longer waits for the

@@ -15,15 +15,15 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use crate::core::model::event::{Action, DispatchGrant, DispatchReason, JobAction, OrderReason};
-use crate::core::model::ids::{GroupIndex, JobId, ModelId, PoolId, PoolSetIndex, ReplicaId};
-use crate::core::model::invariant::InvariantId;
-use crate::core::queue::fairness::cost;
-use crate::core::queue::lane_key::{LaneAccounts, LaneOrderKey, LanePosition, LaneSegment};
-use crate::core::queue::order::{Candidate, HeadSet, LaneHead, OpenRoom, RoomIn};
-use crate::core::queue::quota::QuotaState;
-use crate::core::replica::affinity::adapter_slots::AdapterState;
-use crate::core::replica::ledger::Booking;
+use crate::model::event::{Action, DispatchGrant, DispatchReason, JobAction, OrderReason};
+use crate::model::ids::{GroupIndex, JobId, ModelId, PoolId, PoolSetIndex, ReplicaId};
+use crate::model::invariant::InvariantId;
+use crate::queue::fairness::cost;
+use crate::queue::lane_key::{LaneAccounts, LaneOrderKey, LanePosition, LaneSegment};
+use crate::queue::order::{Candidate, HeadSet, LaneHead, OpenRoom, RoomIn};
+use crate::queue::quota::QuotaState;
+use crate::replica::affinity::adapter_slots::AdapterState;
+use crate::replica::ledger::Booking;
 
 use self::place::ReplicaChoice;
 use super::Scheduler;

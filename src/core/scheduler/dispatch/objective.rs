@@ -7,18 +7,18 @@
 
 use smallvec::SmallVec;
 
-use crate::core::model::ids::{ClassIndex, GroupIndex};
-use crate::core::model::policy::Policy;
-use crate::core::model::time::Tick;
-use crate::core::queue::order::{ObjectiveInputs, PoolGroup};
-use crate::core::replica::fleet::{ActiveObjective, Fleet, LatencyObjective};
+use crate::model::ids::{ClassIndex, GroupIndex};
+use crate::model::policy::Policy;
+use crate::model::time::Tick;
+use crate::queue::order::{ObjectiveInputs, PoolGroup};
+use crate::replica::fleet::{ActiveObjective, Fleet, LatencyObjective};
 
-use crate::core::scheduler::groups::PoolGroups;
+use crate::scheduler::groups::PoolGroups;
 
 impl PoolGroups {
     /// Finds the urgent class of the group, and updates the fleet's objectives if the class or its
     /// headroom changed.
-    pub(in crate::core::scheduler) fn update_objective(
+    pub(in crate::scheduler) fn update_objective(
         &mut self,
         group: GroupIndex,
         fleet: &mut Fleet,

@@ -5,22 +5,22 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use crate::core::model::event::PassedOverPool;
-use crate::core::model::ids::{GroupIndex, JobId, PoolId, ReplicaId};
-use crate::core::model::time::Tick;
-use crate::core::placement::PoolSet;
-use crate::core::placement::choose_tier::{
+use crate::model::event::PassedOverPool;
+use crate::model::ids::{GroupIndex, JobId, PoolId, ReplicaId};
+use crate::model::time::Tick;
+use crate::placement::PoolSet;
+use crate::placement::choose_tier::{
     JobTerms, PlacementDecision, PlacementReason, TierOffer, choose_tier, preferred_only_until,
 };
-use crate::core::placement::unattainable::ENOUGH_GAPS;
-use crate::core::queue::lane_key::LaneKey;
-use crate::core::queue::order::Candidate;
-use crate::core::replica::fleet::{ReplicaMatch, ReplicaRequirements};
-use crate::core::replica::scores::{ReplicaScores, WhyNot};
+use crate::placement::unattainable::ENOUGH_GAPS;
+use crate::queue::lane_key::LaneKey;
+use crate::queue::order::Candidate;
+use crate::replica::fleet::{ReplicaMatch, ReplicaRequirements};
+use crate::replica::scores::{ReplicaScores, WhyNot};
 
 use super::wait::{HeadWait, WaitReason};
-use crate::core::scheduler::Scheduler;
-use crate::core::scheduler::job::Job;
+use crate::scheduler::Scheduler;
+use crate::scheduler::job::Job;
 
 /// Jobs that leave a free replica to others, in one decision, since a busy one
 /// promises to be sooner. It can only be sooner for the first few.
@@ -30,11 +30,11 @@ const MAX_DECLINED_SESSION: usize = 16;
 
 /// Where a job goes.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::core::scheduler) struct ReplicaChoice {
-    pub(in crate::core::scheduler) replica: ReplicaId,
-    pub(in crate::core::scheduler) choice: PlacementReason,
+pub(in crate::scheduler) struct ReplicaChoice {
+    pub(in crate::scheduler) replica: ReplicaId,
+    pub(in crate::scheduler) choice: PlacementReason,
     /// Tokens of the prompt that the replica is expected to have cached.
-    pub(in crate::core::scheduler) cached: u64,
+    pub(in crate::scheduler) cached: u64,
 }
 
 /// Finds the best replica of some pools.
@@ -46,7 +46,7 @@ impl Scheduler {
     ///
     /// Once [`MAX_DECLINED`] `others` (with a session: [`MAX_DECLINED_SESSION`]) found no place in this
     /// decision, the job takes a free replica, even if a busy one promises to be sooner.
-    pub(in crate::core::scheduler) fn choose_for(
+    pub(in crate::scheduler) fn choose_for(
         &self,
         group: GroupIndex,
         candidate: &Candidate,
@@ -86,7 +86,7 @@ impl Scheduler {
 
     /// Scores of the replica that the job goes to and of a few others, before the booking. `held` = the
     /// replica was held for the job.
-    pub(in crate::core::scheduler) fn scores(
+    pub(in crate::scheduler) fn scores(
         &self,
         job: &Job,
         background: bool,
@@ -118,7 +118,7 @@ impl Scheduler {
     /// The replica of the job's session, and by how many nanoseconds its first
     /// token may come later there. What the job has waited counts too, so that it
     /// gives up its replica in time.
-    pub(in crate::core::scheduler) fn session(&self, job: &Job) -> Option<(ReplicaId, u64)> {
+    pub(in crate::scheduler) fn session(&self, job: &Job) -> Option<(ReplicaId, u64)> {
         let rule = self.policy.sessions.as_ref()?;
         let replica = self.affinity.sessions.get(job.spec.session?)?;
         let left = rule.max_delay.saturating_sub(self.now.since(job.spec.arrived));
@@ -145,7 +145,7 @@ impl Scheduler {
     /// Chooses the job's replica among the tiers of a pool set by what `find` says of each. Pools whose
     /// best ITL misses the stream's objective come after all others. The error is what the job waits
     /// for.
-    pub(in crate::core::scheduler) fn choose_replica(
+    pub(in crate::scheduler) fn choose_replica(
         &self,
         job: &Job,
         pool_set: &PoolSet,
@@ -201,7 +201,7 @@ impl Scheduler {
     }
 
     /// The wait of a job that takes no replica for this reason.
-    pub(in crate::core::scheduler) fn head_wait(
+    pub(in crate::scheduler) fn head_wait(
         &self,
         job: &Job,
         pool_set: &PoolSet,
@@ -262,17 +262,17 @@ impl Scheduler {
     }
 
     /// Whether the job is restricted to its preferred pools now.
-    pub(in crate::core::scheduler) fn is_bound_to_preferred(&self, job: &Job, pool_set: &PoolSet) -> bool {
+    pub(in crate::scheduler) fn is_bound_to_preferred(&self, job: &Job, pool_set: &PoolSet) -> bool {
         pool_set.can_wait() && preferred_only_until(job.spec.arrived, self.ttft_deadline(job), self.now).0
     }
 
     /// The tier of a pool set that is wanted most just now.
-    pub(in crate::core::scheduler) fn preferred_tier(&self, pool_set: &PoolSet) -> Option<usize> {
+    pub(in crate::scheduler) fn preferred_tier(&self, pool_set: &PoolSet) -> Option<usize> {
         self.offers(pool_set).min_by(TierOffer::cmp_preference).map(|offer| offer.tier)
     }
 
     /// The pool that the job wanted more than the one that it goes to.
-    pub(in crate::core::scheduler) fn passed_over(
+    pub(in crate::scheduler) fn passed_over(
         &self,
         pool_set: &PoolSet,
         taken: PoolId,
@@ -287,7 +287,7 @@ impl Scheduler {
     }
 
     /// Schedules a new look at the group for when a waiting job gives up its session's replica.
-    pub(in crate::core::scheduler) fn note_session(&mut self, group: GroupIndex, candidate: &Candidate) {
+    pub(in crate::scheduler) fn note_session(&mut self, group: GroupIndex, candidate: &Candidate) {
         let job = self.jobs.get(&candidate.head.job);
         let pool_set = self.groups[group].shape.pool_set(candidate.pool_set);
         let until = job.and_then(|job| self.session_until(job, pool_set, candidate.background));
@@ -296,7 +296,7 @@ impl Scheduler {
     }
 
     /// Lanes with a head that begins or ceases to look at all of its pools.
-    pub(in crate::core::scheduler) fn refresh_due_heads(&mut self) {
+    pub(in crate::scheduler) fn refresh_due_heads(&mut self) {
         while let Some(key) = self.timers.head_updates.pop_due(self.now) {
             if let Some(lane) = self.queue.lane_mut(key) {
                 lane.refresh_at = None;
@@ -307,7 +307,7 @@ impl Scheduler {
     }
 
     /// Whether the job, of those that may use the pool, looks at it by now.
-    pub(in crate::core::scheduler) fn considers_pool(&self, id: JobId, pool: PoolId) -> bool {
+    pub(in crate::scheduler) fn considers_pool(&self, id: JobId, pool: PoolId) -> bool {
         let Some(job) = self.jobs.get(&id) else { return false };
         self.placement.pool_set(LaneKey::of(&job.spec)).is_some_and(|pool_set| {
             let wanted = self.preferred_tier(pool_set);

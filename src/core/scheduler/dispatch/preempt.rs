@@ -13,19 +13,19 @@
 use std::cmp::Reverse;
 use std::time::Duration;
 
-use crate::core::model::event::{Action, JobAction};
-use crate::core::model::ids::{ClassIndex, GroupIndex, JobId, PoolId, ReplicaId};
-use crate::core::model::job::JobUsage;
-use crate::core::model::reason::PreemptReason;
-use crate::core::queue::lane_key::LaneKey;
-use crate::core::queue::order::Candidate;
+use crate::model::event::{Action, JobAction};
+use crate::model::ids::{ClassIndex, GroupIndex, JobId, PoolId, ReplicaId};
+use crate::model::job::JobUsage;
+use crate::model::reason::PreemptReason;
+use crate::queue::lane_key::LaneKey;
+use crate::queue::order::Candidate;
 
-use crate::core::scheduler::Scheduler;
-use crate::core::scheduler::job::{Job, PreemptibleJob, RunningAttempt};
-use crate::core::scheduler::settle::charge::WastedUse;
+use crate::scheduler::Scheduler;
+use crate::scheduler::job::{Job, PreemptibleJob, RunningAttempt};
+use crate::scheduler::settle::charge::WastedUse;
 
 /// Number of times that a job may be preempted for other jobs.
-pub(in crate::core::scheduler) const MAX_PREEMPTIONS: u32 = 2;
+pub(in crate::scheduler) const MAX_PREEMPTIONS: u32 = 2;
 
 /// Time between two searches of all replicas for one to open beyond its ITL limit.
 const OPEN_PERIOD: Duration = Duration::from_millis(50);
@@ -36,7 +36,7 @@ impl Scheduler {
     /// Asks the edge to migrate the streams of a replica that others in service can continue. At
     /// a stalled replica this includes streams that cannot be continued: they are to end sooner
     /// than they would at a live engine.
-    pub(in crate::core::scheduler) fn migrate_streams(
+    pub(in crate::scheduler) fn migrate_streams(
         &mut self,
         replica: ReplicaId,
         why: PreemptReason,
@@ -62,7 +62,7 @@ impl Scheduler {
     /// Preempts the jobs that a replica out of service has not begun to answer and that others in
     /// service can take. The progress of a plain answer is unknown: it counts as begun when its
     /// first token was due.
-    pub(in crate::core::scheduler) fn preempt_all(
+    pub(in crate::scheduler) fn preempt_all(
         &mut self,
         replica: ReplicaId,
         why: PreemptReason,
@@ -82,7 +82,7 @@ impl Scheduler {
     }
 
     /// Whether a replica in service may serve the job.
-    pub(in crate::core::scheduler) fn has_replica_up(&self, job: &Job) -> bool {
+    pub(in crate::scheduler) fn has_replica_up(&self, job: &Job) -> bool {
         let pool_set = self.placement.pool_set(LaneKey::of(&job.spec));
         pool_set.is_some_and(|pool_set| self.fleet.count_up(&pool_set.pools) > 0)
     }
@@ -90,7 +90,7 @@ impl Scheduler {
     /// Preempts a job of a slower class for the first job in the order. A scavenger is preempted
     /// at once, another job when the first has waited for half of its TTFT objective. Returns
     /// whether a job was preempted.
-    pub(in crate::core::scheduler) fn preempt(&mut self, group: GroupIndex, out: &mut Vec<Action>) -> bool {
+    pub(in crate::scheduler) fn preempt(&mut self, group: GroupIndex, out: &mut Vec<Action>) -> bool {
         if !self.jobs.has_preemptible() {
             return false;
         }
@@ -111,7 +111,7 @@ impl Scheduler {
     /// Lets the first job in the order start at a replica that only background jobs keep over its
     /// ITL limit, when the job has waited for half of its TTFT objective: they take long to end.
     /// Returns the replica.
-    pub(in crate::core::scheduler) fn open_beyond_limit(&mut self, group: GroupIndex) -> Option<ReplicaId> {
+    pub(in crate::scheduler) fn open_beyond_limit(&mut self, group: GroupIndex) -> Option<ReplicaId> {
         let now = self.now;
         if now < self.groups[group].open_at || self.groups[group].waiting() == 0 {
             return None;
@@ -155,12 +155,7 @@ impl Scheduler {
 
     /// Takes a job back into its lane. A preempted job may wait as long as a new one, within its
     /// client's patience: the lost attempt is not the job's fault.
-    pub(in crate::core::scheduler) fn take_back(
-        &mut self,
-        id: JobId,
-        why: PreemptReason,
-        out: &mut Vec<Action>,
-    ) {
+    pub(in crate::scheduler) fn take_back(&mut self, id: JobId, why: PreemptReason, out: &mut Vec<Action>) {
         let Some(run) = self.jobs.get(&id).and_then(Job::attempt) else { return };
         self.release(id, &run, Some(WastedUse { why: why.into(), usage: JobUsage::Unknown }), out);
         self.jobs.end_attempt(id, self.now);
@@ -191,7 +186,7 @@ impl Scheduler {
 
     /// Records a running job that may be preempted. A job whose client has seen part of its answer
     /// is never recorded.
-    pub(in crate::core::scheduler) fn note_preemptible(&mut self, id: JobId, run: &RunningAttempt) {
+    pub(in crate::scheduler) fn note_preemptible(&mut self, id: JobId, run: &RunningAttempt) {
         let gives_way = |job: &&Job| job.preemption.count < MAX_PREEMPTIONS && job.continued_output == 0;
         let Some(job) = self.jobs.get(&id).filter(gives_way) else { return };
         let (Some(pool), Some(account)) =
@@ -205,7 +200,7 @@ impl Scheduler {
     }
 
     /// Rebuilds the preemptible jobs after a change of the classes' order of service.
-    pub(in crate::core::scheduler) fn renew_preemptible(&mut self) {
+    pub(in crate::scheduler) fn renew_preemptible(&mut self) {
         self.jobs.clear_preemptible();
         let unseen = self.jobs.iter().filter(|(_, job)| job.is_unseen());
         let runs: Vec<(JobId, RunningAttempt)> =

@@ -9,14 +9,14 @@
 
 use std::time::Duration;
 
-use crate::core::model::ids::{GroupIndex, JobId};
-use crate::core::queue::fairness::scaled;
-use crate::core::queue::lane_key::LaneSegment;
-use crate::core::queue::order::{Candidate, LaneHead};
+use crate::model::ids::{GroupIndex, JobId};
+use crate::queue::fairness::scaled;
+use crate::queue::lane_key::LaneSegment;
+use crate::queue::order::{Candidate, LaneHead};
 
 use super::{DeferredPick, DispatchPick};
-use crate::core::scheduler::Scheduler;
-use crate::core::scheduler::job::Job;
+use crate::scheduler::Scheduler;
+use crate::scheduler::job::Job;
 
 /// Jobs of a lane that are looked at.
 const MAX_LOOKED_AT: usize = 32;

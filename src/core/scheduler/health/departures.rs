@@ -10,13 +10,13 @@
 
 use std::time::Duration;
 
-use crate::core::model::event::Action;
-use crate::core::model::ids::ReplicaId;
-use crate::core::model::overrides::Closed;
-use crate::core::model::reason::PreemptReason;
-use crate::core::replica::fleet::ReplicaChanges;
+use crate::model::event::Action;
+use crate::model::ids::ReplicaId;
+use crate::model::overrides::Closed;
+use crate::model::reason::PreemptReason;
+use crate::replica::fleet::ReplicaChanges;
 
-use crate::core::scheduler::Scheduler;
+use crate::scheduler::Scheduler;
 
 /// Drain time after a spot notice, at most. Clouds give at least 30 s from the notice to the end
 /// of a machine; streams leave before that.
@@ -24,7 +24,7 @@ const SPOT_NOTICE: Duration = Duration::from_secs(20);
 
 impl Scheduler {
     /// Follows up on what a new policy did to the replicas.
-    pub(in crate::core::scheduler) fn follow_replica_changes(
+    pub(in crate::scheduler) fn follow_replica_changes(
         &mut self,
         changes: ReplicaChanges,
         out: &mut Vec<Action>,
@@ -52,7 +52,7 @@ impl Scheduler {
 
     /// The replica is to be empty after the time of a drain, or of the notice
     /// that an operator gave; at the moment that was settled first.
-    pub(in crate::core::scheduler) fn expect_departure(&mut self, replica: ReplicaId) {
+    pub(in crate::scheduler) fn expect_departure(&mut self, replica: ReplicaId) {
         let drain = self.policy.health.drain;
         let spot = self.has_spot_notice(replica);
         let until = self.now + if spot { drain.min(SPOT_NOTICE) } else { drain };
@@ -70,14 +70,14 @@ impl Scheduler {
     }
 
     /// The replica stays after all.
-    pub(in crate::core::scheduler) fn expect_no_departure(&mut self, replica: ReplicaId) {
+    pub(in crate::scheduler) fn expect_no_departure(&mut self, replica: ReplicaId) {
         if !self.is_departing(replica) {
             self.timers.departures.retain(|other| other != replica);
         }
     }
 
     /// Takes back what replicas that go have held for too long.
-    pub(in crate::core::scheduler) fn clear_departing(&mut self, out: &mut Vec<Action>) {
+    pub(in crate::scheduler) fn clear_departing(&mut self, out: &mut Vec<Action>) {
         while let Some(replica) = self.timers.departures.pop_due(self.now) {
             let why = if self.has_spot_notice(replica) {
                 PreemptReason::SpotNotice

@@ -24,9 +24,9 @@ pub(super) mod prefill;
 pub(super) mod sleep;
 pub(super) mod stalls;
 
-use crate::core::model::event::{Action, EngineFault, ReplicaAction};
-use crate::core::model::ids::ReplicaId;
-use crate::core::replica::health::stall_detector::StallVerdict;
+use crate::model::event::{Action, EngineFault, ReplicaAction};
+use crate::model::ids::ReplicaId;
+use crate::replica::health::stall_detector::StallVerdict;
 
 use super::Scheduler;
 use super::job::RunningAttempt;

@@ -12,14 +12,14 @@
 
 use std::time::Duration;
 
-use crate::core::model::ids::JobId;
-use crate::core::model::invariant::InvariantId;
-use crate::core::model::job::JobUsage;
-use crate::core::model::time::Tick;
-use crate::core::replica::speed::PlainAnswer;
+use crate::model::ids::JobId;
+use crate::model::invariant::InvariantId;
+use crate::model::job::JobUsage;
+use crate::model::time::Tick;
+use crate::replica::speed::PlainAnswer;
 
-use crate::core::scheduler::Scheduler;
-use crate::core::scheduler::job::{JobPhase, RunningAttempt};
+use crate::scheduler::Scheduler;
+use crate::scheduler::job::{JobPhase, RunningAttempt};
 
 /// How many times as long as predicted a first token may take before its prompt
 /// counts as prefilled without it.
@@ -30,12 +30,12 @@ const OVERDUE_GRACE: Duration = Duration::from_millis(250);
 impl Scheduler {
     /// Instant at which the prompt of a job that is dispatched now counts as prefilled, if the
     /// first token is `expected` after the dispatch and the replica has this lead.
-    pub(in crate::core::scheduler) fn prefill_done_at(&self, expected: Duration, lead: Duration) -> Tick {
+    pub(in crate::scheduler) fn prefill_done_at(&self, expected: Duration, lead: Duration) -> Tick {
         self.now + expected.saturating_sub(lead).max(expected / 4)
     }
 
     /// Sets the instant at which the job's prompt counts as prefilled.
-    pub(in crate::core::scheduler) fn await_prefill(&mut self, id: JobId, at: Tick) {
+    pub(in crate::scheduler) fn await_prefill(&mut self, id: JobId, at: Tick) {
         if let Some(run) = self.jobs.attempt_mut(id) {
             run.prefill_due_at = Some(at);
             self.timers.prefills.add(at, id);
@@ -43,7 +43,7 @@ impl Scheduler {
     }
 
     /// Cancels the job's prefill timer: the attempt ended, or there is nothing left to await.
-    pub(in crate::core::scheduler) fn forget_prefill(&mut self, id: JobId) {
+    pub(in crate::scheduler) fn forget_prefill(&mut self, id: JobId) {
         if let Some(run) = self.jobs.attempt_mut(id)
             && let Some(at) = run.prefill_due_at.take()
         {
@@ -52,7 +52,7 @@ impl Scheduler {
     }
 
     /// Ends the prefills that are due.
-    pub(in crate::core::scheduler) fn end_prefills(&mut self) {
+    pub(in crate::scheduler) fn end_prefills(&mut self) {
         while let Some(id) = self.timers.prefills.pop_due(self.now) {
             self.forget_prefill(id);
             let Some(job) = self.jobs.get_mut(&id) else { continue };
@@ -80,7 +80,7 @@ impl Scheduler {
 
     /// Learns from an answer what its replica had cached. A request for several sequences tells
     /// nothing: the others find the first one's prompt.
-    pub(in crate::core::scheduler) fn learn_cache(&mut self, run: &RunningAttempt, usage: JobUsage) {
+    pub(in crate::scheduler) fn learn_cache(&mut self, run: &RunningAttempt, usage: JobUsage) {
         let cached = usage.tokens().and_then(|tokens| tokens.cached);
         if let Some(cached) = cached.filter(|_| run.booking.seqs <= 1) {
             self.affinity.prefixes.learn(run.replica, run.predicted_cached, cached);
@@ -89,7 +89,7 @@ impl Scheduler {
     }
 
     /// Learns from a plain answer how fast its replica is.
-    pub(in crate::core::scheduler) fn learn_from_answer(&mut self, run: &RunningAttempt, usage: JobUsage) {
+    pub(in crate::scheduler) fn learn_from_answer(&mut self, run: &RunningAttempt, usage: JobUsage) {
         if let JobUsage::Exact(tokens) = usage
             && !run.booking.streams
             && !run.loads_adapter

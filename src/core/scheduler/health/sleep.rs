@@ -11,14 +11,14 @@
 
 use std::time::Duration;
 
-use crate::core::model::event::{Action, EngineFault, ReplicaAction, ReplicaReport};
-use crate::core::model::ids::{GroupIndex, ReplicaId};
-use crate::core::model::reason::PreemptReason;
-use crate::core::queue::order::RoomIn;
-use crate::core::replica::health::sleep::{SleepChange, SleepDue, SleepResult};
-use crate::core::replica::reconcile::ReconcileFinding;
+use crate::model::event::{Action, EngineFault, ReplicaAction, ReplicaReport};
+use crate::model::ids::{GroupIndex, ReplicaId};
+use crate::model::reason::PreemptReason;
+use crate::queue::order::RoomIn;
+use crate::replica::health::sleep::{SleepChange, SleepDue, SleepResult};
+use crate::replica::reconcile::ReconcileFinding;
 
-use crate::core::scheduler::Scheduler;
+use crate::scheduler::Scheduler;
 
 /// Wait after which a job wakes a further replica. A shorter wait may only be a wait for the end
 /// of a prefill.
@@ -26,7 +26,7 @@ const WAKE_DELAY: Duration = Duration::from_millis(250);
 
 impl Scheduler {
     /// A replica's own view arrived.
-    pub(in crate::core::scheduler) fn reported(
+    pub(in crate::scheduler) fn reported(
         &mut self,
         replica: ReplicaId,
         report: ReplicaReport,
@@ -55,7 +55,7 @@ impl Scheduler {
     }
 
     /// What came of an order to sleep or to wake.
-    pub(in crate::core::scheduler) fn sleep_answered(
+    pub(in crate::scheduler) fn sleep_answered(
         &mut self,
         replica: ReplicaId,
         sleep_result: SleepResult,
@@ -66,7 +66,7 @@ impl Scheduler {
     }
 
     /// A replica has been idle for long, or an order has gone without an answer.
-    pub(in crate::core::scheduler) fn check_sleep(&mut self, replica: ReplicaId, out: &mut Vec<Action>) {
+    pub(in crate::scheduler) fn check_sleep(&mut self, replica: ReplicaId, out: &mut Vec<Action>) {
         match self.fleet.sleep_due(replica, self.now) {
             Some(SleepDue::Idle) if self.may_sleep(replica) => {
                 self.fleet.order_sleep(replica, self.now);
@@ -83,7 +83,7 @@ impl Scheduler {
     }
 
     /// Wakes what the group's jobs need that those awake do not take.
-    pub(in crate::core::scheduler) fn wake_for(&mut self, group: GroupIndex, out: &mut Vec<Action>) {
+    pub(in crate::scheduler) fn wake_for(&mut self, group: GroupIndex, out: &mut Vec<Action>) {
         if !self.fleet.has_sleepers() || self.groups[group].waiting() == 0 {
             return;
         }
@@ -105,7 +105,7 @@ impl Scheduler {
 
     /// Wakes pools that a job wanted which could not be held for as long as
     /// that takes.
-    pub(in crate::core::scheduler) fn wake_wanted(&mut self, out: &mut Vec<Action>) {
+    pub(in crate::scheduler) fn wake_wanted(&mut self, out: &mut Vec<Action>) {
         for pool in self.demand.starts.take_wake_wanted() {
             if self.fleet.is_dormant(pool)
                 && self.fleet.waking_seqs(&[pool]) == 0
@@ -120,7 +120,7 @@ impl Scheduler {
     /// what waits for those that have just gone to sleep is held, and so is what
     /// has joined those that start while a replica of theirs was there for a
     /// moment.
-    pub(in crate::core::scheduler) fn follow_pools(&mut self, out: &mut Vec<Action>) {
+    pub(in crate::scheduler) fn follow_pools(&mut self, out: &mut Vec<Action>) {
         let (dormant, empty) = (self.fleet.take_dormant_pools(), self.fleet.take_empty_pools());
         if empty | self.fleet.take_revived_pools() {
             self.groups.mark_halted(&self.fleet, self.now);

@@ -19,14 +19,14 @@
 
 use std::time::Duration;
 
-use crate::core::model::event::{Action, EngineFault};
-use crate::core::model::ids::{JobId, ReplicaId};
-use crate::core::model::reason::PreemptReason;
-use crate::core::model::time::Tick;
-use crate::core::queue::lane_key::LaneKey;
+use crate::model::event::{Action, EngineFault};
+use crate::model::ids::{JobId, ReplicaId};
+use crate::model::reason::PreemptReason;
+use crate::model::time::Tick;
+use crate::queue::lane_key::LaneKey;
 
-use crate::core::scheduler::Scheduler;
-use crate::core::scheduler::job::{Job, RunningAttempt};
+use crate::scheduler::Scheduler;
+use crate::scheduler::job::{Job, RunningAttempt};
 
 /// How long a lone stream is silent in the middle until its engine is to blame.
 const LONE_STREAM: Duration = Duration::from_secs(4);
@@ -46,7 +46,7 @@ struct StallEvidence {
 
 impl Scheduler {
     /// A replica owes something and has been silent for so long.
-    pub(in crate::core::scheduler) fn check_stalled(
+    pub(in crate::scheduler) fn check_stalled(
         &mut self,
         replica: ReplicaId,
         silence: Duration,
@@ -72,7 +72,7 @@ impl Scheduler {
     }
 
     /// Moves the requests of a replica that is ejected for silence to others, as far as possible.
-    pub(in crate::core::scheduler) fn vacate_stalled(&mut self, replica: ReplicaId, out: &mut Vec<Action>) {
+    pub(in crate::scheduler) fn vacate_stalled(&mut self, replica: ReplicaId, out: &mut Vec<Action>) {
         self.preempt_unseen(replica, out);
         self.migrate_streams(replica, PreemptReason::Stalled, out);
     }
@@ -157,7 +157,7 @@ impl Scheduler {
 
     /// The first token of a job has come. A request that was a suspect and is
     /// served without delay is none.
-    pub(in crate::core::scheduler) fn clear_suspect(&mut self, id: JobId, run: &RunningAttempt) {
+    pub(in crate::scheduler) fn clear_suspect(&mut self, id: JobId, run: &RunningAttempt) {
         if !self.jobs.get(&id).is_some_and(|job| job.faults.known_suspect) {
             return;
         }

@@ -2,18 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::core::model::ids::{ModelId, PoolId, ReplicaId, TenantId};
-use crate::core::model::invariant::InvariantId;
-use crate::core::queue::QueuedLoad;
-use crate::core::queue::lane_key::{LaneKey, LaneSegment};
-use crate::core::queue::order::{HeadSet, PoolGroup};
-use crate::core::queue::quota::QuotaState;
-use crate::core::replica::fleet::{ReplicaMatch, ReplicaRequirements};
-use crate::core::replica::ledger::Ledger;
+use crate::model::ids::{ModelId, PoolId, ReplicaId, TenantId};
+use crate::model::invariant::InvariantId;
+use crate::queue::QueuedLoad;
+use crate::queue::lane_key::{LaneKey, LaneSegment};
+use crate::queue::order::{HeadSet, PoolGroup};
+use crate::queue::quota::QuotaState;
+use crate::replica::fleet::{ReplicaMatch, ReplicaRequirements};
+use crate::replica::ledger::Ledger;
 
-use crate::core::queue::lane_key::LaneAccounts;
-use crate::core::scheduler::Scheduler;
-use crate::core::scheduler::job::{Job, RunningAttempt};
+use crate::queue::lane_key::LaneAccounts;
+use crate::scheduler::Scheduler;
+use crate::scheduler::job::{Job, RunningAttempt};
 
 impl Scheduler {
     /// Every invariant that the state breaks right now. Looks at all jobs,

@@ -4,19 +4,19 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::core::model::ids::{ClassId, JobId, ModelId, PoolId, TenantId};
-use crate::core::model::snapshot::{
+use crate::model::ids::{ClassId, JobId, ModelId, PoolId, TenantId};
+use crate::model::snapshot::{
     Obstacle, QueueSnapshot, QueueStatus, ReplicaOption, Snapshot, WaitExplanation, WaitSummary,
 };
-use crate::core::model::time::Tick;
-use crate::core::queue::Lane;
-use crate::core::queue::lane_key::{LaneKey, LaneSegment};
-use crate::core::replica::fleet::ReplicaRequirements;
+use crate::model::time::Tick;
+use crate::queue::Lane;
+use crate::queue::lane_key::{LaneKey, LaneSegment};
+use crate::replica::fleet::ReplicaRequirements;
 
-use crate::core::queue::lane_key::LanePosition;
-use crate::core::scheduler::Scheduler;
-use crate::core::scheduler::dispatch::wait::WaitReason;
-use crate::core::scheduler::job::Job;
+use crate::queue::lane_key::LanePosition;
+use crate::scheduler::Scheduler;
+use crate::scheduler::dispatch::wait::WaitReason;
+use crate::scheduler::job::Job;
 
 /// Replicas that are listed at most.
 const MAX_CHOICES: usize = 16;

@@ -1,22 +1,22 @@
 //! Overrides in the scheduler: closed pools and replicas, paused and boosted tenants.
 //!
 //! A closed replica gets nothing new and finishes its streams, as far as it may
-//! ([`crate::core::scheduler::health::departures`]). A replica that opens again starts slowly, since it
+//! ([`crate::scheduler::health::departures`]). A replica that opens again starts slowly, since it
 //! may have been restarted in between. A paused tenant's jobs wait; those that surely cannot wait until
 //! the pause ends are refused when they come. A pause earns no priority.
 
 use std::sync::Arc;
 
-use crate::core::model::event::{Action, Event, JobAction, RejectReason, ReplicaAction};
-use crate::core::model::ids::{GroupIndex, ReplicaId, TenantId};
-use crate::core::model::overrides::{Closed, Override, OverrideTarget};
-use crate::core::model::reason::PreemptReason;
-use crate::core::model::snapshot::OverrideResult;
-use crate::core::model::time::Tick;
-use crate::core::queue::lane_key::{LaneKey, LaneSegment};
-use crate::core::queue::quota::QuotaState;
+use crate::model::event::{Action, Event, JobAction, RejectReason, ReplicaAction};
+use crate::model::ids::{GroupIndex, ReplicaId, TenantId};
+use crate::model::overrides::{Closed, Override, OverrideTarget};
+use crate::model::reason::PreemptReason;
+use crate::model::snapshot::OverrideResult;
+use crate::model::time::Tick;
+use crate::queue::lane_key::{LaneKey, LaneSegment};
+use crate::queue::quota::QuotaState;
 
-use crate::core::scheduler::Scheduler;
+use crate::scheduler::Scheduler;
 
 impl Scheduler {
     /// [`Self::handle`] of an operator's event. Returns the state before and after it, and
@@ -31,7 +31,7 @@ impl Scheduler {
 
     /// Puts an override in force; one whose time is over already changes
     /// nothing.
-    pub(in crate::core::scheduler) fn set_override(&mut self, wanted: Override, out: &mut Vec<Action>) {
+    pub(in crate::scheduler) fn set_override(&mut self, wanted: Override, out: &mut Vec<Action>) {
         if wanted.until <= self.now {
             return;
         }
@@ -52,7 +52,7 @@ impl Scheduler {
     }
 
     /// Ends the override of a target, if there is one.
-    pub(in crate::core::scheduler) fn end_override(&mut self, target: OverrideTarget) {
+    pub(in crate::scheduler) fn end_override(&mut self, target: OverrideTarget) {
         if !self.overrides.end(target) {
             return;
         }
@@ -63,7 +63,7 @@ impl Scheduler {
     }
 
     /// Ends the overrides whose time is over.
-    pub(in crate::core::scheduler) fn expire_overrides(&mut self, out: &mut Vec<Action>) {
+    pub(in crate::scheduler) fn expire_overrides(&mut self, out: &mut Vec<Action>) {
         while let Some(target) = self.overrides.due(self.now) {
             self.end_override(target);
             out.push(Action::Replica(ReplicaAction::OverrideExpired { target }));
@@ -71,7 +71,7 @@ impl Scheduler {
     }
 
     /// Closes and opens every replica as the overrides in force say.
-    pub(in crate::core::scheduler) fn apply_all_closed(&mut self) {
+    pub(in crate::scheduler) fn apply_all_closed(&mut self) {
         let policy = Arc::clone(&self.policy);
         for (replica, _, row) in policy.replicas.iter() {
             if self.fleet.closed(replica) != self.overrides.closed(row.pool, replica) {
@@ -81,7 +81,7 @@ impl Scheduler {
     }
 
     /// Where a tenant stands in a group: a paused one is parked.
-    pub(in crate::core::scheduler) fn quota_state(&self, group: GroupIndex, tenant: TenantId) -> QuotaState {
+    pub(in crate::scheduler) fn quota_state(&self, group: GroupIndex, tenant: TenantId) -> QuotaState {
         match self.overrides.paused_until(tenant) {
             Some(_) => QuotaState::Parked,
             None => self.groups[group].quotas.state(tenant),
@@ -89,21 +89,17 @@ impl Scheduler {
     }
 
     /// Whether the quotas allow a job of the tenant with `seqs` sequences.
-    pub(in crate::core::scheduler) fn allows(&self, group: GroupIndex, tenant: TenantId, seqs: u32) -> bool {
+    pub(in crate::scheduler) fn allows(&self, group: GroupIndex, tenant: TenantId, seqs: u32) -> bool {
         self.overrides.paused_until(tenant).is_none() && self.groups[group].quotas.allows(tenant, seqs)
     }
 
     /// The reason to tell a tenant's client whose job waits in vain.
-    pub(in crate::core::scheduler) fn reason_for(
-        &self,
-        tenant: TenantId,
-        usual: RejectReason,
-    ) -> RejectReason {
+    pub(in crate::scheduler) fn reason_for(&self, tenant: TenantId, usual: RejectReason) -> RejectReason {
         self.overrides.paused_until(tenant).map_or(usual, |_| RejectReason::Paused)
     }
 
     /// Whether all replicas are closed as the overrides say.
-    pub(in crate::core::scheduler) fn overrides_are_followed(&self) -> bool {
+    pub(in crate::scheduler) fn overrides_are_followed(&self) -> bool {
         self.policy.replicas.iter().filter(|(_, _, row)| self.policy.pools.get(row.pool).is_some()).all(
             |(id, _, row)| {
                 let closed = self.overrides.closed(row.pool, id);

@@ -1,15 +1,15 @@
 //! Reload: replaces the policy while jobs wait and run.
 
-use crate::core::model::event::{Action, RejectReason};
-use crate::core::model::ids::JobId;
-use crate::core::model::invariant::InvariantId;
-use crate::core::model::policy::{Class, Policy, Tenant};
-use crate::core::model::time::Tick;
-use crate::core::placement::{Placement, PreparedPolicy};
-use crate::core::queue::lane_key::LaneKey;
-use crate::core::replica::fleet::ActiveObjective;
+use crate::model::event::{Action, RejectReason};
+use crate::model::ids::JobId;
+use crate::model::invariant::InvariantId;
+use crate::model::policy::{Class, Policy, Tenant};
+use crate::model::time::Tick;
+use crate::placement::{Placement, PreparedPolicy};
+use crate::queue::lane_key::LaneKey;
+use crate::replica::fleet::ActiveObjective;
 
-use crate::core::scheduler::Scheduler;
+use crate::scheduler::Scheduler;
 
 /// What has to be done anew because the order of service changed.
 struct OrderRenewal {
@@ -41,7 +41,7 @@ impl Scheduler {
     /// comparison. Lanes and jobs are looked at only when the order of service changes.
     ///
     /// Returns the policy that was in force, for the caller to drop.
-    pub(in crate::core::scheduler) fn reload(
+    pub(in crate::scheduler) fn reload(
         &mut self,
         PreparedPolicy { policy, placement }: PreparedPolicy,
         out: &mut Vec<Action>,

@@ -2,25 +2,25 @@
 
 use std::time::Duration;
 
-use crate::core::billing::bill::{AttemptBill, Waste, WasteCause};
-use crate::core::model::event::{Action, JobAction};
-use crate::core::model::ids::{JobId, PoolId};
-use crate::core::model::job::JobUsage;
+use crate::billing::bill::{AttemptBill, Waste, WasteCause};
+use crate::model::event::{Action, JobAction};
+use crate::model::ids::{JobId, PoolId};
+use crate::model::job::JobUsage;
 
-use crate::core::scheduler::Scheduler;
-use crate::core::scheduler::job::{Job, RunningAttempt};
+use crate::scheduler::Scheduler;
+use crate::scheduler::job::{Job, RunningAttempt};
 
 /// Use of an attempt that was in vain.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::core::scheduler) struct WastedUse {
-    pub(in crate::core::scheduler) why: WasteCause,
+pub(in crate::scheduler) struct WastedUse {
+    pub(in crate::scheduler) why: WasteCause,
     /// Use as far as it is known.
-    pub(in crate::core::scheduler) usage: JobUsage,
+    pub(in crate::scheduler) usage: JobUsage,
 }
 
 impl Scheduler {
     /// Bills an attempt that ended, and adds the bill to the job's charges.
-    pub(in crate::core::scheduler) fn bill(
+    pub(in crate::scheduler) fn bill(
         &mut self,
         id: JobId,
         pool: PoolId,
@@ -39,12 +39,12 @@ impl Scheduler {
 
     /// Time for which the pool's replicas were present and worked, since the start of the gateway.
     #[cfg(test)]
-    pub(crate) fn times(&self, pool: PoolId) -> crate::core::billing::pool_account::PoolTimes {
+    pub(crate) fn times(&self, pool: PoolId) -> crate::billing::pool_account::PoolTimes {
         self.fleet.accounts.times(pool, self.now)
     }
 
     /// Whether each meter's total weight equals the sum over its jobs.
-    pub(in crate::core::scheduler) fn shares_are_consistent(&self) -> bool {
+    pub(in crate::scheduler) fn shares_are_consistent(&self) -> bool {
         let mut weights = std::collections::BTreeMap::new();
         for run in self.jobs.values().filter_map(Job::attempt) {
             *weights.entry(run.replica).or_insert(0) += run.metered.weight();

@@ -8,19 +8,19 @@
 pub(super) mod charge;
 mod retry;
 
-use crate::core::billing::bill::WasteCause;
-use crate::core::model::event::{Action, AttemptOutcome, JobAction, RejectReason};
-use crate::core::model::ids::{GroupIndex, JobId, TenantId};
-use crate::core::model::invariant::InvariantId;
-use crate::core::model::job::{JobUsage, TokenCounts};
-use crate::core::queue::fairness::service::{ServiceAccount, ServiceReport};
-use crate::core::queue::fairness::{TenantWeights, cost};
-use crate::core::queue::lane_key::LaneKey;
+use crate::billing::bill::WasteCause;
+use crate::model::event::{Action, AttemptOutcome, JobAction, RejectReason};
+use crate::model::ids::{GroupIndex, JobId, TenantId};
+use crate::model::invariant::InvariantId;
+use crate::model::job::{JobUsage, TokenCounts};
+use crate::queue::fairness::service::{ServiceAccount, ServiceReport};
+use crate::queue::fairness::{TenantWeights, cost};
+use crate::queue::lane_key::LaneKey;
 
 use self::charge::WastedUse;
 use super::Scheduler;
 use super::job::{Job, JobPhase, RunningAttempt};
-use crate::core::queue::lane_key::LaneAccounts;
+use crate::queue::lane_key::LaneAccounts;
 
 impl Scheduler {
     /// Ends a job that was abandoned or refused, in whatever phase it is; frees everything it holds at

@@ -9,21 +9,21 @@
 //! returns to its lane. The output so far is then part of its prompt. The job kept its first
 //! deadline, so it may wait as long again.
 //!
-//! Retries take from the retry budget ([`crate::core::queue::retry_budget`]), except after faults that
+//! Retries take from the retry budget ([`crate::queue::retry_budget`]), except after faults that
 //! cost the engine nothing (refused, draining, busy; see [`EngineFault::counts_as_attempt`]) and after
 //! the outage of a replica that worked. When the retry budget is spent, the job is refused: nothing
 //! suggests that waiting would help, and its client may know another endpoint.
 
 use std::time::Duration;
 
-use crate::core::billing::bill::WasteCause;
-use crate::core::model::event::{Action, EngineFault, JobAction, RejectReason};
-use crate::core::model::ids::JobId;
-use crate::core::model::job::JobUsage;
-use crate::core::queue::lane_key::LaneKey;
-use crate::core::scheduler::Scheduler;
-use crate::core::scheduler::job::RunningAttempt;
-use crate::core::scheduler::settle::charge::WastedUse;
+use crate::billing::bill::WasteCause;
+use crate::model::event::{Action, EngineFault, JobAction, RejectReason};
+use crate::model::ids::JobId;
+use crate::model::job::JobUsage;
+use crate::queue::lane_key::LaneKey;
+use crate::scheduler::Scheduler;
+use crate::scheduler::job::RunningAttempt;
+use crate::scheduler::settle::charge::WastedUse;
 
 /// What a failed attempt means for a retry of its job.
 #[derive(Debug, Clone, Copy)]
@@ -138,7 +138,7 @@ impl Scheduler {
     }
 
     /// Takes one retry from the budget of the lane's group.
-    pub(in crate::core::scheduler) fn take_retry(&mut self, lane: LaneKey) -> bool {
+    pub(in crate::scheduler) fn take_retry(&mut self, lane: LaneKey) -> bool {
         let group = self.placement.group_of_model(lane.model);
         group.is_some_and(|group| self.groups[group].retries.take_retry(self.now, &self.policy.retry))
     }

@@ -2,15 +2,13 @@
 
 use std::time::Duration;
 
-use crate::core::model::event::{
-    AttemptOutcome, Event, OrderReason, QueueBound, RejectReason, ReplicaReport,
-};
-use crate::core::model::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId};
-use crate::core::model::job::{JobSpec, JobUsage};
-use crate::core::model::policy::{Pool, QueueBounds, Replica, Tenant};
-use crate::core::model::time::Tick;
-use crate::core::scheduler::dispatch::hold::MAX_PASSED_OVER;
-use crate::core::scheduler::tests::{World, of_tenant, placed, policy, rejected, sent, spec, tenant, used};
+use crate::model::event::{AttemptOutcome, Event, OrderReason, QueueBound, RejectReason, ReplicaReport};
+use crate::model::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId};
+use crate::model::job::{JobSpec, JobUsage};
+use crate::model::policy::{Pool, QueueBounds, Replica, Tenant};
+use crate::model::time::Tick;
+use crate::scheduler::dispatch::hold::MAX_PASSED_OVER;
+use crate::scheduler::tests::{World, of_tenant, placed, policy, rejected, sent, spec, tenant, used};
 
 #[test]
 fn an_idle_replica_takes_a_job_at_once() {

@@ -6,19 +6,19 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::{ProptestConfig, prop_assert, prop_assert_eq, proptest};
 
-use crate::core::billing::bill::{AttemptBill, Waste, WasteCause};
-use crate::core::limits::rule::{LimitId, LimitPeriod, LimitRule, LimitScope, LimitUnit};
-use crate::core::model::event::{Action, EngineFault, Event, JobAction};
-use crate::core::model::ids::{JobId, PoolId, ReplicaId, TenantId};
-use crate::core::model::job::{JobSpec, JobUsage};
-use crate::core::model::overrides::{Closed, Override, OverrideChange};
-use crate::core::model::policy::{Policy, Pool};
-use crate::core::model::reason::PreemptReason;
-use crate::core::model::time::Tick;
-use crate::core::placement::rules::{PoolTraits, Price};
-use crate::core::scheduler::tests::edge::Edge;
-use crate::core::scheduler::tests::worlds::{Rules, op, rules};
-use crate::core::scheduler::tests::{World, policy, sent, spec, used};
+use crate::billing::bill::{AttemptBill, Waste, WasteCause};
+use crate::limits::rule::{LimitId, LimitPeriod, LimitRule, LimitScope, LimitUnit};
+use crate::model::event::{Action, EngineFault, Event, JobAction};
+use crate::model::ids::{JobId, PoolId, ReplicaId, TenantId};
+use crate::model::job::{JobSpec, JobUsage};
+use crate::model::overrides::{Closed, Override, OverrideChange};
+use crate::model::policy::{Policy, Pool};
+use crate::model::reason::PreemptReason;
+use crate::model::time::Tick;
+use crate::placement::rules::{PoolTraits, Price};
+use crate::scheduler::tests::edge::Edge;
+use crate::scheduler::tests::worlds::{Rules, op, rules};
+use crate::scheduler::tests::{World, policy, sent, spec, used};
 
 const HOUR: u64 = 3_600_000;
 

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use crate::core::model::event::{EngineFault, Event, ItlSample};
-use crate::core::model::ids::{ClassId, JobId, PoolId, ReplicaId};
-use crate::core::model::job::JobSpec;
-use crate::core::model::policy::{Policy, Replica};
-use crate::core::model::snapshot::{ReplicaSnapshot, ReplicaStatus};
-use crate::core::replica::bottleneck::Bottleneck;
-use crate::core::scheduler::tests::{World, policy, sent, spec};
+use crate::model::event::{EngineFault, Event, ItlSample};
+use crate::model::ids::{ClassId, JobId, PoolId, ReplicaId};
+use crate::model::job::JobSpec;
+use crate::model::policy::{Policy, Replica};
+use crate::model::snapshot::{ReplicaSnapshot, ReplicaStatus};
+use crate::replica::bottleneck::Bottleneck;
+use crate::scheduler::tests::{World, policy, sent, spec};
 
 /// A world with a job that waits, and the replica that is asked why.
 type Scene = (World, u32, u64);

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::model::event::{Action, EngineFault, Event, RejectReason, ReplicaAction};
-use crate::core::model::ids::{ClassId, JobId, PoolId, ReplicaId};
-use crate::core::model::job::JobSpec;
-use crate::core::model::policy::{Class, Policy, Pool};
-use crate::core::model::snapshot::{Obstacle, PoolSnapshot, PoolStatus};
-use crate::core::model::time::Tick;
-use crate::core::queue::admission::MAX_RETRY_AFTER;
-use crate::core::scheduler::tests::{World, policy, rejected, sent, spec};
+use crate::model::event::{Action, EngineFault, Event, RejectReason, ReplicaAction};
+use crate::model::ids::{ClassId, JobId, PoolId, ReplicaId};
+use crate::model::job::JobSpec;
+use crate::model::policy::{Class, Policy, Pool};
+use crate::model::snapshot::{Obstacle, PoolSnapshot, PoolStatus};
+use crate::model::time::Tick;
+use crate::queue::admission::MAX_RETRY_AFTER;
+use crate::scheduler::tests::{World, policy, rejected, sent, spec};
 
 /// One pool of replicas with these limits, whose start is expected to take 3
 /// minutes, and classes that tolerate so many seconds of it.
@@ -269,7 +269,7 @@ fn how_slowly_jobs_went_while_nothing_ran_is_forgotten() {
 fn a_start_is_given_up_with_the_last_who_waits() {
     let mut world = World::new(pool_of(&[], None));
     world.arrive(patient(0, 0));
-    world.event(Event::Abandoned { job: JobId::new(0), usage: crate::core::model::job::JobUsage::Unknown });
+    world.event(Event::Abandoned { job: JobId::new(0), usage: crate::model::job::JobUsage::Unknown });
     assert_eq!(view(&world).state, PoolStatus::Cold);
     world.at(50_000);
     world.arrive(patient(1, 50));

@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::core::model::event::{Action, EngineFault, JobAction, RejectReason};
-use crate::core::model::ids::ClassId;
-use crate::core::model::job::JobSpec;
-use crate::core::model::policy::{Class, Policy};
-use crate::core::model::time::Tick;
-use crate::core::scheduler::tests::{World, class, of_tenant, placed, policy, rejected, sent, spec, tenant};
+use crate::model::event::{Action, EngineFault, JobAction, RejectReason};
+use crate::model::ids::ClassId;
+use crate::model::job::JobSpec;
+use crate::model::policy::{Class, Policy};
+use crate::model::time::Tick;
+use crate::scheduler::tests::{World, class, of_tenant, placed, policy, rejected, sent, spec, tenant};
 
 const SECOND: ClassId = ClassId::new(1);
 

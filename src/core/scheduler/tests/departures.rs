@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use crate::core::model::event::{Action, Event};
-use crate::core::model::ids::{JobId, PoolId, ReplicaId};
-use crate::core::model::policy::Replica;
-use crate::core::model::reason::PreemptReason;
-use crate::core::model::snapshot::ReplicaStatus;
-use crate::core::model::time::Tick;
-use crate::core::scheduler::tests::{World, policy, recalled, reload, sent, spec, without};
+use crate::model::event::{Action, Event};
+use crate::model::ids::{JobId, PoolId, ReplicaId};
+use crate::model::policy::Replica;
+use crate::model::reason::PreemptReason;
+use crate::model::snapshot::ReplicaStatus;
+use crate::model::time::Tick;
+use crate::scheduler::tests::{World, policy, recalled, reload, sent, spec, without};
 
 const GOING: ReplicaId = ReplicaId::new(0);
 

@@ -3,11 +3,11 @@
 use proptest::collection::vec;
 use proptest::prelude::{ProptestConfig, prop_assert, prop_assert_eq, proptest};
 
-use crate::core::model::event::{EngineFault, Event, QueueBound, RejectReason};
-use crate::core::model::ids::{ClassId, JobId};
-use crate::core::model::job::{JobSpec, JobUsage};
-use crate::core::model::policy::QueueBounds;
-use crate::core::scheduler::tests::{World, of_tenant, policy, rejected, spec, tenant};
+use crate::model::event::{EngineFault, Event, QueueBound, RejectReason};
+use crate::model::ids::{ClassId, JobId};
+use crate::model::job::{JobSpec, JobUsage};
+use crate::model::policy::QueueBounds;
+use crate::scheduler::tests::{World, of_tenant, policy, rejected, spec, tenant};
 
 const FULL: RejectReason = RejectReason::QueueFull(QueueBound::Requests);
 

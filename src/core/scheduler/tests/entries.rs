@@ -2,12 +2,12 @@
 //! advance.
 
 use super::{World, of_tenant, policy, rejected, sent, spec};
-use crate::core::model::event::{QueueBound, RejectReason};
-use crate::core::model::ids::{ClassId, ModelId};
-use crate::core::model::job::JobSpec;
-use crate::core::model::policy::Policy;
-use crate::core::model::time::Tick;
-use crate::core::replica::seq_limit::DEFAULT_SEQS;
+use crate::model::event::{QueueBound, RejectReason};
+use crate::model::ids::{ClassId, ModelId};
+use crate::model::job::JobSpec;
+use crate::model::policy::Policy;
+use crate::model::time::Tick;
+use crate::replica::seq_limit::DEFAULT_SEQS;
 
 fn wide(id: u64, sequences: u32) -> JobSpec {
     JobSpec { sequences, ..spec(id) }
@@ -37,10 +37,7 @@ fn a_replica_of_which_nothing_is_known_may_be_a_large_one() {
     let mut unknown = policy(&[&[1], &[]], &[&[0], &[1]]);
     let (id, name, row) =
         unknown.replicas.iter().map(|(id, name, row)| (id, name.to_owned(), row.clone())).next().unwrap();
-    assert_eq!(
-        unknown.replicas.insert(&name, crate::core::model::policy::Replica { max_seqs: None, ..row }),
-        id
-    );
+    assert_eq!(unknown.replicas.insert(&name, crate::model::policy::Replica { max_seqs: None, ..row }), id);
     let mut world = World::new(unknown);
     assert_eq!(sent(&world.arrive(wide(1, 4 * DEFAULT_SEQS))), [(1, 0)]);
     assert_eq!(rejected(&world.arrive(wide(2, 4 * DEFAULT_SEQS + 1))).len(), 1);

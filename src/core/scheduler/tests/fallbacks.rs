@@ -1,9 +1,9 @@
 //! Tests of fallbacks: jobs that another model may serve.
 
-use crate::core::model::event::{EngineFault, Event, RejectReason};
-use crate::core::model::ids::{JobId, ModelId, ReplicaId};
-use crate::core::model::job::JobSpec;
-use crate::core::scheduler::tests::{World, of_tenant, policy, rejected, sent, spec};
+use crate::model::event::{EngineFault, Event, RejectReason};
+use crate::model::ids::{JobId, ModelId, ReplicaId};
+use crate::model::job::JobSpec;
+use crate::scheduler::tests::{World, of_tenant, policy, rejected, sent, spec};
 
 /// Two models, each with a replica of one sequence of its own.
 fn world() -> World {

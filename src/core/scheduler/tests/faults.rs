@@ -2,15 +2,13 @@
 
 use std::time::Duration;
 
-use crate::core::model::event::{
-    Action, EngineFault, Event, JobAction, OrderReason, RejectReason, ReplicaAction,
-};
-use crate::core::model::ids::{JobId, PoolId, ReplicaId};
-use crate::core::model::job::JobSpec;
-use crate::core::model::snapshot::ReplicaStatus;
-use crate::core::model::time::Tick;
-use crate::core::queue::admission::{MAX_RETRY_AFTER, spread};
-use crate::core::scheduler::tests::{World, ejected, placed, policy, rejected, sent, spec};
+use crate::model::event::{Action, EngineFault, Event, JobAction, OrderReason, RejectReason, ReplicaAction};
+use crate::model::ids::{JobId, PoolId, ReplicaId};
+use crate::model::job::JobSpec;
+use crate::model::snapshot::ReplicaStatus;
+use crate::model::time::Tick;
+use crate::queue::admission::{MAX_RETRY_AFTER, spread};
+use crate::scheduler::tests::{World, ejected, placed, policy, rejected, sent, spec};
 
 #[test]
 fn a_failed_job_goes_elsewhere_before_the_others() {

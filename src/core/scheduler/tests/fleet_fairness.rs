@@ -6,13 +6,13 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::{ProptestConfig, prop_assert, prop_assume, proptest};
 
-use crate::core::model::event::Event;
-use crate::core::model::ids::{ClassId, JobId, PoolId, TenantId};
-use crate::core::model::job::JobSpec;
-use crate::core::model::policy::{Policy, Quota, Tenant};
-use crate::core::queue::fairness::service::{HeldSequences, ServiceAccount, ServiceReport};
-use crate::core::scheduler::tests::shares::Flood;
-use crate::core::scheduler::tests::{World, class, of_tenant, policy, reload, sent, spec, tenant};
+use crate::model::event::Event;
+use crate::model::ids::{ClassId, JobId, PoolId, TenantId};
+use crate::model::job::JobSpec;
+use crate::model::policy::{Policy, Quota, Tenant};
+use crate::queue::fairness::service::{HeldSequences, ServiceAccount, ServiceReport};
+use crate::scheduler::tests::shares::Flood;
+use crate::scheduler::tests::{World, class, of_tenant, policy, reload, sent, spec, tenant};
 
 const EXCHANGE: Duration = Duration::from_millis(200);
 

@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::collection::vec;
 use proptest::prelude::{Just, ProptestConfig, Strategy, prop_assert, prop_oneof, proptest};
 
-use crate::core::model::event::{Action, AttemptOutcome, Event};
-use crate::core::model::ids::{JobId, TenantId};
-use crate::core::model::job::JobSpec;
-use crate::core::model::policy::{Policy, Quota, Tenant};
-use crate::core::model::time::Tick;
-use crate::core::scheduler::tests::shares::Flood;
-use crate::core::scheduler::tests::{World, of_tenant, policy, rejected, sent, spec, tenant, used};
+use crate::model::event::{Action, AttemptOutcome, Event};
+use crate::model::ids::{JobId, TenantId};
+use crate::model::job::JobSpec;
+use crate::model::policy::{Policy, Quota, Tenant};
+use crate::model::time::Tick;
+use crate::scheduler::tests::shares::Flood;
+use crate::scheduler::tests::{World, of_tenant, policy, rejected, sent, spec, tenant, used};
 
 /// A tenant's parent, weight and quota; parents come first.
 #[derive(Debug, Clone)]

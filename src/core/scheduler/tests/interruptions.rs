@@ -2,14 +2,12 @@
 
 use std::time::Duration;
 
-use crate::core::model::event::{
-    Action, EngineFault, Event, JobAction, OrderReason, RejectReason, ReplicaAction,
-};
-use crate::core::model::ids::{JobId, ReplicaId};
-use crate::core::model::job::JobSpec;
-use crate::core::model::snapshot::ReplicaSnapshot;
-use crate::core::model::time::Tick;
-use crate::core::scheduler::tests::{World, placed, policy, rejected, sent, spec};
+use crate::model::event::{Action, EngineFault, Event, JobAction, OrderReason, RejectReason, ReplicaAction};
+use crate::model::ids::{JobId, ReplicaId};
+use crate::model::job::JobSpec;
+use crate::model::snapshot::ReplicaSnapshot;
+use crate::model::time::Tick;
+use crate::scheduler::tests::{World, placed, policy, rejected, sent, spec};
 
 fn first_token(world: &mut World, job: u64) {
     world.event(Event::FirstToken { job: JobId::new(job) });

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use crate::core::model::event::{Action, EngineFault, Event, JobAction, ReplicaAction};
-use crate::core::model::ids::{JobId, ReplicaId};
-use crate::core::model::job::JobSpec;
-use crate::core::model::overrides::{Closed, Override, OverrideChange, OverrideTarget};
-use crate::core::model::reason::PreemptReason;
-use crate::core::model::time::Tick;
-use crate::core::scheduler::job::Job;
-use crate::core::scheduler::tests::{
+use crate::model::event::{Action, EngineFault, Event, JobAction, ReplicaAction};
+use crate::model::ids::{JobId, ReplicaId};
+use crate::model::job::JobSpec;
+use crate::model::overrides::{Closed, Override, OverrideChange, OverrideTarget};
+use crate::model::reason::PreemptReason;
+use crate::model::time::Tick;
+use crate::scheduler::job::Job;
+use crate::scheduler::tests::{
     World, ejected, handed_over, policy, recalled, rejected, reload, sent, spec, without,
 };
 
@@ -117,7 +117,7 @@ fn streams_leave_a_drained_replica_when_its_time_is_over_and_nobody_is_blamed() 
         let end = begun + Duration::from_secs(after);
         while world.now < end {
             // It is alive.
-            let sample = crate::core::model::event::ItlSample { gaps: 1, total: Duration::from_millis(20) };
+            let sample = crate::model::event::ItlSample { gaps: 1, total: Duration::from_millis(20) };
             early.extend(world.event(Event::ItlSampled { replica: GOING, sample }));
             world.now = (world.now + Duration::from_millis(500)).min(end.earlier_by(Duration::from_nanos(1)));
             early.extend(world.event(Event::Timer));
@@ -150,7 +150,7 @@ fn what_opens_again_or_is_only_cordoned_keeps_its_streams() {
     world.event(Event::OverrideEnded(OverrideTarget::Replica(GOING)));
     close(&mut world, Closed::Cordoned);
     for second in 1..100 {
-        let sample = crate::core::model::event::ItlSample { gaps: 1, total: Duration::from_millis(20) };
+        let sample = crate::model::event::ItlSample { gaps: 1, total: Duration::from_millis(20) };
         world.event(Event::ItlSampled { replica: GOING, sample });
         assert_eq!(handed_over(&world.at(100 + 500 * second)), []);
     }

@@ -39,21 +39,21 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::autoscale::demand_report::PeerDemand;
-use crate::core::autoscale::observer::DemandObserver;
-use crate::core::autoscale::replica_demand::ReplicaDemand;
-use crate::core::billing::bill::AttemptBill;
-use crate::core::model::event::{
+use crate::autoscale::demand_report::PeerDemand;
+use crate::autoscale::observer::DemandObserver;
+use crate::autoscale::replica_demand::ReplicaDemand;
+use crate::billing::bill::AttemptBill;
+use crate::model::event::{
     Action, AttemptOutcome, DispatchReason, EngineFault, Event, JobAction, Rejection, ReplicaAction,
 };
-use crate::core::model::id_table::IdTable;
-use crate::core::model::ids::{ClassId, JobId, PoolId, ReplicaId, TenantId};
-use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix, TokenCounts};
-use crate::core::model::policy::{Class, Model, Policy, Pool, QueueBounds, Quota, Replica, Tenant};
-use crate::core::model::reason::PreemptReason;
-use crate::core::model::snapshot::ReplicaStatus;
-use crate::core::model::time::Tick;
-use crate::core::scheduler::Scheduler;
+use crate::model::id_table::IdTable;
+use crate::model::ids::{ClassId, JobId, PoolId, ReplicaId, TenantId};
+use crate::model::job::{JobSpec, JobUsage, PromptPrefix, TokenCounts};
+use crate::model::policy::{Class, Model, Policy, Pool, QueueBounds, Quota, Replica, Tenant};
+use crate::model::reason::PreemptReason;
+use crate::model::snapshot::ReplicaStatus;
+use crate::model::time::Tick;
+use crate::scheduler::Scheduler;
 
 fn class(rank: u32, min_share: f64) -> Class {
     Class {

@@ -6,18 +6,18 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::autoscale::demand::state::{DemandState, ProfileKind};
-use crate::core::autoscale::demand::work::work;
-use crate::core::autoscale::demand_report::PeerDemand;
-use crate::core::autoscale::replica_demand::ReplicaDemand;
-use crate::core::model::event::{Action, AttemptOutcome, Event, JobAction};
-use crate::core::model::id_table::IdTable;
-use crate::core::model::ids::{JobId, PoolId, ReplicaId};
-use crate::core::model::job::{JobSpec, PromptPrefix};
-use crate::core::model::overrides::{Override, OverrideChange};
-use crate::core::model::policy::{Class, Policy, Pool, Replica};
-use crate::core::model::time::Tick;
-use crate::core::scheduler::tests::{ObservedScheduler, policy, spec, used};
+use crate::autoscale::demand::state::{DemandState, ProfileKind};
+use crate::autoscale::demand::work::work;
+use crate::autoscale::demand_report::PeerDemand;
+use crate::autoscale::replica_demand::ReplicaDemand;
+use crate::model::event::{Action, AttemptOutcome, Event, JobAction};
+use crate::model::id_table::IdTable;
+use crate::model::ids::{JobId, PoolId, ReplicaId};
+use crate::model::job::{JobSpec, PromptPrefix};
+use crate::model::overrides::{Override, OverrideChange};
+use crate::model::policy::{Class, Policy, Pool, Replica};
+use crate::model::time::Tick;
+use crate::scheduler::tests::{ObservedScheduler, policy, spec, used};
 
 const SECOND: u64 = 1_000_000_000;
 /// Jobs that a replica serves in a second.

@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use crate::core::model::event::{Action, Event, JobAction, RejectReason, ReplicaAction};
-use crate::core::model::ids::{ClassId, JobId, PoolId, ReplicaId, TenantId};
-use crate::core::model::job::JobSpec;
-use crate::core::model::overrides::{Closed, Override, OverrideChange, OverrideTarget};
-use crate::core::model::policy::{Class, Policy, Replica};
-use crate::core::model::reason::PreemptReason;
-use crate::core::model::snapshot::{Obstacle, ReplicaStatus};
-use crate::core::model::time::Tick;
-use crate::core::scheduler::tests::{World, class, of_tenant, policy, rejected, sent, spec};
+use crate::model::event::{Action, Event, JobAction, RejectReason, ReplicaAction};
+use crate::model::ids::{ClassId, JobId, PoolId, ReplicaId, TenantId};
+use crate::model::job::JobSpec;
+use crate::model::overrides::{Closed, Override, OverrideChange, OverrideTarget};
+use crate::model::policy::{Class, Policy, Replica};
+use crate::model::reason::PreemptReason;
+use crate::model::snapshot::{Obstacle, ReplicaStatus};
+use crate::model::time::Tick;
+use crate::scheduler::tests::{World, class, of_tenant, policy, rejected, sent, spec};
 
 impl World {
     /// Puts a measure in force until the moment.

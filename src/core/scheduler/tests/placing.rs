@@ -3,19 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::model::event::{
-    AttemptOutcome, DispatchReason, EngineFault, Event, ItlSample, PassedOverPool,
-};
-use crate::core::model::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId};
-use crate::core::model::job::JobSpec;
-use crate::core::model::policy::{Class, Policy, Pool};
-use crate::core::model::snapshot::Obstacle;
-use crate::core::model::time::Tick;
-use crate::core::placement::choose_tier::PlacementReason;
-use crate::core::placement::rules::{Isolation, LatePolicy, PlacementRules, PoolTraits, Price};
-use crate::core::replica::scores::WhyNot;
-use crate::core::scheduler::tests::{World, class, placed, policy, rejected, sent, spec, used};
-use crate::core::scheduler::timers::WakeReason;
+use crate::model::event::{AttemptOutcome, DispatchReason, EngineFault, Event, ItlSample, PassedOverPool};
+use crate::model::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId};
+use crate::model::job::JobSpec;
+use crate::model::policy::{Class, Policy, Pool};
+use crate::model::snapshot::Obstacle;
+use crate::model::time::Tick;
+use crate::placement::choose_tier::PlacementReason;
+use crate::placement::rules::{Isolation, LatePolicy, PlacementRules, PoolTraits, Price};
+use crate::replica::scores::WhyNot;
+use crate::scheduler::tests::{World, class, placed, policy, rejected, sent, spec, used};
+use crate::scheduler::timers::WakeReason;
 
 const SECOND: ClassId = ClassId::new(1);
 

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use crate::core::model::event::{Action, EngineFault, Event, ItlSample, ReplicaAction};
-use crate::core::model::ids::{ClassId, JobId, ReplicaId};
-use crate::core::model::job::JobSpec;
-use crate::core::model::policy::Class;
-use crate::core::model::reason::PreemptReason;
-use crate::core::model::time::Tick;
-use crate::core::scheduler::tests::{World, class, ejected, policy, recalled, sent, spec};
+use crate::model::event::{Action, EngineFault, Event, ItlSample, ReplicaAction};
+use crate::model::ids::{ClassId, JobId, ReplicaId};
+use crate::model::job::JobSpec;
+use crate::model::policy::Class;
+use crate::model::reason::PreemptReason;
+use crate::model::time::Tick;
+use crate::scheduler::tests::{World, class, ejected, policy, recalled, sent, spec};
 
 fn itl_sampled(world: &mut World, replica: u32) -> Vec<Action> {
     let sample = ItlSample { gaps: 10, total: Duration::from_millis(200) };

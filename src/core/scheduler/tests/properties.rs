@@ -3,10 +3,10 @@
 use proptest::collection::vec;
 use proptest::prelude::{ProptestConfig, Strategy, prop, prop_assert, prop_assert_eq, proptest};
 
-use crate::core::model::event::{Action, DispatchGrant, JobAction};
-use crate::core::model::snapshot::ReplicaStatus;
-use crate::core::scheduler::tests::edge::Edge;
-use crate::core::scheduler::tests::worlds::{Op, Places, Rules, op, rules};
+use crate::model::event::{Action, DispatchGrant, JobAction};
+use crate::model::snapshot::ReplicaStatus;
+use crate::scheduler::tests::edge::Edge;
+use crate::scheduler::tests::worlds::{Op, Places, Rules, op, rules};
 
 proptest! {
     // As many as PROPTEST_CASES says, less a quarter.

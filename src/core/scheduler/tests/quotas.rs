@@ -6,12 +6,12 @@ use std::sync::Arc;
 use proptest::collection::vec;
 use proptest::prelude::{Just, ProptestConfig, Strategy, prop_oneof, proptest};
 
-use crate::core::model::event::{Action, AttemptOutcome, Event, OrderReason};
-use crate::core::model::ids::{JobId, PoolId, ReplicaId, TenantId};
-use crate::core::model::job::JobSpec;
-use crate::core::model::policy::{Policy, Quota, Replica, Tenant};
-use crate::core::model::time::Tick;
-use crate::core::scheduler::tests::{World, of_tenant, placed, policy, rejected, sent, spec, tenant, used};
+use crate::model::event::{Action, AttemptOutcome, Event, OrderReason};
+use crate::model::ids::{JobId, PoolId, ReplicaId, TenantId};
+use crate::model::job::JobSpec;
+use crate::model::policy::{Policy, Quota, Replica, Tenant};
+use crate::model::time::Tick;
+use crate::scheduler::tests::{World, of_tenant, placed, policy, rejected, sent, spec, tenant, used};
 
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 

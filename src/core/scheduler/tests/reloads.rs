@@ -1,12 +1,12 @@
 //! Tests of reloads: the effect of a new policy on jobs that wait and run.
 
-use crate::core::model::event::{Action, EngineFault, Event, RejectReason};
-use crate::core::model::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId, TenantId};
-use crate::core::model::job::JobSpec;
-use crate::core::model::policy::{Model, Policy, Pool, Replica};
-use crate::core::model::snapshot::ReplicaStatus;
-use crate::core::replica::speed::pool_best::PoolBest;
-use crate::core::scheduler::tests::{
+use crate::model::event::{Action, EngineFault, Event, RejectReason};
+use crate::model::ids::{ClassId, JobId, ModelId, PoolId, ReplicaId, TenantId};
+use crate::model::job::JobSpec;
+use crate::model::policy::{Model, Policy, Pool, Replica};
+use crate::model::snapshot::ReplicaStatus;
+use crate::replica::speed::pool_best::PoolBest;
+use crate::scheduler::tests::{
     World, ejected, of_tenant, policy, rejected, reload, sent, spec, tenant, without,
 };
 

@@ -4,12 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::core::model::event::{Action, Event, ItlSample};
-use crate::core::model::ids::{ClassId, JobId, ReplicaId};
-use crate::core::model::job::JobSpec;
-use crate::core::model::policy::Class;
-use crate::core::model::time::Tick;
-use crate::core::scheduler::tests::{World, class, policy, sent, spec};
+use crate::model::event::{Action, Event, ItlSample};
+use crate::model::ids::{ClassId, JobId, ReplicaId};
+use crate::model::job::JobSpec;
+use crate::model::policy::Class;
+use crate::model::time::Tick;
+use crate::scheduler::tests::{World, class, policy, sent, spec};
 
 /// Replicas, and the sequences of each.
 const REPLICAS: usize = 4;

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::core::model::event::{Action, AttemptOutcome, DispatchGrant, Event, JobAction};
-use crate::core::model::ids::{ClassId, PoolId, ReplicaId, TenantId};
-use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
-use crate::core::model::policy::{Model, Policy, Pool, Quota, Replica, Tenant};
-use crate::core::model::time::Tick;
-use crate::core::scheduler::Scheduler;
-use crate::core::scheduler::tests::{class, spec, tenant, used};
+use crate::model::event::{Action, AttemptOutcome, DispatchGrant, Event, JobAction};
+use crate::model::ids::{ClassId, PoolId, ReplicaId, TenantId};
+use crate::model::job::{JobSpec, JobUsage, PromptPrefix};
+use crate::model::policy::{Model, Policy, Pool, Quota, Replica, Tenant};
+use crate::model::time::Tick;
+use crate::scheduler::Scheduler;
+use crate::scheduler::tests::{class, spec, tenant, used};
 
 /// Search steps per event in a full queue with as many tenants and replicas.
 fn steps_per_event(tenants: u32, replicas: u32, jobs: u64, quota: Option<Quota>) -> f64 {

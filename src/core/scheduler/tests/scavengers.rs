@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use crate::core::model::event::{EngineFault, Event, RejectReason};
-use crate::core::model::ids::{ClassId, JobId};
-use crate::core::model::job::JobSpec;
-use crate::core::model::policy::{Class, Policy};
-use crate::core::model::reason::PreemptReason;
-use crate::core::scheduler::tests::{World, class, policy, recalled, rejected, sent, spec};
+use crate::model::event::{EngineFault, Event, RejectReason};
+use crate::model::ids::{ClassId, JobId};
+use crate::model::job::JobSpec;
+use crate::model::policy::{Class, Policy};
+use crate::model::reason::PreemptReason;
+use crate::scheduler::tests::{World, class, policy, recalled, rejected, sent, spec};
 
 /// The second class is spare.
 fn spare_class(mut rules: Policy) -> World {
@@ -65,7 +65,7 @@ fn one_starts_no_pool() {
     let mut rules = policy(&[&[]], &[&[0]]);
     rules.pools.insert(
         "p0",
-        crate::core::model::policy::Pool { cold_start: Some(Duration::from_secs(60)), ..Default::default() },
+        crate::model::policy::Pool { cold_start: Some(Duration::from_secs(60)), ..Default::default() },
     );
     let mut world = spare_class(rules);
     let actions = world.arrive(spare(1));
@@ -81,6 +81,6 @@ fn one_that_failed_is_no_ones_burden() {
     let mut world = spare_class(policy(&[&[2], &[2]], &[&[0, 1]]));
     assert!(!refused(&mut world, 1));
     world.fail(1, EngineFault::ServerError);
-    world.event(Event::Abandoned { job: JobId::new(1), usage: crate::core::model::job::JobUsage::Unknown });
+    world.event(Event::Abandoned { job: JobId::new(1), usage: crate::model::job::JobUsage::Unknown });
     assert_eq!((world.scheduler.jobs(), world.scheduler.waiting().requests), (0, 0));
 }

@@ -3,13 +3,13 @@
 use proptest::collection::vec;
 use proptest::prelude::{ProptestConfig, prop_assert, prop_assert_eq, proptest};
 
-use crate::core::model::event::{Action, AttemptOutcome, EngineFault, Event};
-use crate::core::model::ids::{ClassId, JobId, ModelId};
-use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
-use crate::core::model::policy::Policy;
-use crate::core::model::time::Tick;
-use crate::core::scheduler::dispatch::hold::MAX_PASSED_OVER;
-use crate::core::scheduler::tests::{World, class, of_tenant, placed, policy, sent, spec, tenant, used};
+use crate::model::event::{Action, AttemptOutcome, EngineFault, Event};
+use crate::model::ids::{ClassId, JobId, ModelId};
+use crate::model::job::{JobSpec, JobUsage, PromptPrefix};
+use crate::model::policy::Policy;
+use crate::model::time::Tick;
+use crate::scheduler::dispatch::hold::MAX_PASSED_OVER;
+use crate::scheduler::tests::{World, class, of_tenant, placed, policy, sent, spec, tenant, used};
 
 /// Keeps three jobs of every tenant and class waiting at one replica of four
 /// sequences; counts the cost of what is dispatched.
@@ -184,7 +184,7 @@ fn without_a_share_the_lower_class_waits_for_the_higher_one() {
 
 #[test]
 fn a_guaranteed_turn_says_so() {
-    use crate::core::model::event::OrderReason;
+    use crate::model::event::OrderReason;
 
     let mut rules = policy(&[&[1]], &[&[0]]);
     rules.classes.insert("second", class(1, 0.5));

@@ -5,11 +5,11 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::{ProptestConfig, prop_assert, prop_assert_eq, proptest};
 
-use crate::core::model::event::{EngineFault, RejectReason};
-use crate::core::model::job::JobSpec;
-use crate::core::model::policy::Class;
-use crate::core::model::time::Tick;
-use crate::core::scheduler::tests::{World, class, of_tenant, policy, rejected, sent, spec};
+use crate::model::event::{EngineFault, RejectReason};
+use crate::model::job::JobSpec;
+use crate::model::policy::Class;
+use crate::model::time::Tick;
+use crate::scheduler::tests::{World, class, of_tenant, policy, rejected, sent, spec};
 
 /// Replicas that take so long for each job.
 struct Line {

@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use crate::core::model::event::{Action, EngineFault, Event, RejectReason, ReplicaAction, ReplicaReport};
-use crate::core::model::ids::{JobId, PoolId, ReplicaId, TenantId};
-use crate::core::model::job::JobSpec;
-use crate::core::model::overrides::{Override, OverrideChange};
-use crate::core::model::policy::{Policy, Pool};
-use crate::core::model::reason::PreemptReason;
-use crate::core::model::snapshot::{Obstacle, PoolSnapshot, PoolStatus, ReplicaStatus};
-use crate::core::model::time::Tick;
-use crate::core::replica::health::sleep::{SleepPolicy, SleepResult};
-use crate::core::scheduler::tests::{World, ejected, of_tenant, policy, recalled, rejected, sent, spec};
+use crate::model::event::{Action, EngineFault, Event, RejectReason, ReplicaAction, ReplicaReport};
+use crate::model::ids::{JobId, PoolId, ReplicaId, TenantId};
+use crate::model::job::JobSpec;
+use crate::model::overrides::{Override, OverrideChange};
+use crate::model::policy::{Policy, Pool};
+use crate::model::reason::PreemptReason;
+use crate::model::snapshot::{Obstacle, PoolSnapshot, PoolStatus, ReplicaStatus};
+use crate::model::time::Tick;
+use crate::replica::health::sleep::{SleepPolicy, SleepResult};
+use crate::scheduler::tests::{World, ejected, of_tenant, policy, recalled, rejected, sent, spec};
 
 const IDLE: ReplicaReport = ReplicaReport {
     running: Some(0),

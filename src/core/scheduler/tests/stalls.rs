@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use crate::core::model::event::{Action, EngineFault, Event, RejectReason, ReplicaAction, ReplicaReport};
-use crate::core::model::ids::{JobId, ReplicaId, TenantId};
-use crate::core::model::job::JobSpec;
-use crate::core::model::reason::PreemptReason;
-use crate::core::model::snapshot::ReplicaStatus;
-use crate::core::model::time::Tick;
-use crate::core::scheduler::tests::{World, ejected, handed_over, policy, recalled, rejected, sent, spec};
+use crate::model::event::{Action, EngineFault, Event, RejectReason, ReplicaAction, ReplicaReport};
+use crate::model::ids::{JobId, ReplicaId, TenantId};
+use crate::model::job::JobSpec;
+use crate::model::reason::PreemptReason;
+use crate::model::snapshot::ReplicaStatus;
+use crate::model::time::Tick;
+use crate::scheduler::tests::{World, ejected, handed_over, policy, recalled, rejected, sent, spec};
 
 /// Two replicas that have answered before.
 fn two() -> World {

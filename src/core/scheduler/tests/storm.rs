@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use proptest::prelude::{Just, ProptestConfig, prop, prop_assert, prop_oneof, proptest};
 
-use crate::core::model::event::{
+use crate::model::event::{
     Action, AttemptOutcome, DispatchGrant, EngineFault, Event, JobAction, RejectReason, ReplicaAction,
 };
-use crate::core::model::ids::{JobId, ReplicaId};
-use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
-use crate::core::model::policy::RetryPolicy;
-use crate::core::model::time::Tick;
-use crate::core::scheduler::Scheduler;
-use crate::core::scheduler::tests::{World, policy, rejected, sent, spec, used};
+use crate::model::ids::{JobId, ReplicaId};
+use crate::model::job::{JobSpec, JobUsage, PromptPrefix};
+use crate::model::policy::RetryPolicy;
+use crate::model::time::Tick;
+use crate::scheduler::Scheduler;
+use crate::scheduler::tests::{World, policy, rejected, sent, spec, used};
 
 const STORM_ENDS: u64 = 20_000;
 /// An engine's first token after so many milliseconds.

@@ -6,20 +6,20 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::{Just, Strategy, any, prop, prop_oneof};
 
-use crate::core::limits::rule::{LimitId, LimitPeriod, LimitRule, LimitScope, LimitUnit};
-use crate::core::model::event::{EngineFault, ItlSample, ReplicaReport};
-use crate::core::model::id_table::IdTable;
-use crate::core::model::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
-use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix, TokenCounts};
-use crate::core::model::overrides::{Closed, OverrideChange, OverrideTarget};
-use crate::core::model::policy::{
+use crate::limits::rule::{LimitId, LimitPeriod, LimitRule, LimitScope, LimitUnit};
+use crate::model::event::{EngineFault, ItlSample, ReplicaReport};
+use crate::model::id_table::IdTable;
+use crate::model::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
+use crate::model::job::{JobSpec, JobUsage, PromptPrefix, TokenCounts};
+use crate::model::overrides::{Closed, OverrideChange, OverrideTarget};
+use crate::model::policy::{
     Class, HealthPolicy, Model, Policy, Pool, QueueBounds, Quota, Replica, RetryPolicy, StickySessions,
     Tenant,
 };
-use crate::core::placement;
-use crate::core::placement::rules::PoolTraits;
-use crate::core::replica::health::sleep::{SleepPolicy, SleepResult};
-use crate::core::scheduler::tests::{class, tenant, used};
+use crate::placement;
+use crate::placement::rules::PoolTraits;
+use crate::replica::health::sleep::{SleepPolicy, SleepResult};
+use crate::scheduler::tests::{class, tenant, used};
 
 /// The names that every policy of a run gives the same ids.
 const NAMES: [&str; 9] = ["0", "1", "2", "3", "4", "5", "6", "7", "8"];

@@ -4,17 +4,17 @@ pub(super) mod load;
 
 use std::time::Duration;
 
-use crate::core::model::event::ItlSample;
-use crate::core::model::ids::{PoolId, ReplicaId};
-use crate::core::model::time::Tick;
-use crate::core::replica::itl_limit::{ItlAim, ItlConditions};
-use crate::core::replica::ledger::Booking;
-use crate::core::replica::speed::{PlainAnswer, PredictedTtft, step_time, ttft_model};
+use crate::model::event::ItlSample;
+use crate::model::ids::{PoolId, ReplicaId};
+use crate::model::time::Tick;
+use crate::replica::itl_limit::{ItlAim, ItlConditions};
+use crate::replica::ledger::Booking;
+use crate::replica::speed::{PlainAnswer, PredictedTtft, step_time, ttft_model};
 
 use super::Fleet;
-use crate::core::replica::fleet::pool_state::{LatencyObjective, PoolState};
-pub(super) use crate::core::replica::fleet::prefill::load::PrefillMark;
-use crate::core::replica::fleet::replica_state::ReplicaState;
+use crate::replica::fleet::pool_state::{LatencyObjective, PoolState};
+pub(super) use crate::replica::fleet::prefill::load::PrefillMark;
+use crate::replica::fleet::replica_state::ReplicaState;
 /// Largest part of its time that a replica is taken to spend on prefill.
 const MAX_PREFILL_SHARE: f64 = 0.9;
 

@@ -10,20 +10,20 @@
 pub(super) mod requirements;
 mod scores;
 
-use crate::core::model::bit_set::BitSet;
-use crate::core::model::ids::{PoolId, ReplicaId};
-use crate::core::model::time::Tick;
-use crate::core::queue::fit_tree::{FitRank, FitSize, FitTree};
-use crate::core::replica::affinity::adapter_slots::AdapterState;
-use crate::core::replica::bottleneck::Bottleneck;
-use crate::core::replica::ledger::{ReplicaRank, RoutingDemand};
-use crate::core::replica::speed::ttft_model::{self, TtftModel};
+use crate::model::bit_set::BitSet;
+use crate::model::ids::{PoolId, ReplicaId};
+use crate::model::time::Tick;
+use crate::queue::fit_tree::{FitRank, FitSize, FitTree};
+use crate::replica::affinity::adapter_slots::AdapterState;
+use crate::replica::bottleneck::Bottleneck;
+use crate::replica::ledger::{ReplicaRank, RoutingDemand};
+use crate::replica::speed::ttft_model::{self, TtftModel};
 
 use super::Fleet;
-use crate::core::replica::fleet::pool_state::PoolState;
-use crate::core::replica::fleet::replica_parts::FreeCapacity;
-use crate::core::replica::fleet::replica_state::ReplicaState;
-pub(super) use crate::core::replica::fleet::search::requirements::{ReplicaMatch, ReplicaRequirements};
+use crate::replica::fleet::pool_state::PoolState;
+use crate::replica::fleet::replica_parts::FreeCapacity;
+use crate::replica::fleet::replica_state::ReplicaState;
+pub(super) use crate::replica::fleet::search::requirements::{ReplicaMatch, ReplicaRequirements};
 
 /// A job waits for a replica that is only busy with prefills when its cost there is below this part of
 /// the cost at the best free replica.

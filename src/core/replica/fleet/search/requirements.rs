@@ -1,8 +1,8 @@
 //! Replica requirements of a job, and the replica that meets them.
 
-use crate::core::model::ids::{ModelId, ReplicaId};
-use crate::core::queue::fit_tree::FitSize;
-use crate::core::replica::speed::ttft_model::{self};
+use crate::model::ids::{ModelId, ReplicaId};
+use crate::queue::fit_tree::FitSize;
+use crate::replica::speed::ttft_model::{self};
 
 /// Requirements of a job for a replica.
 #[derive(Debug, Clone, Copy)]
@@ -42,7 +42,7 @@ impl ReplicaRequirements<'_> {
     }
 
     /// What it needs there.
-    pub(in crate::core::replica::fleet) fn need_at(&self, replica: ReplicaId) -> FitSize {
+    pub(in crate::replica::fleet) fn need_at(&self, replica: ReplicaId) -> FitSize {
         FitSize { prefill: self.weight_at(replica), ..self.size }
     }
 }

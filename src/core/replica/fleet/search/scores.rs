@@ -4,15 +4,15 @@ use std::iter;
 
 use smallvec::SmallVec;
 
-use crate::core::model::ids::{PoolId, ReplicaId};
-use crate::core::model::time::Tick;
-use crate::core::queue::fit_tree::FitSize;
-use crate::core::replica::ledger::RoutingDemand;
-use crate::core::replica::scores::{MAX_OTHERS, OtherReplica, ReplicaScores, Score, WhyNot};
-use crate::core::replica::speed::ttft_model;
+use crate::model::ids::{PoolId, ReplicaId};
+use crate::model::time::Tick;
+use crate::queue::fit_tree::FitSize;
+use crate::replica::ledger::RoutingDemand;
+use crate::replica::scores::{MAX_OTHERS, OtherReplica, ReplicaScores, Score, WhyNot};
+use crate::replica::speed::ttft_model;
 
-use crate::core::replica::fleet::Fleet;
-use crate::core::replica::fleet::search::requirements::ReplicaRequirements;
+use crate::replica::fleet::Fleet;
+use crate::replica::fleet::search::requirements::ReplicaRequirements;
 
 /// Replicas with the job's prompt, adapter or session that are rated.
 const MAX_WARM: usize = 8;

@@ -9,13 +9,13 @@ use proptest::collection::vec;
 use proptest::prelude::{prop_assert, proptest};
 
 use super::{World, of_tenant, placed, policy, reload, sent, spec, used};
-use crate::core::model::event::{Action, AttemptOutcome, EngineFault, Event, ItlSample, ReplicaReport};
-use crate::core::model::ids::{JobId, ModelId, PoolId, ReplicaId};
-use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix, TokenCounts};
-use crate::core::model::policy::{Policy, Pool};
-use crate::core::model::time::Tick;
-use crate::core::replica::affinity::adapter_slots::AdapterState;
-use crate::core::replica::scores::WhyNot;
+use crate::model::event::{Action, AttemptOutcome, EngineFault, Event, ItlSample, ReplicaReport};
+use crate::model::ids::{JobId, ModelId, PoolId, ReplicaId};
+use crate::model::job::{JobSpec, JobUsage, PromptPrefix, TokenCounts};
+use crate::model::policy::{Policy, Pool};
+use crate::model::time::Tick;
+use crate::replica::affinity::adapter_slots::AdapterState;
+use crate::replica::scores::WhyNot;
 
 /// One pool of so many replicas; the base model 0 and five adapters.
 fn adapters(replicas: &[u32], slots: u32, load: u64) -> Policy {

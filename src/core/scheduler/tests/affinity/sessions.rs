@@ -3,16 +3,16 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::core::model::event::Event;
-use crate::core::model::ids::{JobId, ModelId, ReplicaId};
-use crate::core::model::job::JobSpec;
-use crate::core::model::overrides::{Closed, Override, OverrideChange, OverrideTarget};
-use crate::core::model::policy::{Policy, StickySessions};
-use crate::core::model::snapshot::Obstacle;
-use crate::core::model::time::Tick;
-use crate::core::placement::choose_tier::PlacementReason;
-use crate::core::scheduler::tests::{World, placed, policy, sent, spec};
-use crate::core::scheduler::timers::WakeReason;
+use crate::model::event::Event;
+use crate::model::ids::{JobId, ModelId, ReplicaId};
+use crate::model::job::JobSpec;
+use crate::model::overrides::{Closed, Override, OverrideChange, OverrideTarget};
+use crate::model::policy::{Policy, StickySessions};
+use crate::model::snapshot::Obstacle;
+use crate::model::time::Tick;
+use crate::placement::choose_tier::PlacementReason;
+use crate::scheduler::tests::{World, placed, policy, sent, spec};
+use crate::scheduler::timers::WakeReason;
 
 /// Two replicas and sessions that may come 100 ms later for their own.
 fn sticky(replicas: &[u32]) -> Policy {

@@ -4,15 +4,15 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::autoscale::demand_report::{DecidedNumber, DemandReport, PeerDemand};
-use crate::core::autoscale::peers::{GatewayId, PeerGroup, PeerReport};
-use crate::core::autoscale::replica_demand::ReplicaDemand;
-use crate::core::model::event::{Action, AttemptOutcome, DispatchGrant, Event, JobAction};
-use crate::core::model::ids::JobId;
-use crate::core::model::job::{JobSpec, PromptPrefix};
-use crate::core::model::policy::{Class, Policy};
-use crate::core::model::time::Tick;
-use crate::core::scheduler::tests::{ObservedScheduler, policy, spec, used};
+use crate::autoscale::demand_report::{DecidedNumber, DemandReport, PeerDemand};
+use crate::autoscale::peers::{GatewayId, PeerGroup, PeerReport};
+use crate::autoscale::replica_demand::ReplicaDemand;
+use crate::model::event::{Action, AttemptOutcome, DispatchGrant, Event, JobAction};
+use crate::model::ids::JobId;
+use crate::model::job::{JobSpec, PromptPrefix};
+use crate::model::policy::{Class, Policy};
+use crate::model::time::Tick;
+use crate::scheduler::tests::{ObservedScheduler, policy, spec, used};
 
 /// Eight replicas, each for two jobs at once.
 fn rules(replicas: usize) -> Policy {
@@ -146,7 +146,7 @@ fn what_waits_elsewhere_counts_here_too() {
     let mut odd = theirs;
     let pool_set = odd.pool_sets.pop_first().unwrap();
     odd.pool_sets.insert(
-        crate::core::autoscale::demand_report::PoolSetKey { class: "gone".into(), ..pool_set.0 },
+        crate::autoscale::demand_report::PoolSetKey { class: "gone".into(), ..pool_set.0 },
         pool_set.1,
     );
     odd.pools = [("gone".to_owned(), odd.pools["p0"])].into();

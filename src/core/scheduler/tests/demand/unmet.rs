@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use crate::core::autoscale::demand_report::PeerDemand;
-use crate::core::model::event::{Action, AttemptOutcome, Event, Rejection};
-use crate::core::model::ids::ClassId;
-use crate::core::model::job::JobSpec;
-use crate::core::model::policy::Class;
-use crate::core::model::time::Tick;
-use crate::core::scheduler::tests::{World, class, policy, rejected, sent, spec, used};
+use crate::autoscale::demand_report::PeerDemand;
+use crate::model::event::{Action, AttemptOutcome, Event, Rejection};
+use crate::model::ids::ClassId;
+use crate::model::job::JobSpec;
+use crate::model::policy::Class;
+use crate::model::time::Tick;
+use crate::scheduler::tests::{World, class, policy, rejected, sent, spec, used};
 
 /// Seconds that an engine takes for each job, and the tokens of its answer.
 const EACH: u64 = 2;

@@ -2,17 +2,15 @@
 
 use std::time::Duration;
 
-use crate::core::model::event::{
-    Action, DispatchReason, EngineFault, JobAction, RejectReason, ReplicaAction,
-};
-use crate::core::model::ids::{ClassId, JobId, PoolId, ReplicaId};
-use crate::core::model::job::JobSpec;
-use crate::core::model::overrides::OverrideTarget;
-use crate::core::model::reason::PreemptReason;
-use crate::core::model::snapshot::ReplicaStatus;
-use crate::core::replica::health::sleep::SleepResult;
-use crate::core::replica::scores::WhyNot;
-use crate::core::scheduler::tests::edge::Edge;
+use crate::model::event::{Action, DispatchReason, EngineFault, JobAction, RejectReason, ReplicaAction};
+use crate::model::ids::{ClassId, JobId, PoolId, ReplicaId};
+use crate::model::job::JobSpec;
+use crate::model::overrides::OverrideTarget;
+use crate::model::reason::PreemptReason;
+use crate::model::snapshot::ReplicaStatus;
+use crate::replica::health::sleep::SleepResult;
+use crate::replica::scores::WhyNot;
+use crate::scheduler::tests::edge::Edge;
 
 impl Edge {
     pub(super) fn dispatched(&mut self, job: JobId, replica: ReplicaId, why: &DispatchReason) {

@@ -6,18 +6,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::autoscale::demand_report::PeerDemand;
-use crate::core::billing::bill::{AttemptBill, IdleTime};
-use crate::core::model::event::{Action, AttemptOutcome, EngineFault, Event};
-use crate::core::model::ids::{ClassId, JobId, ModelId, ReplicaId, TenantId};
-use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
-use crate::core::model::overrides::{Override, OverrideChange, OverrideTarget};
-use crate::core::model::policy::Policy;
-use crate::core::model::reason::PreemptReason;
-use crate::core::model::time::Tick;
-use crate::core::replica::health::sleep::SleepResult;
-use crate::core::scheduler::tests::worlds::{Op, Rules, build, models_of, prefix};
-use crate::core::scheduler::tests::{ObservedScheduler, used};
+use crate::autoscale::demand_report::PeerDemand;
+use crate::billing::bill::{AttemptBill, IdleTime};
+use crate::model::event::{Action, AttemptOutcome, EngineFault, Event};
+use crate::model::ids::{ClassId, JobId, ModelId, ReplicaId, TenantId};
+use crate::model::job::{JobSpec, JobUsage, PromptPrefix};
+use crate::model::overrides::{Override, OverrideChange, OverrideTarget};
+use crate::model::policy::Policy;
+use crate::model::reason::PreemptReason;
+use crate::model::time::Tick;
+use crate::replica::health::sleep::SleepResult;
+use crate::scheduler::tests::worlds::{Op, Rules, build, models_of, prefix};
+use crate::scheduler::tests::{ObservedScheduler, used};
 
 /// What the edge knows of a job.
 #[derive(Debug, Clone, Default)]
