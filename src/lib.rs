@@ -1,10 +1,11 @@
 //! Penstock: an inference gateway and queue-aware request router.
 //!
 //! `ARCHITECTURE.md` has the map. A module may use those to the right of it: `app` →
-//! `{admin, record}` → `{proxy, scaler, sim}` → `{auth, cluster, fleet}` → `dispatcher` → `usage` → `{config, protocol, tls,
+//! `{admin, record}` → `studies` → `{proxy, scaler, sim}` → `{auth, cluster, fleet}` → `dispatcher` → `usage` → `{config, protocol, tls,
 //! telemetry}` → `{engines, tokens}` → `core`.
 
 pub use penstock_core as core;
+pub use penstock_sim as sim;
 
 pub mod admin;
 pub mod app;
@@ -21,7 +22,7 @@ pub mod protocol;
 pub mod proxy;
 pub mod record;
 pub mod scaler;
-pub mod sim;
+pub mod studies;
 pub mod telemetry;
 pub mod tls;
 pub mod tokens;

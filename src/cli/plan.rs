@@ -8,8 +8,8 @@ use clap::Args;
 use crate::cli::operate::AccessArgs;
 use crate::cli::output::ResultForm;
 use crate::config::syntax::units::Span;
-use crate::sim::plan::whatif::Factor;
 use crate::sim::trace::ColumnNames;
+use crate::studies::plan::whatif::Factor;
 
 /// What stands under the help of `penstock plan`.
 pub const EXAMPLES: &str = "Examples:

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::sim::rng::Rng;
-use crate::sim::trace::{MAX_CALLS, MAX_PROMPT, TraceCall, TrafficTrace};
+use crate::rng::Rng;
+use crate::trace::{MAX_CALLS, MAX_PROMPT, TraceCall, TrafficTrace};
 
 /// Arrival pattern: the gaps between calls.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -1,7 +1,7 @@
 //! Faults: failures that a simulated engine shows on request.
 //!
 //! A fault is one JSON object, given to `POST /sim/faults` or to
-//! [`SimControl::add`](crate::sim::server::SimControl::add). `kind` says what
+//! [`SimControl::add`](crate::server::SimControl::add). `kind` says what
 //! happens, and the limits below say when. Unknown fields are refused.
 //!
 //! | `kind` | fields (default) | what is seen |
@@ -42,7 +42,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
-use crate::core::model::time::Tick;
+use penstock_core::model::time::Tick;
 
 /// Moment at which a connection is reset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

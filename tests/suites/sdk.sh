@@ -44,9 +44,6 @@ fi
 "$venv/bin/ruff" check --quiet --no-cache --select E9,F tests loadtest || fail "ruff found mistakes in Python files"
 echo "counts: 1 passed, 0 failed, 0 skipped"
 
-cargo build --release --quiet || fail "the gateway does not build"
-PENSTOCK_BIN=$PWD/target/release/penstock
-export PENSTOCK_BIN
 out=$(mktemp)
 # Most of the time is waiting: each file has a gateway and engines of its own, three at a time.
 "$venv/bin/pytest" -q -p no:cacheprovider -n 3 --dist loadfile tests/sdk 2>&1 | tee "$out"

@@ -4,9 +4,10 @@
 
 /// The modules of one layer may use those of the layers after it, and
 /// themselves.
-pub(crate) const LAYERS: [&[&str]; 9] = [
+pub(crate) const LAYERS: [&[&str]; 10] = [
     &["main", "cli", "app", "fuzzing"],
     &["admin", "record"],
+    &["studies"],
     &["proxy", "scaler", "sim"],
     &["auth", "cluster", "fleet"],
     &["dispatcher"],

@@ -8,6 +8,9 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 use syn::{Attribute, File, ItemImpl, ItemMod, ItemUse, Type, UseTree};
 
+/// Folders that are crates of their own.
+const OWN_CRATES: [&str; 2] = ["core", "sim"];
+
 /// One source file, without what is compiled for tests only.
 #[derive(Debug, Default)]
 pub(crate) struct Source {
@@ -40,7 +43,7 @@ impl Source {
     pub(crate) fn parse(path: &str, text: &str) -> Self {
         let stem = path.strip_suffix(".rs").unwrap_or(path);
         let mut module: Vec<String> = stem.split('/').map(str::to_owned).collect();
-        if module.last().is_some_and(|last| last == "mod") || matches!(stem, "lib" | "main" | "core/lib") {
+        if module.last().is_some_and(|last| last == "mod") || matches!(stem, "lib" | "main" | "core/lib" | "sim/lib") {
             module.pop();
         }
         let mut source = Self {
@@ -68,15 +71,17 @@ impl Source {
         }
     }
 
-    /// The paths that lead into this project, from the root of `penstock`. There the crate of `src/core`
-    /// is `core`.
+    /// The paths that lead into this project, from the root of `penstock`. There the crates of `src/core`
+    /// and `src/sim` are `core` and `sim`.
     pub(crate) fn own_paths(&self) -> impl Iterator<Item = Vec<String>> {
         self.paths.iter().filter_map(|path| {
             let supers = path.iter().take_while(|segment| *segment == "super").count();
             let first = path.first()?;
-            let core = &self.module[..self.module.len().min(1)];
+            let top = &self.module[..self.module.len().min(1)];
+            let core = ["core".to_owned()];
             let (base, rest) = match &**first {
-                "crate" if self.top() == "core" => (core, &path[1..]),
+                "crate" if OWN_CRATES.contains(&self.top()) => (top, &path[1..]),
+                "penstock_core" => (&core[..], &path[1..]),
                 "crate" => (&[][..], &path[1..]),
                 "penstock" if self.path == "main.rs" => (&[][..], &path[1..]),
                 "self" => (&self.module[..], &path[1..]),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use penstock::sim::engine::profile::StepTimeFactor;
-use penstock::sim::no_harm::matrix::{self, CellClass, MatrixCell, MatrixFleet, RequestKind};
+use penstock::studies::no_harm::matrix::{self, CellClass, MatrixCell, MatrixFleet, RequestKind};
 
 /// Arguments of `loadtest no-harm`.
 #[derive(Debug, Clone, Args)]

@@ -1,4 +1,4 @@
-//! `loadtest no-harm`: the matrix of [`penstock::sim::no_harm::matrix`] in real time over HTTP.
+//! `loadtest no-harm`: the matrix of [`penstock::studies::no_harm::matrix`] in real time over HTTP.
 //! Clients call the engines directly and through a gateway, in turn. A gateway must not cost
 //! throughput that the engines have.
 

@@ -1,7 +1,7 @@
 //! Report of the matrix: its cells as a table and as JSON, with pass or fail.
 
-use penstock::sim::no_harm::CellRow;
-use penstock::sim::no_harm::matrix::{MatrixCell, ObjectiveFit};
+use penstock::studies::no_harm::CellRow;
+use penstock::studies::no_harm::matrix::{MatrixCell, ObjectiveFit};
 use serde::Serialize;
 
 use super::stage::Pair;
@@ -136,7 +136,7 @@ fn objective(cell: &MatrixCell) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use penstock::sim::no_harm::matrix::{CellClass, MatrixFleet, RequestKind};
+    use penstock::studies::no_harm::matrix::{CellClass, MatrixFleet, RequestKind};
 
     use super::*;
 

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use hyper::header::HeaderValue;
 use penstock::config::keys::NewKey;
 use penstock::sim::engine::profile::StepTimeFactor;
-use penstock::sim::no_harm::matrix::{CLASSES, MatrixCell};
+use penstock::studies::no_harm::matrix::{CLASSES, MatrixCell};
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
 

@@ -6,8 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Error, Result};
-use penstock::sim::no_harm::matrix::{CellClass, MatrixCell, MatrixFleet, RequestKind};
-use penstock::sim::no_harm::{self, CellConditions};
+use penstock::studies::no_harm::matrix::{CellClass, MatrixCell, MatrixFleet, RequestKind};
+use penstock::studies::no_harm::{self, CellConditions};
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 

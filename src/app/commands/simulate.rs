@@ -15,12 +15,12 @@ use crate::cli::SimulateArgs;
 use crate::config::load;
 use crate::config::report::ConfigReport;
 use crate::config::syntax::named::NamedEntries;
-use crate::sim::scenario::design::DESIGNS;
-use crate::sim::scenario::figures::{Figures, column_index};
-use crate::sim::scenario::file::{PatternName, Scenario, ScenarioFleet, StreamRow, WorldSection};
-use crate::sim::scenario::page;
-use crate::sim::scenario::plan::{ScenarioPlan, Trial};
-use crate::sim::scenario::report;
+use crate::studies::scenario::design::DESIGNS;
+use crate::studies::scenario::figures::{Figures, column_index};
+use crate::studies::scenario::file::{PatternName, Scenario, ScenarioFleet, StreamRow, WorldSection};
+use crate::studies::scenario::page;
+use crate::studies::scenario::plan::{ScenarioPlan, Trial};
+use crate::studies::scenario::report;
 
 /// Most bytes of a scenario file.
 const MAX_FILE: u64 = 1 << 20;

@@ -13,8 +13,8 @@ use crate::core::model::policy::{Pool, Replica};
 use crate::core::replica::speed::prefill_rate::PrefillRate;
 use crate::sim::engine::EngineOptions;
 use crate::sim::engine::profile::StepProfile;
-use crate::sim::plan::setting::of_rates;
 use crate::sim::world::replica::{CacheHitReporting, ReplicaSetup};
+use crate::studies::plan::setting::of_rates;
 
 /// Prompt tokens a second of a pool that showed nothing.
 const USUAL_READ: f64 = 20_000.0;

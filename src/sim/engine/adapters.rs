@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use super::SimEngine;
-use crate::sim::engine::seq::PriorityKey;
+use crate::engine::seq::PriorityKey;
 
 impl SimEngine {
     /// Whether the sequence can start beside the running ones. That holds when

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
 
-use crate::core::model::number_map::NumberMap;
+use penstock_core::model::number_map::NumberMap;
 
 /// Tokens in one KV block.
 pub const BLOCK_TOKENS: u32 = 16;

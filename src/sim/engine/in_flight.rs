@@ -1,7 +1,7 @@
 //! Step in flight: what the engine computes until the step ends.
 
-use crate::core::model::time::Tick;
-use crate::sim::engine::seq::PriorityKey;
+use crate::engine::seq::PriorityKey;
+use penstock_core::model::time::Tick;
 
 /// The step that is being computed.
 #[derive(Debug)]

@@ -35,10 +35,10 @@ pub use self::request::{
 };
 
 use self::blocks::BlockPool;
-use crate::core::model::time::Tick;
-use crate::sim::engine::adapter_slots::Adapters;
-use crate::sim::engine::in_flight::InFlight;
-use crate::sim::engine::profile::{StepLoad, StepProfile};
+use crate::engine::adapter_slots::Adapters;
+use crate::engine::in_flight::InFlight;
+use crate::engine::profile::{StepLoad, StepProfile};
+use penstock_core::model::time::Tick;
 
 /// One simulated engine.
 #[derive(Debug)]

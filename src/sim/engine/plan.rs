@@ -3,10 +3,10 @@
 
 use super::blocks::{BLOCK_TOKENS, blocks_for};
 use super::{EngineEvent, EngineEventKind, SimEngine};
-use crate::core::model::time::Tick;
-pub(super) use crate::sim::engine::in_flight::InFlight;
-use crate::sim::engine::profile::StepLoad;
-use crate::sim::engine::seq::PriorityKey;
+pub(super) use crate::engine::in_flight::InFlight;
+use crate::engine::profile::StepLoad;
+use crate::engine::seq::PriorityKey;
+use penstock_core::model::time::Tick;
 
 impl SimEngine {
     /// Plans the next step; `None` when the engine has no work.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use crate::core::model::time::Tick;
+use penstock_core::model::time::Tick;
 
 /// Id of a request within one engine; never used twice.
 pub type RequestId = u64;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::sim::engine::request::RequestId;
+use crate::engine::request::RequestId;
 
 /// Position in the queue: priority, arrival number, slot.
 pub(super) type PriorityKey = (i64, u64, usize);

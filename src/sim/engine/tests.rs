@@ -6,8 +6,8 @@ use super::{
     BLOCK_TOKENS, EngineEvent, EngineEventKind, EngineOptions, EngineRequest, RequestId, SimEngine,
     SimGauges, SubmitError,
 };
-use crate::core::model::time::Tick;
-use crate::sim::engine::profile::StepProfile;
+use crate::engine::profile::StepProfile;
+use penstock_core::model::time::Tick;
 
 fn run(engine: &mut SimEngine, mut now: Tick) -> (Tick, Vec<EngineEvent>) {
     let mut events = Vec::new();

@@ -16,11 +16,11 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use super::feed::{Failure, FeedEnd};
-use crate::sim::faults::{ActiveFault, Fault, FaultError, FaultId, FaultKind, read_tagged};
-use crate::sim::server::core::{ServerCore, ServerPhase};
-use crate::sim::server::http::body::SimBody;
-use crate::sim::server::http::call::ServerCall;
-use crate::sim::server::http::reply;
+use crate::faults::{ActiveFault, Fault, FaultError, FaultId, FaultKind, read_tagged};
+use crate::server::core::{ServerCore, ServerPhase};
+use crate::server::http::body::SimBody;
+use crate::server::http::call::ServerCall;
+use crate::server::http::reply;
 
 /// Path at which a cloud announces a spot reclaim to its machines; 404 before
 /// the notice.

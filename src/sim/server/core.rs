@@ -16,10 +16,10 @@ use tokio_util::sync::CancellationToken;
 use super::feed::{Failure, FeedEnd, TokenFeed};
 use super::options::SimOptions;
 use super::stats::Stats;
-use crate::core::model::time::Tick;
-use crate::sim::engine::{EngineRequest, RequestId, SimCounters, SimEngine, SimGauges};
-use crate::sim::faults::{FaultBoard, FaultKind};
-pub(crate) use crate::sim::server::target::SequenceTarget;
+use crate::engine::{EngineRequest, RequestId, SimCounters, SimEngine, SimGauges};
+use crate::faults::{FaultBoard, FaultKind};
+pub(crate) use crate::server::target::SequenceTarget;
+use penstock_core::model::time::Tick;
 
 /// Whether the engine takes new work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use crate::core::model::time::Tick;
+use penstock_core::model::time::Tick;
 
 /// One generated sequence.
 #[derive(Debug, Clone, Copy, Default)]

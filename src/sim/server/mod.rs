@@ -3,7 +3,7 @@
 //! One task steps the engine model. Each connection has a task of its own that
 //! turns the tokens of its request into events. Closing a connection cancels
 //! its request at once. `/sim/state`, `/sim/faults` and `/sim/terminate`
-//! control the server (see [`crate::sim::faults`]).
+//! control the server (see [`crate::faults`]).
 
 mod control;
 mod core;
@@ -29,7 +29,7 @@ use tokio::task::JoinSet;
 pub use self::control::{SimControl, SimState, Terminate};
 pub use self::options::{ServerDialect, SimConnections, SimOptions, Tasks, VllmFlags};
 
-use crate::sim::server::core::ServerCore;
+use crate::server::core::ServerCore;
 
 /// Starts simulated engines.
 #[derive(Debug)]

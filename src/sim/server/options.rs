@@ -3,8 +3,8 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use crate::sim::engine::EngineOptions;
-use crate::sim::engine::profile::StepProfile;
+use crate::engine::EngineOptions;
+use crate::engine::profile::StepProfile;
 
 /// Engine whose API the server imitates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -1,8 +1,8 @@
 //! Histograms and counters that the engine model does not keep itself.
 
 use super::feed::GeneratedChoice;
-use crate::core::model::time::Tick;
-use crate::sim::server::target::SequenceTarget;
+use crate::server::target::SequenceTarget;
+use penstock_core::model::time::Tick;
 
 /// Bucket bounds of `vllm:time_to_first_token_seconds`.
 const TTFT: &[f64] = &[

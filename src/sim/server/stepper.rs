@@ -7,9 +7,9 @@ use std::time::Duration;
 use tokio::time::sleep_until;
 
 use super::feed::GeneratedChoice;
-use crate::core::model::time::Tick;
-use crate::sim::engine::{EngineEvent, EngineEventKind};
-use crate::sim::server::core::{ServerCore, SimWork};
+use crate::engine::{EngineEvent, EngineEventKind};
+use crate::server::core::{ServerCore, SimWork};
+use penstock_core::model::time::Tick;
 
 /// Largest timer lag that is made up. A step right after another starts at the
 /// planned end of the last one, so that timer lag does not add up. Beyond this

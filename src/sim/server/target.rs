@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::sim::server::feed::TokenFeed;
+use crate::server::feed::TokenFeed;
 
 /// Feed to which one engine request reports.
 #[derive(Debug, Clone)]

@@ -9,7 +9,7 @@
 
 use std::sync::LazyLock;
 
-use crate::sim::faults::mix;
+use crate::faults::mix;
 
 /// Bytes of text that count as one token.
 pub(crate) const BYTES_PER_TOKEN: usize = 4;
@@ -142,12 +142,12 @@ impl SimPrompt {
     /// One chained hash for each full block of the prompt; `salt` changes all
     /// hashes.
     pub(crate) fn blocks(&self, salt: u64) -> Vec<u64> {
-        const BLOCK_BYTES: usize = BYTES_PER_TOKEN * crate::sim::engine::BLOCK_TOKENS as usize;
+        const BLOCK_BYTES: usize = BYTES_PER_TOKEN * crate::engine::BLOCK_TOKENS as usize;
         let chain = self.bytes.chunks_exact(BLOCK_BYTES).scan(salt, |state, block| {
             *state = block.chunks(8).fold(*state, fold);
             Some(*state)
         });
-        chain.take(self.tokens as usize / crate::sim::engine::BLOCK_TOKENS as usize).collect()
+        chain.take(self.tokens as usize / crate::engine::BLOCK_TOKENS as usize).collect()
     }
 }
 

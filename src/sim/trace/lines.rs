@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-use crate::sim::trace::traffic::{TraceCall, TrafficTrace};
+use crate::trace::traffic::{TraceCall, TrafficTrace};
 
 /// Most calls of a trace.
 pub const MAX_CALLS: usize = 5_000_000;

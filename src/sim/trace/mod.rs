@@ -14,9 +14,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::table::ColumnNames;
-pub use crate::sim::trace::lines::{MAX_CALLS, MAX_PROMPT, TraceError, TraceErrorKind};
+pub use crate::trace::lines::{MAX_CALLS, MAX_PROMPT, TraceError, TraceErrorKind};
 
-use crate::sim::rng::Rng;
+use crate::rng::Rng;
 
 impl TrafficTrace {
     /// Sorts the calls by time and moves the first to 0.

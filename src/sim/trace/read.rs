@@ -11,9 +11,9 @@ use flate2::bufread::MultiGzDecoder;
 use serde::Deserialize;
 
 use super::table::{self, ColumnNames};
-pub(super) use crate::sim::trace::lines::{NumberedLines, checked_tokens, field_error, push};
-pub(super) use crate::sim::trace::lines::{TraceError, TraceErrorKind};
-use crate::sim::trace::traffic::{TraceCall, TrafficTrace};
+pub(super) use crate::trace::lines::{NumberedLines, checked_tokens, field_error, push};
+pub(super) use crate::trace::lines::{TraceError, TraceErrorKind};
+use crate::trace::traffic::{TraceCall, TrafficTrace};
 
 /// Tokens per hash of a Mooncake trace.
 const MOONCAKE_BLOCK: u32 = 512;

@@ -9,8 +9,8 @@ use jiff::Timestamp;
 use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
 
-use crate::sim::trace::lines::{NumberedLines, TraceErrorKind, checked_tokens, field_error, push};
-use crate::sim::trace::traffic::{TraceCall, TrafficTrace};
+use crate::trace::lines::{NumberedLines, TraceErrorKind, checked_tokens, field_error, push};
+use crate::trace::traffic::{TraceCall, TrafficTrace};
 
 /// Latest time, in seconds since any origin: the year 2286 if counted from
 /// 1970.

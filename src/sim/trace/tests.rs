@@ -9,7 +9,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 
 use super::{TraceErrorKind, reblock};
-use crate::sim::trace::traffic::TrafficTrace;
+use crate::trace::traffic::TrafficTrace;
 
 struct Dir(tempfile::TempDir);
 
@@ -105,7 +105,7 @@ fn errors_name_line_and_column_and_say_what_is_needed() {
 /// Traces that come with the load generator.
 #[test]
 fn the_committed_traces_are_what_their_page_says() {
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("loadtest/traces");
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../loadtest/traces");
     let table = [
         ("azure2023_conv.csv.gz", 9_683, 0, 1_155),
         ("azure2023_code.csv.gz", 4_409, 0, 2_048),

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::model::time::Tick;
-use crate::sim::engine::BLOCK_TOKENS;
-use crate::sim::rng::Rng;
-use crate::sim::trace::reblock;
+use crate::engine::BLOCK_TOKENS;
+use crate::rng::Rng;
+use crate::trace::reblock;
+use penstock_core::model::time::Tick;
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Arrival {

@@ -3,9 +3,9 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use crate::core::model::time::Tick;
-use crate::sim::engine::{EngineEvent, RequestId};
-use crate::sim::world::router::{JobIndex, ReplicaIndex};
+use crate::engine::{EngineEvent, RequestId};
+use crate::world::router::{JobIndex, ReplicaIndex};
+use penstock_core::model::time::Tick;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum WorldEvent {

@@ -3,17 +3,17 @@
 //! in each direction. In a closed loop the client's next request follows the end
 //! of its last one.
 //!
-//! [`ReplicaSetup::one_way`]: crate::sim::world::replica::ReplicaSetup::one_way
+//! [`ReplicaSetup::one_way`]: crate::world::replica::ReplicaSetup::one_way
 
 use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use crate::sim::engine::{EngineRequest, RequestId};
-use crate::sim::world::arrival::Pause;
-pub(super) use crate::sim::world::event::{EngineReply, ExchangeStep, WorldEvent};
-use crate::sim::world::router::{Input, JobIndex, ReplicaIndex};
-use crate::sim::world::run::{World, WorldJob};
+use crate::engine::{EngineRequest, RequestId};
+use crate::world::arrival::Pause;
+pub(super) use crate::world::event::{EngineReply, ExchangeStep, WorldEvent};
+use crate::world::router::{Input, JobIndex, ReplicaIndex};
+use crate::world::run::{World, WorldJob};
 
 /// The job of an attempt, and the attempt's number.
 const fn job_of(request: RequestId) -> (JobIndex, u32) {

@@ -6,21 +6,21 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::core::autoscale::demand_report::PeerDemand;
-use crate::core::autoscale::observer::DemandObserver;
-use crate::core::autoscale::replica_demand::ReplicaDemand;
-use crate::core::model::event::{
+use crate::world::arrival::{Arrival, PREFIX_BLOCK};
+use crate::world::router::{Input, JobIndex, MemberState, Router, RouterCommand};
+use penstock_core::autoscale::demand_report::PeerDemand;
+use penstock_core::autoscale::observer::DemandObserver;
+use penstock_core::autoscale::replica_demand::ReplicaDemand;
+use penstock_core::model::event::{
     Action, AttemptOutcome, DispatchGrant, EngineFault, Event, JobAction, ReplicaAction,
 };
-use crate::core::model::id_table::IdTable;
-use crate::core::model::ids::{ClassId, JobId, ModelId, ReplicaId, TenantId};
-use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix, TokenCounts};
-use crate::core::model::policy::{Class, Model, Policy, Pool, Replica, Tenant};
-use crate::core::model::time::Tick;
-use crate::core::placement::rules::PoolTraits;
-use crate::core::scheduler::Scheduler;
-use crate::sim::world::arrival::{Arrival, PREFIX_BLOCK};
-use crate::sim::world::router::{Input, JobIndex, MemberState, Router, RouterCommand};
+use penstock_core::model::id_table::IdTable;
+use penstock_core::model::ids::{ClassId, JobId, ModelId, ReplicaId, TenantId};
+use penstock_core::model::job::{JobSpec, JobUsage, PromptPrefix, TokenCounts};
+use penstock_core::model::policy::{Class, Model, Policy, Pool, Replica, Tenant};
+use penstock_core::model::time::Tick;
+use penstock_core::placement::rules::PoolTraits;
+use penstock_core::scheduler::Scheduler;
 
 #[derive(Debug)]
 pub struct SimGateway {
@@ -208,7 +208,7 @@ impl Router for SimGateway {
 
 impl SimGateway {
     /// Passes an event to the scheduler and its actions to the world.
-    pub(crate) fn step(&mut self, now: Tick, event: Event, out: &mut Vec<RouterCommand>) {
+    pub fn step(&mut self, now: Tick, event: Event, out: &mut Vec<RouterCommand>) {
         let copy = self.log.is_some().then(|| event.clone());
         self.scheduler.handle(now, event, &mut self.actions);
         if let (Some(log), Some(event)) = (&self.log, copy) {

@@ -1,5 +1,5 @@
 //! Discrete-event world: arrivals, routers and simulated engines in virtual
-//! time. The [`Scheduler`](crate::core::scheduler::Scheduler) that runs in the
+//! time. The [`Scheduler`](penstock_core::scheduler::Scheduler) that runs in the
 //! gateway is one router of the world. The baselines that it is compared with
 //! are the others.
 

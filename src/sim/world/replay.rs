@@ -7,19 +7,19 @@ use std::time::Duration;
 use proptest::prelude::prop;
 use proptest::{prop_assert_eq, proptest};
 
-use crate::core::model::ids::ClassId;
-use crate::core::model::policy::{Class, Policy, QueueBounds, Quota, Tenant};
-use crate::core::model::time::Tick;
-use crate::core::scheduler::Scheduler;
-use crate::sim::engine::EngineOptions;
-use crate::sim::engine::profile::StepProfile;
-use crate::sim::rng::Rng;
-use crate::sim::world::arrival::Arrival;
-use crate::sim::world::gateway::{EventTrace, ReplicaGroup, SimGateway, policy};
-use crate::sim::world::replica::{ReplicaSetup, WorldFault, WorldFaultKind};
-use crate::sim::world::router::Router;
-use crate::sim::world::run::run;
-use crate::sim::world::setup::Setup;
+use crate::engine::EngineOptions;
+use crate::engine::profile::StepProfile;
+use crate::rng::Rng;
+use crate::world::arrival::Arrival;
+use crate::world::gateway::{EventTrace, ReplicaGroup, SimGateway, policy};
+use crate::world::replica::{ReplicaSetup, WorldFault, WorldFaultKind};
+use crate::world::router::Router;
+use crate::world::run::run;
+use crate::world::setup::Setup;
+use penstock_core::model::ids::ClassId;
+use penstock_core::model::policy::{Class, Policy, QueueBounds, Quota, Tenant};
+use penstock_core::model::time::Tick;
+use penstock_core::scheduler::Scheduler;
 
 fn rules(replicas: usize) -> Policy {
     let class = |rank: u32, wait: u64| Class {

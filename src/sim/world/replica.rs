@@ -6,12 +6,12 @@ use std::time::Duration;
 use serde::Deserialize;
 use smallvec::SmallVec;
 
-use crate::core::model::event::ReplicaReport;
-use crate::core::model::time::Tick;
-use crate::sim::engine::profile::StepProfile;
-use crate::sim::engine::{BLOCK_TOKENS, EngineEvent, EngineOptions, SimEngine};
-use crate::sim::world::event::EngineReply;
-use crate::sim::world::router::PolledLoad;
+use crate::engine::profile::StepProfile;
+use crate::engine::{BLOCK_TOKENS, EngineEvent, EngineOptions, SimEngine};
+use crate::world::event::EngineReply;
+use crate::world::router::PolledLoad;
+use penstock_core::model::event::ReplicaReport;
+use penstock_core::model::time::Tick;
 
 /// Latest latency samples that an engine keeps for polls.
 const MAX_SAMPLES: usize = 64;

@@ -4,10 +4,10 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
-use crate::core::autoscale::replica_demand::ReplicaDemand;
-use crate::core::model::event::{ItlSample, ReplicaReport};
-use crate::core::model::time::Tick;
-use crate::sim::world::arrival::Arrival;
+use crate::world::arrival::Arrival;
+use penstock_core::autoscale::replica_demand::ReplicaDemand;
+use penstock_core::model::event::{ItlSample, ReplicaReport};
+use penstock_core::model::time::Tick;
 
 /// A request in the world: its index among the arrivals.
 pub type JobIndex = usize;

@@ -5,18 +5,18 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use crate::core::autoscale::replica_demand::ReplicaDemand;
-use crate::core::model::time::Tick;
-use crate::sim::engine::EngineEvent;
-use crate::sim::world::arrival::Arrival;
-use crate::sim::world::autoscale::ScalingOutcome;
-use crate::sim::world::autoscale::state::Elastic;
-use crate::sim::world::engines::stream_reports::StreamReports;
-use crate::sim::world::event::{EventQueue, ExchangeStep, WorldEvent};
-use crate::sim::world::record::WorldRecord;
-use crate::sim::world::replica::WorldReplica;
-use crate::sim::world::router::{Input, ReplicaIndex, Router, RouterCommand};
-use crate::sim::world::setup::Setup;
+use crate::engine::EngineEvent;
+use crate::world::arrival::Arrival;
+use crate::world::autoscale::ScalingOutcome;
+use crate::world::autoscale::state::Elastic;
+use crate::world::engines::stream_reports::StreamReports;
+use crate::world::event::{EventQueue, ExchangeStep, WorldEvent};
+use crate::world::record::WorldRecord;
+use crate::world::replica::WorldReplica;
+use crate::world::router::{Input, ReplicaIndex, Router, RouterCommand};
+use crate::world::setup::Setup;
+use penstock_core::autoscale::replica_demand::ReplicaDemand;
+use penstock_core::model::time::Tick;
 
 /// Period at which routers are told of their streams.
 pub const ITL_PERIOD: Duration = Duration::from_millis(100);

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use crate::core::model::time::Tick;
-use crate::sim::world::arrival::Arrival;
-use crate::sim::world::autoscale::Scaling;
-use crate::sim::world::replica::ReplicaSetup;
+use crate::world::arrival::Arrival;
+use crate::world::autoscale::Scaling;
+use crate::world::replica::ReplicaSetup;
+use penstock_core::model::time::Tick;
 
 /// Setup of a world.
 #[derive(Debug, Clone, Default)]
@@ -28,6 +28,6 @@ pub struct Setup {
     /// their order, when its last request has ended, and after a refusal when
     /// the refusal says. Absent = every arrival comes at its time.
     pub clients: Option<usize>,
-    /// Time from which [`RunOutcome::tokens`](crate::sim::world::run::RunOutcome::tokens) are counted.
+    /// Time from which [`RunOutcome::tokens`](crate::world::run::RunOutcome::tokens) are counted.
     pub counted_from: Tick,
 }

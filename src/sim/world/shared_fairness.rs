@@ -6,21 +6,21 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::core::model::event::Event;
-use crate::core::model::ids::ClassId;
-use crate::core::model::policy::{Class, Policy, QueueBounds, Quota, Tenant};
-use crate::core::model::time::Tick;
-use crate::core::queue::fairness::service::ServiceReport;
-use crate::sim::engine::EngineOptions;
-use crate::sim::engine::profile::StepProfile;
-use crate::sim::rng::Rng;
-use crate::sim::world::arrival::Arrival;
-use crate::sim::world::gateway::{ReplicaGroup, SimGateway, policy};
-use crate::sim::world::record::WorldRecord;
-use crate::sim::world::replica::ReplicaSetup;
-use crate::sim::world::router::{Input, Router, RouterCommand};
-use crate::sim::world::run::run;
-use crate::sim::world::setup::Setup;
+use crate::engine::EngineOptions;
+use crate::engine::profile::StepProfile;
+use crate::rng::Rng;
+use crate::world::arrival::Arrival;
+use crate::world::gateway::{ReplicaGroup, SimGateway, policy};
+use crate::world::record::WorldRecord;
+use crate::world::replica::ReplicaSetup;
+use crate::world::router::{Input, Router, RouterCommand};
+use crate::world::run::run;
+use crate::world::setup::Setup;
+use penstock_core::model::event::Event;
+use penstock_core::model::ids::ClassId;
+use penstock_core::model::policy::{Class, Policy, QueueBounds, Quota, Tenant};
+use penstock_core::model::time::Tick;
+use penstock_core::queue::fairness::service::ServiceReport;
 
 const EXCHANGE: Duration = Duration::from_millis(200);
 /// The fleet is busy from here on.

@@ -2,22 +2,22 @@
 
 use std::time::Duration;
 
-use crate::core::model::event::{AttemptOutcome as Ended, Event};
-use crate::core::model::ids::{ClassId, JobId};
-use crate::core::model::job::JobUsage;
-use crate::core::model::policy::{Class, Policy, QueueBounds, Quota, Tenant};
-use crate::core::model::time::Tick;
-use crate::sim::engine::EngineOptions;
-use crate::sim::engine::profile::StepProfile;
-use crate::sim::world::arrival::{Arrival, Pause};
-use crate::sim::world::baseline::at_once::AtOnce;
-use crate::sim::world::baseline::at_once::least_request::LeastRequest;
-use crate::sim::world::gateway::{EventTrace, ReplicaGroup, SimGateway, policy};
-use crate::sim::world::record::{Objectives, Summary, WorldRecord};
-use crate::sim::world::replica::{ReplicaSetup, WorldFault, WorldFaultKind};
-use crate::sim::world::router::Router;
-use crate::sim::world::run::{RunOutcome, run};
-use crate::sim::world::setup::Setup;
+use crate::engine::EngineOptions;
+use crate::engine::profile::StepProfile;
+use crate::world::arrival::{Arrival, Pause};
+use crate::world::baseline::at_once::AtOnce;
+use crate::world::baseline::at_once::least_request::LeastRequest;
+use crate::world::gateway::{EventTrace, ReplicaGroup, SimGateway, policy};
+use crate::world::record::{Objectives, Summary, WorldRecord};
+use crate::world::replica::{ReplicaSetup, WorldFault, WorldFaultKind};
+use crate::world::router::Router;
+use crate::world::run::{RunOutcome, run};
+use crate::world::setup::Setup;
+use penstock_core::model::event::{AttemptOutcome as Ended, Event};
+use penstock_core::model::ids::{ClassId, JobId};
+use penstock_core::model::job::JobUsage;
+use penstock_core::model::policy::{Class, Policy, QueueBounds, Quota, Tenant};
+use penstock_core::model::time::Tick;
 
 fn setup(count: u64, gap: u64) -> Setup {
     let profile = StepProfile::named("h100-8b").expect("a profile");

@@ -13,11 +13,11 @@ use std::thread;
 use anyhow::{Context as _, bail};
 
 use crate::cli::plan::PlanArgs;
-use crate::sim::plan::make::{PlanRequest, plan};
-use crate::sim::plan::report::page;
-use crate::sim::plan::report::text;
-use crate::sim::plan::trials::FleetTrials;
-use crate::sim::plan::whatif::WhatIf;
+use crate::studies::plan::make::{PlanRequest, plan};
+use crate::studies::plan::report::page;
+use crate::studies::plan::report::text;
+use crate::studies::plan::trials::FleetTrials;
+use crate::studies::plan::whatif::WhatIf;
 
 /// Simulations between two lines of progress when standard error is no terminal.
 const QUIET_STEP: usize = 25;

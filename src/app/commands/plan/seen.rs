@@ -11,10 +11,10 @@ use crate::cli::operate::AdminArgs;
 use crate::cli::plan::PlanArgs;
 use crate::core::autoscale::demand::state::{DemandState, PoolDemandState, ProfileKind, VERSION};
 use crate::sim::engine::profile::StepProfile;
-use crate::sim::plan::report::numbers;
-use crate::sim::plan::seen;
-use crate::sim::plan::setting::of_rates;
 use crate::sim::trace::TrafficTrace;
+use crate::studies::plan::report::numbers;
+use crate::studies::plan::seen;
+use crate::studies::plan::setting::of_rates;
 
 /// Measured demand, and its origin.
 pub(super) struct MeasuredDemand {
@@ -220,6 +220,6 @@ mod tests {
         let told = pool_note(&PoolDemandState { read_per_second, gap, ..pool("h100", Some(20)) }).unwrap();
         assert!(told.contains("--rates read=20000,gap=12ms,seqs=20"), "{told}");
         let rates = told.split("--rates ").nth(1).unwrap().trim_end_matches([')', '.']);
-        assert!(crate::sim::plan::setting::measured(rates).is_ok(), "{rates}");
+        assert!(crate::studies::plan::setting::measured(rates).is_ok(), "{rates}");
     }
 }

@@ -13,7 +13,7 @@ use crate::core::model::ids::PoolId;
 use crate::core::model::policy::{Class, Policy};
 use crate::core::placement::rules::{Capacity, PlacementRules, Price};
 use crate::sim::engine::profile::StepProfile;
-use crate::sim::plan::setting::{PoolSpec, Setting, measured};
+use crate::studies::plan::setting::{PoolSpec, Setting, measured};
 
 /// Cold start when nothing else tells: pulling an image and loading weights.
 const DEFAULT_COLD_START: Duration = Duration::from_secs(180);

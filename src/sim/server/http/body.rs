@@ -11,9 +11,9 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep};
 
-use crate::sim::server::feed::{FeedEnd, Progress};
-use crate::sim::server::http::conn::BusyGuard;
-use crate::sim::server::http::job::{ClientJob, ConnectionFailure};
+use crate::server::feed::{FeedEnd, Progress};
+use crate::server::http::conn::BusyGuard;
+use crate::server::http::job::{ClientJob, ConnectionFailure};
 
 /// Turns progress into events. Called once for each change, and never again
 /// after a progress with an end.

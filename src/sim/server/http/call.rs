@@ -5,9 +5,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::{HeaderMap, Method};
 
-use crate::sim::server::core::ServerCore;
-use crate::sim::server::http::conn::SimConn;
-use crate::sim::server::http::job::LateFault;
+use crate::server::core::ServerCore;
+use crate::server::http::conn::SimConn;
+use crate::server::http::job::LateFault;
 
 /// A request with the context that a handler needs.
 #[derive(Debug)]

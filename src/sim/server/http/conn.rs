@@ -9,14 +9,14 @@ use tokio::sync::Notify;
 #[derive(Debug, Default)]
 pub(crate) struct SimConn {
     /// Whether the socket is reset instead of closed.
-    pub(in crate::sim::server) reset: AtomicBool,
+    pub(in crate::server) reset: AtomicBool,
     /// Whether the next write is replaced by bytes that are no HTTP.
-    pub(in crate::sim::server) corrupt: AtomicBool,
+    pub(in crate::server) corrupt: AtomicBool,
     /// Whether a request is being answered.
     active: AtomicBool,
     /// Whether at least one request was answered.
     served: AtomicBool,
-    pub(in crate::sim::server) changed: Notify,
+    pub(in crate::server) changed: Notify,
 }
 
 impl SimConn {
@@ -29,7 +29,7 @@ impl SimConn {
     }
 
     /// Whether the connection waits for its next request.
-    pub(in crate::sim::server) fn is_idle(&self) -> bool {
+    pub(in crate::server) fn is_idle(&self) -> bool {
         self.served.load(Ordering::Relaxed) && !self.active.load(Ordering::Relaxed)
     }
 

@@ -5,10 +5,10 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use crate::sim::faults::{FaultKind, ResetPoint};
-use crate::sim::server::core::SimTicket;
-use crate::sim::server::feed::{Failure, FeedEnd, Progress};
-use crate::sim::server::http::conn::SimConn;
+use crate::faults::{FaultKind, ResetPoint};
+use crate::server::core::SimTicket;
+use crate::server::feed::{Failure, FeedEnd, Progress};
+use crate::server::http::conn::SimConn;
 
 /// Failure that the transport shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,7 +109,7 @@ impl ClientJob {
     }
 
     /// Time at which the request arrived.
-    pub(crate) fn arrived(&self) -> crate::core::model::time::Tick {
+    pub(crate) fn arrived(&self) -> penstock_core::model::time::Tick {
         self.ticket.feed.arrived
     }
 }

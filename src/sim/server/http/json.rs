@@ -49,7 +49,7 @@ impl Serialize for Json {
 /// `()` is null.
 macro_rules! ordered {
     ({ $($key:literal : $value:expr),* $(,)? }) => {
-        $crate::sim::server::http::json::Json::object()$(.and($key, &$value))*
+        $crate::server::http::json::Json::object()$(.and($key, &$value))*
     };
 }
 pub(crate) use ordered;

@@ -5,9 +5,9 @@ use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Response, StatusCode};
 use serde::Serialize;
 
-use crate::sim::server::http::body::{BrokenBody, SimBody};
-use crate::sim::server::http::job::{ClientJob, ConnectionFailure};
-use crate::sim::server::http::json::Json;
+use crate::server::http::body::{BrokenBody, SimBody};
+use crate::server::http::job::{ClientJob, ConnectionFailure};
+use crate::server::http::json::Json;
 
 /// Result of a handler: a response, or the end of the connection.
 pub(crate) type HandlerAnswer = Result<Response<SimBody>, BrokenBody>;

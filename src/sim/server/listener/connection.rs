@@ -17,10 +17,10 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::sleep;
 
-use crate::sim::faults::FaultKind;
-use crate::sim::server::core::ServerCore;
-use crate::sim::server::http::conn::SimConn;
-use crate::sim::server::listener::route;
+use crate::faults::FaultKind;
+use crate::server::core::ServerCore;
+use crate::server::http::conn::SimConn;
+use crate::server::listener::route;
 
 /// Answers the requests of one connection until it ends. A `control` connection
 /// serves only `/sim/*` and survives the engine's faults.

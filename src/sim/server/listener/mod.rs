@@ -14,16 +14,16 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::Semaphore;
 use tokio::time::sleep;
 
-use crate::sim::faults::{FaultKind, ResetPoint};
-use crate::sim::server::core::ServerCore;
+use crate::faults::{FaultKind, ResetPoint};
+use crate::server::core::ServerCore;
 
 const BACKLOG: u32 = 4096;
 
 /// A port that stays bound while nobody listens on it, like that of a starting
 /// vLLM. Connections are refused, and no other process gets the port number.
 #[derive(Debug)]
-pub(in crate::sim::server) struct HeldPort {
-    pub(in crate::sim::server) addr: SocketAddr,
+pub(in crate::server) struct HeldPort {
+    pub(in crate::server) addr: SocketAddr,
     _bound: TcpSocket,
 }
 
@@ -36,7 +36,7 @@ fn bound(addr: SocketAddr, shared: bool) -> io::Result<TcpSocket> {
 }
 
 impl HeldPort {
-    pub(in crate::sim::server) fn bind(addr: SocketAddr) -> io::Result<Self> {
+    pub(in crate::server) fn bind(addr: SocketAddr) -> io::Result<Self> {
         // The engine's own sockets share the port, and would share it with
         // another engine's sockets, too. A socket that does not share shows
         // whether the port is taken.
@@ -45,14 +45,14 @@ impl HeldPort {
         Ok(Self { addr: socket.local_addr()?, _bound: socket })
     }
 
-    pub(in crate::sim::server) fn listen(&self) -> io::Result<TcpListener> {
+    pub(in crate::server) fn listen(&self) -> io::Result<TcpListener> {
         bound(self.addr, true)?.listen(BACKLOG)
     }
 }
 
 /// Accepts connections until the engine is stopped, except while a fault
 /// refuses them.
-pub(in crate::sim::server) async fn accept(sim: Arc<ServerCore>, port: HeldPort, first: TcpListener) {
+pub(in crate::server) async fn accept(sim: Arc<ServerCore>, port: HeldPort, first: TcpListener) {
     let mut listening = sim.listening.subscribe();
     let slots = Arc::new(Semaphore::new(sim.options.connections.max_open.max(1)));
     let mut listener = Some(first);
@@ -116,7 +116,7 @@ fn reset_by_fault(sim: &ServerCore) -> bool {
 }
 
 /// Serves `/sim/*` on a separate port until the engine is stopped.
-pub(in crate::sim::server) async fn accept_control(sim: Arc<ServerCore>, listener: TcpListener) {
+pub(in crate::server) async fn accept_control(sim: Arc<ServerCore>, listener: TcpListener) {
     const MAX_CONTROL_CONNECTIONS: usize = 64;
     let slots = Arc::new(Semaphore::new(MAX_CONTROL_CONNECTIONS));
     let stopped = sim.stopped.clone();

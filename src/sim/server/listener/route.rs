@@ -9,16 +9,16 @@ use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use serde_json::json;
 
-use crate::sim::faults::{FaultKind, ResetPoint};
-use crate::sim::server::control;
-use crate::sim::server::core::ServerCore;
-use crate::sim::server::http::body::{BrokenBody, SimBody};
-use crate::sim::server::http::call::ServerCall;
-use crate::sim::server::http::conn::SimConn;
-use crate::sim::server::http::job::LateFault;
-use crate::sim::server::http::reply::{self, HandlerAnswer};
-use crate::sim::server::options::ServerDialect;
-use crate::sim::server::{tgi, vllm};
+use crate::faults::{FaultKind, ResetPoint};
+use crate::server::control;
+use crate::server::core::ServerCore;
+use crate::server::http::body::{BrokenBody, SimBody};
+use crate::server::http::call::ServerCall;
+use crate::server::http::conn::SimConn;
+use crate::server::http::job::LateFault;
+use crate::server::http::reply::{self, HandlerAnswer};
+use crate::server::options::ServerDialect;
+use crate::server::{tgi, vllm};
 
 /// Largest body. vLLM has no limit; this one only bounds the simulator's
 /// memory.

@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::sim::server::{SimControl, SimHandle, SimOptions, SimServer, SimState};
+use crate::server::{SimControl, SimHandle, SimOptions, SimServer, SimState};
 
 /// End of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -222,7 +222,7 @@ pub(super) async fn reach(control: &SimControl, what: &str, wanted: impl Fn(&Sim
 }
 
 pub(super) fn fixture(name: &str) -> (Vec<u8>, Reply) {
-    let path = format!("{}/tests/fixtures/vllm/{name}.http", env!("CARGO_MANIFEST_DIR"));
+    let path = format!("{}/../../tests/fixtures/vllm/{name}.http", env!("CARGO_MANIFEST_DIR"));
     let bytes = std::fs::read(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
     let mark = b">>>>\n";
     let (request, response) = match bytes.windows(mark.len()).position(|window| window == mark) {

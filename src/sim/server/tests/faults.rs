@@ -12,8 +12,8 @@ use super::client::{
     CLOSE, End, Open, Reply, chat, fixture, get, has_done, open, options, post, reach, recovers, request,
     start,
 };
-use crate::sim::faults::{Fault, FaultKind, ResetPoint};
-use crate::sim::server::{SimConnections, SimHandle, SimOptions, SimState};
+use crate::faults::{Fault, FaultKind, ResetPoint};
+use crate::server::{SimConnections, SimHandle, SimOptions, SimState};
 
 const CHAT: &str = "/v1/chat/completions";
 

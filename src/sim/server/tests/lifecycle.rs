@@ -6,8 +6,8 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::client::{End, Open, chat, fixture, get, open, options, post, reach, request, slow, start};
-use crate::sim::faults::FaultKind;
-use crate::sim::server::{SimConnections, SimOptions, VllmFlags, start_fleet};
+use crate::faults::FaultKind;
+use crate::server::{SimConnections, SimOptions, VllmFlags, start_fleet};
 
 const CHAT: &str = "/v1/chat/completions";
 

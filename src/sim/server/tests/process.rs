@@ -6,8 +6,8 @@ use tokio::net::TcpStream;
 use super::client::{
     End, Open, chat, fixture, get, has_done, open, options, post, reach, recovers, replay, slow, start,
 };
-use crate::sim::faults::FaultKind;
-use crate::sim::server::{SimHandle, SimOptions, SimServer, Terminate};
+use crate::faults::FaultKind;
+use crate::server::{SimHandle, SimOptions, SimServer, Terminate};
 
 const CHAT: &str = "/v1/chat/completions";
 

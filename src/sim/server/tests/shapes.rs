@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use super::client::{End, Reply, fixture, get, options, post, replay, start};
-use crate::sim::server::{SimHandle, SimOptions, VllmFlags};
+use crate::server::{SimHandle, SimOptions, VllmFlags};
 
 fn recorded_engine() -> SimOptions {
     let vllm = VllmFlags { request_id_headers: true, ..VllmFlags::default() };

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::client::{End, Open, get, open, post, reach, request, start};
-use crate::sim::faults::{Fault, FaultKind};
-use crate::sim::server::{ServerDialect, SimOptions};
+use crate::faults::{Fault, FaultKind};
+use crate::server::{ServerDialect, SimOptions};
 
 fn options() -> SimOptions {
     SimOptions {

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::client::{CLOSE, End, Open, chat, get, open, options, post, reach, request, slow, start};
-use crate::sim::server::{SimOptions, VllmFlags};
+use crate::server::{SimOptions, VllmFlags};
 
 fn streamed_text(events: &[Value]) -> String {
     let deltas = events.iter().filter_map(|event| event.pointer("/choices/0/delta/content")?.as_str());

@@ -3,11 +3,11 @@
 use http::Response;
 use http::header::{HeaderName, HeaderValue};
 
-use crate::sim::server::core::Refused;
-use crate::sim::server::feed::Failure;
-use crate::sim::server::http::body::SimBody;
-use crate::sim::server::http::json::{Json, ordered};
-use crate::sim::server::http::reply;
+use crate::server::core::Refused;
+use crate::server::feed::Failure;
+use crate::server::http::body::SimBody;
+use crate::server::http::json::{Json, ordered};
+use crate::server::http::reply;
 
 /// An error in TGI's format and texts.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,7 +79,7 @@ pub(super) fn with_headers(
 }
 
 /// The answer of a `status` fault.
-pub(in crate::sim::server) fn fault_status(status: u16, message: &str) -> Response<SimBody> {
+pub(in crate::server) fn fault_status(status: u16, message: &str) -> Response<SimBody> {
     let kind = match status {
         422 => "validation",
         429 | 503 => "overloaded",

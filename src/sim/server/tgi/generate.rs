@@ -7,17 +7,17 @@ use bytes::Bytes;
 use serde_json::Value;
 
 use super::error::{TgiError, with_headers};
-use crate::core::model::time::Tick;
-use crate::sim::engine::EngineRequest;
-use crate::sim::faults::mix;
-use crate::sim::server::core::PlannedSequence;
-use crate::sim::server::feed::{FeedEnd, Progress};
-use crate::sim::server::http::body::{Render, SimBody};
-use crate::sim::server::http::call::ServerCall;
-use crate::sim::server::http::job::ClientJob;
-use crate::sim::server::http::json::{Json, ordered};
-use crate::sim::server::http::reply::{self, HandlerAnswer};
-use crate::sim::server::text::{AnswerTokens, SimPrompt, word};
+use crate::engine::EngineRequest;
+use crate::faults::mix;
+use crate::server::core::PlannedSequence;
+use crate::server::feed::{FeedEnd, Progress};
+use crate::server::http::body::{Render, SimBody};
+use crate::server::http::call::ServerCall;
+use crate::server::http::job::ClientJob;
+use crate::server::http::json::{Json, ordered};
+use crate::server::http::reply::{self, HandlerAnswer};
+use crate::server::text::{AnswerTokens, SimPrompt, word};
+use penstock_core::model::time::Tick;
 
 /// A request inside the engine.
 #[derive(Debug)]

@@ -7,16 +7,16 @@ use std::sync::atomic::Ordering;
 use http::Response;
 use serde_json::Value;
 
-use crate::sim::faults::FaultKind;
-use crate::sim::server::core::ServerPhase;
-use crate::sim::server::http::body::SimBody;
-use crate::sim::server::http::call::ServerCall;
-use crate::sim::server::http::json::{Json, ordered};
-use crate::sim::server::http::reply;
-use crate::sim::server::stats::Histogram;
-use crate::sim::server::text::BYTES_PER_TOKEN;
-use crate::sim::server::tgi::error::TgiError;
-use crate::sim::server::vllm;
+use crate::faults::FaultKind;
+use crate::server::core::ServerPhase;
+use crate::server::http::body::SimBody;
+use crate::server::http::call::ServerCall;
+use crate::server::http::json::{Json, ordered};
+use crate::server::http::reply;
+use crate::server::stats::Histogram;
+use crate::server::text::BYTES_PER_TOKEN;
+use crate::server::tgi::error::TgiError;
+use crate::server::vllm;
 
 const PATHS: &[&str] = &["/", "/info", "/health", "/ping", "/metrics", "/v1/models"];
 

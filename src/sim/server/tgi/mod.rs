@@ -10,8 +10,8 @@ use http::Method;
 
 pub(super) use self::error::fault_status;
 
-use crate::sim::server::http::call::ServerCall;
-use crate::sim::server::http::reply::{self, HandlerAnswer};
+use crate::server::http::call::ServerCall;
+use crate::server::http::reply::{self, HandlerAnswer};
 
 const WORK: &[&str] = &[
     "/",

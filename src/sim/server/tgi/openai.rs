@@ -8,13 +8,13 @@ use serde_json::Value;
 
 use super::error::{TgiError, with_headers};
 use super::generate::{self, Generation, event};
-use crate::sim::server::feed::Progress;
-use crate::sim::server::http::body::{Render, SimBody};
-use crate::sim::server::http::call::ServerCall;
-use crate::sim::server::http::job::ClientJob;
-use crate::sim::server::http::json::{Json, ordered};
-use crate::sim::server::http::reply::{self, HandlerAnswer};
-use crate::sim::server::text::SimPrompt;
+use crate::server::feed::Progress;
+use crate::server::http::body::{Render, SimBody};
+use crate::server::http::call::ServerCall;
+use crate::server::http::job::ClientJob;
+use crate::server::http::json::{Json, ordered};
+use crate::server::http::reply::{self, HandlerAnswer};
+use crate::server::text::SimPrompt;
 
 const FINGERPRINT: &str = "3.3.7-simulated";
 

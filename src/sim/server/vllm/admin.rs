@@ -5,12 +5,12 @@ use std::time::Duration;
 use http::Response;
 use serde_json::Value;
 
-use crate::sim::server::core::ServerCore;
-use crate::sim::server::feed::FeedEnd;
-use crate::sim::server::http::body::SimBody;
-use crate::sim::server::http::call::ServerCall;
-use crate::sim::server::http::json::{Json, ordered};
-use crate::sim::server::http::reply;
+use crate::server::core::ServerCore;
+use crate::server::feed::FeedEnd;
+use crate::server::http::body::SimBody;
+use crate::server::http::call::ServerCall;
+use crate::server::http::json::{Json, ordered};
+use crate::server::http::reply;
 
 pub(super) fn abort(call: &ServerCall) -> Response<SimBody> {
     let body: Value = serde_json::from_slice(&call.body).unwrap_or(Value::Null);

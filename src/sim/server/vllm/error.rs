@@ -1,10 +1,10 @@
 //! vLLM's error answers, in their three shapes and exact texts.
 
-use crate::sim::server::core::Refused;
-use crate::sim::server::feed::Failure;
-use crate::sim::server::http::body::SimBody;
-use crate::sim::server::http::json::{Json, ordered};
-use crate::sim::server::http::reply;
+use crate::server::core::Refused;
+use crate::server::feed::Failure;
+use crate::server::http::body::SimBody;
+use crate::server::http::json::{Json, ordered};
+use crate::server::http::reply;
 use http::Response;
 
 /// An error in vLLM's format and texts.

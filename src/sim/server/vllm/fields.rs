@@ -4,7 +4,7 @@
 use serde_json::{Map, Value};
 
 use super::error::VllmError;
-use crate::sim::server::http::call::ServerCall;
+use crate::server::http::call::ServerCall;
 
 #[derive(Debug)]
 pub(crate) struct JsonFields(pub(crate) Map<String, Value>);

@@ -7,12 +7,12 @@ use serde_json::Value;
 use super::error::VllmError;
 use super::fields;
 use super::generate::{params, prompt};
-use crate::sim::faults::mix;
-use crate::sim::server::http::body::SimBody;
-use crate::sim::server::http::call::ServerCall;
-use crate::sim::server::http::json::{Json, ordered};
-use crate::sim::server::http::reply;
-use crate::sim::server::text::{self, BYTES_PER_TOKEN, VOCABULARY};
+use crate::faults::mix;
+use crate::server::http::body::SimBody;
+use crate::server::http::call::ServerCall;
+use crate::server::http::json::{Json, ordered};
+use crate::server::http::reply;
+use crate::server::text::{self, BYTES_PER_TOKEN, VOCABULARY};
 
 pub(super) fn models(call: &ServerCall) -> Response<SimBody> {
     let options = &call.sim.options;

@@ -4,13 +4,13 @@ use std::fmt::Write;
 
 use http::Response;
 
-use crate::sim::engine::BLOCK_TOKENS;
-use crate::sim::faults::FaultKind;
-use crate::sim::server::core::MetricsView;
-use crate::sim::server::http::body::SimBody;
-use crate::sim::server::http::call::ServerCall;
-use crate::sim::server::http::reply;
-use crate::sim::server::stats::{Histogram, Stats};
+use crate::engine::BLOCK_TOKENS;
+use crate::faults::FaultKind;
+use crate::server::core::MetricsView;
+use crate::server::http::body::SimBody;
+use crate::server::http::call::ServerCall;
+use crate::server::http::reply;
+use crate::server::stats::{Histogram, Stats};
 
 const CONTENT_TYPE: &str = "text/plain; version=1.0.0; charset=utf-8";
 

@@ -19,10 +19,10 @@ use self::error::VllmError;
 use self::generate::{audio, chat, completion, messages, responses};
 use self::pooling::PoolingRoute;
 use super::options::Tasks;
-use crate::sim::server::http::body::SimBody;
-use crate::sim::server::http::call::ServerCall;
-use crate::sim::server::http::json::ordered;
-use crate::sim::server::http::reply::{self, HandlerAnswer};
+use crate::server::http::body::SimBody;
+use crate::server::http::call::ServerCall;
+use crate::server::http::json::ordered;
+use crate::server::http::reply::{self, HandlerAnswer};
 
 pub(super) use self::metrics::without_missing;
 

@@ -8,15 +8,15 @@ use serde_json::Value;
 use super::error::VllmError;
 use super::fields::{self, JsonFields};
 use super::generate::{completion, params, session};
-use crate::sim::engine::EngineRequest;
-use crate::sim::faults::mix;
-use crate::sim::server::core::PlannedSequence;
-use crate::sim::server::feed::{FeedEnd, Progress};
-use crate::sim::server::http::call::ServerCall;
-use crate::sim::server::http::job::ClientJob;
-use crate::sim::server::http::json::{Json, ordered};
-use crate::sim::server::http::reply::{self, HandlerAnswer};
-use crate::sim::server::text::{self, SimPrompt};
+use crate::engine::EngineRequest;
+use crate::faults::mix;
+use crate::server::core::PlannedSequence;
+use crate::server::feed::{FeedEnd, Progress};
+use crate::server::http::call::ServerCall;
+use crate::server::http::job::ClientJob;
+use crate::server::http::json::{Json, ordered};
+use crate::server::http::reply::{self, HandlerAnswer};
+use crate::server::text::{self, SimPrompt};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PoolingRoute {

@@ -3,14 +3,14 @@
 
 use std::time::Duration;
 
-use crate::core::model::time::Tick;
-use crate::sim::world::autoscale::policy::ScalePolicy;
-use crate::sim::world::autoscale::scaler::VisibleWorld;
-use crate::sim::world::autoscale::state::Elastic;
-use crate::sim::world::autoscale::{hpa, kpa};
-use crate::sim::world::event::{ScaleTimer, WorldEvent};
-use crate::sim::world::router::{Input, MemberState, ReplicaIndex};
-use crate::sim::world::run::World;
+use crate::world::autoscale::policy::ScalePolicy;
+use crate::world::autoscale::scaler::VisibleWorld;
+use crate::world::autoscale::state::Elastic;
+use crate::world::autoscale::{hpa, kpa};
+use crate::world::event::{ScaleTimer, WorldEvent};
+use crate::world::router::{Input, MemberState, ReplicaIndex};
+use crate::world::run::World;
+use penstock_core::model::time::Tick;
 
 /// Time between two computations of the gateway's own replica number.
 const RECOMPUTE_PERIOD: Duration = Duration::from_millis(250);
@@ -19,7 +19,7 @@ impl World<'_> {
     /// Tells the routers which replicas are there, and starts the timers. The
     /// HPA's sync is offset by half its period, so that it never coincides with
     /// a poll.
-    pub(in crate::sim::world) fn begin_scaling(&mut self) {
+    pub(in crate::world) fn begin_scaling(&mut self) {
         let Some(elastic) = &self.elastic else { return };
         let (policy, poll) = (elastic.scaling.policy, elastic.scaling.poll);
         match policy {
@@ -39,12 +39,12 @@ impl World<'_> {
     }
 
     /// Whether the replica is there and takes connections.
-    pub(in crate::sim::world) fn is_reachable(&self, replica: ReplicaIndex) -> bool {
+    pub(in crate::world) fn is_reachable(&self, replica: ReplicaIndex) -> bool {
         let is_there = self.elastic.as_ref().is_none_or(|elastic| elastic.slots.is_there(replica));
         is_there && !self.replicas[replica].crashed
     }
 
-    pub(in crate::sim::world) fn beat(&mut self, beat: ScaleTimer) {
+    pub(in crate::world) fn beat(&mut self, beat: ScaleTimer) {
         let Some(elastic) = &self.elastic else { return };
         let again = match beat {
             ScaleTimer::Poll => elastic.scaling.poll,
@@ -59,7 +59,7 @@ impl World<'_> {
 
     /// Reports a new request to the autoscaler. When no replica is ordered, a
     /// policy with a push polls at once.
-    pub(in crate::sim::world) fn push_arrival(&mut self) {
+    pub(in crate::world) fn push_arrival(&mut self) {
         let is_heard = |elastic: &Elastic| elastic.slots.ordered() == 0 && elastic.scaling.policy.is_pushed();
         if self.elastic.as_ref().is_some_and(is_heard) {
             self.scale(ScaleTimer::Poll);
@@ -140,7 +140,7 @@ impl World<'_> {
     }
 
     /// Removes a leaving replica once nothing runs on it.
-    pub(in crate::sim::world) fn remove_if_idle(&mut self, replica: ReplicaIndex) {
+    pub(in crate::world) fn remove_if_idle(&mut self, replica: ReplicaIndex) {
         let engine = &self.replicas[replica];
         let Some(elastic) = &mut self.elastic else { return };
         if elastic.slots.is_leaving(replica) && engine.engine.requests() == 0 && engine.step.is_none() {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::core::model::time::Tick;
+use penstock_core::model::time::Tick;
 
 /// KEDA's loop for one ScaledObject.
 #[derive(Debug, Clone)]

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::core::model::time::Tick;
+use penstock_core::model::time::Tick;
 
 /// Time between two samples of the concurrency.
 pub const SAMPLE: Duration = Duration::from_secs(1);

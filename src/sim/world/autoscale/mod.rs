@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use self::hpa::Behavior;
 use self::policy::ScalePolicy;
-use crate::core::model::time::Tick;
+use penstock_core::model::time::Tick;
 
 /// Autoscaling of a world. The world's engines are the most that can exist.
 #[derive(Debug, Clone, PartialEq)]

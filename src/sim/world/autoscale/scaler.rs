@@ -1,26 +1,26 @@
 //! World scaler: turns a policy's metric into a number of replicas.
 
-use crate::core::autoscale::replica_demand::ReplicaDemand;
-use crate::core::model::time::Tick;
-use crate::sim::world::autoscale::Scaling;
-use crate::sim::world::autoscale::hpa::{Behavior, Hpa};
-use crate::sim::world::autoscale::keda::Keda;
-use crate::sim::world::autoscale::kpa::Kpa;
-use crate::sim::world::autoscale::policy::ScalePolicy;
+use crate::world::autoscale::Scaling;
+use crate::world::autoscale::hpa::{Behavior, Hpa};
+use crate::world::autoscale::keda::Keda;
+use crate::world::autoscale::kpa::Kpa;
+use crate::world::autoscale::policy::ScalePolicy;
+use penstock_core::autoscale::replica_demand::ReplicaDemand;
+use penstock_core::model::time::Tick;
 
 /// Figures of a world that an autoscaler can see.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::sim::world) struct VisibleWorld {
+pub(in crate::world) struct VisibleWorld {
     /// Requests that wait, at the router or in an engine.
-    pub(in crate::sim::world) queued: usize,
+    pub(in crate::world) queued: usize,
     /// Requests that an engine computes.
-    pub(in crate::sim::world) running: usize,
+    pub(in crate::world) running: usize,
     /// Ready replicas.
-    pub(in crate::sim::world) ready: u32,
+    pub(in crate::world) ready: u32,
     /// The router's own demand; absent = the router reports none.
-    pub(in crate::sim::world) demand: Option<ReplicaDemand>,
+    pub(in crate::world) demand: Option<ReplicaDemand>,
     /// The world's demand in KV tokens, for policies that know or see it.
-    pub(in crate::sim::world) tokens: f64,
+    pub(in crate::world) tokens: f64,
 }
 
 impl VisibleWorld {
@@ -31,7 +31,7 @@ impl VisibleWorld {
 
 /// One autoscaler at work.
 #[derive(Debug)]
-pub(in crate::sim::world) struct WorldScaler {
+pub(in crate::world) struct WorldScaler {
     policy: ScalePolicy,
     keda: Keda,
     hpa: Hpa,
@@ -41,7 +41,7 @@ pub(in crate::sim::world) struct WorldScaler {
 }
 
 impl WorldScaler {
-    pub(in crate::sim::world) fn new(scaling: &Scaling) -> Self {
+    pub(in crate::world) fn new(scaling: &Scaling) -> Self {
         let usual = match scaling.policy {
             ScalePolicy::Need => Some(Behavior::exact(scaling.max)),
             ScalePolicy::Known(_) | ScalePolicy::Seen(_) => Some(Behavior::free(scaling.max)),
@@ -71,7 +71,7 @@ impl WorldScaler {
     }
 
     /// KEDA's poll or push: the desired replicas instead of `current`.
-    pub(in crate::sim::world) fn poll(&mut self, now: Tick, current: u32, seen: &VisibleWorld) -> u32 {
+    pub(in crate::world) fn poll(&mut self, now: Tick, current: u32, seen: &VisibleWorld) -> u32 {
         let active = match self.policy {
             ScalePolicy::Need => match seen.demand {
                 Some(need) => need.is_busy() || need.keep_above_zero || need.desired.is_none(),
@@ -86,13 +86,13 @@ impl WorldScaler {
     }
 
     /// The HPA's sync: the desired replicas instead of `current`.
-    pub(in crate::sim::world) fn sync(&mut self, now: Tick, current: u32, seen: &VisibleWorld) -> u32 {
+    pub(in crate::world) fn sync(&mut self, now: Tick, current: u32, seen: &VisibleWorld) -> u32 {
         self.metric(seen).map_or(current, |(value, target)| self.hpa.sync(now, current, value, target))
     }
 
     /// A sample for Knative's autoscaler: the desired replicas instead of
     /// `current`.
-    pub(in crate::sim::world) fn sample(&mut self, now: Tick, current: u32, seen: &VisibleWorld) -> u32 {
+    pub(in crate::world) fn sample(&mut self, now: Tick, current: u32, seen: &VisibleWorld) -> u32 {
         let decided = self.kpa.sample(now, seen.open(), seen.ready);
         decided.map_or(current, |count| count.clamp(self.min, self.max))
     }

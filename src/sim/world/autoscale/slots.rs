@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use crate::core::model::time::Tick;
-use crate::sim::rng::Rng;
-use crate::sim::world::autoscale::{Scaling, ScalingOutcome};
-use crate::sim::world::router::{MemberState, ReplicaIndex};
+use crate::rng::Rng;
+use crate::world::autoscale::{Scaling, ScalingOutcome};
+use crate::world::router::{MemberState, ReplicaIndex};
+use penstock_core::model::time::Tick;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ReplicaSlot {
@@ -20,17 +20,17 @@ enum ReplicaSlot {
 
 /// Changes that an order causes.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(in crate::sim::world) struct SlotChange {
+pub(in crate::world) struct SlotChange {
     /// Replicas that start, the number of their order, and the time at which
     /// they are ready.
-    pub(in crate::sim::world) starts: Vec<(ReplicaIndex, u64, Tick)>,
+    pub(in crate::world) starts: Vec<(ReplicaIndex, u64, Tick)>,
     /// Replicas that get no new work.
-    pub(in crate::sim::world) leaves: Vec<ReplicaIndex>,
+    pub(in crate::world) leaves: Vec<ReplicaIndex>,
 }
 
 /// All slots, and the account of their use.
 #[derive(Debug)]
-pub(in crate::sim::world) struct ReplicaSlots {
+pub(in crate::world) struct ReplicaSlots {
     slots: Vec<ReplicaSlot>,
     start: Duration,
     spread: f64,
@@ -57,7 +57,7 @@ struct SlotAccount {
 impl ReplicaSlots {
     /// The first `scaling.initial` slots are ready. Time after `until` is not
     /// counted.
-    pub(in crate::sim::world) fn new(scaling: &Scaling, places: usize, until: Tick) -> Self {
+    pub(in crate::world) fn new(scaling: &Scaling, places: usize, until: Tick) -> Self {
         let initial = scaling.initial.min(places as u32);
         let slot =
             |index: usize| if index < initial as usize { ReplicaSlot::Serving(0) } else { ReplicaSlot::Off };
@@ -88,22 +88,22 @@ impl ReplicaSlots {
     }
 
     /// Ordered replicas: ready or starting, and not leaving.
-    pub(in crate::sim::world) fn ordered(&self) -> u32 {
+    pub(in crate::world) fn ordered(&self) -> u32 {
         self.wanted
     }
 
     /// Number of ready replicas.
-    pub(in crate::sim::world) fn ready(&self) -> u32 {
+    pub(in crate::world) fn ready(&self) -> u32 {
         self.slots.iter().filter(|slot| matches!(slot, ReplicaSlot::Serving(_))).count() as u32
     }
 
     /// Whether the slot holds a replica that can compute: serving or leaving.
-    pub(in crate::sim::world) fn is_there(&self, replica: ReplicaIndex) -> bool {
+    pub(in crate::world) fn is_there(&self, replica: ReplicaIndex) -> bool {
         matches!(self.slots[replica], ReplicaSlot::Serving(_) | ReplicaSlot::Leaving)
     }
 
     /// The state of each replica for routers.
-    pub(in crate::sim::world) fn members(&self) -> Vec<MemberState> {
+    pub(in crate::world) fn members(&self) -> Vec<MemberState> {
         let member = |slot: &ReplicaSlot| match slot {
             ReplicaSlot::Off | ReplicaSlot::Starting(_) => MemberState::Absent,
             ReplicaSlot::Serving(_) => MemberState::Serving,
@@ -115,7 +115,7 @@ impl ReplicaSlots {
     /// Changes the number of ordered replicas to `count`. Starting replicas are
     /// dropped first, the last ordered before the others; then ready replicas,
     /// the newest first.
-    pub(in crate::sim::world) fn order(&mut self, now: Tick, count: u32) -> SlotChange {
+    pub(in crate::world) fn order(&mut self, now: Tick, count: u32) -> SlotChange {
         let mut change = SlotChange::default();
         if count == self.wanted {
             return change;
@@ -162,7 +162,7 @@ impl ReplicaSlots {
 
     /// Ends the start of that order. False when the order was cancelled in the
     /// meantime.
-    pub(in crate::sim::world) fn started(&mut self, now: Tick, replica: ReplicaIndex, order: u64) -> bool {
+    pub(in crate::world) fn started(&mut self, now: Tick, replica: ReplicaIndex, order: u64) -> bool {
         if self.slots[replica] != ReplicaSlot::Starting(order) {
             return false;
         }
@@ -172,18 +172,18 @@ impl ReplicaSlots {
         true
     }
 
-    pub(in crate::sim::world) fn is_leaving(&self, replica: ReplicaIndex) -> bool {
+    pub(in crate::world) fn is_leaving(&self, replica: ReplicaIndex) -> bool {
         self.slots[replica] == ReplicaSlot::Leaving
     }
 
     /// Empties the slot of a leaving replica whose last stream has ended.
-    pub(in crate::sim::world) fn clear(&mut self, now: Tick, replica: ReplicaIndex) {
+    pub(in crate::world) fn clear(&mut self, now: Tick, replica: ReplicaIndex) {
         self.account_until(now);
         self.slots[replica] = ReplicaSlot::Off;
     }
 
     /// The outcome of autoscaling.
-    pub(in crate::sim::world) fn into_outcome(mut self, now: Tick) -> ScalingOutcome {
+    pub(in crate::world) fn into_outcome(mut self, now: Tick) -> ScalingOutcome {
         self.account_until(now);
         let hours = self.account.until.since(self.account.from).as_secs_f64() / 3_600.0;
         ScalingOutcome {
@@ -225,7 +225,7 @@ impl ReplicaSlots {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::world::autoscale::policy::ScalePolicy;
+    use crate::world::autoscale::policy::ScalePolicy;
 
     fn slots(initial: u32, spread: f64) -> ReplicaSlots {
         ReplicaSlots::new(&scaling(initial, spread), 8, at(3_600))

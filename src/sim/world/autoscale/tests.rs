@@ -3,24 +3,24 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::model::event::Event;
-use crate::core::model::ids::ClassId;
-use crate::core::model::policy::{Class, Policy, QueueBounds, Quota, Tenant};
-use crate::core::model::time::Tick;
-use crate::core::scheduler::Scheduler;
-use crate::sim::engine::EngineOptions;
-use crate::sim::engine::profile::StepProfile;
-use crate::sim::world::arrival::Arrival;
-use crate::sim::world::autoscale::policy::ScalePolicy;
-use crate::sim::world::autoscale::{Scaling, ScalingOutcome};
-use crate::sim::world::baseline::at_once::AtOnce;
-use crate::sim::world::baseline::at_once::least_request::LeastRequest;
-use crate::sim::world::baseline::held::{Cap, Fifo, HeldRouter};
-use crate::sim::world::gateway::{EventTrace, ReplicaGroup, SimGateway, policy};
-use crate::sim::world::replica::ReplicaSetup;
-use crate::sim::world::router::Router;
-use crate::sim::world::run::{RunOutcome, run};
-use crate::sim::world::setup::Setup;
+use crate::engine::EngineOptions;
+use crate::engine::profile::StepProfile;
+use crate::world::arrival::Arrival;
+use crate::world::autoscale::policy::ScalePolicy;
+use crate::world::autoscale::{Scaling, ScalingOutcome};
+use crate::world::baseline::at_once::AtOnce;
+use crate::world::baseline::at_once::least_request::LeastRequest;
+use crate::world::baseline::held::{Cap, Fifo, HeldRouter};
+use crate::world::gateway::{EventTrace, ReplicaGroup, SimGateway, policy};
+use crate::world::replica::ReplicaSetup;
+use crate::world::router::Router;
+use crate::world::run::{RunOutcome, run};
+use crate::world::setup::Setup;
+use penstock_core::model::event::Event;
+use penstock_core::model::ids::ClassId;
+use penstock_core::model::policy::{Class, Policy, QueueBounds, Quota, Tenant};
+use penstock_core::model::time::Tick;
+use penstock_core::scheduler::Scheduler;
 
 /// Twice the usual `max`.
 const PLACES: usize = 40;

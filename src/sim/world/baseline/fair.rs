@@ -4,9 +4,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::sim::world::arrival::Arrival;
-use crate::sim::world::baseline::held::WaitOrder;
-use crate::sim::world::router::JobIndex;
+use crate::world::arrival::Arrival;
+use crate::world::baseline::held::WaitOrder;
+use crate::world::router::JobIndex;
 
 /// Tokens that a tenant of weight 1 may use in a round.
 const QUANTUM: f64 = 4096.0;

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::core::model::event::ReplicaReport;
-use crate::core::model::time::Tick;
-use crate::sim::world::arrival::Arrival;
-use crate::sim::world::router::{Input, JobIndex, MemberState, ReplicaIndex};
+use crate::world::arrival::Arrival;
+use crate::world::router::{Input, JobIndex, MemberState, ReplicaIndex};
+use penstock_core::model::event::ReplicaReport;
+use penstock_core::model::time::Tick;
 
 /// Time without work for an engine that failed a request.
 pub const PAUSE: Duration = Duration::from_secs(5);

@@ -4,11 +4,11 @@
 use std::collections::VecDeque;
 use std::fmt::Debug;
 
-use crate::core::model::time::Tick;
-use crate::sim::world::arrival::Arrival;
-use crate::sim::world::baseline::at_once::least;
-use crate::sim::world::baseline::flights::{FailureOutcome, InFlightRequests};
-use crate::sim::world::router::{Input, JobIndex, ReplicaIndex, Router, RouterCommand};
+use crate::world::arrival::Arrival;
+use crate::world::baseline::at_once::least;
+use crate::world::baseline::flights::{FailureOutcome, InFlightRequests};
+use crate::world::router::{Input, JobIndex, ReplicaIndex, Router, RouterCommand};
+use penstock_core::model::time::Tick;
 
 /// Order of the waiting requests.
 pub trait WaitOrder: Send + Debug {

@@ -6,12 +6,12 @@
 
 use std::time::Duration;
 
-use crate::core::model::time::Tick;
-use crate::sim::rng::Rng;
-use crate::sim::world::arrival::Arrival;
-use crate::sim::world::baseline::at_once::random::draw_candidate;
-use crate::sim::world::baseline::flights::{FailureOutcome, InFlightRequests};
-use crate::sim::world::router::{Input, JobIndex, PolledLoad, ReplicaIndex, Router, RouterCommand};
+use crate::rng::Rng;
+use crate::world::arrival::Arrival;
+use crate::world::baseline::at_once::random::draw_candidate;
+use crate::world::baseline::flights::{FailureOutcome, InFlightRequests};
+use crate::world::router::{Input, JobIndex, PolledLoad, ReplicaIndex, Router, RouterCommand};
+use penstock_core::model::time::Tick;
 
 /// Probes per request.
 const PROBES: usize = 3;

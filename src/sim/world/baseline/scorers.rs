@@ -1,12 +1,12 @@
 //! Scorers: a weighted sum of scores, as inference-aware gateways of the
 //! Kubernetes world route. Weights: queue 2, KV cache 2, prefix 3.
 
-use crate::sim::rng::Rng;
-use crate::sim::world::arrival::{Arrival, PREFIX_BLOCK};
-use crate::sim::world::baseline::at_once::EnginePick;
-use crate::sim::world::baseline::flights::InFlightRequests;
-use crate::sim::world::baseline::prefixes::SeenPrefixes;
-use crate::sim::world::router::ReplicaIndex;
+use crate::rng::Rng;
+use crate::world::arrival::{Arrival, PREFIX_BLOCK};
+use crate::world::baseline::at_once::EnginePick;
+use crate::world::baseline::flights::InFlightRequests;
+use crate::world::baseline::prefixes::SeenPrefixes;
+use crate::world::router::ReplicaIndex;
 
 const QUEUE: f64 = 2.0;
 const KV: f64 = 2.0;

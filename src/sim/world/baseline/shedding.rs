@@ -5,11 +5,11 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::core::model::time::Tick;
-use crate::sim::engine::profile::{StepLoad, StepProfile};
-use crate::sim::world::arrival::Arrival;
-use crate::sim::world::baseline::flights::{InFlightRequests, KnownEngine};
-use crate::sim::world::router::{Input, JobIndex, Router, RouterCommand};
+use crate::engine::profile::{StepLoad, StepProfile};
+use crate::world::arrival::Arrival;
+use crate::world::baseline::flights::{InFlightRequests, KnownEngine};
+use crate::world::router::{Input, JobIndex, Router, RouterCommand};
+use penstock_core::model::time::Tick;
 
 /// A design with early refusal.
 #[derive(Debug)]

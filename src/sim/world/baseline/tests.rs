@@ -3,23 +3,23 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::model::event::ReplicaReport;
-use crate::core::model::time::Tick;
-use crate::sim::engine::profile::StepProfile;
-use crate::sim::world::arrival::Arrival;
-use crate::sim::world::baseline::at_once::least_request::LeastRequest;
-use crate::sim::world::baseline::at_once::power_of_two::PowerOfTwo;
-use crate::sim::world::baseline::at_once::random::Random;
-use crate::sim::world::baseline::at_once::round_robin::RoundRobin;
-use crate::sim::world::baseline::at_once::shortest_scraped::ShortestScraped;
-use crate::sim::world::baseline::at_once::{AtOnce, EnginePick};
-use crate::sim::world::baseline::fair::{DeficitRound, VirtualCounters};
-use crate::sim::world::baseline::flights::KnownEngine;
-use crate::sim::world::baseline::held::{Cap, Fifo, HeldRouter, WaitOrder};
-use crate::sim::world::baseline::prequal::Prequal;
-use crate::sim::world::baseline::scorers::Scorers;
-use crate::sim::world::baseline::shedding::{Shedding, first_token};
-use crate::sim::world::router::{Input, JobIndex, PolledLoad, Router, RouterCommand};
+use crate::engine::profile::StepProfile;
+use crate::world::arrival::Arrival;
+use crate::world::baseline::at_once::least_request::LeastRequest;
+use crate::world::baseline::at_once::power_of_two::PowerOfTwo;
+use crate::world::baseline::at_once::random::Random;
+use crate::world::baseline::at_once::round_robin::RoundRobin;
+use crate::world::baseline::at_once::shortest_scraped::ShortestScraped;
+use crate::world::baseline::at_once::{AtOnce, EnginePick};
+use crate::world::baseline::fair::{DeficitRound, VirtualCounters};
+use crate::world::baseline::flights::KnownEngine;
+use crate::world::baseline::held::{Cap, Fifo, HeldRouter, WaitOrder};
+use crate::world::baseline::prequal::Prequal;
+use crate::world::baseline::scorers::Scorers;
+use crate::world::baseline::shedding::{Shedding, first_token};
+use crate::world::router::{Input, JobIndex, PolledLoad, Router, RouterCommand};
+use penstock_core::model::event::ReplicaReport;
+use penstock_core::model::time::Tick;
 
 /// Gives a router inputs and keeps its commands.
 struct RouterHarness {

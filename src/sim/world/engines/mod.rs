@@ -5,12 +5,12 @@ pub(super) mod stream_reports;
 
 use std::time::Duration;
 
-use crate::sim::engine::{EngineEvent, EngineEventKind};
-use crate::sim::world::event::{EngineReply, WorldEvent};
-use crate::sim::world::exchange::is_held_back;
-use crate::sim::world::replica::WorldFaultKind;
-use crate::sim::world::router::{Input, JobIndex, ReplicaIndex};
-use crate::sim::world::run::{ITL_PERIOD, World};
+use crate::engine::{EngineEvent, EngineEventKind};
+use crate::world::event::{EngineReply, WorldEvent};
+use crate::world::exchange::is_held_back;
+use crate::world::replica::WorldFaultKind;
+use crate::world::router::{Input, JobIndex, ReplicaIndex};
+use crate::world::run::{ITL_PERIOD, World};
 
 impl World<'_> {
     pub(super) fn start(&mut self, replica: ReplicaIndex) {

@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use crate::core::model::event::ItlSample;
-use crate::sim::engine::RequestId;
-use crate::sim::world::router::{Input, ReplicaIndex};
+use crate::engine::RequestId;
+use crate::world::router::{Input, ReplicaIndex};
+use penstock_core::model::event::ItlSample;
 
 /// What a gateway has seen of an engine's streams since the last report.
 #[derive(Debug, Clone, Copy, Default)]
@@ -28,24 +28,24 @@ struct UnreadStream {
 
 /// Samples of each gateway and engine.
 #[derive(Debug)]
-pub(in crate::sim::world) struct StreamReports {
+pub(in crate::world) struct StreamReports {
     engines: usize,
     samples: Vec<StreamSample>,
     unread: Vec<UnreadStream>,
 }
 
 impl StreamReports {
-    pub(in crate::sim::world) fn new(gateways: usize, engines: usize) -> Self {
+    pub(in crate::world) fn new(gateways: usize, engines: usize) -> Self {
         Self { engines, samples: vec![StreamSample::default(); gateways * engines], unread: Vec::new() }
     }
 
     /// Notes that tokens of a stream came.
-    pub(in crate::sim::world) fn note_bytes(&mut self, gateway: usize, replica: ReplicaIndex) {
+    pub(in crate::world) fn note_bytes(&mut self, gateway: usize, replica: ReplicaIndex) {
         self.samples[gateway * self.engines + replica].heard = true;
     }
 
     /// Notes the time between the tokens before and these `tokens`.
-    pub(in crate::sim::world) fn note_gap(
+    pub(in crate::world) fn note_gap(
         &mut self,
         gateway: usize,
         replica: ReplicaIndex,
@@ -58,7 +58,7 @@ impl StreamReports {
     }
 
     /// Notes that the client of a stream stops reading.
-    pub(in crate::sim::world) fn note_unread(
+    pub(in crate::world) fn note_unread(
         &mut self,
         gateway: usize,
         replica: ReplicaIndex,
@@ -69,7 +69,7 @@ impl StreamReports {
 
     /// Takes the inputs of all gateways, each with the gateway's number. `is_unread` tells whether the
     /// stream of a request at a replica still waits for its client.
-    pub(in crate::sim::world) fn take(
+    pub(in crate::world) fn take(
         &mut self,
         is_unread: impl Fn(RequestId, ReplicaIndex) -> bool,
     ) -> Vec<(usize, Input<'static>)> {

@@ -8,17 +8,17 @@ use std::convert::Infallible;
 use bytes::Bytes;
 use serde_json::Value;
 
-use crate::sim::server::feed::{FeedEnd, Progress};
-use crate::sim::server::http::body::{Render, SimBody};
-use crate::sim::server::http::call::ServerCall;
-use crate::sim::server::http::job::ClientJob;
-use crate::sim::server::http::json::ordered;
-use crate::sim::server::http::reply::{self, HandlerAnswer};
-use crate::sim::server::text::SimPrompt;
-use crate::sim::server::vllm::error::{self, VllmError};
-use crate::sim::server::vllm::fields::JsonFields;
-use crate::sim::server::vllm::generate::params::{self, Params};
-use crate::sim::server::vllm::generate::session::{self, DONE, GenerationSession, SSE};
+use crate::server::feed::{FeedEnd, Progress};
+use crate::server::http::body::{Render, SimBody};
+use crate::server::http::call::ServerCall;
+use crate::server::http::job::ClientJob;
+use crate::server::http::json::ordered;
+use crate::server::http::reply::{self, HandlerAnswer};
+use crate::server::text::SimPrompt;
+use crate::server::vllm::error::{self, VllmError};
+use crate::server::vllm::fields::JsonFields;
+use crate::server::vllm::generate::params::{self, Params};
+use crate::server::vllm::generate::session::{self, DONE, GenerationSession, SSE};
 
 /// Bytes per second of 16-bit samples at 16 kHz.
 const BYTES_PER_SECOND: usize = 32_000;
@@ -27,7 +27,7 @@ const TOKENS_PER_SECOND: u32 = 50;
 /// Words per second of sound.
 const WORDS_PER_SECOND: u32 = 3;
 
-pub(in crate::sim::server::vllm) async fn answer(mut call: ServerCall) -> HandlerAnswer {
+pub(in crate::server::vllm) async fn answer(mut call: ServerCall) -> HandlerAnswer {
     let form = match read(&call).await {
         Ok(form) => form,
         Err(error) => return Ok(error.respond(&call.path)),

@@ -6,20 +6,18 @@ use std::fmt::Write;
 use bytes::Bytes;
 use serde_json::Value;
 
-use crate::sim::server::feed::{FeedEnd, Progress};
-use crate::sim::server::http::body::{Render, SimBody};
-use crate::sim::server::http::call::ServerCall;
-use crate::sim::server::http::json::{Json, ordered};
-use crate::sim::server::http::reply::{self, HandlerAnswer};
-use crate::sim::server::vllm::error::{self, VllmError};
-use crate::sim::server::vllm::fields;
-use crate::sim::server::vllm::generate::params::{self, ForcedTool, Params};
-use crate::sim::server::vllm::generate::prompt;
-use crate::sim::server::vllm::generate::session::{
-    self, DONE, FINGERPRINT, GenerationSession, SSE, SequencePlan,
-};
+use crate::server::feed::{FeedEnd, Progress};
+use crate::server::http::body::{Render, SimBody};
+use crate::server::http::call::ServerCall;
+use crate::server::http::json::{Json, ordered};
+use crate::server::http::reply::{self, HandlerAnswer};
+use crate::server::vllm::error::{self, VllmError};
+use crate::server::vllm::fields;
+use crate::server::vllm::generate::params::{self, ForcedTool, Params};
+use crate::server::vllm::generate::prompt;
+use crate::server::vllm::generate::session::{self, DONE, FINGERPRINT, GenerationSession, SSE, SequencePlan};
 
-pub(in crate::sim::server::vllm) async fn answer(mut call: ServerCall) -> HandlerAnswer {
+pub(in crate::server::vllm) async fn answer(mut call: ServerCall) -> HandlerAnswer {
     let (session, mut job, tool) = match start(&mut call) {
         Ok(started) => started,
         Err(error) => return Ok(error.respond(&call.path)),
@@ -35,13 +33,13 @@ pub(in crate::sim::server::vllm) async fn answer(mut call: ServerCall) -> Handle
     }
     let body = whole(&session, tool.as_ref(), &progress).to_string();
     let mut response = reply::json(200, "");
-    crate::sim::server::vllm::meta::add_load_header(&call, &mut response);
+    crate::server::vllm::meta::add_load_header(&call, &mut response);
     Ok(reply::deliver(job, act, response, body.into()))
 }
 
 fn start(
     call: &mut ServerCall,
-) -> Result<(GenerationSession, crate::sim::server::http::job::ClientJob, Option<ForcedTool>), VllmError> {
+) -> Result<(GenerationSession, crate::server::http::job::ClientJob, Option<ForcedTool>), VllmError> {
     let fields = fields::parse(call)?;
     let messages = fields.list("messages")?;
     let params = Params::read(&fields, &call.sim.options, &["max_completion_tokens", "max_tokens"])?;
@@ -74,7 +72,7 @@ fn arguments(plan: &SequencePlan, tool: &ForcedTool, from: u32, to: u32) -> Stri
 }
 
 fn tool_id(session: &GenerationSession, choice: usize) -> String {
-    format!("chatcmpl-tool-{:016x}", crate::sim::server::text::hash(&session.id) ^ choice as u64)
+    format!("chatcmpl-tool-{:016x}", crate::server::text::hash(&session.id) ^ choice as u64)
 }
 
 fn whole(session: &GenerationSession, tool: Option<&ForcedTool>, progress: &Progress) -> Json {

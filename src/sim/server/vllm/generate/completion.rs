@@ -5,21 +5,19 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 use serde_json::Value;
 
-use crate::sim::server::feed::{FeedEnd, Progress};
-use crate::sim::server::http::body::{Render, SimBody};
-use crate::sim::server::http::call::ServerCall;
-use crate::sim::server::http::job::ClientJob;
-use crate::sim::server::http::json::{Json, ordered};
-use crate::sim::server::http::reply::{self, HandlerAnswer};
-use crate::sim::server::text::{SimPrompt, VOCABULARY, word};
-use crate::sim::server::vllm::error::{self, VllmError};
-use crate::sim::server::vllm::fields::{self, JsonFields};
-use crate::sim::server::vllm::generate::params::Params;
-use crate::sim::server::vllm::generate::session::{
-    self, DONE, FINGERPRINT, GenerationSession, SSE, SequencePlan,
-};
+use crate::server::feed::{FeedEnd, Progress};
+use crate::server::http::body::{Render, SimBody};
+use crate::server::http::call::ServerCall;
+use crate::server::http::job::ClientJob;
+use crate::server::http::json::{Json, ordered};
+use crate::server::http::reply::{self, HandlerAnswer};
+use crate::server::text::{SimPrompt, VOCABULARY, word};
+use crate::server::vllm::error::{self, VllmError};
+use crate::server::vllm::fields::{self, JsonFields};
+use crate::server::vllm::generate::params::Params;
+use crate::server::vllm::generate::session::{self, DONE, FINGERPRINT, GenerationSession, SSE, SequencePlan};
 
-pub(in crate::sim::server::vllm) async fn answer(mut call: ServerCall) -> HandlerAnswer {
+pub(in crate::server::vllm) async fn answer(mut call: ServerCall) -> HandlerAnswer {
     let (session, mut job, echoes) = match start(&mut call) {
         Ok(started) => started,
         Err(error) => return Ok(error.respond(&call.path)),
@@ -35,7 +33,7 @@ pub(in crate::sim::server::vllm) async fn answer(mut call: ServerCall) -> Handle
     }
     let body = whole(&session, &echoes, &progress).to_string();
     let mut response = reply::json(200, "");
-    crate::sim::server::vllm::meta::add_load_header(&call, &mut response);
+    crate::server::vllm::meta::add_load_header(&call, &mut response);
     Ok(reply::deliver(job, act, response, body.into()))
 }
 
@@ -58,7 +56,7 @@ fn start(call: &mut ServerCall) -> Result<(GenerationSession, ClientJob, Vec<Str
 
 /// The prompts with their texts. The field is a text, a list of texts, a list
 /// of ids or a list of lists of ids.
-pub(in crate::sim::server::vllm) fn prompts(
+pub(in crate::server::vllm) fn prompts(
     fields: &JsonFields,
     name: &str,
 ) -> Result<Vec<(SimPrompt, String)>, VllmError> {

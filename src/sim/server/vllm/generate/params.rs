@@ -2,9 +2,9 @@
 
 use serde_json::Value;
 
-use crate::sim::server::options::{SimOptions, VllmFlags};
-use crate::sim::server::vllm::error::VllmError;
-use crate::sim::server::vllm::fields::JsonFields;
+use crate::server::options::{SimOptions, VllmFlags};
+use crate::server::vllm::error::VllmError;
+use crate::server::vllm::fields::JsonFields;
 
 /// A function that the answer must call.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,10 +104,7 @@ fn to_u32(number: i64) -> u32 {
 }
 
 /// Model name for the answer: the first served name, or the adapter's own name.
-pub(in crate::sim::server::vllm) fn model(
-    fields: &JsonFields,
-    options: &SimOptions,
-) -> Result<String, VllmError> {
+pub(in crate::server::vllm) fn model(fields: &JsonFields, options: &SimOptions) -> Result<String, VllmError> {
     let Some(name) = fields.string("model")?.filter(|name| !name.is_empty()) else {
         return Ok(options.model().to_owned());
     };

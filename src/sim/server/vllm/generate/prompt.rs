@@ -2,15 +2,15 @@
 
 use serde_json::Value;
 
-use crate::sim::server::text::SimPrompt;
-use crate::sim::server::vllm::error::VllmError;
-use crate::sim::server::vllm::fields::JsonFields;
+use crate::server::text::SimPrompt;
+use crate::server::vllm::error::VllmError;
+use crate::server::vllm::fields::JsonFields;
 
 /// Tokens that an image or a sound counts.
 const MEDIA_TOKENS: u32 = 256;
 
 /// The prompt of a list of messages, with the tools.
-pub(in crate::sim::server::vllm) fn of_messages(
+pub(in crate::server::vllm) fn of_messages(
     messages: &[Value],
     fields: &JsonFields,
     model: &str,

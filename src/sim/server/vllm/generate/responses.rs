@@ -5,21 +5,21 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 use serde_json::Value;
 
-use crate::sim::server::feed::{FeedEnd, Progress};
-use crate::sim::server::http::body::{Render, SimBody};
-use crate::sim::server::http::call::ServerCall;
-use crate::sim::server::http::job::ClientJob;
-use crate::sim::server::http::json::{Json, ordered};
-use crate::sim::server::http::reply::{self, HandlerAnswer};
-use crate::sim::server::text::{SimPrompt, hash};
-use crate::sim::server::vllm::error::VllmError;
-use crate::sim::server::vllm::fields::{self, JsonFields};
-use crate::sim::server::vllm::generate::messages::named_event;
-use crate::sim::server::vllm::generate::params::Params;
-use crate::sim::server::vllm::generate::prompt;
-use crate::sim::server::vllm::generate::session::{self, GenerationSession, SSE};
+use crate::server::feed::{FeedEnd, Progress};
+use crate::server::http::body::{Render, SimBody};
+use crate::server::http::call::ServerCall;
+use crate::server::http::job::ClientJob;
+use crate::server::http::json::{Json, ordered};
+use crate::server::http::reply::{self, HandlerAnswer};
+use crate::server::text::{SimPrompt, hash};
+use crate::server::vllm::error::VllmError;
+use crate::server::vllm::fields::{self, JsonFields};
+use crate::server::vllm::generate::messages::named_event;
+use crate::server::vllm::generate::params::Params;
+use crate::server::vllm::generate::prompt;
+use crate::server::vllm::generate::session::{self, GenerationSession, SSE};
 
-pub(in crate::sim::server::vllm) async fn answer(mut call: ServerCall) -> HandlerAnswer {
+pub(in crate::server::vllm) async fn answer(mut call: ServerCall) -> HandlerAnswer {
     let (session, mut job) = match start(&mut call) {
         Ok(started) => started,
         Err(error) => return Ok(error.respond(&call.path)),
@@ -37,7 +37,7 @@ pub(in crate::sim::server::vllm) async fn answer(mut call: ServerCall) -> Handle
 }
 
 /// Answers 404: no response is stored.
-pub(in crate::sim::server::vllm) fn stored(call: &ServerCall) -> HandlerAnswer {
+pub(in crate::server::vllm) fn stored(call: &ServerCall) -> HandlerAnswer {
     let id = call.path.trim_start_matches("/v1/responses/");
     Ok(VllmError::not_found(format!("Response with id '{id}' not found."), "response_id").respond(&call.path))
 }

@@ -3,18 +3,18 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
-use crate::core::model::time::Tick;
-use crate::sim::engine::EngineRequest;
-use crate::sim::faults::mix;
-use crate::sim::server::core::PlannedSequence;
-use crate::sim::server::feed::Progress;
-use crate::sim::server::http::call::ServerCall;
-use crate::sim::server::http::job::ClientJob;
-use crate::sim::server::http::json::{Json, ordered};
-use crate::sim::server::options::SimOptions;
-use crate::sim::server::text::{self, AnswerTokens, SimPrompt};
-use crate::sim::server::vllm::error::{CHARS_PER_TOKEN, VllmError};
-use crate::sim::server::vllm::generate::params::Params;
+use crate::engine::EngineRequest;
+use crate::faults::mix;
+use crate::server::core::PlannedSequence;
+use crate::server::feed::Progress;
+use crate::server::http::call::ServerCall;
+use crate::server::http::job::ClientJob;
+use crate::server::http::json::{Json, ordered};
+use crate::server::options::SimOptions;
+use crate::server::text::{self, AnswerTokens, SimPrompt};
+use crate::server::vllm::error::{CHARS_PER_TOKEN, VllmError};
+use crate::server::vllm::generate::params::Params;
+use penstock_core::model::time::Tick;
 
 /// Most sequences of one body; bounds the simulator's memory.
 const MAX_SEQUENCES: i64 = 65_536;
@@ -76,11 +76,7 @@ pub(super) struct GenerationSession {
 }
 
 /// The id of the answer: from `x-request-id`, the body's `request_id`, or new.
-pub(in crate::sim::server::vllm) fn answer_id(
-    call: &ServerCall,
-    prefix: &str,
-    in_body: Option<&str>,
-) -> Arc<str> {
+pub(in crate::server::vllm) fn answer_id(call: &ServerCall, prefix: &str, in_body: Option<&str>) -> Arc<str> {
     match call.header("x-request-id").or(in_body) {
         Some(id) => format!("{prefix}{id}").into(),
         None => {
@@ -157,7 +153,7 @@ fn check_rank(call: &ServerCall) -> Result<(), VllmError> {
 }
 
 /// Checks that the prompt fits the window.
-pub(in crate::sim::server::vllm) fn check_length(prompt: &SimPrompt, window: u32) -> Result<(), VllmError> {
+pub(in crate::server::vllm) fn check_length(prompt: &SimPrompt, window: u32) -> Result<(), VllmError> {
     if prompt.chars as u64 > u64::from(window) * CHARS_PER_TOKEN {
         return Err(VllmError::too_long_text(window, prompt.chars));
     }

@@ -1,9 +1,9 @@
 //! Least request: the engine with the fewest requests in flight.
 
-use crate::sim::world::arrival::Arrival;
-use crate::sim::world::baseline::at_once::{EnginePick, least};
-use crate::sim::world::baseline::flights::InFlightRequests;
-use crate::sim::world::router::ReplicaIndex;
+use crate::world::arrival::Arrival;
+use crate::world::baseline::at_once::{EnginePick, least};
+use crate::world::baseline::flights::InFlightRequests;
+use crate::world::router::ReplicaIndex;
 
 /// Fewest requests in flight by this router's own count; ties go round.
 #[derive(Debug, Default)]

@@ -8,10 +8,10 @@ pub mod shortest_scraped;
 
 use std::fmt::Debug;
 
-use crate::core::model::time::Tick;
-use crate::sim::world::arrival::Arrival;
-use crate::sim::world::baseline::flights::{FailureOutcome, InFlightRequests};
-use crate::sim::world::router::{Input, JobIndex, ReplicaIndex, Router, RouterCommand};
+use crate::world::arrival::Arrival;
+use crate::world::baseline::flights::{FailureOutcome, InFlightRequests};
+use crate::world::router::{Input, JobIndex, ReplicaIndex, Router, RouterCommand};
+use penstock_core::model::time::Tick;
 
 pub trait EnginePick: Send + Debug {
     /// Returns one of [`InFlightRequests::candidates`], of which there is at

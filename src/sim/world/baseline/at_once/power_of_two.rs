@@ -1,11 +1,11 @@
 //! Power of two choices: the less loaded of two engines drawn at random.
 
-use crate::sim::rng::Rng;
-use crate::sim::world::arrival::Arrival;
-use crate::sim::world::baseline::at_once::EnginePick;
-use crate::sim::world::baseline::at_once::random::draw_candidate;
-use crate::sim::world::baseline::flights::InFlightRequests;
-use crate::sim::world::router::ReplicaIndex;
+use crate::rng::Rng;
+use crate::world::arrival::Arrival;
+use crate::world::baseline::at_once::EnginePick;
+use crate::world::baseline::at_once::random::draw_candidate;
+use crate::world::baseline::flights::InFlightRequests;
+use crate::world::router::ReplicaIndex;
 
 /// Power of two choices on this router's own count of requests in flight.
 #[derive(Debug)]

@@ -1,10 +1,10 @@
 //! Random choice: an engine drawn at random.
 
-use crate::sim::rng::Rng;
-use crate::sim::world::arrival::Arrival;
-use crate::sim::world::baseline::at_once::EnginePick;
-use crate::sim::world::baseline::flights::InFlightRequests;
-use crate::sim::world::router::ReplicaIndex;
+use crate::rng::Rng;
+use crate::world::arrival::Arrival;
+use crate::world::baseline::at_once::EnginePick;
+use crate::world::baseline::flights::InFlightRequests;
+use crate::world::router::ReplicaIndex;
 
 #[derive(Debug)]
 pub struct Random(Rng);
@@ -23,10 +23,7 @@ impl EnginePick for Random {
 }
 
 /// A candidate drawn at random.
-pub(in crate::sim::world::baseline) fn draw_candidate(
-    rng: &mut Rng,
-    flights: &InFlightRequests,
-) -> ReplicaIndex {
+pub(in crate::world::baseline) fn draw_candidate(rng: &mut Rng, flights: &InFlightRequests) -> ReplicaIndex {
     let open = flights.candidates();
     open.get(rng.below(open.len() as u64) as usize).copied().unwrap_or(0)
 }

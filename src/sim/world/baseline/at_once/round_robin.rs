@@ -1,9 +1,9 @@
 //! Weighted round robin: the engines in turn, by their weights.
 
-use crate::sim::world::arrival::Arrival;
-use crate::sim::world::baseline::at_once::EnginePick;
-use crate::sim::world::baseline::flights::InFlightRequests;
-use crate::sim::world::router::ReplicaIndex;
+use crate::world::arrival::Arrival;
+use crate::world::baseline::at_once::EnginePick;
+use crate::world::baseline::flights::InFlightRequests;
+use crate::world::router::ReplicaIndex;
 
 /// Smooth weighted round robin: engines take turns by their weights, spread
 /// evenly. On each turn every engine gains its weight as credit. The first

@@ -1,11 +1,11 @@
 //! Shortest scraped queue: the engine whose last scrape shows the fewest
 //! requests.
 
-use crate::sim::rng::Rng;
-use crate::sim::world::arrival::Arrival;
-use crate::sim::world::baseline::at_once::EnginePick;
-use crate::sim::world::baseline::flights::InFlightRequests;
-use crate::sim::world::router::ReplicaIndex;
+use crate::rng::Rng;
+use crate::world::arrival::Arrival;
+use crate::world::baseline::at_once::EnginePick;
+use crate::world::baseline::flights::InFlightRequests;
+use crate::world::router::ReplicaIndex;
 
 /// Join the shortest queue on scraped gauges: running and waiting requests.
 /// Ties are drawn.
