@@ -36,6 +36,7 @@ if [ "$(cat "$venv/pins" 2>/dev/null)" != "${pins[*]}" ]; then
 fi
 # The bill of materials also reads crates that this build does not need.
 cargo fetch --locked --quiet || die "crates cannot be fetched"
+cargo build --release --quiet -p penstock -p penstock-loadtest || die "the build failed"
 
 export SUITE_PYTHON_BIN=$venv/bin
 out=$(mktemp)

@@ -19,6 +19,10 @@ venv=$PENSTOCK_CACHE/engines-venv
 if [ ! -x "$venv/bin/pytest" ]; then
   "$python" -m venv "$venv" && "$venv/bin/pip" install -q pytest==8.4.2 httpx==0.28.1 openai==3.52.0 || exit 1
 fi
+if [ -z "${PENSTOCK_BIN:-}" ]; then
+  cargo build --release --quiet || exit 1
+  export PENSTOCK_BIN=$PWD/target/release/penstock
+fi
 out=$(mktemp)
 "$venv/bin/pytest" -q -p no:cacheprovider tests/engines 2>&1 | tee "$out"
 status=${PIPESTATUS[0]}

@@ -28,6 +28,10 @@ counted docs env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --qu
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-4}
 out=$(mktemp)
 cargo test --workspace --quiet --no-run || die "the tests do not build"
+# While these tests and those of the SDKs wait, the release build of the next suites runs.
+if [ -n "${BUILD_AHEAD:-}" ]; then
+  nice -n 19 cargo build --release --quiet -p penstock -p penstock-loadtest >/dev/null 2>&1 </dev/null &
+fi
 cargo test --workspace --quiet 2>&1 | tee "$out"
 status=${PIPESTATUS[0]}
 awk '/^test result:/{p+=$4; f+=$6; s+=$8} END{printf "counts: %d passed, %d failed, %d skipped\n", p, f, s}' "$out"

@@ -44,6 +44,9 @@ fi
 "$venv/bin/ruff" check --quiet --no-cache --select E9,F tests loadtest || fail "ruff found mistakes in Python files"
 echo "counts: 1 passed, 0 failed, 0 skipped"
 
+# The program that comes with the tests: built by now when `quick` ran before.
+cargo test --workspace --no-run --quiet || fail "the gateway does not build"
+export PENSTOCK_BIN=$PWD/target/debug/penstock
 out=$(mktemp)
 # Most of the time is waiting: each file has a gateway and engines of its own, three at a time.
 "$venv/bin/pytest" -q -p no:cacheprovider -n 3 --dist loadfile tests/sdk 2>&1 | tee "$out"

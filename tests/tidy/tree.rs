@@ -43,7 +43,9 @@ impl Source {
     pub(crate) fn parse(path: &str, text: &str) -> Self {
         let stem = path.strip_suffix(".rs").unwrap_or(path);
         let mut module: Vec<String> = stem.split('/').map(str::to_owned).collect();
-        if module.last().is_some_and(|last| last == "mod") || matches!(stem, "lib" | "main" | "core/lib" | "sim/lib") {
+        if module.last().is_some_and(|last| last == "mod")
+            || matches!(stem, "lib" | "main" | "core/lib" | "sim/lib")
+        {
             module.pop();
         }
         let mut source = Self {
