@@ -80,10 +80,11 @@ impl Source {
             let supers = path.iter().take_while(|segment| *segment == "super").count();
             let first = path.first()?;
             let top = &self.module[..self.module.len().min(1)];
-            let core = ["core".to_owned()];
+            let (core, sim) = (["core".to_owned()], ["sim".to_owned()]);
             let (base, rest) = match &**first {
                 "crate" if OWN_CRATES.contains(&self.top()) => (top, &path[1..]),
                 "penstock_core" => (&core[..], &path[1..]),
+                "penstock_sim" => (&sim[..], &path[1..]),
                 "crate" => (&[][..], &path[1..]),
                 "penstock" if self.path == "main.rs" => (&[][..], &path[1..]),
                 "self" => (&self.module[..], &path[1..]),
