@@ -14,9 +14,8 @@ import urllib.request
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-#: PENSTOCK_BIN names a binary that was built elsewhere: then nothing is built here.
-BUILT = os.environ.get("PENSTOCK_BIN")
-BIN = pathlib.Path(BUILT) if BUILT else ROOT / "target" / "release" / "penstock"
+#: The program under test.
+BIN = pathlib.Path(os.environ.get("PENSTOCK_BIN") or ROOT / "target" / "debug" / "penstock")
 BIN_DIR = BIN.parent
 
 #: The addresses that the documents and the help texts use.
@@ -61,11 +60,8 @@ def is_free(address):
 
 
 def elsewhere():
-    """The documents' addresses, each with a free one to use in its place; the
-    same one where it is free itself. Beside a binary from elsewhere others may be
-    at work on this machine: then always another one."""
-    spare = free_ports(len(PORTS))
-    return {port: port if not BUILT and is_free(port) else other for port, other in zip(PORTS, spare)}
+    """The documents' addresses, each with a free one to use in its place: others may be at work on this machine."""
+    return dict(zip(PORTS, free_ports(len(PORTS))))
 
 
 def moved(text, places):

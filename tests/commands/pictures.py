@@ -1,6 +1,6 @@
 """Draws the console's pictures for docs/guides/console.md, over the demo under load:
 
-    cargo build --release && python3 tests/commands/pictures.py
+    cargo build && python3 tests/commands/pictures.py
 
 It takes the suite's Python (pytest, playwright) and Debian's chromium. PENSTOCK_BIN names another binary.
 """

@@ -6,7 +6,7 @@
 configuration.md comes from config/schema.json, metrics.md from the catalogue of metrics,
 log-fields.md from the events, errors.md from the table of errors, admin-api.md from the
 routes of the admin port, commands.md from the help texts of the binary (PENSTOCK_BIN, or
-target/release/penstock). What no source says (the labels of a metric, some log fields)
+target/debug/penstock). What no source says (the labels of a metric, some log fields)
 stands here, and the generator refuses to write a page when an entry is missing or left over.
 """
 
@@ -19,7 +19,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference"
-BIN = pathlib.Path(os.environ.get("PENSTOCK_BIN") or ROOT / "target" / "release" / "penstock")
+BIN = pathlib.Path(os.environ.get("PENSTOCK_BIN") or ROOT / "target" / "debug" / "penstock")
 HOW = "python3 tests/commands/reference.py --write"
 
 

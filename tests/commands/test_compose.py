@@ -260,7 +260,7 @@ def test_the_image_is_built_for_what_runs_often(tmp_path):
 def test_the_training_run_serves_its_load(tmp_path):
     """docker/train.sh with a program that counts nothing."""
     script = ROOT / "docker" / "train.sh"
-    environment = os.environ | {"TRAIN_ROWS": "steady,streams64", "TRAIN_PORT": "19480"}
+    environment = os.environ | {"TRAIN_ROWS": "latency,streams64", "TRAIN_PORT": "19480"}
     command = ["sh", script, BIN, BIN_DIR / "loadtest", tmp_path / "raw"]
     done = subprocess.run(command, env=environment, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -12,18 +12,14 @@ import time
 
 import pytest
 import reference
-from conftest import BUILT, elsewhere, get, run, wait_until
+from conftest import elsewhere, get, run, wait_until
 from prometheus import Prometheus, unknown_values, without_data
-
-DEMO = "penstock demo" if BUILT else "cargo run --release -- demo"
 
 
 def begin(start, flags=""):
     places = elsewhere()
     listen, admin, scale = (places[f"127.0.0.1:{port}"] for port in (8080, 8081, 8082))
-    usual = (listen, admin, scale) == ("127.0.0.1:8080", "127.0.0.1:8081", "127.0.0.1:8082")
-    command = DEMO + flags + ("" if usual else f" --listen {listen} --admin {admin} --scale {scale}")
-    demo = start(command)
+    demo = start(f"penstock demo{flags} --listen {listen} --admin {admin} --scale {scale}")
     demo.wait_for(r"^Ctrl-C drains and ends\.", 600)
     return demo, f"http://{admin}"
 

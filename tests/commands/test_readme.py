@@ -12,7 +12,7 @@ import time
 
 import pytest
 import yaml
-from conftest import BUILT, ROOT, Running, elsewhere, free_ports, moved, run, wait_until
+from conftest import ROOT, Running, elsewhere, free_ports, moved, run, wait_until
 from documents import (
     DOCS,
     LANGUAGES,
@@ -43,7 +43,7 @@ READY = {
 }
 
 
-#: What stands for cargo's commands where the binaries are built already.
+#: What stands for cargo's commands: the binaries are built already.
 BUILT_COMMANDS = {
     "cargo build --release": "penstock --version",
     "cargo run --release -p penstock-loadtest -- ": "loadtest ",
@@ -52,10 +52,9 @@ BUILT_COMMANDS = {
 
 
 def without_cargo(command):
-    if BUILT:
-        for cargo, built in BUILT_COMMANDS.items():
-            if command.startswith(cargo):
-                return built + command.removeprefix(cargo)
+    for cargo, built in BUILT_COMMANDS.items():
+        if command.startswith(cargo):
+            return built + command.removeprefix(cargo)
     return command
 
 
@@ -128,9 +127,9 @@ def test_the_runner_tells_of_its_suites():
     """This suite is a part of `tests/run`: here only that it lists its suites."""
     done = run("tests/run no-such-suite")
     assert done.returncode == 2
-    for script in (ROOT / "tests" / "suites").glob("*.sh"):
-        assert script.stem in done.stderr
-        assert re.search(rf"^#   tests/run {script.stem} ", (ROOT / "tests" / "run").read_text(), re.M)
+    suites = {script.stem for script in (ROOT / "tests" / "suites").glob("*.sh")} - {"lib"}
+    assert suites == set(done.stderr.split(": ")[-1].split())
+    assert suites == set(re.findall(r"^#   tests/run (\w+) +\w", (ROOT / "tests" / "run").read_text(), re.M))
 
 
 def compose(_reader):

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The gateway in front of two real vLLM servers on the CPU.
 set -uo pipefail
+. tests/suites/lib.sh
 skip() { echo "engines: skipped: $1"; echo "counts: 0 passed, 0 failed, 1 skipped"; exit 0; }
 
 python=${PYTHON312:-}
@@ -16,17 +17,9 @@ fi
 
 export PYTHON=$python TINY_HOME=$PENSTOCK_CACHE/tiny-vllm
 venv=$PENSTOCK_CACHE/engines-venv
-if [ ! -x "$venv/bin/pytest" ]; then
-  "$python" -m venv "$venv" && "$venv/bin/pip" install -q pytest==8.4.2 httpx==0.28.1 openai==3.52.0 || exit 1
-fi
-if [ -z "${PENSTOCK_BIN:-}" ]; then
-  cargo build --release --quiet || exit 1
-  export PENSTOCK_BIN=$PWD/target/release/penstock
-fi
-out=$(mktemp)
-"$venv/bin/pytest" -q -p no:cacheprovider tests/engines 2>&1 | tee "$out"
-status=${PIPESTATUS[0]}
-count() { grep -oE "[0-9]+ $1" "$out" | tail -1 | grep -oE '[0-9]+' || echo 0; }
-echo "counts: $(count passed) passed, $(( $(count failed) + $(count error) )) failed, $(count skipped) skipped"
-rm -f "$out"
-exit "$status"
+venv "$venv" "$python" pytest==8.4.2 httpx==0.28.1 openai==3.52.0
+PREPARE=1 LAYERS=4 HIDDEN=256 bash tests/engines/tiny-vllm/serve.sh 0 || fail "cannot install vLLM"
+[ "$preparing" ] && exit
+
+program
+tests "$venv/bin/pytest" tests/engines

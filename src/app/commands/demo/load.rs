@@ -67,7 +67,7 @@ impl DemoSource {
             let (burst, gap) = match source.class {
                 "interactive" => (1, 200 + draw / 10),
                 "standard" => (1, 500 + draw / 3),
-                _ => (20, 6000 + draw * 4),
+                _ => (80, 12_000 + draw * 5),
             };
             for number in 0..burst {
                 let Ok(slot) = Arc::clone(&source.slots).try_acquire_owned() else {
