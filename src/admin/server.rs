@@ -8,22 +8,22 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use axum::extract::ConnectInfo;
+use axum::extract::{ConnectInfo, Request};
+use axum::middleware::{self, Next};
 use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{ConnectionRefused, HandshakeFailed};
-use crate::tls::{AddressLimit, CertificateSource, Handshakes};
+use crate::tls::{CertificateSource, ConnectionPlaces, Handshakes};
 
-/// Most connections open at once; more wait in the listen queue.
+/// Most connections open at once. For one more, an idle one or one of a greedy address ends.
 const MAX_CONNECTIONS: usize = 256;
-/// Most connections of one address; more are closed at once. Probes and Prometheus come from other
-/// addresses than a client that would hold all places.
+/// Most connections of one address. For one more, its oldest idle one ends.
 const MAX_ADDRESS_CONNECTIONS: usize = 32;
 /// Limit for a request head, and for the pause between two requests.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
@@ -107,36 +107,34 @@ async fn serve(
     tls: Arc<AdminTls>,
     mut stopped: watch::Receiver<bool>,
 ) {
-    let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    let by_address = AddressLimit::new(MAX_ADDRESS_CONNECTIONS);
+    let places = ConnectionPlaces::new(MAX_CONNECTIONS, MAX_ADDRESS_CONNECTIONS);
     loop {
-        let next = async {
-            let permit = Arc::clone(&connections).acquire_owned().await;
-            (permit, listener.accept().await)
-        };
         let accepted = tokio::select! {
             _ = stopped.wait_for(|stop| *stop) => break,
-            accepted = next => accepted,
+            accepted = listener.accept() => accepted,
         };
-        match accepted {
-            (Ok(permit), Ok((stream, peer))) => {
-                let Some(own) = by_address.try_enter(peer.ip()) else {
-                    ConnectionRefused { reason: "address" }.emit(&tls.telemetry);
-                    continue;
-                };
-                let router = router.clone().layer(Extension(ConnectInfo(peer)));
-                let serving = connection(stream, peer, router, Arc::clone(&tls), stopped.clone());
-                tokio::spawn(async move {
-                    let _places = (permit, own);
-                    serving.await;
-                });
+        let Ok((stream, peer)) = accepted else {
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+            continue;
+        };
+        let Some(place) = places.enter(peer.ip()).map(Arc::new) else {
+            ConnectionRefused { reason: "address" }.emit(&tls.telemetry);
+            continue;
+        };
+        let router = router.clone().layer(Extension(ConnectInfo(peer))).layer(middleware::from_fn({
+            let place = Arc::clone(&place);
+            move |request: Request, next: Next| place.begin_call().run(request, next)
+        }));
+        let (tls, stopped) = (Arc::clone(&tls), stopped.clone());
+        tokio::spawn(async move {
+            tokio::select! {
+                () = connection(stream, peer, router, Arc::clone(&tls), stopped) => {}
+                () = place.taken() => ConnectionRefused { reason: "place_needed" }.emit(&tls.telemetry),
             }
-            (_, Err(_)) | (Err(_), _) => tokio::time::sleep(ACCEPT_PAUSE).await,
-        }
+        });
     }
     drop(listener);
-    let all = u32::try_from(MAX_CONNECTIONS).unwrap_or(u32::MAX);
-    let _ = tokio::time::timeout(LAST_ANSWER, connections.acquire_many(all)).await;
+    let _ = tokio::time::timeout(LAST_ANSWER, places.all_left()).await;
 }
 
 async fn connection(

@@ -378,16 +378,33 @@ async fn the_listener_answers_while_the_callers_runtime_is_blocked() {
     drop(idle);
 }
 
+fn connect_from(source: [u8; 4], address: SocketAddr) -> TcpStream {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from((source, 0)).into()).unwrap();
+    socket.connect(&address.into()).unwrap();
+    socket.into()
+}
+
+/// Silent clients, and clients that stop in the middle of a call's body.
 #[tokio::test]
-async fn one_address_leaves_room_for_probes() {
+async fn connections_of_many_addresses_leave_room_for_probes() {
     let handle = spawn("127.0.0.1:0".parse().unwrap(), world().router, no_tls()).unwrap();
-    let silent: Vec<_> = (0..300).map(|_| TcpStream::connect(handle.addr()).unwrap()).collect();
-    let other = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-    other.bind(&"127.0.0.2:0".parse::<SocketAddr>().unwrap().into()).unwrap();
-    other.connect(&handle.addr().into()).unwrap();
-    let answer = talk(other.into(), LIVEZ);
-    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
-    drop(silent);
+    let held: Vec<_> = (0..10)
+        .flat_map(|address| (0..40).map(move |n| (address, n)))
+        .map(|(address, n)| {
+            let mut stream = connect_from([127, 0, 0, 10 + address], handle.addr());
+            if n % 2 == 0 {
+                let _ended = stream
+                    .write_all(b"POST /admin/v1/reload HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n");
+            }
+            stream
+        })
+        .collect();
+    for _ in 0..3 {
+        let answer = talk(connect_from([127, 0, 0, 2], handle.addr()), LIVEZ);
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    }
+    drop(held);
 }
 
 #[tokio::test]

@@ -11,13 +11,13 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::Request;
-use axum::middleware;
+use axum::middleware::{self, Next};
 use hyper::server::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tonic::service::Routes;
 use tonic_health::ServingStatus;
 use tonic_health::server::{HealthReporter, health_reporter};
@@ -32,12 +32,12 @@ use crate::scaler::rpc::ScalerService;
 use crate::scaler::signal_cache::SignalCache;
 use crate::scaler::source::DemandSource;
 use crate::telemetry::event::{ConnectionRefused, HandshakeFailed};
-use crate::tls::{AddressLimit, CertificateNames, CertificateSource, Handshakes};
+use crate::tls::{CertificateNames, CertificateSource, ConnectionPlace, ConnectionPlaces, Handshakes};
 
 /// Most connections open at once. KEDA has one from its operator and one from its metrics adapter.
 /// Each peer has one.
 const MAX_CONNECTIONS: usize = 64 + MAX_PEERS;
-/// Most connections of one address; more are closed at once.
+/// Most connections of one address. For one more, its oldest idle one ends.
 const MAX_ADDRESS_CONNECTIONS: usize = 32;
 /// Streams allowed on a connection in addition to `scale.max_streams`.
 const EXTRA_STREAMS: usize = 256;
@@ -78,8 +78,7 @@ pub struct ScalerHandle {
     cache: Arc<SignalCache>,
     health: HealthReporter,
     stop: watch::Sender<bool>,
-    /// Holds all its permits when no connection is open.
-    connections: Arc<Semaphore>,
+    places: Arc<ConnectionPlaces>,
     runtime: Option<Runtime>,
 }
 
@@ -105,7 +104,7 @@ pub fn start(
         Builder::new_multi_thread().worker_threads(threads).thread_name("scale").enable_all().build()?;
     refresh(&source, &cache);
     let (stop, stopped) = watch::channel(false);
-    let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let places = ConnectionPlaces::new(MAX_CONNECTIONS, MAX_ADDRESS_CONNECTIONS);
     let (health, health_server) = health_reporter();
     let mut address = None;
     if let Some(rules) = listener {
@@ -125,8 +124,7 @@ pub fn start(
             routes,
             max_streams: cache.settings().scale.max_streams.saturating_add(EXTRA_STREAMS),
             stopped,
-            connections: Arc::clone(&connections),
-            by_address: AddressLimit::new(MAX_ADDRESS_CONNECTIONS),
+            places: Arc::clone(&places),
         };
         runtime.spawn(Arc::new(door).serve(socket));
     }
@@ -134,7 +132,7 @@ pub fn start(
         runtime.spawn(peers::listen(Arc::clone(exchange), rules));
     }
     runtime.spawn(keep_fresh(source, Arc::clone(&cache)));
-    Ok(ScalerHandle { address, cache, health, stop, connections, runtime: Some(runtime) })
+    Ok(ScalerHandle { address, cache, health, stop, places, runtime: Some(runtime) })
 }
 
 /// Whether a client whose certificate has these names may connect. `names` is `None` when the
@@ -198,8 +196,7 @@ impl ScalerHandle {
         self.cache.end_streams();
         self.leave();
         self.stop.send_replace(true);
-        let all = u32::try_from(MAX_CONNECTIONS).unwrap_or(u32::MAX);
-        let _in_time = tokio::time::timeout(STOP_GRACE, self.connections.acquire_many(all)).await;
+        let _in_time = tokio::time::timeout(STOP_GRACE, self.places.all_left()).await;
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
@@ -221,36 +218,34 @@ struct ScalerServer {
     routes: Router,
     max_streams: usize,
     stopped: watch::Receiver<bool>,
-    connections: Arc<Semaphore>,
-    by_address: Arc<AddressLimit>,
+    places: Arc<ConnectionPlaces>,
 }
 
 impl ScalerServer {
     async fn serve(self: Arc<Self>, socket: TcpListener) {
         let mut stopped = self.stopped.clone();
         loop {
-            let next = async {
-                let permit = Arc::clone(&self.connections).acquire_owned().await;
-                (permit, socket.accept().await)
-            };
             let accepted = tokio::select! {
                 _ = stopped.wait_for(|stop| *stop) => return,
-                accepted = next => accepted,
+                accepted = socket.accept() => accepted,
             };
-            match accepted {
-                (Ok(permit), Ok((stream, peer))) => {
-                    let Some(own) = self.by_address.try_enter(peer.ip()) else {
-                        ConnectionRefused { reason: "address" }.emit(&self.cache.telemetry);
-                        continue;
-                    };
-                    let serving = Arc::clone(&self).connection(stream, peer);
-                    tokio::spawn(async move {
-                        let _places = (permit, own);
-                        serving.await;
-                    });
+            let Ok((stream, peer)) = accepted else {
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            };
+            let Some(place) = self.places.enter(peer.ip()).map(Arc::new) else {
+                ConnectionRefused { reason: "address" }.emit(&self.cache.telemetry);
+                continue;
+            };
+            let server = Arc::clone(&self);
+            tokio::spawn(async move {
+                tokio::select! {
+                    () = Arc::clone(&server).connection(stream, peer, Arc::clone(&place)) => {}
+                    () = place.taken() => {
+                        ConnectionRefused { reason: "place_needed" }.emit(&server.cache.telemetry);
+                    }
                 }
-                (_, Err(_)) | (Err(_), _) => tokio::time::sleep(ACCEPT_PAUSE).await,
-            }
+            });
         }
     }
 
@@ -258,7 +253,7 @@ impl ScalerServer {
         HandshakeFailed { listener: "scale", reason }.emit(&self.cache.telemetry);
     }
 
-    async fn connection(self: Arc<Self>, stream: TcpStream, peer: SocketAddr) {
+    async fn connection(self: Arc<Self>, stream: TcpStream, peer: SocketAddr, place: Arc<ConnectionPlace>) {
         let _ = stream.set_nodelay(true);
         let (stream, names) = match self.rules.handshakes.accept(stream, peer.ip(), (self.rules.tls)()).await
         {
@@ -270,9 +265,9 @@ impl ScalerServer {
         }
         let called = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&called);
-        let routes = self.routes.clone().layer(middleware::map_request(move |call: Request| {
+        let routes = self.routes.clone().layer(middleware::from_fn(move |call: Request, next: Next| {
             seen.store(true, Ordering::Relaxed);
-            std::future::ready(call)
+            place.begin_call().run(call, next)
         }));
         let connection = http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())

@@ -4,6 +4,7 @@
 
 mod address_group;
 mod address_limit;
+mod connection_places;
 mod names;
 mod stream;
 
@@ -20,6 +21,7 @@ use tokio_rustls::LazyConfigAcceptor;
 
 pub use address_group::address_group;
 pub use address_limit::{AddressLimit, AddressPermit};
+pub use connection_places::{ConnectionPlace, ConnectionPlaces, OpenCall};
 pub use names::CertificateNames;
 pub use stream::MaybeTlsStream;
 

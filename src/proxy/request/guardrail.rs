@@ -1,6 +1,8 @@
 //! Guardrail checks: a prompt before its request is queued, an answer before its client gets it. A
 //! check holds no place in the queue and none at an engine.
 
+use std::borrow::Cow;
+
 use bytes::Bytes;
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -66,8 +68,7 @@ pub(in crate::proxy) async fn check_prompt(
             }
         }
         let since = record.clock.now();
-        let body = (!request.parsed.api.is_multipart()).then(|| request.body.bytes.clone());
-        let parts = [body.unwrap_or(Bytes::from_static(NULL)), Bytes::from_static(NULL)];
+        let parts = [asked(request), Bytes::from_static(NULL)];
         let is_too_large = parts[0].len() as u64 > applied.guardrails.max_bytes;
         let question = (!is_too_large).then_some(parts);
         check(proxy, settings, applied, request, record, GuardrailStage::Prompt, question).await?;
@@ -98,8 +99,8 @@ pub(in crate::proxy) async fn check_answer(
     let question = (body.len() <= most).then(|| {
         let answer = as_json(body.to_bytes());
         let room = most.saturating_sub(answer.len() as u64);
-        let fits = !request.parsed.api.is_multipart() && request.body.bytes.len() as u64 <= room;
-        [if fits { request.body.bytes.clone() } else { Bytes::from_static(NULL) }, answer]
+        let asked = asked(request);
+        [if asked.len() as u64 <= room { asked } else { Bytes::from_static(NULL) }, answer]
     });
     record.hold_answer();
     check(proxy, settings, applied, request, record, GuardrailStage::Answer, question).await?;
@@ -190,6 +191,26 @@ fn opening(
     text + ",\"request\":"
 }
 
+/// The request as JSON: its body, or the texts of a form's prompt. The form's file, which is audio, is
+/// left out.
+fn asked(request: &InferenceRequest) -> Bytes {
+    let body = &request.body.bytes;
+    if request.parsed.api.is_multipart() {
+        form_prompt(request.parsed.prompt_pieces(body))
+    } else {
+        body.clone()
+    }
+}
+
+fn form_prompt<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Bytes {
+    #[derive(Serialize)]
+    struct FormPrompt<'a> {
+        prompt: Vec<Cow<'a, str>>,
+    }
+    let prompt = FormPrompt { prompt: pieces.map(String::from_utf8_lossy).collect() };
+    serde_json::to_vec(&prompt).unwrap_or_else(|_| NULL.to_vec()).into()
+}
+
 /// The answer as it is if it is JSON, else as a JSON string.
 fn as_json(answer: Bytes) -> Bytes {
     if serde_json::from_slice::<&RawValue>(&answer).is_ok() {
@@ -202,6 +223,15 @@ fn as_json(answer: Bytes) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_prompt_of_a_form_is_sent_as_json() {
+        assert_eq!(
+            form_prompt([&b"say \"so\""[..], b"\xff"].into_iter()),
+            r#"{"prompt":["say \"so\"","�"]}"#
+        );
+        assert_eq!(form_prompt(std::iter::empty()), r#"{"prompt":[]}"#);
+    }
 
     #[test]
     fn answers_are_sent_as_json() {

@@ -90,6 +90,7 @@ const FIXED: &[(Metric, &[LabelValues])] = &[
             "reason",
             &[
                 "address",
+                "place_needed",
                 "proxy_header",
                 "request_line",
                 "version",

@@ -168,6 +168,29 @@ fn no_floods(question: &Value) -> (Duration, u16, String) {
     (Duration::ZERO, 200, verdict.to_string())
 }
 
+/// A transcription's prompt steers what is written: it is checked, without the audio.
+#[tokio::test]
+async fn the_prompt_of_a_form_is_checked() {
+    let service = Service::start(no_floods).await;
+    let rig = rig(service.section("")).await;
+    let part = |name: &str, value: &str| {
+        format!("--edge\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n")
+    };
+    let file = part("file\"; filename=\"a.wav", "a flood of noise");
+    let mut answers = Vec::new();
+    for prompt in ["a lake", "a flood"] {
+        let body = format!("{}{file}{}--edge--\r\n", part("model", MODEL), part("prompt", prompt));
+        let call = Call::post_text("/v1/audio/transcriptions", &body)
+            .key(rig.key(TENANT))
+            .header("content-type", "multipart/form-data; boundary=edge");
+        answers.push(call.send(rig.address()).await.status);
+    }
+    assert_eq!(answers, [200, 400]);
+    let asked: Vec<Value> = service.questions().iter().map(|asked| asked.body["request"].clone()).collect();
+    assert_eq!(asked, [json!({"prompt": ["a lake"]}), json!({"prompt": ["a flood"]})]);
+    assert_eq!(rig.engine(0).state().total, 1);
+}
+
 #[tokio::test]
 async fn a_prompt_is_checked_before_it_is_queued() {
     let service = Service::start(no_floods).await;

@@ -1,11 +1,12 @@
 //! Overload: the scaler answers from its first moment, and while the data path is full.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use penstock::sim::server::{SimHandle, SimOptions, start_fleet};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::net::TcpSocket;
 use tokio::time::Instant;
 
 use super::setup::{Keda, METRIC, file, rig};
@@ -30,8 +31,10 @@ async fn silent_connections_keep_nobody_out() {
     let rig = Rig::with_file(&file, Vec::new(), [TENANT]).await;
     let address = rig.gateway.scale_address().unwrap();
     let mut silent = Vec::new();
-    for _ in 0..300 {
-        silent.push(TcpStream::connect(address).await.unwrap());
+    for n in 0..300_u16 {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind(SocketAddr::from(([127, 0, 0, 10 + u8::try_from(n / 30).unwrap()], 0))).unwrap();
+        silent.push(socket.connect(address).await.unwrap());
     }
     let other = TcpSocket::new_v4().unwrap();
     other.bind("127.0.0.2:0".parse().unwrap()).unwrap();
