@@ -107,7 +107,7 @@ def check_zeros(rows):
         ("penstock_tls_handshakes_failed_total", "reason", "src/tls/mod.rs", "HandshakeError", "label"),
         ("penstock_auth_failures_total", "reason", "src/auth/jwt.rs", "TokenError", "reason"),
         ("penstock_admin_refusals_total", "reason", "src/admin/auth/origin.rs", "ForeignRequest", "label"),
-        ("penstock_connections_refused_total", "reason", "src/proxy/listener/client_address.rs", "ConnectionDenied",
+        ("penstock_connections_refused_total", "reason", "src/proxy/listener/client_address/mod.rs", "ConnectionDenied",
          "label"),
     ]:
         named = {name for row in reference.names(reference.source(path), enum, *method).values() for name in row}

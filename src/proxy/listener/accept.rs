@@ -1,6 +1,5 @@
 //! Accept loop: accepts connections up to a limit, and closes them at shutdown.
 
-use std::collections::HashMap;
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
@@ -15,9 +14,7 @@ use hyper::service::Service;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::task::{Id, JoinSet};
 use tokio::time::sleep;
-use tokio_util::sync::CancellationToken;
 
 use crate::auth::ConnectedClient;
 use crate::config::settings::ListenerLimits;
@@ -26,6 +23,7 @@ use crate::proxy::listener::client_address::ClientAddresses;
 use crate::proxy::listener::conn_state::{ConnState, ListenerMetrics};
 use crate::proxy::listener::connection;
 use crate::proxy::listener::http2::resets::AddressResets;
+use crate::proxy::listener::open_connections::{ListenerShutdown, OpenConnections};
 use crate::proxy::listener::workers::Workers;
 use crate::telemetry::Telemetry;
 use crate::tls::{CertificateSource, Handshakes};
@@ -39,15 +37,9 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 /// Shortest and longest wait after an accept that failed for lack of file descriptors or memory.
 const MIN_BACK_OFF: Duration = Duration::from_millis(5);
 const MAX_BACK_OFF: Duration = Duration::from_secs(1);
-
-/// The two signals that end [`serve`]. Clones share them.
-#[derive(Debug, Clone, Default)]
-pub struct ListenerShutdown {
-    /// Accept no new connections, close idle connections, and let running requests finish.
-    pub drain: CancellationToken,
-    /// End all connections now.
-    pub abort: CancellationToken,
-}
+/// Longest wait of a newcomer for the place of a connection that was told to end, before another is
+/// told.
+const ROOM_PAUSE: Duration = Duration::from_millis(20);
 
 /// Binds `address` and listens with the listener's backlog.
 ///
@@ -88,14 +80,14 @@ pub async fn serve<M, S, B>(
     let resets = AddressResets::new();
     let limits = Arc::new(limits);
     let metrics = Arc::new(ListenerMetrics::new(telemetry));
-    let mut connections = Connections { workers, tasks: JoinSet::new(), states: HashMap::new() };
+    let mut connections = OpenConnections::new(workers);
     loop {
-        let (permit, stream, peer) = tokio::select! {
+        let (stream, peer) = tokio::select! {
             biased;
             () = shutdown.drain.cancelled() => break,
             () = shutdown.abort.cancelled() => break,
             () = connections.join_finished(), if !connections.tasks.is_empty() => continue,
-            entry = admit(&listener, &free, &metrics) => entry,
+            entry = accept(&listener, &metrics) => entry,
         };
         let owner = match addresses.owner(peer.ip()) {
             Ok(owner) => owner,
@@ -104,6 +96,7 @@ pub async fn serve<M, S, B>(
                 continue;
             }
         };
+        let Some(permit) = permit(&free, &mut connections, &shutdown).await else { break };
         let state = Arc::new(ConnState::new(Arc::clone(&metrics)));
         let visit = ConnectionGuard { _permit: permit, metrics: Arc::clone(&metrics) };
         metrics.accepted();
@@ -140,21 +133,15 @@ pub async fn serve<M, S, B>(
     connections.drain(&shutdown).await;
 }
 
-/// Waits until the connection limit has room, then for a client.
-async fn admit(
-    listener: &TcpListener,
-    free: &Arc<Semaphore>,
-    metrics: &ListenerMetrics,
-) -> (Option<OwnedSemaphorePermit>, std::net::TcpStream, SocketAddr) {
-    // The semaphore is never closed.
-    let permit = Arc::clone(free).acquire_owned().await.ok();
+/// Waits for a client.
+async fn accept(listener: &TcpListener, metrics: &ListenerMetrics) -> (std::net::TcpStream, SocketAddr) {
     let mut back_off = MIN_BACK_OFF;
     loop {
         let accepted = listener.accept().await;
         match accepted.and_then(|(stream, peer)| Ok((stream.into_std()?, peer))) {
             Ok((stream, peer)) => {
                 prepare(&stream);
-                return (permit, stream, peer);
+                return (stream, peer);
             }
             Err(error) if is_client_abort(&error) => {}
             Err(error) => {
@@ -162,6 +149,28 @@ async fn admit(
                 sleep(back_off).await;
                 back_off = (back_off * 2).min(MAX_BACK_OFF);
             }
+        }
+    }
+}
+
+/// A permit under the connection limit. At the limit, connections without work end for it, one after
+/// the other; where all have work, the newcomer waits.
+async fn permit(
+    free: &Arc<Semaphore>,
+    connections: &mut OpenConnections,
+    shutdown: &ListenerShutdown,
+) -> Option<OwnedSemaphorePermit> {
+    loop {
+        if let Ok(permit) = Arc::clone(free).try_acquire_owned() {
+            return Some(permit);
+        }
+        connections.make_room();
+        tokio::select! {
+            biased;
+            () = shutdown.drain.cancelled() => return None,
+            () = shutdown.abort.cancelled() => return None,
+            () = connections.join_finished() => {}
+            () = sleep(ROOM_PAUSE) => {}
         }
     }
 }
@@ -188,51 +197,12 @@ fn is_client_abort(error: &io::Error) -> bool {
 /// One connection's permit under the connection limit. Dropping the guard counts the connection as
 /// closed.
 struct ConnectionGuard {
-    _permit: Option<OwnedSemaphorePermit>,
+    _permit: OwnedSemaphorePermit,
     metrics: Arc<ListenerMetrics>,
 }
 
 impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         self.metrics.closed();
-    }
-}
-
-/// The open connections.
-struct Connections {
-    workers: Arc<Workers>,
-    tasks: JoinSet<()>,
-    states: HashMap<Id, Arc<ConnState>>,
-}
-
-impl Connections {
-    fn spawn(&mut self, state: Arc<ConnState>, serving: impl Future<Output = ()> + Send + 'static) {
-        if let Some(task) = self.workers.spawn(&mut self.tasks, serving) {
-            self.states.insert(task.id(), state);
-        }
-    }
-
-    /// Waits until a connection ends, and removes its state.
-    async fn join_finished(&mut self) {
-        let id = match self.tasks.join_next_with_id().await {
-            Some(Ok((id, ()))) => id,
-            Some(Err(error)) => error.id(),
-            None => return,
-        };
-        self.states.remove(&id);
-    }
-
-    /// Waits for running requests to end, or ends them at `abort`.
-    async fn drain(&mut self, shutdown: &ListenerShutdown) {
-        for state in self.states.values() {
-            state.drain();
-        }
-        while !self.tasks.is_empty() {
-            tokio::select! {
-                biased;
-                () = shutdown.abort.cancelled() => return self.tasks.shutdown().await,
-                () = self.join_finished() => {}
-            }
-        }
     }
 }

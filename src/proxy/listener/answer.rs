@@ -17,7 +17,7 @@ use hyper::service::Service;
 use pin_project_lite::pin_project;
 
 use crate::proxy::listener::clock::Delivery;
-use crate::proxy::listener::conn_state::ConnState;
+use crate::proxy::listener::conn_state::{ConnState, OpenRequest};
 use crate::proxy::listener::http2::checks::screen_http2;
 use crate::proxy::listener::rejected::RequestRejected;
 
@@ -57,7 +57,8 @@ where
             self.state.metrics.refused(refusal);
         }
         let running = refusal.is_none().then(|| self.service.call(request));
-        Answering { running, refusal, delivery, state: Arc::clone(&self.state) }
+        let open = Some(self.state.begin_request());
+        Answering { running, refusal, delivery, open, state: Arc::clone(&self.state) }
     }
 }
 
@@ -68,6 +69,8 @@ pin_project! {
         running: Option<F>,
         refusal: Option<RequestRejected>,
         delivery: Option<Arc<Delivery>>,
+        // Passed on to the answer's body.
+        open: Option<OpenRequest>,
         state: Arc<ConnState>,
     }
 }
@@ -88,9 +91,9 @@ where
             me.running.set(None);
             let response = me.refusal.unwrap_or(RequestRejected::BodyCutShort).response();
             let content = |text| AnswerContent::Refusal { text: Some(text) };
-            return Poll::Ready(Ok(
-                response.map(|text| AnswerPieces::new(content(text), me.delivery.take(), me.state))
-            ));
+            return Poll::Ready(Ok(response.map(|text| {
+                AnswerPieces::new(content(text), me.delivery.take(), me.open.take(), me.state)
+            })));
         };
         let Poll::Ready(Ok(mut response)) = running.poll(cx) else {
             return Poll::Pending;
@@ -102,8 +105,10 @@ where
             // hyper closes the connection after an answer that did not wait for the body.
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
-        Poll::Ready(Ok(response
-            .map(|body| AnswerPieces::new(AnswerContent::Service { body }, me.delivery.take(), me.state))))
+        Poll::Ready(Ok(response.map(|body| {
+            let content = AnswerContent::Service { body };
+            AnswerPieces::new(content, me.delivery.take(), me.open.take(), me.state)
+        })))
     }
 }
 
@@ -118,6 +123,7 @@ pin_project! {
         // Length of the last piece passed to hyper, in bytes.
         offered: usize,
         delivery: Option<Arc<Delivery>>,
+        open: Option<OpenRequest>,
         state: Arc<ConnState>,
     }
 
@@ -138,9 +144,14 @@ pin_project! {
 }
 
 impl<B> AnswerPieces<B> {
-    fn new(content: AnswerContent<B>, delivery: Option<Arc<Delivery>>, state: &Arc<ConnState>) -> Self {
+    fn new(
+        content: AnswerContent<B>,
+        delivery: Option<Arc<Delivery>>,
+        open: Option<OpenRequest>,
+        state: &Arc<ConnState>,
+    ) -> Self {
         let state = Arc::clone(state);
-        Self { content, rest: Bytes::new(), was_cut: false, offered: 0, delivery, state }
+        Self { content, rest: Bytes::new(), was_cut: false, offered: 0, delivery, open, state }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use futures_util::task::AtomicWaker;
@@ -22,6 +22,9 @@ pub(super) struct ConnState {
     pub(super) metrics: Arc<ListenerMetrics>,
     draining: AtomicBool,
     drain_waker: AtomicWaker,
+    /// Whether a request has arrived on the connection.
+    is_used: AtomicBool,
+    open_requests: AtomicUsize,
     request_whole: AtomicBool,
     answered: AtomicBool,
     /// 0, or 1 + the discriminant of the refusal.
@@ -36,6 +39,8 @@ impl ConnState {
             metrics,
             draining: AtomicBool::new(false),
             drain_waker: AtomicWaker::new(),
+            is_used: AtomicBool::new(false),
+            open_requests: AtomicUsize::new(0),
             request_whole: AtomicBool::new(false),
             answered: AtomicBool::new(false),
             fault: AtomicU8::new(0),
@@ -53,6 +58,31 @@ impl ConnState {
     pub(super) fn poll_draining(&self, cx: &Context<'_>) -> Poll<()> {
         self.drain_waker.register(cx.waker());
         if self.draining.load(Ordering::Acquire) { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    /// Counts a request as open until the result is dropped.
+    pub(super) fn begin_request(self: &Arc<Self>) -> OpenRequest {
+        self.is_used.store(true, Ordering::Relaxed);
+        self.open_requests.fetch_add(1, Ordering::Relaxed);
+        OpenRequest(Arc::clone(self))
+    }
+
+    pub(super) fn usage(&self) -> ConnUse {
+        if self.draining.load(Ordering::Relaxed) {
+            ConnUse::Ending
+        } else if self.open_requests.load(Ordering::Relaxed) > 0 {
+            ConnUse::Busy
+        } else if self.is_used.load(Ordering::Relaxed) {
+            ConnUse::Idle
+        } else {
+            ConnUse::Fresh
+        }
+    }
+
+    /// Asks the connection to end, because a new one needs its place.
+    pub(super) fn end_for_newcomer(&self) {
+        self.metrics.place_needed();
+        self.drain();
     }
 
     /// Resets the state for the next request.
@@ -103,10 +133,34 @@ impl ConnState {
     }
 }
 
+/// Use that is made of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ConnUse {
+    /// No request has arrived so far.
+    Fresh,
+    /// The last request is answered.
+    Idle,
+    /// A request is being answered.
+    Busy,
+    /// The connection was asked to end.
+    Ending,
+}
+
+/// Request that is being answered.
+#[derive(Debug)]
+pub(super) struct OpenRequest(Arc<ConnState>);
+
+impl Drop for OpenRequest {
+    fn drop(&mut self) {
+        self.0.open_requests.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl fmt::Debug for ConnState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ConnState")
             .field("draining", &self.draining)
+            .field("usage", &self.usage())
             .field("request_whole", &self.request_whole)
             .field("answered", &self.answered)
             .field("fault", &self.fault())
@@ -138,6 +192,11 @@ impl ListenerMetrics {
     /// Counts a connection that was closed before its first request.
     pub(super) fn denied(&self, why: ConnectionDenied) {
         ConnectionRefused { reason: why.label() }.emit(&self.telemetry);
+    }
+
+    /// Counts a connection that ends because a new one needs its place.
+    pub(super) fn place_needed(&self) {
+        ConnectionRefused { reason: "place_needed" }.emit(&self.telemetry);
     }
 
     /// Counts a message that was refused, or given up because it did not arrive in time.

@@ -516,8 +516,11 @@ fn resident_bytes() -> usize {
 #[tokio::test]
 async fn connections_over_the_limit_wait_for_a_place() {
     let rig = rig(ListenerLimits { max_connections: 2, ..limits() });
-    let (first, second) = (rig.connect().await, rig.connect().await);
-    until(|| open(&rig.telemetry) == 2).await;
+    let (mut first, mut second) = (rig.connect().await, rig.connect().await);
+    for busy in [&mut first, &mut second] {
+        busy.write_all(b"GET /hang HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    }
+    rig.until_running(2).await;
     let mut third = rig.connect().await;
     third.write_all(b"GET /third HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await.unwrap();
     let early = timeout(Duration::from_millis(100), third.read_u8()).await;
@@ -526,6 +529,43 @@ async fn connections_over_the_limit_wait_for_a_place() {
     assert!(rest(&mut third).await.ends_with("/third|"));
     drop(second);
     until(|| open(&rig.telemetry) == 0).await;
+}
+
+/// Clients that say nothing, and that stop within a head.
+#[tokio::test]
+async fn connections_without_a_request_end_for_newcomers() {
+    let rig = rig(ListenerLimits { max_connections: 3, ..limits() });
+    let mut busy = rig.connect().await;
+    busy.write_all(b"GET /gated HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await.unwrap();
+    rig.until_running(1).await;
+    let mut held = vec![rig.connect().await, rig.connect().await];
+    held[1].write_all(b"GET /slow").await.unwrap();
+    until(|| open(&rig.telemetry) == 3).await;
+    for number in 0..6 {
+        let ask = format!("GET /{number} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+        assert!(rig.exchange(ask.as_bytes()).await.ends_with(&format!("/{number}|")));
+        held.push(rig.connect().await);
+    }
+    for mut ended in held.drain(..2) {
+        assert_eq!(rest(&mut ended).await, "");
+    }
+    assert!(refused(&rig.telemetry).contains(&"place_needed".to_owned()));
+    rig.counts.gate.cancel();
+    assert!(rest(&mut busy).await.ends_with("gated"), "it had a request");
+}
+
+#[tokio::test]
+async fn a_connection_between_two_requests_ends_for_a_newcomer() {
+    let rig = rig(ListenerLimits { max_connections: 2, ..limits() });
+    let (mut busy, mut idle) = (rig.connect().await, rig.connect().await);
+    busy.write_all(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    read_until(&mut busy, "first").await;
+    idle.write_all(b"GET /idle HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    read_until(&mut idle, "/idle|").await;
+    let next = rig.exchange(b"GET /next HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await;
+    assert!(next.ends_with("/next|"));
+    assert_eq!(rest(&mut idle).await, "");
+    assert_eq!(rig.counts.running.load(Ordering::SeqCst), 1, "the stream goes on");
 }
 
 #[tokio::test]

@@ -38,7 +38,8 @@ pub struct ServerSection {
     /// a handshake computes on the thread of its connection.
     #[schemars(range(min = 1))]
     pub max_address_handshakes: u32,
-    /// Open client connections; more are accepted only as others close.
+    /// Open client connections. For one more, a connection without a request
+    /// ends; where all have requests, it waits.
     #[schemars(range(min = 1))]
     pub max_connections: u32,
     /// Open connections of one client address (IPv6: of a /64); more are

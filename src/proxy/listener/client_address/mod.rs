@@ -1,5 +1,7 @@
 //! Client addresses: whose connection one is, and how many connections each address has.
 
+mod proxy_protocol;
+
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +10,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::config::settings::{ListenerLimits, ProxyHeader, TrustedProxies};
-use crate::proxy::listener::proxy_protocol::{self, BadProxyHeader};
+use crate::proxy::listener::client_address::proxy_protocol::BadProxyHeader;
 use crate::tls::{AddressLimit, AddressPermit};
 
 /// Load balancers, and the places of each client address.
