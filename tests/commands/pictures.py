@@ -1,4 +1,4 @@
-"""Draws the console's pictures for docs/guides/console.md, over the demo under load:
+"""Draws the pictures of docs/guides/console.md and docs/guides/limits-and-bills.md, over the demo under load:
 
     cargo build && python3 tests/commands/pictures.py
 
@@ -20,7 +20,7 @@ from test_demo import begin
 
 OUT = ROOT / "docs" / "images"
 #: All pictures together.
-MAX_BYTES = 300 * 1024
+MAX_BYTES = 360 * 1024
 
 
 def waiting(admin):
@@ -49,6 +49,17 @@ def draw(admin, base, keys, chrome):
     show(page, admin, "pools")
     page.wait_for_timeout(1500)
     page.screenshot(path=OUT / "console-pools.png", clip=box(page, 1180, 640))
+    page.context.close()
+
+
+    page = page_at(chrome, 1180, "light", [])
+    page.goto(f"{base.removesuffix('/v1')}/me")
+    page.fill("#key", keys["search"])
+    page.keyboard.press("Enter")
+    page.wait_for_selector("[data-key=requests] tbody tr .badge")
+    page.wait_for_timeout(400)
+    page.evaluate("scrollTo(0, 0)")
+    page.screenshot(path=OUT / "tenant-page.png", clip=box(page, 1180, 700))
     page.context.close()
 
 
