@@ -282,11 +282,8 @@ mod tests {
         assert!(rss_kib(&own).expect("own status") > 100);
         assert!(pss_kib(&own).expect("own smaps") > 100);
         let before = cpu_micros(&own).expect("own stat");
-        let mut n = 0u64;
-        while cpu_micros(&own).expect("own stat") < before + 20_000 {
-            n = n.wrapping_add(1);
-        }
-        assert!(n > 0);
+        // Reading its own files is the work; other tests of the process may do some, too.
+        while cpu_micros(&own).expect("own stat") < before + 20_000 {}
         assert!(cpu_micros(&[u32::MAX]).is_err());
     }
 

@@ -11,7 +11,7 @@ provide redis-server redis-server
 # Most integration tests wait for each other's time: more of them than cores run at once.
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-6}
 out=$(mktemp)
-cargo test --workspace --quiet 2>&1 | tee "$out"
+cargo test --workspace --quiet --no-fail-fast 2>&1 | tee "$out"
 status=${PIPESTATUS[0]}
 awk '/^test result:/{p+=$4; f+=$6; s+=$8} END{printf "counts: %d passed, %d failed, %d skipped\n", p, f, s}' "$out"
 rm -f "$out"
