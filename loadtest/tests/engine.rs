@@ -161,7 +161,10 @@ async fn held_streams_are_all_alive_and_leave_nothing() {
     assert!(held.rss_open_kib > Some(1_000));
     idle(&counts).await;
     assert!(held.reopened >= 50, "{held:?}");
-    assert_eq!(counts.aborted.load(Ordering::Relaxed), 100 + held.reopened);
+    // A churning stream may be closed, and its successor's request not sent, when all are dropped.
+    let aborted = counts.aborted.load(Ordering::Relaxed);
+    assert_eq!(aborted, counts.requests.load(Ordering::Relaxed));
+    assert!((50 + held.reopened..=100 + held.reopened).contains(&aborted), "{aborted}, {held:?}");
 }
 
 #[tokio::test]

@@ -106,10 +106,10 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.counts.running.fetch_sub(1, Ordering::Relaxed);
         if !self.finished {
             self.counts.aborted.fetch_add(1, Ordering::Relaxed);
         }
+        self.counts.running.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
