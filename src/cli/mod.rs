@@ -29,9 +29,9 @@ use crate::config::syntax::units::Span;
 
 /// Inference gateway and queue-aware request router.
 ///
-/// Penstock stands in front of vLLM, TGI, SGLang, TensorRT-LLM and llama.cpp
-/// servers, speaks the OpenAI API to clients, and holds each request in a fair
-/// queue until a replica can start it at once.
+/// Penstock stands in front of vLLM, TGI, SGLang, TensorRT-LLM, Triton and
+/// llama.cpp servers, speaks the OpenAI and Anthropic APIs to clients, and holds
+/// each request in a fair queue until a replica can start it at once.
 #[derive(Debug, Parser)]
 #[command(
     name = "penstock",

@@ -36,50 +36,47 @@ pub struct ConfigFile {
     pub server: ServerSection,
     /// Logs and traces.
     pub telemetry: TelemetrySection,
-    /// The operators' listener: its certificate, and who may do what there.
+    /// The operators' listener (`server.admin`): its TLS, and the credentials and roles of operators.
     pub admin: AdminSection,
-    /// What is written down of operators and of the configuration.
+    /// The audit log: what operators did, and how the configuration changed.
     pub audit: AuditSection,
-    /// What requests used and cost.
+    /// The usage journal and its database: what requests used and cost.
     pub usage: UsageSection,
-    /// How the scale signal is told.
+    /// The scaler for KEDA: how the gateway tells how many replicas each pool needs.
     pub scale: ScaleSection,
-    /// What several gateways share; absent = this one is alone, or each keeps its own
-    /// limits.
+    /// What several gateways share through a store: limits, fair shares, overrides and the scale signal.
+    /// Absent = this gateway shares nothing through a store.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster: Option<ClusterSection>,
-    /// Who may come in.
+    /// Which clients may come in, and the credentials that they need.
     pub auth: AuthSection,
-    /// Limits of one request.
+    /// Limits of requests: bodies, answers, media, and the header for the class.
     pub requests: RequestsSection,
-    /// A service of the operator's own that may refuse prompts and answers;
-    /// absent = none is asked.
+    /// A service of the operator's own that may refuse prompts and answers. Absent = no service is asked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guardrails: Option<GuardrailsSection>,
-    /// Time limits towards the engines.
+    /// Time limits and headers of connections to engines.
     pub upstream: UpstreamSection,
-    /// What may wait in all; a request that would pass a bound is refused
-    /// with an honest Retry-After.
+    /// Bounds of what may wait, for all tenants together. A request beyond a bound is refused with 503 and
+    /// `Retry-After`.
     pub queue: QueueSection,
-    /// What counts for the choice of a replica beside its time to the first
-    /// token.
+    /// Choice of a replica: what counts beside the time to first token.
     pub routing: RoutingSection,
     /// What happens to a request whose replica failed.
     pub retry: RetrySection,
-    /// How replicas come and go.
+    /// Health of replicas: ejection, probes, return and drain.
     pub health: HealthSection,
-    /// Latency classes by name. The section replaces the built-in classes
-    /// `interactive`, `standard` and `batch` as a whole; a class that keeps
-    /// one of these names keeps that class's values for keys it leaves out,
-    /// other classes take those of `standard`.
+    /// Latency classes by name. The section replaces the built-in classes `interactive`, `standard` and
+    /// `batch` as a whole. A class that keeps a built-in name keeps the built-in values of keys that the
+    /// class leaves out; other classes take those of `standard`.
     pub classes: NamedEntries<ClassSection>,
-    /// Tenants by name. With `auth: {mode: off}` and no tenants there is one
-    /// that may use everything.
+    /// Tenants by name. With `auth: {mode: off}` and no tenants, the gateway has one tenant, which may use
+    /// everything.
     pub tenants: NamedEntries<TenantSection>,
-    /// Public models by name. Only for aliases and windows: a model that a
-    /// pool names exists by itself.
+    /// Public models by name, for aliases, windows and the like. A model that a pool names exists by
+    /// itself.
     pub models: NamedEntries<ModelSection>,
-    /// Pools of alike replicas by name.
+    /// Pools by name. The replicas of a pool are alike.
     pub pools: NamedEntries<PoolSection>,
 }
 

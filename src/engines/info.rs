@@ -96,10 +96,10 @@ pub(super) mod tests {
         record.split_once(">>>>\n").and_then(|(_, answer)| answer.split_once("\r\n\r\n")).unwrap().1
     }
 
-    pub(in crate::engines) fn read(adapter: &EngineSpec, bodies: &[&str]) -> ModelInfo {
+    pub(in crate::engines) fn read(spec: &EngineSpec, bodies: &[&str]) -> ModelInfo {
         let mut info = ModelInfo::default();
-        assert_eq!(adapter.info.len(), bodies.len());
-        for (doc, body) in adapter.info.iter().zip(bodies) {
+        assert_eq!(spec.info.len(), bodies.len());
+        for (doc, body) in spec.info.iter().zip(bodies) {
             (doc.read)(body.as_bytes(), &mut info).unwrap();
         }
         info

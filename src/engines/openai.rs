@@ -10,12 +10,7 @@ pub(super) const SPEC: EngineSpec = EngineSpec {
     ready_paths: &["/v1/models"],
     ready: ReadyStatus::NotServerError,
     sleep: None,
-    abilities: &[
-        Ability::ManyChoices,
-        Ability::ListAllNames,
-        Ability::ReportSlots,
-        Ability::MetricsOnApiPort,
-    ],
+    abilities: &[Ability::ManyChoices, Ability::ListAllNames, Ability::MetricsOnApiPort],
     default_model: None,
     too_long: &[],
     draining: &["shutting down", "is draining"],

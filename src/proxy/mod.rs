@@ -27,7 +27,7 @@ use crate::fleet::view::FleetView;
 use crate::protocol::request::prefix::PrefixHasher;
 use crate::proxy::body::BodyMemory;
 use crate::proxy::context::prompt_counter::PromptCounter;
-use crate::proxy::relay::itl::ItlCounters;
+use crate::proxy::relay::engine_signals::EngineSignals;
 use crate::proxy::relay::memory::AnswerMemory;
 use crate::proxy::request::superseding::LiveRequests;
 use crate::proxy::response::caller_status::cache::CallerStatusCache;
@@ -60,7 +60,7 @@ pub struct Proxy {
     /// Hasher of prompt prefixes.
     pub prefixes: PrefixHasher,
     /// Inter-token latency of the replicas' streams.
-    pub itl_samplers: Arc<ItlCounters>,
+    pub engine_signals: Arc<EngineSignals>,
     /// Shadow copies that run now.
     pub shadow_copies: Arc<ShadowCopies>,
     /// Answers that need no engine, shared by callers.

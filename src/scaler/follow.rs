@@ -66,11 +66,11 @@ pub(super) struct RefreshedLoad {
 pub(super) fn refresh(source: &DemandSource, cache: &SignalCache) -> RefreshedLoad {
     let (now, before) = (Instant::now(), cache.view());
     let mut pools = BTreeMap::new();
-    let (needs, fleet) = match &cache.exchange {
+    let (needs, peers) = match &cache.exchange {
         None => (source.demands(), None),
         Some(exchange) => {
-            let (needs, fleet) = exchange.refresh(source, now);
-            (needs, Some(fleet))
+            let (needs, peers) = exchange.refresh(source, now);
+            (needs, Some(peers))
         }
     };
     for (name, need) in needs {
@@ -87,6 +87,6 @@ pub(super) fn refresh(source: &DemandSource, cache: &SignalCache) -> RefreshedLo
         has_idle_pool: pools.values().any(|row| row.demand.ready == 0 && !row.demand.is_busy()),
         is_quiet: pools.values().all(|row| !row.demand.is_busy() && row.demand.queued == 0),
     };
-    cache.publish(SignalView { as_of: now, pools, peers: fleet });
+    cache.publish(SignalView { as_of: now, pools, peers });
     load
 }

@@ -185,10 +185,10 @@ impl SignalCache {
 
     /// The reason, when too few peers are heard to know the demand of all gateways.
     pub(super) fn missing_peers(&self) -> Option<MissingSignal> {
-        let fleet = self.view().peers.filter(|fleet| fleet.is_isolated)?;
-        if fleet.lacks_store {
+        let peers = self.view().peers.filter(|peers| peers.is_isolated)?;
+        if peers.lacks_store {
             return Some(MissingSignal::StoreSilent);
         }
-        Some(MissingSignal::PeersSilent { silent: fleet.count.silent, known: fleet.count.known })
+        Some(MissingSignal::PeersSilent { silent: peers.count.silent, known: peers.count.known })
     }
 }

@@ -176,7 +176,7 @@ class Measured(http.server.BaseHTTPRequestHandler):
 
 
 def test_check_holds_promises_against_what_a_gateway_measured(tmp_path):
-    one = ONE.replace("vllm", "openai")
+    one = ONE.replace("vllm", "openai, max_seqs: 8")
     (tmp_path / "good.yaml").write_text(one)
     (tmp_path / "bold.yaml").write_text(f"{one}classes: {{fast: {{ttft: 100ms, itl: 5ms}}}}\n")
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Measured) as server:
@@ -206,7 +206,7 @@ class Guarded(Measured):
 
 def test_check_gets_into_a_guarded_admin_port(tmp_path):
     files = ROOT / "tests" / "fixtures" / "tls"
-    (tmp_path / "good.yaml").write_text(ONE.replace("vllm", "openai"))
+    (tmp_path / "good.yaml").write_text(ONE.replace("vllm", "openai, max_seqs: 8"))
     (tmp_path / "token").write_text("right\n")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(files / "server.crt", files / "server.key")

@@ -411,7 +411,7 @@ function waiting(it) {
     table("choices", [
       { name: "Replica", value: (row) => row.replica, cell: (row) => short(row.replica) },
       { name: "Places", num: true, value: (row) => row.running, cell: (row) => `${row.running} / ${row.limit}` },
-      { name: "Room", value: (row) => (row.failed_it_before ? "failed it before" : row.fits ? "yes" : HELD[row.held_back_by] || row.held_back_by || "too little") },
+      { name: "Room", value: (row) => (row.failed_it_before ? "failed it before" : row.fits ? "yes" : HELD[row.held_back_by] || row.held_back_by || "no") },
       { name: "First token in", num: true, value: (row) => row.expected_ttft, cell: (row) => time(row.expected_ttft) },
       { name: "Against the best", num: true, value: (row) => row.expected_ttft - better.expected_ttft, cell: (row) => (row === better ? "best" : `+${time(row.expected_ttft - better.expected_ttft)}`) },
     ], it.replicas, { key: (row) => row.replica, label: "Replicas" }),

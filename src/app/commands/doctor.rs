@@ -246,17 +246,19 @@ async fn models(http: &ReplicaClient, name: &str, base: &str, pool: &PoolSetting
     let served: Vec<&str> = info.names.iter().map(|served| &*served.name).collect();
     let missing: Vec<&str> =
         pool.model_names.values().map(|name| &**name).filter(|name| !served.contains(name)).collect();
-    if served.is_empty() || missing.is_empty() {
-        let detail = if served.is_empty() {
-            "the engine lists none".to_owned()
-        } else {
-            format!("serves {}", served.join(", "))
-        };
+    if served.is_empty() {
+        return Finding::new("models", name, CheckResult::Good, "the engine lists none".to_owned());
+    }
+    let serves = format!("serves {}", served.join(", "));
+    if missing.is_empty() {
+        return Finding::new("models", name, CheckResult::Good, serves);
+    }
+    if !spec.can(Ability::ListAllNames) {
+        let detail = format!("{serves}; an engine of kind `{}` takes other names, too", spec.name);
         return Finding::new("models", name, CheckResult::Good, detail);
     }
-    let detail = format!("lacks {}; it serves {}", missing.join(", "), served.join(", "));
-    let strict = spec.can(Ability::ListAllNames);
-    Finding::new("models", name, if strict { CheckResult::Failed } else { CheckResult::Warning }, detail)
+    let detail = format!("lacks {}; it {serves}", missing.join(", "));
+    Finding::new("models", name, CheckResult::Failed, detail)
 }
 
 #[cfg(test)]

@@ -88,7 +88,7 @@ pub struct Gateway {
 fn scheduler_tasks(proxy: &Arc<Proxy>, today: Today) -> JoinSet<()> {
     let dispatcher = || Arc::clone(&proxy.dispatcher);
     let mut tasks = JoinSet::new();
-    tasks.spawn(Arc::clone(&proxy.itl_samplers).sample(dispatcher()));
+    tasks.spawn(Arc::clone(&proxy.engine_signals).report_forever(dispatcher()));
     tasks.spawn(calendar::follow(dispatcher(), today));
     tasks.spawn(dispatcher().run_timer());
     if proxy.journal.is_some() {
@@ -140,7 +140,7 @@ fn make_proxy(
         engines: fleet.view(),
         live_requests: Arc::default(),
         prefixes: PrefixHasher::default(),
-        itl_samplers: Arc::default(),
+        engine_signals: Arc::default(),
         shadow_copies: Arc::default(),
         cached: CachedAnswers { caller_status: CallerStatusCache::new(rows), ..CachedAnswers::default() },
         journal,
@@ -393,11 +393,11 @@ fn serve_clients(
         certificate_source(&proxy.settings, |listeners| &listeners.clients),
         shutdown.clone(),
         proxy.telemetry.clone(),
-        move |peer| {
-            let (proxy, peer) = (Arc::clone(&service), Arc::new(peer));
+        move |connection| {
+            let (proxy, connection) = (Arc::clone(&service), Arc::new(connection));
             service_fn(move |request| {
-                let (proxy, peer) = (Arc::clone(&proxy), Arc::clone(&peer));
-                async move { proxy.handle(request, &peer).await }
+                let (proxy, connection) = (Arc::clone(&proxy), Arc::clone(&connection));
+                async move { proxy.handle(request, &connection).await }
             })
         },
     ))

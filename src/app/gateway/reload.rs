@@ -74,7 +74,7 @@ impl SettingsFollowers {
         let operators = &settings.listeners.operators;
         self.proxy.authenticator.set_providers(&settings.edge.auth, operators, &self.proxy.telemetry);
         self.proxy.upstreams.retain(&settings.edge);
-        self.proxy.itl_samplers.retain(&settings.edge);
+        self.proxy.engine_signals.retain(&settings.edge);
         self.fleet.apply_settings();
         self.sources.apply_settings();
         settings

@@ -80,7 +80,7 @@ tenants:
     - {{id: bbbbbbbb, digest: {}, expires: 2026-12-01}}
     - {{id: cccccccc, digest: {}, expires: 2027-12-01}}
 admin: {{auth: {{tokens: [{{id: dddddddd, digest: {}, expires: 2026-11-02}}]}}}}
-pools: {{p: {{engine: openai, models: [m], replicas: ['http://p:1']}}}}
+pools: {{p: {{engine: openai, max_seqs: 8, models: [m], replicas: ['http://p:1']}}}}
 ",
             digest('a'),
             digest('b'),

@@ -11,15 +11,15 @@ use crate::config::secret::{Secret, SecretReader};
 use crate::config::syntax::field::FieldPath;
 use crate::config::validate::findings::Findings;
 
-/// Where a secret is read from: exactly one of the two.
+/// Where a secret is read from: exactly one of `env` and `file`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
 #[schemars(deny_unknown_fields, transform = crate::config::schema::transforms::one_key)]
 pub struct SecretRef {
-    /// Name of an environment variable.
+    /// Name of the environment variable that holds the secret.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub env: Option<String>,
-    /// Path of a file, from this file's folder. A new content is picked up
-    /// without a restart.
+    /// Path of the file that holds the secret, from the configuration file's folder. New content is
+    /// picked up without a restart.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
 }

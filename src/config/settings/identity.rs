@@ -298,10 +298,10 @@ pub struct TokenEntry {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OperatorRole {
-    /// Look: views and metrics.
+    /// The operator may look: views and metrics.
     #[default]
     Read,
-    /// Look, use the verbs, and reload.
+    /// The operator may look, use the verbs, and reload.
     Operate,
 }
 

@@ -91,11 +91,11 @@ pub struct TrustedProxies {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProxyHeader {
-    /// `x-forwarded-for` of each request.
+    /// The header `x-forwarded-for` of each request.
     #[default]
     #[serde(rename = "x-forwarded-for")]
     ForwardedFor,
-    /// PROXY protocol at the start of each connection.
+    /// The PROXY protocol at the start of each connection.
     ProxyProtocol,
 }
 
@@ -220,7 +220,7 @@ pub enum OtlpProtocol {
 pub enum LogFormat {
     /// One JSON object a line.
     Json,
-    /// For people.
+    /// Plain text, for people.
     Text,
 }
 
@@ -228,12 +228,12 @@ pub enum LogFormat {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum AddressForm {
-    /// Nothing.
+    /// The line has no address.
     Off,
-    /// Its network: /24 of IPv4, /48 of IPv6.
+    /// The line has the network of the address: /24 of IPv4, /48 of IPv6.
     #[default]
     Truncated,
-    /// All of it.
+    /// The line has the whole address.
     On,
 }
 

@@ -1,5 +1,6 @@
 //! Model: the types that all of the core shares: ids, time, policy, jobs, events and snapshots.
 
+pub mod averages;
 pub mod bit_set;
 pub mod event;
 pub mod id_table;

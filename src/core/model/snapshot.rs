@@ -233,8 +233,9 @@ pub struct WaitExplanation {
     pub class: ClassId,
     /// The class in which the job arrived, if that is another one.
     pub demoted_from: Option<ClassId>,
-    /// Jobs before this one of the same tenant, class and model.
-    pub ahead: u64,
+    /// Jobs before this one of the same tenant, class and model; absent in the middle of a long queue,
+    /// where they are not counted.
+    pub ahead: Option<u64>,
     /// Waiting jobs of the same pool group.
     pub waiting: u64,
     pub obstacle: Obstacle,

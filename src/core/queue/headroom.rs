@@ -7,8 +7,8 @@
 
 use std::time::Duration;
 
+use crate::model::averages::{EventRate, RunningMean};
 use crate::model::time::Tick;
-use crate::queue::estimate::{EventRate, RunningMean};
 
 /// Standard deviations that are kept free: enough for 98 of 100 moments.
 const DEVIATIONS: f64 = 2.0;
@@ -41,11 +41,11 @@ impl Headroom {
     /// Counts an arrival of a request with `seqs` sequences.
     pub fn arrived(&mut self, now: Tick, seqs: u32) {
         let fresh = ArrivalBurst { last: now, arrivals: 0, rate: EventRate::default() };
-        let mut spell = self.burst_at(now).unwrap_or(fresh);
-        spell.last = spell.last.max(now);
-        spell.arrivals = spell.arrivals.saturating_add(seqs);
-        spell.rate.add(now, f64::from(seqs));
-        self.burst = Some(spell);
+        let mut burst = self.burst_at(now).unwrap_or(fresh);
+        burst.last = burst.last.max(now);
+        burst.arrivals = burst.arrivals.saturating_add(seqs);
+        burst.rate.add(now, f64::from(seqs));
+        self.burst = Some(burst);
     }
 
     /// Learns from a request that ended `hold` after its dispatch.
@@ -64,14 +64,14 @@ impl Headroom {
     /// class is idle, and until four sequences have arrived and one request has ended.
     #[must_use]
     pub fn seqs(&self, now: Tick) -> u32 {
-        let Some(spell) = self.burst_at(now).filter(|spell| spell.arrivals >= FEW) else { return 0 };
-        let rate = spell.rate.per_second(now).unwrap_or(0.0);
+        let Some(burst) = self.burst_at(now).filter(|burst| burst.arrivals >= FEW) else { return 0 };
+        let rate = burst.rate.per_second(now).unwrap_or(0.0);
         (DEVIATIONS * (rate * self.hold.value).sqrt()).ceil() as u32
     }
 
     fn burst_at(&self, now: Tick) -> Option<ArrivalBurst> {
         let pause = MIN_IDLE.max(Duration::from_secs_f64(IDLE_HOLDS * self.hold.value));
-        self.burst.filter(|spell| now.since(spell.last) <= pause)
+        self.burst.filter(|burst| now.since(burst.last) <= pause)
     }
 }
 

@@ -45,14 +45,14 @@ impl LanePosition {
 
 /// Part of a lane in which a job waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum LaneSegment {
+pub enum LanePart {
     /// Jobs that came back from a replica that failed them; before all fresh ones.
     Requeued = 0,
     /// Jobs that were not dispatched yet.
     New = 1,
 }
 
-impl LaneSegment {
+impl LanePart {
     /// Both parts, in the order of service.
     pub const ALL: [Self; 2] = [Self::Requeued, Self::New];
 }

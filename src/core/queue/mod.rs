@@ -1,8 +1,7 @@
 //! Queue: one lane per class, tenant, model and context group.
 
-pub mod admission;
-pub mod drain_rate;
-pub mod estimate;
+pub mod bounds;
+pub mod drain;
 pub mod fairness;
 pub mod fit_tree;
 pub mod headroom;
@@ -10,6 +9,7 @@ pub mod lane_key;
 mod late_turns;
 pub mod oldest;
 pub mod order;
+pub mod output_lengths;
 pub mod quota;
 pub mod retry_budget;
 
@@ -21,7 +21,7 @@ use std::ops::{AddAssign, Bound, SubAssign};
 
 use smallvec::SmallVec;
 
-pub use self::lane_key::{LaneKey, LaneOrderKey, LaneSegment};
+pub use self::lane_key::{LaneKey, LaneOrderKey, LanePart};
 use crate::model::ids::{ClassId, JobId, ModelId, TenantId};
 use crate::model::job::JobSpec;
 use crate::model::number_map::NumberMap;
@@ -94,9 +94,9 @@ pub struct Lane {
 impl Lane {
     /// The next job of this part.
     #[must_use]
-    pub fn head(&self, part: LaneSegment) -> Option<JobId> {
+    pub fn head(&self, part: LanePart) -> Option<JobId> {
         let first = self.parts[part as usize].first();
-        let late = self.late.first().filter(|_| part == LaneSegment::New);
+        let late = self.late.first().filter(|_| part == LanePart::New);
         let turn = |(place, _): &(LaneOrderKey, JobId)| (place.due, place.seq);
         let is_late_turn = match (first, late) {
             (Some(first), Some(late)) => self.late_turns.is_next() && turn(late) < turn(first),
@@ -126,8 +126,7 @@ impl Lane {
     /// The fresh jobs by due time, whatever part of the turns late jobs get: for a look at the jobs behind
     /// the head.
     pub fn fresh_in_order(&self) -> impl Iterator<Item = JobId> {
-        let mut parts =
-            [&self.parts[LaneSegment::New as usize], &self.late].map(|part| part.iter().peekable());
+        let mut parts = [&self.parts[LanePart::New as usize], &self.late].map(|part| part.iter().peekable());
         std::iter::from_fn(move || {
             let turn = |part: &mut Peekable<_>| {
                 part.peek().map(|(place, _): &&(LaneOrderKey, JobId)| (place.due, place.seq))
@@ -140,7 +139,7 @@ impl Lane {
     }
 
     /// The set that holds a job with this place.
-    fn set_mut(&mut self, part: LaneSegment, place: LaneOrderKey) -> &mut BTreeSet<(LaneOrderKey, JobId)> {
+    fn set_mut(&mut self, part: LanePart, place: LaneOrderKey) -> &mut BTreeSet<(LaneOrderKey, JobId)> {
         if place.late { &mut self.late } else { &mut self.parts[part as usize] }
     }
 
@@ -153,19 +152,19 @@ impl Lane {
     /// The fresh job whose turn comes last, with its place.
     #[must_use]
     pub fn last_fresh(&self) -> Option<(LaneOrderKey, JobId)> {
-        self.late.last().or(self.parts[LaneSegment::New as usize].last()).copied()
+        self.late.last().or(self.parts[LanePart::New as usize].last()).copied()
     }
 
     /// Jobs in time that certainly go before a fresh job in time. 0 for a late job, which any other
     /// may overtake. The count starts at the end of the lane: with more than `MAX_BEHIND` jobs
     /// behind, the number is not known and the result is 0.
     #[must_use]
-    pub fn jobs_before(&self, place: LaneOrderKey, job: JobId) -> u64 {
+    pub fn jobs_certainly_before(&self, place: LaneOrderKey, job: JobId) -> u64 {
         if place.late {
             return 0;
         }
         let after = (Bound::Excluded((place, job)), Bound::Unbounded);
-        let behind = self.parts[LaneSegment::New as usize].range(after).take(MAX_BEHIND + 1).count();
+        let behind = self.parts[LanePart::New as usize].range(after).take(MAX_BEHIND + 1).count();
         let rest = self.load.requests.saturating_sub((self.late.len() + behind + 1) as u64);
         if behind > MAX_BEHIND { 0 } else { rest }
     }
@@ -173,7 +172,7 @@ impl Lane {
     /// Jobs that go before a job among those of its part, late or in time as it is. `None` when
     /// more than `MAX_COUNTED` jobs go before it and as many after it.
     #[must_use]
-    pub fn position_of(&self, part: LaneSegment, place: LaneOrderKey, job: JobId) -> Option<u64> {
+    pub fn position_of(&self, part: LanePart, place: LaneOrderKey, job: JobId) -> Option<u64> {
         let peers = if place.late { &self.late } else { &self.parts[part as usize] };
         let before = peers.range(..(place, job)).take(MAX_COUNTED + 1).count();
         if before <= MAX_COUNTED {
@@ -237,7 +236,7 @@ pub struct Queue {
 impl Queue {
     /// Adds a job to its lane. `weight` is the tenant's weight; the newest weight counts for all of
     /// the tenant's waiting jobs.
-    pub fn push(&mut self, spec: &JobSpec, part: LaneSegment, place: LaneOrderKey, weight: f64) {
+    pub fn push(&mut self, spec: &JobSpec, part: LanePart, place: LaneOrderKey, weight: f64) {
         let key = LaneKey::of(spec);
         let lane = self.lanes.entry(key).or_insert_with(|| {
             let models = self.lane_models.entry((key.class, key.tenant)).or_default();
@@ -246,7 +245,7 @@ impl Queue {
             Lane::default()
         });
         if lane.set_mut(part, place).insert((place, spec.id)) {
-            if part == LaneSegment::New {
+            if part == LanePart::New {
                 lane.oldest_jobs.push(place.seq, spec.arrived);
             }
             let load = QueuedLoad::of(spec);
@@ -261,12 +260,12 @@ impl Queue {
     }
 
     /// Removes a job from its lane; returns whether the job was there.
-    pub fn remove(&mut self, spec: &JobSpec, part: LaneSegment, place: LaneOrderKey) -> bool {
+    pub fn remove(&mut self, spec: &JobSpec, part: LanePart, place: LaneOrderKey) -> bool {
         let Some(lane) = self.lanes.get_mut(&LaneKey::of(spec)) else { return false };
         if !lane.set_mut(part, place).remove(&(place, spec.id)) {
             return false;
         }
-        if part == LaneSegment::New {
+        if part == LanePart::New {
             lane.oldest_jobs.remove(place.seq);
         }
         let load = QueuedLoad::of(spec);
@@ -281,7 +280,7 @@ impl Queue {
     /// the largest part of the turns for late jobs.
     pub fn note_turn(&mut self, key: LaneKey, place: LaneOrderKey, late_share: f64) {
         if let Some(lane) = self.lanes.get_mut(&key) {
-            let rivals = if place.late { &lane.parts[LaneSegment::New as usize] } else { &lane.late };
+            let rivals = if place.late { &lane.parts[LanePart::New as usize] } else { &lane.late };
             lane.late_turns.note(place.late, !rivals.is_empty(), late_share);
         }
     }
@@ -290,7 +289,7 @@ impl Queue {
     /// and in time.
     pub fn make_late(&mut self, key: LaneKey, job: JobId, from: LaneOrderKey, to: LaneOrderKey) -> bool {
         let Some(lane) = self.lanes.get_mut(&key).filter(|_| !from.late && to.late) else { return false };
-        let found = lane.parts[LaneSegment::New as usize].remove(&(from, job));
+        let found = lane.parts[LanePart::New as usize].remove(&(from, job));
         if found {
             lane.late.insert((to, job));
         }
@@ -438,13 +437,13 @@ mod tests {
     fn heads_are_the_oldest_of_each_part() {
         let mut queue = Queue::default();
         for id in [3, 1, 2] {
-            queue.push(&spec(id, 0, 0), LaneSegment::New, at(id), 1.0);
+            queue.push(&spec(id, 0, 0), LanePart::New, at(id), 1.0);
         }
-        queue.push(&spec(9, 0, 0), LaneSegment::Requeued, at(9), 1.0);
-        queue.push(&spec(8, 0, 0), LaneSegment::Requeued, at(8), 1.0);
+        queue.push(&spec(9, 0, 0), LanePart::Requeued, at(9), 1.0);
+        queue.push(&spec(8, 0, 0), LanePart::Requeued, at(8), 1.0);
         let lane = queue.lane(LaneKey::of(&spec(0, 0, 0))).expect("a lane");
-        assert_eq!(lane.head(LaneSegment::New), Some(JobId::new(1)));
-        assert_eq!(lane.head(LaneSegment::Requeued), Some(JobId::new(8)));
+        assert_eq!(lane.head(LanePart::New), Some(JobId::new(1)));
+        assert_eq!(lane.head(LanePart::Requeued), Some(JobId::new(8)));
         assert_eq!(lane.oldest(), Some(Tick::from_millis(1)));
         assert_eq!(lane.jobs().count(), 5);
     }
@@ -455,17 +454,17 @@ mod tests {
         let place = |late, due, seq| LaneOrderKey { late, due: Tick::from_millis(due), seq };
         let rows = [place(true, 7, 1), place(false, 9, 2), place(false, 5, 3), place(true, 20, 4)];
         for place in rows {
-            queue.push(&spec(place.seq, 0, 0), LaneSegment::New, place, 1.0);
+            queue.push(&spec(place.seq, 0, 0), LanePart::New, place, 1.0);
         }
         let lane = queue.lane(LaneKey::of(&spec(0, 0, 0))).expect("a lane");
         let last = lane.last_fresh().map(|(_, job)| job);
         assert_eq!((lane.oldest(), last), (Some(Tick::from_millis(1)), Some(JobId::new(4))));
         let mut order = Vec::new();
         while let Some(next) =
-            queue.lane(LaneKey::of(&spec(0, 0, 0))).and_then(|lane| lane.head(LaneSegment::New))
+            queue.lane(LaneKey::of(&spec(0, 0, 0))).and_then(|lane| lane.head(LanePart::New))
         {
             let place = rows.iter().find(|place| place.seq as usize == next.index()).unwrap();
-            assert!(queue.remove(&spec(place.seq, 0, 0), LaneSegment::New, *place));
+            assert!(queue.remove(&spec(place.seq, 0, 0), LanePart::New, *place));
             order.push(next.index());
         }
         assert_eq!(order, [3, 1, 2, 4]);
@@ -477,7 +476,7 @@ mod tests {
         let (key, place) =
             (LaneKey::of(&spec(0, 0, 0)), |due| LaneOrderKey { due: Tick::from_millis(due), ..at(due) });
         for id in 1..4 {
-            queue.push(&spec(id, 0, 0), LaneSegment::New, place(id), 1.0);
+            queue.push(&spec(id, 0, 0), LanePart::New, place(id), 1.0);
         }
         let all = queue.total();
         let late = LaneOrderKey { late: true, due: Tick::from_millis(9), ..place(1) };
@@ -486,7 +485,7 @@ mod tests {
         assert!(!queue.make_late(key, JobId::new(1), late, late));
         let lane = queue.lane(key).expect("a lane");
         assert_eq!(lane.jobs().map(JobId::index).collect::<Vec<_>>(), [2, 3, 1]);
-        assert_eq!((lane.jobs_before(place(3), JobId::new(3)), queue.total()), (1, all));
+        assert_eq!((lane.jobs_certainly_before(place(3), JobId::new(3)), queue.total()), (1, all));
     }
 
     #[test]
@@ -494,23 +493,23 @@ mod tests {
         let mut queue = Queue::default();
         let place = |late, due, seq| LaneOrderKey { late, due: Tick::from_millis(due), seq };
         for id in 0..10 {
-            queue.push(&spec(id, 0, 0), LaneSegment::New, place(false, id * 10, id), 1.0);
+            queue.push(&spec(id, 0, 0), LanePart::New, place(false, id * 10, id), 1.0);
         }
-        queue.push(&spec(10, 0, 0), LaneSegment::New, place(true, 1, 10), 1.0);
-        queue.push(&spec(11, 0, 0), LaneSegment::Requeued, at(11), 1.0);
+        queue.push(&spec(10, 0, 0), LanePart::New, place(true, 1, 10), 1.0);
+        queue.push(&spec(11, 0, 0), LanePart::Requeued, at(11), 1.0);
         let before = |queue: &Queue, due, id| {
             queue
                 .lane(LaneKey::of(&spec(0, 0, 0)))
-                .map(|lane| lane.jobs_before(place(false, due, id), JobId::new(id)))
+                .map(|lane| lane.jobs_certainly_before(place(false, due, id), JobId::new(id)))
         };
         assert_eq!(before(&queue, 90, 9), Some(10));
         assert_eq!(before(&queue, 30, 3), Some(4));
         let lane = queue.lane(LaneKey::of(&spec(0, 0, 0))).expect("a lane");
-        assert_eq!(lane.jobs_before(place(true, 1, 10), JobId::new(10)), 0);
-        assert!(queue.remove(&spec(10, 0, 0), LaneSegment::New, place(true, 1, 10)));
+        assert_eq!(lane.jobs_certainly_before(place(true, 1, 10), JobId::new(10)), 0);
+        assert!(queue.remove(&spec(10, 0, 0), LanePart::New, place(true, 1, 10)));
         assert_eq!(before(&queue, 90, 9), Some(10), "the late one did not count");
         for id in 100..200 {
-            queue.push(&spec(id, 0, 0), LaneSegment::New, place(false, 1000, id), 1.0);
+            queue.push(&spec(id, 0, 0), LanePart::New, place(false, 1000, id), 1.0);
         }
         assert_eq!(before(&queue, 90, 9), Some(0), "too many behind it to count");
         assert_eq!(before(&queue, 1000, 150), Some(61));
@@ -519,15 +518,15 @@ mod tests {
     #[test]
     fn totals_follow_and_return_to_zero() {
         let mut queue = Queue::default();
-        queue.push(&spec(1, 0, 0), LaneSegment::New, at(1), 1.0);
-        queue.push(&spec(1, 0, 0), LaneSegment::New, at(1), 1.0);
-        queue.push(&spec(2, 1, 1), LaneSegment::New, at(2), 1.0);
+        queue.push(&spec(1, 0, 0), LanePart::New, at(1), 1.0);
+        queue.push(&spec(1, 0, 0), LanePart::New, at(1), 1.0);
+        queue.push(&spec(2, 1, 1), LanePart::New, at(2), 1.0);
         assert_eq!(queue.total(), QueuedLoad { requests: 2, bytes: 200, tokens: 30 });
         assert_eq!(queue.tenant_load(TenantId::new(1)).requests, 1);
-        assert!(!queue.remove(&spec(1, 0, 0), LaneSegment::Requeued, at(1)));
-        assert!(queue.remove(&spec(1, 0, 0), LaneSegment::New, at(1)));
-        assert!(!queue.remove(&spec(1, 0, 0), LaneSegment::New, at(1)));
-        assert!(queue.remove(&spec(2, 1, 1), LaneSegment::New, at(2)));
+        assert!(!queue.remove(&spec(1, 0, 0), LanePart::Requeued, at(1)));
+        assert!(queue.remove(&spec(1, 0, 0), LanePart::New, at(1)));
+        assert!(!queue.remove(&spec(1, 0, 0), LanePart::New, at(1)));
+        assert!(queue.remove(&spec(2, 1, 1), LanePart::New, at(2)));
         assert_eq!(queue.total(), QueuedLoad::default());
         assert_eq!(queue.tenant_load(TenantId::new(1)), QueuedLoad::default());
         queue.drop_empty(LaneKey::of(&spec(1, 0, 0)));
@@ -538,7 +537,7 @@ mod tests {
     fn a_tenants_lanes_of_a_class_come_in_the_order_of_models() {
         let mut queue = Queue::default();
         for (id, (tenant, model)) in [(0, 4), (1, 7), (1, 2), (2, 0)].into_iter().enumerate() {
-            queue.push(&spec(id as u64, tenant, model), LaneSegment::New, at(id as u64), 1.0);
+            queue.push(&spec(id as u64, tenant, model), LanePart::New, at(id as u64), 1.0);
         }
         let lanes: Vec<_> =
             queue.lanes_of(ClassId::new(0), TenantId::new(1)).map(|(key, _)| key.model.index()).collect();
@@ -554,17 +553,17 @@ mod tests {
         let mut queue = Queue::default();
         assert_eq!(heaviest(&queue), []);
         for id in 0..6 {
-            queue.push(&spec(id, 0, id as u32), LaneSegment::New, at(id), 3.0);
+            queue.push(&spec(id, 0, id as u32), LanePart::New, at(id), 3.0);
         }
         for id in 6..9 {
-            queue.push(&spec(id, 1, 0), LaneSegment::Requeued, at(id), 1.0);
+            queue.push(&spec(id, 1, 0), LanePart::Requeued, at(id), 1.0);
         }
-        queue.push(&spec(9, 2, 0), LaneSegment::New, at(9), 0.5);
+        queue.push(&spec(9, 2, 0), LanePart::New, at(9), 0.5);
         assert_eq!(heaviest(&queue), [(1, 3.0), (2, 2.0), (0, 2.0)]);
-        assert!(queue.remove(&spec(6, 1, 0), LaneSegment::Requeued, at(6)));
-        assert!(queue.remove(&spec(7, 1, 0), LaneSegment::Requeued, at(7)));
+        assert!(queue.remove(&spec(6, 1, 0), LanePart::Requeued, at(6)));
+        assert!(queue.remove(&spec(7, 1, 0), LanePart::Requeued, at(7)));
         assert_eq!(heaviest(&queue), [(2, 2.0), (0, 2.0), (1, 1.0)]);
-        queue.push(&spec(10, 0, 0), LaneSegment::New, at(10), 1.0);
+        queue.push(&spec(10, 0, 0), LanePart::New, at(10), 1.0);
         assert_eq!(heaviest(&queue), [(0, 7.0), (2, 2.0), (1, 1.0)], "a new weight counts for all");
     }
 
@@ -583,9 +582,9 @@ mod tests {
             let mut weights: BTreeMap<u32, f64> = BTreeMap::new();
             for (id, tenant, weight) in steps {
                 if let Some(tenant) = model.remove(&id) {
-                    prop_assert!(queue.remove(&spec(id, tenant, 0), LaneSegment::New, at(id)));
+                    prop_assert!(queue.remove(&spec(id, tenant, 0), LanePart::New, at(id)));
                 } else {
-                    queue.push(&spec(id, tenant, 0), LaneSegment::New, at(id), weight);
+                    queue.push(&spec(id, tenant, 0), LanePart::New, at(id), weight);
                     model.insert(id, tenant);
                     weights.insert(tenant, clamped_weight(weight));
                 }

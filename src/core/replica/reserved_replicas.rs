@@ -9,8 +9,8 @@
 
 use std::time::Duration;
 
+use crate::model::averages::EventRate;
 use crate::model::time::Tick;
-use crate::queue::estimate::EventRate;
 
 /// Time between two updates.
 const PERIOD: Duration = Duration::from_millis(500);

@@ -13,7 +13,7 @@ use crate::model::policy::Policy;
 use crate::model::reason::PreemptReason;
 use crate::model::time::Tick;
 use crate::queue::fit_tree::FitSize;
-use crate::queue::lane_key::{LaneOrderKey, LaneSegment};
+use crate::queue::lane_key::{LaneOrderKey, LanePart};
 use crate::replica::fleet::{PrefillMark, ReplicaRequirements};
 use crate::replica::ledger::Booking;
 use crate::replica::speed::ttft_model;
@@ -155,7 +155,7 @@ pub(super) struct CachedPrompt {
 #[derive(Debug, Clone, Copy)]
 pub(super) enum JobPhase {
     /// In its lane.
-    Waiting { part: LaneSegment, since: Tick },
+    Waiting { part: LanePart, since: Tick },
     /// At a replica.
     Running(RunningAttempt),
 }
@@ -217,7 +217,7 @@ pub(super) fn clamp_spec(spec: JobSpec, now: Tick) -> JobSpec {
 }
 
 impl Job {
-    /// A job that starts to wait. `spec` must be [`clamp_spec`].
+    /// A job that starts to wait. `spec` comes from [`clamp_spec`].
     pub(super) fn new(spec: JobSpec, prefix: PromptPrefix, seq: u64) -> Self {
         Self {
             spec,
@@ -225,7 +225,7 @@ impl Job {
             prefix,
             cached: CachedPrompt::default(),
             late_after: Tick::NEVER,
-            phase: JobPhase::Waiting { part: LaneSegment::New, since: spec.arrived },
+            phase: JobPhase::Waiting { part: LanePart::New, since: spec.arrived },
             wait: JobWait::default(),
             output: 0,
             work: 0.0,
@@ -307,10 +307,10 @@ impl Job {
     }
 
     /// Position in the given part of the lane. Returned jobs are ordered by age alone.
-    pub(super) fn position_in(&self, part: LaneSegment) -> LaneOrderKey {
+    pub(super) fn position_in(&self, part: LanePart) -> LaneOrderKey {
         match part {
-            LaneSegment::Requeued => LaneOrderKey { seq: self.place.seq, ..LaneOrderKey::default() },
-            LaneSegment::New => self.place,
+            LanePart::Requeued => LaneOrderKey { seq: self.place.seq, ..LaneOrderKey::default() },
+            LanePart::New => self.place,
         }
     }
 
@@ -319,8 +319,8 @@ impl Job {
         self.attempt().is_none_or(|run| !run.booking.started) || !self.spec.streams
     }
 
-    /// Records that the stream broke after `output` tokens. The job kept its first deadline, so
-    /// it may wait until `deadline`. No other model continues the stream.
+    /// Records that the stream broke after `output` tokens. The job met its first deadline; its new
+    /// one is `deadline`. No other model continues the stream.
     pub(super) fn interrupted(&mut self, output: u64, deadline: Tick) {
         self.continued_output = self.continued_output.max(output.min(MAX_COUNT));
         self.spec.deadline = self.spec.deadline.max(deadline);
@@ -336,7 +336,7 @@ impl Job {
     }
 
     /// Part of the lane in which the job waits; `None` while it runs.
-    pub(super) const fn part(&self) -> Option<LaneSegment> {
+    pub(super) const fn part(&self) -> Option<LanePart> {
         match self.phase {
             JobPhase::Waiting { part, .. } => Some(part),
             JobPhase::Running(_) => None,

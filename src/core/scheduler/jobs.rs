@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::model::ids::{JobId, PoolId, ReplicaId};
 use crate::model::number_map::NumberMap;
 use crate::model::time::Tick;
-use crate::queue::lane_key::LaneSegment;
+use crate::queue::lane_key::LanePart;
 use crate::replica::health::suspects::SuspectJobs;
 
 use super::job::{Job, JobPhase, PreemptibleJob, RunningAttempt};
@@ -79,7 +79,7 @@ impl JobTable {
         if let Some(run) = job.attempt() {
             self.running.remove(&(run.replica, job.place.seq, id));
         }
-        job.phase = JobPhase::Waiting { part: LaneSegment::Requeued, since: now };
+        job.phase = JobPhase::Waiting { part: LanePart::Requeued, since: now };
     }
 
     pub(in crate::scheduler) fn keys(&self) -> hash_map::Keys<'_, JobId, Job> {

@@ -49,9 +49,9 @@ use crate::model::overrides::Overrides;
 use crate::model::policy::Policy;
 use crate::model::time::Tick;
 use crate::placement::{Placement, PreparedPolicy};
-use crate::queue::admission::has_space;
-use crate::queue::estimate::OutputLengths;
+use crate::queue::bounds::has_space;
 use crate::queue::fairness::service::ServiceReport;
+use crate::queue::output_lengths::OutputLengths;
 use crate::queue::{Queue, QueuedLoad};
 use crate::replica::affinity::Affinity;
 use crate::replica::fleet::Fleet;
@@ -307,12 +307,6 @@ impl Scheduler {
     /// that changed, in turn. Without [`Self::record_service`] there is none.
     pub fn take_service_reports(&mut self, most: usize) -> Vec<ServiceReport> {
         self.groups.service.take(most)
-    }
-
-    /// Number of jobs in any phase.
-    #[must_use]
-    pub fn jobs(&self) -> usize {
-        self.jobs.len()
     }
 
     /// Whether a drain has begun.

@@ -24,8 +24,14 @@ pub(super) fn amount(unit: LimitUnit, amount: u64) -> String {
         LimitUnit::OutputTokens => format!("{amount} output tokens"),
         LimitUnit::Tokens => format!("{amount} tokens"),
         LimitUnit::GpuTime => format!("{:.3} GPU seconds", amount as f64 / 1e9),
-        LimitUnit::Money => format!("{:.6} of money", amount as f64 / 1e9),
+        LimitUnit::Money => format!("{} of cost", money(amount)),
     }
+}
+
+/// Billionths of a unit of money as a decimal number of units, with at most six places.
+fn money(amount: u64) -> String {
+    let text = format!("{:.6}", amount as f64 / 1e9);
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
 pub(super) const fn over(period: LimitPeriod) -> &'static str {

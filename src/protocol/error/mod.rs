@@ -16,7 +16,7 @@ use http::{HeaderMap, Response};
 use serde_json::json;
 
 use crate::core::model::event::EngineFault;
-use crate::core::queue::admission::MIN_RETRY_AFTER;
+use crate::core::queue::drain::retry_after::MIN_RETRY_AFTER;
 use crate::protocol::api::{Api, Dialect};
 use crate::protocol::error::catalogue::ErrorKind;
 use crate::protocol::route::RouteHint;
@@ -369,10 +369,10 @@ impl ApiError {
             Some(wait) if self.kind == ErrorKind::TooManyFailures => {
                 headers.insert(RETRY_AFTER, HeaderValue::from(seconds_rounded_up(wait)));
             }
-            Some(wait) => {
+            Some(wait) if wait > LONGEST_RETRY_AFTER => {
                 headers.insert(QUEUE_ETA_MS, HeaderValue::from(millis_rounded_up(wait)));
             }
-            None => {}
+            Some(_) | None => {}
         }
         if let Some(allow) = self.allow {
             headers.insert(ALLOW, HeaderValue::from_static(allow));

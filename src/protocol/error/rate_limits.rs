@@ -93,7 +93,7 @@ mod tests {
         let spent =
             refusal(&exceeded(LimitUnit::Money, LimitPeriod::Month, Some(Duration::from_secs(86_400))));
         assert_eq!((spent.kind(), spent.should_retry()), (ErrorKind::QuotaSpent, false));
-        assert!(spent.message().contains("0.000000 of money a month"), "{}", spent.message());
+        assert!(spent.message().contains("is 0 of cost a month: "), "{}", spent.message());
         let never = refusal(&exceeded(LimitUnit::InputTokens, LimitPeriod::Minute, None));
         assert_eq!((never.code(), never.should_retry()), ("insufficient_quota", false));
     }

@@ -32,7 +32,7 @@ impl From<RejectReason> for ApiError {
             ),
             RejectReason::Unmeetable => Self::new(
                 ErrorKind::DeadlineUnmeetable,
-                "What waits before the request takes longer than its deadline allows.",
+                "The queue before this request takes longer than its deadline allows.",
             ),
             RejectReason::ColdStart => Self::new(
                 ErrorKind::QueueFull,
@@ -66,7 +66,10 @@ impl From<RejectReason> for ApiError {
             RejectReason::AttemptsExhausted(fault) => Self::exhausted(fault),
             RejectReason::RetryBudgetSpent(fault) => Self::new(
                 ErrorKind::QueueFull,
-                format!("The engines fail too many requests just now, this one with: {}.", fault.name()),
+                format!(
+                    "The engines fail too many requests at the moment; the last fault of this one was {}.",
+                    fault.name()
+                ),
             ),
             RejectReason::Draining => {
                 Self::new(ErrorKind::Draining, "The gateway is shutting down. Try again.")

@@ -25,8 +25,8 @@ use crate::protocol::response::stream::{StreamClassifier, UsageVisibility};
 use crate::proxy::Proxy;
 use crate::proxy::attempt::partial_tokens::counted;
 use crate::proxy::body::GatheredBody;
+use crate::proxy::relay::engine_signals::ReplicaSignals;
 use crate::proxy::relay::engine_stream::{EngineStream, StreamStep};
-use crate::proxy::relay::itl::ReplicaCounters;
 use crate::proxy::relay::memory::AnswerShare;
 use crate::proxy::request::InferenceRequest;
 use crate::proxy::summary::RequestRecord;
@@ -118,7 +118,7 @@ impl InferenceRequest {
         let headers = self.headers_for(pool, record);
         let shown_model = self.shown_model(settings, pool);
         let replica = proxy.upstreams.replica(grant.replica, replica, pool);
-        let meter = proxy.itl_samplers.meter(grant.replica);
+        let signals = proxy.engine_signals.attach(grant.replica);
         let trying = async {
             let so_far = match so_far {
                 Some(so_far) => Some(self.counted(so_far, pool, &replica, &headers, &edge.upstream).await),
@@ -146,7 +146,7 @@ impl InferenceRequest {
                 trace.attempt_answered(exchange.head.status);
             }
             let classifier = self.classifier(pool.engine, shown_model.clone(), so_far);
-            self.read(proxy, exchange, classifier, shown_model, &edge.requests, &meter).await
+            self.read(proxy, exchange, classifier, shown_model, &edge.requests, &signals).await
         };
         let (limit, too_late) = self.limit(&edge.upstream);
         let deadline = begun + limit;
@@ -200,17 +200,17 @@ impl InferenceRequest {
         classifier: StreamClassifier,
         shown_model: Option<String>,
         limits: &RequestLimits,
-        meter: &ReplicaCounters,
+        signals: &ReplicaSignals,
     ) -> Result<EngineAnswer, AttemptError> {
         if self.parsed.stream && is_event_stream(&exchange) {
-            return first_token(exchange, classifier, meter).await;
+            return first_token(exchange, classifier, signals).await;
         }
         let (api, status) = (self.parsed.api, exchange.head.status);
         let head = exchange.head.headers.clone();
         // A refusal comes from the HTTP server and is no sign of life from the engine behind it.
         let heard = || {
             if status.is_success() {
-                meter.record_bytes();
+                signals.record_bytes();
             }
         };
         let share = proxy.memory.answers.share(self.tenant, limits);
@@ -309,7 +309,7 @@ impl InferenceRequest {
 async fn first_token(
     mut exchange: UpstreamExchange,
     classifier: StreamClassifier,
-    meter: &ReplicaCounters,
+    signals: &ReplicaSignals,
 ) -> Result<EngineAnswer, AttemptError> {
     let head = std::mem::take(&mut exchange.head.headers);
     let mut stream = Box::new(EngineStream::new(exchange, classifier));
@@ -318,7 +318,7 @@ async fn first_token(
         match poll_fn(|cx| stream.poll_step(cx)).await {
             StreamStep::More | StreamStep::KeepAlive => {
                 if std::mem::replace(&mut has_begun, true) {
-                    meter.record_bytes();
+                    signals.record_bytes();
                 }
                 if stream.has_output() || stream.held_bytes() > MAX_HELD_BYTES {
                     return Ok(EngineAnswer::Stream { stream, head });

@@ -1,6 +1,8 @@
 //! Request body: read under limits. The gateway counts the bytes that have arrived, not the bytes
 //! that the client announced.
 
+pub mod progress;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -16,6 +18,7 @@ use crate::config::settings::RequestLimits;
 use crate::core::model::ids::TenantId;
 use crate::protocol::error::ApiError;
 use crate::protocol::error::catalogue::ErrorKind;
+use crate::proxy::body::progress::BodyProgress;
 
 /// Largest buffer that is reserved because of an announced length, in bytes.
 const MAX_PREALLOCATED_BYTES: usize = 1 << 20;
@@ -86,9 +89,9 @@ impl RequestBody {
     fn add(&mut self, bytes: u64, limits: &RequestLimits) -> Result<(), ApiError> {
         let (all, own) = self.take(bytes);
         let text = if all > limits.max_total_body_bytes {
-            "the gateway holds as many request bytes as it may; try again in a moment"
+            "The gateway holds as many request bytes as it may. Try again in a moment."
         } else if own > limits.most_of_tenant(all.saturating_sub(own)) {
-            "your requests hold as many bytes as one tenant may at once; try again in a moment"
+            "Your requests hold as many bytes as one tenant may at once. Try again in a moment."
         } else {
             return Ok(());
         };
@@ -157,6 +160,13 @@ impl BodyDeadline {
     }
 }
 
+/// The error for a client whose connection ends for a newcomer.
+fn given_up() -> ApiError {
+    let text = "The gateway has as many connections as it may, and the body of this request came more slowly than \
+                others. Send it again.";
+    ApiError::new(ErrorKind::BodyTimeout, text)
+}
+
 /// A body so far: the first piece without a copy, or a buffer from the second piece on.
 #[derive(Debug, Default)]
 pub(in crate::proxy) struct GatheredBody {
@@ -197,7 +207,8 @@ impl GatheredBody {
 }
 
 /// Reads the whole body into `held` and reserves its bytes. The body must keep the least rate, with at
-/// most `patience` between two pieces. A long body that arrives in one piece is not copied.
+/// most `patience` between two pieces, and ends when `progress` says so. A long body that arrives in one
+/// piece is not copied.
 ///
 /// # Errors
 /// See [`BodyError`].
@@ -206,6 +217,7 @@ pub async fn read(
     limits: &RequestLimits,
     patience: Duration,
     mut held: RequestBody,
+    progress: &BodyProgress,
 ) -> Result<RequestBody, BodyError> {
     let declared = body.size_hint().exact();
     if declared.is_some_and(|declared| declared > limits.max_body_bytes) {
@@ -214,15 +226,22 @@ pub async fn read(
     let mut gathered = GatheredBody::new(declared.and_then(|bytes| usize::try_from(bytes).ok()));
     let begun = Instant::now();
     let mut deadline = BodyDeadline { begun, last: begun, patience, least: limits.min_body_rate };
+    let arriving = progress.begin();
     // The listener times the bytes of an HTTP/1 connection, but an HTTP/2 stream may stall on a
     // connection that is active.
     loop {
         let next = timeout_at(deadline.deadline(gathered.len() as u64), body.frame());
-        let Some(frame) = next.await.map_err(|_| deadline.too_slow())? else { break };
+        let next = tokio::select! {
+            biased;
+            next = next => next.map_err(|_| deadline.too_slow())?,
+            () = arriving.given_up() => return Err(given_up().into()),
+        };
+        let Some(frame) = next else { break };
         let Ok(data) = frame.map_err(|_| BodyError::BrokeOff)?.into_data() else {
             continue;
         };
         deadline.last = Instant::now();
+        arriving.received(data.len() as u64);
         if (gathered.len() + data.len()) as u64 > limits.max_body_bytes {
             return Err(ApiError::body_too_large(limits.max_body_bytes).into());
         }

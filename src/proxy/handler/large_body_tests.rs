@@ -19,14 +19,16 @@ use tokio::time::Instant;
 use crate::auth::ConnectedClient;
 use crate::proxy::Proxy;
 use crate::proxy::handler::{MAX_INLINE_BYTES, tests};
+use crate::proxy::listener::ClientConnection;
 
 /// A connection to the proxy within this thread.
 async fn connect(proxy: &Arc<Proxy>) -> SendRequest<Full<Bytes>> {
     let (client, server) = duplex(64 << 10);
     let proxy = Arc::clone(proxy);
     tokio::spawn(async move {
-        let peer = ConnectedClient { address: SocketAddr::from((Ipv4Addr::LOCALHOST, 1)), names: None };
-        let service = service_fn(|request| Arc::clone(&proxy).handle(request, &peer));
+        let client = ConnectedClient { address: SocketAddr::from((Ipv4Addr::LOCALHOST, 1)), names: None };
+        let connection = ClientConnection { client, bodies: Arc::default() };
+        let service = service_fn(|request| Arc::clone(&proxy).handle(request, &connection));
         Builder::new().serve_connection(TokioIo::new(server), service).await
     });
     let (sender, connection) = handshake(TokioIo::new(client)).await.unwrap();

@@ -27,6 +27,7 @@ use crate::proxy::Proxy;
 use crate::proxy::active_request::ActiveRequest;
 use crate::proxy::attempt::EngineAnswer;
 use crate::proxy::body::{self, BodyError, RequestBody};
+use crate::proxy::listener::ClientConnection;
 use crate::proxy::request::guardrail::{check_answer, check_prompt};
 use crate::proxy::request::superseding::{RetriableRequest, SupersededRequest, replaced};
 use crate::proxy::request::{self, InferenceRequest};
@@ -63,13 +64,14 @@ impl Proxy {
     pub async fn handle(
         self: Arc<Self>,
         request: Request<Incoming>,
-        peer: &ConnectedClient,
+        connection: &ClientConnection,
     ) -> Result<Response<AnswerBody>, Infallible> {
+        let peer = &connection.client;
         let ids = AssignedIds::new(request.headers(), random::buffered_bytes());
         let path = request.uri().path();
         // hyper keeps room for this future in each connection, so the rare ones are boxed.
         let answer = match route(request.method(), path) {
-            Route::Api(api) => return Ok(self.call(api, request, peer, ids).await),
+            Route::Api(api) => return Ok(self.call(api, request, connection, ids).await),
             Route::Models => Box::pin(self.list_models(request.headers(), peer)).await,
             Route::Model(name) => Box::pin(self.one_model(request.headers(), peer, &name)).await,
             Route::Me => Box::pin(caller_status::me(&self, request.headers(), peer)).await,
@@ -111,10 +113,10 @@ impl Proxy {
         self: &Arc<Self>,
         api: Api,
         request: Request<Incoming>,
-        peer: &ConnectedClient,
+        connection: &ClientConnection,
         ids: AssignedIds,
     ) -> Response<AnswerBody> {
-        match Box::pin(self.begin(api, request, peer, ids)).await {
+        match Box::pin(self.begin(api, request, connection, ids)).await {
             (serving, None) => self.respond(serving.await),
             (serving, Some(early)) => Box::pin(self.respond_early(serving, early)).await,
         }
@@ -125,7 +127,7 @@ impl Proxy {
         self: &Arc<Self>,
         api: Api,
         request: Request<Incoming>,
-        peer: &ConnectedClient,
+        connection: &ClientConnection,
         ids: AssignedIds,
     ) -> (Serving, Option<EarlyHead>) {
         let mut record = RequestRecord::new(&self.telemetry, self.dispatcher.clock(), ids.request, api);
@@ -134,7 +136,7 @@ impl Proxy {
         active.record.journal.clone_from(&self.journal);
         let read = tokio::select! {
             biased;
-            read = Box::pin(self.receive(api, request, peer, &mut active.record)) => read,
+            read = Box::pin(self.receive(api, request, connection, &mut active.record)) => read,
             () = self.dispatcher.shutdown().expired() => Err(ApiError::from(RejectReason::Draining)),
         };
         let request = match read {
@@ -153,13 +155,13 @@ impl Proxy {
         &self,
         api: Api,
         request: Request<Incoming>,
-        peer: &ConnectedClient,
+        connection: &ClientConnection,
         record: &mut RequestRecord,
     ) -> Result<Box<InferenceRequest>, ApiError> {
         let settings = self.settings.load_full();
         let (head, body) = request.into_parts();
         let form = settings.startup.telemetry.client_address;
-        let caller = self.caller(&settings, &head.headers, peer);
+        let caller = self.caller(&settings, &head.headers, &connection.client);
         record.caller.address = form.shown(caller.address);
         let identity = self.identify(&settings, caller).await?;
         record.caller.identity = Some(identity.clone());
@@ -167,8 +169,8 @@ impl Proxy {
             return Err(ApiError::from(RejectReason::Draining));
         }
         let patience = settings.startup.listener.body_timeout;
-        let body =
-            body::read(body, &settings.edge.requests, patience, self.memory.bodies.hold(identity.tenant));
+        let held = self.memory.bodies.hold(identity.tenant);
+        let body = body::read(body, &settings.edge.requests, patience, held, &connection.bodies);
         let body = body.await.map_err(|unread| not_read(unread, record))?;
         let (id, now) = (self.dispatcher.next_job_id(), record.clock.now());
         let mut request = read_request(&settings, identity, api, &head.headers, body, id, now).await?;
@@ -191,7 +193,7 @@ impl Proxy {
         let notice = active.record.notice().map(Arc::clone);
         let answer = tokio::select! {
             biased;
-            () = replaced(notice) => Err(active.record.superseded()),
+            () = replaced(notice) => Err(active.record.end_as_superseded()),
             answer = self.serve_with_fallback(&mut request, &mut active) => answer,
             () = self.dispatcher.shutdown().expired() => Err(ApiError::from(RejectReason::Draining)),
         };
@@ -200,7 +202,7 @@ impl Proxy {
             Err(error) => return ServedRequest { answer: Err(error), active, request: None },
         };
         if !active.record.retry.is_retry {
-            self.copy(&request, &mut active.record);
+            self.start_shadow_copy(&request, &mut active.record);
         }
         ServedRequest { answer: Ok(answer), active, request: can_continue.then_some(request) }
     }
@@ -365,7 +367,7 @@ fn not_read(unread: BodyError, record: &mut RequestRecord) -> ApiError {
     match unread {
         BodyError::Refused(error) => error,
         BodyError::BrokeOff => {
-            record.ended(RequestOutcome::ClientGone, "body_cut_short");
+            record.set_outcome(RequestOutcome::ClientGone, "body_cut_short");
             ApiError::new(ErrorKind::BadBody, "The request body broke off before its end.")
         }
     }
@@ -384,10 +386,10 @@ fn reject(rejection: Rejection, request: &InferenceRequest, record: &mut Request
         RejectReason::AttemptsExhausted(_) => RequestOutcome::Failed,
         _ => RequestOutcome::Rejected,
     };
-    record.ended(outcome, rejection.reason.name());
-    let named = request.deadline >= request.patience || record.clock.now() >= request.patience;
+    record.set_outcome(outcome, rejection.reason.name());
+    let is_client_deadline = request.deadline >= request.patience || record.clock.now() >= request.patience;
     match rejection.reason {
-        RejectReason::DeadlineExceeded | RejectReason::Unmeetable if !named => {
+        RejectReason::DeadlineExceeded | RejectReason::Unmeetable if !is_client_deadline => {
             ApiError::max_wait_reached(rejection.retry_after)
         }
         _ => ApiError::from(rejection),

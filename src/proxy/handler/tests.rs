@@ -80,7 +80,7 @@ pub(super) async fn proxy(urls: [String; 2]) -> Arc<Proxy> {
         engines: Arc::default(),
         live_requests: Arc::default(),
         prefixes: PrefixHasher::default(),
-        itl_samplers: Arc::default(),
+        engine_signals: Arc::default(),
         shadow_copies: Arc::default(),
         cached: CachedAnswers::default(),
         journal: None,
@@ -363,6 +363,6 @@ async fn the_gaps_of_a_relayed_stream_are_counted() {
         });
         assert!(frame.unwrap().unwrap().is_ok() && sent.is_ok());
     }
-    let sample = proxy.itl_samplers.meter(ReplicaId::new(0)).take().unwrap();
+    let sample = proxy.engine_signals.attach(ReplicaId::new(0)).take().unwrap();
     assert!(sample.gaps == 3 && !sample.total.is_zero(), "{sample:?}");
 }

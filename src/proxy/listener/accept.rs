@@ -18,6 +18,7 @@ use tokio::time::sleep;
 
 use crate::auth::ConnectedClient;
 use crate::config::settings::ListenerLimits;
+use crate::proxy::body::progress::BodyProgress;
 use crate::proxy::listener::answer::BoxError;
 use crate::proxy::listener::client_address::ClientAddresses;
 use crate::proxy::listener::conn_state::{ConnState, ListenerMetrics};
@@ -41,6 +42,15 @@ const MAX_BACK_OFF: Duration = Duration::from_secs(1);
 /// told.
 const ROOM_PAUSE: Duration = Duration::from_millis(20);
 
+/// A client's connection, as the service sees it.
+#[derive(Debug, Clone)]
+pub struct ClientConnection {
+    /// Whose it is.
+    pub client: ConnectedClient,
+    /// Where the service reports how its request bodies arrive.
+    pub bodies: Arc<BodyProgress>,
+}
+
 /// Binds `address` and listens with the listener's backlog.
 ///
 /// # Errors
@@ -55,7 +65,7 @@ pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 
 /// Accepts connections until `shutdown`, plain or over TLS according to `tls`. Serves HTTP/1.1,
 /// HTTP/1.0 and HTTP/2 (by ALPN or with prior knowledge). `make_service` is called once per
-/// connection with the connected client.
+/// connection.
 ///
 /// Each connection is one task on one of the `workers`, which also runs its requests. A request
 /// whose client leaves is dropped at once. Returns when every connection has ended.
@@ -68,7 +78,7 @@ pub async fn serve<M, S, B>(
     telemetry: Telemetry,
     make_service: M,
 ) where
-    M: Fn(ConnectedClient) -> S + Clone + Send + Sync + 'static,
+    M: Fn(ClientConnection) -> S + Clone + Send + Sync + 'static,
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Send + 'static,
     S::Future: Send + 'static,
     B: Body<Data = Bytes> + Send + 'static,
@@ -121,7 +131,8 @@ pub async fn serve<M, S, B>(
                 Ok((address, place, Ok((stream, names)))) => {
                     // A load balancer holds no place: its streams are those of many addresses.
                     let resets = resets.of(place.is_some().then(|| address.ip()));
-                    let service = make_service(ConnectedClient { address, names });
+                    let client = ConnectedClient { address, names };
+                    let service = make_service(ClientConnection { client, bodies: Arc::clone(&told.bodies) });
                     connection::serve(stream, service, limits, told, resets).await;
                 }
                 Ok((_, _, Err(trouble))) => visit.metrics.handshake_failed(trouble),
@@ -153,8 +164,8 @@ async fn accept(listener: &TcpListener, metrics: &ListenerMetrics) -> (std::net:
     }
 }
 
-/// A permit under the connection limit. At the limit, connections without work end for it, one after
-/// the other; where all have work, the newcomer waits.
+/// A permit under the connection limit. At the limit, connections without work, or with slow request
+/// bodies, end for it, one after the other; where all have work, the newcomer waits.
 async fn permit(
     free: &Arc<Semaphore>,
     connections: &mut OpenConnections,

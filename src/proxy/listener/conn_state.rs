@@ -9,6 +9,7 @@ use std::task::{Context, Poll};
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 
+use crate::proxy::body::progress::BodyProgress;
 use crate::proxy::listener::client_address::ConnectionDenied;
 use crate::proxy::listener::clock::Delivery;
 use crate::proxy::listener::rejected::RequestRejected;
@@ -25,6 +26,8 @@ pub(super) struct ConnState {
     /// Whether a request has arrived on the connection.
     is_used: AtomicBool,
     open_requests: AtomicUsize,
+    /// Request bodies that are arriving.
+    pub(super) bodies: Arc<BodyProgress>,
     request_whole: AtomicBool,
     answered: AtomicBool,
     /// 0, or 1 + the discriminant of the refusal.
@@ -41,6 +44,7 @@ impl ConnState {
             drain_waker: AtomicWaker::new(),
             is_used: AtomicBool::new(false),
             open_requests: AtomicUsize::new(0),
+            bodies: Arc::default(),
             request_whole: AtomicBool::new(false),
             answered: AtomicBool::new(false),
             fault: AtomicU8::new(0),
@@ -68,10 +72,13 @@ impl ConnState {
     }
 
     pub(super) fn usage(&self) -> ConnUse {
+        let requests = self.open_requests.load(Ordering::Relaxed);
         if self.draining.load(Ordering::Relaxed) {
             ConnUse::Ending
-        } else if self.open_requests.load(Ordering::Relaxed) > 0 {
-            ConnUse::Busy
+        } else if requests > 0 {
+            self.bodies
+                .rate(requests)
+                .map_or(ConnUse::Busy, |bytes_per_second| ConnUse::Receiving { bytes_per_second })
         } else if self.is_used.load(Ordering::Relaxed) {
             ConnUse::Idle
         } else {
@@ -83,6 +90,7 @@ impl ConnState {
     pub(super) fn end_for_newcomer(&self) {
         self.metrics.place_needed();
         self.drain();
+        self.bodies.give_up();
     }
 
     /// Resets the state for the next request.
@@ -140,7 +148,9 @@ pub(super) enum ConnUse {
     Fresh,
     /// The last request is answered.
     Idle,
-    /// A request is being answered.
+    /// The bodies of all its requests have been arriving for some time, at this mean rate.
+    Receiving { bytes_per_second: u64 },
+    /// A request is being answered, or its body has just begun.
     Busy,
     /// The connection was asked to end.
     Ending,

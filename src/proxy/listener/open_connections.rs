@@ -31,6 +31,8 @@ pub(super) struct OpenConnections {
     next_number: u64,
     /// The number at which the next look begins.
     next_look: u64,
+    /// The connection that was last told to end with its requests.
+    told: Option<AbortHandle>,
 }
 
 struct OpenConnection {
@@ -47,6 +49,7 @@ impl OpenConnections {
             open: BTreeMap::new(),
             next_number: 0,
             next_look: 0,
+            told: None,
         }
     }
 
@@ -75,13 +78,18 @@ impl OpenConnections {
     }
 
     /// Ends one connection that does no work: one without a request so far, else one between two
-    /// requests. Of a crowd, only so many are looked at, those after the last look first. Returns whether one
-    /// was found.
-    pub(super) fn make_room(&mut self) -> bool {
+    /// requests, else the one whose request bodies arrive most slowly. Of a crowd, only so many are
+    /// looked at, those after the last look first. A connection that was told before and still holds its
+    /// place is closed instead.
+    pub(super) fn make_room(&mut self) {
+        if let Some(told) = self.told.take_if(|told| !told.is_finished()) {
+            return told.abort();
+        }
         let later = self.open.range(self.next_look..);
         let around = later.chain(self.open.range(..self.next_look)).take(MAX_LOOKS);
         let mut idle = None;
         let mut fresh = None;
+        let mut slowest: Option<(u64, &OpenConnection)> = None;
         for (number, connection) in around {
             self.next_look = number + 1;
             match connection.state.usage() {
@@ -90,15 +98,22 @@ impl OpenConnections {
                     break;
                 }
                 ConnUse::Idle if idle.is_none() => idle = Some(connection),
-                ConnUse::Idle | ConnUse::Busy | ConnUse::Ending => {}
+                ConnUse::Receiving { bytes_per_second: rate }
+                    if slowest.is_none_or(|(least, _)| rate < least) =>
+                {
+                    slowest = Some((rate, connection));
+                }
+                ConnUse::Idle | ConnUse::Receiving { .. } | ConnUse::Busy | ConnUse::Ending => {}
             }
         }
-        let Some(connection) = fresh.or(idle) else { return false };
+        let slowest = slowest.map(|(_, connection)| connection);
+        let Some(connection) = fresh.or(idle).or(slowest) else { return };
         connection.state.end_for_newcomer();
         if fresh.is_some() {
             connection.task.abort();
+        } else if idle.is_none() {
+            self.told = Some(connection.task.clone());
         }
-        true
     }
 
     /// Waits for running requests to end, or ends them at `abort`.

@@ -56,7 +56,7 @@ impl LiveStream {
         };
         let reason = fault.map_or(error.kind().code(), |fault| fault.name());
         let outcome = if fault.is_some() { RequestOutcome::Failed } else { RequestOutcome::ClientError };
-        self.active.record.ended(outcome, reason);
+        self.active.record.set_outcome(outcome, reason);
         if let (Some(fault), Some(replica)) = (fault, self.active.record.at_engine.dispatch.replica()) {
             let record = &self.active.record;
             let output_tokens = usage.tokens().map_or(0, |tokens| tokens.output);
@@ -119,8 +119,8 @@ impl LiveStream {
         let notice = active.record.notice().map(Arc::clone);
         let found = tokio::select! {
             biased;
-            () = proxy.dispatcher.shutdown().expired() => return ContinuationSearch::Ended(active.record.shut_down()),
-            () = replaced(notice) => return ContinuationSearch::Ended(active.record.superseded()),
+            () = proxy.dispatcher.shutdown().expired() => return ContinuationSearch::Ended(active.record.end_for_shutdown()),
+            () = replaced(notice) => return ContinuationSearch::Ended(active.record.end_as_superseded()),
             found = timeout(patience, proxy.attempt_until_answered(request, Some(so_far), active)) => found,
         };
         match found {

@@ -18,11 +18,12 @@ use crate::protocol::response::engine_error::EngineError;
 use crate::protocol::response::partial_answer::PartialAnswer;
 use crate::proxy::Proxy;
 use crate::proxy::relay::buffer::{BufferEnd, BufferWriter};
+use crate::proxy::relay::engine_signals::{ItlSampler, StreamObserver};
 use crate::proxy::relay::engine_stream::StreamStep;
-use crate::proxy::relay::itl::{ItlSampler, StreamObserver};
 use crate::proxy::relay::live_stream::{ContinuationSearch, LiveStream};
 
-/// Longest wait for a stream whose replica has stalled and that cannot continue at another replica.
+/// Longest wait for a stream whose replica has stalled and that cannot continue at another replica: longer
+/// than the pauses that engines make to compile or to collect garbage, shorter than what people wait for.
 const STALLED_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// A stream between its engine and its buffer. An early drop means that the client left.
@@ -115,10 +116,11 @@ impl Pump {
         self.phase = PumpPhase::Open;
         (self.last, self.stalled_deadline) = (Instant::now(), None);
         let replica = self.live.active.record.at_engine.dispatch.replica().filter(|_| whole.is_none());
-        let meter = replica.map(|replica| self.proxy.itl_samplers.meter(replica));
-        self.observer = meter.clone().map(StreamObserver::new);
-        let meter = meter.filter(|_| self.live.stream.is_single());
-        self.itl_sampler = meter.map(|meter| ItlSampler::new(meter, self.live.stream.outputs(), self.last));
+        let signals = replica.map(|replica| self.proxy.engine_signals.attach(replica));
+        self.observer = signals.clone().map(StreamObserver::new);
+        let signals = signals.filter(|_| self.live.stream.is_single());
+        self.itl_sampler =
+            signals.map(|signals| ItlSampler::new(signals, self.live.stream.outputs(), self.last));
         if let Some(usage) = whole {
             self.completed(usage);
         }
@@ -154,7 +156,7 @@ impl Pump {
                 return PumpWake::Other;
             }
         };
-        self.ended(ended);
+        self.on_engine_end(ended);
         PumpWake::Other
     }
 
@@ -163,11 +165,11 @@ impl Pump {
             return Poll::Ready(PumpWake::Engine(step));
         }
         if let Poll::Ready(ended) = poll_ended(&mut self.live, &mut self.grace, cx) {
-            self.ended(ended);
+            self.on_engine_end(ended);
             return Poll::Ready(PumpWake::Other);
         }
         if self.poll_idle_timeout(cx).is_ready() {
-            self.ended(EngineEnd::Fault(EngineFault::Silent));
+            self.on_engine_end(EngineEnd::Fault(EngineFault::Silent));
             return Poll::Ready(PumpWake::Other);
         }
         if let Some(sampler) = &mut self.itl_sampler {
@@ -249,13 +251,13 @@ impl Pump {
         self.idle.as_mut().reset(until);
     }
 
-    fn ended(&mut self, ended: EngineEnd) {
+    fn on_engine_end(&mut self, ended: EngineEnd) {
         let usage = self.live.stream.usage_so_far();
         let error = match ended {
             EngineEnd::Fault(fault) => return self.failed(EngineError::Fault(fault), usage),
             EngineEnd::Stalled => return self.start_stalled_deadline(),
-            EngineEnd::ShutDown => self.live.active.record.shut_down(),
-            EngineEnd::Replaced => self.live.active.record.superseded(),
+            EngineEnd::ShutDown => self.live.active.record.end_for_shutdown(),
+            EngineEnd::Replaced => self.live.active.record.end_as_superseded(),
         };
         self.live.withdraw(&error, usage);
         self.phase = PumpPhase::Over(BufferEnd::Broken);

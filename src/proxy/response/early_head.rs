@@ -144,7 +144,7 @@ impl HeldStream {
             }
             // The engine sent a whole answer although a stream was asked for.
             Ok(EngineAnswer::Whole { .. }) => {
-                record.ended(RequestOutcome::Failed, EngineFault::Malformed.name());
+                record.set_outcome(RequestOutcome::Failed, EngineFault::Malformed.name());
                 ApiError::broken_stream(EngineFault::Malformed)
             }
             Err(error) => error,

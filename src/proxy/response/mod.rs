@@ -164,7 +164,7 @@ pub(super) fn note_error(error: &ApiError, record: &mut RequestRecord) {
         _ if error.kind().status(record.work.api.dialect()).is_client_error() => RequestOutcome::ClientError,
         _ => RequestOutcome::Failed,
     };
-    record.ended(outcome, error.kind().code());
+    record.set_outcome(outcome, error.kind().code());
 }
 
 #[derive(Debug)]

@@ -61,7 +61,7 @@ impl ShadowCopy {
         };
         if let Some(reason) = dropped {
             record.shadow_half = None;
-            record.ended(RequestOutcome::ClientGone, reason);
+            record.set_outcome(RequestOutcome::ClientGone, reason);
             ShadowSkipped { reason, ..skipped }.emit(&proxy.telemetry);
         }
     }
@@ -177,11 +177,11 @@ async fn drain_stream(
 fn failed(fault: EngineFault, usage: JobUsage, record: &mut RequestRecord) {
     record.end.usage = Some(usage);
     record.end.status = StatusCode::BAD_GATEWAY.as_u16();
-    record.ended(RequestOutcome::Failed, fault.name());
+    record.set_outcome(RequestOutcome::Failed, fault.name());
 }
 
 fn refused(error: &ApiError, usage: JobUsage, record: &mut RequestRecord) {
     record.end.usage = Some(usage);
     record.end.status = error.kind().status(record.work.api.dialect()).as_u16();
-    record.ended(RequestOutcome::ClientError, error.kind().code());
+    record.set_outcome(RequestOutcome::ClientError, error.kind().code());
 }

@@ -67,7 +67,11 @@ fn may_go_to(policy: &Policy, request: &InferenceRequest, to: ModelId) -> bool {
 
 impl Proxy {
     /// Starts a copy of a request whose answer has begun, if a rule selects the request.
-    pub(super) fn copy(self: &Arc<Self>, request: &InferenceRequest, record: &mut RequestRecord) {
+    pub(super) fn start_shadow_copy(
+        self: &Arc<Self>,
+        request: &InferenceRequest,
+        record: &mut RequestRecord,
+    ) {
         let settings = self.settings.load();
         let Some(shadows) = &settings.edge.shadows else { return };
         let model = request.model();

@@ -170,7 +170,7 @@ impl RequestRecord {
     }
 
     /// Records another outcome and its reason.
-    pub(super) fn ended(&mut self, outcome: RequestOutcome, reason: &'static str) {
+    pub(super) fn set_outcome(&mut self, outcome: RequestOutcome, reason: &'static str) {
         self.end.outcome = outcome;
         self.end.reason = Some(reason);
     }
@@ -348,14 +348,14 @@ impl RequestRecord {
     }
 
     /// Ends the request because the gateway shuts down. Returns the client's error.
-    pub(super) fn shut_down(&mut self) -> ApiError {
-        self.ended(RequestOutcome::Failed, "draining");
-        ApiError::new(ErrorKind::Draining, "the gateway is shutting down; send the request again")
+    pub(super) fn end_for_shutdown(&mut self) -> ApiError {
+        self.set_outcome(RequestOutcome::Failed, "draining");
+        ApiError::new(ErrorKind::Draining, "The gateway is shutting down. Send the request again.")
     }
 
     /// Ends the request because a retry has superseded it. Returns the client's error.
-    pub(super) fn superseded(&mut self) -> ApiError {
-        self.ended(RequestOutcome::ClientGone, "superseded");
+    pub(super) fn end_as_superseded(&mut self) -> ApiError {
+        self.set_outcome(RequestOutcome::ClientGone, "superseded");
         ApiError::new(ErrorKind::Superseded, "A retry of this request has taken its place.")
     }
 

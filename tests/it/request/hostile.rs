@@ -251,6 +251,42 @@ async fn a_body_that_is_slower_than_the_least_rate_is_ended() {
     no_harm_is_left(&rig).await;
 }
 
+#[tokio::test]
+async fn at_a_full_port_the_slowest_bodies_end_for_newcomers() {
+    let rig = Rig::start(RigOptions {
+        tenants: vec![(EVIL, ""), (GOOD, "")],
+        server: "max_connections: 6, max_address_connections: 100",
+        ..RigOptions::default()
+    })
+    .await;
+    let mut slow = Vec::new();
+    for sent in [9_000, 1, 1, 1, 1, 1] {
+        slow.push(begun(&rig, MIB, sent).await);
+    }
+    for number in 0..3 {
+        good_is_served(&rig, "standard", &format!("newcomer-{number}")).await;
+    }
+    let mut fast = slow.remove(0);
+    let mut ended = 0;
+    for mut raw in slow {
+        tokio::select! {
+            biased;
+            answer = raw.read_past("more slowly than others") => {
+                // Nothing, where the close overtakes the answer.
+                assert!(answer.is_none_or(|answer| answer.starts_with("HTTP/1.1 408 ")));
+                ended += 1;
+            }
+            () = sleep(Duration::from_millis(200)) => {}
+        }
+    }
+    assert!((1..=3).contains(&ended), "{ended} ended for three newcomers");
+    let body = format!("{}{}", " ".repeat(MIB - 9_000 - chat(4, false).to_string().len()), chat(4, false));
+    fast.write(body).await.unwrap();
+    let answer = fast.read_past("\r\n\r\n").await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    no_harm_is_left(&rig).await;
+}
+
 /// Everything in a usage folder, its journal among it.
 fn journal_text(folder: &Path) -> String {
     let texts =

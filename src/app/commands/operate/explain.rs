@@ -89,7 +89,7 @@ fn one_try(attempt: &Value) -> String {
     text += &scores_text(why);
     let _infallible = writeln!(
         text,
-        "  queue      waited {} in all; {} others waited on",
+        "  queue      waited {} in all; {} others kept waiting",
         time(&why["queued"]),
         why["left_waiting"],
     );
@@ -210,6 +210,11 @@ pub(super) fn obstacle_text(waiting: &Value) -> &'static str {
     }
 }
 
+/// How many requests go before it in its queue.
+pub(super) fn number_before(waiting: &Value) -> String {
+    waiting["ahead_of_it"].as_u64().map_or_else(|| "many".to_owned(), |number| number.to_string())
+}
+
 fn waiting(waiting: &Value) -> String {
     let starts = match waiting["starts_in"].as_f64() {
         Some(_) => format!(", and is expected to start in about {}", time(&waiting["starts_in"])),
@@ -217,10 +222,10 @@ fn waiting(waiting: &Value) -> String {
     };
     let words = obstacle_text(waiting);
     let mut text = format!(
-        "\nwaits for {}, and may for {} more: {words}{starts}\n  {} ahead of it in its own lane, {} wait in all\n\n",
+        "\nhas waited {} and may wait {} more: {words}{starts}\n  {} before it in its queue, {} wait for the same pools\n\n",
         time(&waiting["queued"]),
         time(&waiting["may_wait_on"]),
-        waiting["ahead_of_it"],
+        number_before(waiting),
         waiting["waiting_in_group"],
     );
     let list = rows(&waiting["replicas"], |row| {
@@ -233,7 +238,7 @@ fn waiting(waiting: &Value) -> String {
             } else if row["fits"] == true {
                 "yes"
             } else {
-                row["held_back_by"].as_str().unwrap_or("too little")
+                row["held_back_by"].as_str().unwrap_or("no")
             }
             .to_owned(),
             time(&row["expected_ttft"]),

@@ -18,7 +18,7 @@ pub(super) fn screen(status: &Value) -> String {
         None => "ready".to_owned(),
     };
     let mut text = format!(
-        "penstock {}, {ready}, up {}, {} requests wait or run, configuration {} of {} ago\n",
+        "penstock {}, {ready}, up {}, {} requests wait or run, configuration {} loaded {} ago\n",
         plain(&status["version"]),
         time(&status["uptime_seconds"]),
         status["jobs"],
@@ -54,7 +54,10 @@ fn cluster(cluster: &Value) -> String {
     let gateways = cluster["gateways"].as_array().map_or(0, Vec::len);
     match (cluster["up"].as_bool(), cluster["problem"].as_str()) {
         (None, _) => String::new(),
-        (Some(true), _) => format!("limits are shared by {gateways} gateways\n") + &members(cluster),
+        (Some(true), _) => {
+            format!("limits are shared by {gateways} gateway{}\n", if gateways == 1 { "" } else { "s" })
+                + &members(cluster)
+        }
         (Some(false), problem) => {
             let left = &cluster["leases_end_in_seconds"];
             let leases = match left.as_f64() {
@@ -252,7 +255,7 @@ mod tests {
         assert!(lines[4].starts_with("b2 (this one)  -"), "{told}");
         let alone =
             json!({ "id": "b2", "up": true, "gateways": ["b2"], "members": [row("b2", Value::Null)] });
-        assert_eq!(cluster(&alone), "limits are shared by 1 gateways\n");
+        assert_eq!(cluster(&alone), "limits are shared by 1 gateway\n");
         let set = |at: Value| {
             let pause = json!({
                 "kind": "pause", "by": null, "of": "tenant", "name": "t", "reason": "too much",

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::explain::{obstacle_text, pool_words, turn_words};
+use super::explain::{number_before, obstacle_text, pool_words, turn_words};
 use super::text::{plain, tenant_name, time};
 
 /// `GET /admin/v1/requests/{id}` as one paragraph.
@@ -45,9 +45,9 @@ fn waits(waiting: &Value) -> [String; 2] {
     [
         format!("It waits, for {} so far: {}.", time(&waiting["queued"]), obstacle_text(waiting)),
         format!(
-            "{starts}, and it may wait {} more; {} go before it in its own lane, of {} that wait in all.",
+            "{starts}, and it may wait {} more; {} go before it in its queue, and {} wait for the same pools.",
             time(&waiting["may_wait_on"]),
-            waiting["ahead_of_it"],
+            number_before(waiting),
             waiting["waiting_in_group"],
         ),
     ]
@@ -103,7 +103,7 @@ mod tests {
             paragraph(&waits),
             "Request r of tenant t (class c, model m) came 2.0 s ago. It waits, for 2.0 s so far: no replica that serves \
              its model has room. It is expected to start in about 1.5 s, and it may wait 58.0 s more; 3 go before it in \
-             its own lane, of 9 that wait in all.\n"
+             its queue, and 9 wait for the same pools.\n"
         );
         let mut ran = base;
         let why = json!({ "turn": "alone", "choice": "wanted", "passed_over": null, "running": 1, "limit": 4, "expected_ttft": 0.1 });

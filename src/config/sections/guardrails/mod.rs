@@ -15,30 +15,34 @@ use crate::config::syntax::units::{ByteSize, Span};
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::transforms::reached)]
 pub struct GuardrailsSection {
-    /// Where it is, with its path. It gets a POST with JSON. Redirects are not
-    /// followed.
+    /// URL of the guardrail service, with its path. The gateway sends a POST with JSON, and follows
+    /// no redirects.
     pub url: String,
-    /// Sent to it as `Authorization: Bearer`.
+    /// Secret that the gateway sends to the guardrail service as `Authorization: Bearer`. Absent =
+    /// the gateway sends no credential.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub api_key: Option<SecretRef>,
-    /// Certificates of connections to it, if its URL is `https`; absent = it must have
-    /// a certificate that the system trusts.
+    /// Certificates for connections to the guardrail service, if its URL is `https`. Absent = the
+    /// service must have a certificate that the system trusts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls: Option<ClientTlsSection>,
-    /// Time for one question and its verdict, the wait for a free call included.
+    /// Longest time for one question to the guardrail service and its verdict, the wait for a free
+    /// call (`max_calls`) included. Without a verdict in this time, `on_failure` decides.
     pub timeout: Span,
-    /// Bytes of a prompt or an answer that are sent to it. A longer one counts as a
-    /// failure.
+    /// Largest prompt or answer in bytes that the gateway sends to the guardrail service. For a
+    /// larger one, `on_failure` decides.
     pub max_body: ByteSize,
-    /// Calls at once. One tenant has at most half of them.
+    /// Calls to the guardrail service that may run at once. One tenant has at most half of the
+    /// calls; further questions wait, within `timeout`.
     #[schemars(range(min = 1, max = 10_000))]
     pub max_calls: u32,
-    /// Whether it is asked about prompts.
+    /// Whether the gateway asks the guardrail service about each prompt before the request is
+    /// queued.
     pub prompts: bool,
-    /// Whether it is asked about answers that are not streams.
+    /// Whether the gateway asks the guardrail service about each answer that is not a stream.
     pub answers: bool,
-    /// What happens to a request about which it gives no verdict: `refuse` it, or
-    /// `allow` it.
+    /// What happens to a request about which the guardrail service gives no verdict: `refuse` or
+    /// `allow`.
     pub on_failure: OnGuardrailFailure,
 }
 
@@ -69,18 +73,21 @@ pub enum OnGuardrailFailure {
     Allow,
 }
 
-/// What differs from `guardrails` for a tenant or a class. A tenant's keys go before
-/// those of a class.
+/// Differences from the section `guardrails` for a tenant or a class. The keys of a tenant take
+/// precedence over those of a class.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct GuardrailRuleSection {
-    /// Whether the service is asked about prompts.
+    /// Whether the gateway asks the guardrail service about prompts. Absent = as the class says
+    /// (for a tenant), else as `guardrails` says.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompts: Option<bool>,
-    /// Whether the service is asked about answers that are not streams.
+    /// Whether the gateway asks the guardrail service about answers that are not streams. Absent =
+    /// as the class says (for a tenant), else as `guardrails` says.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub answers: Option<bool>,
-    /// What happens to a request about which it gives no verdict.
+    /// What happens to a request about which the guardrail service gives no verdict. Absent = as
+    /// the class says (for a tenant), else as `guardrails` says.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on_failure: Option<OnGuardrailFailure>,
 }

@@ -20,13 +20,14 @@ const MAX_AUDIT_FILES: u32 = 1000;
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::transforms::restart)]
 pub struct AuditSection {
-    /// Path of the file that lines are added to; absent = only the log has
-    /// them.
+    /// Path of the file to which the gateway appends audit lines. Absent = only the log has the
+    /// audit lines.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
-    /// At this size it becomes `<file>.1`, and a new one is begun.
+    /// Size at which the audit file becomes `<file>.1` and a new file is begun, at least 4 KiB.
     pub max_size: ByteSize,
-    /// Old files that are kept.
+    /// Number of old audit files that are kept, at most 1,000. The oldest one makes room for the
+    /// next.
     pub keep: u32,
 }
 

@@ -18,23 +18,24 @@ use crate::config::validate::findings::Findings;
 
 const PEM: &str = "name a PEM file; paths start at this file's folder";
 
-/// TLS of connections that the gateway opens. Files are read again when they change; a
-/// new connection has what they hold.
+/// TLS of connections that the gateway opens. The gateway reads the files again when they change,
+/// and new connections use what the files then hold.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::transforms::client_tls)]
 pub struct ClientTlsSection {
-    /// Path of a PEM file with the authorities of the other side's certificate. No
-    /// other authority is trusted.
+    /// Path of a PEM file with the authorities that may sign the other side's certificate. The
+    /// gateway trusts no other authority.
     pub ca: String,
-    /// Path of a PEM file with the certificate that the gateway shows.
+    /// Path of a PEM file with the certificate that the gateway shows. Absent = the gateway shows
+    /// none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cert: Option<String>,
     /// Path of a PEM file with the private key of `cert`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// The name that the other side's certificate must have, and that is sent as server
-    /// name (SNI); absent = the host of the URL.
+    /// Name that the other side's certificate must have; the gateway also sends the name as server
+    /// name (SNI). Absent = the host of the URL.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub server_name: Option<String>,
 }

@@ -26,22 +26,29 @@ pub(in crate::config) const OPENID: &str = "openid";
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ClientCertSection {
-    /// A DNS name, such as `trainer.example.com`.
+    /// DNS name among the certificate's subject alternative names, such as `trainer.example.com`.
+    /// An entry has exactly one of `dns`, `uri` and `email`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dns: Option<String>,
-    /// A URI, such as `spiffe://example.com/ns/research/sa/notebook`.
+    /// URI among the certificate's subject alternative names, such as
+    /// `spiffe://example.com/ns/research/sa/notebook`. An entry has exactly one of `dns`, `uri` and
+    /// `email`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uri: Option<String>,
-    /// An e-mail address.
+    /// E-mail address among the certificate's subject alternative names. An entry has exactly one
+    /// of `dns`, `uri` and `email`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub email: Option<String>,
-    /// The class of requests that ask for none; absent = the tenant's.
+    /// Class of the certificate's requests that ask for no class. Absent = the tenant's
+    /// `default_class`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub class: Option<String>,
-    /// The classes it may use, of the tenant's; absent = all of those.
+    /// Classes that requests with this certificate may use, among the tenant's `classes`. Absent =
+    /// all classes of the tenant.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub classes: Option<Vec<String>>,
-    /// The models it may use, of the tenant's; absent = all of those.
+    /// Models that requests with this certificate may use, among the tenant's `models`. Absent =
+    /// all models of the tenant.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub models: Option<Vec<String>>,
 }
@@ -51,40 +58,42 @@ pub struct ClientCertSection {
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::transforms::oidc)]
 pub struct OidcSection {
-    /// The provider's name for itself: the claim `iss` of its tokens, letter
-    /// by letter.
+    /// URL by which the identity provider names itself. A token must have exactly this text in its
+    /// claim `iss`.
     pub issuer: String,
-    /// Audiences; the claim `aud` of a token must have one of them.
+    /// Audiences of tokens. A token must have one of these names in its claim `aud`.
     pub audience: Vec<String>,
-    /// Where its public keys are; absent = where
-    /// `<issuer>/.well-known/openid-configuration` says.
+    /// URL of the identity provider's public keys (JWKS). Absent = the gateway takes the URL from
+    /// `<issuer>/.well-known/openid-configuration`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub jwks_url: Option<String>,
-    /// Path of a PEM file with the authorities of the provider's own
-    /// certificate; absent = those of the system.
+    /// Path of a PEM file with the authorities that may sign the identity provider's TLS
+    /// certificate. Absent = the authorities of the system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ca_file: Option<String>,
-    /// The claim that says who the work is for; with dots it is a claim
-    /// inside a claim. Of a list the first entry of `tenants` counts that is
-    /// in it.
+    /// Claim that names the tenant of a token; a name with dots leads into nested claims. When the
+    /// claim is a list, the first entry of `tenants` whose value is in the list counts. A token
+    /// without a known value is refused.
     pub tenant_claim: String,
-    /// Values of that claim, each with its tenant; absent = the value is the
-    /// tenant's name.
+    /// Map from values of `tenant_claim` to tenants. Absent = each value is the name of a tenant.
     #[serde(skip_serializing_if = "NamedEntries::is_empty")]
     pub tenants: NamedEntries<String>,
-    /// The claim with the classes that the token may use, of the tenant's: a
-    /// list, or a text with spaces between. A token without it is refused;
-    /// absent = all of the tenant's.
+    /// Claim with the classes that a token may use, among the tenant's `classes`: a list, or a text
+    /// with spaces between. A token without the claim, or without a known class in it, is refused.
+    /// Absent = all classes of the tenant.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub class_claim: Option<String>,
-    /// The same for models.
+    /// Claim with the models that a token may use, among the tenant's `models`: a list, or a text
+    /// with spaces between. A token without the claim, or without a known model in it, is refused.
+    /// Absent = all models of the tenant.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model_claim: Option<String>,
-    /// How tokens may be signed.
+    /// Signature algorithms that tokens may use. A token with another algorithm is refused.
     pub algorithms: Vec<Algorithm>,
-    /// How far the provider's clock may be off.
+    /// Tolerated difference between the clocks of the identity provider and of the gateway when the
+    /// times in a token (`exp`, `nbf`) are checked, at most 5 minutes.
     pub leeway: Span,
-    /// Bytes of the longest token that is looked at.
+    /// Largest token in bytes, from 256 B to 64 KiB. A larger token is refused.
     pub max_token: ByteSize,
 }
 
@@ -132,15 +141,17 @@ pub enum Algorithm {
     EdDsa,
 }
 
-/// How many failed attempts an address (of IPv6: a /64) may make. After that
-/// it is told to come back later; what is valid always passes.
+/// Failed attempts that a client address (IPv6: a /64) may make. A further attempt gets 429 in
+/// place of 401; valid credentials always pass.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct FailuresSection {
-    /// So many at once.
+    /// Failed attempts that a client address (IPv6: a /64) may make at once. A further attempt gets
+    /// 429 in place of 401 until `per_minute` allows more.
     #[schemars(range(min = 1))]
     pub burst: u32,
-    /// So many more in each minute; 0 = no limit at all.
+    /// Failed attempts by which the allowance of a client address (IPv6: a /64) grows again in each
+    /// minute, up to `burst`. 0 = failed attempts have no limit.
     pub per_minute: u32,
 }
 
@@ -155,10 +166,12 @@ impl Default for FailuresSection {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdminSection {
-    /// Its TLS; absent = none.
+    /// TLS of the operators' listener (`server.admin`). Absent = the listener takes connections
+    /// without TLS.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls: Option<TlsSection>,
-    /// Who may do what.
+    /// Credentials and roles of operators at the operators' listener (`server.admin`). Without
+    /// tokens, certificates and `oidc`, everybody who can connect may do everything.
     pub auth: AdminAuthSection,
 }
 
@@ -167,24 +180,26 @@ pub struct AdminSection {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdminAuthSection {
-    /// Operators' tokens. `penstock keys new` makes one.
+    /// Tokens of operators, each with its role. `penstock keys new` makes a token.
     pub tokens: Vec<AdminTokenSection>,
-    /// Operators' certificates, of the authorities in `admin.tls.client_ca`.
+    /// Client certificates of operators, each with its role. An authority of `admin.tls.client_ca`
+    /// must have signed them.
     pub client_certs: Vec<AdminCertSection>,
-    /// The identity provider whose tokens (JWT) are taken beside these.
+    /// Identity provider whose tokens (JWT) operators may use, beside `tokens` and `client_certs`.
+    /// With `client_id`, the console signs in at the provider.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub oidc: Option<AdminOidcSection>,
-    /// Whether callers from a loopback address need no token. Absent = only
-    /// while there are no tokens, no certificates and no `oidc`. Sidecars, `kubectl
-    /// port-forward` and SSH tunnels connect from loopback, too.
+    /// Whether callers from a loopback address may do everything without a credential; sidecars,
+    /// `kubectl port-forward` and SSH tunnels connect from loopback, too. Absent = only while there
+    /// are no tokens, no certificates and no `oidc`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loopback: Option<bool>,
-    /// Whether `/metrics` needs no token.
+    /// Whether callers may read `/metrics` without a credential.
     pub open_metrics: bool,
-    /// Names under which callers without a token may ask, beside addresses,
-    /// `localhost`, names without a dot and names in `.local`, `.internal`,
-    /// `.svc` and `.test`. Any other name in `Host` is refused: the page of
-    /// another site could ask under a name of its own.
+    /// Names of the operators' listener under which callers without a credential may ask, beside
+    /// addresses, `localhost`, names without a dot and names in `.local`, `.internal`, `.svc` and
+    /// `.test`. A request with another name in `Host` gets 403, because the web page of another
+    /// site could ask under a name of its own.
     pub hosts: Vec<String>,
 }
 
@@ -194,43 +209,43 @@ pub struct AdminAuthSection {
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::transforms::admin_oidc)]
 pub struct AdminOidcSection {
-    /// The provider's name for itself: the claim `iss` of its tokens, letter
-    /// by letter.
+    /// URL by which the identity provider names itself. A token must have exactly this text in its
+    /// claim `iss`.
     pub issuer: String,
-    /// The console's id at the provider, as a public client with PKCE and the
-    /// redirect URI `<address of the operators' listener>/console`. Tokens for
-    /// it are taken, unless their claim `azp` names another client, and the
-    /// console offers to sign in; absent = it does not.
+    /// Id of the console at the identity provider, where the console is a public client with PKCE
+    /// and the redirect URI `<address of the operators' listener>/console`. The gateway takes
+    /// tokens for this client, unless their claim `azp` names another client. Absent = the console
+    /// offers no sign-in, and `audience` is required.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client_id: Option<String>,
-    /// Further audiences; the claim `aud` of a token must have one of them, or
-    /// `client_id`.
+    /// Audiences of tokens beside `client_id`. A token must have `client_id` or one of these names
+    /// in its claim `aud`.
     pub audience: Vec<String>,
-    /// The claim that says what somebody may do: a list, or a text, which is
-    /// one value; with dots it is a claim inside a claim.
+    /// Claim whose values give a token its role (`roles`): a list, or a text, which is one value. A
+    /// name with dots leads into nested claims.
     pub role_claim: String,
-    /// Values of that claim, each with its role. Of several roles the highest
-    /// counts; a token with none of the values is refused.
+    /// Map from values of `role_claim` to roles. Of several roles, the highest counts; a token with
+    /// none of the values is refused (403).
     pub roles: NamedEntries<OperatorRole>,
-    /// The claim with the name for the audit log, after `oidc:`; a token
-    /// without it goes by `sub`. Only letters, digits and ASCII signs of it
-    /// are written.
+    /// Claim that names the operator in the audit log, after `oidc:`; a token without the claim is
+    /// named by its `sub`. Only letters, digits and ASCII signs of the name are written.
     pub name_claim: String,
-    /// What the console asks the provider for; `openid` is always among it.
+    /// Scopes that the console asks the identity provider for. `openid` is always among them.
     pub scopes: Vec<String>,
-    /// Where its public keys are; absent = where
-    /// `<issuer>/.well-known/openid-configuration` says.
+    /// URL of the identity provider's public keys (JWKS). Absent = the gateway takes the URL from
+    /// `<issuer>/.well-known/openid-configuration`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub jwks_url: Option<String>,
-    /// Path of a PEM file with the authorities of the provider's own
-    /// certificate; absent = those of the system.
+    /// Path of a PEM file with the authorities that may sign the identity provider's TLS
+    /// certificate. Absent = the authorities of the system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ca_file: Option<String>,
-    /// How tokens may be signed.
+    /// Signature algorithms that tokens may use. A token with another algorithm is refused.
     pub algorithms: Vec<Algorithm>,
-    /// How far the provider's clock may be off.
+    /// Tolerated difference between the clocks of the identity provider and of the gateway when the
+    /// times in a token (`exp`, `nbf`) are checked, at most 5 minutes.
     pub leeway: Span,
-    /// Bytes of the longest token that is looked at, at most 12 KiB.
+    /// Largest token in bytes, from 256 B to 12 KiB. A larger token is refused.
     pub max_token: ByteSize,
 }
 
@@ -258,21 +273,20 @@ impl Default for AdminOidcSection {
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::transforms::key)]
 pub struct AdminTokenSection {
-    /// The public part of the token, between its two underscores. It is what
-    /// the audit log shows.
+    /// Public part of the token, between its two underscores. The audit log shows the id.
     #[schemars(regex(pattern = "^[a-z0-9]{8,12}$"))]
     pub id: String,
-    /// `blake3:` and 64 hex digits: the digest of the whole token. `sha256:`
-    /// for one that another program hashed.
+    /// Digest of the whole token: `blake3:` and 64 hex digits, or `sha256:` and 64 hex digits where
+    /// another program made the digest.
     #[schemars(regex(pattern = "^(blake3|sha256):[0-9a-f]{64}$"))]
     pub digest: String,
-    /// What its holder may do.
+    /// Role of the token's holder.
     pub role: OperatorRole,
-    /// The token is not taken any more from this moment on: a day (its
-    /// begin, UTC) or a time such as `2027-01-31T12:00:00Z`.
+    /// Time from which the token is refused: a day (its begin, UTC) or a time such as
+    /// `2027-01-31T12:00:00Z`. Absent = the token does not expire.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires: Option<Moment>,
-    /// Who holds it, for people.
+    /// Note for people, such as who holds the token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
@@ -281,16 +295,19 @@ pub struct AdminTokenSection {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdminCertSection {
-    /// A DNS name.
+    /// DNS name among the certificate's subject alternative names. An entry has exactly one of
+    /// `dns`, `uri` and `email`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dns: Option<String>,
-    /// A URI.
+    /// URI among the certificate's subject alternative names. An entry has exactly one of `dns`,
+    /// `uri` and `email`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uri: Option<String>,
-    /// An e-mail address.
+    /// E-mail address among the certificate's subject alternative names. An entry has exactly one
+    /// of `dns`, `uri` and `email`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub email: Option<String>,
-    /// What its holder may do.
+    /// Role of the certificate's holder.
     pub role: OperatorRole,
 }
 

@@ -27,24 +27,25 @@ pub(in crate::config) const CLIENTS: &[&[u8]] = &[b"h2", b"http/1.1"];
 pub(in crate::config) const OPERATORS: &[&[u8]] = &[b"http/1.1"];
 pub(in crate::config) const SCALER: &[&[u8]] = &[b"h2"];
 
-/// TLS of a listener. Files are read again when they change; connections that
-/// are open stay, and broken files leave the last good ones in force.
+/// TLS of a listener. The gateway reads the files again when they change: new connections use the
+/// new files, and open ones stay. Broken files leave the last good files in force.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::transforms::tls)]
 pub struct TlsSection {
-    /// Path of a PEM file with the certificate, followed by those that lead
-    /// from it to its authority.
+    /// Path of a PEM file with the listener's certificate, followed by the certificates that lead
+    /// to its authority.
     pub cert: String,
-    /// Path of a PEM file with its private key.
+    /// Path of a PEM file with the private key of `cert`.
     pub key: String,
-    /// Path of a PEM file with the authorities of clients' certificates;
-    /// absent = clients are not asked for one.
+    /// Path of a PEM file with the authorities that may sign clients' certificates. Absent = the
+    /// listener asks clients for no certificate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client_ca: Option<String>,
-    /// Whether a client without a certificate of `client_ca` cannot connect.
+    /// Whether a client needs a certificate of `client_ca` to connect. `false` = a client may
+    /// connect without a certificate.
     pub require_client_cert: bool,
-    /// The oldest version of TLS that clients may use.
+    /// Oldest version of TLS that clients may use.
     pub min_version: TlsVersion,
 }
 

@@ -15,34 +15,34 @@ use crate::config::syntax::named::NamedEntries;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelSection {
-    /// Other names that clients may use for it.
+    /// Other names by which clients may ask for the model.
     pub aliases: Vec<String>,
-    /// Models that serve a request in place of this one, best first, when this
-    /// one surely cannot and nothing has been answered yet; for tenants with
-    /// `allow_fallback`. The lists of those models are not followed.
+    /// Models that serve a request in place of this one, best first, when this model surely cannot
+    /// and nothing has been answered yet. Only requests of tenants with `allow_fallback` fall back.
+    /// The fallbacks of a fallback are not used.
     pub fallbacks: Vec<String>,
-    /// Models that share this one's requests, with their weights; this one may
-    /// be among them. A request with a `prompt_cache_key` or `user` keeps to
-    /// one model. Whoever may use all of them may use this name.
+    /// Models that share the requests for this name, each with its weight; this model may be among
+    /// them. Requests with the same `prompt_cache_key` or `user` keep to one model. A client may
+    /// use the name if the client may use all of the models.
     #[serde(skip_serializing_if = "NamedEntries::is_empty")]
     pub split: NamedEntries<u32>,
-    /// Another model that gets copies of some of this one's requests, to compare
-    /// the two.
+    /// Another model that gets copies of some requests for this model, to compare the two models.
+    /// The gateway discards the answers to copies. Absent = no copies.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shadow: Option<ShadowSection>,
-    /// Context window in tokens; absent = what the engine says.
+    /// Context window of the model in tokens. Absent = what the engines report.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub max_model_len: Option<u32>,
-    /// Folder with the model's own `tokenizer.json` and, beside it, its
-    /// `tokenizer_config.json` and `chat_template.jinja`, from this file's
-    /// folder. Prompts near the context window are then counted exactly;
-    /// absent = vLLM is asked, and for other engines they are estimated.
+    /// Path of a folder with the model's own `tokenizer.json` and, beside it,
+    /// `tokenizer_config.json` and `chat_template.jinja`, from the configuration file's folder. The
+    /// gateway then counts prompts near the context window exactly. Absent = vLLM is asked for the
+    /// count, and for other engines the gateway estimates the count.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokenizer: Option<String>,
-    /// The tokens that images and sounds are counted as.
+    /// Tokens that images and sounds in a prompt count as, where the gateway counts the prompt.
     pub media_tokens: MediaTokensSection,
-    /// What becomes of requests that do not fit the context window.
+    /// What happens to requests that do not fit the context window of the model.
     pub context: ContextSection,
 }
 
@@ -51,11 +51,13 @@ pub struct ModelSection {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MediaTokensSection {
-    /// One image.
+    /// Tokens that one image counts as. Absent = the engine decides whether a prompt with images
+    /// fits the context window.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub image: Option<u32>,
-    /// One sound.
+    /// Tokens that one sound counts as. Absent = the engine decides whether a prompt with sounds
+    /// fits the context window.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub audio: Option<u32>,
@@ -65,14 +67,12 @@ pub struct MediaTokensSection {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ContextSection {
-    /// When prompt and asked output together are too long: `clamp` lowers the
-    /// output to what is left and says so in the header
-    /// `x-penstock-max-tokens`; `reject` refuses the request. A prompt that is
-    /// too long by itself is always refused, and so is an output where all
-    /// engines are vLLM.
+    /// What happens when a prompt and the requested output together are longer than the context
+    /// window: `clamp` or `reject`. A prompt that is too long alone is always refused. Where all
+    /// engines of the model are vLLM, a requested output that is too long alone is refused, too.
     pub policy: Overflow,
-    /// Whether clients may have the start of their prompts cut off
-    /// (`truncate_prompt_tokens`): `allow` or `refuse`.
+    /// Whether a request may have the start of its prompt cut off (`truncate_prompt_tokens`):
+    /// `allow` or `refuse`.
     pub truncate: Truncation,
 }
 
@@ -80,7 +80,8 @@ pub struct ContextSection {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Overflow {
-    /// The output gets what is left.
+    /// The gateway lowers the output to what is left of the context window, and says so in the
+    /// header `x-penstock-max-tokens`.
     #[default]
     Clamp,
     /// The request is refused.
@@ -91,9 +92,9 @@ pub enum Overflow {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Truncation {
-    /// Yes.
+    /// The engine cuts the prompt as the request asks.
     Allow,
-    /// A request that asks for it is refused.
+    /// A request with `truncate_prompt_tokens` is refused.
     #[default]
     Refuse,
 }
@@ -105,13 +106,13 @@ pub enum Truncation {
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::transforms::shadow)]
 pub struct ShadowSection {
-    /// The model that gets them.
+    /// Model that gets the copies of requests.
     pub to: String,
-    /// Share of the answered requests that are copied, from 0 to 1; which ones
-    /// depends on the request's id alone.
+    /// Share of the answered requests that are copied, from 0 to 1. The request's id alone decides
+    /// whether a request is copied.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub share: f64,
-    /// Copies that may run at once; no more are made meanwhile.
+    /// Copies that may run at once. While this number runs, no further copy is made.
     #[schemars(range(min = 1))]
     pub max_in_flight: u32,
 }

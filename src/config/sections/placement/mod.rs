@@ -5,35 +5,37 @@ pub(in crate::config) mod check;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Where work may go and where it goes first.
+/// Where work may go, and where work goes first. A request uses only what both its class and its
+/// tenant allow; the tenant's `spill`, `prefer` and `otherwise` take precedence over those of the
+/// class.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct PlacementSection {
-    /// How replicas may have their accelerators. Absent = in any way, but
-    /// never time-sliced for the class of the first rank.
+    /// Ways in which replicas that the work may use have their accelerators. Absent = all ways, but
+    /// for the class of the first rank all except `time-sliced`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub isolation: Option<Vec<IsolationName>>,
-    /// Kinds of capacity that may be used; absent = both.
+    /// Kinds of capacity that the work may use. Absent = both kinds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capacity: Option<Vec<CapacityName>>,
-    /// Pools that may be used; absent = all.
+    /// Pools that the work may use. Absent = all pools.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pools: Option<Vec<String>>,
-    /// The highest `price` of a pool that may be used; pools without one
-    /// are then not used. Absent = any.
+    /// Highest `price` of a pool that the work may use. A pool without a price is then not used.
+    /// Absent = any price.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0))]
     pub max_price: Option<f64>,
-    /// Pools in the order in which they are used, before all others; absent =
-    /// the cheapest first.
+    /// Pools in the order in which the work uses them, before all other pools. Absent = the
+    /// cheapest pool comes first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spill: Option<Vec<String>>,
-    /// The kind of capacity that is used before the other.
+    /// Kind of capacity that the work uses before the other kind. Absent = neither kind comes
+    /// first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefer: Option<CapacityName>,
-    /// What to do while no pool keeps the objective: go where the first token
-    /// comes soonest (`fastest`), or `wait` for the pools that come first; then
-    /// half of the objective is waited before any other pool is looked at.
+    /// What the work does while no pool keeps its time to first token (`ttft` of the class):
+    /// `fastest` or `wait`. Absent = `fastest`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub otherwise: Option<LatePolicyName>,
 }
@@ -65,13 +67,13 @@ impl PlacementSection {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum IsolationName {
-    /// For itself alone.
+    /// A replica has its accelerator for itself alone.
     Dedicated,
-    /// A slice with compute and memory of its own (NVIDIA MIG).
+    /// A replica has a slice of an accelerator, with compute and memory of its own (NVIDIA MIG).
     Mig,
-    /// The accelerator is shared with others that run at the same time (NVIDIA MPS).
+    /// Replicas share an accelerator and run at the same time (NVIDIA MPS).
     Mps,
-    /// The accelerator is shared with others by turns.
+    /// Replicas share an accelerator by turns.
     TimeSliced,
 }
 
@@ -82,7 +84,7 @@ pub enum CapacityName {
     /// The machine stays as long as it is paid for.
     #[default]
     OnDemand,
-    /// It may be taken back at short notice.
+    /// The machine may be taken back at short notice.
     Spot,
 }
 
@@ -90,8 +92,9 @@ pub enum CapacityName {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LatePolicyName {
-    /// Go where the first token comes soonest.
+    /// The work goes where its first token comes soonest.
     Fastest,
-    /// Wait for the pools that come first.
+    /// The work waits for the pools that come first. Other pools are looked at only after half of
+    /// the objective.
     Wait,
 }

@@ -26,103 +26,107 @@ use crate::engines::EngineKind;
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::transforms::pool)]
 pub struct PoolSection {
-    /// The software that runs there.
+    /// Software that the pool's replicas run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine: Option<EngineKind>,
-    /// The models it serves: a list of names, or a map from the public name
-    /// to the engine's own. A name without the engine's own is sent as it is;
-    /// TGI is told `tgi`.
+    /// Models that the pool serves: a list of names, or a map from the public name to the engine's
+    /// own. Without the engine's own name, an engine is sent the public name; TGI is sent `tgi`.
     pub models: ServedModels,
-    /// LoRA adapters that its engines compute on top of one of those models, each
-    /// a model of its own for clients: a list of names, or a map from the public
-    /// name to the engine's own. A request for one goes where it is loaded, as
-    /// far as that is worth it.
+    /// LoRA adapters that the pool's engines compute on top of one of `models`: a list of names, or
+    /// a map from the public name to the engine's own. Each adapter is a model of its own for
+    /// clients. A request for an adapter waits for a replica that has the adapter loaded only while
+    /// the wait costs less than loading.
     #[serde(skip_serializing_if = "ServedModels::is_empty")]
     pub adapters: ServedModels,
-    /// Adapters that an engine computes with at once (`--max-loras`); absent =
-    /// what the engine says.
+    /// LoRA adapters that an engine of the pool computes with at once (`--max-loras`). Absent =
+    /// what the engine reports.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub adapter_slots: Option<u32>,
-    /// How long an engine takes to load an adapter into a slot; absent =
-    /// measured.
+    /// Time that an engine of the pool takes to load a LoRA adapter into a slot. Absent = the
+    /// gateway measures the time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub adapter_load: Option<Span>,
-    /// Its replicas: base URLs such as `http://10.0.0.5:8000`, without `/v1`.
+    /// Replicas of the pool: base URLs such as `http://10.0.0.5:8000`, without `/v1`, or sections
+    /// with `url` and what differs from the pool.
     pub replicas: Vec<ReplicaSection>,
-    /// Where more replicas come from, beside or instead of `replicas`.
+    /// Source of more replicas of the pool, beside or in place of `replicas`: exactly one of `dns`,
+    /// `file` and `kubernetes`. While the source cannot be asked, its last answer holds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub discover: Option<DiscoverSection>,
-    /// How long it is expected to take to start when it has no replica, from the
-    /// first request that is held for it to its first token; after the first start
-    /// what was measured counts. With it `replicas` may be empty.
+    /// Expected time of a start of the pool when the pool has no replica: from the first request
+    /// that is held to its first token. After the first start, the measured time counts. With
+    /// `cold_start`, `replicas` may be empty.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cold_start: Option<Span>,
-    /// Whether its `replicas` are addresses that stay while nothing runs there, such
-    /// as a Service that something else scales to zero: when none of them answers,
-    /// the pool has to start and requests are held for it.
+    /// Whether the addresses in `replicas` stay while nothing runs there, such as a Service that
+    /// something else scales to zero. When none of the replicas answers, the pool has to start, and
+    /// requests are held for the start.
     pub scales_to_zero: bool,
-    /// Replicas that the scale signal asks for at least, whatever is asked of them.
+    /// Least number of replicas that the scale signal asks for, whatever the demand.
     pub min_replicas: u32,
-    /// The most that it asks for; absent = as many as are needed. What needs more
-    /// goes to the next pool that may serve it.
+    /// Largest number of replicas that the scale signal asks for. Demand beyond the number goes to
+    /// the next pool that may serve the demand. Absent = no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub max_replicas: Option<u32>,
-    /// When its idle replicas sleep; absent = the gateway puts none to sleep.
+    /// Rules by which idle replicas of the pool sleep. Absent = the gateway puts none to sleep.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sleep: Option<SleepSection>,
-    /// Sequences that each replica can run at once (`--max-num-seqs`);
-    /// absent = learned from the engine and from what it does.
+    /// Sequences that each replica of the pool can run at once (`--max-num-seqs`). Absent = the
+    /// gateway learns the number from what the engine reports and does.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub max_seqs: Option<u32>,
-    /// Tokens that each replica's KV cache holds; absent = learned.
+    /// Tokens that the KV cache of each replica holds. Absent = the engine's report counts; without a
+    /// report, the gateway does not bound what the cache must hold.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub kv_tokens: Option<u64>,
-    /// Context window of its engines in tokens (`--max-model-len`); absent =
-    /// unknown. A model's own window counts where it is smaller.
+    /// Context window of the pool's engines in tokens (`--max-model-len`); longer prompts go to
+    /// other pools. A model's own `max_model_len` counts where it is smaller. Absent = unknown:
+    /// prompts of any length may go to the pool.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub max_model_len: Option<u32>,
-    /// What one replica costs for an hour, in any one currency; absent =
-    /// unknown, which counts as more than any price.
+    /// What one replica of the pool costs for an hour, in any one currency. Absent = unknown, which
+    /// counts as more than any price.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 1_000_000.0))]
     pub price: Option<f64>,
-    /// Whether its machines may be taken back at short notice.
+    /// Kind of capacity of the pool: whether its machines may be taken back at short notice.
     pub capacity: CapacityName,
-    /// How each replica has its accelerator: `dedicated`, `mig` or
-    /// `mig:PROFILE` (`mig:1g.10gb`), `mps`, `time-sliced`.
+    /// How each replica of the pool has its accelerator: `dedicated`, `mig` or `mig:PROFILE` (such
+    /// as `mig:1g.10gb`), `mps`, `time-sliced`.
     #[schemars(regex(pattern = r"^(dedicated|mig(:.+)?|mps|time-sliced)$"))]
     pub isolation: String,
-    /// The kind of accelerator, for people.
+    /// Kind of the pool's accelerators, as a label for people.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accelerator: Option<String>,
-    /// Where it is, for people.
+    /// Region of the pool, as a label for people.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub region: Option<String>,
-    /// Where in its region it is, for people.
+    /// Zone of the pool in its region, as a label for people.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub zone: Option<String>,
-    /// Whatever else is to be known of it, for people.
+    /// More labels of the pool for people, by name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
-    /// Requests that may wait inside each engine beyond its sequence limit.
+    /// Requests that may wait inside each engine of the pool, beyond the engine's limit of
+    /// sequences.
     pub engine_buffer: u32,
-    /// Whether each request tells its engine the rank of its class as its
-    /// `priority`. For vLLM with `--scheduling-policy priority`, which then
-    /// serves lower ranks first.
+    /// Whether each request tells its engine the rank of its class as `priority`. For vLLM with
+    /// `--scheduling-policy priority`, which then serves lower ranks first.
     pub engine_priority: bool,
-    /// Sent to its engines as `Authorization: Bearer`.
+    /// Secret that the gateway sends to the pool's engines as `Authorization: Bearer`. Absent = the
+    /// gateway sends no credential.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub api_key: Option<SecretRef>,
-    /// TLS of connections to its engines, whose URLs are then all `https`; absent = an
+    /// TLS of connections to the pool's engines, whose URLs must then all be `https`. Absent = an
     /// engine behind `https` must have a certificate that the system trusts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls: Option<ClientTlsSection>,
-    /// Time between two scrapes of an engine's own view.
+    /// Time between two scrapes of an engine's own metrics, at least 100 ms.
     pub scrape_interval: Span,
 }
 
@@ -228,18 +232,18 @@ pub enum ReplicaSection {
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::transforms::reached)]
 pub struct ReplicaDetail {
-    /// Base URL such as `http://10.0.0.5:8000`, without `/v1`.
+    /// Base URL of the replica, such as `http://10.0.0.5:8000`, without `/v1`.
     pub url: String,
-    /// Sequences it can run at once, instead of the pool's.
+    /// Sequences that this replica can run at once. Absent = `max_seqs` of the pool.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub max_seqs: Option<u32>,
-    /// Tokens its KV cache holds, instead of the pool's.
+    /// Tokens that the KV cache of this replica holds. Absent = `kv_tokens` of the pool.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub kv_tokens: Option<u64>,
-    /// Where its metrics are when they have a port of their own (Triton):
-    /// `http://10.0.0.5:8002/metrics`.
+    /// URL of the replica's metrics, where the metrics have a port of their own (Triton):
+    /// `http://10.0.0.5:8002/metrics`. Absent = the metrics are at the replica's `url`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metrics_url: Option<String>,
 }

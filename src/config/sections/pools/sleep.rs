@@ -18,12 +18,12 @@ const MIN_IDLE_MILLIS: u128 = 1000;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SleepSection {
-    /// How long a replica has no work before it sleeps, and stays awake after
-    /// it woke.
+    /// How long a replica has no work before it sleeps, at least 1 s. A replica that woke stays
+    /// awake for at least this time, too.
     pub after_idle: Span,
     /// Replicas of the pool that stay awake in any case.
     pub keep_awake: u32,
-    /// Time after which a wake counts as failed.
+    /// Longest time for a replica to wake. A replica that is not awake then is ejected.
     pub wake_timeout: Span,
 }
 

@@ -11,8 +11,8 @@ use crate::config::syntax::units::Span;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RoutingSection {
-    /// Requests of one session keep to one replica; absent = each request goes
-    /// where its first token comes soonest.
+    /// Requests of one session prefer the replica that served the session last. Absent = there are
+    /// no sessions, and each request goes where its first token comes soonest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session: Option<SessionSection>,
 }
@@ -21,18 +21,19 @@ pub struct RoutingSection {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SessionSection {
-    /// The header that names the session, such as `x-session-id`. It goes
-    /// before the fields of the body.
+    /// Header that names the session of a request, such as `x-session-id`. The header takes
+    /// precedence over the fields of `body`. Absent = no header names a session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub header: Option<String>,
-    /// Fields of the body that name it; the first that is there counts.
+    /// Fields of the request body that name the session of a request. The first field that the
+    /// request has counts.
     pub body: Vec<SessionField>,
-    /// How much later than elsewhere the first token may come at the session's
-    /// replica, its wait included. A session whose replica is later, full or out
-    /// of service goes on at another one.
+    /// How much later than elsewhere the first token may come at the session's replica, the wait
+    /// for that replica included. Beyond the delay, and when the replica is out of service, the
+    /// session goes on at another replica.
     pub max_delay: Span,
-    /// Sessions that are remembered; the one used longest ago is forgotten
-    /// first.
+    /// Sessions that the gateway remembers. At the limit, the session used longest ago is
+    /// forgotten.
     #[schemars(range(min = 1, max = 10_000_000))]
     pub max_sessions: u32,
 }
@@ -41,9 +42,9 @@ pub struct SessionSection {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SessionField {
-    /// `prompt_cache_key`.
+    /// The field `prompt_cache_key`.
     PromptCacheKey,
-    /// `user`.
+    /// The field `user`.
     User,
 }
 

@@ -24,12 +24,14 @@ const MAX_PREFIX: usize = 64;
 #[schemars(transform = crate::config::schema::transforms::cluster)]
 #[schemars(transform = crate::config::schema::transforms::restart)]
 pub struct ClusterSection {
-    /// The store: a Valkey or Redis server.
+    /// The store through which the gateways share limits, fair shares, overrides and the scale
+    /// signal: a Valkey or Redis server.
     pub valkey: ValkeySection,
-    /// Beginning of all keys in the store; gateways with another one are strangers.
+    /// Beginning of all keys in the store: 1 to 64 letters, digits, `-`, `_` and `.`. Gateways with
+    /// different prefixes share nothing.
     pub prefix: String,
-    /// How long a gateway goes on with its last leases while the store is away.
-    /// Afterwards it refuses what has a limit.
+    /// How long a gateway goes on with its last leases of limits while the store is away.
+    /// Afterwards the gateway refuses requests that have a limit.
     pub outage: Span,
 }
 
@@ -44,17 +46,18 @@ impl Default for ClusterSection {
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::transforms::reached)]
 pub struct ValkeySection {
-    /// Its URL, such as `redis://valkey:6379/0`, or `rediss://` for TLS; `valkey://` and
-    /// `valkeys://` mean the same. The path is the number of the database.
+    /// URL of the store, such as `redis://valkey:6379/0`, or `rediss://` for TLS; `valkey://` and
+    /// `valkeys://` mean the same. The path is the number of the database. Another host, port or
+    /// database takes effect at the next start.
     pub url: String,
-    /// User of its ACL; absent = the default user.
+    /// User of the store's ACL; `password` is then required. Absent = the default user.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub username: Option<String>,
-    /// Password of the user.
+    /// Password of `username`, or of the store's default user.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub password: Option<SecretRef>,
-    /// Certificates of connections with TLS; absent = the store must have one that the
-    /// system trusts.
+    /// Certificates for connections to the store, if the URL is `rediss`. Absent = the store must
+    /// have a certificate that the system trusts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls: Option<ClientTlsSection>,
 }

@@ -22,55 +22,59 @@ use crate::config::syntax::units::{ByteSize, Span};
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::transforms::restart)]
 pub struct ServerSection {
-    /// Where clients connect: an IP address and a port. `0.0.0.0:8080` for
-    /// all interfaces.
+    /// Address of the client listener: an IP address and a port. `0.0.0.0:8080` listens on all
+    /// interfaces.
     pub listen: ListenAddress,
-    /// Where operators and Prometheus connect. This port asks for no
-    /// password unless `admin.auth` has some: keep it inside the cluster.
+    /// Address of the operators' listener, which operators and Prometheus use. Without
+    /// `admin.auth`, the listener asks for no credential: keep the port inside the cluster.
     pub admin: ListenAddress,
-    /// TLS of `listen`; absent = none.
+    /// TLS of the client listener (`server.listen`). Absent = the listener takes connections
+    /// without TLS.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls: Option<TlsSection>,
-    /// Time for a TLS handshake, at each listener.
+    /// Longest time for a TLS handshake, at each listener. A connection whose handshake takes
+    /// longer is closed.
     pub handshake_timeout: Span,
-    /// Open TLS handshakes of one client address (IPv6: of a /64), at each
-    /// listener; more wait, within their time. Nothing else bounds them:
-    /// a handshake computes on the thread of its connection.
+    /// TLS handshakes that one client address (IPv6: a /64) may have open at each listener. Further
+    /// handshakes wait, within `handshake_timeout`. Handshakes have no other bound than this and
+    /// the number of connections.
     #[schemars(range(min = 1))]
     pub max_address_handshakes: u32,
-    /// Open client connections. For one more, a connection without a request
-    /// ends; where all have requests, it waits.
+    /// Open client connections. At the limit, a new connection takes the place of one without a
+    /// request, else of the one whose request bodies arrive most slowly. Where every connection has
+    /// a whole request, the new connection waits.
     #[schemars(range(min = 1))]
     pub max_connections: u32,
-    /// Open connections of one client address (IPv6: of a /64); more are
-    /// closed at once. Absent = half of `max_connections`.
+    /// Open connections of one client address (IPv6: a /64). A further connection is closed at
+    /// once. Absent = half of `max_connections`.
     #[schemars(range(min = 1))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_address_connections: Option<u32>,
-    /// Load balancers in front of `listen` that tell the addresses of their
-    /// clients. Limits by address then count those.
+    /// Load balancers in front of `server.listen` that tell the addresses of their clients. Limits
+    /// by address then count the clients' addresses. Absent = limits count the address at the other
+    /// end of the connection.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub proxies: Option<ProxiesSection>,
-    /// Time for a request head, from its first byte. At `scale.listen` also
-    /// the time from a connection to its first call.
+    /// Longest time for a request head, from its first byte. A slower head gets 408. At
+    /// `scale.listen`, also the longest time from a connection to its first call.
     pub head_timeout: Span,
-    /// Longest time without a byte of a request body.
+    /// Longest time without a byte of a request body. A request that is silent for longer gets 408.
     pub body_timeout: Span,
-    /// How far a client may fall behind with its answer: the longest time in
-    /// which it takes nothing of the bytes that wait for it. Each byte that it
-    /// takes gives back `1 / min_send_rate` seconds.
+    /// How far a client may fall behind in taking its answer before the gateway cuts the client
+    /// off. Time counts while bytes wait for the client, and each byte that the client takes gives
+    /// back `1 / min_send_rate` seconds.
     pub send_timeout: Span,
-    /// Bytes a second that a client must take on average while bytes wait for
-    /// it; below that it is cut off once it has fallen behind by
-    /// `send_timeout`. 0 = any progress will do.
+    /// Bytes a second that a client must take on average while bytes of its answer wait. A slower
+    /// client is cut off once the client has fallen behind by `send_timeout`. 0 = any byte taken
+    /// gives back the whole `send_timeout`.
     pub min_send_rate: ByteSize,
-    /// How long a connection may stay open without a request. Keep it above
-    /// the idle timeout of the load balancer in front.
+    /// How long a connection may stay open without a request. Keep the value above the idle timeout
+    /// of the load balancer in front.
     pub idle_timeout: Span,
-    /// Bytes of a request head, at least 8KiB.
+    /// Largest request head in bytes, from 8 KiB to 1 MiB. A larger head gets 431.
     pub max_head_bytes: ByteSize,
-    /// How long running and queued requests may go on after SIGTERM. Keep it
-    /// below Kubernetes' `terminationGracePeriodSeconds`.
+    /// How long running and queued requests may go on after SIGTERM. Keep the value below
+    /// Kubernetes' `terminationGracePeriodSeconds`.
     pub drain_grace: Span,
 }
 
@@ -101,12 +105,12 @@ impl Default for ServerSection {
 #[serde(deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::transforms::restart)]
 pub struct ProxiesSection {
-    /// Their addresses or networks, such as `10.0.0.0/8`. What others say
-    /// about a client's address is not believed.
+    /// Addresses or networks of the load balancers, such as `10.0.0.0/8`. What others say about a
+    /// client's address is not believed.
     #[schemars(length(min = 1))]
     pub trusted: Vec<String>,
-    /// How they tell it. With `proxy-protocol`, each of their connections must
-    /// begin with a header of version 1 or 2.
+    /// How the load balancers tell the client's address. With `proxy-protocol`, each connection
+    /// from a load balancer must begin with a PROXY protocol header of version 1 or 2.
     #[serde(default)]
     pub header: ProxyHeader,
 }
@@ -116,13 +120,14 @@ pub struct ProxiesSection {
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::transforms::restart)]
 pub struct TelemetrySection {
-    /// Log lines, to standard error.
+    /// Log lines, which the gateway writes to standard error.
     pub log: LogSection,
-    /// Traces.
+    /// Traces, which the gateway sends to a collector over OTLP. The usual `OTEL_*` variables give
+    /// what is absent here.
     pub otlp: OtlpSection,
-    /// Requests of one tenant and reason that no engine got and that are written whole in a second,
-    /// each as a log line and a row of `usage`. The others are counted: one line and one row a second
-    /// have their number. Requests without a valid credential have no rows.
+    /// Requests that no engine got and that are written whole in a second, for each tenant and
+    /// reason: each as a log line and a row of `usage`. Further ones are counted, and one line and
+    /// one row a second have their number. Requests without a valid credential have no rows.
     pub refusals_per_second: u32,
 }
 
@@ -141,14 +146,14 @@ impl Default for TelemetrySection {
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::transforms::restart)]
 pub struct LogSection {
-    /// `json` for machines, `text` for people.
+    /// Form of log lines: `json` for machines, `text` for people.
     pub format: LogFormat,
-    /// A level (`error`, `warn`, `info`, `debug`, `trace`) or a filter such
-    /// as `info,penstock::proxy=debug`.
+    /// Level from which on lines are logged (`error`, `warn`, `info`, `debug`, `trace`), or a
+    /// filter such as `info,penstock::proxy=debug`.
     pub level: String,
-    /// How much of a client's address is in the line of its request: `truncated` (/24 of
-    /// IPv4, /48 of IPv6), `on` (all of it) or `off`. Behind a load balancer of
-    /// `server.proxies` it is the address that the load balancer tells.
+    /// How much of the client's address a request's log line has: `truncated` (/24 of IPv4, /48 of
+    /// IPv6), `on` (all of the address) or `off`. Behind a load balancer of `server.proxies`, the
+    /// line has the address that the load balancer tells.
     pub client_address: AddressForm,
 }
 
@@ -163,27 +168,28 @@ impl Default for LogSection {
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::transforms::restart)]
 pub struct OtlpSection {
-    /// URL of the collector, such as `http://otel-collector:4317`. With
-    /// `http/protobuf`, `/v1/traces` is added to a URL without a path. Absent =
-    /// `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or `OTEL_EXPORTER_OTLP_ENDPOINT`;
-    /// without these, no traces.
+    /// URL of the collector, such as `http://otel-collector:4317`. With `http/protobuf`, the
+    /// gateway adds `/v1/traces` to a URL without a path. Absent =
+    /// `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or `OTEL_EXPORTER_OTLP_ENDPOINT`; without these, no
+    /// traces.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
-    /// How spans travel. Absent = `OTEL_EXPORTER_OTLP_TRACES_PROTOCOL` or
-    /// `OTEL_EXPORTER_OTLP_PROTOCOL`, else `grpc`.
+    /// Protocol in which spans travel to the collector. Absent =
+    /// `OTEL_EXPORTER_OTLP_TRACES_PROTOCOL` or `OTEL_EXPORTER_OTLP_PROTOCOL`, else `grpc`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub protocol: Option<OtlpProtocol>,
-    /// Headers of each call to the collector, such as `authorization`. Those of
-    /// `OTEL_EXPORTER_OTLP_HEADERS` are sent, too.
+    /// Headers of each call to the collector, such as `authorization`. The gateway also sends the
+    /// headers in `OTEL_EXPORTER_OTLP_HEADERS`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub headers: BTreeMap<String, SecretRef>,
-    /// PEM file of the authorities that may sign the collector's certificate, for
-    /// `https`. Absent = `OTEL_EXPORTER_OTLP_CERTIFICATE`, else those of the system.
+    /// Path of a PEM file with the authorities that may sign the collector's certificate, for
+    /// `https`. Absent = the file in `OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE` or
+    /// `OTEL_EXPORTER_OTLP_CERTIFICATE`, else the authorities of the system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ca: Option<String>,
-    /// Share of the requests that start a trace of their own, from 0 to 1.
-    /// Requests that bring a sampled `traceparent` are always traced. Absent =
-    /// what `OTEL_TRACES_SAMPLER` says, else 0.1.
+    /// Share of the requests without a `traceparent` that are traced, from 0 to 1. A request with a
+    /// `traceparent` is traced if that is sampled. Absent = the sampler in `OTEL_TRACES_SAMPLER`,
+    /// else 0.1.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 1.0))]
     pub sample: Option<f64>,

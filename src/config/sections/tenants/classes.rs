@@ -17,7 +17,7 @@ use crate::core::model::policy::Class;
 use crate::core::placement::rules::PlacementRules;
 
 /// The class whose values other classes start from.
-const MODEL_CLASS: &str = "standard";
+const BASE_CLASS: &str = "standard";
 /// Room for the rounding of a sum of decimal fractions.
 const ROUNDING: f64 = 1e-9;
 
@@ -25,45 +25,52 @@ const ROUNDING: f64 = 1e-9;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ClassSection {
-    /// Order of service, 0 first.
+    /// Order of service: waiting requests of the class with the lowest rank go first. 0 is the
+    /// first rank. Absent = as in the built-in class of the same name, else as in `standard`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,
-    /// Share of the work, from 0 to 1, that this class gets whatever the
-    /// classes before it do. All shares together are at most 1.
+    /// Share of the work, from 0 to 1, that this class gets whatever the classes before it do. The
+    /// shares of all classes together are at most 1. Absent = as in the built-in class of the same
+    /// name, else as in `standard`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 1.0))]
     pub min_share: Option<f64>,
-    /// The longest wait in the queue before a request is refused.
+    /// Longest wait of a request in the queue. A request that cannot start within this time is
+    /// refused, or goes on in the class of `demote_to`. Absent = as in the built-in class of the
+    /// same name, else as in `standard`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_wait: Option<Span>,
-    /// How long a request may be held for a pool that has no replica and has to
-    /// start, if that is less than its longest wait.
+    /// How long a request may be held for a pool that has no replica and has to start, at most
+    /// `max_wait`. A request whose pool is known to take longer is refused at once. Absent =
+    /// `max_wait`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cold_start_tolerance: Option<Span>,
-    /// Whether a client that streams gets the head of its answer, and comments
-    /// to keep its connection alive, while its request is held for such a pool.
-    /// It is then told of a failure inside the stream, where SDKs do not retry.
+    /// Whether a client that streams gets the head of its answer, and comments that keep its
+    /// connection alive, while its request is held for a pool that has to start. The client is then
+    /// told of a failure inside the stream, where SDKs do not retry.
     pub early_head: bool,
-    /// Time to the first token that is aimed at.
+    /// Objective for the time from a request's arrival to the first token of its answer. Absent =
+    /// as in the built-in class of the same name, else as in `standard`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ttft: Option<Span>,
-    /// Time between two tokens that is aimed at.
+    /// Objective for the time between two tokens of an answer (inter-token latency). Absent = as in
+    /// the built-in class of the same name, else as in `standard`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub itl: Option<Span>,
-    /// Time in which past use of a tenant comes to count half against it, as in
-    /// Slurm; absent = only what is used while a tenant waits counts. Of two
-    /// tenants that wait, one that has used less for its weight lately gets up
-    /// to 4 times its weight, one that has used more down to a sixteenth.
+    /// Time after which past use of a tenant counts half against the tenant, as in Slurm. Of the
+    /// tenants that wait, one that has used less for its weight lately gets up to 4 times its
+    /// weight, and one that has used more gets down to a sixteenth. Absent = only what is used
+    /// while a tenant waits counts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage_half_life: Option<Span>,
-    /// The class, of a later rank, in which a request goes on that cannot be
-    /// in time in this one, if its tenant may use it; absent = it is refused.
+    /// Class of a later rank in which a request goes on that cannot be in time in this class, if
+    /// its tenant may use the other class. Absent = the request is refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub demote_to: Option<String>,
-    /// Where its work may go and where it goes first.
+    /// Where requests of the class may go, and where they go first.
     #[serde(skip_serializing_if = "PlacementSection::is_empty")]
     pub placement: PlacementSection,
-    /// What differs from `guardrails` for its requests.
+    /// Differences from the section `guardrails` for requests of the class.
     #[serde(skip_serializing_if = "GuardrailRuleSection::is_empty")]
     pub guardrails: GuardrailRuleSection,
 }
@@ -117,7 +124,7 @@ pub(in crate::config) fn validate(
     for (name, class) in written.iter() {
         let field = section.key(name);
         names::label(name, &field, findings);
-        let base = builtin.get(name).or_else(|| builtin.get(MODEL_CLASS)).cloned().unwrap_or_default();
+        let base = builtin.get(name).or_else(|| builtin.get(BASE_CLASS)).cloned().unwrap_or_default();
         let row = row(class, &base, &field, findings);
         shares += row.min_share;
         table.insert(name, row);

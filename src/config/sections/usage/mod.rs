@@ -15,28 +15,30 @@ use crate::config::syntax::units::{ByteSize, Span};
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::transforms::restart)]
 pub struct UsageSection {
-    /// Folder of the journal; made where it is missing. Absent = nothing is
-    /// written down, and the limits of days and months begin anew with each
-    /// start.
+    /// Folder of the usage journal; a missing folder is made, inside an existing one. Absent = no
+    /// usage is written down, and the limits of days and months begin anew with each start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub folder: Option<String>,
-    /// The database.
+    /// Database into which the rows of the journal are copied.
     pub database: DatabaseSection,
-    /// Where PostgreSQL is, with `database: postgres`.
+    /// Address of PostgreSQL, required with `database: postgres`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub postgres: Option<PostgresSection>,
-    /// Bytes at which the journal begins a new file.
+    /// Size at which the journal begins a new file, from 64 KiB to 1 GiB.
     pub segment_size: ByteSize,
-    /// The age at which it does.
+    /// Age at which the journal begins a new file although the file is smaller than `segment_size`,
+    /// at least `1m`.
     pub segment_age: Span,
-    /// Bytes of the journal in all; the oldest file goes first. So much can wait
-    /// for a database that is away.
+    /// Largest size of all files of the journal together, at least twice `segment_size`; beyond the
+    /// size, the oldest file is deleted. While the database is away, the journal keeps the rows for
+    /// the database up to this size.
     pub keep: ByteSize,
-    /// Age at which rows are deleted from the database; absent = they stay. The journal
-    /// has `keep`.
+    /// Age at which rows are deleted from the database, at least `1d`. Absent = rows stay. The
+    /// journal has a bound of its own (`keep`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retention: Option<Span>,
-    /// Rows that may wait for the disk; what does not fit is dropped and counted.
+    /// Rows that may wait in memory for the disk. Further rows are dropped and counted in
+    /// `penstock_usage_rows_dropped_total`.
     #[schemars(range(min = 16, max = 1_000_000))]
     pub queue: u32,
 }
@@ -60,12 +62,12 @@ impl Default for UsageSection {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DatabaseSection {
-    /// SQLite in the file `usage.db` of the folder.
+    /// SQLite in the file `usage.db` of `usage.folder`.
     #[default]
     Sqlite,
     /// PostgreSQL; several gateways may share one.
     Postgres,
-    /// None: the journal alone.
+    /// No database: the journal alone.
     None,
 }
 
@@ -74,12 +76,12 @@ pub enum DatabaseSection {
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::transforms::reached)]
 pub struct PostgresSection {
-    /// Where its address is read from: a text such as
-    /// `postgres://user:password@host:5432/database`. `?sslmode=require` refuses
-    /// connections without TLS, `?sslmode=disable` asks for none.
+    /// Where the gateway reads the address of PostgreSQL from: a text such as
+    /// `postgres://user:password@host:5432/database`. `?sslmode=require` refuses connections
+    /// without TLS, `?sslmode=disable` asks for no TLS.
     pub url: SecretRef,
-    /// Path of a PEM file with the authorities of its certificate; absent =
-    /// those of the system.
+    /// Path of a PEM file with the authorities that may sign the certificate of PostgreSQL. Absent
+    /// = the authorities of the system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ca_file: Option<String>,
 }

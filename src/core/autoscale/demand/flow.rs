@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use crate::model::averages::RunningMean;
 use crate::model::time::Tick;
-use crate::queue::estimate::RunningMean;
 
 use super::spread::{PAST, SLOT, WorkSpread};
 

@@ -15,10 +15,10 @@ pub mod work;
 
 use std::time::Duration;
 
+use crate::model::averages::RunningMean;
 use crate::model::ids::{ClassId, ClassIndex, PoolId, PoolSetIndex};
 use crate::model::time::Tick;
 use crate::placement::{GroupShape, PoolSet};
-use crate::queue::estimate::RunningMean;
 use crate::queue::lane_key::{LaneAccounts, LanePosition};
 
 use self::flow::DemandFlow;

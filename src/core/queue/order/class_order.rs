@@ -7,10 +7,10 @@ use crate::model::ids::{ClassId, TenantId};
 use crate::model::policy::Policy;
 use crate::model::time::Tick;
 use crate::placement::GroupShape;
-use crate::queue::drain_rate::DrainRates;
+use crate::queue::drain::tenants::DrainRates;
 use crate::queue::fairness::{FairCounters, GuaranteedShare, TenantWeights};
 use crate::queue::headroom::Headroom;
-use crate::queue::lane_key::LaneSegment;
+use crate::queue::lane_key::LanePart;
 
 use super::head_tree::HeadTree;
 use super::heads::{HeadIndex, tree_index};
@@ -119,7 +119,7 @@ fn least_counter(
     group: Option<TenantId>,
 ) -> Option<u128> {
     let waiting = [false, true].into_iter().flat_map(|bound| {
-        let tree = tree_index(LaneSegment::New, bound);
+        let tree = tree_index(LanePart::New, bound);
         let busy = &with_heads[tree];
         busy.intersection(busy)
             .filter_map(move |pool_set| pool_sets[pool_set].trees[tree].least_counter(group))

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use crate::model::ids::{ClassIndex, TenantId};
 use crate::model::time::Tick;
 use crate::queue::fairness::TenantWeights;
-use crate::queue::lane_key::LaneSegment;
+use crate::queue::lane_key::LanePart;
 
 use super::PoolGroup;
 use super::head_tree::GroupRank;
@@ -52,7 +52,7 @@ impl PoolGroup {
         let after = heads
             .put(home, before.map(|position| position.slot), entry)
             .map(|slot| HeadPosition { preferred_only: bound, slot });
-        if part == LaneSegment::New && before != after {
+        if part == LanePart::New && before != after {
             let positions = own.head_positions.tenants.entry(tenant).or_default();
             positions.retain(|position| Some(*position) != before.map(|before| (pool_set, before)));
             positions.extend(after.map(|after| (pool_set, after)));
@@ -69,7 +69,7 @@ impl PoolGroup {
     /// Updates a group's entry in one tree, after its children there or its rank have changed.
     fn refresh_group(&mut self, class: ClassIndex, tree: TreeId, group: TenantId) {
         let own = &mut self.classes[class.index()];
-        let is_fresh = tree.number >= tree_index(LaneSegment::New, false);
+        let is_fresh = tree.number >= tree_index(LanePart::New, false);
         let counter = if is_fresh { own.counters.group(group) } else { 0 };
         let rank = GroupRank { quota_state: self.quotas.group_state(group), counter };
         let heads = &mut own.pool_sets[tree.pool_set.index()].trees[tree.number];
@@ -97,7 +97,7 @@ impl PoolGroup {
         let (counter, home) = (own.counters.get(tenant), self.quotas.tree.group_of(tenant));
         for (pool_set, position) in own.head_positions.tenants.get(&tenant).into_iter().flatten() {
             let heads = &mut own.pool_sets[pool_set.index()].trees
-                [tree_index(LaneSegment::New, position.preferred_only)];
+                [tree_index(LanePart::New, position.preferred_only)];
             heads.rekey(home, position.slot, |key| HeadKey::new(key.quota_state, counter, key.place));
         }
         for group in self.quotas.tree.groups_of(tenant) {
@@ -159,7 +159,7 @@ impl PoolGroup {
         self.classes.iter().all(|class| {
             let trees = class.pool_sets.iter().flat_map(|pool_set| pool_set.trees.iter().enumerate());
             trees.clone().all(|(number, tree)| {
-                let is_fresh = number >= tree_index(LaneSegment::New, false);
+                let is_fresh = number >= tree_index(LanePart::New, false);
                 groups.iter().all(|group| {
                     let counter = if is_fresh { class.counters.group(*group) } else { 0 };
                     let rank = GroupRank { quota_state: self.quotas.group_state(*group), counter };

@@ -10,7 +10,7 @@ use crate::model::ids::{ClassIndex, JobId, PoolId, PoolSetIndex, ReplicaId, Tena
 use crate::model::number_map::NumberMap;
 use crate::queue::fairness::quantum;
 use crate::queue::fit_tree::{FitEntry, FitRank, FitSize};
-use crate::queue::lane_key::{LaneKey, LaneOrderKey, LaneSegment};
+use crate::queue::lane_key::{LaneKey, LaneOrderKey, LanePart};
 use crate::queue::quota::QuotaState;
 
 /// Place of a head among those of a class and pool set: tenants below their guarantee first, then
@@ -69,7 +69,7 @@ impl FitRank for HeadKey {
 pub struct LaneHead {
     pub job: JobId,
     pub lane: LaneKey,
-    pub part: LaneSegment,
+    pub part: LanePart,
 }
 
 /// A head with its key and size, as stored in a search tree.
@@ -84,7 +84,7 @@ pub struct HeadPosition {
 }
 
 /// The number of a search tree within its pool set.
-pub(super) const fn tree_index(part: LaneSegment, bound: bool) -> usize {
+pub(super) const fn tree_index(part: LanePart, bound: bool) -> usize {
     2 * part as usize + bound as usize
 }
 
@@ -110,7 +110,7 @@ pub struct HeldReplica {
 pub struct HeadSet {
     pub class: ClassIndex,
     pub pool_set: PoolSetIndex,
-    pub part: LaneSegment,
+    pub part: LanePart,
 }
 
 /// The head that a search found to go next.

@@ -3,7 +3,7 @@
 use crate::model::bit_set::BitSet;
 use crate::model::ids::{ClassIndex, PoolId, PoolSetIndex};
 use crate::queue::fit_tree::FitSize;
-use crate::queue::lane_key::LaneSegment;
+use crate::queue::lane_key::LanePart;
 
 use super::PoolGroup;
 use super::head_tree::FoundHead;
@@ -31,7 +31,7 @@ impl PoolGroup {
     pub fn first(&self, room: RoomIn<'_>, skip: &dyn Fn(&LaneHead) -> bool) -> Option<Candidate> {
         self.service_order().into_iter().find_map(|(class, guaranteed)| {
             let background = self.is_background(class) && !guaranteed;
-            LaneSegment::ALL.into_iter().find_map(|part| {
+            LanePart::ALL.into_iter().find_map(|part| {
                 let (found, pool_set) = self.first_in(class, part, background, room, skip)?;
                 Some(Candidate {
                     class,
@@ -52,7 +52,7 @@ impl PoolGroup {
     fn first_in(
         &self,
         place: ClassIndex,
-        part: LaneSegment,
+        part: LanePart,
         background: bool,
         room: RoomIn<'_>,
         skip: &dyn Fn(&LaneHead) -> bool,
@@ -113,16 +113,14 @@ impl PoolGroup {
         let Some(pool_sets) = self.pool_index(pool).map(|index| &self.pool_sets_at[index]) else {
             return false;
         };
-        let parts = self
-            .service_order()
-            .into_iter()
-            .flat_map(|(class, _)| LaneSegment::ALL.map(|part| (class, part)));
+        let parts =
+            self.service_order().into_iter().flat_map(|(class, _)| LanePart::ALL.map(|part| (class, part)));
         let mut firsts = parts.filter_map(|(class, part)| self.least_of(class, part, pool_sets));
         firsts.next().is_some_and(|key| key.place.seq == chosen.place.seq)
     }
 
     /// The least key of a class and part over some pool sets.
-    fn least_of(&self, class: ClassIndex, part: LaneSegment, pool_sets: &BitSet) -> Option<HeadKey> {
+    fn least_of(&self, class: ClassIndex, part: LanePart, pool_sets: &BitSet) -> Option<HeadKey> {
         let class = &self.classes[class.index()];
         let heads = [false, true].into_iter().flat_map(|bound| {
             let tree = tree_index(part, bound);

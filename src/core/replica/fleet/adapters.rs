@@ -8,7 +8,8 @@ use crate::model::policy::{Policy, Pool};
 use crate::model::time::Tick;
 use crate::queue::fit_tree::FitSize;
 use crate::replica::affinity::adapter_slots::{AdapterSlots, AdapterState, EvictedAdapters};
-use crate::replica::ledger::{Booking, RoutingDemand};
+use crate::replica::fleet::search::rank::RoutingDemand;
+use crate::replica::ledger::Booking;
 
 use super::Fleet;
 use crate::replica::fleet::pool_state::PoolState;

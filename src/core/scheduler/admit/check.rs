@@ -10,8 +10,8 @@ use crate::model::event::RejectReason;
 use crate::model::ids::ClassId;
 use crate::model::job::JobSpec;
 use crate::model::time::Tick;
-use crate::queue::admission;
-use crate::queue::lane_key::{LaneKey, LaneSegment};
+use crate::queue::bounds;
+use crate::queue::lane_key::{LaneKey, LanePart};
 
 use crate::scheduler::Scheduler;
 
@@ -82,11 +82,11 @@ impl Scheduler {
     /// for one more.
     fn would_wait_in_vain(&self, spec: &JobSpec) -> bool {
         let lane = self.queue.lane(LaneKey::of(spec));
-        let Some(bounds) = self.policy.tenants.get(spec.tenant).map(|tenant| tenant.bounds) else {
+        let Some(own) = self.policy.tenants.get(spec.tenant).map(|tenant| tenant.bounds) else {
             return true;
         };
-        lane.is_some_and(|lane| lane.head(LaneSegment::New).is_some())
-            && !(admission::has_space(&self.queue.tenant_load(spec.tenant), &bounds)
-                && admission::has_space(&self.queue.total(), &self.policy.bounds))
+        lane.is_some_and(|lane| lane.head(LanePart::New).is_some())
+            && !(bounds::has_space(&self.queue.tenant_load(spec.tenant), &own)
+                && bounds::has_space(&self.queue.total(), &self.policy.bounds))
     }
 }

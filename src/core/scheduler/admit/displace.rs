@@ -7,7 +7,7 @@
 use crate::model::ids::{JobId, TenantId};
 use crate::model::job::JobSpec;
 use crate::model::policy::Policy;
-use crate::queue::admission;
+use crate::queue::bounds;
 use crate::queue::{Queue, QueuedLoad};
 
 use crate::scheduler::jobs::JobTable;
@@ -49,5 +49,5 @@ fn last_job_of(queue: &Queue, policy: &Policy, tenant: TenantId) -> Option<JobId
 fn has_space_without(queue: &Queue, policy: &Policy, spec: &JobSpec) -> bool {
     let mut rest = queue.total();
     rest -= QueuedLoad::of(spec);
-    admission::exceeded_bound(&rest, &policy.bounds).is_none()
+    bounds::exceeded_bound(&rest, &policy.bounds).is_none()
 }

@@ -17,11 +17,32 @@ use crate::model::event::{Action, RejectReason, ReplicaAction};
 use crate::model::ids::{JobId, PoolId};
 use crate::model::snapshot::{PoolSnapshot, PoolStatus, ReplicaSnapshot};
 use crate::model::time::Tick;
-use crate::queue::admission;
+use crate::queue::drain::retry_after;
 use crate::queue::lane_key::LaneKey;
 
 use crate::scheduler::Scheduler;
 use crate::scheduler::job::RunningAttempt;
+
+/// The pool start that a job waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::scheduler) enum AwaitedPoolStart {
+    /// It waits for none.
+    None,
+    /// Nobody knows how long the start takes.
+    Unknown,
+    /// A replica is expected in this time; zero when it is overdue, or has just come.
+    In(Duration),
+}
+
+impl AwaitedPoolStart {
+    /// The time left, if it is known.
+    pub(in crate::scheduler) const fn left(self) -> Option<Duration> {
+        match self {
+            Self::In(left) => Some(left),
+            Self::None | Self::Unknown => None,
+        }
+    }
+}
 
 impl Scheduler {
     /// Holds a job that has just joined its lane, if all of its pools are cold. When a replica
@@ -83,34 +104,42 @@ impl Scheduler {
         }
     }
 
-    /// Time left of the soonest pool start that the lane's jobs wait for. `None`: they wait for
-    /// no start. `Some(None)`: the time left is unknown. Zero: the start is overdue, or a replica
-    /// has just come.
-    pub(in crate::scheduler) fn start_left(&self, key: LaneKey) -> Option<Option<Duration>> {
-        let pools = &self.placement.pool_set(key)?.pools;
-        if self.fleet.count_up(pools) > 0 {
-            return self.is_starting(key).then_some(Some(Duration::ZERO));
+    /// The pool start that the lane's jobs wait for, the soonest if there are several.
+    pub(in crate::scheduler) fn awaited_pool_start(&self, key: LaneKey) -> AwaitedPoolStart {
+        let Some(pool_set) = self.placement.pool_set(key) else { return AwaitedPoolStart::None };
+        if self.fleet.count_up(&pool_set.pools) > 0 {
+            return match self.is_starting(key) {
+                true => AwaitedPoolStart::In(Duration::ZERO),
+                false => AwaitedPoolStart::None,
+            };
         }
         let left = |pool: PoolId| match self.fleet.is_dormant(pool) {
             true => self.demand.starts.wake_left(pool, self.now),
             false => self.demand.starts.start_left(pool, self.configured_start(pool), self.now),
         };
-        self.cold_pools(key).map(|pools| pools.into_iter().filter_map(left).min())
+        let Some(cold) = self.cold_pools(key) else { return AwaitedPoolStart::None };
+        cold.into_iter().filter_map(left).min().map_or(AwaitedPoolStart::Unknown, AwaitedPoolStart::In)
     }
 
     /// Whether the pool start surely takes longer than the job can be held; `None` while the job
     /// waits for no start.
-    pub(in crate::scheduler) fn starts_too_late(&self, id: JobId) -> Option<bool> {
+    pub(in crate::scheduler) fn pool_start_exceeds_wait(&self, id: JobId) -> Option<bool> {
         let job = self.jobs.get(&id)?;
-        let left = self.start_left(LaneKey::of(&job.spec))?;
         let until = job.wait.held_until.unwrap_or(job.spec.deadline);
-        Some(left.is_some_and(|left| left > until.since(self.now)))
+        match self.awaited_pool_start(LaneKey::of(&job.spec)) {
+            AwaitedPoolStart::None => None,
+            AwaitedPoolStart::Unknown => Some(false),
+            AwaitedPoolStart::In(left) => Some(left > until.since(self.now)),
+        }
     }
 
     /// `Retry-After` of a job that waits for a pool start; `None` while it waits for none.
-    pub(in crate::scheduler) fn retry_after_start(&self, key: LaneKey, id: JobId) -> Option<Duration> {
-        let left = self.start_left(key)?;
-        Some(left.map_or(admission::MAX_RETRY_AFTER, |left| admission::retry_after_start(left, id)))
+    pub(in crate::scheduler) fn retry_after_pool_start(&self, key: LaneKey, id: JobId) -> Option<Duration> {
+        match self.awaited_pool_start(key) {
+            AwaitedPoolStart::None => None,
+            AwaitedPoolStart::Unknown => Some(retry_after::MAX_RETRY_AFTER),
+            AwaitedPoolStart::In(left) => Some(retry_after::retry_after_start(left, id)),
+        }
     }
 
     /// The reason of a refusal after a wait in vain: a cold start or a pause if there is one, else
@@ -169,7 +198,7 @@ impl Scheduler {
         for id in waiting {
             let before = self.jobs.get(&id).and_then(|job| job.wait.held_until);
             self.hold_for_pool_start(id);
-            let newly = before.is_none() && self.starts_too_late(id) == Some(true);
+            let newly = before.is_none() && self.pool_start_exceeds_wait(id) == Some(true);
             if newly && !self.demote(id) {
                 self.reject(id, self.wait_reason(id, RejectReason::ColdStart), out);
             }

@@ -19,7 +19,7 @@ use crate::model::event::{Action, DispatchGrant, DispatchReason, JobAction, Orde
 use crate::model::ids::{GroupIndex, JobId, ModelId, PoolId, PoolSetIndex, ReplicaId};
 use crate::model::invariant::InvariantId;
 use crate::queue::fairness::cost;
-use crate::queue::lane_key::{LaneAccounts, LaneOrderKey, LanePosition, LaneSegment};
+use crate::queue::lane_key::{LaneAccounts, LaneOrderKey, LanePart, LanePosition};
 use crate::queue::order::{Candidate, HeadSet, LaneHead, OpenRoom, RoomIn};
 use crate::queue::quota::QuotaState;
 use crate::replica::affinity::adapter_slots::AdapterState;
@@ -196,7 +196,7 @@ impl Scheduler {
         let now = self.now;
         let later = self.late_penalty(head.lane.class);
         let Some(job) = self.jobs.get_mut(&head.job) else { return false };
-        if head.part != LaneSegment::New || job.place.late || now <= job.late_after {
+        if head.part != LanePart::New || job.place.late || now <= job.late_after {
             return false;
         }
         let place = LaneOrderKey { late: true, due: job.place.due + later, ..job.place };
@@ -211,7 +211,7 @@ impl Scheduler {
     /// Counts the turn of a head that goes to a replica.
     fn note_turn(&mut self, head: &LaneHead) {
         let share = self.late_share(head.lane.class);
-        if let Some(job) = self.jobs.get(&head.job).filter(|_| head.part == LaneSegment::New) {
+        if let Some(job) = self.jobs.get(&head.job).filter(|_| head.part == LanePart::New) {
             self.queue.note_turn(head.lane, job.place, share);
         }
     }
@@ -350,7 +350,7 @@ impl Scheduler {
         let required = job.requirements(&cached, candidate.background, &self.policy);
         let refused = avoided.iter().filter(|id| self.fleet.fits(**id, &required, false, self.now)).count();
         let fitting = self.fleet.count_fitting(pools, &required);
-        let turn = if candidate.head.part == LaneSegment::Requeued {
+        let turn = if candidate.head.part == LanePart::Requeued {
             OrderReason::Requeued
         } else if here.waiting_for(pick.pool) <= 1 {
             OrderReason::Alone

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::model::ids::{GroupIndex, JobId};
 use crate::queue::fairness::scaled;
-use crate::queue::lane_key::LaneSegment;
+use crate::queue::lane_key::LanePart;
 use crate::queue::order::{Candidate, LaneHead};
 
 use super::{DeferredPick, DispatchPick};
@@ -85,7 +85,7 @@ impl Scheduler {
         let objective = class.map(|class| class.ttft_objective).unwrap_or_default();
         let since = self.jobs.get(&candidate.head.job).and_then(|job| job.cached.bypassed_since);
         let waited = since.map_or(Duration::ZERO, |since| self.now.since(since));
-        candidate.head.part == LaneSegment::New && waited <= objective.mul_f64(MAX_BYPASS)
+        candidate.head.part == LanePart::New && waited <= objective.mul_f64(MAX_BYPASS)
     }
 
     fn note_bypass(&mut self, first: JobId) {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::model::ids::{ModelId, PoolId, ReplicaId, TenantId};
 use crate::model::invariant::InvariantId;
 use crate::queue::QueuedLoad;
-use crate::queue::lane_key::{LaneKey, LaneSegment};
+use crate::queue::lane_key::{LaneKey, LanePart};
 use crate::queue::order::{HeadSet, PoolGroup};
 use crate::queue::quota::QuotaState;
 use crate::replica::fleet::{ReplicaMatch, ReplicaRequirements};
@@ -90,8 +90,8 @@ impl Scheduler {
             self.queue.lanes().map(|(key, lane)| (key, lane.load())).collect();
         let mut tallies = vec![BTreeMap::new(); self.groups.indexes().len()];
         for (key, lane) in self.queue.lanes() {
-            let Some(spot) = self.lane_position(key) else { return false };
-            *tallies[spot.group.index()].entry((key.class, spot.pool_set)).or_insert(0) +=
+            let Some(place) = self.lane_position(key) else { return false };
+            *tallies[place.group.index()].entry((key.class, place.pool_set)).or_insert(0) +=
                 lane.load().requests;
         }
         let fallbacks = self.jobs.waiting().filter(|(_, job)| job.spec.has_fallback).count() as u64;
@@ -103,22 +103,22 @@ impl Scheduler {
 
     fn heads_are_ranked(&self) -> bool {
         self.queue.lanes().all(|(key, lane)| {
-            LaneSegment::ALL.into_iter().all(|part| {
-                let (Some(spot), position) = (self.lane_position(key), lane.head_positions[part as usize])
+            LanePart::ALL.into_iter().all(|part| {
+                let (Some(place), position) = (self.lane_position(key), lane.head_positions[part as usize])
                 else {
                     return false;
                 };
-                let group = &self.groups[spot.group];
-                let heads = HeadSet { class: spot.class, pool_set: spot.pool_set, part };
+                let group = &self.groups[place.group];
+                let heads = HeadSet { class: place.class, pool_set: place.pool_set, part };
                 let found = position.and_then(|position| group.head_at(heads, key.tenant, position));
-                let quota_state = self.quota_state(spot.group, key.tenant);
+                let quota_state = self.quota_state(place.group, key.tenant);
                 if quota_state == QuotaState::Parked {
                     return position.is_none();
                 }
                 let head = lane.head(part).and_then(|id| self.jobs.get(&id));
-                let paid = part == LaneSegment::Requeued;
-                let counter = if paid { 0 } else { group.counter(spot.class, key.tenant) };
-                let pool_set = group.shape.pool_set(spot.pool_set);
+                let paid = part == LanePart::Requeued;
+                let counter = if paid { 0 } else { group.counter(place.class, key.tenant) };
+                let pool_set = group.shape.pool_set(place.pool_set);
                 if head.is_some_and(|job| {
                     position.map(|position| position.preferred_only)
                         != Some(self.is_bound_to_preferred(job, pool_set))
@@ -136,7 +136,7 @@ impl Scheduler {
         let mut heads: BTreeMap<(LaneAccounts, TenantId), usize> = BTreeMap::new();
         for (key, lane) in self.queue.lanes() {
             if let Some(account) = self.lane_accounts(key) {
-                let has_position = usize::from(lane.head_positions[LaneSegment::New as usize].is_some());
+                let has_position = usize::from(lane.head_positions[LanePart::New as usize].is_some());
                 *heads.entry((account, key.tenant)).or_default() += has_position;
             }
         }
@@ -166,21 +166,21 @@ impl Scheduler {
 
     fn credit_is_idle(&self) -> bool {
         let heads = self.queue.lanes().flat_map(|(key, lane)| {
-            LaneSegment::ALL.into_iter().filter_map(move |part| Some((key, lane.head(part)?)))
+            LanePart::ALL.into_iter().filter_map(move |part| Some((key, lane.head(part)?)))
         });
         let mut waiting = heads.filter_map(|(key, id)| Some((self.lane_position(key)?, self.jobs.get(&id)?)));
-        waiting.any(|(spot, job)| {
-            let group = &self.groups[spot.group];
-            let pool_set = group.shape.pool_set(spot.pool_set);
-            let last = group.last_tier(spot.class, spot.pool_set);
+        waiting.any(|(place, job)| {
+            let group = &self.groups[place.group];
+            let pool_set = group.shape.pool_set(place.pool_set);
+            let last = group.last_tier(place.class, place.pool_set);
             let avoided = self.avoided_replicas(job.spec.id, &pool_set.pools);
             let cached = self.affinity.prefixes.matches(&job.prefix);
             let required = ReplicaRequirements {
                 session: self.session(job),
-                ..job.requirements(&cached, group.is_background_arrival(spot.class), &self.policy)
+                ..job.requirements(&cached, group.is_background_arrival(place.class), &self.policy)
             };
             let find = |pools: &[PoolId]| self.best_of_all(pools, &required, &avoided);
-            self.allows(spot.group, job.spec.tenant, job.spec.sequences)
+            self.allows(place.group, job.spec.tenant, job.spec.sequences)
                 && self.choose_replica(job, pool_set, last, &find).is_ok()
         })
     }

@@ -10,11 +10,12 @@ use crate::model::snapshot::{
 };
 use crate::model::time::Tick;
 use crate::queue::Lane;
-use crate::queue::lane_key::{LaneKey, LaneSegment};
+use crate::queue::lane_key::{LaneKey, LanePart};
 use crate::replica::fleet::ReplicaRequirements;
 
 use crate::queue::lane_key::LanePosition;
 use crate::scheduler::Scheduler;
+use crate::scheduler::admit::pool_start::AwaitedPoolStart;
 use crate::scheduler::dispatch::wait::WaitReason;
 use crate::scheduler::job::Job;
 
@@ -59,22 +60,20 @@ impl Scheduler {
     pub fn explain(&self, id: JobId, now: Tick) -> Option<WaitExplanation> {
         let now = self.now.max(now);
         let job = self.jobs.get(&id)?;
-        let part = job.part()?;
-        let key = LaneKey::of(&job.spec);
-        let spot = self.lane_position(key)?;
-        let here = &self.groups[spot.group];
-        let lane = self.queue.lane(key).filter(|_| part == LaneSegment::New);
-        let ahead = lane.map_or(0, |lane| lane.jobs_before(job.place, id));
-        let pools = &here.shape.pool_set(spot.pool_set).pools;
-        let background = here.is_background(spot.class);
+        job.part()?;
+        let position = self.lane_position(LaneKey::of(&job.spec))?;
+        let here = &self.groups[position.group];
+        let ahead = self.position_in_lane(job);
+        let pools = &here.shape.pool_set(position.pool_set).pools;
+        let background = here.is_background(position.class);
         let mut replicas = self.replica_options(job, pools, background, now);
         replicas.sort_by_key(|choice| (Reverse(choice.fits), choice.expected, choice.replica));
-        let obstacle = self.obstacle(job, spot, || replicas.iter().any(|choice| choice.fits));
+        let obstacle = self.obstacle(job, position, || replicas.iter().any(|choice| choice.fits));
         let reason = match obstacle {
-            Obstacle::Rule | Obstacle::Sooner => self.reason_at_free(job, spot),
+            Obstacle::Rule | Obstacle::Sooner => self.reason_at_free(job, position),
             _ => None,
         };
-        let pool_set = here.shape.pool_set(spot.pool_set);
+        let pool_set = here.shape.pool_set(position.pool_set);
         let wait = reason.map(|reason| self.head_wait(job, pool_set, background, reason));
         let replicas_in_all = replicas.len();
         replicas.truncate(MAX_CHOICES);
@@ -88,7 +87,7 @@ impl Scheduler {
             obstacle,
             waits_for: wait.and_then(|wait| wait.reason.replica()),
             decides_again_in: wait.and_then(|wait| wait.until).map(|until| until.since(now)),
-            starts_in: self.starts_in(job, spot, obstacle, self.position_in_lane(job), now),
+            starts_in: self.starts_in(job, position, obstacle, ahead, now),
             replicas_in_all,
             replicas,
         })
@@ -96,7 +95,7 @@ impl Scheduler {
 
     /// How long the oldest job of a lane has waited.
     fn longest_wait(&self, lane: &Lane, now: Tick) -> Duration {
-        let returned = lane.head(LaneSegment::Requeued).and_then(|id| self.jobs.get(&id));
+        let returned = lane.head(LanePart::Requeued).and_then(|id| self.jobs.get(&id));
         let ages = [lane.oldest().map(|arrived| now.since(arrived)), returned.map(|job| job.queued(now))];
         ages.into_iter().flatten().max().unwrap_or_default()
     }
@@ -128,11 +127,10 @@ impl Scheduler {
         let longest = lanes.max_by_key(|(_, lane)| lane.load().requests);
         let key = longest.map_or(of, |(key, _)| key);
         let waiting = longest.map_or(0, |(_, lane)| lane.load().requests);
-        let head =
-            longest.and_then(|(_, lane)| LaneSegment::ALL.into_iter().find_map(|part| lane.head(part)));
+        let head = longest.and_then(|(_, lane)| LanePart::ALL.into_iter().find_map(|part| lane.head(part)));
         let head = head.and_then(|id| self.jobs.get(&id));
-        let spot = self.lane_position(key);
-        let start = self.start_left(key).flatten();
+        let position = self.lane_position(key);
+        let start = self.awaited_pool_start(key).left();
         let group = self.placement.group_of_model(key.model);
         QueueStatus {
             tenant: key.tenant,
@@ -144,7 +142,9 @@ impl Scheduler {
             oldest: Duration::ZERO,
             predicted_wait: self.expected_wait(key, waiting).filter(|wait| *wait < Duration::MAX).max(start),
             quota: group.and_then(|group| self.groups[group].quotas.usage(key.tenant)),
-            obstacle: head.zip(spot).map(|(job, spot)| self.obstacle(job, spot, || self.has_room(job, spot))),
+            obstacle: head
+                .zip(position)
+                .map(|(job, position)| self.obstacle(job, position, || self.has_room(job, position))),
         }
     }
 
@@ -154,15 +154,15 @@ impl Scheduler {
     pub fn wait_summary(&self, id: JobId, now: Tick) -> Option<WaitSummary> {
         let now = self.now.max(now);
         let job = self.jobs.get(&id).filter(|job| job.part().is_some())?;
-        let spot = self.lane_position(LaneKey::of(&job.spec))?;
-        let obstacle = self.obstacle(job, spot, || self.has_room(job, spot));
+        let position = self.lane_position(LaneKey::of(&job.spec))?;
+        let obstacle = self.obstacle(job, position, || self.has_room(job, position));
         let ahead = self.position_in_lane(job);
         Some(WaitSummary {
             queued: job.queued(now),
             left: job.spec.deadline.since(now),
             ahead,
             obstacle,
-            starts_in: self.starts_in(job, spot, obstacle, ahead, now),
+            starts_in: self.starts_in(job, position, obstacle, ahead, now),
         })
     }
 
@@ -177,7 +177,7 @@ impl Scheduler {
     fn starts_in(
         &self,
         job: &Job,
-        spot: LanePosition,
+        position: LanePosition,
         obstacle: Obstacle,
         ahead: Option<u64>,
         now: Tick,
@@ -188,13 +188,13 @@ impl Scheduler {
                 let until = self.overrides.paused_until(key.tenant)?;
                 (until != Tick::NEVER).then(|| until.since(now))
             }
-            Obstacle::Starting => self.start_left(key).flatten(),
+            Obstacle::Starting => self.awaited_pool_start(key).left(),
             Obstacle::NoReplica => None,
             _ => {
-                let here = &self.groups[spot.group];
+                let here = &self.groups[position.group];
                 let before = ahead?.saturating_add(1);
-                let wait = here.drain_rates(spot.class).wait(key.tenant, before, self.now)?;
-                let growth = self.demand.growth(here.shape.pool_set(spot.pool_set).pools.iter());
+                let wait = here.drain_rates(position.class).wait(key.tenant, before, self.now)?;
+                let growth = self.demand.growth(here.shape.pool_set(position.pool_set).pools.iter());
                 let lane = self.queue.lane(key).filter(|_| job.place.late);
                 let part = lane.map_or(1.0, |lane| lane.late_part(self.late_share(key.class)));
                 Duration::try_from_secs_f64(wait.as_secs_f64() / (growth * part)).ok()
@@ -203,46 +203,46 @@ impl Scheduler {
     }
 
     /// What keeps a job from a replica. `has_room` says whether a replica in service has room for it.
-    fn obstacle(&self, job: &Job, spot: LanePosition, has_room: impl FnOnce() -> bool) -> Obstacle {
+    fn obstacle(&self, job: &Job, position: LanePosition, has_room: impl FnOnce() -> bool) -> Obstacle {
         let key = LaneKey::of(&job.spec);
-        let pools = &self.groups[spot.group].shape.pool_set(spot.pool_set).pools;
+        let pools = &self.groups[position.group].shape.pool_set(position.pool_set).pools;
         if self.overrides.paused_until(key.tenant).is_some() {
             Obstacle::Paused
-        } else if !self.allows(spot.group, key.tenant, job.spec.sequences) {
+        } else if !self.allows(position.group, key.tenant, job.spec.sequences) {
             Obstacle::Quota
-        } else if self.start_left(key).is_some() {
+        } else if self.awaited_pool_start(key) != AwaitedPoolStart::None {
             Obstacle::Starting
         } else if self.fleet.count_up(pools) == 0 {
             Obstacle::NoReplica
         } else if !has_room() {
             Obstacle::NoRoom
         } else {
-            self.reason_at_free(job, spot).map_or(Obstacle::NotItsTurn, WaitReason::obstacle)
+            self.reason_at_free(job, position).map_or(Obstacle::NotItsTurn, WaitReason::obstacle)
         }
     }
 
     /// Whether a replica in service has room for the job.
-    fn has_room(&self, job: &Job, spot: LanePosition) -> bool {
-        let here = &self.groups[spot.group];
-        let pools = &here.shape.pool_set(spot.pool_set).pools;
+    fn has_room(&self, job: &Job, position: LanePosition) -> bool {
+        let here = &self.groups[position.group];
+        let pools = &here.shape.pool_set(position.pool_set).pools;
         let avoided = self.avoided_replicas(job.spec.id, pools);
         let cached = self.affinity.prefixes.matches(&job.prefix);
-        let required = job.requirements(&cached, here.is_background(spot.class), &self.policy);
+        let required = job.requirements(&cached, here.is_background(position.class), &self.policy);
         self.fleet.find(pools, &required, &|id| avoided.contains(&id)).is_some()
     }
 
     /// What keeps a job from replicas that have room for it; `None` where only its turn does.
-    fn reason_at_free(&self, job: &Job, spot: LanePosition) -> Option<WaitReason> {
-        let here = &self.groups[spot.group];
-        let pool_set = here.shape.pool_set(spot.pool_set);
+    fn reason_at_free(&self, job: &Job, position: LanePosition) -> Option<WaitReason> {
+        let here = &self.groups[position.group];
+        let pool_set = here.shape.pool_set(position.pool_set);
         let avoided = self.avoided_replicas(job.spec.id, &pool_set.pools);
         let cached = self.affinity.prefixes.matches(&job.prefix);
         let required = ReplicaRequirements {
             session: self.session(job),
-            ..job.requirements(&cached, here.is_background(spot.class), &self.policy)
+            ..job.requirements(&cached, here.is_background(position.class), &self.policy)
         };
         let find = |pools: &[PoolId]| self.fleet.find(pools, &required, &|id| avoided.contains(&id));
-        let last = here.last_tier(spot.class, spot.pool_set);
+        let last = here.last_tier(position.class, position.pool_set);
         self.choose_replica(job, pool_set, last, &find).err()
     }
 

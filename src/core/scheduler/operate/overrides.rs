@@ -13,7 +13,7 @@ use crate::model::overrides::{Closed, Override, OverrideTarget};
 use crate::model::reason::PreemptReason;
 use crate::model::snapshot::OverrideResult;
 use crate::model::time::Tick;
-use crate::queue::lane_key::{LaneKey, LaneSegment};
+use crate::queue::lane_key::{LaneKey, LanePart};
 use crate::queue::quota::QuotaState;
 
 use crate::scheduler::Scheduler;
@@ -150,7 +150,7 @@ impl Scheduler {
         }
         let lanes: Vec<LaneKey> = self.queue.lanes().map(|(key, _)| key).collect();
         for key in lanes.into_iter().filter(|key| key.tenant == tenant) {
-            let waits = self.queue.lane(key).is_some_and(|lane| lane.head(LaneSegment::New).is_some());
+            let waits = self.queue.lane(key).is_some_and(|lane| lane.head(LanePart::New).is_some());
             if let Some(spot) = self.lane_position(key).filter(|_| waits) {
                 self.groups[spot.group].lift(spot.class, spot.pool_set, tenant);
             }

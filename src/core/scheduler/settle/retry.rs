@@ -6,8 +6,8 @@
 //! replica is free.
 //!
 //! When a stream breaks after its first token and another engine can continue it, the job also
-//! returns to its lane. The output so far is then part of its prompt. The job kept its first
-//! deadline, so it may wait as long again.
+//! returns to its lane. The output so far is then part of its prompt. The job met its
+//! deadline once, so it gets a new one: its class's `max_wait` from now.
 //!
 //! Retries take from the retry budget ([`crate::queue::retry_budget`]), except after faults that
 //! cost the engine nothing (refused, draining, busy; see [`EngineFault::counts_as_attempt`]) and after
@@ -49,19 +49,19 @@ enum RetryDecision {
 }
 
 impl Scheduler {
-    /// Handles a failed attempt. `begun`: output tokens that the client has, if another engine can
-    /// continue the stream.
+    /// Handles a failed attempt. `continuable_output`: output tokens that the client has, if another
+    /// engine can continue the stream.
     pub(super) fn failed(
         &mut self,
         id: JobId,
         run: RunningAttempt,
         fault: EngineFault,
         usage: JobUsage,
-        begun: Option<u64>,
+        continuable_output: Option<u64>,
         out: &mut Vec<Action>,
     ) {
         let asked = self.jobs.get(&id).and_then(|job| job.preemption.migration_asked);
-        let why = match begun {
+        let why = match continuable_output {
             Some(_) => WasteCause::Interrupted,
             None if run.booking.started => WasteCause::Broken,
             None => WasteCause::Retry,
@@ -70,23 +70,23 @@ impl Scheduler {
         self.release(id, &run, wasted, out);
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let suspect = job.faults.suspect;
-        let made_way = begun.is_some() && fault == EngineFault::Draining && asked.is_some();
+        let made_way = continuable_output.is_some() && fault == EngineFault::Draining && asked.is_some();
         let counts = !made_way && (fault.counts_as_attempt() || run.booking.started);
         if counts {
             job.faults.note_failure(&run);
         }
-        if let Some(output) = begun {
+        if let Some(output) = continuable_output {
             let class = self.policy.classes.get(job.spec.class);
             job.interrupted(output, self.now + class.map_or(Duration::ZERO, |class| class.max_wait));
         }
         let (failures, lane) = (job.faults.failures, LaneKey::of(&job.spec));
         // A suspect whose first token never comes ends here, and its replica is not to blame.
         let is_silent = fault == EngineFault::Silent;
-        let to_blame = is_silent && !run.booking.started && !job.faults.is_watched();
+        let job_is_to_blame = is_silent && !run.booking.started && !job.faults.is_watched();
         let stalls = is_silent && job.faults.has_stalled_often();
-        let hopeless = fault == EngineFault::AnswerTimeout || to_blame || stalls;
+        let hopeless = fault == EngineFault::AnswerTimeout || job_is_to_blame || stalls;
         let is_last = counts && (hopeless || failures >= self.policy.retry.max_attempts.max(1));
-        if fault == EngineFault::Silent && begun.is_some() {
+        if fault == EngineFault::Silent && continuable_output.is_some() {
             self.jobs.note_stall(id, self.now);
         }
         let is_free = !counts || self.is_of_same_outage(&run, suspect);
@@ -98,7 +98,7 @@ impl Scheduler {
             here.drain_rate.undo_dispatch(self.now);
             here.class_mut(account.class).drain_rates.undo_dispatch(lane.tenant, self.now);
         }
-        let is_broken = run.booking.started && begun.is_none();
+        let is_broken = run.booking.started && continuable_output.is_none();
         match self.decide_retry(lane, FailedAttempt { fault, is_broken, is_last, is_free }) {
             RetryDecision::End => {
                 if let Some(job) = self.jobs.remove(&id) {
@@ -113,7 +113,7 @@ impl Scheduler {
                 self.enqueue(id);
             }
         }
-        if !made_way && !to_blame {
+        if !made_way && !job_is_to_blame {
             self.judge_fault(&run, fault, suspect, out);
         }
     }

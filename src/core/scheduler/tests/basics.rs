@@ -55,7 +55,7 @@ fn leaving_frees_everything_in_any_phase() {
     assert_eq!(leave(&mut world, 3), []);
     assert_eq!(leave(&mut world, 3), [], "a second end is ignored");
     assert_eq!(world.done(3), []);
-    assert_eq!(world.scheduler.jobs(), 0);
+    assert_eq!(world.scheduler.unfinished(), 0);
     assert_eq!(world.scheduler.next_deadline(), None);
 }
 
@@ -64,7 +64,7 @@ fn a_double_arrival_is_one_job() {
     let mut world = World::new(policy(&[&[1]], &[&[0]]));
     assert_eq!(sent(&world.arrive(spec(1))).len(), 1);
     assert_eq!(world.arrive(spec(1)), []);
-    assert_eq!(world.scheduler.jobs(), 1);
+    assert_eq!(world.scheduler.unfinished(), 1);
 }
 
 #[test]
@@ -294,7 +294,7 @@ fn hostile_numbers_do_no_harm() {
             ..ReplicaReport::default()
         },
     });
-    assert_eq!(world.scheduler.jobs(), 0);
+    assert_eq!(world.scheduler.unfinished(), 0);
 }
 
 #[test]

@@ -206,7 +206,7 @@ proptest! {
         let least = limit.saturating_sub(Duration::from_millis(2 * wait + 1_000));
         prop_assert!(spent >= least || spent >= Duration::from_millis(59 * wait), "{spent:?}");
         prop_assert!(spent <= limit + Duration::from_millis(wait), "{spent:?}");
-        prop_assert_eq!(world.scheduler.jobs(), 0);
+        prop_assert_eq!(world.scheduler.unfinished(), 0);
     }
 }
 

@@ -9,7 +9,7 @@ use crate::model::job::JobSpec;
 use crate::model::policy::{Class, Policy, Pool};
 use crate::model::snapshot::{Obstacle, PoolSnapshot, PoolStatus};
 use crate::model::time::Tick;
-use crate::queue::admission::MAX_RETRY_AFTER;
+use crate::queue::drain::retry_after::MAX_RETRY_AFTER;
 use crate::scheduler::tests::{World, policy, rejected, sent, spec};
 
 /// One pool of replicas with these limits, whose start is expected to take 3
@@ -117,7 +117,7 @@ fn a_hundred_jobs_are_held_and_go_as_replicas_can_take_them() {
     assert!(most <= 16 && all == 100, "{most} at once, {all} in all");
 
     assert_eq!(reload(&mut world, pool_of(&[], None)), []);
-    assert_eq!((view(&world).state, world.scheduler.jobs()), (PoolStatus::Cold, 0));
+    assert_eq!((view(&world).state, world.scheduler.unfinished()), (PoolStatus::Cold, 0));
 }
 
 fn waits(world: &World, id: u64) -> bool {

@@ -109,7 +109,7 @@ proptest! {
             prop_assert_eq!(world.scheduler.waiting().requests, waiting.len() as u64);
             prop_assert!(waiting.len() as u64 <= requests);
         }
-        let everyone = world.scheduler.jobs() as u64;
+        let everyone = world.scheduler.unfinished();
         for (job, _) in &waiting {
             world.event(Event::Abandoned { job: JobId::new(*job), usage: JobUsage::Unknown });
         }

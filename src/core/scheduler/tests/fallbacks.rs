@@ -38,7 +38,7 @@ fn it_does_not_wait_for_a_model_that_is_down() {
     assert_eq!(sent(&world.arrive(as_other(spec(3)))), [(3, 1)], "the same job as another model");
     world.done(3);
     world.done(0);
-    assert_eq!(world.scheduler.jobs(), 1);
+    assert_eq!(world.scheduler.unfinished(), 1);
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn it_does_not_wait_for_the_replica_that_it_saw_break() {
     let actions = world.fail(1, EngineFault::Refused);
     assert_eq!(rejected(&actions)[0].1.reason, RejectReason::NoReplica);
     world.arrive(falls_back(spec(2)));
-    assert_eq!(world.scheduler.jobs(), 0);
+    assert_eq!(world.scheduler.unfinished(), 0);
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn a_busy_model_is_not_down() {
     let mut world = world();
     world.arrive(falls_back(spec(1)));
     assert_eq!(rejected(&world.fail(1, EngineFault::Busy { retry_after: None })), []);
-    assert_eq!(world.scheduler.jobs(), 1);
+    assert_eq!(world.scheduler.unfinished(), 1);
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn a_stream_that_has_begun_stays_with_its_model() {
     world.arrive(falls_back(spec(1)));
     world.event(Event::FirstToken { job: JobId::new(1) });
     assert_eq!(rejected(&world.interrupt(1, EngineFault::Reset, 4)), [], "it waits for its own");
-    assert_eq!(world.scheduler.jobs(), 1);
+    assert_eq!(world.scheduler.unfinished(), 1);
 }
 
 /// Which of two tenants goes next, after a job of the first one was refused

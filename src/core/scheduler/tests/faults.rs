@@ -7,7 +7,7 @@ use crate::model::ids::{JobId, PoolId, ReplicaId};
 use crate::model::job::JobSpec;
 use crate::model::snapshot::ReplicaStatus;
 use crate::model::time::Tick;
-use crate::queue::admission::{MAX_RETRY_AFTER, spread};
+use crate::queue::drain::retry_after::{MAX_RETRY_AFTER, spread};
 use crate::scheduler::tests::{World, ejected, placed, policy, rejected, sent, spec};
 
 #[test]
@@ -84,7 +84,7 @@ fn attempts_are_counted_and_end() {
     assert_eq!(sent(&world.fail(1, EngineFault::Malformed)), [(1, 0)]);
     let refused = rejected(&world.fail(1, EngineFault::Malformed));
     assert_eq!(refused[0].1.reason, RejectReason::AttemptsExhausted(EngineFault::Malformed));
-    assert_eq!(world.scheduler.jobs(), 0);
+    assert_eq!(world.scheduler.unfinished(), 0);
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn after_the_first_token_the_job_just_ends() {
         world.fail(1, EngineFault::Reset),
         [Action::Replica(ReplicaAction::Eject { replica, why: EngineFault::Reset })]
     );
-    assert_eq!(world.scheduler.jobs(), 0);
+    assert_eq!(world.scheduler.unfinished(), 0);
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn a_dead_fleet_is_ejected_whole_and_costs_no_attempts() {
         out.extend(world.fail(1, EngineFault::Refused));
     }
     assert_eq!(ejected(&out).len(), 6);
-    assert_eq!((rejected(&out).len(), world.scheduler.jobs()), (0, 1));
+    assert_eq!((rejected(&out).len(), world.scheduler.unfinished()), (0, 1));
 }
 
 #[test]

@@ -54,7 +54,7 @@ fn what_was_said_is_booked_as_prompt() {
     assert_eq!(rest.kv_tokens, whole.kv_tokens, "no more in all than before");
     first_token(&mut world, 1);
     world.done(1);
-    assert_eq!((view(&world, 1).kv_tokens, world.scheduler.jobs()), (0, 0));
+    assert_eq!((view(&world, 1).kv_tokens, world.scheduler.unfinished()), (0, 0));
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn it_may_wait_as_long_again_although_its_deadline_has_passed() {
     world.interrupt(1, EngineFault::Reset, 4);
     assert_eq!(rejected(&world.at(64_999)), []);
     assert_eq!(rejected(&world.at(65_000))[0].1.reason, RejectReason::DeadlineExceeded);
-    assert_eq!(world.scheduler.jobs(), 0);
+    assert_eq!(world.scheduler.unfinished(), 0);
 }
 
 #[test]
@@ -80,5 +80,5 @@ fn every_broken_stream_counts_as_an_attempt() {
     first_token(&mut world, 1);
     let refused = rejected(&world.interrupt(1, EngineFault::Busy { retry_after: None }, 2));
     assert_eq!(refused[0].1.reason, RejectReason::AttemptsExhausted(EngineFault::Busy { retry_after: None }));
-    assert_eq!(world.scheduler.jobs(), 0);
+    assert_eq!(world.scheduler.unfinished(), 0);
 }

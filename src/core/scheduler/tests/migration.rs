@@ -70,7 +70,7 @@ fn a_silent_engine_is_asked_for_its_streams() {
     world.at(30_000);
     world.done(1);
     assert_eq!(world.done(2), [], "one that stayed may still end");
-    assert_eq!(world.scheduler.jobs(), 0);
+    assert_eq!(world.scheduler.unfinished(), 0);
 }
 
 #[test]

@@ -81,7 +81,7 @@ fn a_drain_requeues_what_was_not_begun_and_lets_the_rest_finish() {
     for job in [1, 2, 3, 4] {
         world.done(job);
     }
-    assert_eq!(world.scheduler.jobs(), 0);
+    assert_eq!(world.scheduler.unfinished(), 0);
 }
 
 #[test]
@@ -293,7 +293,7 @@ fn who_waits_is_told_what_for() {
     let told = |world: &World, job| world.scheduler.explain(JobId::new(job), world.now);
     assert_eq!(told(&world, 1), None, "it runs");
     let third = told(&world, 3).expect("it waits");
-    assert_eq!((third.obstacle, third.ahead, third.waiting), (Obstacle::NoRoom, 1, 2));
+    assert_eq!((third.obstacle, third.ahead, third.waiting), (Obstacle::NoRoom, Some(1), 2));
     assert_eq!((third.queued, third.left), (Duration::from_secs(2), Duration::from_secs(48)));
     let short = world.scheduler.wait_summary(JobId::new(3), world.now).expect("it waits");
     assert_eq!((short.ahead, short.starts_in), (Some(1), None), "no rate is known yet");

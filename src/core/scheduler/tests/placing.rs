@@ -185,7 +185,7 @@ fn new_rules_move_what_waits_and_leave_what_runs() {
     assert_eq!(refused.len(), 1);
     assert_eq!(world.done(1), []);
     assert_eq!(world.done(2), []);
-    assert_eq!(world.scheduler.jobs(), 0);
+    assert_eq!(world.scheduler.unfinished(), 0);
 }
 
 #[test]

@@ -52,7 +52,7 @@ fn a_sign_of_life_from_any_stream_is_enough() {
         world.at(tick * 100);
         assert_eq!(recalled(&itl_sampled(&mut world, 0)), []);
     }
-    assert_eq!(world.scheduler.jobs(), 2);
+    assert_eq!(world.scheduler.unfinished(), 2);
 }
 
 #[test]

@@ -160,7 +160,7 @@ proptest! {
         while !cohort.running.is_empty() {
             cohort.done(0);
         }
-        assert_eq!(cohort.world.scheduler.jobs(), 0, "everybody gets at least one sequence");
+        assert_eq!(cohort.world.scheduler.unfinished(), 0, "everybody gets at least one sequence");
     }
 
     /// The same with large jobs among the small ones: a ceiling is passed by the

@@ -88,7 +88,7 @@ fn counters_survive_a_reload() {
         next.replicas.insert("p0/r7", row);
     });
     assert_eq!(sent(&world.done(2)).len(), 1);
-    assert_eq!(world.scheduler.jobs(), 2);
+    assert_eq!(world.scheduler.unfinished(), 2);
 }
 
 #[test]

@@ -82,5 +82,5 @@ fn one_that_failed_is_no_ones_burden() {
     assert!(!refused(&mut world, 1));
     world.fail(1, EngineFault::ServerError);
     world.event(Event::Abandoned { job: JobId::new(1), usage: crate::model::job::JobUsage::Unknown });
-    assert_eq!((world.scheduler.jobs(), world.scheduler.waiting().requests), (0, 0));
+    assert_eq!((world.scheduler.unfinished(), world.scheduler.waiting().requests), (0, 0));
 }

@@ -107,7 +107,7 @@ fn a_suspect_that_gets_no_token_ends_at_its_time_out_and_ejects_nobody() {
         );
         assert_eq!((ejected(&actions), sent(&actions)), (vec![], vec![]), "{id}");
     }
-    assert_eq!(world.scheduler.jobs(), 0);
+    assert_eq!(world.scheduler.unfinished(), 0);
     let rows = world.scheduler.snapshot(world.now).replicas;
     assert!(rows.iter().all(|row| row.state == ReplicaStatus::Serving && row.running == 0), "{rows:?}");
     // Silence about any other request still speaks against its replica.
@@ -267,7 +267,7 @@ fn an_answer_that_takes_too_long_ends_its_job_and_blames_nobody() {
     let actions = world.fail(1, EngineFault::AnswerTimeout);
     assert_eq!(rejected(&actions)[0].1.reason, RejectReason::AttemptsExhausted(EngineFault::AnswerTimeout));
     assert_eq!((ejected(&actions), sent(&actions)), (vec![], vec![]));
-    assert_eq!(world.scheduler.jobs(), 0);
+    assert_eq!(world.scheduler.unfinished(), 0);
 }
 
 #[test]

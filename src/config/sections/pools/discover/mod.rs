@@ -16,15 +16,16 @@ use crate::config::syntax::units::Span;
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::transforms::one_key)]
 pub struct DiscoverSection {
-    /// Addresses of a name, such as that of a headless Service.
+    /// DNS name whose addresses are the pool's replicas, such as the name of a headless Service.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dns: Option<DnsSection>,
-    /// Path of a YAML or JSON file with a list like that of `replicas`, from
-    /// this file's folder. It counts as a part of this file: a new content is
-    /// picked up without a restart, and a broken one is refused as a whole.
+    /// Path of a YAML or JSON file with a list like that of `replicas`, from the configuration
+    /// file's folder. The file counts as a part of the configuration: new content is picked up
+    /// without a restart, and with a broken file the whole new configuration is refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
-    /// Endpoints of a Kubernetes Service.
+    /// Kubernetes Service whose endpoints are the pool's replicas. The gateway watches the
+    /// EndpointSlices of the Service.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kubernetes: Option<KubernetesSection>,
 }
@@ -34,31 +35,30 @@ pub struct DiscoverSection {
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = crate::config::schema::transforms::dns)]
 pub struct DnsSection {
-    /// The name. Without a dot at its end the search list of
+    /// DNS name to ask for. For a name without a dot at its end, the search list of
     /// `/etc/resolv.conf` applies.
     pub name: String,
-    /// Records to ask for: `a` (addresses, IPv6 included) or `srv`
-    /// (addresses and ports; of several priorities the lowest number).
+    /// Kind of DNS records to ask for: `a` or `srv`.
     #[serde(rename = "type")]
     pub records: DnsRecords,
-    /// Port of the engines; SRV records have their own.
+    /// Port of the engines, required with `type: a`. SRV records have their own ports.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub port: Option<u16>,
-    /// `http` or `https`.
+    /// Scheme of the engines' URLs: `http` or `https`.
     pub scheme: EndpointScheme,
-    /// Port of the engines' metrics, when they have one of their own.
+    /// Port of the engines' metrics, where it differs from the engines' port. Absent = the engines'
+    /// port.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub metrics_port: Option<u16>,
-    /// Shortest time between two questions, whatever the records' TTL.
+    /// Shortest time between two DNS queries, whatever the records' TTL; at least 100 ms.
     pub min_refresh: Span,
-    /// Longest time between two questions, whatever the records' TTL.
+    /// Longest time between two DNS queries, whatever the records' TTL.
     pub max_refresh: Span,
-    /// How long the last addresses hold when the name is gone or has none.
+    /// How long the last addresses hold when the DNS name is gone or has no addresses.
     pub empty_grace: Span,
-    /// DNS servers such as `10.96.0.10:53`; empty = those of
-    /// `/etc/resolv.conf`.
+    /// DNS servers to ask, such as `10.96.0.10:53`. Empty = the servers of `/etc/resolv.conf`.
     pub servers: Vec<String>,
 }
 
@@ -82,9 +82,9 @@ impl Default for DnsSection {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DnsRecords {
-    /// A and AAAA.
+    /// Addresses (A and AAAA records).
     A,
-    /// SRV.
+    /// Addresses and ports (SRV records). Of several priorities, the lowest number counts.
     Srv,
 }
 
@@ -92,9 +92,10 @@ pub enum DnsRecords {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum EndpointScheme {
-    /// Plain.
+    /// Connections without TLS.
     Http,
-    /// TLS; the engines' certificates must hold their IP addresses.
+    /// Connections with TLS. The engines' certificates must hold the engines' IP addresses, or the
+    /// name in `tls.server_name` of the pool.
     Https,
 }
 
@@ -102,43 +103,48 @@ pub enum EndpointScheme {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct KubernetesSection {
-    /// Name of the Service.
+    /// Name of the Kubernetes Service whose endpoints are the pool's replicas. Exactly one of
+    /// `service` and `selector` must be there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
-    /// Labels of the EndpointSlices, instead of `service`:
+    /// Labels of the EndpointSlices whose endpoints are the pool's replicas, in place of `service`:
     /// `app=vllm,tier in (gpu)`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub selector: Option<String>,
-    /// Its namespace; absent = the one that the gateway runs in.
+    /// Namespace of the Service. Absent = the namespace that the gateway runs in; required with
+    /// `server`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
-    /// Number or name of the engines' port; absent = the slices' only one.
+    /// Number or name of the engines' port. Absent = the only TCP port of the EndpointSlices.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub port: Option<EndpointPort>,
-    /// `http` or `https`.
+    /// Scheme of the engines' URLs: `http` or `https`.
     pub scheme: EndpointScheme,
-    /// Port of the engines' metrics, when they have one of their own.
+    /// Port of the engines' metrics, where it differs from the engines' port. Absent = the engines'
+    /// port.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub metrics_port: Option<u16>,
-    /// Time between two full lists, beside the watch.
+    /// Time between two full lists of the endpoints, beside the watch; at least 100 ms.
     pub resync: Span,
-    /// Watch the cluster's Nodes, and take a taint or condition that says that one
-    /// is about to go as a spot notice for the replicas there. Needs a ClusterRole
-    /// that may list and watch Nodes (`config/kubernetes/components/pools/nodes.yaml`);
-    /// absent = nodes are not looked at.
+    /// Watch of the cluster's Nodes: a taint or condition that says that a Node is about to go is a
+    /// spot notice for the replicas on the Node. The gateway then needs a ClusterRole that may list
+    /// and watch Nodes (`config/kubernetes/components/pools/nodes.yaml`). Absent = the gateway does
+    /// not look at Nodes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nodes: Option<NodesSection>,
-    /// URL of the API server; absent = that of the cluster the gateway runs
-    /// in, with the token and the CA of its service account.
+    /// URL of the Kubernetes API server. Absent = the API server of the cluster that the gateway
+    /// runs in.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub server: Option<String>,
-    /// File with the token for it, from this file's folder; it is read again
-    /// for every request.
+    /// Path of a file with the token for the Kubernetes API server, from the configuration file's
+    /// folder; the file is read again for every request. Absent = the token of the gateway's
+    /// service account, or no token with `server`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_file: Option<String>,
-    /// File with the certificates that its own must lead to, from this file's
-    /// folder; absent = those of the system.
+    /// Path of a PEM file with the authorities that may sign the certificate of the Kubernetes API
+    /// server, from the configuration file's folder. Absent = the CA of the gateway's service
+    /// account, or the authorities of the system with `server`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ca_file: Option<String>,
 }
@@ -165,10 +171,10 @@ impl Default for KubernetesSection {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct NodesSection {
-    /// Keys of taints, whatever their effect.
+    /// Keys of the taints that are a spot notice, whatever the taint's effect.
     pub taints: Vec<String>,
-    /// Types of conditions with the status `True`; with `=` and a reason, only
-    /// those that carry it.
+    /// Types of the conditions that are a spot notice while their status is `True`. With `=` and a
+    /// reason, only a condition with that reason counts.
     pub conditions: Vec<String>,
 }
 

@@ -7,17 +7,20 @@
 //! limit. Where no other replica is free, the job waits like all others. Only replicas that report
 //! that they find prompts in their caches are overcommitted.
 
+pub(super) mod rank;
 pub(super) mod requirements;
 mod scores;
+mod soonest;
 
 use crate::model::bit_set::BitSet;
 use crate::model::ids::{PoolId, ReplicaId};
 use crate::model::time::Tick;
-use crate::queue::fit_tree::{FitRank, FitSize, FitTree};
+use crate::queue::fit_tree::FitSize;
 use crate::replica::affinity::adapter_slots::AdapterState;
 use crate::replica::bottleneck::Bottleneck;
-use crate::replica::ledger::{ReplicaRank, RoutingDemand};
-use crate::replica::speed::ttft_model::{self, TtftModel};
+use crate::replica::fleet::search::rank::{ReplicaCost, RoutingDemand};
+use crate::replica::fleet::search::soonest::ReplicaSearch;
+use crate::replica::speed::ttft_model::TtftModel;
 
 use super::Fleet;
 use crate::replica::fleet::pool_state::PoolState;
@@ -54,53 +57,7 @@ impl Fleet {
         required: &ReplicaRequirements<'_>,
         avoid: &dyn Fn(ReplicaId) -> bool,
     ) -> Option<ReplicaMatch> {
-        let weight = ttft_model::weight(required.prompt, 0);
-        let need = FitSize { prefill: weight, ..required.size }.complement();
-        let skip = |id: &ReplicaId| avoid(*id);
-        let first = |pool: &PoolState, tree: &FitTree<ReplicaRank, ReplicaId>, wait_tolerance| {
-            let ask = RoutingDemand {
-                weight,
-                output: required.output,
-                wait_tolerance,
-                needs_load: pool.adapters.contains(&required.model),
-            };
-            let found = tree.first(ask, need, &skip).filter(|(_, entry)| entry.key.can_load(ask));
-            found.map(|(cost, _)| cost)
-        };
-        let cold = |tolerance| {
-            let trees = self.pools(pools).flat_map(|pool| {
-                pool.trees(required.background).filter_map(move |tree| first(pool, tree, tolerance))
-            });
-            trees.min()
-        };
-        let soonest = cold(0);
-        let usable = |room: fn(&FreeCapacity, &PoolState, bool) -> Option<FitSize>| {
-            let here = self.warm_candidates(pools, required).filter(|id| !avoid(*id));
-            here.filter_map(move |id| self.cost_if_room(id, pools, required, room))
-        };
-        let warm = usable(FreeCapacity::now);
-        let best = soonest.into_iter().chain(warm).min()?;
-        let elsewhere = best.2;
-        let overcommit = |room: fn(&FreeCapacity, &PoolState, bool) -> Option<FitSize>| {
-            let here = self.affinity_replicas(required, elsewhere).filter(|id| !avoid(*id));
-            here.filter_map(|id| self.cost_if_room(id, pools, required, room)).min()
-        };
-        let best = overcommit(|rooms, _, _| rooms.overcommit_now()).map_or(best, |cost| cost.min(best));
-        // Where no cache, adapter or session decides, waits that nobody notices do not either.
-        let is_cold = soonest.is_some_and(|cold| cold.2 == best.2);
-        let chosen = if is_cold { cold(required.wait_tolerance) } else { None };
-        let chosen = chosen.map_or(best.2, |(_, _, id)| id);
-        let found =
-            |wait_for| Some(ReplicaMatch { replica: chosen, ttft: self.ttft(chosen, required), wait_for });
-        if required.background {
-            return found(None);
-        }
-        let soon = self
-            .pools(pools)
-            .filter_map(|pool| first(pool, &pool.soon, 0))
-            .chain(usable(|rooms, _, _| rooms.soon))
-            .chain(overcommit(|rooms, _, _| rooms.overcommit_soon()));
-        found(soon.min().filter(|soon| worth_waiting(best.0, soon.0)).map(|soon| soon.2))
+        ReplicaSearch { fleet: self, pools, required, avoid }.run()
     }
 
     /// Further nanoseconds for which a job that leaves a free replica to others does so for its
@@ -152,13 +109,13 @@ impl Fleet {
         pools: &[PoolId],
         required: &ReplicaRequirements<'_>,
         room: fn(&FreeCapacity, &PoolState, bool) -> Option<FitSize>,
-    ) -> Option<<ReplicaRank as FitRank>::Cost> {
+    ) -> Option<ReplicaCost> {
         let node = self.node(id).filter(|node| pools.contains(&node.pool))?;
         let pool = self.pools.get(node.pool.index())?;
         let fits = room(&node.indexed.free_capacity, pool, required.background)
             .is_some_and(|room| required.need_at(id).fits_in(room));
         let cost = self.cost(id, required).filter(|_| fits)?;
-        Some((cost, node.sent.last_chosen, id))
+        Some(ReplicaCost { nanos: cost, last_chosen: node.sent.last_chosen, replica: id })
     }
 
     /// Cost of the job at the replica, in nanoseconds, for comparison; `None` where its adapter

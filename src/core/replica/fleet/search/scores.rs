@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use crate::model::ids::{PoolId, ReplicaId};
 use crate::model::time::Tick;
 use crate::queue::fit_tree::FitSize;
-use crate::replica::ledger::RoutingDemand;
+use crate::replica::fleet::search::rank::RoutingDemand;
 use crate::replica::scores::{MAX_OTHERS, OtherReplica, ReplicaScores, Score, WhyNot};
 use crate::replica::speed::ttft_model;
 

@@ -99,7 +99,7 @@ impl Edge {
         let billed = |job: &JobId| self.jobs[job].at.is_some() && self.jobs[job].ends == 0;
         assert!(self.unbilled.keys().all(billed), "an attempt ended and has no bill");
         let live = self.jobs.values().filter(|seen| seen.ends == 0).count();
-        assert_eq!(self.scheduler.jobs(), live);
+        assert_eq!(self.scheduler.unfinished() as usize, live);
     }
 
     /// Asks for how long replicas had nothing to do.
@@ -303,7 +303,7 @@ impl Edge {
     /// Everything answers until nothing is left.
     pub(super) fn run_out(&mut self) {
         for _ in 0..2_000 {
-            if self.scheduler.jobs() == 0 {
+            if self.scheduler.unfinished() == 0 {
                 break;
             }
             while !self.probes.is_empty() {

@@ -1,110 +1,15 @@
-//! Estimates learned from finished jobs and dispatches: output lengths and the drain rate.
+//! Drain: how fast waiting jobs start, and what follows from that for those that wait.
+
+pub mod retry_after;
+pub mod tenants;
 
 use std::time::Duration;
 
-use crate::model::ids::{ClassId, ModelId, TenantId};
-use crate::model::job::{JobSpec, JobUsage};
-use crate::model::number_map::NumberMap;
-use crate::model::policy::Policy;
+use crate::model::averages::{EventRate, RATE_MEMORY};
 use crate::model::time::Tick;
 
-/// Expected output tokens of one sequence before anything is known.
-pub const START_OUTPUT: u64 = 256;
-/// Finished jobs of a tenant, model and class after which their own mean replaces the model's mean.
-const OWN_SAMPLES: u32 = 4;
-/// Weight of the newest sample once the mean has settled.
-const NEWEST: f64 = 0.1;
 /// Dispatches of waiting jobs before their rate is relied on.
 pub const FEW_DRAINED: u32 = 5;
-/// Time constant of rates, in seconds.
-const MEMORY: f64 = 30.0;
-
-/// A plain mean of the first samples, an exponential one later.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(crate) struct RunningMean {
-    pub(crate) value: f64,
-    pub(crate) samples: u32,
-}
-
-impl RunningMean {
-    pub(crate) fn add(&mut self, sample: f64) {
-        self.samples = self.samples.saturating_add(1);
-        self.value += (sample - self.value) * (1.0 / f64::from(self.samples)).max(NEWEST);
-    }
-}
-
-/// Learned output tokens per sequence.
-#[derive(Debug, Clone, Default)]
-pub struct OutputLengths {
-    own: NumberMap<(ModelId, TenantId, ClassId), RunningMean>,
-    models: NumberMap<ModelId, RunningMean>,
-}
-
-impl OutputLengths {
-    /// Expected output tokens of a job, over all its sequences. The mean of its model, tenant and
-    /// class counts once there are a few samples, else the mean of its model, else
-    /// [`START_OUTPUT`]. The result is never more than the job may generate.
-    #[must_use]
-    pub fn expected(&self, spec: &JobSpec) -> u64 {
-        let own = self.own.get(&(spec.model, spec.tenant, spec.class));
-        let known = own.filter(|mean| mean.samples >= OWN_SAMPLES).or_else(|| self.models.get(&spec.model));
-        let each = known.map_or(START_OUTPUT, |mean| mean.value.ceil() as u64).max(1);
-        each.saturating_mul(u64::from(spec.sequences)).min(spec.max_output_tokens)
-    }
-
-    /// Learns from a finished job. Only an exact count is learned: a lower bound would pull the
-    /// mean down.
-    pub fn learn(&mut self, spec: &JobSpec, usage: JobUsage) {
-        let JobUsage::Exact(tokens) = usage else { return };
-        if spec.max_output_tokens == 0 {
-            return;
-        }
-        let each = tokens.output as f64 / f64::from(spec.sequences.max(1));
-        self.own.entry((spec.model, spec.tenant, spec.class)).or_default().add(each);
-        self.models.entry(spec.model).or_default().add(each);
-    }
-
-    /// Forgets models, tenants and classes that are no longer in the policy.
-    pub fn retain(&mut self, policy: &Policy) {
-        self.models.retain(|model, _| policy.models.get(*model).is_some());
-        self.own.retain(|(model, tenant, class), _| {
-            policy.models.get(*model).is_some()
-                && policy.tenants.get(*tenant).is_some()
-                && policy.classes.get(*class).is_some()
-        });
-    }
-}
-
-/// Events per second, with an exponential memory of 30 s.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct EventRate {
-    sum: f64,
-    last: Tick,
-    first: Option<Tick>,
-}
-
-impl EventRate {
-    /// Counts `events` events; a negative number takes back earlier ones.
-    pub fn add(&mut self, now: Tick, events: f64) {
-        self.sum = (self.sum_at(now) + events).max(0.0);
-        self.last = now;
-        self.first.get_or_insert(now);
-    }
-
-    /// The rate; `None` before the first event. The sum is divided by the part of the memory that
-    /// has passed since the first event, at least one second. The rate is therefore right from the
-    /// start.
-    #[must_use]
-    pub fn per_second(&self, now: Tick) -> Option<f64> {
-        let lived = now.since(self.first?).as_secs_f64().max(1.0);
-        Some(self.sum_at(now) / (MEMORY * (1.0 - decay(lived))))
-    }
-
-    fn sum_at(&self, now: Tick) -> f64 {
-        self.sum * decay(now.since(self.last).as_secs_f64())
-    }
-}
-
 /// Drain rate: jobs per second that leave a queue for a replica while some jobs wait.
 ///
 /// The clock of the rate has an exponential memory of 30 s and stops while nothing waits. The full
@@ -128,7 +33,7 @@ pub struct DrainRate {
 
 impl Default for DrainRate {
     fn default() -> Self {
-        Self::with_memory(MEMORY)
+        Self::with_memory(RATE_MEMORY)
     }
 }
 
@@ -136,7 +41,7 @@ impl DrainRate {
     /// A rate whose memory of waiting times has the time constant `memory`, in seconds.
     #[must_use]
     pub const fn with_memory(memory: f64) -> Self {
-        let all = EventRate { sum: 0.0, last: Tick::ZERO, first: None };
+        let all = EventRate::new();
         Self { memory, all, drained: 0.0, waited: 0.0, dispatches: 0, waiting: false, last: Tick::ZERO }
     }
 
@@ -218,52 +123,38 @@ impl DrainRate {
     }
 }
 
-/// The part of a memory that is left after `seconds`.
-fn decay(seconds: f64) -> f64 {
-    (-seconds / MEMORY).exp()
+/// Factor by which a queue may drain faster than measured before a waiting job is hopeless.
+const HOPELESS_MARGIN: f64 = 1.25;
+
+/// Whether `before` jobs of a queue that drains at `per_second` certainly take longer than `left`.
+#[must_use]
+pub fn backlog_exceeds(before: u64, per_second: Option<f64>, left: Duration) -> bool {
+    per_second.is_some_and(|rate| before as f64 > rate * HOPELESS_MARGIN * left.as_secs_f64())
+}
+
+/// The part of the remaining time by which an expected start has to come. Measurements are never
+/// exact, and a job that was admitted should not be refused later.
+const START_MARGIN: f64 = 0.9;
+
+/// Whether a job whose start is expected after `wait` is refused, since that is too near to the end of
+/// the time `left`.
+#[must_use]
+pub fn wait_exceeds(wait: Duration, left: Duration) -> bool {
+    wait.as_secs_f64() > left.as_secs_f64() * START_MARGIN
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::job::TokenCounts;
-
-    fn spec(tenant: u32, max_output_tokens: u64, sequences: u32) -> JobSpec {
-        JobSpec { tenant: TenantId::new(tenant), max_output_tokens, sequences, ..JobSpec::example(1) }
-    }
-
-    fn exact(output: u64) -> JobUsage {
-        JobUsage::Exact(TokenCounts { input: 10, cached: None, output })
-    }
 
     #[test]
-    fn starts_with_a_guess_within_the_allowance() {
-        let lengths = OutputLengths::default();
-        assert_eq!(lengths.expected(&spec(0, 10_000, 1)), 256);
-        assert_eq!(lengths.expected(&spec(0, 100, 1)), 100);
-        assert_eq!(lengths.expected(&spec(0, 10_000, 4)), 1024);
-        assert_eq!(lengths.expected(&spec(0, 0, 1)), 0);
-    }
-
-    #[test]
-    fn learns_the_model_first_and_the_tenant_later() {
-        let mut lengths = OutputLengths::default();
-        lengths.learn(&spec(0, 1000, 1), exact(40));
-        assert_eq!(lengths.expected(&spec(0, 1000, 1)), 40);
-        assert_eq!(lengths.expected(&spec(7, 1000, 2)), 80, "another tenant gets the model's mean");
-        for _ in 0..10 {
-            lengths.learn(&spec(7, 1000, 2), exact(400));
-        }
-        assert_eq!(lengths.expected(&spec(7, 1000, 1)), 200, "its own mean, per sequence");
-    }
-
-    #[test]
-    fn lower_bounds_and_unknowns_teach_nothing() {
-        let mut lengths = OutputLengths::default();
-        lengths.learn(&spec(0, 1000, 1), JobUsage::Unknown);
-        lengths
-            .learn(&spec(0, 1000, 1), JobUsage::Partial(TokenCounts { input: 1, cached: None, output: 1 }));
-        assert_eq!(lengths.expected(&spec(0, 1000, 1)), 256);
+    fn hopeless_is_what_even_a_faster_queue_does_not_reach() {
+        let left = Duration::from_secs(10);
+        assert!(!backlog_exceeds(1_000_000, None, left), "nothing is known");
+        assert!(!backlog_exceeds(125, Some(10.0), left));
+        assert!(backlog_exceeds(126, Some(10.0), left));
+        assert!(!backlog_exceeds(0, Some(0.0), Duration::ZERO));
+        assert!(backlog_exceeds(1, Some(0.0), left));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::model::ids::TenantId;
 use crate::model::number_map::NumberMap;
 use crate::model::time::Tick;
-use crate::queue::estimate::DrainRate;
+use crate::queue::drain::DrainRate;
 
 /// Time constant in seconds of the rate that predicts long waits. A burst of more urgent work must
 /// not make them look endless.

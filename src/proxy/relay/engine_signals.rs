@@ -1,5 +1,5 @@
-//! ITL samplers: inter-token latency, signs of life, and streams that wait for their clients. The
-//! samplers count as bytes pass, and report to the scheduler a few times a second.
+//! Engine signals: inter-token latency, signs of life, and streams that wait for their clients. They
+//! count as bytes pass, and report to the scheduler a few times a second.
 //!
 //! A relayed chunk costs two additions on shared counters and nothing else. An interval between
 //! chunks counts only when both ends are moments at which the engine sent. A chunk that lay ready
@@ -32,9 +32,9 @@ const ONE: u32 = 1 << 10;
 /// Upper limit of tokens per event. No engine puts more tokens into one event.
 const MAX_TOKENS_PER_EVENT: u32 = 64 * ONE;
 
-/// Counters of one replica. `gaps` is a number of token intervals, `nanos` their total time.
+/// Signals of one replica. `gaps` is a number of token intervals, `nanos` their total time.
 #[derive(Debug)]
-pub(in crate::proxy) struct ReplicaCounters {
+pub(in crate::proxy) struct ReplicaSignals {
     gaps: AtomicU64,
     nanos: AtomicU64,
     /// Learned tokens per event, at least [`ONE`].
@@ -47,7 +47,7 @@ pub(in crate::proxy) struct ReplicaCounters {
     reported_paused: AtomicU32,
 }
 
-impl Default for ReplicaCounters {
+impl Default for ReplicaSignals {
     fn default() -> Self {
         Self {
             gaps: AtomicU64::new(0),
@@ -62,7 +62,7 @@ impl Default for ReplicaCounters {
 
 /// Counts since the last sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(in crate::proxy) struct ItlCounts {
+pub(in crate::proxy) struct SignalCounts {
     /// Token intervals; absent = none.
     sample: Option<ItlSample>,
     /// Whether bytes arrived without a measured interval.
@@ -71,7 +71,7 @@ pub(in crate::proxy) struct ItlCounts {
     paused: Option<u32>,
 }
 
-impl ItlCounts {
+impl SignalCounts {
     fn events(self, replica: ReplicaId) -> impl Iterator<Item = Event> {
         let paused = self.paused.map(|streams| Event::StreamsPaused { replica, streams });
         let heard = self.heard.then_some(Event::BytesReceived { replica });
@@ -80,7 +80,7 @@ impl ItlCounts {
     }
 }
 
-impl ReplicaCounters {
+impl ReplicaSignals {
     /// Notes that bytes of the engine's answers arrived.
     pub(in crate::proxy) fn record_bytes(&self) {
         if !self.heard.load(Ordering::Relaxed) {
@@ -89,14 +89,14 @@ impl ReplicaCounters {
     }
 
     /// Takes the counts since the last call. `None` if there is nothing to report.
-    fn sample(&self) -> Option<ItlCounts> {
+    fn take_counts(&self) -> Option<SignalCounts> {
         let paused = self.paused.load(Ordering::Relaxed);
         let changed = self.reported_paused.swap(paused, Ordering::Relaxed) != paused;
         let heard = self.heard.swap(false, Ordering::Relaxed);
         let sample = self.take();
         let counts =
-            ItlCounts { sample, heard: heard && sample.is_none(), paused: changed.then_some(paused) };
-        (counts != ItlCounts::default()).then_some(counts)
+            SignalCounts { sample, heard: heard && sample.is_none(), paused: changed.then_some(paused) };
+        (counts != SignalCounts::default()).then_some(counts)
     }
 
     /// Adds `gaps` token intervals of `total` time together. The time is added first: a sample
@@ -132,53 +132,54 @@ impl ReplicaCounters {
     }
 }
 
-/// Counters of all replicas.
+/// Signals of all replicas.
 #[derive(Debug, Default)]
-pub struct ItlCounters {
-    meters: DashMap<ReplicaId, Arc<ReplicaCounters>>,
-    /// Notified when a stream begins.
-    stream_began: Notify,
+pub struct EngineSignals {
+    replicas: DashMap<ReplicaId, Arc<ReplicaSignals>>,
+    /// Notified when an attempt takes the signals of its replica.
+    attached: Notify,
 }
 
-impl ItlCounters {
-    /// The replica's counters, shared with its streams.
-    pub(in crate::proxy) fn meter(&self, replica: ReplicaId) -> Arc<ReplicaCounters> {
-        self.stream_began.notify_one();
-        if let Some(known) = self.meters.get(&replica) {
+impl EngineSignals {
+    /// The signals of the replica that an attempt goes to. They are reported for as long as somebody holds
+    /// them.
+    pub(in crate::proxy) fn attach(&self, replica: ReplicaId) -> Arc<ReplicaSignals> {
+        self.attached.notify_one();
+        if let Some(known) = self.replicas.get(&replica) {
             return Arc::clone(&known);
         }
-        Arc::clone(&self.meters.entry(replica).or_default())
+        Arc::clone(&self.replicas.entry(replica).or_default())
     }
 
     /// Removes replicas that are no longer configured.
     pub fn retain(&self, edge: &EdgeSettings) {
-        self.meters.retain(|id, _| edge.replicas.get(*id).is_some());
+        self.replicas.retain(|id, _| edge.replicas.get(*id).is_some());
     }
 
-    /// Reports samples to the scheduler, while there are streams. Runs until dropped.
-    pub async fn sample(self: Arc<Self>, dispatcher: Arc<Dispatcher>) {
+    /// Reports to the scheduler, while there are attempts. Runs until dropped.
+    pub async fn report_forever(self: Arc<Self>, dispatcher: Arc<Dispatcher>) {
         let mut every = interval(SAMPLE_EVERY);
         every.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             every.tick().await;
             // Before the samples are taken, so that the last ones of a stream are among them.
-            let is_idle = !self.has_streams();
+            let is_idle = !self.is_attached();
             for (replica, counts) in self.take() {
                 counts.events(replica).for_each(|event| dispatcher.event(event));
             }
             if is_idle {
-                self.stream_began.notified().await;
+                self.attached.notified().await;
             }
         }
     }
 
-    /// Whether a stream holds the counters of its replica.
-    fn has_streams(&self) -> bool {
-        self.meters.iter().any(|entry| Arc::strong_count(entry.value()) > 1)
+    /// Whether an attempt holds the signals of its replica.
+    fn is_attached(&self) -> bool {
+        self.replicas.iter().any(|entry| Arc::strong_count(entry.value()) > 1)
     }
 
-    fn take(&self) -> Vec<(ReplicaId, ItlCounts)> {
-        self.meters.iter().filter_map(|entry| Some((*entry.key(), entry.value().sample()?))).collect()
+    fn take(&self) -> Vec<(ReplicaId, SignalCounts)> {
+        self.replicas.iter().filter_map(|entry| Some((*entry.key(), entry.value().take_counts()?))).collect()
     }
 }
 
@@ -186,18 +187,18 @@ impl ItlCounters {
 /// client.
 #[derive(Debug)]
 pub(in crate::proxy) struct StreamObserver {
-    meter: Arc<ReplicaCounters>,
+    signals: Arc<ReplicaSignals>,
     paused: bool,
 }
 
 impl StreamObserver {
-    pub(in crate::proxy) fn new(meter: Arc<ReplicaCounters>) -> Self {
-        Self { meter, paused: false }
+    pub(in crate::proxy) fn new(signals: Arc<ReplicaSignals>) -> Self {
+        Self { signals, paused: false }
     }
 
     /// Notes that bytes arrived.
     pub(in crate::proxy) fn record_bytes(&self) {
-        self.meter.record_bytes();
+        self.signals.record_bytes();
     }
 
     /// Sets whether the stream waits for its client and the engine is not read.
@@ -205,8 +206,8 @@ impl StreamObserver {
         if self.paused != paused {
             self.paused = paused;
             match paused {
-                true => self.meter.paused.fetch_add(1, Ordering::Relaxed),
-                false => self.meter.paused.fetch_sub(1, Ordering::Relaxed),
+                true => self.signals.paused.fetch_add(1, Ordering::Relaxed),
+                false => self.signals.paused.fetch_sub(1, Ordering::Relaxed),
             };
         }
     }
@@ -222,7 +223,7 @@ impl Drop for StreamObserver {
 /// choices are not measured, because their events come in no fixed order.
 #[derive(Debug)]
 pub(in crate::proxy) struct ItlSampler {
-    meter: Arc<ReplicaCounters>,
+    signals: Arc<ReplicaSignals>,
     /// Time at which the last token was read. `exact` tells whether the token arrived at that time.
     last: Instant,
     exact: bool,
@@ -236,8 +237,8 @@ pub(in crate::proxy) struct ItlSampler {
 
 impl ItlSampler {
     /// Starts at the stream's first token, after `events` events.
-    pub(in crate::proxy) fn new(meter: Arc<ReplicaCounters>, events: u64, now: Instant) -> Self {
-        Self { meter, last: now, exact: true, waited: false, events, rest: 0 }
+    pub(in crate::proxy) fn new(signals: Arc<ReplicaSignals>, events: u64, now: Instant) -> Self {
+        Self { signals, last: now, exact: true, waited: false, events, rest: 0 }
     }
 
     /// Notes that the stream has no data ready now.
@@ -254,10 +255,10 @@ impl ItlSampler {
         let gap = now.saturating_duration_since(self.last);
         let exact = self.waited || self.exact && gap < BURST;
         if self.exact && exact {
-            let per_event = u64::from(self.meter.per_event.load(Ordering::Relaxed));
+            let per_event = u64::from(self.signals.per_event.load(Ordering::Relaxed));
             let tokens = self.rest + new.saturating_mul(per_event);
             self.rest = tokens % u64::from(ONE);
-            self.meter.add(tokens / u64::from(ONE), gap);
+            self.signals.add(tokens / u64::from(ONE), gap);
         }
         self.events = events;
         self.last = now;
@@ -268,7 +269,7 @@ impl ItlSampler {
     /// Learns tokens per event from a complete stream.
     pub(in crate::proxy) fn ended(&self, usage: JobUsage) {
         if let JobUsage::Exact(tokens) = usage {
-            self.meter.learn(self.events, tokens.output);
+            self.signals.learn(self.events, tokens.output);
         }
     }
 }
@@ -288,9 +289,9 @@ mod tests {
     }
 
     impl Stream {
-        fn begin(meter: &Arc<ReplicaCounters>) -> Self {
+        fn begin(signals: &Arc<ReplicaSignals>) -> Self {
             let now = Instant::now();
-            Self { sampler: ItlSampler::new(Arc::clone(meter), 1, now), now, events: 1 }
+            Self { sampler: ItlSampler::new(Arc::clone(signals), 1, now), now, events: 1 }
         }
 
         /// A chunk of `events` events arrives after `gap`, while the reader waits for it.
@@ -318,48 +319,48 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_first_token_is_no_gap_and_every_later_one_is() {
-        let meter = Arc::default();
-        let mut stream = Stream::begin(&meter);
-        assert_eq!(meter.take(), None);
+        let signals = Arc::default();
+        let mut stream = Stream::begin(&signals);
+        assert_eq!(signals.take(), None);
         stream.comes(20, 1);
         stream.comes(30, 1);
         // Bytes without a token do not end an interval.
         stream.comes(10, 0);
         stream.comes(10, 1);
-        assert_eq!(meter.take(), sample(3, 70));
-        assert_eq!(meter.take(), None);
+        assert_eq!(signals.take(), sample(3, 70));
+        assert_eq!(signals.take(), None);
     }
 
     #[tokio::test(start_paused = true)]
     async fn events_that_come_together_share_their_gap() {
-        let meter = Arc::default();
-        let mut stream = Stream::begin(&meter);
+        let signals = Arc::default();
+        let mut stream = Stream::begin(&signals);
         stream.comes(40, 3);
         stream.lies_ready(0, 1);
-        assert_eq!(meter.take(), sample(4, 40));
+        assert_eq!(signals.take(), sample(4, 40));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_client_that_reads_slowly_says_nothing_of_the_engine() {
-        let meter = Arc::default();
-        let mut stream = Stream::begin(&meter);
+        let signals = Arc::default();
+        let mut stream = Stream::begin(&signals);
         stream.comes(20, 1);
         stream.lies_ready(5_000, 1);
         stream.lies_ready(0, 9);
         // The client has caught up. The next whole interval counts.
         stream.comes(3, 1);
         stream.comes(25, 1);
-        assert_eq!(meter.take(), sample(2, 45));
+        assert_eq!(signals.take(), sample(2, 45));
     }
 
     #[tokio::test(start_paused = true)]
     async fn several_tokens_in_an_event_are_as_many_gaps() {
-        let meter = Arc::default();
-        let mut stream = Stream::begin(&meter);
+        let signals = Arc::default();
+        let mut stream = Stream::begin(&signals);
         for _ in 0..9 {
             stream.comes(10, 1);
         }
-        let before = meter.take();
+        let before = signals.take();
         assert_eq!(before, sample(9, 90));
         for _ in 0..60 {
             stream.ends(35);
@@ -368,68 +369,71 @@ mod tests {
         for _ in 0..100 {
             stream.comes(10, 1);
         }
-        let after = meter.take().unwrap();
+        let after = signals.take().unwrap();
         assert!((340..=350).contains(&after.gaps), "{after:?}");
         assert_eq!(after.total, Duration::from_secs(1));
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_is_learned_stays_in_its_bounds() {
-        let meter = ReplicaCounters::default();
+        let signals = ReplicaSignals::default();
         for (events, tokens) in [(7, 700), (0, 5), (100, 0), (100, 40)] {
-            meter.learn(events, tokens);
-            assert_eq!(meter.per_event.load(Ordering::Relaxed), ONE);
+            signals.learn(events, tokens);
+            assert_eq!(signals.per_event.load(Ordering::Relaxed), ONE);
         }
         for _ in 0..200 {
-            meter.learn(8, u64::MAX);
+            signals.learn(8, u64::MAX);
         }
-        let learned = meter.per_event.load(Ordering::Relaxed);
+        let learned = signals.per_event.load(Ordering::Relaxed);
         assert!(learned > MAX_TOKENS_PER_EVENT / 2 && learned <= MAX_TOKENS_PER_EVENT);
     }
 
     #[tokio::test(start_paused = true)]
     async fn replicas_are_sampled_apart_and_only_when_something_happened() {
-        let counters = ItlCounters::default();
+        let counters = EngineSignals::default();
         let [a, b] = [ReplicaId::new(1), ReplicaId::new(2)];
-        let (mut one, _idle) = (Stream::begin(&counters.meter(a)), Stream::begin(&counters.meter(b)));
+        let (mut one, _idle) = (Stream::begin(&counters.attach(a)), Stream::begin(&counters.attach(b)));
         assert!(counters.take().is_empty());
         one.comes(20, 1);
-        assert_eq!(counters.take(), [(a, ItlCounts { sample: sample(1, 20), ..ItlCounts::default() })]);
+        assert_eq!(counters.take(), [(a, SignalCounts { sample: sample(1, 20), ..SignalCounts::default() })]);
         assert!(counters.take().is_empty());
-        assert!(Arc::ptr_eq(&counters.meter(a), &counters.meter(a)));
+        assert!(Arc::ptr_eq(&counters.attach(a), &counters.attach(a)));
     }
 
     #[test]
     fn bytes_and_streams_that_wait_are_told_once() {
-        let meter = Arc::<ReplicaCounters>::default();
+        let signals = Arc::<ReplicaSignals>::default();
         let (mut one, other) =
-            (StreamObserver::new(Arc::clone(&meter)), StreamObserver::new(Arc::clone(&meter)));
-        assert_eq!(meter.sample(), None);
+            (StreamObserver::new(Arc::clone(&signals)), StreamObserver::new(Arc::clone(&signals)));
+        assert_eq!(signals.take_counts(), None);
         other.record_bytes();
         other.record_bytes();
         one.set_paused(true);
         one.set_paused(true);
-        assert_eq!(meter.sample(), Some(ItlCounts { sample: None, heard: true, paused: Some(1) }));
-        assert_eq!(meter.sample(), None);
-        meter.add(1, MILLIS);
+        assert_eq!(signals.take_counts(), Some(SignalCounts { sample: None, heard: true, paused: Some(1) }));
+        assert_eq!(signals.take_counts(), None);
+        signals.add(1, MILLIS);
         one.record_bytes();
-        assert_eq!(meter.sample(), Some(ItlCounts { sample: sample(1, 1), ..ItlCounts::default() }));
+        assert_eq!(
+            signals.take_counts(),
+            Some(SignalCounts { sample: sample(1, 1), ..SignalCounts::default() })
+        );
         drop((one, other));
-        assert_eq!(meter.sample(), Some(ItlCounts { paused: Some(0), ..ItlCounts::default() }));
+        assert_eq!(signals.take_counts(), Some(SignalCounts { paused: Some(0), ..SignalCounts::default() }));
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_sampler_empties_the_counters_ten_times_a_second() {
         let (actions, _receiver) = tokio::sync::mpsc::channel(1);
         let dispatcher = Dispatcher::new(Arc::default(), GatewayClock::start(), actions);
-        let counters = Arc::new(ItlCounters::default());
-        let meter = counters.meter(ReplicaId::new(0));
-        tokio::spawn(Arc::clone(&counters).sample(dispatcher));
+        let counters = Arc::new(EngineSignals::default());
+        let signals = counters.attach(ReplicaId::new(0));
+        tokio::spawn(Arc::clone(&counters).report_forever(dispatcher));
         tokio::time::sleep(MILLIS).await;
-        meter.add(1, MILLIS);
+        signals.add(1, MILLIS);
         tokio::time::sleep(SAMPLE_EVERY - 2 * MILLIS).await;
-        assert_eq!(meter.gaps.load(Ordering::Relaxed), 1);
+        assert_eq!(signals.gaps.load(Ordering::Relaxed), 1);
         tokio::time::sleep(2 * MILLIS).await;
-        assert_eq!(meter.take(), None);
+        assert_eq!(signals.take(), None);
     }
 }
