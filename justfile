@@ -27,6 +27,6 @@ demo *options="--load":
 
 # The generated reference; the book as well where mdbook is installed
 docs:
-    cargo build --release
+    cargo build
     python3 tests/commands/reference.py --write
     if command -v mdbook >/dev/null; then mdbook build docs; fi

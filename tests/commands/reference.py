@@ -36,10 +36,15 @@ def page(title, made_from, intro, body):
     return f"# {title}\n\n{note}\n\n{intro.strip()}\n\n{body.strip()}\n"
 
 
+#: Names that keep their case at the start of a sentence.
+LOWER_CASE_NAMES = ("vLLM", "llama.cpp", "gRPC")
+
+
 def sentence(text):
     """A description as one line that ends with a full stop."""
     line = " ".join(text.split())
-    line = line[:1].upper() + line[1:]
+    if not line.startswith(LOWER_CASE_NAMES):
+        line = line[:1].upper() + line[1:]
     return line if not line or line[-1] in ".:!?" else line + "."
 
 
@@ -155,7 +160,7 @@ MEANINGS = {
         "too_many_sequences": "The request asks for more sequences than the model's largest replica runs.",
         "no_pool": "No pool serves the model.",
         "withdrawn": "The tenant or class left the configuration.",
-        "attempts_exhausted": "Too many engines failed the request (`retry.max_attempts`).",
+        "attempts_exhausted": "No further attempt is made: engines failed the request too often (`retry.max_attempts`), or its answer took longer than `upstream.answer_timeout`.",
         "retries_spent": "An engine failed the request, and the budget for repeated tries is spent (`retry.budget`).",
         "draining": "The gateway is shutting down.",
     },
@@ -195,7 +200,8 @@ CODES = {
     "rate_limit_exceeded": "A limit of the tenant, key or model.",
     "insufficient_quota": "A limit of a day or month is spent, or the request alone is more than a limit.",
     "slow_down": "A queue is full, no replica can start the request within the longest wait of its class, the tenant is paused, "
-                 "no replica is running and none starts in time, or there is no memory for the answer.",
+                 "no replica is running and none starts in time, engines failed too many requests, or there is no memory for "
+                 "the body or the answer.",
     "deadline_unmeetable": "No replica could start the request, or none answered, before the deadline that the client named.",
     "upstream_failed": "Every engine that was tried failed the request.",
     "identity_not_mapped": "The token or certificate is valid, and belongs to no tenant.",
@@ -209,6 +215,18 @@ CODES = {
 VALUES = {
     "Duration": "duration", "Size": "size", "Address": "address", "Moment": "day or time",
 }
+
+
+#: Beginnings that point at another entry, which a reader of one entry does not see.
+POINTERS = re.compile(r"(The same|Such|So many|It)\b")
+
+
+def description(name, found):
+    """The description of a key, section or value. It must be clear alone."""
+    text = sentence(found.get("description", ""))
+    if POINTERS.match(text):
+        raise Incomplete(f"config/schema.json: the description of {name} points at another one: {text!r}")
+    return text
 
 
 class Schema:
@@ -264,7 +282,7 @@ class Schema:
             found = self.definitions.get(self.target(field["items"]) or "", {})
         if "enum" in found:
             return [(value, "") for value in found["enum"]]
-        return [(one["const"], one.get("description", "")) for one in found.get("oneOf", []) if "const" in one]
+        return [(one["const"], description(one["const"], one)) for one in found.get("oneOf", []) if "const" in one]
 
     def bounds(self, field):
         least, most = field.get("minimum"), field.get("maximum")
@@ -289,10 +307,10 @@ class Schema:
             facts.append(self.bounds(field))
             if field.get("x-penstock-restart"):
                 facts.append("**needs a restart**")
-            text = sentence(field.get("description", "")).replace("A change needs a restart.", "").strip()
+            text = description(name, field).replace("A change needs a restart.", "").strip()
             lines += [f"{'#' * level} `{name}`", "", "; ".join(filter(None, facts)) + ".", "", text, ""]
             for value, meaning in self.choices(field):
-                lines.append(f"- `{value}`" + (f": {sentence(meaning)}" if meaning else ""))
+                lines.append(f"- `{value}`" + (f": {meaning}" if meaning else ""))
             if self.choices(field):
                 lines.append("")
             lines += self.inner(name, field, level)
@@ -315,11 +333,11 @@ class Schema:
         top = self.whole["properties"]
         for key in ["version", *sorted(set(top) - {"version"})]:
             field = top[key]
-            lines += [f"## {key}", "", sentence(field.get("description", "")), ""]
+            lines += [f"## {key}", "", description(key, field), ""]
             lines += self.inner(key, field, 3)
         for name in sorted(self.shared, key=title_of):
             found = self.definitions[name]
-            lines += [f"## {title_of(name)}", "", sentence(found.get("description", "")), ""]
+            lines += [f"## {title_of(name)}", "", description(name, found), ""]
             lines += self.entries("", found, 3)
         lines += ["## Kinds of values", ""]
         rows = []
@@ -681,7 +699,7 @@ REMEDIES = {
     "model_not_found": "Use a name of `/v1/models`.",
     "unknown_url": "Use a call of [the list](clients.md#calls).",
     "method_not_allowed": "Use the method in `allow`.",
-    "unsupported_operation": "The model's engine does not have the call.",
+    "unsupported_operation": "Use a model whose engine has this call.",
     "answer_too_large": "Ask for less at once, for embeddings in base64, or for a stream (`requests.max_answer`).",
     "body_too_large": "Send less (`requests.max_body`).",
     "body_timeout": "Send the body faster (`server.body_timeout`, `requests.min_body_rate`).",
@@ -730,7 +748,10 @@ def errors():
                      ("TGI", tgi, f"`{tgi_kind}`")]), ""]
     body += ["## Reasons of refusals", "",
              "The log's `reason`, `penstock_rejections_total` and `penstock explain` tell more than the code.", "",
-             enum_table("src/core/model/reason.rs", "RejectReason", ("`reason`", "meaning"))]
+             enum_table("src/core/model/reason.rs", "RejectReason", ("`reason`", "meaning")), "",
+             "A request that is refused before it is queued, or after its answer came, has its error's code as the reason. `slow_down` as a "
+             "reason: the memory for bodies (`requests.max_total_body`, `requests.tenant_body_share`) or answers "
+             "(`requests.max_total_answer`) is full."]
     intro = """
 Errors have the shape of the API that was called:
 

@@ -152,7 +152,9 @@ SHOWN = {
     "/admin/v1/queues": r'"queues":',
     "/scale/v1/pools": r'"pool":"qwen"',
     "penstock keda": r"(?s)kind: ScaledObject.*type: external-push",
-    "penstock status": r"(?s)^POOL +STATE.*^qwen/\S+ +serving .*^no overrides are in force$",
+    "penstock status": r"(?s)^POOL +STATE +IN SERVICE +RUNNING +WAITING +NEEDED +MODELS +SOURCE *$"
+    r".*^REPLICA +STATE +RUNNING +READING +KV TOKENS +SPEED +TTFT OF 1000 +ROOM +LESS URGENT *$"
+    r".*^qwen/\S+ +serving .*^no overrides are in force$",
     "pools list": r"^qwen +ready +2/2 ",
     "replicas list": r"^qwen/\S+ +serving +\d+/256 ",
     "tenants list": r"^research +1.0 ",
@@ -338,7 +340,7 @@ ABILITIES = {
 
 
 def test_the_page_about_engines_has_their_abilities():
-    table = (DOCS / "operations/engines.md").read_text().partition("## Which abilities")[2]
+    table = (DOCS / "operations/tested-engines.md").read_text().partition("## Which abilities")[2]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")]
     heads, rows = rows[0][1:], {row[0]: row[1:] for row in rows[2:]}
     files = {"TensorRT-LLM": "trtllm", "llama.cpp": "llamacpp"}
