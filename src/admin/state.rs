@@ -63,6 +63,7 @@ impl AdminState {
             replica,
             report: status.gauges_age().map(|_| status.report(true)),
             age: status.gauges_age(),
+            unread_for: status.unread_for(),
             problem: status.problem.map(|problem| problem.to_string()),
         })
         .collect()

@@ -205,6 +205,7 @@ fn rows_name_what_they_are_of() {
         replica: ReplicaId::new(0),
         report: Some(ReplicaReport { running: Some(1), ..ReplicaReport::default() }),
         age: Some(Duration::from_millis(500)),
+        unread_for: None,
         problem: None,
     };
     let replicas = json!(report::replicas(&snapshot, &[engine], policy));

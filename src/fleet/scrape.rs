@@ -151,6 +151,7 @@ fn store_scrape(
             }
             status.gauges = gauges;
             status.gauges_at = Some(Instant::now());
+            status.unread_since = None;
             status.failures = 0;
             status.problem = None;
             drop(status);
@@ -167,6 +168,9 @@ fn store_scrape(
         Err(why) => {
             let times = before.saturating_add(1);
             status.failures = times;
+            if status.gauges_at.is_none() {
+                status.unread_since.get_or_insert(began);
+            }
             status.problem = Some(why);
             drop(status);
             ScrapeFailed { replica, problem: &why.to_string(), first: times == 1 }.emit(telemetry);

@@ -34,6 +34,8 @@ pub struct EngineStatus {
     /// Problem of the last scrape, while `failures` is not 0.
     pub problem: Option<FetchError>,
     pub(super) gauges_at: Option<Instant>,
+    /// First failed scrape, while none has succeeded.
+    pub(super) unread_since: Option<Instant>,
     pub(super) sleep_orders: SleepOrders,
 }
 
@@ -60,6 +62,12 @@ impl EngineStatus {
     #[must_use]
     pub fn gauges_age(&self) -> Option<Duration> {
         self.gauges_at.map(|at| at.elapsed())
+    }
+
+    /// Time since the first failed scrape; absent once one has succeeded.
+    #[must_use]
+    pub fn unread_for(&self) -> Option<Duration> {
+        self.unread_since.map(|at| at.elapsed())
     }
 
     /// Report of the replica to the scheduler. `fresh`: the gauges are from this moment. Older

@@ -10,6 +10,7 @@ target/debug/penstock). What no source says (the labels of a metric, some log fi
 stands here, and the generator refuses to write a page when an entry is missing or left over.
 """
 
+import collections
 import json
 import os
 import pathlib
@@ -974,15 +975,41 @@ def subcommands(words=()):
             yield from subcommands((*words, name))
 
 
+#: Commands that must have an option, word for word, for it to be described once for all.
+MANY_COMMANDS = 8
+
+
+def options_of(text):
+    """A help text in three: what stands before its options, each option, what stands behind them."""
+    before, heading, rest = text.partition("\nOptions:\n")
+    if not heading:
+        return text, [], ""
+    options, _, after = rest.partition("\n\nExamples:\n") if "\n\nExamples:\n" in rest else rest.partition("\n\nExample:\n")
+    behind = rest[len(options):]
+    said = re.split(r"\n\n(?=(?:  -\w, |      )--)", options)
+    return before, [option for option in said if not re.match(r"  -[hV], --(help|version)", option)], behind
+
+
 def commands():
-    body = []
-    for words, text in subcommands():
-        text = re.sub(r" +$", "", text, flags=re.M)
-        body += [f"## penstock {' '.join(words)}".rstrip(), "", "```text", text, "```", ""]
+    helps = [(words, re.sub(r" +$", "", text, flags=re.M)) for words, text in subcommands()]
+    counts = collections.Counter(option for _, text in helps for option in options_of(text)[1])
+    common = [option for option, count in counts.items() if count >= MANY_COMMANDS]
+    names = {option: re.search(r"--[a-z-]+", option).group(0) for option in common}
+    body = ["## Options of many commands", "", "```text", "\n\n".join(common), "```", ""]
+    for words, text in helps:
+        before, options, behind = options_of(text)
+        own = [option for option in options if option not in names]
+        shared = [names[option] for option in options if option in names]
+        if shared:
+            own.append(f"      and of many commands: {', '.join(shared)}")
+        text = before + ("\nOptions:\n" + "\n\n".join(own) if own else "") + behind
+        text = re.sub(r"\n{3,}", "\n\n", text)
+        body += [f"## penstock {' '.join(words)}".rstrip(), "", "```text", text.rstrip(), "```", ""]
     intro = """
-Every command with its help text. All commands that ask a running gateway take `--admin URL` (or `PENSTOCK_ADMIN`), `--token-file` (or
-`PENSTOCK_ADMIN_TOKEN`), `--ca`, `--cert`, `--key` and `-o table|json|csv` (CSV: lists). `check`, `diff`, `doctor`, `keys`, `plan` and `usage` take
-`-o`, too, and `import` takes `--report`, since its `-o` is the file to write.
+Every command with its help text. Commands that ask the admin port of a running gateway take `--admin URL` (or `PENSTOCK_ADMIN`), `--token-file` (or
+`PENSTOCK_ADMIN_TOKEN`), `--ca`, `--cert`, `--key`, and all but `ready` take `-o table|json|csv` (CSV: lists). `check` and `keda` name the gateway with
+`--against`. `check`, `diff`, `doctor`, `keys`, `plan` and `usage` take `-o`, too, and `import` takes `--report`, since its `-o` is the file to
+write. Each has `--help` and `--version`. Other options that many commands have are [described once](#options-of-many-commands).
 
 ```sh
 penstock --help

@@ -1,4 +1,4 @@
-//! Pool starts: how long a pool without replicas takes from the first job that is held for it to
+//! Pool starts: how long a pool without replicas takes from the first job that waits for it to
 //! its first token.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,20 +15,27 @@ const NEWEST: f64 = 0.3;
 /// Step of a pool start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StartStep {
-    /// A job is held for a pool that has no replica in service.
+    /// A job waits for a pool that has no replica in service.
     Wanted(PoolId),
-    /// The first token came, this long after the first job was held.
+    /// The first token came, this long after the first job began to wait.
     Started(PoolId, Duration),
+}
+
+/// When jobs wanted a pool.
+#[derive(Debug, Clone, Copy)]
+struct StartRequests {
+    first: Tick,
+    last: Tick,
 }
 
 /// Starts of one pool.
 #[derive(Debug, Clone, Copy, Default)]
 struct PoolStart {
-    /// First and last job that wanted the pool since it has no replica in service, held or not.
-    asked: Option<(Tick, Tick)>,
-    /// When the first job was held.
-    held: Option<Tick>,
-    /// True when the job is held until the pool's replicas wake.
+    /// Jobs that wanted the pool since it has no replica in service, waiting or refused.
+    asked: Option<StartRequests>,
+    /// When the first job began to wait.
+    waiting_since: Option<Tick>,
+    /// True when the job waits until the pool's replicas wake.
     wakes: bool,
     measured: Option<Duration>,
     /// When a replica was first ordered to wake, while none has woken.
@@ -53,15 +60,15 @@ impl PoolStarts {
     pub fn note_wanted(&mut self, pool: PoolId, expected: Option<Duration>, now: Tick) {
         let lapse = self.expected(pool, expected).unwrap_or(MAX_START) * 2;
         let row = self.rows.entry(pool).or_default();
-        let first = row.asked.filter(|(_, last)| now.since(*last) <= lapse).map_or(now, |(first, _)| first);
-        row.asked = Some((first, now));
+        let recent = row.asked.filter(|asked| now.since(asked.last) <= lapse);
+        row.asked = Some(StartRequests { first: recent.map_or(now, |asked| asked.first), last: now });
     }
 
-    /// Notes that a job is held until the pool starts, or until its replicas wake.
-    pub fn note_held(&mut self, pool: PoolId, wakes: bool, now: Tick) {
+    /// Notes that a job waits until the pool starts, or until its replicas wake.
+    pub fn note_waiting(&mut self, pool: PoolId, wakes: bool, now: Tick) {
         let row = self.rows.entry(pool).or_default();
-        if row.held.is_none() {
-            (row.held, row.wakes) = (Some(now), wakes);
+        if row.waiting_since.is_none() {
+            (row.waiting_since, row.wakes) = (Some(now), wakes);
             if !wakes {
                 self.steps.push(StartStep::Wanted(pool));
             }
@@ -104,38 +111,38 @@ impl PoolStarts {
         Some(row.wake?.saturating_sub(row.wake_ordered_at.map_or(Duration::ZERO, |at| now.since(at))))
     }
 
-    /// Whether a job has been held for the pool since it has no replica in service, and no token
+    /// Whether a job has waited for the pool since it has no replica in service, and no token
     /// has come yet.
     #[must_use]
     pub fn is_running(&self, pool: PoolId) -> bool {
-        self.rows.get(&pool).is_some_and(|row| row.held.is_some())
+        self.rows.get(&pool).is_some_and(|row| row.waiting_since.is_some())
     }
 
-    /// Whether a job is held for any pool that starts.
+    /// Whether a job waits for any pool that starts.
     #[must_use]
     pub fn is_any_running(&self) -> bool {
-        self.rows.values().any(|row| row.held.is_some())
+        self.rows.values().any(|row| row.waiting_since.is_some())
     }
 
     /// Ends the pool's start without a result, because no job waits for the pool any more. Returns
     /// whether a start was running.
     pub fn give_up(&mut self, pool: PoolId) -> bool {
-        self.rows.get_mut(&pool).and_then(|row| row.held.take()).is_some()
+        self.rows.get_mut(&pool).and_then(|row| row.waiting_since.take()).is_some()
     }
 
     /// Notes the pool's first token, of a job that was dispatched at `sent`. Returns whether the
     /// token ended a start.
     pub fn note_first_token(&mut self, pool: PoolId, sent: Tick, now: Tick) -> bool {
         let Some(row) = self.rows.get_mut(&pool) else { return false };
-        let Some(held) = row.held.filter(|held| *held <= sent) else { return false };
+        let Some(since) = row.waiting_since.filter(|since| *since <= sent) else { return false };
         if row.wakes {
-            row.held = None;
+            row.waiting_since = None;
             return true;
         }
-        if held == sent {
+        if since == sent {
             return false;
         }
-        let took = now.since(held).min(MAX_START);
+        let took = now.since(since).min(MAX_START);
         *row = PoolStart {
             measured: Some(smoothed(row.measured, took)),
             wake: row.wake,
@@ -161,7 +168,7 @@ impl PoolStarts {
     pub fn start_left(&self, pool: PoolId, expected: Option<Duration>, now: Tick) -> Option<Duration> {
         let whole = self.expected(pool, expected)?;
         let asked = self.rows.get(&pool).and_then(|row| row.asked);
-        Some(whole.saturating_sub(asked.map_or(Duration::ZERO, |(first, _)| now.since(first))))
+        Some(whole.saturating_sub(asked.map_or(Duration::ZERO, |asked| now.since(asked.first))))
     }
 
     /// Takes the steps since the last call.
@@ -199,10 +206,10 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    /// A start from the first held job to the first token.
+    /// A start from the first waiting job to the first token.
     fn start(starts: &mut PoolStarts, from: u64, to: u64) -> bool {
         starts.note_wanted(POOL, EXPECTED, at(from));
-        starts.note_held(POOL, false, at(from));
+        starts.note_waiting(POOL, false, at(from));
         starts.note_first_token(POOL, at(to), at(to))
     }
 
@@ -223,7 +230,7 @@ mod tests {
     #[test]
     fn starts_are_measured_smoothed_and_bounded() {
         let mut starts = PoolStarts::default();
-        assert!(!starts.note_first_token(POOL, at(0), at(1)), "nobody was held");
+        assert!(!starts.note_first_token(POOL, at(0), at(1)), "nobody waited");
         assert!(start(&mut starts, 0, 100));
         assert_eq!(starts.measured(POOL), Some(secs(100)));
         assert_eq!(starts.start_left(POOL, EXPECTED, at(100)), Some(secs(100)), "measured beats configured");
@@ -239,13 +246,13 @@ mod tests {
     #[test]
     fn only_a_job_that_was_sent_since_and_was_waited_for_ends_a_start() {
         let mut starts = PoolStarts::default();
-        starts.note_held(POOL, false, at(10));
+        starts.note_waiting(POOL, false, at(10));
         assert!(!starts.note_first_token(POOL, at(9), at(20)), "it ran there before");
         assert!(starts.is_running(POOL));
         starts.give_up(POOL);
         assert!(!starts.note_first_token(POOL, at(30), at(31)));
-        starts.note_held(POOL, false, at(40));
-        starts.note_held(POOL, false, at(50));
+        starts.note_waiting(POOL, false, at(40));
+        starts.note_waiting(POOL, false, at(50));
         assert!(starts.note_first_token(POOL, at(60), at(61)));
         assert_eq!((starts.measured(POOL), starts.is_running(POOL)), (Some(secs(21)), false));
         starts.retain(|pool| pool != POOL);

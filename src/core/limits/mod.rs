@@ -92,7 +92,7 @@ pub struct LimitExceeded {
 
 impl LimitExceeded {
     /// Whether the quota of a day or month is used up, so that an early retry is pointless. Another
-    /// gateway's lease may hold what is left of it, but not for long.
+    /// gateway's lease may reservation what is left of it, but not for long.
     #[must_use]
     pub const fn is_quota(&self) -> bool {
         matches!(self.rule.period, LimitPeriod::Day | LimitPeriod::Month) && self.left < self.asked
@@ -238,17 +238,22 @@ impl UsageLimits {
 
     /// Settles the reservations of a job by its actual use, and by the reserved amount where the
     /// use is not known.
-    pub fn settle(&mut self, hold: LimitReservation, used: &UsedAmounts, now: Tick) {
-        self.settle_each(hold, now, |part| used.of(part.rule.unit).unwrap_or(part.share.amount));
+    pub fn settle(&mut self, reservation: LimitReservation, used: &UsedAmounts, now: Tick) {
+        self.settle_each(reservation, now, |part| used.of(part.rule.unit).unwrap_or(part.share.amount));
     }
 
     /// Returns all reservations of a job that never reached an engine, its request included.
-    pub fn give_back(&mut self, hold: LimitReservation, now: Tick) {
-        self.settle_each(hold, now, |_| 0);
+    pub fn give_back(&mut self, reservation: LimitReservation, now: Tick) {
+        self.settle_each(reservation, now, |_| 0);
     }
 
-    fn settle_each(&mut self, hold: LimitReservation, now: Tick, actual: impl Fn(&ReservedPart) -> u64) {
-        for part in hold.0 {
+    fn settle_each(
+        &mut self,
+        reservation: LimitReservation,
+        now: Tick,
+        actual: impl Fn(&ReservedPart) -> u64,
+    ) {
+        for part in reservation.0 {
             let entry = self.entries.get_mut(&part.rule).filter(|entry| entry.epoch == part.epoch);
             let Some(entry) = entry else { continue };
             entry.account.settle(now, entry.rule.amount, part.share, actual(&part));
@@ -269,11 +274,11 @@ impl UsageLimits {
         }
     }
 
-    /// Whether the accounts hold exactly the given reservations.
+    /// Whether the accounts reservation exactly the given reservations.
     #[must_use]
-    pub fn is_balanced<'a>(&self, holds: impl Iterator<Item = &'a LimitReservation>) -> bool {
+    pub fn is_balanced<'a>(&self, reservations: impl Iterator<Item = &'a LimitReservation>) -> bool {
         let mut sums: NumberMap<(LimitId, u64), u64> = NumberMap::default();
-        for part in holds.flat_map(|hold| &hold.0) {
+        for part in reservations.flat_map(|reservation| &reservation.0) {
             *sums.entry((part.rule, part.epoch)).or_default() += part.share.amount;
         }
         self.entries.values().all(|LimitEntry { rule, epoch, account, .. }| {

@@ -49,8 +49,8 @@ fn five_calls_at_once_do_not_pass_a_limit_together() {
     assert_eq!((refused.limit, refused.asked, refused.left), (100, 100, 0));
     // Running jobs may use less than they reserved; used amounts are free after a minute.
     assert_eq!(refused.retry_after, Some(Duration::from_secs(1)));
-    let hold = calls.into_iter().flatten().next().unwrap().reservation;
-    budgets.settle(hold, &used_by(tokens(10, 90)), NOW);
+    let reservation = calls.into_iter().flatten().next().unwrap().reservation;
+    budgets.settle(reservation, &used_by(tokens(10, 90)), NOW);
     let refused = budgets.reserve(&PAYER, &tokens(10, 123), NOW).unwrap_err();
     assert_eq!(refused.retry_after, Some(Duration::from_millis(60_250)));
 }
@@ -78,8 +78,8 @@ fn work_before_the_engines_counts_in_minutes_and_not_in_days() {
 #[test]
 fn a_guess_that_is_larger_than_the_limit_does_not_refuse_for_ever() {
     let mut budgets = budgets(&[rule(LimitUnit::Tokens, LimitPeriod::Minute, 60)]);
-    let LimitGrant { reservation: hold, .. } = budgets.reserve(&PAYER, &tokens(5, 100_000), NOW).unwrap();
-    budgets.settle(hold, &used_by(tokens(5, 20)), NOW);
+    let LimitGrant { reservation, .. } = budgets.reserve(&PAYER, &tokens(5, 100_000), NOW).unwrap();
+    budgets.settle(reservation, &used_by(tokens(5, 20)), NOW);
     assert_eq!(used(&budgets, id(LimitUnit::Tokens, LimitPeriod::Minute)), 25);
     let refused = budgets.reserve(&PAYER, &tokens(61, 0), NOW).unwrap_err();
     assert_eq!((refused.retry_after, refused.asked), (None, 61), "this prompt never fits");
@@ -167,11 +167,12 @@ fn unknown_use_counts_as_reserved_and_a_job_without_an_engine_as_nothing() {
         rule(LimitUnit::Tokens, LimitPeriod::Day, 1_000),
         rule(LimitUnit::Requests, LimitPeriod::Day, 9),
     ]);
-    let hold = |budgets: &mut UsageLimits| budgets.reserve(&PAYER, &tokens(50, 50), NOW).unwrap().reservation;
-    let unknown = hold(&mut budgets);
+    let reservation =
+        |budgets: &mut UsageLimits| budgets.reserve(&PAYER, &tokens(50, 50), NOW).unwrap().reservation;
+    let unknown = reservation(&mut budgets);
     budgets.settle(unknown, &UsedAmounts::default(), NOW);
     assert_eq!(used(&budgets, day), 100);
-    let waited = hold(&mut budgets);
+    let waited = reservation(&mut budgets);
     budgets.give_back(waited, NOW);
     assert_eq!((used(&budgets, day), used(&budgets, id(LimitUnit::Requests, LimitPeriod::Day))), (100, 1));
 }
@@ -181,11 +182,11 @@ fn what_runs_over_midnight_counts_in_the_new_day() {
     let day = id(LimitUnit::Tokens, LimitPeriod::Day);
     let mut budgets = budgets(&[rule(LimitUnit::Tokens, LimitPeriod::Day, 1_000)]);
     budgets.restore(day, 700);
-    let hold = budgets.reserve(&PAYER, &tokens(100, 100), NOW).unwrap().reservation;
+    let reservation = budgets.reserve(&PAYER, &tokens(100, 100), NOW).unwrap().reservation;
     assert!(budgets.reserve(&PAYER, &tokens(100, 100), NOW).is_err());
     budgets.start_period(LimitPeriod::Day, NOW + Duration::from_secs(86_400));
     assert_eq!(used(&budgets, day), 200);
-    budgets.settle(hold, &used_by(tokens(100, 20)), NOW);
+    budgets.settle(reservation, &used_by(tokens(100, 20)), NOW);
     assert_eq!(used(&budgets, day), 120);
 }
 
@@ -255,17 +256,17 @@ proptest! {
                 prop_assert!(entry.account.used() <= entry.rule.amount, "{id:?} {entry:?}");
             }
             if end > 0 && which < running.len() {
-                let (hold, wanted) = running.swap_remove(which);
+                let (reservation, wanted) = running.swap_remove(which);
                 let half = UnitAmounts { output: wanted.output / 2, gpu: wanted.gpu / 2, ..wanted };
                 match end {
-                    1 => budgets.settle(hold, &used_by(half), now),
-                    2 => budgets.settle(hold, &UsedAmounts::default(), now),
-                    _ => budgets.give_back(hold, now),
+                    1 => budgets.settle(reservation, &used_by(half), now),
+                    2 => budgets.settle(reservation, &UsedAmounts::default(), now),
+                    _ => budgets.give_back(reservation, now),
                 }
             }
         }
-        prop_assert!(budgets.is_balanced(running.iter().map(|(hold, _)| hold)));
-        running.into_iter().for_each(|(hold, _)| budgets.give_back(hold, now));
+        prop_assert!(budgets.is_balanced(running.iter().map(|(reservation, _)| reservation)));
+        running.into_iter().for_each(|(reservation, _)| budgets.give_back(reservation, now));
         prop_assert!(budgets.is_balanced(std::iter::empty()));
     }
 }

@@ -59,8 +59,8 @@ pub(super) struct JobWait {
     pub(super) before: Duration,
     /// Number of jobs dispatched before this one while it was first in the order.
     pub(super) passed_over: u32,
-    /// End of the hold for a pool start, if the job was held.
-    pub(super) held_until: Option<Tick>,
+    /// End of the wait for a pool start, if the job waits, or has waited, for one.
+    pub(super) pool_start_until: Option<Tick>,
 }
 
 /// What a job was charged, has reserved and has spent.

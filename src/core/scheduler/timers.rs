@@ -15,8 +15,8 @@ use crate::queue::lane_key::LaneKey;
 pub(in crate::scheduler) enum WakeReason {
     /// The deadline of a waiting job.
     Deadline,
-    /// The end of a job's hold for a pool start.
-    HoldEnd,
+    /// The end of a job's wait for a pool start.
+    PoolStartWaitEnd,
     /// The check of a job that arrived before the drain rate was known.
     WaitCheck,
     /// The end of a prefill.
@@ -118,7 +118,7 @@ pub(in crate::scheduler) struct Timers {
     /// Waiting jobs, by their deadline.
     pub(in crate::scheduler) deadlines: TimerQueue<JobId>,
     /// Jobs held for a pool start whose hold ends before their deadline, by the end of the hold.
-    pub(in crate::scheduler) holds: TimerQueue<JobId>,
+    pub(in crate::scheduler) pool_start_waits: TimerQueue<JobId>,
     /// Waiting jobs that arrived before the drain rate was known, by the instant at which the
     /// scheduler checks their wait.
     pub(in crate::scheduler) unchecked_waits: TimerQueue<JobId>,
@@ -137,7 +137,7 @@ impl Timers {
         let ends = |queue: &TimerQueue<JobId>| queue.next_at().filter(|at| *at != Tick::NEVER);
         [
             WakeReason::Deadline.at(ends(&self.deadlines)),
-            WakeReason::HoldEnd.at(ends(&self.holds)),
+            WakeReason::PoolStartWaitEnd.at(ends(&self.pool_start_waits)),
             WakeReason::WaitCheck.at(self.unchecked_waits.next_at()),
             WakeReason::PrefillEnd.at(self.prefills.next_at().map(|at| at.max(earliest_prefill))),
             WakeReason::HeadUpdate.at(self.head_updates.next_at()),
@@ -147,7 +147,7 @@ impl Timers {
 
     /// The next job whose wait ends: at its deadline, or at the end of its hold for a pool start.
     pub(in crate::scheduler) fn next_wait_end(&self) -> Option<(Tick, JobId)> {
-        let ends = [self.deadlines.next(), self.holds.next()];
+        let ends = [self.deadlines.next(), self.pool_start_waits.next()];
         ends.into_iter().flatten().min().filter(|(at, _)| *at != Tick::NEVER)
     }
 }
@@ -165,16 +165,18 @@ mod tests {
         let next = |timers: &Timers| next_from(timers, Tick::ZERO);
         assert_eq!((next(&timers), timers.next_wait_end()), (None, None), "a job may wait without end");
         timers.deadlines.add(at(30), id(2));
-        timers.holds.add(at(20), id(3));
+        timers.pool_start_waits.add(at(20), id(3));
         timers.prefills.add(at(10), id(4));
         let wake = |reason: WakeReason, millis| reason.at(Some(at(millis)));
         assert_eq!(next(&timers), wake(WakeReason::PrefillEnd, 10));
         assert_eq!(timers.next_wait_end(), Some((at(20), id(3))));
         assert_eq!(next_from(&timers, at(15)), wake(WakeReason::PrefillEnd, 15));
-        assert_eq!(next_from(&timers, at(25)), wake(WakeReason::HoldEnd, 20));
+        assert_eq!(next_from(&timers, at(25)), wake(WakeReason::PoolStartWaitEnd, 20));
         assert_eq!(timers.prefills.pop_due(at(9)), None);
         assert_eq!(timers.prefills.pop_due(at(10)), Some(id(4)));
-        assert!(timers.holds.cancel(at(20), id(3)) && !timers.holds.cancel(at(20), id(3)));
+        assert!(
+            timers.pool_start_waits.cancel(at(20), id(3)) && !timers.pool_start_waits.cancel(at(20), id(3))
+        );
         assert_eq!(next(&timers), wake(WakeReason::Deadline, 30));
     }
 }

@@ -51,19 +51,25 @@ impl StoreMember {
     }
 }
 
+/// Answers of the store that have come without a gap.
+#[derive(Debug, Clone, Copy)]
+struct StoreAnswers {
+    first: Instant,
+    last: Instant,
+}
+
 /// Other gateways, as the store has named them.
 #[derive(Debug, Default)]
 pub(super) struct StoreMembers {
-    /// Time of the first answer of those that have come without a gap, and of the last answer.
-    answers: Option<(Instant, Instant)>,
+    answers: Option<StoreAnswers>,
     known: BTreeMap<String, StoreMember>,
 }
 
 impl StoreMembers {
     /// Whether the store answers, and has for long enough that all gateways have reported.
     pub(super) fn is_settled(&self, now: Instant) -> bool {
-        self.answers.is_some_and(|(since, last)| {
-            now.saturating_duration_since(last) <= SILENT && last - since >= SETTLE
+        self.answers.is_some_and(|answers| {
+            now.saturating_duration_since(answers.last) <= SILENT && answers.last - answers.first >= SETTLE
         })
     }
 
@@ -103,8 +109,8 @@ impl StoreMembers {
 
     fn note_answer(&mut self, now: Instant) {
         let longest = if self.is_settled(now) { SILENT } else { MAX_GAP };
-        let before = self.answers.filter(|(_, last)| now.saturating_duration_since(*last) <= longest);
-        self.answers = Some((before.map_or(now, |(since, _)| since), now));
+        let before = self.answers.filter(|answers| now.saturating_duration_since(answers.last) <= longest);
+        self.answers = Some(StoreAnswers { first: before.map_or(now, |answers| answers.first), last: now });
     }
 
     /// Writes to the log who is heard now and who is lost.

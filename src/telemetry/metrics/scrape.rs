@@ -42,6 +42,8 @@ pub struct EngineView {
     pub report: Option<ReplicaReport>,
     /// Age of the last report.
     pub age: Option<Duration>,
+    /// Time since the first failed read, while no read has succeeded.
+    pub unread_for: Option<Duration>,
     /// Problem of the last read; absent = the read succeeded.
     pub problem: Option<String>,
 }
@@ -235,7 +237,7 @@ fn write_engines(out: &mut Exposition<'_>, policy: &Policy, engines: &[EngineVie
         (&catalogue::ENGINE_RUNNING, |view| view.report?.running.map(|value| value as f64)),
         (&catalogue::ENGINE_WAITING, |view| view.report?.waiting.map(|value| value as f64)),
         (&catalogue::ENGINE_KV_USAGE, |view| view.report?.kv_usage),
-        (&catalogue::ENGINE_REPORT_AGE, |view| Some(view.age?.as_secs_f64())),
+        (&catalogue::ENGINE_REPORT_AGE, |view| Some(view.age.or(view.unread_for)?.as_secs_f64())),
     ];
     for (metric, read) in gauges {
         out.family(metric, "gauge");
@@ -420,6 +422,7 @@ mod tests {
             replica: ReplicaId::new(0),
             report: Some(report),
             age: Some(Duration::from_millis(750)),
+            unread_for: None,
             problem: None,
         };
         let text = telemetry.render(&Scrape { snapshot: &snapshot, engines: &[engine], needs: &[] });

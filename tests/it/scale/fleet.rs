@@ -362,7 +362,7 @@ async fn reports_metrics_and_models_with_the_key() {
 
     let status = fleet.view().get(FIRST).unwrap();
     assert_eq!((status.gauges.running, status.failures, status.problem), (Some(3), 0, None));
-    assert!(status.gauges_age().is_some() && status.info.is_some());
+    assert!(status.gauges_age().is_some() && status.unread_for().is_none() && status.info.is_some());
     assert_eq!(fleet.view().all().len(), 1);
     assert_eq!(fleet.view().context_window(&settings.load(), ModelId::new(0), PoolId::new(0)), Some(2048));
     assert_eq!(fleet.view().context_window(&settings.load(), ModelId::new(7), PoolId::new(0)), None);
@@ -391,6 +391,7 @@ async fn answers_that_are_no_metrics_change_nothing() {
         assert_eq!(reports.logged("scrape failed").await.1, problem);
         let status = fleet.view().get(FIRST).unwrap();
         assert!(status.failures >= 2 && status.problem == Some(expected), "{status:?}");
+        assert!(status.gauges_age().is_some() && status.unread_for().is_none(), "it was read before");
         assert_eq!(status.gauges.running, good.running);
 
         while let Some(event) = reports.next() {
@@ -482,6 +483,8 @@ async fn engines_without_metrics_report_what_they_say_of_themselves() {
     let expected = ReplicaReport { slots: Some(4), max_model_len: Some(512), ..ReplicaReport::default() };
     assert_eq!(reports.report().await.1, expected);
     assert_eq!(reports.logged("scrape failed").await.1, FetchError::Status(404).to_string());
+    let status = fleet.view().get(FIRST).unwrap();
+    assert!(status.gauges_age().is_none() && status.unread_for().is_some(), "{status:?}");
     soon(fleet.stop()).await;
 }
 

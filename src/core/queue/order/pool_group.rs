@@ -32,8 +32,8 @@ pub struct PoolGroup {
     pub shape: GroupShape,
     /// The group's pools by number.
     pub pools: BitSet,
-    /// The pools of each pool set: by number, and by index in the group.
-    pub(super) pool_set_pools: Vec<(BitSet, Vec<usize>)>,
+    /// The pools of each pool set.
+    pub(super) pool_set_pools: Vec<PoolSetMembers>,
     /// The pool sets that contain each of the pools.
     pub(super) pool_sets_at: Vec<BitSet>,
     /// The pool sets that share a pool with each pool set, including itself.
@@ -57,6 +57,15 @@ pub struct PoolGroup {
     jobs_by_sequences: BTreeMap<u32, u32>,
 }
 
+/// The pools of a pool set.
+#[derive(Debug, Clone, Default)]
+pub(super) struct PoolSetMembers {
+    /// By their numbers.
+    pub(super) numbers: BitSet,
+    /// By their indexes in the group.
+    pub(super) indexes: Vec<usize>,
+}
+
 impl PoolGroup {
     /// A group that takes over the accounts of the group that had its pools before. Counters of
     /// different groups cannot be compared: when several groups had these pools, every tenant
@@ -77,16 +86,19 @@ impl PoolGroup {
         });
         let reach = |pool_set: &placement::PoolSet| {
             let indexes = pool_set.pools.iter().filter_map(|pool| shape.pools.binary_search(pool).ok());
-            (pool_set.pools.iter().map(|pool| pool.index()).collect(), indexes.collect())
+            PoolSetMembers {
+                numbers: pool_set.pools.iter().map(|pool| pool.index()).collect(),
+                indexes: indexes.collect(),
+            }
         };
-        let reaches: Vec<(BitSet, Vec<usize>)> = shape.pool_sets.iter().map(reach).collect();
+        let reaches: Vec<PoolSetMembers> = shape.pool_sets.iter().map(reach).collect();
         let pool_sets_at = |pool: usize| {
-            let pool_sets = reaches.iter().enumerate().filter(|(_, reach)| reach.1.contains(&pool));
+            let pool_sets = reaches.iter().enumerate().filter(|(_, reach)| reach.indexes.contains(&pool));
             pool_sets.map(|(pool_set, _)| pool_set).collect()
         };
         let pool_sets_at: Vec<BitSet> = (0..shape.pools.len()).map(pool_sets_at).collect();
-        let overlaps = reaches.iter().map(|(_, indexes)| {
-            indexes.iter().fold(BitSet::default(), |mut all, index| {
+        let overlaps = reaches.iter().map(|reach| {
+            reach.indexes.iter().fold(BitSet::default(), |mut all, index| {
                 all.union(&pool_sets_at[*index]);
                 all
             })
@@ -195,10 +207,8 @@ impl PoolGroup {
         let class = &mut self.classes[class.index()];
         class.pool_sets[pool_set.index()].waiting += jobs;
         class.waiting += jobs;
-        self.pool_set_pools[pool_set.index()]
-            .1
-            .iter()
-            .for_each(|index| class.waiting_by_pool[*index] += jobs);
+        let members = &self.pool_set_pools[pool_set.index()];
+        members.indexes.iter().for_each(|index| class.waiting_by_pool[*index] += jobs);
         class.drain_rates.joined(tenant, jobs, now);
     }
 
@@ -210,7 +220,10 @@ impl PoolGroup {
         let Some(rest) = class.pool_sets[pool_set.index()].waiting.checked_sub(1) else { return false };
         class.pool_sets[pool_set.index()].waiting = rest;
         class.waiting -= 1;
-        self.pool_set_pools[pool_set.index()].1.iter().for_each(|index| class.waiting_by_pool[*index] -= 1);
+        self.pool_set_pools[pool_set.index()]
+            .indexes
+            .iter()
+            .for_each(|index| class.waiting_by_pool[*index] -= 1);
         if class.waiting == 0 {
             class.guaranteed_share.forget();
         }
@@ -273,9 +286,11 @@ impl PoolGroup {
             rivals.filter_map(|(other, tree)| class.pool_sets[other].trees[tree].least_counter(group));
         let served = || match group {
             Some(group) => Some(class.counters.max_served(group)),
-            None => {
-                self.pool_set_pools[pool_set.index()].1.iter().map(|index| class.max_served[*index]).max()
-            }
+            None => self.pool_set_pools[pool_set.index()]
+                .indexes
+                .iter()
+                .map(|index| class.max_served[*index])
+                .max(),
         };
         waiting.min().or_else(served).unwrap_or(0)
     }

@@ -98,7 +98,7 @@ impl PoolGroup {
         bound: bool,
         background: bool,
     ) -> Option<FitSize> {
-        let reach = &self.pool_set_pools[pool_set.index()].0;
+        let reach = &self.pool_set_pools[pool_set.index()].numbers;
         let wanted = if bound { Some((rooms.preferred_tier)(pool_set)?) } else { None };
         let tier = wanted.map(|wanted| &self.shape.pool_set(pool_set).tiers[wanted].pools);
         let here = (rooms.openings)(background).pools.iter().filter(|(pool, _)| reach.contains(pool.index()));

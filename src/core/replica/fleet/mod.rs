@@ -35,7 +35,7 @@ use crate::replica::speed::ttft_model::TtftModel;
 use crate::replica::fleet::contribution::PoolCounts;
 pub use crate::replica::fleet::pool_state::{ActiveObjective, LatencyObjective};
 pub use crate::replica::fleet::prefill::load::PrefillMark;
-pub use crate::replica::fleet::search::requirements::{ReplicaMatch, ReplicaRequirements};
+pub use crate::replica::fleet::search::requirements::{ReplicaMatch, ReplicaRequirements, SessionReplica};
 
 use crate::replica::fleet::pool_state::{PoolState, PoolSummary};
 use crate::replica::fleet::replica_state::ReplicaState;

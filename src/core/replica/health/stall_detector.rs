@@ -101,9 +101,14 @@ pub struct StallDetector {
     asked: bool,
     /// When a first token was first found missing since the last sign of life.
     missed: Option<Tick>,
-    /// Length of a stall that did not mean, or has not yet shown, that the engine had frozen; and
-    /// when the stall ended.
-    past_stall: (Duration, Tick),
+    past_stall: PastStall,
+}
+
+/// A stall that did not mean, or has not yet shown, that the engine had frozen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct PastStall {
+    length: Duration,
+    ended: Tick,
 }
 
 impl StallDetector {
@@ -119,13 +124,13 @@ impl StallDetector {
     pub fn note_stall(&mut self, now: Tick) {
         let silence = self.owed.map_or(Duration::ZERO, |_| now.since(self.stalled_since()));
         if silence > self.past_stall_at(now) {
-            self.past_stall = (silence, now);
+            self.past_stall = PastStall { length: silence, ended: now };
         }
     }
 
     /// Length of the shown stall, halved every [`SHOWN_HALVES`].
     fn past_stall_at(&self, now: Tick) -> Duration {
-        let (silence, at) = self.past_stall;
+        let PastStall { length: silence, ended: at } = self.past_stall;
         if silence < GRACE {
             return silence;
         }

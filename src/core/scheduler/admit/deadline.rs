@@ -181,7 +181,9 @@ impl Scheduler {
             if at > self.now || (at == self.now && !even_now) {
                 break;
             }
-            if self.timers.holds.contains(at, job) && !self.end_hold_unless_cold(at, job) {
+            if self.timers.pool_start_waits.contains(at, job)
+                && !self.end_pool_start_wait_unless_cold(at, job)
+            {
                 continue;
             }
             if !self.demote(job) {
@@ -227,7 +229,7 @@ impl Scheduler {
             demoted_from: job.demoted_from.or(Some(before.class)),
             ..job.clone()
         };
-        (job.place.late, job.wait.held_until, job.charges.fair_share) = (false, None, None);
+        (job.place.late, job.wait.pool_start_until, job.charges.fair_share) = (false, None, None);
         self.set_place(&mut job);
         self.demand.note_moved(before.class, class, self.now);
         let paid = self.jobs.insert(id, job).and_then(|job| job.charges.fair_share);

@@ -52,7 +52,7 @@ impl Scheduler {
             out.push(Action::Job(JobAction::Reject { job: id, why: self.rejection(&spec, reason, None) }));
             return SmallVec::new();
         }
-        let LimitGrant { reservation: hold, shadowed } =
+        let LimitGrant { reservation, shadowed } =
             match self.limits.reserve(&spec, &self.policy, &self.fleet, self.now) {
                 Ok(granted) => granted,
                 Err(why) => {
@@ -65,7 +65,7 @@ impl Scheduler {
         let context_group = self.placement.context_group(spec.model, spec.context);
         let spec = JobSpec { context_group, deadline: self.latest_start(&spec), ..spec };
         let mut job = Job::new(spec, prefix, self.jobs.next_seq());
-        job.charges.reservation = hold;
+        job.charges.reservation = reservation;
         let now = self.now;
         job.faults.known_suspect = spec.fingerprint.is_some_and(|known| self.jobs.was_suspect(known, now));
         self.set_place(&mut job);
@@ -189,7 +189,7 @@ impl Scheduler {
         self.groups[position.group].joined(position.class, position.pool_set, spec.tenant, 1, self.now);
         self.groups[position.group].add_multi_sequence(spec.sequences);
         self.timers.deadlines.add(spec.deadline, id);
-        self.hold_for_pool_start(id);
+        self.await_pool_start(id);
         self.refresh_lane(LaneKey::of(&spec));
         self.groups.mark_changed(Some(position.group));
     }
@@ -219,7 +219,7 @@ impl Scheduler {
             self.groups.mark_changed(Some(position.group));
         }
         self.invariants.check(InvariantId::QueueConsistent, whole);
-        self.end_hold(id);
+        self.end_pool_start_wait(id);
         Some(key)
     }
 

@@ -1,12 +1,12 @@
-//! Pool starts: holds jobs for pools that have no replica in service yet.
+//! Pool starts: the waits of jobs for pools that have no replica in service yet.
 //!
 //! A pool is cold when the policy gives it no replica, and stays cold until a replica is in
 //! service. A pool whose replicas all fail is not cold. Exception: the policy says that the
 //! pool's addresses stay while it is scaled to zero, and nothing answers at any of them. A pool
 //! whose replicas sleep is like a cold pool that starts when they are woken.
 //!
-//! When all pools of a job are cold, the job is held for its class's `cold_start_tolerance`,
-//! counted from the start of the hold, and never beyond its deadline. When the known start time
+//! When all pools of a job are cold, the job waits for its class's `cold_start_tolerance`,
+//! counted from the start of this wait, and never beyond its deadline. When the known start time
 //! of its pools is longer than that, the job is refused at once.
 
 use std::collections::BTreeSet;
@@ -45,16 +45,16 @@ impl AwaitedPoolStart {
 }
 
 impl Scheduler {
-    /// Holds a job that has just joined its lane, if all of its pools are cold. When a replica
-    /// of a starting pool fails the job, the job's earlier hold goes on.
-    pub(in crate::scheduler) fn hold_for_pool_start(&mut self, id: JobId) {
+    /// Begins the wait for a pool start of a job that has just joined its lane, if all of its pools are cold. When a replica
+    /// of a starting pool fails the job, the job's earlier wait goes on.
+    pub(in crate::scheduler) fn await_pool_start(&mut self, id: JobId) {
         let Some(job) = self.jobs.get(&id) else { return };
-        let (spec, held) = (job.spec, job.wait.held_until);
+        let (spec, earlier) = (job.spec, job.wait.pool_start_until);
         if self.is_scavenger(spec.class) {
             return;
         }
         let key = LaneKey::of(&spec);
-        let goes_on = held.filter(|_| self.is_starting(key));
+        let goes_on = earlier.filter(|_| self.is_starting(key));
         let cold = self.cold_pools(key);
         if cold.is_none() && goes_on.is_none() {
             return;
@@ -69,16 +69,16 @@ impl Scheduler {
             } else {
                 self.demand.starts.note_wanted(pool, self.configured_start(pool), self.now);
             }
-            self.demand.starts.note_held(pool, dormant, self.now);
+            self.demand.starts.note_waiting(pool, dormant, self.now);
         }
         let tolerance = self.policy.classes.get(spec.class).and_then(|class| class.cold_start_tolerance);
         let fresh = tolerance.map_or(Tick::NEVER, |tolerance| self.now + tolerance);
         let until = goes_on.unwrap_or(fresh).min(spec.deadline);
         if let Some(job) = self.jobs.get_mut(&id) {
-            job.wait.held_until = Some(until);
+            job.wait.pool_start_until = Some(until);
         }
         if until < spec.deadline {
-            self.timers.holds.add(until, id);
+            self.timers.pool_start_waits.add(until, id);
         }
     }
 
@@ -89,12 +89,12 @@ impl Scheduler {
         job.is_some_and(|job| self.cold_pools(LaneKey::of(&job.spec)).is_some())
     }
 
-    /// Ends the job's hold. When no other job waits for a pool, its pool start is given up.
-    pub(in crate::scheduler) fn end_hold(&mut self, id: JobId) {
+    /// Ends the job's wait for a pool start. When no other job waits for a pool, its pool start is given up.
+    pub(in crate::scheduler) fn end_pool_start_wait(&mut self, id: JobId) {
         let Some(job) = self.jobs.get(&id) else { return };
-        let Some(until) = job.wait.held_until else { return };
+        let Some(until) = job.wait.pool_start_until else { return };
         let key = LaneKey::of(&job.spec);
-        self.timers.holds.cancel(until, id);
+        self.timers.pool_start_waits.cancel(until, id);
         let group = self.placement.group_of_model(key.model);
         let (Some(group), Some(pools)) = (group, self.cold_pools(key)) else { return };
         for pool in pools {
@@ -121,11 +121,11 @@ impl Scheduler {
         cold.into_iter().filter_map(left).min().map_or(AwaitedPoolStart::Unknown, AwaitedPoolStart::In)
     }
 
-    /// Whether the pool start surely takes longer than the job can be held; `None` while the job
+    /// Whether the pool start surely takes longer than the job can wait; `None` while the job
     /// waits for no start.
     pub(in crate::scheduler) fn pool_start_exceeds_wait(&self, id: JobId) -> Option<bool> {
         let job = self.jobs.get(&id)?;
-        let until = job.wait.held_until.unwrap_or(job.spec.deadline);
+        let until = job.wait.pool_start_until.unwrap_or(job.spec.deadline);
         match self.awaited_pool_start(LaneKey::of(&job.spec)) {
             AwaitedPoolStart::None => None,
             AwaitedPoolStart::Unknown => Some(false),
@@ -150,13 +150,13 @@ impl Scheduler {
         self.reason_for(job.spec.tenant, if cold { RejectReason::ColdStart } else { usual })
     }
 
-    /// Forgets the hold of a job, at its end, unless the job's pools are still cold. Returns whether
+    /// Forgets the wait of a job for a pool start, at its end, unless the job's pools are still cold. Returns whether
     /// they are.
-    pub(in crate::scheduler) fn end_hold_unless_cold(&mut self, until: Tick, id: JobId) -> bool {
+    pub(in crate::scheduler) fn end_pool_start_wait_unless_cold(&mut self, until: Tick, id: JobId) -> bool {
         let key = self.jobs.get(&id).map(|job| LaneKey::of(&job.spec));
         let cold = key.is_some_and(|key| self.cold_pools(key).is_some());
         if !cold {
-            self.timers.holds.cancel(until, id);
+            self.timers.pool_start_waits.cancel(until, id);
         }
         cold
     }
@@ -183,12 +183,12 @@ impl Scheduler {
         }
     }
 
-    /// Renews all holds, after a reload or a change of the pools in service. Jobs whose pools
-    /// have gone cold are held from now on, or refused at once.
-    pub(in crate::scheduler) fn renew_holds(&mut self, out: &mut Vec<Action>) {
+    /// Renews all waits for pool starts, after a reload or a change of the pools in service. Jobs whose pools
+    /// have gone cold wait for a start from now on, or are refused at once.
+    pub(in crate::scheduler) fn renew_pool_start_waits(&mut self, out: &mut Vec<Action>) {
         let policy = &self.policy;
         self.demand.starts.retain(|pool| policy.pools.get(pool).is_some());
-        self.timers.holds.clear();
+        self.timers.pool_start_waits.clear();
         let starts = |pool| self.is_cold(pool) || self.demand.starts.is_running(pool);
         let waiting: Vec<JobId> = if self.policy.pools.iter().any(|(pool, ..)| starts(pool)) {
             self.timers.deadlines.iter().map(|(_, id)| id).collect()
@@ -196,8 +196,8 @@ impl Scheduler {
             Vec::new()
         };
         for id in waiting {
-            let before = self.jobs.get(&id).and_then(|job| job.wait.held_until);
-            self.hold_for_pool_start(id);
+            let before = self.jobs.get(&id).and_then(|job| job.wait.pool_start_until);
+            self.await_pool_start(id);
             let newly = before.is_none() && self.pool_start_exceeds_wait(id) == Some(true);
             if newly && !self.demote(id) {
                 self.reject(id, self.wait_reason(id, RejectReason::ColdStart), out);
@@ -209,7 +209,7 @@ impl Scheduler {
     }
 
     /// Gives up the start of a pool for which no job waits. If the pool is then no longer cold,
-    /// jobs with a fallback model are refused instead of held for it.
+    /// jobs with a fallback model are refused instead of waiting for it.
     fn give_up_start(&mut self, pool: PoolId) {
         self.vain_waits_possible |= self.demand.starts.give_up(pool);
     }
@@ -265,20 +265,21 @@ impl Scheduler {
         }
     }
 
-    /// Invariant: each job that waits for a pool start is held, and no other job has a hold
+    /// Invariant: each job that waits for a pool start has such a wait, and no other job has its
     /// timer.
     pub(in crate::scheduler) fn holds_are_consistent(&self) -> bool {
         let waits = |id: &JobId| self.jobs.get(id).filter(|job| job.part().is_some());
-        let timed = |(at, id): (Tick, JobId)| waits(&id).is_some_and(|job| job.wait.held_until == Some(at));
+        let timed =
+            |(at, id): (Tick, JobId)| waits(&id).is_some_and(|job| job.wait.pool_start_until == Some(at));
         let mut waiting = self.timers.deadlines.iter().filter_map(|(_, id)| Some((id, waits(&id)?)));
         let watched = waiting.all(|(id, job)| {
-            let until = job.wait.held_until.unwrap_or(Tick::NEVER);
+            let until = job.wait.pool_start_until.unwrap_or(Tick::NEVER);
             self.is_scavenger(job.spec.class)
                 || self.cold_pools(LaneKey::of(&job.spec)).is_none()
-                || (job.wait.held_until.is_some()
-                    && (until >= job.spec.deadline || self.timers.holds.contains(until, id)))
+                || (job.wait.pool_start_until.is_some()
+                    && (until >= job.spec.deadline || self.timers.pool_start_waits.contains(until, id)))
         });
-        watched && self.timers.holds.iter().all(timed)
+        watched && self.timers.pool_start_waits.iter().all(timed)
     }
 
     pub(in crate::scheduler) fn waiting_for(&self, pool: PoolId) -> u64 {

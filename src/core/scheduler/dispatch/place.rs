@@ -15,7 +15,7 @@ use crate::placement::choose_tier::{
 use crate::placement::unattainable::ENOUGH_GAPS;
 use crate::queue::lane_key::LaneKey;
 use crate::queue::order::Candidate;
-use crate::replica::fleet::{ReplicaMatch, ReplicaRequirements};
+use crate::replica::fleet::{ReplicaMatch, ReplicaRequirements, SessionReplica};
 use crate::replica::scores::{ReplicaScores, WhyNot};
 
 use super::wait::{HeadWait, WaitReason};
@@ -75,7 +75,7 @@ impl Scheduler {
         let (replica, choice) = apart.or_else(|| choose(&|id| avoided.contains(&id)).ok())?;
         let cached = required.cached_at(replica);
         let choice = match choice {
-            PlacementReason::Only if required.session.is_some_and(|(own, _)| own == replica) => {
+            PlacementReason::Only if required.session.is_some_and(|session| session.replica == replica) => {
                 PlacementReason::Session
             }
             PlacementReason::Only if cached > 0 => PlacementReason::Prefix,
@@ -115,20 +115,19 @@ impl Scheduler {
         self.fleet.scores(pools, &required, replica, held, &avoided, self.now)
     }
 
-    /// The replica of the job's session, and by how many nanoseconds its first
-    /// token may come later there. What the job has waited counts too, so that it
-    /// gives up its replica in time.
-    pub(in crate::scheduler) fn session(&self, job: &Job) -> Option<(ReplicaId, u64)> {
+    /// The replica of the job's session. What the job has waited shortens the delay that it accepts there,
+    /// so that it gives up its replica in time.
+    pub(in crate::scheduler) fn session(&self, job: &Job) -> Option<SessionReplica> {
         let rule = self.policy.sessions.as_ref()?;
         let replica = self.affinity.sessions.get(job.spec.session?)?;
         let left = rule.max_delay.saturating_sub(self.now.since(job.spec.arrived));
-        Some((replica, u64::try_from(left.as_nanos()).unwrap_or(u64::MAX)))
+        Some(SessionReplica { replica, max_delay: u64::try_from(left.as_nanos()).unwrap_or(u64::MAX) })
     }
 
     /// Latest time at which a waiting job stops preferring its session's replica, if nothing else
     /// changes. The longer the job waits, the less later than others that replica may be.
     fn session_until(&self, job: &Job, pool_set: &PoolSet, background: bool) -> Option<Tick> {
-        let session = self.session(job).filter(|(_, left)| *left > 0)?;
+        let session = self.session(job).filter(|session| session.max_delay > 0)?;
         let cached = self.affinity.prefixes.matches(&job.prefix);
         let required = ReplicaRequirements {
             session: Some(session),
@@ -138,7 +137,7 @@ impl Scheduler {
         let pools = pool_set.tiers.iter().map(|tier| &*tier.pools).chain([&*pool_set.pools]);
         let each =
             pools.filter_map(|pools| self.fleet.session_wait(pools, &required, &|id| avoided.contains(&id)));
-        let nanos = each.filter(|nanos| *nanos > 0).min().unwrap_or(session.1);
+        let nanos = each.filter(|nanos| *nanos > 0).min().unwrap_or(session.max_delay);
         Some(self.now + Duration::from_nanos(nanos))
     }
 
@@ -195,7 +194,7 @@ impl Scheduler {
     /// The reason of a job that waits for a busy replica.
     fn reason_to_wait_for(&self, job: &Job, replica: ReplicaId) -> WaitReason {
         match self.session(job) {
-            Some((own, _)) if own == replica => WaitReason::SessionReplica(replica),
+            Some(session) if session.replica == replica => WaitReason::SessionReplica(replica),
             _ => WaitReason::SoonerReplica(replica),
         }
     }

@@ -126,7 +126,7 @@ impl Scheduler {
             self.groups.mark_halted(&self.fleet, self.now);
         }
         if dormant || (empty && self.demand.starts.is_any_running()) {
-            self.renew_holds(out);
+            self.renew_pool_start_waits(out);
         }
     }
 

@@ -64,7 +64,7 @@ impl Scheduler {
             self.reject(job, reason, out);
         }
         self.follow_replica_changes(changes, out);
-        self.renew_holds(out);
+        self.renew_pool_start_waits(out);
         self.groups.mark_all_changed();
         self.vain_waits_possible = true;
         PreparedPolicy { policy: before, placement: routes }

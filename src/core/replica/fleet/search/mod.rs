@@ -68,12 +68,12 @@ impl Fleet {
         required: &ReplicaRequirements<'_>,
         avoid: &dyn Fn(ReplicaId) -> bool,
     ) -> Option<u64> {
-        let (own, left) = required.session?;
+        let session = required.session?;
         let bare = ReplicaRequirements { session: None, ..*required };
         let free = self.find(pools, &bare, avoid)?.replica;
-        let (free, own) = (self.cost(free, &bare)?, self.cost(own, &bare)?);
+        let (free, own) = (self.cost(free, &bare)?, self.cost(session.replica, &bare)?);
         let enough = (free as f64 * WORTH_WAITING).ceil() as u64;
-        Some(left.saturating_sub(own.saturating_sub(enough)))
+        Some(session.max_delay.saturating_sub(own.saturating_sub(enough)))
     }
 
     /// Replicas to which the job returns: those where a prompt is cached of which `elsewhere` would
@@ -97,7 +97,7 @@ impl Fleet {
         required: &'a ReplicaRequirements<'_>,
     ) -> impl Iterator<Item = ReplicaId> {
         let cached = required.cached.iter().map(|(id, _)| *id);
-        let session = required.session.map(|(id, _)| id);
+        let session = required.session.map(|session| session.replica);
         cached.chain(self.holders(pools, required.model).iter().copied()).chain(session)
     }
 
@@ -134,12 +134,8 @@ impl Fleet {
             false => node.urgent_model(pool),
         };
         let cost = ttft_model.cost(required.weight_at(id), required.output).saturating_add(miss);
-        Some(
-            required
-                .session
-                .filter(|(own, _)| *own == id)
-                .map_or(cost, |(_, bound)| cost.saturating_sub(bound)),
-        )
+        let session = required.session.filter(|session| session.replica == id);
+        Some(session.map_or(cost, |session| cost.saturating_sub(session.max_delay)))
     }
 
     /// Predicted TTFT of the job at the replica, in nanoseconds.

@@ -23,9 +23,16 @@ pub struct ReplicaRequirements<'a> {
     pub background: bool,
     /// Model of the job, which may be an adapter.
     pub model: ModelId,
-    /// Replica of the job's session, and the nanoseconds by which its first token may come later
-    /// there than elsewhere.
-    pub session: Option<(ReplicaId, u64)>,
+    /// Replica of the job's session.
+    pub session: Option<SessionReplica>,
+}
+
+/// The replica that had the earlier requests of a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SessionReplica {
+    pub replica: ReplicaId,
+    /// Nanoseconds by which the first token may come later there than elsewhere.
+    pub max_delay: u64,
 }
 
 impl ReplicaRequirements<'_> {

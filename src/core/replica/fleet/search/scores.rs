@@ -59,7 +59,7 @@ impl Fleet {
         };
         let mut seen: SmallVec<[ReplicaId; MAX_WARM + 1]> = SmallVec::new();
         seen.push(chosen);
-        let session = required.session.map(|(id, _)| id);
+        let session = required.session.map(|session| session.replica);
         for id in session.into_iter().chain(self.warm_candidates(pools, required)).take(MAX_WARM) {
             if seen.contains(&id) {
                 continue;
