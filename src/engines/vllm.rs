@@ -32,7 +32,8 @@ pub(super) const SPEC: EngineSpec = EngineSpec {
         &["longer than the maximum model length"],
         &["longer than the maximum", "model length"],
     ],
-    // Busy has no wordings: it goes by the status, alike for all engines (`engine_error::fault_of`).
+    // Busy has no wordings: it goes by the status, alike for all engines (`fault_of` in
+    // `src/protocol/response/engine_error.rs`).
     draining: &["cannot schedule new futures after shutdown"],
     adapters: Some(read_adapters),
     read,

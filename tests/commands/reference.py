@@ -186,14 +186,14 @@ MEANINGS = {
     "EngineFault": {
         "refused": "The connection was refused, or did not come about in `upstream.connect_timeout`.",
         "reset": "The connection broke before the answer was whole.",
-        "server_error": "A 5xx that means neither busy nor shutting down, or 401, 403, 408 or 424.",
+        "server_error": "A 5xx other than 501 that means neither busy nor shutting down, or 401, 403, 408 or 424.",
         "draining": "The engine is shutting down.",
         "aborted": "The engine aborted the request (`finish_reason: abort`), or a stream ended without a finish reason.",
         "error_event": "An error event inside a stream.",
         "malformed": "Bytes that are not the protocol.",
         "silent": "No byte for too long.",
         "overtime": "A plain answer took longer than `upstream.answer_timeout`.",
-        "busy": "429, 503 or 529: the engine can take no more just now.",
+        "busy": "429, 503 or 529: the engine can take no more just now. Or the gateway lacks file descriptors or memory.",
     },
 }
 #: The same for codes of errors.

@@ -6,13 +6,13 @@ use crate::limits::rule::LimitPeriod;
 use crate::limits::window::{MinuteWindow, SlotAmount};
 use crate::model::time::Tick;
 
-/// Retry-After for amounts that running jobs reservation, whose end is not known.
+/// Retry-After for amounts that running jobs hold, whose end is not known.
 pub(super) const HELD_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Use and reservations of one limit.
 #[derive(Debug, Clone)]
 pub enum LimitAccount {
-    /// Amount that unfinished jobs reservation.
+    /// Amount that unfinished jobs hold.
     Now(u64),
     /// Use in the last minute.
     Minute(MinuteWindow),

@@ -92,7 +92,7 @@ pub struct LimitExceeded {
 
 impl LimitExceeded {
     /// Whether the quota of a day or month is used up, so that an early retry is pointless. Another
-    /// gateway's lease may reservation what is left of it, but not for long.
+    /// gateway's lease may hold what is left of it, but not for long.
     #[must_use]
     pub const fn is_quota(&self) -> bool {
         matches!(self.rule.period, LimitPeriod::Day | LimitPeriod::Month) && self.left < self.asked
@@ -274,7 +274,7 @@ impl UsageLimits {
         }
     }
 
-    /// Whether the accounts reservation exactly the given reservations.
+    /// Whether the accounts hold exactly the given reservations.
     #[must_use]
     pub fn is_balanced<'a>(&self, reservations: impl Iterator<Item = &'a LimitReservation>) -> bool {
         let mut sums: NumberMap<(LimitId, u64), u64> = NumberMap::default();

@@ -11,7 +11,7 @@ use crate::model::time::Tick;
 const MAX_REPORTED: usize = 256;
 
 impl UsageLimits {
-    /// Takes leases over, which reservation until `until`. The first call makes all limits shared.
+    /// Takes leases over, which hold until `until`. The first call makes all limits shared.
     pub fn lease(&mut self, grants: &[LeaseGrant], until: Tick) {
         if let Some(shared) = &mut self.shared {
             shared.until = until;

@@ -1,4 +1,4 @@
-//! Reasons: why the scheduler dispatched, preempted or rejected a job.
+//! Reasons: why the scheduler dispatched, preempted or rejected a job; faults of engines.
 
 use std::time::Duration;
 
@@ -281,7 +281,7 @@ pub enum EngineFault {
     Refused,
     /// The connection broke before the answer was complete.
     Reset,
-    /// A 5xx status that means neither "busy" nor "draining", or 401, 403, 408 or 424.
+    /// A 5xx status other than 501 that means neither "busy" nor "draining", or 401, 403, 408 or 424.
     ServerError,
     /// The engine is shutting down.
     Draining,
@@ -297,7 +297,8 @@ pub enum EngineFault {
     /// A plain answer was not complete within the time allowed. The fault says nothing about the
     /// replica, and the job ends with it.
     AnswerTimeout,
-    /// 429, 503 or 529: the engine is healthy, but can take no more requests just now.
+    /// 429, 503 or 529: the engine is healthy, but can take no more requests just now. Also when the
+    /// gateway itself lacks file descriptors or memory.
     Busy {
         /// The engine's own Retry-After.
         retry_after: Option<Duration>,

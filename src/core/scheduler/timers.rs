@@ -117,7 +117,7 @@ impl<K: Copy + Ord> TimerQueue<K> {
 pub(in crate::scheduler) struct Timers {
     /// Waiting jobs, by their deadline.
     pub(in crate::scheduler) deadlines: TimerQueue<JobId>,
-    /// Jobs held for a pool start whose hold ends before their deadline, by the end of the hold.
+    /// Jobs whose wait for a pool start ends before their deadline, by its end.
     pub(in crate::scheduler) pool_start_waits: TimerQueue<JobId>,
     /// Waiting jobs that arrived before the drain rate was known, by the instant at which the
     /// scheduler checks their wait.
@@ -145,7 +145,7 @@ impl Timers {
         ]
     }
 
-    /// The next job whose wait ends: at its deadline, or at the end of its hold for a pool start.
+    /// The next job whose wait ends: at its deadline, or at the end of its wait for a pool start.
     pub(in crate::scheduler) fn next_wait_end(&self) -> Option<(Tick, JobId)> {
         let ends = [self.deadlines.next(), self.pool_start_waits.next()];
         ends.into_iter().flatten().min().filter(|(at, _)| *at != Tick::NEVER)

@@ -1,4 +1,4 @@
-//! Sections `auth` and `tenants`, as written.
+//! Sections `auth` and `tenants`, as written; section `classes` is in [`classes`].
 
 pub(in crate::config) mod check;
 pub mod classes;

@@ -59,7 +59,7 @@ pub struct Class {
     pub usage_half_life: Option<Duration>,
     /// The longest wait in the queue before the job is refused.
     pub max_wait: Duration,
-    /// How long a job may be held for a pool that has to start, counted from the start of the hold;
+    /// How long a job may wait for a pool that has to start, counted from the start of this wait;
     /// absent = up to the job's deadline.
     pub cold_start_tolerance: Option<Duration>,
     pub ttft_objective: Duration,

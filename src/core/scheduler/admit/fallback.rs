@@ -38,7 +38,7 @@ impl Scheduler {
     }
 
     /// Whether no replica is in service for the lane and no pool start is under way for it. A
-    /// job held for a pool start is not down: it is refused at the end of its hold.
+    /// job that waits for a pool start is not down: it is refused at the end of that wait.
     fn is_down(&self, lane: LaneKey) -> bool {
         let is_down = |pools: &[PoolId]| self.fleet.is_down(pools, self.now);
         let down = self.placement.pool_set(lane).is_none_or(|pool_set| is_down(&pool_set.pools));

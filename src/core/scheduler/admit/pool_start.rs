@@ -267,7 +267,7 @@ impl Scheduler {
 
     /// Invariant: each job that waits for a pool start has such a wait, and no other job has its
     /// timer.
-    pub(in crate::scheduler) fn holds_are_consistent(&self) -> bool {
+    pub(in crate::scheduler) fn pool_start_waits_are_consistent(&self) -> bool {
         let waits = |id: &JobId| self.jobs.get(id).filter(|job| job.part().is_some());
         let timed =
             |(at, id): (Tick, JobId)| waits(&id).is_some_and(|job| job.wait.pool_start_until == Some(at));

@@ -31,7 +31,7 @@ impl Scheduler {
             ),
             (
                 InvariantId::DeadlineWatched,
-                self.deadlines_agree() && self.holds_are_consistent() && self.readings_agree(),
+                self.deadlines_agree() && self.pool_start_waits_are_consistent() && self.readings_agree(),
             ),
             (InvariantId::ReplicaWatched, self.fleet.timers_are_consistent(self.now)),
             (InvariantId::NoIdleCredit, !self.credit_is_idle()),
