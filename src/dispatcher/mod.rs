@@ -582,7 +582,7 @@ pools:
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_ticket_whose_job_somebody_else_ended_may_be_asked_again_for_a_recall() {
+    async fn a_ticket_whose_job_somebody_else_ended_may_be_asked_again_for_a_preemption() {
         let settings = settings(ONE_SLOT, None);
         let (dispatcher, _actions) = dispatcher(&settings);
         let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));

@@ -25,7 +25,7 @@ pub struct Ledger {
     /// Jobs without a stream whose stall would say something about the replica.
     pub watched_answers: u32,
     /// Jobs that failed elsewhere and have no first token yet.
-    pub suspects: u32,
+    pub failed_jobs: u32,
     /// Jobs whose prefill may still run, as far as the gateway sees.
     pub prefilling: u32,
     /// Weight of the prompts that count as prefilled although their first tokens are not due.
@@ -53,7 +53,7 @@ pub struct Booking {
     /// False for streams, whose first tokens are seen.
     pub first_token_overdue: bool,
     /// Whether it failed elsewhere.
-    pub suspect: bool,
+    pub has_failed: bool,
     /// Whether it is a background job, beside a more urgent class.
     pub background: bool,
     /// Whether its tokens are seen as they come.
@@ -79,8 +79,8 @@ impl Booking {
         if self.background { self.prefill() } else { 0 }
     }
 
-    fn suspects(&self) -> u32 {
-        u32::from(self.suspect && !self.started)
+    fn failed_jobs(&self) -> u32 {
+        u32::from(self.has_failed && !self.started)
     }
 
     fn watched_streams(&self) -> u32 {
@@ -130,7 +130,7 @@ impl Ledger {
         self.streams += u32::from(booking.streams);
         self.watched_streams += booking.watched_streams();
         self.watched_answers += booking.watched_answers();
-        self.suspects += booking.suspects();
+        self.failed_jobs += booking.failed_jobs();
         self.prefilling += booking.prefilling();
         self.ahead = self.ahead.saturating_add(booking.ahead());
     }
@@ -150,7 +150,7 @@ impl Ledger {
                 streams: self.streams.checked_sub(u32::from(booking.streams))?,
                 watched_streams: self.watched_streams.checked_sub(booking.watched_streams())?,
                 watched_answers: self.watched_answers.checked_sub(booking.watched_answers())?,
-                suspects: self.suspects.checked_sub(booking.suspects())?,
+                failed_jobs: self.failed_jobs.checked_sub(booking.failed_jobs())?,
                 prefilling: self.prefilling.checked_sub(booking.prefilling())?,
                 ahead: self.ahead.checked_sub(booking.ahead())?,
             })
@@ -178,23 +178,23 @@ mod tests {
             prefilled: false,
             due: false,
             first_token_overdue: false,
-            suspect: true,
+            has_failed: true,
             background: true,
             streams: true,
             watched: true,
             adapter: None,
         };
         ledger.add(&booking);
-        assert_eq!((ledger.work(), ledger.kv, ledger.suspects), (151, 151, 1));
+        assert_eq!((ledger.work(), ledger.kv, ledger.failed_jobs), (151, 151, 1));
         assert_eq!((ledger.watched_streams, ledger.watched_answers), (1, 0));
         assert!(ledger.remove(&booking));
         booking.prefilled = true;
         ledger.add(&booking);
-        assert_eq!((ledger.work(), ledger.kv, ledger.suspects, ledger.ahead), (25, 151, 1, 100));
+        assert_eq!((ledger.work(), ledger.kv, ledger.failed_jobs, ledger.ahead), (25, 151, 1, 100));
         assert!(ledger.remove(&booking));
         (booking.started, booking.due) = (true, true);
         ledger.add(&booking);
-        assert_eq!((ledger.work(), ledger.kv, ledger.suspects, ledger.ahead), (25, 151, 0, 0));
+        assert_eq!((ledger.work(), ledger.kv, ledger.failed_jobs, ledger.ahead), (25, 151, 0, 0));
         assert!(ledger.remove(&booking));
         assert_eq!(ledger, Ledger::default());
         assert!(!ledger.remove(&booking));

@@ -90,7 +90,7 @@ pub(super) struct JobFaults {
     /// Number of attempts whose failure counts against `retry.max_attempts`.
     pub(super) failures: u32,
     /// Whether an attempt failed in a way that the job itself may have caused.
-    pub(super) suspect: bool,
+    pub(super) has_failed: bool,
     /// Replicas at which such an attempt failed or stalled, with their epochs then.
     pub(super) failed_at: SmallVec<[(ReplicaId, u32); 2]>,
     /// Number of stalls.
@@ -106,7 +106,7 @@ const SUSPECT_AFTER: u8 = 2;
 impl JobFaults {
     /// Counts an attempt that failed in a way that the job itself may have caused.
     pub(super) fn note_failure(&mut self, run: &RunningAttempt) {
-        self.suspect = true;
+        self.has_failed = true;
         self.failures = self.failures.saturating_add(1);
         self.note_failed_at(run);
     }
@@ -250,7 +250,7 @@ impl Job {
             prefilled: false,
             due: false,
             first_token_overdue: false,
-            suspect: self.faults.suspect,
+            has_failed: self.faults.has_failed,
             background,
             streams: self.spec.streams,
             watched: self.faults.is_watched(),

@@ -5,8 +5,8 @@
 //!
 //! * `admit`: what may wait, in which class, within which limits; pools that have to start first;
 //! * `dispatch`: whose turn it is ([`crate::queue::order`]), which pool
-//!   ([`crate::placement`]) and which replica ([`crate::replica::fleet`]); how full
-//!   replicas may be; preemption; scavengers;
+//!   ([`crate::placement`]) and which replica (`place`, which asks
+//!   [`Fleet::find`]); how full replicas may be; preemption; scavengers;
 //! * `settle`: the ends of attempts and jobs, retries, bills;
 //! * `health`: faults, stalls, probes and sleep of replicas;
 //! * `demand`: facts for the observer that finds how many replicas are needed

@@ -143,7 +143,8 @@ fn fault_of(status: u16, error: &EngineErrorBody, retry_after: Option<Duration>)
         // 501: llama.cpp refuses a call that its model cannot serve.
         501 => None,
         500..=599 if error.is_drain() => Some(EngineFault::Draining),
-        // Busy goes by the status, alike for all engines. 429: TGI is full. 529: `overloaded_error` of
+        // Busy goes by the status, alike for all engines. 503: vLLM is full, also as the code of an error
+        // event behind a 200 (`tests/fixtures/vllm/err/admission_*`). 429: TGI is full. 529: `overloaded_error` of
         // the Messages API.
         429 | 503 | 529 => Some(EngineFault::Busy { retry_after }),
         // 401 and 403: the operator's key for the engine is wrong. 408: the engine did not get a

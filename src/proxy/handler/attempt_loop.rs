@@ -1,7 +1,7 @@
 //! Attempt loop: one request waits for a replica, and goes to the next replica after a fault or a
 //! preemption.
 //!
-//! [`Ticket::requeue`] only reports a fault; `Scheduler::failed` decides. A refusal arrives in the next
+//! [`Ticket::requeue`] only reports a fault; `Scheduler::failed` (`core::scheduler::settle::retry`) decides. A refusal arrives in the next
 //! [`Ticket::dispatched`].
 
 use std::future::pending;

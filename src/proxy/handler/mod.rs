@@ -309,7 +309,7 @@ impl Proxy {
         why: RejectReason,
         record: &mut RequestRecord,
     ) -> Result<bool, ApiError> {
-        while request.try_fallback(why, record.clock.now()) {
+        while request.take_next_model(why, record.clock.now()) {
             let is_retry = record.retry.is_retry;
             check_prompt(self, settings, request, record, is_retry).await?;
             if self.check_context(settings, request, record).await.is_ok() {

@@ -156,7 +156,7 @@ impl InferenceRequest {
 
     /// After the refusal `why`, moves the request to its next fallback model. The request keeps its
     /// arrival time. Returns false if no fallback model may help.
-    pub(super) fn try_fallback(&mut self, why: RejectReason, now: Tick) -> bool {
+    pub(super) fn take_next_model(&mut self, why: RejectReason, now: Tick) -> bool {
         let others = &mut self.candidates.others;
         let Some(next) = others.pop_front().filter(|_| why.may_fall_back()) else { return false };
         self.candidates.current = next;

@@ -417,10 +417,8 @@ pub(super) const ENGINE_WAITING: Metric =
     metric("penstock_engine_waiting", "Requests that the engine says it holds back.");
 pub(super) const ENGINE_KV_USAGE: Metric =
     metric("penstock_engine_kv_usage", "Use of the KV cache as the engine says it, from 0 to 1.");
-pub(super) const ENGINE_REPORT_AGE: Metric = metric(
-    "penstock_engine_report_age_seconds",
-    "Age of the engine's last report; before the first one, the time since it could not be read.",
-);
+pub(super) const ENGINE_REPORT_AGE: Metric =
+    metric("penstock_engine_report_age_seconds", "Age of the engine's last report, or time without one.");
 pub(super) const CONFIG_SUCCESSFUL: Metric =
     metric("penstock_config_last_reload_successful", "1 when the last load of the configuration succeeded.");
 pub(super) const CONFIG_TIMESTAMP: Metric = metric(

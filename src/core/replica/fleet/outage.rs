@@ -28,8 +28,8 @@ impl Fleet {
 
     /// Whether a job runs there that failed elsewhere and has no first token yet.
     #[must_use]
-    pub fn has_suspect(&self, id: ReplicaId) -> bool {
-        self.node(id).is_some_and(|node| node.ledger.suspects > 0)
+    pub fn has_failed_job(&self, id: ReplicaId) -> bool {
+        self.node(id).is_some_and(|node| node.ledger.failed_jobs > 0)
     }
 
     /// Whether the replica is ejected.

@@ -1,4 +1,4 @@
-//! Placement of the job whose turn it is: finds the best replica of each tier of pools by the ledgers'
+//! Placement of one job: finds the best replica of each tier of pools by the ledgers'
 //! predictions, then lets [`choose_tier`] choose the tier.
 
 use std::time::Duration;
@@ -22,11 +22,11 @@ use super::wait::{HeadWait, WaitReason};
 use crate::scheduler::Scheduler;
 use crate::scheduler::job::Job;
 
-/// Jobs that leave a free replica to others, in one decision, since a busy one
-/// promises to be sooner. It can only be sooner for the first few.
-const MAX_DECLINED: usize = 4;
-/// The same for those whose session has a replica: each may have another one.
-const MAX_DECLINED_SESSION: usize = 16;
+/// Heads without a place in one decision after which a job takes a free replica, although a busy one
+/// promises to be sooner: that one can only be sooner for the first few.
+const EAGER_AFTER: usize = 4;
+/// The same for jobs whose session has a replica: each may have another one.
+const EAGER_AFTER_SESSION: usize = 16;
 
 /// Where a job goes.
 #[derive(Debug, Clone, Copy)]
@@ -44,7 +44,7 @@ impl Scheduler {
     /// Where the job goes now. A job whose engine failed is not sent where another such job runs,
     /// if there is a choice: one of the two may be what breaks engines.
     ///
-    /// Once [`MAX_DECLINED`] `others` (with a session: [`MAX_DECLINED_SESSION`]) found no place in this
+    /// Once [`EAGER_AFTER`] `others` (with a session: [`EAGER_AFTER_SESSION`]) found no place in this
     /// decision, the job takes a free replica, even if a busy one promises to be sooner.
     pub(in crate::scheduler) fn choose_for(
         &self,
@@ -62,7 +62,7 @@ impl Scheduler {
             session: self.session(job),
             ..job.requirements(&cached, candidate.background, &self.policy)
         };
-        let eager = others >= if required.session.is_some() { MAX_DECLINED_SESSION } else { MAX_DECLINED };
+        let eager = others >= if required.session.is_some() { EAGER_AFTER_SESSION } else { EAGER_AFTER };
         let choose = |avoid: &dyn Fn(ReplicaId) -> bool| {
             let find = |pools: &[PoolId]| {
                 let found = self.fleet.find(pools, &required, avoid)?;
@@ -70,8 +70,8 @@ impl Scheduler {
             };
             self.choose_replica(job, pool_set, last, &find)
         };
-        let apart = || choose(&|id| avoided.contains(&id) || self.fleet.has_suspect(id));
-        let apart = job.faults.suspect.then(apart).and_then(Result::ok);
+        let apart = || choose(&|id| avoided.contains(&id) || self.fleet.has_failed_job(id));
+        let apart = job.faults.has_failed.then(apart).and_then(Result::ok);
         let (replica, choice) = apart.or_else(|| choose(&|id| avoided.contains(&id)).ok())?;
         let cached = required.cached_at(replica);
         let choice = match choice {
@@ -107,10 +107,10 @@ impl Scheduler {
             session: self.session(job),
             ..job.requirements(&holders, background, &self.policy)
         };
-        let is_apart = job.faults.suspect && !self.fleet.has_suspect(replica);
+        let is_apart = job.faults.has_failed && !self.fleet.has_failed_job(replica);
         let avoided = |id| match failed.contains(&id) {
             true => Some(WhyNot::Failed),
-            false => (is_apart && self.fleet.has_suspect(id)).then_some(WhyNot::Suspect),
+            false => (is_apart && self.fleet.has_failed_job(id)).then_some(WhyNot::Suspect),
         };
         self.fleet.scores(pools, &required, replica, held, &avoided, self.now)
     }

@@ -37,7 +37,7 @@ impl Scheduler {
         &mut self,
         run: &RunningAttempt,
         fault: EngineFault,
-        suspect: bool,
+        has_failed: bool,
         out: &mut Vec<Action>,
     ) {
         let now = self.now;
@@ -58,12 +58,12 @@ impl Scheduler {
         if stays && self.fleet.is_on_trial(run.replica) {
             return self.back_off(run.replica);
         }
-        let garbled = fault == EngineFault::Malformed && !suspect;
+        let garbled = fault == EngineFault::Malformed && !has_failed;
         let too_often = self.fleet.change_health(run.replica, now, |health, _| {
             health.answered(now);
             garbled && health.note_invalid()
         });
-        let its_own = matches!(fault, EngineFault::Refused | EngineFault::Draining) || !suspect;
+        let its_own = matches!(fault, EngineFault::Refused | EngineFault::Draining) || !has_failed;
         let ejects = (fault.ejects() && its_own) || too_often == Some(true);
         if !ejects || fallen {
             return;
@@ -97,9 +97,9 @@ impl Scheduler {
     /// True when a replica that had answered now fails: all its jobs fail at the same moment, so they
     /// do not take from the retry budget. A replica that has given nothing since it came back counts
     /// as not working.
-    pub(super) fn is_of_same_outage(&self, run: &RunningAttempt, suspect: bool) -> bool {
+    pub(super) fn is_of_same_outage(&self, run: &RunningAttempt, has_failed: bool) -> bool {
         let worked = run.proven || run.booking.started;
-        worked && (!suspect || self.fleet.has_changed_since(run.replica, run.epoch))
+        worked && (!has_failed || self.fleet.has_changed_since(run.replica, run.epoch))
     }
 
     /// A probe failed, or somebody took the replica away.

@@ -69,7 +69,7 @@ impl Scheduler {
         let wasted = (run.booking.started || fault.counts_as_attempt()).then_some(WastedUse { why, usage });
         self.release(id, &run, wasted, out);
         let Some(job) = self.jobs.get_mut(&id) else { return };
-        let suspect = job.faults.suspect;
+        let has_failed = job.faults.has_failed;
         let made_way = continuable_output.is_some() && fault == EngineFault::Draining && asked.is_some();
         let counts = !made_way && (fault.counts_as_attempt() || run.booking.started);
         if counts {
@@ -89,7 +89,7 @@ impl Scheduler {
         if fault == EngineFault::Silent && continuable_output.is_some() {
             self.jobs.note_stall(id, self.now);
         }
-        let is_free = !counts || self.is_of_same_outage(&run, suspect);
+        let is_free = !counts || self.is_of_same_outage(&run, has_failed);
 
         if !run.booking.started
             && let Some(account) = self.lane_accounts(lane)
@@ -114,7 +114,7 @@ impl Scheduler {
             }
         }
         if !made_way && !job_is_to_blame {
-            self.judge_fault(&run, fault, suspect, out);
+            self.judge_fault(&run, fault, has_failed, out);
         }
     }
 
