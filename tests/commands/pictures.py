@@ -2,7 +2,8 @@
 
     cargo build && python3 tests/commands/pictures.py
 
-It takes the suite's Python (pytest, playwright) and Debian's chromium. PENSTOCK_BIN names another binary.
+It takes the suite's Python (pytest, playwright), `pip install rich`, and Debian's chromium and tmux. PENSTOCK_BIN
+names another binary.
 """
 
 import json
@@ -14,13 +15,16 @@ import time
 os.environ.setdefault("SUITE_PYTHON_BIN", str(pathlib.Path(sys.executable).parent))
 
 # pylint: disable=wrong-import-position
-from conftest import ROOT, Running, get, wait_until
+import rich.console
+import rich.text
+
+from conftest import BIN, ROOT, Running, get, run, wait_until
 from console import browser, demo_keys, page_at, press, show
-from test_demo import begin
+from test_demo import Terminal, begin
 
 OUT = ROOT / "docs" / "images"
 #: All pictures together.
-MAX_BYTES = 360 * 1024
+MAX_BYTES = 480 * 1024
 
 
 def waiting(admin):
@@ -63,6 +67,26 @@ def draw(admin, base, keys, chrome):
     page.context.close()
 
 
+def draw_top(admin, base, keys, chrome):
+    """`penstock top` on a terminal of 120 columns."""
+    press(base, keys)
+    with Terminal(f"PENSTOCK_ADMIN={admin} {BIN} top", width=120) as terminal:
+        terminal.screen("^.*batch")
+        time.sleep(6)
+        text = run(f"{terminal.tmux} capture-pane -e -p -t it").stdout
+    console = rich.console.Console(record=True, width=120, file=open(os.devnull, "w", encoding="utf-8"), force_terminal=True)
+    console.print(rich.text.Text.from_ansi(text.rstrip()))
+    page = chrome.new_page(viewport={"width": 1000, "height": 520})
+    page.set_content(console.export_html(inline_styles=True, code_format=TERMINAL))
+    page.locator("pre").screenshot(path=OUT / "top.png")
+    page.close()
+
+
+#: A terminal, for rich's export.
+TERMINAL = """<body style="margin: 0"><pre style="margin: 0; padding: 14px; background: #0c1116; color: #d7dde3;
+font: 13px/1.35 'DejaVu Sans Mono', monospace; width: max-content"><code style="font: inherit">{code}</code></pre></body>"""
+
+
 def box(page, width, most):
     """The page from its top, as far as it has anything to show."""
     height = page.evaluate("document.querySelector('main').getBoundingClientRect().bottom")
@@ -81,7 +105,9 @@ def main():
     try:
         time.sleep(20)
         with browser() as chrome:
-            draw(admin, *demo_keys(demo), chrome)
+            base, keys = demo_keys(demo)
+            draw(admin, base, keys, chrome)
+            draw_top(admin, base, keys, chrome)
     finally:
         demo.process.kill()
         demo.process.wait()
