@@ -17,6 +17,7 @@ os.environ.setdefault("SUITE_PYTHON_BIN", str(pathlib.Path(sys.executable).paren
 # pylint: disable=wrong-import-position
 import rich.console
 import rich.text
+from rich.terminal_theme import MONOKAI
 
 from conftest import BIN, ROOT, Running, get, run, wait_until
 from console import browser, demo_keys, page_at, press, show
@@ -72,18 +73,19 @@ def draw_top(admin, base, keys, chrome):
     press(base, keys)
     with Terminal(f"PENSTOCK_ADMIN={admin} {BIN} top", width=120) as terminal:
         terminal.screen("^.*batch")
-        time.sleep(6)
+        terminal.press("3")
+        time.sleep(4)
         text = run(f"{terminal.tmux} capture-pane -e -p -t it").stdout
     console = rich.console.Console(record=True, width=120, file=open(os.devnull, "w", encoding="utf-8"), force_terminal=True)
     console.print(rich.text.Text.from_ansi(text.rstrip()))
     page = chrome.new_page(viewport={"width": 1000, "height": 520})
-    page.set_content(console.export_html(inline_styles=True, code_format=TERMINAL))
+    page.set_content(console.export_html(theme=MONOKAI, inline_styles=True, code_format=TERMINAL))
     page.locator("pre").screenshot(path=OUT / "top.png")
     page.close()
 
 
 #: A terminal, for rich's export.
-TERMINAL = """<body style="margin: 0"><pre style="margin: 0; padding: 14px; background: #0c1116; color: #d7dde3;
+TERMINAL = """<body style="margin: 0"><pre style="margin: 0; padding: 14px; background: #0c0c0c; color: #d9d9d9;
 font: 13px/1.35 'DejaVu Sans Mono', monospace; width: max-content"><code style="font: inherit">{code}</code></pre></body>"""
 
 
