@@ -9,7 +9,7 @@ use crate::config::syntax::field::FieldPath;
 use crate::config::validate::findings::Findings;
 use crate::core::model::policy::{Model, Policy};
 use crate::core::placement::rules::{PlacementRules, eligible};
-use crate::engines::{Ability, EngineKind};
+use crate::engines::Ability;
 
 /// Looks at a file without errors only: after one, what seems unused may not
 /// be.
@@ -145,24 +145,20 @@ fn shared_caches(file: &ConfigFile, findings: &mut Findings<'_>) {
 }
 
 fn sizes(pool: &PoolSection, field: &FieldPath, findings: &mut Findings<'_>) {
+    let Some(engine) = pool.engine else { return };
     let replicas = || pool.replicas.iter().map(ReplicaSection::detail);
-    let engine = pool.engine.map_or("openai", EngineKind::name);
     let sized = pool.max_seqs.is_some() || replicas().all(|replica| replica.max_seqs.is_some());
-    if pool.engine.is_some_and(|engine| !engine.can(Ability::ReportSlots))
-        && !sized
-        && !pool.replicas.is_empty()
-    {
+    if !engine.can(Ability::ReportSlots) && !sized && !pool.replicas.is_empty() {
         let hint = "for a good start, set `max_seqs` to what the engine runs (vLLM: --max-num-seqs)";
         let text = format!(
-            "an engine of kind `{engine}` does not say how many sequences it runs at once; the limit is learned"
+            "an engine of kind `{}` does not say how many sequences it runs at once; the limit is learned",
+            engine.name(),
         );
         findings.info(field, text, hint);
     }
-    if pool.engine.is_some_and(|engine| !engine.can(Ability::MetricsOnApiPort))
-        && replicas().any(|replica| replica.metrics_url.is_none())
-    {
+    if !engine.can(Ability::MetricsOnApiPort) && replicas().any(|replica| replica.metrics_url.is_none()) {
         let hint = "give each replica a `metrics_url` such as http://10.0.0.5:8002/metrics";
-        let text = format!("an engine of kind `{engine}` serves its metrics on a port of its own");
+        let text = format!("an engine of kind `{}` serves its metrics on a port of its own", engine.name());
         findings.info(&field.key("replicas"), text, hint);
     }
 }

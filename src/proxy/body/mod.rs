@@ -226,7 +226,7 @@ pub async fn read(
     let mut gathered = GatheredBody::new(declared.and_then(|bytes| usize::try_from(bytes).ok()));
     let begun = Instant::now();
     let mut deadline = BodyDeadline { begun, last: begun, patience, least: limits.min_body_rate };
-    let arriving = progress.begin();
+    let arriving = progress.begin(begun);
     // The listener times the bytes of an HTTP/1 connection, but an HTTP/2 stream may stall on a
     // connection that is active.
     loop {
@@ -248,6 +248,7 @@ pub async fn read(
         held.add(data.len() as u64, limits)?;
         gathered.push(data);
     }
+    arriving.complete();
     let bytes = gathered.finish();
     held.bytes = if bytes.len() <= MAX_COPIED_BYTES { Bytes::copy_from_slice(&bytes) } else { bytes };
     Ok(held)

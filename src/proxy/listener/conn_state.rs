@@ -90,7 +90,11 @@ impl ConnState {
     pub(super) fn end_for_newcomer(&self) {
         self.metrics.place_needed();
         self.drain();
-        self.bodies.give_up();
+    }
+
+    /// Ends the reading of request bodies, if they are still arriving.
+    pub(super) fn give_up_bodies(&self) {
+        self.bodies.give_up(self.open_requests.load(Ordering::Relaxed));
     }
 
     /// Resets the state for the next request.

@@ -31,13 +31,21 @@ pub(super) struct OpenConnections {
     next_number: u64,
     /// The number at which the next look begins.
     next_look: u64,
-    /// The connection that was last told to end with its requests.
-    told: Option<AbortHandle>,
+    /// The number of the connection that was last told to end for its slow bodies.
+    told: Option<u64>,
 }
 
 struct OpenConnection {
     state: Arc<ConnState>,
     task: AbortHandle,
+}
+
+/// The connection with the slowest bodies so far.
+struct SlowConnection<'a> {
+    /// Bytes per second.
+    rate: u64,
+    number: u64,
+    connection: &'a OpenConnection,
 }
 
 impl OpenConnections {
@@ -79,17 +87,18 @@ impl OpenConnections {
 
     /// Ends one connection that does no work: one without a request so far, else one between two
     /// requests, else the one whose request bodies arrive most slowly. Of a crowd, only so many are
-    /// looked at, those after the last look first. A connection that was told before and still holds its
-    /// place is closed instead.
+    /// looked at, those after the last look first. A connection that was told before for its slow
+    /// bodies, and still holds its place, is closed instead, unless a request became whole meanwhile.
     pub(super) fn make_room(&mut self) {
-        if let Some(told) = self.told.take_if(|told| !told.is_finished()) {
-            return told.abort();
+        let told = self.told.take().and_then(|number| self.open.get(&number));
+        if let Some(told) = told.filter(|told| told.state.bodies.are_lost()) {
+            return told.task.abort();
         }
         let later = self.open.range(self.next_look..);
         let around = later.chain(self.open.range(..self.next_look)).take(MAX_LOOKS);
         let mut idle = None;
         let mut fresh = None;
-        let mut slowest: Option<(u64, &OpenConnection)> = None;
+        let mut slowest: Option<SlowConnection<'_>> = None;
         for (number, connection) in around {
             self.next_look = number + 1;
             match connection.state.usage() {
@@ -99,20 +108,22 @@ impl OpenConnections {
                 }
                 ConnUse::Idle if idle.is_none() => idle = Some(connection),
                 ConnUse::Receiving { bytes_per_second: rate }
-                    if slowest.is_none_or(|(least, _)| rate < least) =>
+                    if slowest.as_ref().is_none_or(|slowest| rate < slowest.rate) =>
                 {
-                    slowest = Some((rate, connection));
+                    slowest = Some(SlowConnection { rate, number: *number, connection });
                 }
                 ConnUse::Idle | ConnUse::Receiving { .. } | ConnUse::Busy | ConnUse::Ending => {}
             }
         }
-        let slowest = slowest.map(|(_, connection)| connection);
-        let Some(connection) = fresh.or(idle).or(slowest) else { return };
-        connection.state.end_for_newcomer();
-        if fresh.is_some() {
-            connection.task.abort();
-        } else if idle.is_none() {
-            self.told = Some(connection.task.clone());
+        if let Some(connection) = fresh.or(idle) {
+            connection.state.end_for_newcomer();
+            if fresh.is_some() {
+                connection.task.abort();
+            }
+        } else if let Some(slowest) = slowest {
+            slowest.connection.state.end_for_newcomer();
+            slowest.connection.state.give_up_bodies();
+            self.told = Some(slowest.number);
         }
     }
 

@@ -22,8 +22,7 @@ use crate::proxy::relay::engine_signals::{ItlSampler, StreamObserver};
 use crate::proxy::relay::engine_stream::StreamStep;
 use crate::proxy::relay::live_stream::{ContinuationSearch, LiveStream};
 
-/// Longest wait for a stream whose replica has stalled and that cannot continue at another replica: longer
-/// than the pauses that engines make to compile or to collect garbage, shorter than what people wait for.
+/// Longest wait for a stream whose replica has stalled and that cannot continue at another replica.
 const STALLED_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// A stream between its engine and its buffer. An early drop means that the client left.

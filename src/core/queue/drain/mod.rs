@@ -10,6 +10,7 @@ use crate::model::time::Tick;
 
 /// Dispatches of waiting jobs before their rate is relied on.
 pub const FEW_DRAINED: u32 = 5;
+
 /// Drain rate: jobs per second that leave a queue for a replica while some jobs wait.
 ///
 /// The clock of the rate has an exponential memory of 30 s and stops while nothing waits. The full
