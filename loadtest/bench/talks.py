@@ -197,10 +197,11 @@ def main():
     parser.add_argument("--answer", type=int, default=32, help="tokens of an answer")
     parser.add_argument("--pause", type=float, default=1.0, help="seconds between turns, 50 %% more or less")
     parser.add_argument("--mark", type=float, default=0.02)
+    parser.add_argument("--at", type=lambda text: text.split(","), default=[], help="URLs of servers that run already, as many as --servers")
     parser.add_argument("--config", help="a file that is appended to the gateway's configuration")
     parser.add_argument("--engine", nargs=argparse.REMAINDER, default=[], help="arguments for vllm serve; last")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, vllm.Stage(pathlib.Path(folder)) as stage:
+    with tempfile.TemporaryDirectory() as folder, vllm.Stage(pathlib.Path(folder), args.at) as stage:
         engines = [stage.engine(["--enable-prefix-caching", *args.engine]) for _ in range(args.servers)]
         args.tokens_per_word = tokens_per_word(engines[0])
         sides = {name: stage.nginx(engines, balance) for name, balance in BALANCE.items()}

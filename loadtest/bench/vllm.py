@@ -16,6 +16,9 @@ a second, the engines' own counters are printed: how many tokens a step had,
 how many steps had no prompt, how long requests waited inside; and how often the
 gateway's queue had some meanwhile. Exits with 1 when a mean ratio is below
 --mark.
+
+--at measures vLLM servers that run already, on a GPU for example, in place of those
+that this program would start. They serve the model "tiny"; --places is their max_num_seqs.
 """
 
 import argparse
@@ -80,7 +83,7 @@ def numbers(text, name):
 class Counters:
     """What engines have counted since their start, together."""
 
-    def __init__(self, engines):
+    def __init__(self, engines, places):
         texts = [get(f"{url}/metrics") for url in engines]
         total = lambda name: sum(sum(numbers(text, name).values()) for text in texts)
         self.steps = total("vllm:iteration_tokens_total_count")
@@ -92,7 +95,7 @@ class Counters:
         for text in texts:
             for labels, value in numbers(text, "vllm:iteration_tokens_total_bucket").items():
                 # A step without a prompt has a token for each place at most.
-                if f'le="{PLACES}.0"' in labels:
+                if f'le="{places}.0"' in labels:
                     self.small += value
 
     def since(self, before):
@@ -183,9 +186,9 @@ class Side(typing.NamedTuple):
 class Stage(contextlib.ExitStack):
     """Engines, and what stands before them."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, at=()):
         super().__init__()
-        self.folder, self.engines, self.engine_pids = folder, 0, []
+        self.folder, self.engines, self.engine_pids, self.at = folder, 0, [], at
 
     def program(self, name, command):
         log = self.folder / f"{name}.log"
@@ -194,6 +197,9 @@ class Stage(contextlib.ExitStack):
         return process, log
 
     def engine(self, arguments):
+        if self.at:
+            self.engines += 1
+            return self.at[self.engines - 1]
         port = free_port()
         home = CACHE / "tiny-vllm"
         # A server has a core of its own. Where servers share cores, the one that
@@ -262,10 +268,10 @@ def bytes_per_token(args, url):
 
 def measure(args, stage, engines, side, answers, seed, scale):
     used = lambda: [cpu_seconds(side.pid), sum(map(cpu_seconds, stage.engine_pids)), os.times().children_user + os.times().children_system]
-    before, cpu = Counters(engines), used()
+    before, cpu = Counters(engines, args.places), used()
     sampler = Sampler(engines, side.admin, args.samples)
     served = load(args, side.url, side.key, answers, args.clients * len(engines), seed, scale)
-    after, cpu = Counters(engines), [now - then for now, then in zip(used(), cpu)]
+    after, cpu = Counters(engines, args.places), [now - then for now, then in zip(used(), cpu)]
     done = max(1.0, after.done - before.done)
     names = ["proxy's CPU ms a request", "engines' CPU ms a request", "clients' CPU ms a request"]
     spent = {name: 1000 * seconds / done for name, seconds in zip(names, cpu)}
@@ -306,7 +312,9 @@ def main():
     parser.add_argument("--servers", default="1,2")
     parser.add_argument("--answers", default="plain,streams,half")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--clients", type=int, default=PLACES, help="for each server")
+    parser.add_argument("--at", type=lambda text: text.split(","), default=[], help="URLs of servers that run already")
+    parser.add_argument("--places", type=int, default=PLACES, help="max_num_seqs of the servers of --at")
+    parser.add_argument("--clients", type=int, help="for each server; as many as --places if not given")
     parser.add_argument("--prompt", type=int, default=600)
     parser.add_argument("--output", type=int, default=64)
     parser.add_argument("--class", dest="klass", default="standard")
@@ -317,9 +325,10 @@ def main():
     parser.add_argument("--config", help="a file that is appended to the gateway's configuration")
     parser.add_argument("--engine", nargs=argparse.REMAINDER, default=[], help="arguments for vllm serve; last")
     args = parser.parse_args()
+    args.clients = args.clients or args.places
     means = {}
     for servers in map(int, args.servers.split(",")):
-        with tempfile.TemporaryDirectory() as folder, Stage(pathlib.Path(folder)) as stage:
+        with tempfile.TemporaryDirectory() as folder, Stage(pathlib.Path(folder), args.at) as stage:
             means |= compare(args, stage, servers)
     low = False
     for (servers, answers), ratios in means.items():
