@@ -26,7 +26,8 @@ pub struct Ledger {
     pub watched_answers: u32,
     /// Jobs that failed elsewhere and have no first token yet.
     pub failed_jobs: u32,
-    /// Jobs whose prefill may still run, as far as the gateway sees.
+    /// Sequences whose prefill may still run, as far as the gateway sees. The first token of a job
+    /// tells of one of its sequences.
     pub prefilling: u32,
     /// Weight of the prompts that count as prefilled although their first tokens are not due.
     pub ahead: u64,
@@ -96,7 +97,7 @@ impl Booking {
     }
 
     fn prefilling(&self) -> u32 {
-        u32::from(!self.started && !self.first_token_overdue)
+        if self.first_token_overdue { 0 } else { self.seqs.saturating_sub(u32::from(self.started)) }
     }
 
     const fn kv_prompts(&self) -> u64 {
@@ -186,7 +187,7 @@ mod tests {
         };
         ledger.add(&booking);
         assert_eq!((ledger.work(), ledger.kv, ledger.failed_jobs), (151, 151, 1));
-        assert_eq!((ledger.watched_streams, ledger.watched_answers), (1, 0));
+        assert_eq!((ledger.watched_streams, ledger.watched_answers, ledger.prefilling), (1, 0, 2));
         assert!(ledger.remove(&booking));
         booking.prefilled = true;
         ledger.add(&booking);
@@ -195,6 +196,7 @@ mod tests {
         (booking.started, booking.due) = (true, true);
         ledger.add(&booking);
         assert_eq!((ledger.work(), ledger.kv, ledger.failed_jobs, ledger.ahead), (25, 151, 0, 0));
+        assert_eq!(ledger.prefilling, 1, "one of two has its first token");
         assert!(ledger.remove(&booking));
         assert_eq!(ledger, Ledger::default());
         assert!(!ledger.remove(&booking));

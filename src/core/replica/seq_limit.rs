@@ -22,13 +22,14 @@ const DEFAULT_REQUEST_SEQS: u32 = 1024;
 /// The engine shows its number of slots when it runs as many sequences in two reports while it
 /// holds requests back beyond its buffer, and what this gateway sent explains all of its load. One
 /// such report is not enough, since a burst of prompts waits for a moment in every engine.
-/// Requests whose prompts wait for a step that can prefill them do not count as held back. But an
+/// Sequences whose prompts wait for a step that can prefill them do not count as held back. But an
 /// engine that runs exactly its largest number of sequences in three reports, while others wait,
-/// shows it, too. The limit falls to the number shown.
+/// shows it, too, unless fewer ran in ten such reports. The limit falls to the number shown.
 ///
 /// # When it rises
 ///
-/// A report without held-back requests raises the limit while the limit is used up. Until the
+/// A report without held-back requests raises the limit while the limit is used up: while it has no
+/// room for one more job as wide as the jobs there are on average. Until the
 /// engine shows its slots, the limit doubles below 256 and rises by a quarter from there. After
 /// that it rises by one, as a probe: one that the engine answers with a queue was in vain, and the
 /// next one waits twice as long, up to eight reports. An engine that runs more than it has shown
@@ -66,32 +67,35 @@ impl Default for LearnedSeqLimit {
 /// Reports with the same largest number of running sequences while others wait, after which that
 /// number is the engine's limit.
 const ALIKE: u8 = 3;
-/// Reports with fewer running sequences, after which the largest number is forgotten. The engine
-/// may have restarted with another limit.
+/// Reports with fewer running sequences while others wait, after which the largest number is
+/// forgotten. It was no limit, or the engine has restarted with another one.
 const FEWER: u8 = 10;
 
-/// Most sequences that an engine ran while others waited there.
+/// Most sequences that an engine ran lately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct BusyPeak {
     running: u32,
-    /// Reports that showed exactly `running`.
+    /// Reports that showed exactly `running` while others waited.
     alike: u8,
-    /// Reports since then that showed fewer.
+    /// Reports that showed fewer while others waited.
     fewer: u8,
 }
 
 impl BusyPeak {
-    /// Notes the running sequences while others waited. Returns whether they are all that the
-    /// engine runs.
-    fn update(&mut self, running: u32) -> bool {
+    /// Notes the running sequences, and whether others waited. Returns whether they are all that
+    /// the engine runs.
+    fn update(&mut self, running: u32, others_wait: bool) -> bool {
         if running > self.running || self.fewer >= FEWER {
             *self = Self { running, ..Self::default() };
+        }
+        if !others_wait {
+            return false;
         }
         if running < self.running {
             self.fewer += 1;
             return false;
         }
-        (self.alike, self.fewer) = (self.alike.saturating_add(1), 0);
+        self.alike = self.alike.saturating_add(1);
         running > 1 && self.alike >= ALIKE
     }
 }
@@ -157,10 +161,10 @@ impl LearnedSeqLimit {
         }
     }
 
-    /// Learns from a report, by the sequences that are booked there and the jobs whose prefill may
-    /// still run.
+    /// Learns from a report, by the jobs and sequences that are booked there and the sequences whose
+    /// prefill may still run.
     pub fn learn(&mut self, report: &ReplicaReport, booked: &Ledger, buffer: u32) {
-        let Ledger { seqs: ours, prefilling, .. } = *booked;
+        let Ledger { seqs: ours, prefilling, jobs, .. } = *booked;
         let (Some(running), Some(waiting)) = (report.running, report.waiting) else { return };
         let holds_back = waiting > u64::from(buffer.saturating_add(prefilling));
         let own = running.saturating_add(waiting) <= u64::from(ours);
@@ -168,11 +172,12 @@ impl LearnedSeqLimit {
         if self.shown.is_some_and(|shown| seen > shown) {
             (self.shown, self.held_back, self.probe) = (None, None, ProbeInterval::default());
         }
-        if own && waiting > u64::from(buffer) && self.top.update(seen) {
+        if own && self.top.update(seen, waiting > u64::from(buffer)) {
             self.lower(seen);
         } else if !holds_back {
             self.held_back = self.held_back.filter(|before| seen <= *before);
-            if ours >= self.limit.saturating_add(buffer) {
+            let with_another = ours.saturating_add(ours.div_ceil(jobs.max(1)));
+            if with_another > self.limit.saturating_add(buffer) {
                 self.raise();
             }
         } else if !own {
@@ -237,7 +242,7 @@ mod tests {
     }
 
     fn booked(seqs: u32, prefilling: u32) -> Ledger {
-        Ledger { seqs, prefilling, ..Ledger::default() }
+        Ledger { jobs: seqs, seqs, prefilling, ..Ledger::default() }
     }
 
     #[test]
@@ -361,6 +366,28 @@ mod tests {
             learned.learn(&report(16, 10), &booked(32, 16), 0);
         }
         assert_eq!(learned.limit(), 16);
+    }
+
+    #[test]
+    fn less_than_ran_before_is_no_limit() {
+        let mut learned = LearnedSeqLimit::default();
+        learned.learn(&report(18, 0), &booked(18, 0), 0);
+        for _ in 0..FEWER {
+            learned.learn(&report(11, 1), &booked(12, 1), 0);
+        }
+        assert_eq!(learned.limit(), 256);
+    }
+
+    #[test]
+    fn a_limit_with_no_room_for_another_of_several_sequences_rises() {
+        let mut learned = LearnedSeqLimit { limit: 11, shown: Some(11), ..LearnedSeqLimit::default() };
+        let pairs = |jobs| Ledger { jobs, seqs: 2 * jobs, ..Ledger::default() };
+        learned.learn(&report(8, 0), &pairs(4), 0);
+        assert_eq!(learned.limit(), 11);
+        learned.learn(&report(10, 0), &pairs(5), 0);
+        assert_eq!(learned.limit(), 12);
+        learned.learn(&report(12, 0), &pairs(6), 0);
+        assert!(learned.limit() >= 24, "the engine runs more than it had shown");
     }
 
     #[test]
