@@ -32,8 +32,6 @@ SHORT_AT_ODD_ENGINES = {
     "70b/long/standard": 0.90,
     "mixed/long/standard": 0.90,
     "mixed/long/batch": 0.84,
-    # No load meets the objective, and the limit by ITL notices that late.
-    "l4/shared/interactive": 0.87,
     # Without a prefix cache the clients overload the engines with prompts, and are refused after `max_wait`.
     # Prompts of this size that share nothing come to 0.84.
     "--no-prefix-cache a100-8b/shared/interactive": 0.85,

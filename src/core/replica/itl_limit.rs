@@ -10,8 +10,8 @@
 //! An objective that the engine cannot keep even for one sequence limits nothing: fewer
 //! sequences would make no stream faster and every job wait. An objective counts as out of
 //! reach when two conditions hold. The pool has never kept it. And the ITL stays above it
-//! without the share of prefill and without twice the time that the other sequences are
-//! predicted to add. An ITL that by this reckoning stays far above the objective, as long as the
+//! without the share of prefill and without the time that the other sequences may add: twice what
+//! is predicted, and less as the samples show it. An ITL that by this reckoning stays far above the objective, as long as the
 //! engine makes enough of its tokens, counts alike: tokens would be lost for no promise.
 //!
 //! The limit does not fall below the number of sequences at which the engine makes enough of
@@ -36,8 +36,8 @@ const MOST_PART: f64 = 4.0;
 const PRIOR_VARIANCE: f64 = 16.0;
 /// Smallest slope that counts, as a part of the predicted one.
 const LEAST_SLOPE: f64 = 0.25;
-/// Multiple of its predicted time that a sequence may add to a step before an objective counts as
-/// out of reach.
+/// Multiple of its predicted time that a sequence may add to a step, as long as the samples do not
+/// show it, before an objective counts as out of reach.
 const MOST_SLOPE: f64 = 2.0;
 /// Multiple of the objective that counts as far above it.
 const FAR_ABOVE: f64 = 1.5;
@@ -184,8 +184,12 @@ impl ItlLimit {
     /// Nanoseconds that one more sequence adds to a step. The line does not start below 0.
     fn slope(&self, mean: ItlPoint, predicted: f64) -> f64 {
         let (least, most) = (predicted * LEAST_SLOPE, mean.gap / mean.seqs);
-        let shown = (self.covariance + predicted * PRIOR_VARIANCE) / (self.variance + PRIOR_VARIANCE);
-        shown.max(least).min(most).max(1.0)
+        self.blend(predicted).max(least).min(most).max(1.0)
+    }
+
+    /// The slope that the samples show, with `prior` as the slope before the first one.
+    fn blend(&self, prior: f64) -> f64 {
+        (self.covariance + prior * PRIOR_VARIANCE) / (self.variance + PRIOR_VARIANCE)
     }
 
     fn limit_at(&self, mean: ItlPoint, slope: f64, at: &ItlConditions, goal: &ItlAim) -> f64 {
@@ -193,7 +197,9 @@ impl ItlLimit {
         let kept_once = at.best.is_some_and(|best| best.as_nanos() as f64 <= aim);
         let decoding = mean.gap * (1.0 - at.prefilling);
         let enough = enough_seqs(mean, decoding, at, goal);
-        let shortest = |seqs: f64| decoding - MOST_SLOPE * at.slope * (mean.seqs - seqs).max(0.0);
+        let (most, prefill) = (MOST_SLOPE * at.slope, at.prefilling * mean.gap / mean.seqs);
+        let most_slope = (self.blend(most + prefill) - prefill).clamp(0.0, most);
+        let shortest = |seqs: f64| decoding - most_slope * (mean.seqs - seqs).max(0.0);
         let far = goal.objective.as_nanos() as f64 * FAR_ABOVE;
         let out_of_reach = shortest(1.0) > aim || shortest(enough) > far;
         if out_of_reach && !kept_once {
@@ -287,6 +293,32 @@ mod tests {
         };
         assert_eq!(run_at(88.0), u32::MAX);
         assert!(run_at(62.0) <= 15);
+    }
+
+    #[test]
+    fn what_the_samples_show_of_one_sequence_replaces_the_doubt() {
+        // Twice the predicted 1.8 ms of each sequence would leave less than 50 ms of either engine.
+        let run_at = |alone: f64| {
+            let mut limit = ItlLimit::default();
+            for nth in 0..1_000 {
+                let running = 1 + nth % 35;
+                let gap = alone + 2.0 * f64::from(running);
+                let sample = ItlSample { gaps: 10, total: Duration::from_nanos((gap * 10.0 * MS) as u64) };
+                let at = ItlConditions {
+                    running,
+                    step: 11.0 * MS,
+                    slope: 1.8 * MS,
+                    prefilling: 0.0,
+                    best: Some(Duration::from_nanos(((alone + 2.0) * MS) as u64)),
+                    aim: ItlAim { objective: Duration::from_millis(50), wanted: 16, min_throughput: 0.9 },
+                    released: None,
+                };
+                limit.learn(&sample, &at);
+            }
+            limit.seqs()
+        };
+        assert_eq!(run_at(48.0), u32::MAX);
+        assert!(run_at(30.0) <= 30);
     }
 
     #[test]

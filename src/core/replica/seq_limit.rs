@@ -24,7 +24,7 @@ const DEFAULT_REQUEST_SEQS: u32 = 1024;
 /// such report is not enough, since a burst of prompts waits for a moment in every engine.
 /// Sequences whose prompts wait for a step that can prefill them do not count as held back. But an
 /// engine that runs exactly its largest number of sequences in three reports, while others wait,
-/// shows it, too, unless fewer ran in ten such reports. The limit falls to the number shown.
+/// shows it, too, unless fewer ran in ten such reports between them. The limit falls to the number shown.
 ///
 /// # When it rises
 ///
@@ -67,8 +67,8 @@ impl Default for LearnedSeqLimit {
 /// Reports with the same largest number of running sequences while others wait, after which that
 /// number is the engine's limit.
 const ALIKE: u8 = 3;
-/// Reports with fewer running sequences while others wait, after which the largest number is
-/// forgotten. It was no limit, or the engine has restarted with another one.
+/// Reports in a row with fewer running sequences while others wait, after which the largest number
+/// is forgotten. It was no limit, or the engine has restarted with another one.
 const FEWER: u8 = 10;
 
 /// Most sequences that an engine ran lately.
@@ -77,7 +77,7 @@ struct BusyPeak {
     running: u32,
     /// Reports that showed exactly `running` while others waited.
     alike: u8,
-    /// Reports that showed fewer while others waited.
+    /// Reports since then that showed fewer while others waited.
     fewer: u8,
 }
 
@@ -95,7 +95,7 @@ impl BusyPeak {
             self.fewer += 1;
             return false;
         }
-        self.alike = self.alike.saturating_add(1);
+        (self.alike, self.fewer) = (self.alike.saturating_add(1), 0);
         running > 1 && self.alike >= ALIKE
     }
 }
