@@ -16,6 +16,8 @@ pub struct Ledger {
     pub output: u64,
     /// KV cache tokens: prompts and all expected output.
     pub kv: u64,
+    /// Part of `kv` that is expected output.
+    pub kv_output: u64,
     /// Part of `kv` that is in the cache for sure: prompts whose first tokens came or were due.
     pub kv_prompts: u64,
     /// Jobs whose tokens are seen as they come.
@@ -127,6 +129,7 @@ impl Ledger {
         self.background_prefill = self.background_prefill.saturating_add(booking.background_prefill());
         self.output = self.output.saturating_add(booking.remaining());
         self.kv = self.kv.saturating_add(booking.kv());
+        self.kv_output = self.kv_output.saturating_add(booking.output);
         self.kv_prompts = self.kv_prompts.saturating_add(booking.kv_prompts());
         self.streams += u32::from(booking.streams);
         self.watched_streams += booking.watched_streams();
@@ -147,6 +150,7 @@ impl Ledger {
                 background_prefill: self.background_prefill.checked_sub(booking.background_prefill())?,
                 output: self.output.checked_sub(booking.remaining())?,
                 kv: self.kv.checked_sub(booking.kv())?,
+                kv_output: self.kv_output.checked_sub(booking.output)?,
                 kv_prompts: self.kv_prompts.checked_sub(booking.kv_prompts())?,
                 streams: self.streams.checked_sub(u32::from(booking.streams))?,
                 watched_streams: self.watched_streams.checked_sub(booking.watched_streams())?,

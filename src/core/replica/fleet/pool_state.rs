@@ -8,6 +8,7 @@ use crate::queue::fit_tree::FitTree;
 use crate::replica::affinity::adapter_slots::AdapterLoadTime;
 use crate::replica::fleet::search::rank::ReplicaRank;
 use crate::replica::health::sleep::SleepPolicy;
+use crate::replica::kv_use::OutputProgress;
 use crate::replica::reserved_replicas::ReservedReplicaCount;
 use crate::replica::speed::PoolSpeeds;
 use crate::replica::speed::pool_best::PoolBestTracker;
@@ -83,6 +84,7 @@ pub(super) struct PoolState {
     pub(super) adapters: BTreeSet<ModelId>,
     pub(super) load: AdapterLoadTime,
     pub(super) bests: PoolBestTracker,
+    pub(super) output_progress: OutputProgress,
     /// Jobs of the urgent class that waited for the pool at the last dispatch of such a job.
     pub(super) waiting: u64,
 }

@@ -12,7 +12,7 @@ use crate::replica::itl_limit::ItlLimit;
 use crate::replica::ledger::{Booking, Ledger};
 use crate::replica::reconcile::Reconciler;
 use crate::replica::seq_limit::LearnedSeqLimit;
-use crate::replica::shared_kv::SharedKv;
+use crate::replica::kv_use::SharedKv;
 use crate::replica::speed::pool_best::GapStretch;
 use crate::replica::speed::prefill_rate::PrefillSampler;
 use crate::replica::speed::{PoolSpeeds, SpeedBin, SpeedFactor};
@@ -122,11 +122,24 @@ impl ReportedState {
 }
 
 /// What a replica can take, as learned from its jobs and reports.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(super) struct LearnedLimits {
     pub(super) seqs: LearnedSeqLimit,
     pub(super) itl: ItlLimit,
     pub(super) shared_kv: SharedKv,
+    /// Part of the expected output of its jobs that counts as held, as of the last update.
+    pub(super) held_output: f64,
+}
+
+impl Default for LearnedLimits {
+    fn default() -> Self {
+        Self {
+            seqs: LearnedSeqLimit::default(),
+            itl: ItlLimit::default(),
+            shared_kv: SharedKv::default(),
+            held_output: 1.0,
+        }
+    }
 }
 
 /// How fast a replica is.

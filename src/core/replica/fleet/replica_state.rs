@@ -307,9 +307,12 @@ impl ReplicaState {
         }
     }
 
-    /// KV tokens that its jobs hold or will hold. The parts that prompts share count once.
+    /// KV tokens that its jobs hold, or hold at a usual moment. The parts that prompts share count
+    /// once.
     pub(super) fn kv_held(&self) -> u64 {
-        self.ledger.kv.saturating_sub(self.limits.shared_kv.saved(self.ledger.kv_prompts))
+        let to_come = (self.ledger.kv_output as f64 * (1.0 - self.limits.held_output)) as u64;
+        let shared = self.limits.shared_kv.saved(self.ledger.kv_prompts);
+        self.ledger.kv.saturating_sub(shared.saturating_add(to_come))
     }
 
     /// Nanoseconds of a step in which each of its sequences gets a token.
@@ -331,6 +334,7 @@ impl ReplicaState {
         self.speed.factor = pool.speeds.applied(&self.speed.learned, now);
         let key = self.key(pool, id, self.ttft_model());
         let urgent = self.key(pool, id, self.urgent_model(pool));
+        self.limits.held_output = pool.output_progress.part(self.ledger.jobs);
         self.indexed.free_capacity = self.find_free_capacity(pool, now, rules);
         let free = self.indexed.free_capacity;
         let entries =

@@ -79,6 +79,9 @@ impl Scheduler {
                 }
                 self.release(id, &run, None, out);
                 if let Some(job) = self.jobs.remove(&id) {
+                    if let JobUsage::Exact(tokens) = usage {
+                        self.fleet.learn_output(run.replica, tokens.output, self.lengths.expected(&job.spec));
+                    }
                     self.lengths.learn(&job.spec, usage);
                     self.limits.learn(&job, usage);
                     self.settle(job, usage);
