@@ -72,3 +72,26 @@ def test_engines_off_the_model_lose_little(engines, tmp_path):
     rows, table = measure(engines, tmp_path / "rows.json")
     here = {name.removeprefix(f"{engines} "): ratio for name, ratio in SHORT_AT_ODD_ENGINES.items()}
     judge(rows, table, here, LEARNING)
+
+
+def simulate(scenario, file, more=""):
+    """The figures of a scenario, by case, load and design."""
+    done = run(f"penstock simulate loadtest/scenarios/{scenario}.yaml --quiet --json {file} {more}")
+    assert done.returncode == 0, done.stderr
+    figures = lambda row: {name: figure["median"] for name, figure in row["figures"].items()}
+    rows = json.loads(file.read_text())["rows"]
+    return {(row["case"], row["load"], row["design"]): figures(row) for row in rows}
+
+
+def test_several_choices_wait_nowhere_at_light_load(tmp_path):
+    rows = simulate("odd", tmp_path / "rows.json", "--case 'two choices' --load 0.1,0.2,0.35 --seeds 3")
+    assert len(rows) == 6
+    for (_, load, _), figures in rows.items():
+        assert figures["ttft_p99_ms"] < 1000 and figures["refused"] == 0, (load, figures)
+
+
+def test_long_answers_fill_small_kv_caches(tmp_path):
+    rows = simulate("long-answers", tmp_path / "rows.json", "--seeds 1")
+    for case in ("alike", "differ", "many", "usual"):
+        ours, all_at_once = (rows[case, 1, design]["tokens_per_s"] for design in ("penstock", "least-request"))
+        assert ours >= 0.92 * all_at_once, (case, ours, all_at_once)
