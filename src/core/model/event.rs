@@ -291,8 +291,8 @@ pub enum ReplicaAction {
     /// Ask the replica whether it is there; answer with `ProbeSucceeded` or
     /// `ReplicaLost`.
     Probe { replica: ReplicaId },
-    /// The replica owes something and is silent: scrape its gauges now. The
-    /// answer is `ReplicaReported`.
+    /// Scrape the replica's gauges now: it owes something and is silent, or its learned number of
+    /// slots is used up. The answer is `ReplicaReported`.
     Scrape { replica: ReplicaId },
     /// The replica gets work again, slowly at first.
     Readmit {

@@ -30,7 +30,8 @@ const DEFAULT_REQUEST_SEQS: u32 = 1024;
 ///
 /// A report without held-back requests raises the limit while the limit is used up: while it has no
 /// room for one more job as wide as the jobs there are on average. Until the
-/// engine shows its slots, the limit doubles below 256 and rises by a quarter from there. After
+/// engine shows its slots, the limit doubles below 256 and rises by a quarter from there, and a
+/// used-up limit asks for a report ([`Fleet::wants_report`](crate::replica::fleet::Fleet::wants_report)). After
 /// that it rises by one, as a probe: one that the engine answers with a queue was in vain, and the
 /// next one waits twice as long, up to eight reports. An engine that runs more than it has shown
 /// has more slots.
@@ -164,7 +165,7 @@ impl LearnedSeqLimit {
     /// Learns from a report, by the jobs and sequences that are booked there and the sequences whose
     /// prefill may still run.
     pub fn learn(&mut self, report: &ReplicaReport, booked: &Ledger, buffer: u32) {
-        let Ledger { seqs: ours, prefilling, jobs, .. } = *booked;
+        let Ledger { seqs: ours, prefilling, .. } = *booked;
         let (Some(running), Some(waiting)) = (report.running, report.waiting) else { return };
         let holds_back = waiting > u64::from(buffer.saturating_add(prefilling));
         let own = running.saturating_add(waiting) <= u64::from(ours);
@@ -176,8 +177,7 @@ impl LearnedSeqLimit {
             self.lower(seen);
         } else if !holds_back {
             self.held_back = self.held_back.filter(|before| seen <= *before);
-            let with_another = ours.saturating_add(ours.div_ceil(jobs.max(1)));
-            if with_another > self.limit.saturating_add(buffer) {
+            if self.is_used_up(booked, buffer) {
                 self.raise();
             }
         } else if !own {
@@ -188,6 +188,13 @@ impl LearnedSeqLimit {
                 self.lower(before.max(seen));
             }
         }
+    }
+
+    /// Whether the limit has no room for one more job as wide as those booked are on average.
+    #[must_use]
+    pub fn is_used_up(&self, booked: &Ledger, buffer: u32) -> bool {
+        let width = booked.seqs.div_ceil(booked.jobs.max(1));
+        booked.seqs.saturating_add(width) > self.limit.saturating_add(buffer)
     }
 
     fn lower(&mut self, slots: u32) {

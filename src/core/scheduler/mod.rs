@@ -146,7 +146,7 @@ impl Scheduler {
             Event::BytesReceived { replica } => self.fleet.bytes_received(replica, now),
             Event::StreamsPaused { replica, streams } => self.fleet.set_paused_streams(replica, streams, now),
             Event::Abandoned { job, usage } => self.abandon(job, usage, out),
-            Event::FirstToken { job } => self.first_token(job),
+            Event::FirstToken { job } => self.first_token(job, out),
             Event::Finished { job, outcome } => self.finished(job, outcome, out),
             Event::ReplicaReported { replica, report } => {
                 self.reported(replica, report, out);

@@ -104,12 +104,26 @@ impl StallWatch {
 #[derive(Debug, Clone, Default)]
 pub(super) struct ReportedState {
     pub(super) latest: Option<(Tick, ReplicaReport)>,
+    /// When a report was asked for; older than the latest report once that came.
+    pub(super) asked: Option<Tick>,
     pub(super) reconciler: Reconciler,
     /// Sequences of other clients that run there, as of the last update.
     pub(super) external_seqs: u32,
 }
 
 impl ReportedState {
+    /// Asks for a report of running and waiting requests, if the engine makes such reports, the
+    /// latest one is at least `gap` old, and none was asked for since. Returns whether it asks.
+    pub(super) fn ask(&mut self, gap: Duration, now: Tick) -> bool {
+        let Some((at, report)) = self.latest else { return false };
+        let counts = report.running.is_some() && report.waiting.is_some();
+        let asks = counts && now.since(at) >= gap && self.asked.is_none_or(|asked| asked <= at);
+        if asks {
+            self.asked = Some(now);
+        }
+        asks
+    }
+
     /// Sequences that the engine says it runs at once.
     pub(super) fn slots(&self) -> Option<u32> {
         self.latest.and_then(|(_, report)| report.slots)

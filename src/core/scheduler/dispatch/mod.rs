@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use crate::model::event::{Action, DispatchGrant, DispatchReason, JobAction, OrderReason};
+use crate::model::event::{Action, DispatchGrant, DispatchReason, JobAction, OrderReason, ReplicaAction};
 use crate::model::ids::{GroupIndex, JobId, ModelId, PoolId, PoolSetIndex, ReplicaId};
 use crate::model::invariant::InvariantId;
 use crate::queue::fairness::cost;
@@ -299,7 +299,15 @@ impl Scheduler {
         self.set_running(id, run, &why, price);
         self.await_prefill(id, self.prefill_done_at(why.expected, lead));
         out.push(Action::Job(JobAction::Dispatch(DispatchGrant { job: id, pool: pick.pool, replica, why })));
+        self.ask_for_report(replica, out);
         Some(())
+    }
+
+    /// Asks for a report of a replica whose learned number of slots is used up.
+    pub(super) fn ask_for_report(&mut self, replica: ReplicaId, out: &mut Vec<Action>) {
+        if self.fleet.wants_report(replica, self.now) {
+            out.push(Action::Replica(ReplicaAction::Scrape { replica }));
+        }
     }
 
     /// Counts a dispatch in the drain rate and the retry budget of its group, and in the figures

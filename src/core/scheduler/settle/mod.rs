@@ -40,7 +40,7 @@ impl Scheduler {
     }
 
     /// The first token came: the prompt is prefilled.
-    pub(super) fn first_token(&mut self, id: JobId) {
+    pub(super) fn first_token(&mut self, id: JobId, out: &mut Vec<Action>) {
         let Some(run) = self.jobs.attempt_mut(id) else { return };
         if !run.booking.started {
             let whole = self.fleet.start(run.replica, &mut run.booking, &mut run.metered, self.now);
@@ -60,6 +60,7 @@ impl Scheduler {
             self.note_pool_start(&run);
             self.clear_suspect(id, &run);
             self.mark_replica(run.replica);
+            self.ask_for_report(run.replica, out);
         }
     }
 

@@ -2,8 +2,8 @@
 //! advance.
 
 use super::{World, of_tenant, policy, rejected, sent, spec};
-use crate::model::event::{QueueBound, RejectReason};
-use crate::model::ids::{ClassId, ModelId};
+use crate::model::event::{Action, Event, QueueBound, RejectReason, ReplicaAction, ReplicaReport};
+use crate::model::ids::{ClassId, JobId, ModelId, ReplicaId};
 use crate::model::job::JobSpec;
 use crate::model::policy::Policy;
 use crate::model::time::Tick;
@@ -43,6 +43,38 @@ fn a_replica_of_which_nothing_is_known_may_be_a_large_one() {
     assert_eq!(rejected(&world.arrive(wide(2, 4 * DEFAULT_SEQS + 1))).len(), 1);
     let of_empty = JobSpec { model: ModelId::new(1), ..wide(3, 2) };
     assert_eq!(rejected(&world.arrive(of_empty)), [], "a replica may come that takes it");
+}
+
+/// Times that the actions ask for a report of the first replica.
+fn asks(actions: &[Action]) -> usize {
+    let scrape = Action::Replica(ReplicaAction::Scrape { replica: ReplicaId::new(0) });
+    actions.iter().filter(|action| **action == scrape).count()
+}
+
+#[test]
+fn a_used_up_number_of_slots_that_nobody_told_asks_for_a_report() {
+    let mut unknown = policy(&[&[1]], &[&[0]]);
+    let (id, name, row) =
+        unknown.replicas.iter().map(|(id, name, row)| (id, name.to_owned(), row.clone())).next().unwrap();
+    assert_eq!(unknown.replicas.insert(&name, crate::model::policy::Replica { max_seqs: None, ..row }), id);
+    let mut world = World::new(unknown);
+    let report = |running, waiting| ReplicaReport {
+        running: Some(running),
+        waiting: Some(waiting),
+        ..ReplicaReport::default()
+    };
+    world.event(Event::ReplicaReported { replica: id, report: report(0, 0) });
+    assert_eq!(asks(&world.arrive(wide(1, DEFAULT_SEQS - 1))), 0, "the report is too young");
+    world.at(300);
+    assert_eq!(
+        asks(&world.event(Event::FirstToken { job: JobId::new(1) })),
+        1,
+        "one more of its width has no room"
+    );
+    assert_eq!(asks(&world.arrive(wide(2, 1))), 0, "it was asked already");
+    world.event(Event::ReplicaReported { replica: id, report: report(u64::from(DEFAULT_SEQS), 0) });
+    world.at(900);
+    assert_eq!(sent(&world.arrive(wide(3, 9))), [(3, 0)], "the report raised the limit");
 }
 
 /// One place, and one request of each tenant may wait.
