@@ -11,8 +11,9 @@
 //! sequences would make no stream faster and every job wait. An objective counts as out of
 //! reach when two conditions hold. The pool has never kept it. And the ITL stays above it
 //! without the share of prefill and without the time that the other sequences may add: twice what
-//! is predicted, and less as the samples show it. An ITL that by this reckoning stays far above the objective, as long as the
-//! engine makes enough of its tokens, counts alike: tokens would be lost for no promise.
+//! is predicted, and less as the samples show it. An ITL that by this reckoning stays far above the
+//! objective, as long as the engine makes enough of its tokens, counts alike: tokens would be lost
+//! for no promise.
 //!
 //! The limit does not fall below the number of sequences at which the engine makes enough of
 //! the tokens that it could make ([`ItlAim::min_throughput`]).

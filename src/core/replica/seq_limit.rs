@@ -24,17 +24,17 @@ const DEFAULT_REQUEST_SEQS: u32 = 1024;
 /// such report is not enough, since a burst of prompts waits for a moment in every engine.
 /// Sequences whose prompts wait for a step that can prefill them do not count as held back. But an
 /// engine that runs exactly its largest number of sequences in three reports, while others wait,
-/// shows it, too, unless fewer ran in ten such reports between them. The limit falls to the number shown.
+/// shows it, too, unless fewer ran in ten such reports between them. The limit falls to the number
+/// shown.
 ///
 /// # When it rises
 ///
 /// A report without held-back requests raises the limit while the limit is used up: while it has no
-/// room for one more job as wide as the jobs there are on average. Until the
-/// engine shows its slots, the limit doubles below 256 and rises by a quarter from there, and a
-/// used-up limit asks for a report ([`Fleet::wants_report`](crate::replica::fleet::Fleet::wants_report)). After
-/// that it rises by one, as a probe: one that the engine answers with a queue was in vain, and the
-/// next one waits twice as long, up to eight reports. An engine that runs more than it has shown
-/// has more slots.
+/// room for one more job as wide as the jobs there are on average. Until the engine shows its
+/// slots, the limit doubles below 256 and rises by a quarter from there, and a used-up limit asks
+/// for a report (see `Fleet::wants_report`). After that it rises by one, as a probe: one that the
+/// engine answers with a queue was in vain, and the next one waits twice as long, up to eight
+/// reports. An engine that runs more than it has shown has more slots.
 ///
 /// # Replicas of one pool
 ///

@@ -68,9 +68,6 @@ fn served(policy: &Policy, id: ReplicaId) -> Option<&Replica> {
     policy.replicas.get(id).filter(|row| policy.pools.get(row.pool).is_some())
 }
 
-/// Least age of a replica's report before another one is asked for.
-const REPORT_GAP: Duration = Duration::from_millis(200);
-
 /// All replicas of the policy, and removed ones that still run jobs.
 #[derive(Debug, Clone, Default)]
 pub struct Fleet {
@@ -337,18 +334,6 @@ impl Fleet {
         self.node(id).filter(|node| node.config.present)?;
         let rules = self.rules;
         self.change(id, now, |node| act(&mut node.health, &rules))
-    }
-
-    /// Whether the replica is to be scraped now: its learned number of slots is used up, and the
-    /// engine has not shown how many it has. Asks at most once for each report.
-    pub fn wants_report(&mut self, id: ReplicaId, now: Tick) -> bool {
-        let Some(node) = self.replicas.get_mut(id.index()).and_then(Option::as_mut) else { return false };
-        let buffer = self.pools.get(node.pool.index()).map_or(0, |pool| pool.slots.buffer);
-        let learned = node.config.seqs.is_none() && node.reported.slots().is_none();
-        learned
-            && node.limits.seqs.shown().is_none()
-            && node.limits.seqs.is_used_up(&node.ledger, buffer)
-            && node.reported.ask(REPORT_GAP, now)
     }
 
     /// Takes over an engine's own report.

@@ -100,6 +100,9 @@ impl StallWatch {
     }
 }
 
+/// Least age of a replica's report before another one is asked for.
+const REPORT_GAP: Duration = Duration::from_millis(200);
+
 /// What a replica's engine reports of itself.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ReportedState {
@@ -113,11 +116,12 @@ pub(super) struct ReportedState {
 
 impl ReportedState {
     /// Asks for a report of running and waiting requests, if the engine makes such reports, the
-    /// latest one is at least `gap` old, and none was asked for since. Returns whether it asks.
-    pub(super) fn ask(&mut self, gap: Duration, now: Tick) -> bool {
+    /// latest one is at least [`REPORT_GAP`] old, and none was asked for since. Returns whether it
+    /// asks.
+    pub(super) fn ask(&mut self, now: Tick) -> bool {
         let Some((at, report)) = self.latest else { return false };
         let counts = report.running.is_some() && report.waiting.is_some();
-        let asks = counts && now.since(at) >= gap && self.asked.is_none_or(|asked| asked <= at);
+        let asks = counts && now.since(at) >= REPORT_GAP && self.asked.is_none_or(|asked| asked <= at);
         if asks {
             self.asked = Some(now);
         }

@@ -70,6 +70,28 @@ impl Fleet {
         (state.counts.up, seqs.get(seqs.len() / 2).copied(), kv)
     }
 
+    /// Whether the replica is to be scraped now: its learned number of slots is used up, and the
+    /// engine has not shown how many it has. Asks at most once for each report.
+    pub fn wants_report(&mut self, id: ReplicaId, now: Tick) -> bool {
+        let Some(node) = self.replicas.get_mut(id.index()).and_then(Option::as_mut) else { return false };
+        let buffer = self.pools.get(node.pool.index()).map_or(0, |pool| pool.slots.buffer);
+        let learned = node.config.seqs.is_none() && node.reported.slots().is_none();
+        learned
+            && node.limits.seqs.shown().is_none()
+            && node.limits.seqs.is_used_up(&node.ledger, buffer)
+            && node.reported.ask(now)
+    }
+
+    /// Learns from a finished answer of `output` tokens, when `expected` tokens are expected of its
+    /// like, how much of the expected output running answers hold in the KV cache. The derived state
+    /// is updated with the next change of a replica.
+    pub fn learn_output(&mut self, id: ReplicaId, output: u64, expected: u64) {
+        let pool = self.node(id).map(|node| node.pool.index());
+        if let Some(pool) = pool.and_then(|index| self.pools.get_mut(index)) {
+            pool.output_progress.learn(output, expected);
+        }
+    }
+
     /// Whether some replica of the pools runs this many sequences at once, when it has nothing else
     /// to do. Pools without a replica may get one that does.
     #[must_use]

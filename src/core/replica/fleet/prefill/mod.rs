@@ -112,16 +112,6 @@ impl Fleet {
         self.refresh(id, now);
     }
 
-    /// Learns from a finished answer of `output` tokens, when `expected` tokens are expected of its
-    /// like, how much of the expected output running answers hold in the KV cache. The derived state
-    /// is updated with the next change of a replica.
-    pub fn learn_output(&mut self, id: ReplicaId, output: u64, expected: u64) {
-        let pool = self.node(id).map(|node| node.pool.index());
-        if let Some(pool) = pool.and_then(|index| self.pools.get_mut(index)) {
-            pool.output_progress.learn(output, expected);
-        }
-    }
-
     /// Learns the speed from a plain answer. `mark` is the work of the replica at the dispatch. `raw`
     /// nanoseconds were predicted to the first token for a replica of speed factor 1. After the
     /// first token come one step for each token, and the prompts that came to the replica
