@@ -12,10 +12,12 @@ use crate::protocol::error::catalogue::ErrorKind;
 use crate::protocol::request::parsed::{BodyForm, EditSpans, ParsedRequest};
 use crate::protocol::request::steering;
 
+/// With the model, which the gateway writes into a form that has none.
 const MAX_PARTS: usize = 64;
 const MAX_PART_HEADERS: usize = 8 * 1024;
 const MAX_BOUNDARY: usize = 200;
 const MAX_TEXT: usize = 1024;
+const TOO_MANY_PARTS: &str = "it has too many parts";
 
 /// Reads the model, the stream flag and the prompt from a form, with the byte range of the model.
 pub(crate) fn parse_form(api: Api, content_type: &[u8], body: &[u8]) -> Result<ParsedRequest, ApiError> {
@@ -27,6 +29,7 @@ pub(crate) fn parse_form(api: Api, content_type: &[u8], body: &[u8]) -> Result<P
     let mut parsed = ParsedRequest::empty(api);
     let mut spans = EditSpans { insert_at: first, ..EditSpans::default() };
     let mut stream = None;
+    let count = parts.len();
     for part in parts {
         match part.name {
             b"model" => {
@@ -41,6 +44,9 @@ pub(crate) fn parse_form(api: Api, content_type: &[u8], body: &[u8]) -> Result<P
             b"file" => {}
             _ => refuse_steering(api, body, &part)?,
         }
+    }
+    if spans.model.is_none() && count == MAX_PARTS {
+        return Err(bad(TOO_MANY_PARTS));
     }
     parsed.stream = stream.unwrap_or(false);
     spans.form = BodyForm::Multipart { boundary };
@@ -73,7 +79,7 @@ fn parts<'a>(boundary: &[u8], body: &'a [u8]) -> Result<(usize, SmallVec<[FormPa
     let mut parts = SmallVec::new();
     while !body[at..].starts_with(b"--") {
         if parts.len() == MAX_PARTS {
-            return Err(bad("it has too many parts"));
+            return Err(bad(TOO_MANY_PARTS));
         }
         // The line end of the delimiter may also start the empty line of a part that has no
         // headers.
@@ -236,7 +242,7 @@ mod tests {
     fn odd_forms_are_refused() {
         let model = "Content-Disposition: form-data; name=\"model\"";
         let stream = "Content-Disposition: form-data; name=\"stream\"";
-        let many: Vec<_> = (0..65).map(|_| ("A: b", "")).collect();
+        let many: Vec<_> = (0..64).map(|_| ("A: b", "")).collect();
         let cases = [
             (form(&[(model, "a"), (model, "b")]), "`model` is given twice"),
             (form(&[(model, &"a".repeat(2000))]), "`model` must be short"),
@@ -246,6 +252,7 @@ mod tests {
             (form(&[("Content-Disposition: form-data; name=\"x\"; name*=utf-8''model", "a")]), "two names"),
             (form(&[(&format!("{stream}\r\n{model}"), "a")]), "two names"),
             (form(&many), "too many parts"),
+            (form(&[&many[..], &[(model, "a")]].concat()), "too many parts"),
             (format!("--b0 -x\r\n{model}\r\n\r\n--b0 -x--\r\n"), "ends before its content"),
             ("nothing".to_owned(), "boundary does not occur"),
             (format!("--b0 -x\r\n{model}\r\n\r\nabc"), "no end"),
@@ -267,6 +274,8 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::UnsupportedMediaType);
         }
         assert_eq!(read("--b0 -x--").unwrap().model, None);
+        assert!(read(&form(&many[1..])).is_ok(), "63 parts, and room for the model");
+        assert!(read(&form(&[&many[1..], &[(model, "a")]].concat())).is_ok(), "64 parts with the model");
     }
 
     #[test]
