@@ -15,6 +15,7 @@ use crate::replica::reconcile::Reconciler;
 use crate::replica::seq_limit::LearnedSeqLimit;
 use crate::replica::speed::pool_best::GapStretch;
 use crate::replica::speed::prefill_rate::PrefillSampler;
+use crate::replica::speed::ttft_model::TtftModel;
 use crate::replica::speed::{PoolSpeeds, SpeedBin, SpeedFactor};
 
 use crate::replica::fleet::contribution::PoolCounts;
@@ -238,6 +239,9 @@ impl FreeCapacity {
 #[derive(Debug, Clone, Default)]
 pub(super) struct IndexedReplica {
     pub(super) free_capacity: FreeCapacity,
+    pub(super) ttft_model: TtftModel,
+    /// See [`super::replica_state::ReplicaState::urgent_model`].
+    pub(super) urgent_model: TtftModel,
     /// Entries in the search trees of the pool.
     pub(super) slots: [Option<usize>; 4],
     pub(super) next_timer: Option<Tick>,

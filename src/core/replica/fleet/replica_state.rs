@@ -332,8 +332,10 @@ impl ReplicaState {
     /// Gives the replica its place among those of the pool that can take something.
     pub(super) fn rank_in(&mut self, pool: &mut PoolState, id: ReplicaId, now: Tick, rules: &HealthPolicy) {
         self.speed.factor = pool.speeds.applied(&self.speed.learned, now);
-        let key = self.key(pool, id, self.ttft_model());
-        let urgent = self.key(pool, id, self.urgent_model(pool));
+        self.indexed.ttft_model = self.ttft_model();
+        self.indexed.urgent_model = self.urgent_model(pool);
+        let key = self.key(pool, id, self.indexed.ttft_model);
+        let urgent = self.key(pool, id, self.indexed.urgent_model);
         self.limits.held_output = pool.output_progress.part(self.ledger.jobs);
         self.indexed.free_capacity = self.find_free_capacity(pool, now, rules);
         let free = self.indexed.free_capacity;
@@ -349,8 +351,8 @@ impl ReplicaState {
     /// TTFT model by which an urgent job compares replicas. A released replica counts as late by a
     /// part of the objective, and as slow as the objective allows: a job goes there only when the
     /// reserved replicas are worse.
-    pub(super) fn urgent_model(&self, pool: &PoolState) -> TtftModel {
-        let model = self.ttft_model();
+    fn urgent_model(&self, pool: &PoolState) -> TtftModel {
+        let model = self.indexed.ttft_model;
         if self.admission.reserved || pool.objective.released.is_none() {
             return model;
         }

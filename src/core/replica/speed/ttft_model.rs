@@ -29,7 +29,7 @@ pub fn weight(prompt: u64, cached: u64) -> u64 {
 
 /// TTFT model of a replica: its TTFT as a linear function of the prompt's weight. Times are
 /// nanoseconds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TtftModel {
     /// TTFT part that does not depend on the prompt's weight.
     pub wait: u64,

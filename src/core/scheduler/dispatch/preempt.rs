@@ -91,7 +91,7 @@ impl Scheduler {
     /// at once, another job when the first has waited for half of its TTFT objective. Returns
     /// whether a job was preempted.
     pub(in crate::scheduler) fn preempt(&mut self, group: GroupIndex, out: &mut Vec<Action>) -> bool {
-        if !self.jobs.has_preemptible() {
+        if self.groups[group].waiting() == 0 || !self.jobs.has_preemptible() {
             return false;
         }
         let Some(first) = self.first_in_order(group) else { return false };

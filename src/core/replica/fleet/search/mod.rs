@@ -25,7 +25,6 @@ use crate::replica::speed::ttft_model::TtftModel;
 use super::Fleet;
 use crate::replica::fleet::pool_state::PoolState;
 use crate::replica::fleet::replica_parts::FreeCapacity;
-use crate::replica::fleet::replica_state::ReplicaState;
 pub(super) use crate::replica::fleet::search::requirements::{ReplicaMatch, ReplicaRequirements};
 
 /// A job waits for a replica that is only busy with prefills when its cost there is below this part of
@@ -130,8 +129,8 @@ impl Fleet {
         }
         let miss = fit.map_or(0, |fit| pool.load.cost(fit));
         let ttft_model = match pool.is_background(required.background) {
-            true => node.ttft_model(),
-            false => node.urgent_model(pool),
+            true => node.indexed.ttft_model,
+            false => node.indexed.urgent_model,
         };
         let cost = ttft_model.cost(required.weight_at(id), required.output).saturating_add(miss);
         let session = required.session.filter(|session| session.replica == id);
@@ -263,7 +262,7 @@ impl Fleet {
 
     #[must_use]
     pub fn ttft_model(&self, id: ReplicaId) -> Option<TtftModel> {
-        self.node(id).map(ReplicaState::ttft_model)
+        self.node(id).map(|node| node.indexed.ttft_model)
     }
 
     /// Replica to hold for `need`: of the pool's replicas that are large enough as a whole, else of
