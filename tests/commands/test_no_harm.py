@@ -75,12 +75,13 @@ def test_engines_off_the_model_lose_little(engines, tmp_path):
 
 
 def simulate(scenario, file, more=""):
-    """The figures of a scenario, by case, load and design."""
+    """The figures of a scenario, by case, load and design, and by group where it has groups."""
     done = run(f"penstock simulate loadtest/scenarios/{scenario}.yaml --quiet --json {file} {more}")
     assert done.returncode == 0, done.stderr
     figures = lambda row: {name: figure["median"] for name, figure in row["figures"].items()}
     rows = json.loads(file.read_text())["rows"]
-    return {(row["case"], row["load"], row["design"]): figures(row) for row in rows}
+    key = lambda row: (row["case"], row["load"], row["design"]) + (() if row["group"] == "all" else (row["group"],))
+    return {key(row): figures(row) for row in rows}
 
 
 def test_several_choices_wait_nowhere_at_light_load(tmp_path):
@@ -95,3 +96,21 @@ def test_long_answers_fill_small_kv_caches(tmp_path):
     for case in ("alike", "differ", "many", "usual"):
         ours, all_at_once = (rows[case, 1, design]["tokens_per_s"] for design in ("penstock", "least-request"))
         assert ours >= 0.92 * all_at_once, (case, ours, all_at_once)
+
+
+def test_short_jobs_of_a_patient_class_and_chat_keep_both_promises(tmp_path):
+    rows = simulate("short-jobs", tmp_path / "rows.json", "--case light --case busy --seeds 2")
+    for case in ("light", "busy"):
+        for group in ("interactive", "standard"):
+            ours, straight = (rows[case, 1, design, group] for design in ("penstock", "least-request"))
+            assert ours["goodput"] >= 0.99, (case, group, ours)
+            assert ours["tokens_per_s"] >= 0.95 * straight["tokens_per_s"], (case, group, ours, straight)
+
+
+def test_few_slots_are_learned(tmp_path):
+    rows = simulate("few-slots", tmp_path / "rows.json", "--case one --case two --case 'eight choices' --seeds 3")
+    for (case, load, design), ours in rows.items():
+        if design == "penstock":
+            straight = rows[case, load, "least-request"]
+            assert ours["goodput"] >= straight["goodput"] - 0.01, (case, load, ours, straight)
+            assert ours["tokens_per_s"] >= 0.95 * straight["tokens_per_s"], (case, load, ours, straight)

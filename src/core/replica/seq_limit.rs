@@ -1,5 +1,7 @@
 //! Sequence limit: the sequences that a replica may have at once.
 
+use std::ops::RangeInclusive;
+
 use crate::model::event::ReplicaReport;
 use crate::replica::ledger::Ledger;
 
@@ -24,17 +26,19 @@ const DEFAULT_REQUEST_SEQS: u32 = 1024;
 /// such report is not enough, since a burst of prompts waits for a moment in every engine.
 /// Sequences whose prompts wait for a step that can prefill them do not count as held back. But an
 /// engine that runs exactly its largest number of sequences in three reports, while others wait,
-/// shows it, too, unless fewer ran in ten such reports between them. The limit falls to the number
+/// shows it, too; one sequence alone only when it has its first token. Fewer than ran before are no
+/// limit until ten reports with waiting requests in a row had fewer. The limit falls to the number
 /// shown.
 ///
 /// # When it rises
 ///
 /// A report without held-back requests raises the limit while the limit is used up: while it has no
 /// room for one more job as wide as the jobs there are on average. Until the engine shows its
-/// slots, the limit doubles below 256 and rises by a quarter from there, and a used-up limit asks
+/// slots, the limit doubles up to 256 and rises by a quarter from there, and a used-up limit asks
 /// for a report (see `Fleet::wants_report`). After that it rises by one, as a probe: one that the
 /// engine answers with a queue was in vain, and the next one waits twice as long, up to eight
-/// reports. An engine that runs more than it has shown has more slots.
+/// reports, or more where the engine has fewer than 32 slots. An engine that runs more than it has
+/// shown has more slots.
 ///
 /// # Replicas of one pool
 ///
@@ -83,9 +87,10 @@ struct BusyPeak {
 }
 
 impl BusyPeak {
-    /// Notes the running sequences, and whether others waited. Returns whether they are all that
-    /// the engine runs.
-    fn update(&mut self, running: u32, others_wait: bool) -> bool {
+    /// Notes the running sequences, of which so many have their first token, and whether others
+    /// waited. Returns whether they are all that the engine runs. One sequence alone may only keep
+    /// others from their prefill while it has its own.
+    fn update(&mut self, running: u32, decoding: u32, others_wait: bool) -> bool {
         if running > self.running || self.fewer >= FEWER {
             *self = Self { running, ..Self::default() };
         }
@@ -97,20 +102,24 @@ impl BusyPeak {
             return false;
         }
         (self.alike, self.fewer) = (self.alike.saturating_add(1), 0);
-        running > 1 && self.alike >= ALIKE
+        self.alike >= ALIKE && running > 0 && (running > 1 || decoding > 0)
     }
 }
 
-/// Most reports between two probes of a limit that the engine has shown.
-const MAX_PROBE_INTERVAL: u8 = 8;
+/// Slots times most reports between two probes of a limit that the engine has shown. A request
+/// that goes beyond the slots waits inside for the end of another one: the fewer slots, the larger
+/// the part of all requests.
+const PROBE_SLOTS: u32 = 256;
+/// Bounds of the most reports between two probes.
+const MAX_PROBE_INTERVAL: RangeInclusive<u32> = 8..=128;
 
 /// When a limit that the engine has shown is tried again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ProbeInterval {
     /// Reports between two probes.
-    interval: u8,
+    interval: u32,
     /// Reports since the last probe in which the limit was used up.
-    since: u8,
+    since: u32,
     /// True from a probe until the engine shows its slots again.
     probing: bool,
 }
@@ -133,9 +142,11 @@ impl ProbeInterval {
     }
 
     /// Notes that the engine showed its slots. A probe was in vain then.
-    fn fail(&mut self) {
+    fn fail(&mut self, slots: u32) {
         if std::mem::take(&mut self.probing) {
-            self.interval = (self.interval * 2).min(MAX_PROBE_INTERVAL);
+            let most =
+                (PROBE_SLOTS / slots.max(1)).clamp(*MAX_PROBE_INTERVAL.start(), *MAX_PROBE_INTERVAL.end());
+            self.interval = (self.interval * 2).min(most);
         }
         self.since = 0;
     }
@@ -173,7 +184,8 @@ impl LearnedSeqLimit {
         if self.shown.is_some_and(|shown| seen > shown) {
             (self.shown, self.held_back, self.probe) = (None, None, ProbeInterval::default());
         }
-        if own && self.top.update(seen, waiting > u64::from(buffer)) {
+        let decoding = ours.saturating_sub(prefilling);
+        if own && self.top.update(seen, decoding, waiting > u64::from(buffer)) {
             self.lower(seen);
         } else if !holds_back {
             self.held_back = self.held_back.filter(|before| seen <= *before);
@@ -183,8 +195,10 @@ impl LearnedSeqLimit {
         } else if !own {
             self.held_back = None;
         } else if seen > 0 {
-            let alike = |before: &u32| before.abs_diff(seen) <= (seen / 16).max(1);
-            if let Some(before) = self.held_back.replace(seen).filter(alike) {
+            let is_near = |other: u32| other.abs_diff(seen) <= (seen / 16).max(1);
+            if let Some(before) = self.held_back.replace(seen).filter(|before| is_near(*before))
+                && (seen >= self.top.running || is_near(self.top.running))
+            {
                 self.lower(before.max(seen));
             }
         }
@@ -200,14 +214,14 @@ impl LearnedSeqLimit {
     fn lower(&mut self, slots: u32) {
         self.limit = self.limit.min(slots);
         (self.shown, self.started) = (Some(self.limit), true);
-        self.probe.fail();
+        self.probe.fail(self.limit);
     }
 
     fn raise(&mut self) {
         let step = match self.shown {
             Some(_) if !self.probe.count_report() => return,
             Some(_) => 1,
-            None if self.limit < DEFAULT_SEQS => self.limit,
+            None if self.limit < DEFAULT_SEQS => self.limit.min(DEFAULT_SEQS - self.limit),
             None => self.limit / 4,
         };
         self.limit = self.limit.saturating_add(step).min(MOST_SEQS);
@@ -271,9 +285,31 @@ mod tests {
             learned.learn(&report(32, 68), &booked(100, 0), 0);
         }
         assert_eq!(learned.limit(), 32);
+    }
+
+    #[test]
+    fn fewer_than_ran_before_are_no_limit_at_once() {
+        let mut learned = LearnedSeqLimit::default();
         for _ in 0..2 {
-            learned.learn(&report(1, 5), &booked(6, 0), 0);
-            learned.learn(&report(0, 5), &booked(5, 0), 0);
+            learned.learn(&report(32, 68), &booked(100, 0), 0);
+        }
+        for _ in 0..FEWER {
+            assert_eq!(learned.limit(), 32);
+            learned.learn(&report(8, 24), &booked(32, 0), 0);
+        }
+        learned.learn(&report(8, 24), &booked(32, 0), 0);
+        assert_eq!(learned.limit(), 8, "the engine was started anew with fewer");
+    }
+
+    #[test]
+    fn one_sequence_that_has_its_prompt_read_shows_a_single_slot() {
+        let mut learned = LearnedSeqLimit::default();
+        for _ in 0..5 {
+            learned.learn(&report(1, 7), &booked(8, 8), 0);
+        }
+        assert_eq!(learned.limit(), 256, "its long prompt may keep the others waiting");
+        for _ in 0..3 {
+            learned.learn(&report(1, 7), &booked(8, 7), 0);
         }
         assert_eq!(learned.limit(), 1);
     }
@@ -346,7 +382,7 @@ mod tests {
     fn a_limit_that_is_disproved_doubles() {
         let mut learned = LearnedSeqLimit::default();
         drive(&mut learned, 16, 40);
-        drive(&mut learned, 200, 2 * u32::from(MAX_PROBE_INTERVAL));
+        drive(&mut learned, 200, 2 * PROBE_SLOTS / 16);
         assert!((190..=210).contains(&learned.limit()), "{}", learned.limit());
     }
 

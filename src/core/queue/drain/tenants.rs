@@ -170,6 +170,17 @@ impl DrainRates {
         }))
     }
 
+    /// The time in which all waiting jobs are dispatched at the rate of the last 30 s; before that rate
+    /// is known, how long some have waited. Zero when none waits.
+    #[must_use]
+    pub fn wait_of_all(&self, now: Tick) -> Duration {
+        if self.all.waiting == 0 {
+            return Duration::ZERO;
+        }
+        let Some(rate) = self.all.short_term.while_waiting(now) else { return now.since(self.all.since) };
+        Duration::try_from_secs_f64(self.all.waiting as f64 / rate).unwrap_or(Duration::MAX)
+    }
+
     /// Notes whether all replicas are out of service from now on. The length of an outage is not
     /// known, so that the rates learned before it are kept.
     pub fn halt(&mut self, halted: bool, now: Tick) {
@@ -233,6 +244,19 @@ mod tests {
             rows.left(TENANT, at(step));
         }
         assert_eq!(rows.per_second(TENANT, at(100)), None);
+    }
+
+    #[test]
+    fn the_last_of_all_waits_for_as_long_as_the_rate_says() {
+        let mut rows = DrainRates::default();
+        assert_eq!(rows.wait_of_all(at(0)), Duration::ZERO);
+        rows.joined(TENANT, 3, at(0));
+        assert_eq!(rows.wait_of_all(at(5_000)), Duration::from_secs(5), "none has gone yet");
+        let mut rows = DrainRates::default();
+        ten(&mut rows, 0);
+        rows.joined(TENANT, 40, at(1_000));
+        let wait = rows.wait_of_all(at(1_000)).as_secs_f64();
+        assert!((3.5..=4.5).contains(&wait), "{wait}");
     }
 
     #[test]

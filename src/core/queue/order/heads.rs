@@ -204,6 +204,8 @@ impl fmt::Debug for OpenRoom<'_> {
 pub struct ObjectiveInputs {
     /// Classes that have jobs waiting or running, or had some within the last 60 s (`ACTIVE_FOR`).
     pub active: BitSet,
+    /// See [`super::PoolGroup::delayed_classes`].
+    pub delayed: BitSet,
     /// See [`super::PoolGroup::headroom`].
     pub headroom: u32,
     /// See [`super::PoolGroup::max_sequences`].

@@ -355,6 +355,32 @@ impl PoolGroup {
         classes.filter(|(_, class)| class.is_active(now)).map(|(place, _)| place).collect()
     }
 
+    /// The classes whose waiting jobs are about to miss the objective of their class: those for which
+    /// the last of them waits for more than half of it; once a class is one of them (`before`), for
+    /// more than a quarter.
+    #[must_use]
+    pub fn delayed_classes(
+        &self,
+        objective: impl Fn(ClassId) -> Option<Duration>,
+        before: Option<&BitSet>,
+        now: Tick,
+    ) -> BitSet {
+        let is_delayed = |&(place, class): &(usize, &ClassOrder)| {
+            let part = if before.is_some_and(|before| before.contains(place)) { 4 } else { 2 };
+            let limit = objective(class.id).map(|objective| objective / part);
+            limit.is_some_and(|limit| class.drain_rates.wait_of_all(now) > limit)
+        };
+        self.classes.iter().enumerate().filter(is_delayed).map(|(place, _)| place).collect()
+    }
+
+    /// Whether a class less urgent than `host`, one of `delayed`, may use the pool.
+    #[must_use]
+    pub fn delays_background(&self, pool: PoolId, host: ClassIndex, delayed: &BitSet) -> bool {
+        let Some(index) = self.pool_index(pool) else { return false };
+        let later = self.classes.iter().enumerate().skip(host.index() + 1);
+        later.filter(|(place, _)| delayed.contains(*place)).any(|(_, class)| class.reach[index])
+    }
+
     /// Each pool with the two most urgent active classes that may use it.
     pub fn urgent_classes_by_pool(
         &self,

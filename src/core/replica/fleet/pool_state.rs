@@ -42,12 +42,22 @@ pub struct ActiveObjective {
     /// True when this is the most urgent class of the pool group, so that less urgent classes are
     /// background here. When false, no more urgent class comes here, and no class is background.
     pub background: bool,
+    /// Whether jobs of a background class are about to miss the objective of their own class.
+    pub background_delayed: bool,
 }
 
 impl Default for ActiveObjective {
     fn default() -> Self {
         let latency = LatencyObjective { ttft: Duration::MAX, itl: Duration::MAX };
-        Self { class: None, latency, released: None, headroom: 0, max_sequences: 1, background: true }
+        Self {
+            class: None,
+            latency,
+            released: None,
+            headroom: 0,
+            max_sequences: 1,
+            background: true,
+            background_delayed: false,
+        }
     }
 }
 

@@ -39,8 +39,9 @@ const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 const BACKGROUND_SEQS: f64 = 0.8;
 /// Part of the KV cache up to which background jobs may be added.
 const BACKGROUND_KV: f64 = 0.7;
-/// Part of the ITL objective that a step may take for background jobs to be added.
-const BACKGROUND_STEP: f64 = 0.5;
+/// Part of the ITL objective that a step may take for background jobs to be added: usually, and while
+/// they are about to miss the objective of their own class.
+const BACKGROUND_STEP: [f64; 2] = [0.5, 0.8];
 /// Part of the TTFT objective by which a released replica counts as late for an urgent job.
 const RELEASED_TTFT: f64 = 0.5;
 
@@ -296,7 +297,8 @@ impl ReplicaState {
 
     /// Whether its steps are too long for background jobs.
     pub(super) fn is_slow_for_background(&self, pool: &PoolState) -> bool {
-        let aim = pool.objective.latency.itl.as_nanos() as f64 * BACKGROUND_STEP;
+        let part = BACKGROUND_STEP[usize::from(pool.objective.background_delayed)];
+        let aim = pool.objective.latency.itl.as_nanos() as f64 * part;
         self.decode_step() > aim || self.limits.itl.mean().is_some_and(|mean| mean > aim)
     }
 

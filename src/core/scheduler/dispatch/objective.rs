@@ -29,8 +29,11 @@ impl PoolGroups {
         let urgent = here.refresh_urgent(now);
         let reserve = urgent.map_or(0, |class| here.headroom(class, now));
         here.set_urgent(urgent);
+        let objective = |class| policy.classes.get(class).map(|class| class.ttft_objective);
+        let before = here.objective_inputs.as_ref().map(|inputs| &inputs.delayed);
         let promised = ObjectiveInputs {
             active: here.active_classes(now),
+            delayed: here.delayed_classes(objective, before, now),
             headroom: reserve,
             max_sequences: here.max_sequences(),
             service_changes: fleet.service_changes(),
@@ -61,6 +64,7 @@ fn set_objectives(
         Some(LatencyObjective { ttft: class.ttft_objective, itl: class.itl_objective })
     };
     let objectives = pools.into_iter().map(|(pool, host, next)| {
+        let delayed = host.is_some_and(|host| group.delays_background(pool, host, &inputs.delayed));
         let class = host.and_then(|host| Some((group.class_id(host), latency(host)?)));
         let objective = class.map_or_else(ActiveObjective::default, |(class, promised)| ActiveObjective {
             class: Some(class),
@@ -69,6 +73,7 @@ fn set_objectives(
             headroom: reserve,
             max_sequences: inputs.max_sequences,
             background: host == urgent,
+            background_delayed: delayed,
         });
         (pool, objective)
     });

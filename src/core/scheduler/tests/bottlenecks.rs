@@ -5,10 +5,10 @@ use std::time::Duration;
 use crate::model::event::{EngineFault, Event, ItlSample};
 use crate::model::ids::{ClassId, JobId, PoolId, ReplicaId};
 use crate::model::job::JobSpec;
-use crate::model::policy::{Policy, Replica};
+use crate::model::policy::{Class, Policy, Replica};
 use crate::model::snapshot::{ReplicaSnapshot, ReplicaStatus};
 use crate::replica::bottleneck::Bottleneck;
-use crate::scheduler::tests::{World, policy, sent, spec};
+use crate::scheduler::tests::{World, class, policy, sent, spec};
 
 /// A world with a job that waits, and the replica that is asked why.
 type Scene = (World, u32, u64);
@@ -210,4 +210,21 @@ fn no_limit_falls_below_the_largest_job_that_waits() {
         let sent = sent(&world.done(id));
         assert_eq!(sent, if id == 3 { vec![(50, 0)] } else { vec![] });
     }
+}
+
+/// Steps take 35 ms of the 50 that the urgent class allows: too long for others, unless these miss
+/// their own objective.
+#[test]
+fn a_background_job_about_to_miss_its_objective_may_make_steps_longer() {
+    let mut policy = policy(&[&[64]], &[&[0]]);
+    let [ttft_objective, itl_objective] = [10_000, 200].map(Duration::from_millis);
+    policy.classes.insert("second", Class { ttft_objective, itl_objective, ..class(1, 0.0) });
+    let mut world = World::new(policy);
+    assert_eq!(start(&mut world, spec(0)), Some(0));
+    sample(&mut world, 5, 35);
+    assert_eq!(sent(&world.arrive(background(1))), []);
+    sample(&mut world, 4, 35);
+    assert_eq!(told(&world, 0, 1), (false, Some("pace")));
+    sample(&mut world, 2, 35);
+    assert!(world.scheduler.explain(JobId::new(1), world.now).is_none(), "it runs");
 }
