@@ -126,6 +126,12 @@ impl ItlLimit {
         self.limit as u32
     }
 
+    /// Whether the samples show that the engine cannot keep the objective.
+    #[must_use]
+    pub fn is_out_of_reach(&self) -> bool {
+        self.mean.is_some() && self.limit.is_infinite()
+    }
+
     /// Limit in sequences under the objective of released replicas.
     #[must_use]
     pub fn released_seqs(&self) -> u32 {

@@ -2,6 +2,9 @@
 
 use crate::model::ids::{ClassId, ModelId};
 
+/// Expected output tokens of a sequence up to which its prefill is what takes its time.
+const SHORT_OUTPUT: u64 = 2;
+
 /// Ledger of a replica: its work in flight, in tokens and sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ledger {
@@ -98,8 +101,13 @@ impl Booking {
         if self.prefilled { self.output / 2 } else { self.output }
     }
 
+    /// An answer of a few tokens ends soon after its prefill: while it runs, it is hardly anything else.
     fn prefilling(&self) -> u32 {
-        if self.first_token_overdue { 0 } else { self.seqs.saturating_sub(u32::from(self.started)) }
+        let is_short = self.output <= SHORT_OUTPUT * u64::from(self.seqs);
+        match self.first_token_overdue && !is_short {
+            true => 0,
+            false => self.seqs.saturating_sub(u32::from(self.started)),
+        }
     }
 
     const fn kv_prompts(&self) -> u64 {

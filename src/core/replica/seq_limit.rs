@@ -26,7 +26,7 @@ const DEFAULT_REQUEST_SEQS: u32 = 1024;
 /// such report is not enough, since a burst of prompts waits for a moment in every engine.
 /// Sequences whose prompts wait for a step that can prefill them do not count as held back. But an
 /// engine that runs exactly its largest number of sequences in three reports, while others wait,
-/// shows it, too; one sequence alone only when it has its first token. Fewer than ran before are no
+/// shows it, too, if half of them have their first tokens. Fewer than ran before are no
 /// limit until ten reports with waiting requests in a row had fewer. The limit falls to the number
 /// shown.
 ///
@@ -87,9 +87,9 @@ struct BusyPeak {
 }
 
 impl BusyPeak {
-    /// Notes the running sequences, of which so many have their first token, and whether others
-    /// waited. Returns whether they are all that the engine runs. One sequence alone may only keep
-    /// others from their prefill while it has its own.
+    /// Notes the running sequences, the sequences that have their first token, and whether others
+    /// waited. Returns whether the engine runs no more. Sequences in prefill may only keep others from
+    /// their own.
     fn update(&mut self, running: u32, decoding: u32, others_wait: bool) -> bool {
         if running > self.running || self.fewer >= FEWER {
             *self = Self { running, ..Self::default() };
@@ -102,7 +102,7 @@ impl BusyPeak {
             return false;
         }
         (self.alike, self.fewer) = (self.alike.saturating_add(1), 0);
-        self.alike >= ALIKE && running > 0 && (running > 1 || decoding > 0)
+        self.alike >= ALIKE && running > 0 && decoding >= running / 2 && decoding > 0
     }
 }
 

@@ -61,7 +61,7 @@ impl ReplicaState {
             () if self.is_released(pool) => Bottleneck::Prefill,
             () if self.ledger.prefill > self.delay_weight() => Bottleneck::Prefill,
             () if self.is_slow_for_background(pool) => Bottleneck::Itl,
-            () if self.ledger.seqs >= Self::background_share(limit) => Bottleneck::BackgroundShare,
+            () if self.ledger.seqs >= Self::background_share(pool, limit) => Bottleneck::BackgroundShare,
             () => Bottleneck::Headroom,
         })
     }
@@ -89,7 +89,7 @@ impl ReplicaState {
             () if need.kv > room.kv => Some(Bottleneck::Kv),
             () if need.prefill > room.prefill => Some(Bottleneck::Prefill),
             () if seqs > limit => Some(self.limit_by(pool, now, rules)),
-            () if seqs > Self::background_share(limit) => Some(Bottleneck::BackgroundShare),
+            () if seqs > Self::background_share(pool, limit) => Some(Bottleneck::BackgroundShare),
             () => Some(Bottleneck::Headroom),
         }
     }

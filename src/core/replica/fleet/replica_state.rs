@@ -35,13 +35,16 @@ use crate::replica::fleet::replica_parts::{
 /// Additional patience for an answer that is not a stream, because only the engine's gauges show
 /// its progress.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
-/// Part of a replica's sequence limit that background jobs may fill.
-const BACKGROUND_SEQS: f64 = 0.8;
+/// Multiple of the best ITL of the pool that stands for an ITL objective which no engine keeps.
+const REACHABLE: u32 = 3;
+/// Part of a replica's sequence limit that background jobs may fill: usually, and while they are about
+/// to miss the objective of their own class. The headroom of the urgent class is halved then.
+const BACKGROUND_SEQS: [f64; 2] = [0.8, 0.95];
 /// Part of the KV cache up to which background jobs may be added.
 const BACKGROUND_KV: f64 = 0.7;
 /// Part of the ITL objective that a step may take for background jobs to be added: usually, and while
 /// they are about to miss the objective of their own class.
-const BACKGROUND_STEP: [f64; 2] = [0.5, 0.8];
+const BACKGROUND_STEP: [f64; 2] = [0.5, 0.7];
 /// Part of the TTFT objective by which a released replica counts as late for an urgent job.
 const RELEASED_TTFT: f64 = 0.5;
 
@@ -284,21 +287,23 @@ impl ReplicaState {
     /// are short enough.
     fn background_seqs(&self, pool: &PoolState, limit: u32) -> Option<u32> {
         let slow = self.is_slow_for_background(pool);
-        let seqs = Self::background_share(limit)
-            .saturating_sub(pool.objective.headroom)
-            .saturating_sub(self.ledger.seqs);
+        let headroom = pool.objective.headroom >> u32::from(pool.objective.background_delayed);
+        let seqs =
+            Self::background_share(pool, limit).saturating_sub(headroom).saturating_sub(self.ledger.seqs);
         (self.ledger.prefill <= self.delay_weight() && !slow && seqs > 0).then_some(seqs)
     }
 
     /// Part of a sequence limit that background jobs may fill.
-    pub(super) fn background_share(limit: u32) -> u32 {
-        (f64::from(limit) * BACKGROUND_SEQS) as u32
+    pub(super) fn background_share(pool: &PoolState, limit: u32) -> u32 {
+        (f64::from(limit) * BACKGROUND_SEQS[usize::from(pool.objective.background_delayed)]) as u32
     }
 
     /// Whether its steps are too long for background jobs.
     pub(super) fn is_slow_for_background(&self, pool: &PoolState) -> bool {
         let part = BACKGROUND_STEP[usize::from(pool.objective.background_delayed)];
-        let aim = pool.objective.latency.itl.as_nanos() as f64 * part;
+        let best = pool.bests.best().gap.filter(|_| self.limits.itl.is_out_of_reach());
+        let objective = best.map_or(Duration::ZERO, |best| best * REACHABLE).max(pool.objective.latency.itl);
+        let aim = objective.as_nanos() as f64 * part;
         self.decode_step() > aim || self.limits.itl.mean().is_some_and(|mean| mean > aim)
     }
 

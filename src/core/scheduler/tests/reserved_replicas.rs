@@ -23,7 +23,7 @@ const fn is_urgent(job: u64) -> bool {
     job.is_multiple_of(2)
 }
 
-/// A fleet whose background class always has jobs that wait.
+/// A fleet whose background class always has jobs that wait, and no hurry.
 struct Fleet {
     world: World,
     millis: u64,
@@ -37,7 +37,10 @@ struct Fleet {
 
 impl Fleet {
     fn new(plain: bool) -> Self {
-        let world = World::new(policy(&[&[SEQS; REPLICAS]], &[&[0]])).audited_every(50);
+        let mut rules = policy(&[&[SEQS; REPLICAS]], &[&[0]]);
+        let ttft_objective = Duration::from_secs(3_600);
+        rules.classes.insert("second", Class { ttft_objective, ..class(1, 0.0) });
+        let world = World::new(rules).audited_every(50);
         let urgent_at = BTreeSet::new();
         let mut fleet = Self { world, millis: 0, ends: BTreeMap::new(), next: [0, 1], urgent_at, plain };
         (0..REPLICAS as u64 * u64::from(SEQS) * 2).for_each(|_| fleet.arrive(1));
