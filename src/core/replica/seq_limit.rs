@@ -165,6 +165,12 @@ impl LearnedSeqLimit {
         self.shown
     }
 
+    /// The most sequences that the engine was seen to run lately.
+    #[must_use]
+    pub const fn most_running(&self) -> u32 {
+        self.top.running
+    }
+
     /// Begins with the slots that another replica of the pool has shown, unless this one runs more.
     pub fn start_with(&mut self, slots: u32, report: &ReplicaReport) {
         let fits = report.running.is_some_and(|running| running <= u64::from(slots));
