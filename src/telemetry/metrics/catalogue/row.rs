@@ -140,8 +140,8 @@ mod tests {
 
     #[test]
     fn a_series_has_the_labels_of_its_row_in_their_order() {
-        let metric = gauge("m", "Test.", &[POOL, optional("reason"), MODEL]);
-        let has = |keys: &[&str]| metric.has_labels(keys.iter().copied());
+        const METRIC: Metric = gauge("m", "Test.", &[POOL, optional("reason"), MODEL]);
+        let has = |keys: &[&str]| METRIC.has_labels(keys.iter().copied());
         assert!(has(&["pool", "reason", "model"]) && has(&["pool", "model"]));
         for keys in
             [&["pool"][..], &["model", "pool"], &["pool", "model", "reason"], &["pool", "tenant", "model"]]
