@@ -162,6 +162,8 @@ pub enum GuardrailStage {
 }
 
 impl GuardrailStage {
+    pub const ALL: [Self; 2] = [Self::Prompt, Self::Answer];
+
     /// Short stable name for logs, metric labels and the service itself.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -192,6 +194,17 @@ pub enum GuardrailOutcome {
 }
 
 impl GuardrailOutcome {
+    pub const ALL: [Self; 8] = [
+        Self::Allowed,
+        Self::Denied,
+        Self::Busy,
+        Self::Timeout,
+        Self::Unreachable,
+        Self::BadStatus,
+        Self::Malformed,
+        Self::TooLarge,
+    ];
+
     /// Short stable name for logs and metric labels.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -46,10 +46,10 @@ def targets():
 def known():
     """The labels of every series: those of the metrics, and those of the recording rules."""
     found = {}
-    for name, (kind, _) in reference.metric_rows().items():
-        ends = ("_bucket", "_sum", "_count") if kind == "histogram" else ("",)
+    for name, metric in reference.metric_rows().items():
+        ends = ("_bucket", "_sum", "_count") if metric.kind == "histogram" else ("",)
         for end in ends:
-            found[name + end] = set(reference.LABELS[name].split()) | ({"le"} if end == "_bucket" else set())
+            found[name + end] = set(metric.labels) | ({"le"} if end == "_bucket" else set())
     for _, rule in rules():
         if "record" in rule:
             kept = re.search(r"\bby \(([^)]*)\)", rule["expr"]).group(1)

@@ -6,7 +6,7 @@
 configuration.md comes from config/schema.json, metrics.md from the catalogue of metrics,
 log-fields.md from the events, errors.md from the table of errors, admin-api.md from the
 routes of the admin port, commands.md from the help texts of the binary (PENSTOCK_BIN, or
-target/debug/penstock). What no source says (the labels of a metric, some log fields)
+target/debug/penstock). What no source says (some log fields, what a client does about an error)
 stands here, and the generator refuses to write a page when an entry is missing or left over.
 """
 
@@ -386,158 +386,65 @@ def configuration():
 
 # Metrics.
 
-OWNER = "tenant class model pool"
-REPLICA = "pool replica"
-GEN_AI = "gen_ai_operation_name gen_ai_provider_name gen_ai_request_model error_type"
-#: The labels of each metric. `test_reference.py` compares them with a running gateway.
-LABELS = {
-    "penstock_requests_total": f"{OWNER} outcome reason",
-    "penstock_rejections_total": "reason",
-    "penstock_objective_total": "class objective kept",
-    "penstock_tokens_total": "tenant model kind source",
-    "penstock_usage_unknown_total": "tenant model",
-    "penstock_prompt_counts_total": "model source",
-    "penstock_requeues_total": "pool fault",
-    "penstock_fallbacks_total": "from reason to",
-    "penstock_usage_database_rows_deleted_total": "",
-    "penstock_limits_met_total": "tenant scope unit period shadow",
-    "penstock_guardrail_checks_total": "stage outcome",
-    "penstock_guardrail_check_seconds": "stage",
-    "penstock_gpu_seconds_total": "tenant pool",
-    "penstock_cost_total": "tenant pool",
-    "penstock_replica_seconds_total": "pool use",
-    "penstock_wasted_tokens_total": "reason",
-    "penstock_recalls_total": "pool reason",
-    "penstock_streams_broken_total": "pool fault",
-    "penstock_continuations_total": "pool outcome",
-    "penstock_ejections_total": "pool fault",
-    "penstock_ejections_spared_total": "pool fault",
-    "penstock_rest_orders_total": "order outcome pool",
-    "penstock_readmissions_total": "pool",
-    "penstock_probes_failed_total": "pool",
-    "penstock_scrapes_failed_total": "pool",
-    "penstock_model_mismatches_total": "pool",
-    "penstock_replica_changes_total": "pool change",
-    "penstock_pools_emptied_total": "pool",
-    "penstock_source_failures_total": "pool",
-    "penstock_promises_unkept_total": "class model objective",
-    "penstock_shadow_requests_total": "model to side outcome",
-    "penstock_shadow_output_tokens_total": "model to side",
-    "penstock_shadow_skipped_total": "model to reason",
-    "penstock_shadow_first_token_seconds": "model to side",
-    "penstock_shadow_duration_seconds": "model to side",
-    "penstock_auth_failures_total": "reason",
-    "penstock_log_lines_kept_back_total": "",
-    "penstock_connections_refused_total": "reason",
-    "penstock_answers_cut_off_total": "",
-    "penstock_tls_handshakes_failed_total": "listener reason",
-    "penstock_issuer_failures_total": "",
-    "penstock_admin_refusals_total": "reason",
-    "penstock_audit_lost_total": "",
-    "penstock_record_steps_total": "",
-    "penstock_record_steps_lost_total": "",
-    "penstock_usage_rows_total": "",
-    "penstock_usage_rows_dropped_total": "reason",
-    "penstock_usage_database_rows_total": "",
-    "penstock_scaler_calls_total": "code method",
-    "penstock_scaler_clamped_total": "pool",
-    "penstock_open_connections": "",
-    "penstock_tls_certificate_ends_timestamp_seconds": "listener",
-    "penstock_keys": "state",
-    "penstock_key_next_expiry_timestamp_seconds": "",
-    "penstock_key_file_problems": "",
-    "penstock_usage_unread_bytes": "",
-    "penstock_usage_database_up": "database",
-    "penstock_cluster_store_up": "",
-    "penstock_cluster_leases_over": "",
-    "penstock_cluster_gateways": "",
-    "penstock_scale_peers": "state",
-    "penstock_queue_wait_seconds": OWNER,
-    "penstock_time_to_first_token_seconds": OWNER,
-    "penstock_inter_token_seconds": OWNER,
-    "penstock_inter_token_max_seconds": OWNER,
-    "penstock_request_duration_seconds": OWNER,
-    "gen_ai_server_request_duration_seconds": GEN_AI,
-    "gen_ai_server_time_to_first_token_seconds": GEN_AI,
-    "gen_ai_server_time_per_output_token_seconds": GEN_AI,
-    "penstock_queue_depth": "tenant class model",
-    "penstock_queue_oldest_seconds": "tenant class model",
-    "penstock_queue_tokens": "tenant class model",
-    "penstock_jobs": "",
-    "penstock_broken_invariants": "",
-    "penstock_overrides": "kind",
-    "penstock_pool_state": "pool state",
-    "penstock_pool_waiting": "pool",
-    "penstock_desired_replicas": "pool",
-    "penstock_desired_reason": "pool reason",
-    "penstock_pool_ready_replicas": "pool",
-    "penstock_pool_in_flight": "pool",
-    "penstock_pool_queued_tokens": "pool",
-    "penstock_cold_start_seconds": "pool",
-    "penstock_wake_seconds": "pool",
-    "penstock_replica_running": REPLICA,
-    "penstock_replica_limit": REPLICA,
-    "penstock_replica_prefill_tokens": REPLICA,
-    "penstock_replica_kv_tokens": REPLICA,
-    "penstock_seats": "pool state",
-    "penstock_replica_state": f"{REPLICA} state",
-    "penstock_engine_running": REPLICA,
-    "penstock_engine_waiting": REPLICA,
-    "penstock_engine_kv_usage": REPLICA,
-    "penstock_engine_report_age_seconds": REPLICA,
-    "penstock_config_last_reload_successful": "",
-    "penstock_config_last_reload_timestamp_seconds": "",
-    "penstock_config_generation": "",
-    "penstock_config_info": "digest",
-    "penstock_build_info": "version",
-    "penstock_log_lines_dropped_total": "",
-}
-#: The order of the page: a heading, and the beginnings of the names below it.
-GROUPS = [
-    ("Requests", "requests rejections request_duration queue_wait time_to_first inter_token tokens usage_unknown "
-                 "prompt_counts fallbacks limits_met objective guardrail jobs"),
-    ("Queues", "queue_"),
-    ("Pools and the scale signal", "pool desired cold_start wake_ seats scale replica_seconds replica_changes source_ "
-                                   "promises"),
-    ("Replicas and engines", "replica_ engine_ ejections readmissions probes scrapes model_mismatches rest_orders requeues "
-                             "recalls streams_broken continuations"),
-    ("Cost and usage", "gpu_seconds cost wasted usage_"),
-    ("Several gateways", "cluster"),
-    ("Shadows", "shadow"),
-    ("Access and connections", "auth log_lines_kept connections open_connections answers tls issuer admin keys key_"),
-    ("Process and configuration", "config build log_lines_dropped broken overrides audit record"),
-]
+CATALOGUE = "src/telemetry/metrics/catalogue"
+#: A metric as its row in the catalogue has it. The labels are in their order.
+Metric = collections.namedtuple("Metric", "kind help labels")
+#: A string of Rust, or one other character.
+TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|.', re.S)
+
+
+def parts(text):
+    """What stands between the commas of a list, not those of lists and strings inside it."""
+    depth, found = 0, [""]
+    for token in TOKEN.findall(text):
+        depth += (token in "([{") - (token in ")]}")
+        if token == "," and depth == 0:
+            found.append("")
+        else:
+            found[-1] += token
+    return [part.strip() for part in found if part.strip()]
+
+
+def label_constants(text):
+    return dict(re.findall(r'const (\w+): LabelKey = \w+\("(\w+)"', text))
+
+
+def metric_sections():
+    """The catalogue in its order: the heading of each section, and the metrics below it by name."""
+    order = re.search(r"const SECTIONS.*?= \[(.*?)\];", source(f"{CATALOGUE}/mod.rs"), re.S).group(1)
+    shared = label_constants(source(f"{CATALOGUE}/row.rs"))
+    sections, read = {}, 0
+    for file in re.findall(r"(\w+)::ALL", order):
+        text = source(f"{CATALOGUE}/{file}.rs")
+        heading = re.match(r'//! Metrics of the section "([^"]+)"', text).group(1)
+        constants, rows = {**shared, **label_constants(text)}, {}
+        for kind, row in re.findall(r"^    \w+ = (counter|gauge|histogram)\((.*?)\);$", text, re.S | re.M):
+            name, meaning, labels = parts(row)[:3]
+            own = {label: re.match(r'\w+\("(\w+)"', label) for label in parts(labels[2:-1])}
+            keys = [key.group(1) if key else constants[label] for label, key in own.items()]
+            rows[name.strip('"')] = Metric(kind, sentence(meaning[1:-1].replace('\\"', '"')), keys)
+        sections[heading] = rows
+        read += len(rows)
+    written = sum(path.read_text().count('"penstock_') + path.read_text().count('"gen_ai_server_')
+                  for path in (ROOT / CATALOGUE).glob("*.rs"))
+    if read != written:
+        raise Incomplete(f"{CATALOGUE}: {written} metrics, of which this script can read {read}")
+    return sections
 
 
 def metric_rows():
-    """Each metric's name, kind and help, as `/metrics` prints them."""
-    text = source("src/telemetry/metrics/catalogue.rs")
-    consts = re.findall(r"const (\w+): Metric =\s*metric\(\s*\"(\w+)\",\s*\"((?:[^\"\\]|\\.)*)\",?\s*\)", text, re.S)
-    histograms = re.search(r"const HISTOGRAMS.*?= &\[(.*?)^\];", text, re.S | re.M).group(1)
-    rows = {}
-    for const, name, meaning in consts:
-        kind = "counter" if name.endswith("_total") else "gauge"
-        if re.search(rf"\({const},", re.sub(r"\(\s+", "(", histograms)):
-            kind = "histogram"
-        rows[name] = (kind, sentence(meaning.replace('\\"', '"')))
-    if len(consts) != len(re.findall(r": Metric =", text)):
-        raise Incomplete("src/telemetry/metrics/catalogue.rs: a metric that this script cannot read")
-    return rows
+    """Every metric by its name."""
+    return {name: metric for rows in metric_sections().values() for name, metric in rows.items()}
 
 
 def metrics():
-    rows = metric_rows()
-    same("LABELS", LABELS, rows)
-    left, body = dict(rows), []
-    for title, prefixes in [*GROUPS, ("OpenTelemetry GenAI conventions", "gen_ai")]:
-        body += [f"## {title}", ""]
-        for prefix in prefixes.split():
-            for name in [name for name in left if name.removeprefix("penstock_").startswith(prefix)]:
-                kind, meaning = left.pop(name)
-                labels = ", ".join(f"`{label}`" for label in LABELS[name].split())
-                body += [f"### `{name}`", "", f"{kind}; " + (f"labels {labels}." if labels else "no labels."), "", meaning, ""]
-    if left:
-        raise Incomplete(f"GROUPS in tests/commands/reference.py: no heading for {sorted(left)}")
+    body = []
+    for heading, rows in metric_sections().items():
+        body += [f"## {heading}", ""]
+        for name, metric in rows.items():
+            labels = ", ".join(f"`{label}`" for label in metric.labels)
+            body += [f"### `{name}`", "", f"{metric.kind}; " + (f"labels {labels}." if labels else "no labels."), "",
+                     metric.help, ""]
     intro = """
 Every metric of `GET /metrics` on the admin port, with the HELP text that Prometheus gets. All durations are in seconds.
 
@@ -552,7 +459,7 @@ Every metric of `GET /metrics` on the admin port, with the HELP text that Promet
 curl -s http://127.0.0.1:8081/metrics
 ```
 """
-    return page("Metrics", "src/telemetry/metrics/catalogue.rs", intro, "\n".join(body))
+    return page("Metrics", CATALOGUE, intro, "\n".join(body))
 
 
 # Log fields.

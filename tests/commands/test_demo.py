@@ -92,7 +92,7 @@ NOT_BORN = {
 
 def check_zeros(rows):
     """Counters are there before their first event, with every value that their label may have."""
-    counters = {name for name, (kind, _) in reference.metric_rows().items() if kind == "counter"}
+    counters = {name for name, metric in reference.metric_rows().items() if metric.kind == "counter"}
     assert counters - {name for name, _, _ in rows} == set(NOT_BORN)
 
     def values(metric, label):

@@ -62,10 +62,12 @@ impl Costs {
         let mut rows: Vec<_> = self.0.iter().map(|row| (*row.key(), Arc::clone(row.value()))).collect();
         rows.sort_unstable_by_key(|(payer, _)| *payer);
         let mut out = Exposition(text);
-        let families: [(&Metric, ReadSum); 2] =
-            [(&catalogue::GPU_SECONDS, |sums| &sums.nanos), (&catalogue::COST, |sums| &sums.money)];
+        let families: [(&Metric, ReadSum); 2] = [
+            (&catalogue::usage::GPU_SECONDS, |sums| &sums.nanos),
+            (&catalogue::usage::COST, |sums| &sums.money),
+        ];
         for (metric, read) in families {
-            out.family(metric, "counter");
+            out.family(metric);
             for ((tenant, pool), sums) in &rows {
                 let (tenant, pool) = (labels::tenant(policy, *tenant), labels::pool(policy, *pool));
                 let value = read(sums).load(Ordering::Relaxed) as f64 / 1e9;

@@ -8,12 +8,18 @@ use crate::telemetry::metrics::catalogue::Metric;
 pub(super) struct Exposition<'a>(pub(super) &'a mut String);
 
 impl Exposition<'_> {
-    pub(super) fn family(&mut self, metric: &Metric, kind: &str) {
-        let Metric { name, help } = metric;
+    pub(super) fn family(&mut self, metric: &Metric) {
+        let Metric { name, help, kind, .. } = metric;
+        let kind = kind.name();
         let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
     pub(super) fn sample(&mut self, metric: &Metric, labels: &[(&str, &str)], value: impl Display) {
+        debug_assert!(
+            metric.has_labels(labels.iter().map(|(key, _)| *key)),
+            "{} with {labels:?}",
+            metric.name
+        );
         self.0.push_str(metric.name);
         for (index, (label, text)) in labels.iter().enumerate() {
             self.0.push_str(if index == 0 { "{" } else { "," });
@@ -32,8 +38,8 @@ impl Exposition<'_> {
         let _ = writeln!(self.0, "{end} {value}");
     }
 
-    pub(super) fn plain(&mut self, metric: &Metric, kind: &str, value: impl Display) {
-        self.family(metric, kind);
+    pub(super) fn plain(&mut self, metric: &Metric, value: impl Display) {
+        self.family(metric);
         self.sample(metric, &[], value);
     }
 }

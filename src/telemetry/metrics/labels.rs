@@ -1,7 +1,7 @@
 //! Label values of metrics. A value comes from the configuration or from this program's own text,
 //! never from a request. A subject without a name in the configuration gets `other`.
 
-use metrics::{Key, Label};
+use metrics::Label;
 
 use crate::core::model::ids::{ClassId, ModelId, PoolId, TenantId};
 use crate::core::model::policy::Policy;
@@ -85,9 +85,4 @@ pub(super) fn model(policy: &Policy, id: Option<ModelId>) -> &str {
 
 pub(super) fn pool(policy: &Policy, id: Option<PoolId>) -> &str {
     id.and_then(|id| known(policy.pools.name(id))).unwrap_or(OTHER)
-}
-
-/// Makes the key of a series.
-pub(super) fn key(name: &'static str, labels: Vec<Label>) -> Key {
-    Key::from_parts(name, labels)
 }

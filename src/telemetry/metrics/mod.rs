@@ -18,7 +18,7 @@ mod zeros;
 
 use std::fmt;
 
-use metrics::{Counter, Gauge, Label, Recorder};
+use metrics::{Counter, Gauge, Label};
 use metrics_exporter_prometheus::{PrometheusHandle, PrometheusRecorder};
 
 use crate::core::billing::bill::AttemptBill;
@@ -32,7 +32,7 @@ use crate::telemetry::metrics::zeros::Zeros;
 use crate::telemetry::status::ConfigStatus;
 use crate::telemetry::summary::{GuardrailCheck, RequestSummary, ShadowSide};
 
-use self::recorder::{METADATA, counter, recorder};
+use self::recorder::{counter, gauge, histogram, recorder};
 pub use crate::telemetry::metrics::scrape::{EngineView, Scrape};
 pub use crate::telemetry::metrics::usage::{RecordMeters, UsageMeters};
 pub use crate::telemetry::metrics::zeros::ModelPairs;
@@ -55,23 +55,12 @@ pub(super) struct Metrics {
 impl Metrics {
     pub(super) fn new() -> Self {
         let recorder = recorder();
-        for metric in catalogue::COUNTERS {
-            recorder.describe_counter(metric.name.into(), None, metric.help.into());
-        }
-        for (metric, _) in catalogue::HISTOGRAMS {
-            recorder.describe_histogram(metric.name.into(), None, metric.help.into());
-        }
-        for metric in catalogue::GAUGES {
-            recorder.describe_gauge(metric.name.into(), None, metric.help.into());
-        }
-        let open = catalogue::OPEN_CONNECTIONS;
-        let open_connections = recorder.register_gauge(&open.name.into(), &METADATA);
         Self {
             handle: recorder.handle(),
+            open_connections: gauge(&recorder, &catalogue::access::OPEN_CONNECTIONS, Vec::new()),
             recorder,
             requests: RequestCache::default(),
             gen_ai: GenAiCache::default(),
-            open_connections,
             costs: Costs::default(),
             seen_queues: SeenQueues::default(),
             zeros: Zeros::default(),
@@ -105,13 +94,13 @@ impl Metrics {
     }
 
     pub(super) fn requeued(&self, policy: &Policy, pool: Option<PoolId>, fault: &'static str) {
-        self.of_pool(&catalogue::REQUEUES, policy, pool, Some(("fault", fault)));
+        self.of_pool(&catalogue::replicas::REQUEUES, policy, pool, Some(("fault", fault)));
     }
 
     pub(super) fn fell_back(&self, from: &str, to: &str, reason: &'static str) {
         let model = |key: &'static str, name: &str| Label::new(key, name.to_owned());
         let labels = vec![model("from", from), Label::from_static_parts("reason", reason), model("to", to)];
-        counter(&self.recorder, &catalogue::FALLBACKS, labels).increment(1);
+        counter(&self.recorder, &catalogue::requests::FALLBACKS, labels).increment(1);
     }
 
     pub(super) fn limit_met(&self, tenant: &str, [scope, unit, period]: [&'static str; 3], shadow: bool) {
@@ -122,27 +111,27 @@ impl Metrics {
             Label::from_static_parts("period", period),
             Label::from_static_parts("shadow", if shadow { "true" } else { "false" }),
         ];
-        counter(&self.recorder, &catalogue::LIMITS_MET, labels).increment(1);
+        counter(&self.recorder, &catalogue::requests::LIMITS_MET, labels).increment(1);
     }
 
     pub(super) fn preempted(&self, policy: &Policy, pool: Option<PoolId>, reason: &'static str) {
-        self.of_pool(&catalogue::RECALLS, policy, pool, Some(("reason", reason)));
+        self.of_pool(&catalogue::replicas::RECALLS, policy, pool, Some(("reason", reason)));
     }
 
     pub(super) fn stream_broken(&self, policy: &Policy, pool: Option<PoolId>, fault: &'static str) {
-        self.of_pool(&catalogue::STREAMS_BROKEN, policy, pool, Some(("fault", fault)));
+        self.of_pool(&catalogue::replicas::STREAMS_BROKEN, policy, pool, Some(("fault", fault)));
     }
 
     pub(super) fn continuation(&self, policy: &Policy, pool: Option<PoolId>, outcome: &'static str) {
-        self.of_pool(&catalogue::CONTINUATIONS, policy, pool, Some(("outcome", outcome)));
+        self.of_pool(&catalogue::replicas::CONTINUATIONS, policy, pool, Some(("outcome", outcome)));
     }
 
     pub(super) fn ejected(&self, policy: &Policy, pool: Option<PoolId>, fault: &'static str) {
-        self.of_pool(&catalogue::EJECTIONS, policy, pool, Some(("fault", fault)));
+        self.of_pool(&catalogue::replicas::EJECTIONS, policy, pool, Some(("fault", fault)));
     }
 
     pub(super) fn spared(&self, policy: &Policy, pool: Option<PoolId>, fault: &'static str) {
-        self.of_pool(&catalogue::EJECTIONS_SPARED, policy, pool, Some(("fault", fault)));
+        self.of_pool(&catalogue::replicas::EJECTIONS_SPARED, policy, pool, Some(("fault", fault)));
     }
 
     pub(super) fn sleep_result(
@@ -155,37 +144,41 @@ impl Metrics {
         let pool = Label::new("pool", labels::pool(policy, pool).to_owned());
         let order = Label::from_static_parts("order", order);
         let outcome = Label::from_static_parts("outcome", outcome);
-        counter(&self.recorder, &catalogue::REST_ORDERS, vec![order, outcome, pool]).increment(1);
+        counter(&self.recorder, &catalogue::replicas::REST_ORDERS, vec![order, outcome, pool]).increment(1);
     }
 
     pub(super) fn readmitted(&self, policy: &Policy, pool: Option<PoolId>) {
-        self.of_pool(&catalogue::READMISSIONS, policy, pool, None);
+        self.of_pool(&catalogue::replicas::READMISSIONS, policy, pool, None);
     }
 
     pub(super) fn probe_failed(&self, policy: &Policy, pool: Option<PoolId>) {
-        self.of_pool(&catalogue::PROBES_FAILED, policy, pool, None);
+        self.of_pool(&catalogue::replicas::PROBES_FAILED, policy, pool, None);
     }
 
     pub(super) fn scrape_failed(&self, policy: &Policy, pool: Option<PoolId>) {
-        self.of_pool(&catalogue::SCRAPES_FAILED, policy, pool, None);
+        self.of_pool(&catalogue::replicas::SCRAPES_FAILED, policy, pool, None);
     }
 
     pub(super) fn model_mismatch(&self, policy: &Policy, pool: Option<PoolId>) {
-        self.of_pool(&catalogue::MODEL_MISMATCHES, policy, pool, None);
+        self.of_pool(&catalogue::replicas::MODEL_MISMATCHES, policy, pool, None);
     }
 
     pub(super) fn replicas_changed(&self, policy: &Policy, pool: PoolId, change: &'static str, count: usize) {
-        let counter =
-            self.pool_counter(&catalogue::REPLICA_CHANGES, policy, Some(pool), Some(("change", change)));
+        let counter = self.pool_counter(
+            &catalogue::pools::REPLICA_CHANGES,
+            policy,
+            Some(pool),
+            Some(("change", change)),
+        );
         counter.increment(count as u64);
     }
 
     pub(super) fn pool_emptied(&self, policy: &Policy, pool: PoolId) {
-        self.of_pool(&catalogue::POOLS_EMPTIED, policy, Some(pool), None);
+        self.of_pool(&catalogue::pools::POOLS_EMPTIED, policy, Some(pool), None);
     }
 
     pub(super) fn source_failed(&self, policy: &Policy, pool: PoolId) {
-        self.of_pool(&catalogue::SOURCE_FAILURES, policy, Some(pool), None);
+        self.of_pool(&catalogue::pools::SOURCE_FAILURES, policy, Some(pool), None);
     }
 
     pub(super) fn promise_unkept(&self, class: &str, model: &str, objective: &'static str) {
@@ -194,12 +187,12 @@ impl Metrics {
             Label::new("model", model.to_owned()),
             Label::from_static_parts("objective", objective),
         ];
-        counter(&self.recorder, &catalogue::PROMISES_UNKEPT, labels).increment(1);
+        counter(&self.recorder, &catalogue::pools::PROMISES_UNKEPT, labels).increment(1);
     }
 
     pub(super) fn shadow_skipped(&self, model: &str, to: &str, reason: &'static str) {
         let labels = shadow::labels(model, to, Label::from_static_parts("reason", reason));
-        counter(&self.recorder, &catalogue::SHADOW_SKIPPED, labels).increment(1);
+        counter(&self.recorder, &catalogue::shadows::SHADOW_SKIPPED, labels).increment(1);
     }
 
     pub(super) fn shadow_compared(&self, model: &str, to: &str, sides: [&ShadowSide; 2]) {
@@ -211,86 +204,82 @@ impl Metrics {
 
     pub(super) fn auth_failed(&self, reason: &'static str) {
         let labels = vec![Label::from_static_parts("reason", reason)];
-        counter(&self.recorder, &catalogue::AUTH_FAILURES, labels).increment(1);
+        counter(&self.recorder, &catalogue::access::AUTH_FAILURES, labels).increment(1);
     }
 
     pub(super) fn line_kept_back(&self) {
-        counter(&self.recorder, &catalogue::LINES_KEPT_BACK, Vec::new()).increment(1);
+        counter(&self.recorder, &catalogue::access::LINES_KEPT_BACK, Vec::new()).increment(1);
     }
 
     pub(super) fn guardrail_checked(&self, check: &GuardrailCheck) {
         let stage = Label::from_static_parts("stage", check.stage.name());
         let outcome = Label::from_static_parts("outcome", check.outcome.name());
-        counter(&self.recorder, &catalogue::GUARDRAIL_CHECKS, vec![outcome, stage.clone()]).increment(1);
-        series::histogram(&self.recorder, &catalogue::GUARDRAIL_DURATION, vec![stage]).record(check.took);
+        counter(&self.recorder, &catalogue::requests::GUARDRAIL_CHECKS, vec![stage.clone(), outcome])
+            .increment(1);
+        histogram(&self.recorder, &catalogue::requests::GUARDRAIL_DURATION, vec![stage]).record(check.took);
     }
 
     pub(super) fn handshake_failed(&self, listener: &'static str, reason: &'static str) {
         let label = Label::from_static_parts;
         let labels = vec![label("listener", listener), label("reason", reason)];
-        counter(&self.recorder, &catalogue::HANDSHAKES_FAILED, labels).increment(1);
+        counter(&self.recorder, &catalogue::access::HANDSHAKES_FAILED, labels).increment(1);
     }
 
     pub(super) fn certificate_ends(&self, listener: &'static str, unix_seconds: f64) {
         let labels = vec![Label::from_static_parts("listener", listener)];
-        let key = labels::key(catalogue::CERTIFICATE_ENDS.name, labels);
-        self.recorder.register_gauge(&key, &METADATA).set(unix_seconds);
+        gauge(&self.recorder, &catalogue::access::CERTIFICATE_ENDS, labels).set(unix_seconds);
     }
 
     pub(super) fn keys(&self, states: [(&'static str, u64); 3], next_end: f64, problems: usize) {
-        let set = |metric: &catalogue::Metric, labels: Vec<Label>, value: f64| {
-            self.recorder.register_gauge(&labels::key(metric.name, labels), &METADATA).set(value);
-        };
+        let set = |metric: &Metric, labels, value| gauge(&self.recorder, metric, labels).set(value);
         for (state, count) in states {
-            set(&catalogue::KEYS, vec![Label::from_static_parts("state", state)], count as f64);
+            set(&catalogue::access::KEYS, vec![Label::from_static_parts("state", state)], count as f64);
         }
-        set(&catalogue::KEY_NEXT_EXPIRY, Vec::new(), next_end);
-        set(&catalogue::KEY_FILE_PROBLEMS, Vec::new(), problems as f64);
+        set(&catalogue::access::KEY_NEXT_EXPIRY, Vec::new(), next_end);
+        set(&catalogue::access::KEY_FILE_PROBLEMS, Vec::new(), problems as f64);
     }
 
     pub(super) fn issuer_failed(&self) {
-        counter(&self.recorder, &catalogue::ISSUER_FAILURES, Vec::new()).increment(1);
+        counter(&self.recorder, &catalogue::access::ISSUER_FAILURES, Vec::new()).increment(1);
     }
 
     pub(super) fn admin_refused(&self, reason: &'static str) {
         let labels = vec![Label::from_static_parts("reason", reason)];
-        counter(&self.recorder, &catalogue::ADMIN_REFUSALS, labels).increment(1);
+        counter(&self.recorder, &catalogue::access::ADMIN_REFUSALS, labels).increment(1);
     }
 
     pub(super) fn scaler_asked(&self, method: &'static str, code: &'static str) {
         let label = Label::from_static_parts;
         let labels = vec![label("code", code), label("method", method)];
-        counter(&self.recorder, &catalogue::SCALER_CALLS, labels).increment(1);
+        counter(&self.recorder, &catalogue::pools::SCALER_CALLS, labels).increment(1);
     }
 
     pub(super) fn scale_peers(&self, state: &'static str, count: usize) {
         let labels = vec![Label::from_static_parts("state", state)];
-        let key = labels::key(catalogue::SCALE_PEERS.name, labels);
-        self.recorder.register_gauge(&key, &METADATA).set(count as f64);
+        gauge(&self.recorder, &catalogue::pools::SCALE_PEERS, labels).set(count as f64);
     }
 
     pub(super) fn cluster_store(&self, is_up: bool) {
-        let key = labels::key(catalogue::CLUSTER_STORE_UP.name, Vec::new());
-        self.recorder.register_gauge(&key, &METADATA).set(f64::from(u8::from(is_up)));
+        gauge(&self.recorder, &catalogue::cluster::CLUSTER_STORE_UP, Vec::new())
+            .set(f64::from(u8::from(is_up)));
     }
 
     pub(super) fn cluster_leases_over(&self, are_over: bool) {
-        let key = labels::key(catalogue::CLUSTER_LEASES_OVER.name, Vec::new());
-        self.recorder.register_gauge(&key, &METADATA).set(f64::from(u8::from(are_over)));
+        gauge(&self.recorder, &catalogue::cluster::CLUSTER_LEASES_OVER, Vec::new())
+            .set(f64::from(u8::from(are_over)));
     }
 
     pub(super) fn cluster_gateways(&self, count: usize) {
-        let key = labels::key(catalogue::CLUSTER_GATEWAYS.name, Vec::new());
-        self.recorder.register_gauge(&key, &METADATA).set(count as f64);
+        gauge(&self.recorder, &catalogue::cluster::CLUSTER_GATEWAYS, Vec::new()).set(count as f64);
     }
 
     pub(super) fn scaler_clamped(&self, pool: &str) {
         let labels = vec![Label::new("pool", pool.to_owned())];
-        counter(&self.recorder, &catalogue::SCALER_CLAMPED, labels).increment(1);
+        counter(&self.recorder, &catalogue::pools::SCALER_CLAMPED, labels).increment(1);
     }
 
     pub(super) fn audit_lost(&self) -> Counter {
-        counter(&self.recorder, &catalogue::AUDIT_LOST, Vec::new())
+        counter(&self.recorder, &catalogue::process::AUDIT_LOST, Vec::new())
     }
 
     /// Renders only the metrics that events feed.
@@ -300,12 +289,12 @@ impl Metrics {
     }
 
     pub(super) fn answer_cut_off(&self) {
-        counter(&self.recorder, &catalogue::ANSWERS_CUT_OFF, Vec::new()).increment(1);
+        counter(&self.recorder, &catalogue::access::ANSWERS_CUT_OFF, Vec::new()).increment(1);
     }
 
     pub(super) fn connection_refused(&self, reason: &'static str) {
         let labels = vec![Label::from_static_parts("reason", reason)];
-        counter(&self.recorder, &catalogue::CONNECTIONS_REFUSED, labels).increment(1);
+        counter(&self.recorder, &catalogue::access::CONNECTIONS_REFUSED, labels).increment(1);
     }
 
     /// Counts a rare event of a pool, with one further label if given.
@@ -337,7 +326,7 @@ impl Metrics {
         self.costs.add(policy, tenant, bill);
         if let Some(waste) = bill.waste.filter(|waste| waste.tokens > 0) {
             let reason = vec![Label::from_static_parts("reason", waste.why.name())];
-            counter(&self.recorder, &catalogue::WASTED_TOKENS, reason).increment(waste.tokens);
+            counter(&self.recorder, &catalogue::usage::WASTED_TOKENS, reason).increment(waste.tokens);
         }
     }
 
@@ -351,8 +340,7 @@ impl Metrics {
 
     pub(super) fn usage_database(&self, database: &'static str, up: bool) {
         let labels = vec![Label::from_static_parts("database", database)];
-        let key = labels::key(catalogue::USAGE_DATABASE_UP.name, labels);
-        self.recorder.register_gauge(&key, &METADATA).set(if up { 1.0 } else { 0.0 });
+        gauge(&self.recorder, &catalogue::usage::USAGE_DATABASE_UP, labels).set(if up { 1.0 } else { 0.0 });
     }
 }
 

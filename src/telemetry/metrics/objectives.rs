@@ -6,19 +6,9 @@ use metrics::{Counter, Label};
 use metrics_exporter_prometheus::PrometheusRecorder;
 
 use crate::core::model::policy::Class;
-use crate::core::placement::unattainable::ObjectiveKind;
-use crate::telemetry::metrics::catalogue;
+use crate::telemetry::metrics::catalogue::requests::{OBJECTIVE_KEPT, OBJECTIVE_NAMES, OBJECTIVES};
 use crate::telemetry::metrics::recorder::counter;
 use crate::telemetry::summary::{RequestOutcome, RequestSummary};
-
-/// The objective that every request has: the client gets its whole answer.
-const ANSWER: &str = "answer";
-
-/// Values of the label `objective`, in the order of [`judge`].
-pub(super) const NAMES: [&str; 3] = [ObjectiveKind::Ttft.name(), ObjectiveKind::Itl.name(), ANSWER];
-
-/// Values of the label `kept`.
-pub(super) const KEPT: [&str; 2] = ["true", "false"];
 
 /// Refusals that say nothing about the gateway's capacity: the tenant's own limits and bounds, the
 /// request itself, an operator's order.
@@ -42,9 +32,9 @@ impl ObjectiveCounters {
             let mut labels = class.to_vec();
             labels.push(Label::from_static_parts("objective", objective));
             labels.push(Label::from_static_parts("kept", kept));
-            counter(recorder, &catalogue::OBJECTIVES, labels)
+            counter(recorder, &OBJECTIVES, labels)
         };
-        Self(NAMES.map(|objective| KEPT.map(|kept| of(objective, kept))))
+        Self(OBJECTIVE_NAMES.map(|objective| OBJECTIVE_KEPT.map(|kept| of(objective, kept))))
     }
 
     pub(super) fn count(&self, class: &Class, event: &RequestSummary<'_>) {
@@ -59,7 +49,8 @@ impl ObjectiveCounters {
     }
 }
 
-/// Whether the request kept each objective of its class; `None` where it says nothing about one.
+/// Whether the request kept each objective of its class, in the order of [`OBJECTIVE_NAMES`]; `None`
+/// where it says nothing about one.
 fn judge(class: &Class, event: &RequestSummary<'_>) -> [Option<bool>; 3] {
     let answer = answered(event);
     let within = |time: Option<Duration>, limit: Duration| time.map(|time| time <= limit);
@@ -155,7 +146,9 @@ mod tests {
             format!(r#"penstock_objective_total{{class="{class}",objective="{objective}",kept="{kept}"}}"#)
         };
         let text = render(&telemetry);
-        for (objective, kept) in NAMES.into_iter().flat_map(|name| KEPT.map(|kept| (name, kept))) {
+        for (objective, kept) in
+            OBJECTIVE_NAMES.into_iter().flat_map(|name| OBJECTIVE_KEPT.map(|kept| (name, kept)))
+        {
             assert_eq!(samples(&text)[&*row("interactive", objective, kept)], 0.0);
         }
         success().emit(&telemetry);

@@ -12,22 +12,22 @@ use crate::telemetry::metrics::labels;
 /// scaler reads a missing series as zero.
 pub(super) fn write(out: &mut Exposition<'_>, policy: &Policy, needs: &[ReplicaDemand]) {
     let mut gauge = |metric: &Metric, value: &dyn Fn(&ReplicaDemand) -> Box<dyn Display>| {
-        out.family(metric, "gauge");
+        out.family(metric);
         for need in needs {
             out.sample(metric, &[("pool", labels::pool(policy, Some(need.pool)))], value(need));
         }
     };
-    gauge(&catalogue::DESIRED, &|need| match need.desired {
+    gauge(&catalogue::pools::DESIRED, &|need| match need.desired {
         Some(desired) => Box::new(desired),
         None => Box::new("NaN"),
     });
-    gauge(&catalogue::POOL_READY, &|need| Box::new(need.ready));
-    gauge(&catalogue::POOL_IN_FLIGHT, &|need| Box::new(need.in_flight));
-    gauge(&catalogue::POOL_QUEUED_TOKENS, &|need| Box::new(need.queued_tokens));
-    out.family(&catalogue::DESIRED_REASON, "gauge");
+    gauge(&catalogue::pools::POOL_READY, &|need| Box::new(need.ready));
+    gauge(&catalogue::pools::POOL_IN_FLIGHT, &|need| Box::new(need.in_flight));
+    gauge(&catalogue::pools::POOL_QUEUED_TOKENS, &|need| Box::new(need.queued_tokens));
+    out.family(&catalogue::pools::DESIRED_REASON);
     for need in needs {
         let pool = labels::pool(policy, Some(need.pool));
-        out.sample(&catalogue::DESIRED_REASON, &[("pool", pool), ("reason", need.reason)], 1);
+        out.sample(&catalogue::pools::DESIRED_REASON, &[("pool", pool), ("reason", need.reason)], 1);
     }
 }
 

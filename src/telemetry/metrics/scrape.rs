@@ -97,8 +97,8 @@ impl Scrape<'_> {
     pub(super) fn write(&self, policy: &Policy, config: &ConfigStatus, seen: &SeenQueues, text: &mut String) {
         let mut out = Exposition(text);
         write_queues(&mut out, policy, &seen.rows(policy, self.snapshot));
-        out.plain(&catalogue::JOBS, "gauge", self.snapshot.jobs);
-        out.plain(&catalogue::BROKEN_INVARIANTS, "gauge", self.snapshot.broken_invariants);
+        out.plain(&catalogue::requests::JOBS, self.snapshot.jobs);
+        out.plain(&catalogue::process::BROKEN_INVARIANTS, self.snapshot.broken_invariants);
         write_overrides(&mut out, self.snapshot);
         write_pools(&mut out, policy, &self.snapshot.pools);
         scale::write(&mut out, policy, self.needs);
@@ -117,17 +117,17 @@ fn write_queues(out: &mut Exposition<'_>, policy: &Policy, rows: &BTreeMap<Queue
             ("model", labels::model(policy, *model)),
         ]
     };
-    out.family(&catalogue::QUEUE_DEPTH, "gauge");
+    out.family(&catalogue::queues::QUEUE_DEPTH);
     for (queue, row) in rows {
-        out.sample(&catalogue::QUEUE_DEPTH, &labels(queue), row.waiting);
+        out.sample(&catalogue::queues::QUEUE_DEPTH, &labels(queue), row.waiting);
     }
-    out.family(&catalogue::QUEUE_OLDEST, "gauge");
+    out.family(&catalogue::queues::QUEUE_OLDEST);
     for (queue, row) in rows {
-        out.sample(&catalogue::QUEUE_OLDEST, &labels(queue), row.oldest.as_secs_f64());
+        out.sample(&catalogue::queues::QUEUE_OLDEST, &labels(queue), row.oldest.as_secs_f64());
     }
-    out.family(&catalogue::QUEUE_TOKENS, "gauge");
+    out.family(&catalogue::queues::QUEUE_TOKENS);
     for (queue, row) in rows {
-        out.sample(&catalogue::QUEUE_TOKENS, &labels(queue), row.tokens);
+        out.sample(&catalogue::queues::QUEUE_TOKENS, &labels(queue), row.tokens);
     }
 }
 
@@ -139,43 +139,43 @@ fn replica_labels(policy: &Policy, id: ReplicaId) -> Option<[(&'static str, &str
 }
 
 fn write_overrides(out: &mut Exposition<'_>, snapshot: &Snapshot) {
-    out.family(&catalogue::OVERRIDES, "gauge");
+    out.family(&catalogue::process::OVERRIDES);
     for kind in OverrideChange::NAMES {
         let count = snapshot.overrides.iter().filter(|view| view.change.name() == kind).count();
-        out.sample(&catalogue::OVERRIDES, &[("kind", kind)], count);
+        out.sample(&catalogue::process::OVERRIDES, &[("kind", kind)], count);
     }
 }
 
 fn write_pools(out: &mut Exposition<'_>, policy: &Policy, pools: &[PoolSnapshot]) {
     let label = |view: &PoolSnapshot| ("pool", labels::pool(policy, Some(view.pool)));
-    out.family(&catalogue::POOL_STATE, "gauge");
+    out.family(&catalogue::pools::POOL_STATE);
     for view in pools {
         for state in PoolStatus::ALL {
             let labels = [label(view), ("state", state.name())];
-            out.sample(&catalogue::POOL_STATE, &labels, u8::from(state == view.state));
+            out.sample(&catalogue::pools::POOL_STATE, &labels, u8::from(state == view.state));
         }
     }
-    out.family(&catalogue::POOL_WAITING, "gauge");
+    out.family(&catalogue::pools::POOL_WAITING);
     for view in pools {
-        out.sample(&catalogue::POOL_WAITING, &[label(view)], view.waiting);
+        out.sample(&catalogue::pools::POOL_WAITING, &[label(view)], view.waiting);
     }
-    out.family(&catalogue::COLD_START, "gauge");
+    out.family(&catalogue::pools::COLD_START);
     for view in pools {
         if let Some(time) = view.cold_start {
-            out.sample(&catalogue::COLD_START, &[label(view)], time.as_secs_f64());
+            out.sample(&catalogue::pools::COLD_START, &[label(view)], time.as_secs_f64());
         }
     }
-    out.family(&catalogue::WAKE, "gauge");
+    out.family(&catalogue::pools::WAKE);
     for view in pools {
         if let Some(time) = view.wake {
-            out.sample(&catalogue::WAKE, &[label(view)], time.as_secs_f64());
+            out.sample(&catalogue::pools::WAKE, &[label(view)], time.as_secs_f64());
         }
     }
-    out.family(&catalogue::REPLICA_SECONDS, "counter");
+    out.family(&catalogue::pools::REPLICA_SECONDS);
     for view in pools {
         let idle = view.times.present.saturating_sub(view.times.busy);
         for (name, time) in [("busy", view.times.busy), ("idle", idle)] {
-            out.sample(&catalogue::REPLICA_SECONDS, &[label(view), ("use", name)], time.as_secs_f64());
+            out.sample(&catalogue::pools::REPLICA_SECONDS, &[label(view), ("use", name)], time.as_secs_f64());
         }
     }
 }
@@ -183,25 +183,25 @@ fn write_pools(out: &mut Exposition<'_>, policy: &Policy, pools: &[PoolSnapshot]
 fn write_ledgers(out: &mut Exposition<'_>, policy: &Policy, replicas: &[ReplicaSnapshot]) {
     type ReadReplica = fn(&ReplicaSnapshot) -> u64;
     let gauges: [(&Metric, ReadReplica); 4] = [
-        (&catalogue::REPLICA_RUNNING, |view| view.running.into()),
-        (&catalogue::REPLICA_LIMIT, |view| view.limit.into()),
-        (&catalogue::REPLICA_PREFILL, |view| view.prefill_tokens),
-        (&catalogue::REPLICA_KV, |view| view.kv_tokens),
+        (&catalogue::replicas::REPLICA_RUNNING, |view| view.running.into()),
+        (&catalogue::replicas::REPLICA_LIMIT, |view| view.limit.into()),
+        (&catalogue::replicas::REPLICA_PREFILL, |view| view.prefill_tokens),
+        (&catalogue::replicas::REPLICA_KV, |view| view.kv_tokens),
     ];
     for (metric, read) in gauges {
-        out.family(metric, "gauge");
+        out.family(metric);
         for view in replicas {
             if let Some(labels) = replica_labels(policy, view.replica) {
                 out.sample(metric, &labels, read(view));
             }
         }
     }
-    out.family(&catalogue::REPLICA_STATE, "gauge");
+    out.family(&catalogue::replicas::REPLICA_STATE);
     for view in replicas {
         let Some([pool, replica]) = replica_labels(policy, view.replica) else { continue };
         for state in ReplicaStatus::ALL {
             let labels = [pool, replica, ("state", state.name())];
-            out.sample(&catalogue::REPLICA_STATE, &labels, u8::from(state == view.state));
+            out.sample(&catalogue::replicas::REPLICA_STATE, &labels, u8::from(state == view.state));
         }
     }
 }
@@ -222,10 +222,10 @@ fn write_seats(out: &mut Exposition<'_>, policy: &Policy, replicas: &[ReplicaSna
             *uses.entry(usage).or_default() += u64::from(seats);
         }
     }
-    out.family(&catalogue::SEATS, "gauge");
+    out.family(&catalogue::pools::SEATS);
     for (pool, uses) in &pools {
         for (usage, seats) in uses {
-            out.sample(&catalogue::SEATS, &[("pool", *pool), ("state", *usage)], *seats);
+            out.sample(&catalogue::pools::SEATS, &[("pool", *pool), ("state", *usage)], *seats);
         }
     }
 }
@@ -234,13 +234,13 @@ fn write_engines(out: &mut Exposition<'_>, policy: &Policy, engines: &[EngineVie
     type ReadEngine = fn(&EngineView) -> Option<f64>;
     #[expect(clippy::cast_precision_loss, reason = "Prometheus values are doubles")]
     let gauges: [(&Metric, ReadEngine); 4] = [
-        (&catalogue::ENGINE_RUNNING, |view| view.report?.running.map(|value| value as f64)),
-        (&catalogue::ENGINE_WAITING, |view| view.report?.waiting.map(|value| value as f64)),
-        (&catalogue::ENGINE_KV_USAGE, |view| view.report?.kv_usage),
-        (&catalogue::ENGINE_REPORT_AGE, |view| Some(view.age.or(view.unread_for)?.as_secs_f64())),
+        (&catalogue::replicas::ENGINE_RUNNING, |view| view.report?.running.map(|value| value as f64)),
+        (&catalogue::replicas::ENGINE_WAITING, |view| view.report?.waiting.map(|value| value as f64)),
+        (&catalogue::replicas::ENGINE_KV_USAGE, |view| view.report?.kv_usage),
+        (&catalogue::replicas::ENGINE_REPORT_AGE, |view| Some(view.age.or(view.unread_for)?.as_secs_f64())),
     ];
     for (metric, read) in gauges {
-        out.family(metric, "gauge");
+        out.family(metric);
         for view in engines {
             if let (Some(labels), Some(value)) = (replica_labels(policy, view.replica), read(view)) {
                 out.sample(metric, &labels, value);
@@ -250,15 +250,15 @@ fn write_engines(out: &mut Exposition<'_>, policy: &Policy, engines: &[EngineVie
 }
 
 fn write_process(out: &mut Exposition<'_>, config: &ConfigStatus) {
-    out.plain(&catalogue::CONFIG_SUCCESSFUL, "gauge", u8::from(config.problems.is_empty()));
+    out.plain(&catalogue::process::CONFIG_SUCCESSFUL, u8::from(config.problems.is_empty()));
     let loaded_at = config.loaded_at.map_or(0.0, wall::unix_seconds);
-    out.plain(&catalogue::CONFIG_TIMESTAMP, "gauge", loaded_at);
-    out.plain(&catalogue::CONFIG_GENERATION, "gauge", config.generation);
-    out.family(&catalogue::CONFIG_INFO, "gauge");
-    out.sample(&catalogue::CONFIG_INFO, &[("digest", &config.digest)], 1);
-    out.family(&catalogue::BUILD_INFO, "gauge");
-    out.sample(&catalogue::BUILD_INFO, &[("version", env!("CARGO_PKG_VERSION"))], 1);
-    out.plain(&catalogue::LOG_LINES_DROPPED, "counter", log::dropped_lines());
+    out.plain(&catalogue::process::CONFIG_TIMESTAMP, loaded_at);
+    out.plain(&catalogue::process::CONFIG_GENERATION, config.generation);
+    out.family(&catalogue::process::CONFIG_INFO);
+    out.sample(&catalogue::process::CONFIG_INFO, &[("digest", &config.digest)], 1);
+    out.family(&catalogue::process::BUILD_INFO);
+    out.sample(&catalogue::process::BUILD_INFO, &[("version", env!("CARGO_PKG_VERSION"))], 1);
+    out.plain(&catalogue::process::LOG_LINES_DROPPED, log::dropped_lines());
 }
 
 #[cfg(test)]
@@ -277,8 +277,12 @@ mod tests {
     fn label_values_are_escaped() {
         let mut text = String::new();
         let mut out = Exposition(&mut text);
-        out.sample(&catalogue::JOBS, &[("a", "x\\\"\ny"), ("b", "")], 1.5);
-        assert_eq!(text, "penstock_jobs{a=\"x\\\\\\\"\\ny\",b=\"\"} 1.5\n");
+        out.sample(
+            &catalogue::queues::QUEUE_DEPTH,
+            &[("tenant", "x\\\"\ny"), ("class", ""), ("model", "m")],
+            1.5,
+        );
+        assert_eq!(text, "penstock_queue_depth{tenant=\"x\\\\\\\"\\ny\",class=\"\",model=\"m\"} 1.5\n");
     }
 
     #[test]

@@ -4,17 +4,17 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use dashmap::DashMap;
-use metrics::{Counter, Histogram, Label, Recorder};
+use metrics::{Counter, Histogram, Label};
 use metrics_exporter_prometheus::PrometheusRecorder;
 use parking_lot::RwLock;
 
 use crate::core::model::ids::ModelId;
 use crate::core::model::job::{JobUsage, TokenCounts};
 use crate::core::model::policy::Policy;
-use crate::telemetry::metrics::catalogue::{self, Metric};
+use crate::telemetry::metrics::catalogue;
 use crate::telemetry::metrics::labels::{self, MAX_OWNERS, SeriesOwner};
 use crate::telemetry::metrics::objectives::ObjectiveCounters;
-use crate::telemetry::metrics::recorder::{METADATA, counter};
+use crate::telemetry::metrics::recorder::{counter, histogram};
 use crate::telemetry::summary::{RequestOutcome, RequestSummary};
 use crate::tokens::CountSource;
 
@@ -109,11 +109,11 @@ impl RequestSeries {
         self.count_source(recorder, event.tokens.prompt.map(|(_, source)| source));
         let times = &event.timings;
         for (handle, metric, sample) in [
-            (&self.queue_wait, &catalogue::QUEUE_WAIT, times.queue),
-            (&self.first_token, &catalogue::FIRST_TOKEN, times.first_token),
-            (&self.inter_token, &catalogue::INTER_TOKEN, times.gap_mean),
-            (&self.inter_token_max, &catalogue::INTER_TOKEN_MAX, times.gap_max),
-            (&self.duration, &catalogue::REQUEST_DURATION, Some(times.total)),
+            (&self.queue_wait, &catalogue::requests::QUEUE_WAIT, times.queue),
+            (&self.first_token, &catalogue::requests::FIRST_TOKEN, times.first_token),
+            (&self.inter_token, &catalogue::requests::INTER_TOKEN, times.gap_mean),
+            (&self.inter_token_max, &catalogue::requests::INTER_TOKEN_MAX, times.gap_max),
+            (&self.duration, &catalogue::requests::REQUEST_DURATION, Some(times.total)),
         ] {
             if let Some(sample) = sample {
                 handle.get_or_init(|| histogram(recorder, metric, self.labels.clone())).record(sample);
@@ -146,9 +146,18 @@ impl RequestSeries {
         labels.push(Label::from_static_parts("outcome", outcome.name()));
         labels.push(Label::from_static_parts("reason", reason));
         let rejections = (outcome == RequestOutcome::Rejected).then(|| {
-            counter(recorder, &catalogue::REJECTIONS, vec![Label::from_static_parts("reason", reason)])
+            counter(
+                recorder,
+                &catalogue::requests::REJECTIONS,
+                vec![Label::from_static_parts("reason", reason)],
+            )
         });
-        EndCounters { outcome, reason, requests: counter(recorder, &catalogue::REQUESTS, labels), rejections }
+        EndCounters {
+            outcome,
+            reason,
+            requests: counter(recorder, &catalogue::requests::REQUESTS, labels),
+            rejections,
+        }
     }
 
     fn count_usage(&self, recorder: &PrometheusRecorder, usage: Option<JobUsage>) {
@@ -163,7 +172,7 @@ impl RequestSeries {
             Some(JobUsage::Unknown) => {
                 let labels = || self.only(&["tenant", "model"]);
                 self.unknown
-                    .get_or_init(|| counter(recorder, &catalogue::USAGE_UNKNOWN, labels()))
+                    .get_or_init(|| counter(recorder, &catalogue::requests::USAGE_UNKNOWN, labels()))
                     .increment(1);
             }
         }
@@ -177,7 +186,9 @@ impl RequestSeries {
             labels
         };
         if let Some(place) = self.counted.get(source as usize) {
-            place.get_or_init(|| counter(recorder, &catalogue::PROMPT_COUNTS, labels())).increment(1);
+            place
+                .get_or_init(|| counter(recorder, &catalogue::requests::PROMPT_COUNTS, labels()))
+                .increment(1);
         }
     }
 
@@ -186,7 +197,7 @@ impl RequestSeries {
             let mut labels = self.only(&["tenant", "model"]);
             labels.push(Label::from_static_parts("kind", kind));
             labels.push(Label::from_static_parts("source", source));
-            counter(recorder, &catalogue::TOKENS, labels)
+            counter(recorder, &catalogue::requests::TOKENS, labels)
         };
         TokenCounters { input: of("input"), cached: of("cached"), output: of("output") }
     }
@@ -238,9 +249,13 @@ impl GenAiCache {
         let success = event.outcome == RequestOutcome::Success;
         let times = &event.timings;
         for (handle, metric, sample) in [
-            (&series.duration, &catalogue::GEN_AI_DURATION, Some(times.total)),
-            (&series.first_token, &catalogue::GEN_AI_FIRST_TOKEN, times.first_token.filter(|_| success)),
-            (&series.per_token, &catalogue::GEN_AI_PER_TOKEN, per_token(event).filter(|_| success)),
+            (&series.duration, &catalogue::gen_ai::GEN_AI_DURATION, Some(times.total)),
+            (
+                &series.first_token,
+                &catalogue::gen_ai::GEN_AI_FIRST_TOKEN,
+                times.first_token.filter(|_| success),
+            ),
+            (&series.per_token, &catalogue::gen_ai::GEN_AI_PER_TOKEN, per_token(event).filter(|_| success)),
         ] {
             if let Some(sample) = sample {
                 handle.get_or_init(|| histogram(recorder, metric, key.labels(policy))).record(sample);
@@ -274,8 +289,4 @@ fn per_token(event: &RequestSummary<'_>) -> Option<Duration> {
     let Some(JobUsage::Exact(tokens)) = event.tokens.usage else { return None };
     let after_first = u32::try_from(tokens.output.checked_sub(1)?).ok()?;
     event.timings.total.checked_sub(event.timings.first_token?)?.checked_div(after_first)
-}
-
-pub(super) fn histogram(recorder: &PrometheusRecorder, metric: &Metric, labels: Vec<Label>) -> Histogram {
-    recorder.register_histogram(&labels::key(metric.name, labels), &METADATA)
 }

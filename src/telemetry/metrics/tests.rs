@@ -11,6 +11,7 @@ use crate::telemetry::event::{
     RequestPreempted, RequestRequeued, ScrapeFailed, StreamBroken,
 };
 use crate::telemetry::fixtures::{load, policy, render, samples, success, telemetry};
+use crate::telemetry::metrics::catalogue;
 use crate::telemetry::metrics::labels::MAX_OWNERS;
 use crate::telemetry::summary::{
     CallerFacts, LastDispatch, ModelFacts, RequestIds, RequestOutcome, RequestSummary, TokenFacts,
@@ -61,27 +62,43 @@ fn a_finished_request_feeds_every_series_with_config_labels() {
     }
 }
 
+/// Panics unless each family is one of the catalogue, with its HELP text and kind, and each sample has
+/// the labels of its row.
+fn check_against_catalogue(text: &str) {
+    let mut metric = catalogue::all().next().unwrap();
+    for line in text.lines().filter(|line| !line.is_empty()) {
+        if let Some(rest) = line.strip_prefix("# HELP ") {
+            let (name, help) = rest.split_once(' ').unwrap();
+            metric = catalogue::all().find(|metric| metric.name == name).unwrap();
+            assert_eq!(help, metric.help, "{name}");
+        } else if let Some(rest) = line.strip_prefix("# TYPE ") {
+            assert_eq!(rest, format!("{} {}", metric.name, metric.kind.name()));
+        } else {
+            let (series, _) = line.rsplit_once(' ').unwrap();
+            let labels = series.split_once('{').map_or("", |(_, labels)| labels.trim_end_matches('}'));
+            let keys = labels.split(',').filter_map(|label| Some(label.split_once('=')?.0));
+            assert!(metric.has_labels(keys.filter(|key| *key != "le")), "{line}");
+        }
+    }
+}
+
 #[test]
 fn each_family_has_one_help_and_one_type_and_no_sample_twice() {
     let telemetry = telemetry(2);
     success().emit(&telemetry);
     of_tenant(TenantId::new(1)).emit(&telemetry);
     let text = render(&telemetry);
+    check_against_catalogue(&text);
 
     let mut families = BTreeSet::new();
     let mut current = "";
     let mut seen = BTreeSet::new();
     for line in text.lines().filter(|line| !line.is_empty()) {
         if let Some(rest) = line.strip_prefix("# HELP ") {
-            let (name, help) = rest.split_once(' ').unwrap();
-            assert!(families.insert(name), "{name} twice");
-            assert!(help.ends_with('.') && help.len() > 10, "{name}: {help}");
-            current = name;
+            current = rest.split_once(' ').unwrap().0;
+            assert!(families.insert(current), "{current} twice");
         } else if let Some(rest) = line.strip_prefix("# TYPE ") {
-            let (name, kind) = rest.split_once(' ').unwrap();
-            assert_eq!(name, current);
-            assert!(["counter", "gauge", "histogram"].contains(&kind), "{kind}");
-            assert_eq!(kind == "counter", name.ends_with("_total"), "{name}");
+            assert!(rest.starts_with(current), "{rest} outside of its family");
         } else {
             assert!(line.starts_with(current), "{line} outside of its family");
             assert!(seen.insert(line.rsplit_once(' ').unwrap().0), "{line} twice");
@@ -169,6 +186,7 @@ fn unknown_usage_is_not_zero_and_partial_usage_is_told_apart() {
     assert_eq!(samples(&text)[key], 2.0);
     assert_eq!(samples(&text)[exact], 0.0);
     assert!(text.contains(r#"error_type="client_gone""#));
+    check_against_catalogue(&text);
 }
 
 #[test]
@@ -192,6 +210,7 @@ fn every_other_event_is_counted_under_its_pool_or_reason() {
     telemetry.open_connections().increment(1.0);
 
     let text = render(&telemetry);
+    check_against_catalogue(&text);
     let samples = samples(&text);
     for key in [
         r#"penstock_rejections_total{reason="queue_full"}"#,

@@ -1,13 +1,14 @@
 //! Usage metrics: handles that the threads of the usage journal and of the record keep.
 
-use metrics::{Counter, Gauge, Label, Recorder};
+use metrics::{Counter, Gauge, Label};
 use metrics_exporter_prometheus::PrometheusRecorder;
 
-use crate::telemetry::metrics::catalogue::{
-    Metric, RECORD_LOST, RECORD_STEPS, USAGE_DATABASE_DELETED, USAGE_DATABASE_ROWS, USAGE_DROPPED,
-    USAGE_ROWS, USAGE_UNREAD,
+use crate::telemetry::metrics::catalogue::Metric;
+use crate::telemetry::metrics::catalogue::process::{RECORD_LOST, RECORD_STEPS};
+use crate::telemetry::metrics::catalogue::usage::{
+    USAGE_DATABASE_DELETED, USAGE_DATABASE_ROWS, USAGE_DROPPED, USAGE_ROWS, USAGE_UNREAD,
 };
-use crate::telemetry::metrics::recorder::{METADATA, counter};
+use crate::telemetry::metrics::recorder::{counter, gauge};
 
 /// Metric handles of the usage journal and its database.
 #[derive(Clone)]
@@ -42,7 +43,7 @@ impl UsageMeters {
             dropped_unread: dropped("unread"),
             deleted: count(&USAGE_DATABASE_DELETED, Vec::new()),
             stored: count(&USAGE_DATABASE_ROWS, Vec::new()),
-            unread: recorder.register_gauge(&USAGE_UNREAD.name.into(), &METADATA),
+            unread: gauge(recorder, &USAGE_UNREAD, Vec::new()),
         }
     }
 }

@@ -8,161 +8,16 @@ use metrics::Label;
 use metrics_exporter_prometheus::PrometheusRecorder;
 use parking_lot::Mutex;
 
-use crate::core::billing::bill::WasteCause;
 use crate::core::limits::rule::{LimitId, LimitScope};
-use crate::core::model::event::{EngineFault, PreemptReason, RejectReason};
 use crate::core::model::ids::ModelId;
 use crate::core::model::policy::Policy;
-use crate::core::placement::unattainable::ObjectiveKind;
-use crate::telemetry::metrics::catalogue::{self, Metric};
+use crate::telemetry::metrics::catalogue::{self, LabelKey, ZeroSeries};
 use crate::telemetry::metrics::labels;
-use crate::telemetry::metrics::objectives::ObjectiveCounters;
 use crate::telemetry::metrics::recorder::counter;
-use crate::telemetry::summary::{RequestOutcome, ShadowSide};
-use crate::tokens::CountSource;
 
 /// Most series of one counter that start at 0, over all reloads. Further ones start with their
 /// first event.
 const MAX_ROWS: usize = 1_000;
-
-/// Label with its known values.
-type LabelValues = (&'static str, &'static [&'static str]);
-
-/// Counters whose labels are all this program's own codes.
-const FIXED: &[(Metric, &[LabelValues])] = &[
-    (catalogue::REJECTIONS, &[("reason", &RejectReason::NAMES)]),
-    // The code of a refusal that is not the scheduler's: there is no memory for the body.
-    (catalogue::REJECTIONS, &[("reason", &["slow_down"])]),
-    (
-        catalogue::GUARDRAIL_CHECKS,
-        &[
-            ("stage", &["prompt", "answer"]),
-            (
-                "outcome",
-                &[
-                    "allowed",
-                    "denied",
-                    "busy",
-                    "timeout",
-                    "unreachable",
-                    "bad_status",
-                    "malformed",
-                    "too_large",
-                ],
-            ),
-        ],
-    ),
-    (
-        catalogue::AUTH_FAILURES,
-        &[(
-            "reason",
-            &[
-                "missing",
-                "malformed",
-                "unknown",
-                "mismatch",
-                "expired",
-                "throttled",
-                "certificate_unknown",
-                "token_malformed",
-                "token_too_long",
-                "token_issuer",
-                "token_audience",
-                "token_algorithm",
-                "token_critical",
-                "token_key_unknown",
-                "token_signature",
-                "token_expired",
-                "token_not_yet",
-                "token_not_mapped",
-                "token_nameless",
-                "token_keys_unavailable",
-            ],
-        )],
-    ),
-    (
-        catalogue::ADMIN_REFUSALS,
-        &[("reason", &["missing", "wrong", "expired", "certificate", "role", "host", "site", "throttled"])],
-    ),
-    (
-        catalogue::CONNECTIONS_REFUSED,
-        &[(
-            "reason",
-            &[
-                "address",
-                "place_needed",
-                "proxy_header",
-                "request_line",
-                "version",
-                "target",
-                "connect",
-                "host_missing",
-                "host_repeated",
-                "host_invalid",
-                "host_mismatch",
-                "header_name",
-                "space_before_colon",
-                "folding",
-                "control_byte",
-                "bare_lf",
-                "length_invalid",
-                "length_repeated",
-                "length_and_encoding",
-                "encoding",
-                "head_too_large",
-                "too_many_fields",
-                "chunk_size",
-                "chunk_extension",
-                "chunk_end",
-                "trailer",
-                "head_timeout",
-                "body_timeout",
-                "body_cut_short",
-                "stream_resets",
-            ],
-        )],
-    ),
-    (
-        catalogue::HANDSHAKES_FAILED,
-        &[
-            ("listener", &["clients", "admin", "scale"]),
-            ("reason", &["timeout", "certificate", "not_tls", "given_up", "protocol", "closed"]),
-        ],
-    ),
-    (
-        catalogue::SCALER_CALLS,
-        &[
-            ("code", &["ok", "invalid_argument", "not_found", "resource_exhausted", "unavailable"]),
-            ("method", &["GetMetricSpec", "GetMetrics", "IsActive", "StreamIsActive", "StreamMetricSpec"]),
-        ],
-    ),
-    (catalogue::LINES_KEPT_BACK, &[]),
-    (catalogue::ANSWERS_CUT_OFF, &[]),
-    (catalogue::ISSUER_FAILURES, &[]),
-    (catalogue::AUDIT_LOST, &[]),
-];
-
-/// Counters of each pool, with their further label.
-const OF_POOLS: &[(Metric, Option<LabelValues>)] = &[
-    (catalogue::REQUEUES, Some(("fault", &EngineFault::NAMES))),
-    (catalogue::STREAMS_BROKEN, Some(("fault", &EngineFault::NAMES))),
-    (catalogue::EJECTIONS, Some(("fault", &EngineFault::NAMES))),
-    (catalogue::EJECTIONS_SPARED, Some(("fault", &EngineFault::NAMES))),
-    (catalogue::RECALLS, Some(("reason", &PreemptReason::NAMES))),
-    (catalogue::CONTINUATIONS, Some(("outcome", &["continued", "failed"]))),
-    (catalogue::REPLICA_CHANGES, Some(("change", &["joined", "left", "draining", "spot_notice"]))),
-    (catalogue::READMISSIONS, None),
-    (catalogue::PROBES_FAILED, None),
-    (catalogue::SCRAPES_FAILED, None),
-    (catalogue::MODEL_MISMATCHES, None),
-    (catalogue::POOLS_EMPTIED, None),
-    (catalogue::SOURCE_FAILURES, None),
-    (catalogue::SCALER_CLAMPED, None),
-];
-
-/// Why a shadow copy is skipped before the scheduler has it. The scheduler's reasons are those of
-/// refusals.
-const SHADOW_SKIPS: [&str; 3] = ["placement", "in_flight", "memory"];
 
 /// Pairs of models whose counters have both as labels.
 #[derive(Debug, Clone, Default)]
@@ -181,122 +36,76 @@ impl Zeros {
     /// Starts the counters of the policy's names, and those that need none.
     pub(super) fn register(&self, recorder: &PrometheusRecorder, policy: &Policy, pairs: &ModelPairs) {
         let mut started = self.0.lock();
-        let mut start = |metric: &Metric, labels: Vec<Label>| {
+        for metric in catalogue::all() {
             let rows = started.entry(metric.name).or_default();
-            if rows.len() < MAX_ROWS && rows.insert(labels.clone()) {
-                let _starts_at_zero = counter(recorder, metric, labels);
-            }
-        };
-        for (metric, dimensions) in FIXED {
-            product(dimensions).into_iter().for_each(|labels| start(metric, labels));
-        }
-        for cause in WasteCause::ALL {
-            start(&catalogue::WASTED_TOKENS, vec![code("reason", cause.name())]);
-        }
-        of_pools(policy, &mut start);
-        of_models(policy, pairs, &mut start);
-        of_limits(policy, &mut start);
-        of_owners(policy, &mut start);
-        for (_, name, _) in policy.classes.iter().filter(|(_, _, class)| !class.scavenger) {
-            if started.entry(catalogue::OBJECTIVES.name).or_default().insert(vec![named("class", name)]) {
-                ObjectiveCounters::register(recorder, &[named("class", name)]);
-            }
-        }
-    }
-}
-
-fn of_pools(policy: &Policy, start: &mut impl FnMut(&Metric, Vec<Label>)) {
-    for (_, name, row) in policy.pools.iter() {
-        let pool = named("pool", name);
-        for (metric, further) in OF_POOLS {
-            match further {
-                None => start(metric, vec![pool.clone()]),
-                Some((key, values)) => {
-                    values.iter().for_each(|value| start(metric, vec![pool.clone(), code(key, value)]));
+            for subject in subjects(metric.zeros, policy, pairs) {
+                for labels in combinations(metric.labels, &subject) {
+                    if rows.len() < MAX_ROWS && rows.insert(labels.clone()) {
+                        let _starts_at_zero = counter(recorder, metric, labels);
+                    }
                 }
             }
         }
-        for order in row.sleep.iter().flat_map(|_| ["sleep", "wake"]) {
-            for outcome in ["done", "failed", "unknown"] {
-                let labels = vec![code("order", order), code("outcome", outcome), pool.clone()];
-                start(&catalogue::REST_ORDERS, labels);
-            }
-        }
     }
 }
 
-fn of_models(policy: &Policy, pairs: &ModelPairs, start: &mut impl FnMut(&Metric, Vec<Label>)) {
-    for (_, name, _) in policy.models.iter() {
-        for source in CountSource::ALL {
-            start(&catalogue::PROMPT_COUNTS, vec![named("model", name), code("source", source.name())]);
+/// Labels of each subject whose series start at 0.
+fn subjects(zeros: ZeroSeries, policy: &Policy, pairs: &ModelPairs) -> Vec<Vec<Label>> {
+    let pool = |name: &str| vec![named("pool", name)];
+    let classes = || policy.classes.iter().filter(|(_, _, class)| !class.scavenger);
+    let classes = || classes().map(|(_, name, _)| named("class", name));
+    let models = || policy.models.iter().map(|(_, name, _)| named("model", name));
+    match zeros {
+        ZeroSeries::None => Vec::new(),
+        ZeroSeries::Codes => vec![Vec::new()],
+        ZeroSeries::Pools => policy.pools.iter().map(|(_, name, _)| pool(name)).collect(),
+        ZeroSeries::PoolsWithSleep => {
+            let with_sleep = policy.pools.iter().filter(|(_, _, row)| row.sleep.is_some());
+            with_sleep.map(|(_, name, _)| pool(name)).collect()
         }
-        for (_, class, _) in policy.classes.iter().filter(|(_, _, class)| !class.scavenger) {
-            for aim in ObjectiveKind::ALL {
-                let labels = vec![named("class", class), named("model", name), code("objective", aim.name())];
-                start(&catalogue::PROMISES_UNKEPT, labels);
-            }
+        ZeroSeries::Models => models().map(|model| vec![model]).collect(),
+        ZeroSeries::ObjectiveClasses => classes().map(|class| vec![class]).collect(),
+        ZeroSeries::ObjectiveClassModels => {
+            models().flat_map(|model| classes().map(move |class| vec![class, model.clone()])).collect()
         }
-    }
-    for (from, to) in &pairs.fallbacks {
-        let [from, to] = [("from", from), ("to", to)].map(|(key, id)| named(key, policy.models.name(*id)));
-        for reason in RejectReason::NAMES {
-            start(&catalogue::FALLBACKS, vec![from.clone(), code("reason", reason), to.clone()]);
-        }
-    }
-    for (model, to) in &pairs.shadows {
-        let pair = [("model", model), ("to", to)].map(|(key, id)| named(key, policy.models.name(*id)));
-        let with = |key, value| pair.iter().cloned().chain([code(key, value)]).collect::<Vec<_>>();
-        for reason in SHADOW_SKIPS.into_iter().chain(RejectReason::NAMES) {
-            start(&catalogue::SHADOW_SKIPPED, with("reason", reason));
-        }
-        for side in ShadowSide::NAMES {
-            start(&catalogue::SHADOW_TOKENS, with("side", side));
-            for outcome in RequestOutcome::ALL {
-                let mut labels = with("side", side);
-                labels.push(code("outcome", outcome.name()));
-                start(&catalogue::SHADOW_REQUESTS, labels);
-            }
-        }
+        ZeroSeries::Fallbacks => of_pairs(policy, &pairs.fallbacks, ["from", "to"]),
+        ZeroSeries::Shadows => of_pairs(policy, &pairs.shadows, ["model", "to"]),
+        ZeroSeries::TenantLimits => of_limits(policy),
+        ZeroSeries::Owners => labels::owners(policy).map(|owner| owner.labels(policy)).collect(),
     }
 }
 
-/// Starts the counters of limits of tenants, on all models or on one. Whose the limits of keys are,
-/// the policy does not say.
-fn of_limits(policy: &Policy, start: &mut impl FnMut(&Metric, Vec<Label>)) {
-    for rule in &policy.limits {
-        let LimitId { scope, unit, period, shadow } = rule.id;
-        let (LimitScope::Tenant(tenant) | LimitScope::Model(tenant, _)) = scope else { continue };
-        let labels = vec![
+fn of_pairs(policy: &Policy, pairs: &[(ModelId, ModelId)], keys: [&'static str; 2]) -> Vec<Vec<Label>> {
+    let [first, second] = keys;
+    let labels = |(one, other): &(ModelId, ModelId)| {
+        vec![named(first, policy.models.name(*one)), named(second, policy.models.name(*other))]
+    };
+    pairs.iter().map(labels).collect()
+}
+
+fn of_limits(policy: &Policy) -> Vec<Vec<Label>> {
+    let labels = |id: LimitId| {
+        let LimitId { scope, unit, period, shadow } = id;
+        let (LimitScope::Tenant(tenant) | LimitScope::Model(tenant, _)) = scope else { return None };
+        Some(vec![
             named("tenant", policy.tenants.name(tenant)),
             code("scope", scope.name()),
             code("unit", unit.name()),
             code("period", period.name()),
             code("shadow", if shadow { "true" } else { "false" }),
-        ];
-        start(&catalogue::LIMITS_MET, labels);
-    }
+        ])
+    };
+    policy.limits.iter().filter_map(|rule| labels(rule.id)).collect()
 }
 
-fn of_owners(policy: &Policy, start: &mut impl FnMut(&Metric, Vec<Label>)) {
-    for owner in labels::owners(policy) {
-        let mut labels = owner.labels(policy);
-        let pair: Vec<Label> =
-            labels.iter().filter(|label| matches!(label.key(), "tenant" | "model")).cloned().collect();
-        labels.push(code("outcome", RequestOutcome::Success.name()));
-        labels.push(code("reason", "none"));
-        start(&catalogue::REQUESTS, labels);
-        for kind in ["input", "cached", "output"] {
-            let further = [code("kind", kind), code("source", "exact")];
-            start(&catalogue::TOKENS, pair.iter().cloned().chain(further).collect());
-        }
-        start(&catalogue::USAGE_UNKNOWN, pair);
-    }
-}
-
-/// Every combination of the values.
-fn product(dimensions: &[LabelValues]) -> Vec<Vec<Label>> {
-    dimensions.iter().fold(vec![Vec::new()], |rows, (key, values)| {
-        let longer = |row: &Vec<Label>, value| row.iter().cloned().chain([code(key, value)]).collect();
+/// Series of a subject: its own labels, and every combination of the codes of the others.
+fn combinations(keys: &[LabelKey], subject: &[Label]) -> Vec<Vec<Label>> {
+    keys.iter().fold(vec![Vec::new()], |rows, key| {
+        let values: Vec<Label> = match subject.iter().find(|label| label.key() == key.name) {
+            Some(label) => vec![label.clone()],
+            None => (key.codes)().into_iter().map(|value| code(key.name, value)).collect(),
+        };
+        let longer = |row: &Vec<Label>, value: &Label| row.iter().chain([value]).cloned().collect();
         rows.iter().flat_map(|row| values.iter().map(move |value| longer(row, value))).collect()
     })
 }
@@ -317,6 +126,7 @@ mod tests {
 
     use super::*;
     use crate::core::limits::rule::{LimitPeriod, LimitRule, LimitUnit};
+    use crate::core::model::event::{EngineFault, PreemptReason, RejectReason};
     use crate::core::model::ids::{ReplicaId, TenantId};
     use crate::core::model::policy::sleep::SleepPolicy;
     use crate::core::model::policy::{Model, Pool};
@@ -327,7 +137,7 @@ mod tests {
         ShadowSkipped, SleepOrderFailed, StreamBroken,
     };
     use crate::telemetry::fixtures::{load, policy, render, samples, success, telemetry};
-    use crate::telemetry::summary::{RequestIds, RequestSummary};
+    use crate::telemetry::summary::{RequestIds, RequestOutcome, RequestSummary};
 
     /// The series of counters, with labels.
     fn counters(telemetry: &Telemetry) -> BTreeSet<String> {
@@ -366,6 +176,10 @@ mod tests {
         ConfigReloaded { policy: &Arc::new(policy), digest: "d", restart_needed: &[], changed: &[], pairs }
             .emit(&telemetry);
         let before = counters(&telemetry);
+        for metric in catalogue::all().filter(|metric| metric.zeros != ZeroSeries::None) {
+            let is_its = |key: &String| key.split('{').next() == Some(metric.name);
+            assert!(before.iter().any(is_its), "{} has no zeros", metric.name);
+        }
 
         let (replica, fault, problem) = (ReplicaId::new(0), EngineFault::Refused, "refused");
         let (model, why) = (ModelId::new(0), PreemptReason::Stalled);
