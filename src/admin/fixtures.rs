@@ -12,7 +12,7 @@ use crate::config::keys::{KeyDigest, KeyRing};
 use crate::config::load::fixtures::usual;
 use crate::config::secret::Secret;
 use crate::config::settings::identity::{Auth, Credentials, Grant, KeyEntry, Listeners};
-use crate::config::settings::names::{ModelNames, Split, TenantNames};
+use crate::config::settings::names::{ModelNames, Split, SplitTarget, TenantNames};
 use crate::config::settings::{
     EdgeSettings, OtlpSettings, PoolSettings, ReplicaSettings, Settings, Startup, TelemetrySettings,
 };
@@ -57,7 +57,10 @@ fn edge(policy: &Policy, usual: &EdgeSettings) -> EdgeSettings {
     let key =
         KeyEntry { digest: KeyDigest::Blake3(KEY_DIGEST), grant, expires: None, origin: Default::default() };
     let keys = KeyRing::from_iter([("pk_1".to_owned(), key)]);
-    let split = Split { targets: vec![(ModelId::new(0), 3)], fallbacks: vec![ModelId::new(0)] };
+    let split = Split {
+        targets: vec![SplitTarget { model: ModelId::new(0), weight: 3 }],
+        fallbacks: vec![ModelId::new(0)],
+    };
     let own =
         TenantNames { map: HashMap::from([("mine".to_owned(), "gpt-4o".to_owned())]), allow_fallback: true };
     EdgeSettings {

@@ -18,8 +18,17 @@ pub(super) struct VerifiedToken<G> {
     pub(super) ends: SystemTime,
     /// Generation of the credentials file under which the token was verified.
     pub(super) epoch: u64,
-    /// Keys with which the token was verified: the provider's number, and the version of its keys.
-    pub(super) keys: (usize, u64),
+    /// Keys with which the token was verified.
+    pub(super) keys: KeySetVersion,
+}
+
+/// The keys of a provider, as they were at some time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct KeySetVersion {
+    /// Number of the provider.
+    pub(super) issuer: usize,
+    /// Number of changes of its keys.
+    pub(super) version: u64,
 }
 
 /// Valid tokens by their hash. When the young half is full, it becomes the old half, and tokens
@@ -72,7 +81,7 @@ mod tests {
             id: String::new(),
             ends: SystemTime::UNIX_EPOCH,
             epoch: 0,
-            keys: (0, 0),
+            keys: KeySetVersion { issuer: 0, version: 0 },
         });
         let hash = |number: usize| *blake3::hash(&number.to_le_bytes()).as_bytes();
         let mut cache = TokenCache::default();

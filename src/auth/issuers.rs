@@ -17,7 +17,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::auth::cache::{TokenCache, VerifiedToken};
+use crate::auth::cache::{KeySetVersion, TokenCache, VerifiedToken};
 use crate::auth::jwks::{KeySet, PublicKey};
 use crate::auth::jwt::{self, TokenClaims, TokenError};
 use crate::auth::provider::ProviderClient;
@@ -72,7 +72,14 @@ struct IssuerKeys {
     /// Whether a fetch was asked for and has not ended.
     fetch_requested: AtomicBool,
     fetch_wakeup: Notify,
-    fetch_rate: Mutex<(GatewayClock, TokenBucket)>,
+    fetch_limiter: Mutex<FetchLimiter>,
+}
+
+/// Rate limiter of the fetches for tokens with unknown keys.
+#[derive(Debug)]
+struct FetchLimiter {
+    clock: GatewayClock,
+    bucket: TokenBucket,
 }
 
 impl IssuerKeys {
@@ -85,7 +92,10 @@ impl IssuerKeys {
             failing: AtomicBool::new(false),
             fetch_requested: AtomicBool::new(true),
             fetch_wakeup: Notify::new(),
-            fetch_rate: Mutex::new((GatewayClock::start(), TokenBucket::default())),
+            fetch_limiter: Mutex::new(FetchLimiter {
+                clock: GatewayClock::start(),
+                bucket: TokenBucket::default(),
+            }),
         }
     }
 
@@ -95,9 +105,9 @@ impl IssuerKeys {
         if self.fetch_requested.load(Ordering::Acquire) {
             return true;
         }
-        let mut asks = self.fetch_rate.lock();
-        let now = asks.0.now();
-        if asks.1.take(now, FETCH_RATE).is_err() {
+        let mut limiter = self.fetch_limiter.lock();
+        let now = limiter.clock.now();
+        if limiter.bucket.take(now, FETCH_RATE).is_err() {
             return false;
         }
         self.fetch_requested.store(true, Ordering::Release);
@@ -212,8 +222,8 @@ impl<C: TokenClaims> Issuers<C> {
         let key = keys.find(unproved.header.kid.as_deref(), algorithm).await?;
         let proved = jwt::verify(text, &key, algorithm, issuer)?;
         let (grant, id) = C::grant(&proved, issuer)?;
-        let token =
-            Arc::new(VerifiedToken { grant, id, ends: proved.ends, epoch, keys: (keys.number, version) });
+        let keys = KeySetVersion { issuer: keys.number, version };
+        let token = Arc::new(VerifiedToken { grant, id, ends: proved.ends, epoch, keys });
         self.cache.lock().put(hash, Arc::clone(&token));
         Ok(token)
     }
@@ -222,10 +232,10 @@ impl<C: TokenClaims> Issuers<C> {
     /// and has not expired.
     fn remembered(&self, epoch: u64, hash: &[u8; 32]) -> Option<Arc<VerifiedToken<C::Grant>>> {
         let token = self.cache.lock().get(hash)?;
-        let (number, version) = token.keys;
+        let KeySetVersion { issuer, version } = token.keys;
         let current = || {
             let rows = self.rows.lock();
-            rows.values().any(|row| row.keys.number == number && *row.keys.version.borrow() == version)
+            rows.values().any(|row| row.keys.number == issuer && *row.keys.version.borrow() == version)
         };
         if token.epoch == epoch && token.ends > wall::now() && current() {
             return Some(token);

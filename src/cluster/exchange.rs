@@ -62,6 +62,14 @@ const VERSION: &str = "1";
 /// they tell, and the time.
 type MembersAnswer = (u8, Vec<String>, Vec<String>, Vec<String>, i64);
 
+/// The store's clock as it was at a moment.
+#[derive(Debug, Clone, Copy)]
+struct StoreClock {
+    read_at: Instant,
+    /// Milliseconds since 1970.
+    store_ms: i64,
+}
+
 /// Handle of the running exchange.
 #[derive(Debug)]
 pub struct ClusterHandle {
@@ -130,8 +138,7 @@ struct LeaseExchange {
     others: Vec<String>,
     /// Time at which this gateway last told that it is there; absent = not on this connection.
     announced: Option<Instant>,
-    /// The store's clock in milliseconds since 1970, and when it said so.
-    store_clock: Option<(Instant, i64)>,
+    store_clock: Option<StoreClock>,
     /// Time of the last report of all limits; absent = the store may know nothing.
     reported_all: Option<Instant>,
     /// Whether the gateway drains and keeps no lease that it does not use.
@@ -310,7 +317,7 @@ impl LeaseExchange {
         let keys = [&*keys[0], &*keys[1]];
         let answer = connection.run(&self.scripts[1], &keys, &values).await?;
         let (known, ids, names, said, store_ms): MembersAnswer = answer;
-        self.store_clock = Some((Instant::now(), store_ms));
+        self.store_clock = Some(StoreClock { read_at: Instant::now(), store_ms });
         if known == 0 {
             // The store has lost its data, or has taken this gateway for lost.
             self.reported_all = None;
@@ -432,7 +439,7 @@ impl LeaseExchange {
     /// The store's time in milliseconds since 1970; before it has said it, that of this machine.
     fn store_ms(&self) -> i64 {
         match self.store_clock {
-            Some((at, store_ms)) => store_ms + at.elapsed().as_millis() as i64,
+            Some(clock) => clock.store_ms + clock.read_at.elapsed().as_millis() as i64,
             None => (wall::unix_seconds(wall::now()) * 1e3) as i64,
         }
     }

@@ -33,8 +33,15 @@ struct SentReports {
     key: String,
     /// Number of the last report.
     seq: u64,
-    /// Number of the last report that was answered, and the use that it told.
-    acked: (u64, u64),
+    /// The last report that was answered.
+    acked: AckedReport,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct AckedReport {
+    seq: u64,
+    /// Use that the report told.
+    used: u64,
 }
 
 /// The reports of one gateway.
@@ -65,8 +72,9 @@ impl LeaseReportState {
         }
         self.seq += 1;
         sent.seq = self.seq;
-        let (acked, told) = sent.acked;
-        let numbers = [rule.amount, sent.seq, acked, told, used, held, ceiling, missed, demand, others];
+        let acked = sent.acked;
+        let numbers =
+            [rule.amount, sent.seq, acked.seq, acked.used, used, held, ceiling, missed, demand, others];
         let mut values = vec![epoch.to_string(), rule.id.period.name().to_owned()];
         values.extend(numbers.iter().map(u64::to_string));
         Some(LeaseCall { key: sent.key.clone(), values, report: *report, seq: sent.seq })
@@ -79,7 +87,7 @@ impl LeaseReportState {
         let sent = self.sent.get_mut(&rule.id).filter(|sent| sent.seq == call.seq)?;
         let numbers: Vec<f64> = answer.split(' ').map(str::parse).collect::<Result<_, _>>().ok()?;
         let [ceiling, keep, share, others, free, gateways] = *numbers.first_chunk()?;
-        sent.acked = (call.seq, used);
+        sent.acked = AckedReport { seq: call.seq, used };
         // Amounts are whole and not below 0, except for a share that is absent.
         let whole = |number: f64| number as u64;
         Some(LeaseGrant {

@@ -152,8 +152,16 @@ pub(super) fn read_bounded(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
 pub(super) struct SecretReader<'a> {
     source: &'a dyn SecretSource,
     base: &'a Path,
-    read: Vec<(PathBuf, Option<blake3::Hash>)>,
-    folders: Vec<(PathBuf, Option<blake3::Hash>)>,
+    read: Vec<HashedPath>,
+    folders: Vec<HashedPath>,
+}
+
+/// A file or folder that was read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct HashedPath {
+    pub(super) path: PathBuf,
+    /// Hash of the file's content, or of the names in the folder; `None` = it could not be read.
+    pub(super) hash: Option<blake3::Hash>,
 }
 
 /// The hash of the names in a folder.
@@ -168,9 +176,8 @@ impl<'a> SecretReader<'a> {
         Self { source, base, read: Vec::new(), folders: Vec::new() }
     }
 
-    /// The files read so far, with the hash of what was there, and the folders with
-    /// the hash of their names.
-    pub(super) fn into_read(self) -> [Vec<(PathBuf, Option<blake3::Hash>)>; 2] {
+    /// The files and the folders read so far.
+    pub(super) fn into_read(self) -> [Vec<HashedPath>; 2] {
         [self.read, self.folders]
     }
 
@@ -178,7 +185,8 @@ impl<'a> SecretReader<'a> {
     pub(super) fn names(&mut self, path: &str) -> Result<Vec<String>, String> {
         let full = self.path(path);
         let names = self.source.names(&full);
-        self.folders.push((full, names.as_ref().ok().map(|names| hash_of(names))));
+        let hash = names.as_ref().ok().map(|names| hash_of(names));
+        self.folders.push(HashedPath { path: full, hash });
         names.map_err(|error| self.absent(format!("the folder {path:?} cannot be read: {error}")))
     }
 
@@ -231,7 +239,8 @@ impl<'a> SecretReader<'a> {
     fn read(&mut self, path: &str) -> io::Result<Vec<u8>> {
         let full = self.path(path);
         let bytes = self.source.file(&full);
-        self.read.push((full, bytes.as_ref().ok().map(|bytes| blake3::hash(bytes))));
+        let hash = bytes.as_ref().ok().map(|bytes| blake3::hash(bytes));
+        self.read.push(HashedPath { path: full, hash });
         bytes
     }
 
@@ -294,8 +303,9 @@ mod tests {
         assert!(reader.file("binary").unwrap_err().ends_with("is not text"));
         assert!(reader.file("/none").unwrap_err().starts_with("the file \"/none\" cannot be read"));
         let [read, _] = reader.into_read();
-        assert_eq!(read[0], (PathBuf::from("/etc/penstock/key"), Some(blake3::hash(b"sk-2\r\n"))));
-        assert_eq!(read[2], (PathBuf::from("/none"), None));
+        let hashed = |path: &str, hash| HashedPath { path: path.into(), hash };
+        assert_eq!(read[0], hashed("/etc/penstock/key", Some(blake3::hash(b"sk-2\r\n"))));
+        assert_eq!(read[2], hashed("/none", None));
     }
 
     #[test]

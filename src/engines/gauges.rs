@@ -29,7 +29,13 @@ pub struct EngineGauges {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct GaugeSeries {
     name: &'static str,
-    only: Option<(&'static str, &'static str)>,
+    only: Option<GaugeLabel>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct GaugeLabel {
+    label: &'static str,
+    value: &'static str,
 }
 
 impl GaugeSeries {
@@ -39,12 +45,12 @@ impl GaugeSeries {
 
     /// Rows of a metric whose `label` is `value`.
     pub(super) const fn only(name: &'static str, label: &'static str, value: &'static str) -> Self {
-        Self { name, only: Some((label, value)) }
+        Self { name, only: Some(GaugeLabel { label, value }) }
     }
 
     pub(super) fn matches(&self, sample: &PromSample<'_>) -> bool {
         self.name == sample.name
-            && self.only.is_none_or(|(label, value)| sample.label(label).as_deref() == Some(value))
+            && self.only.is_none_or(|only| sample.label(only.label).as_deref() == Some(only.value))
     }
 }
 

@@ -151,7 +151,7 @@ fn split_labels(block: &str) -> Option<(&str, &str)> {
             let labels = &block[..block.len() - rest.len()];
             return Some((labels, after));
         }
-        rest = split_label(rest)?.2;
+        (_, _, rest) = split_label(rest)?;
     }
 }
 

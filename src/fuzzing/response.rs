@@ -20,9 +20,18 @@ const STATUSES: [StatusCode; 5] = [
     StatusCode::SERVICE_UNAVAILABLE,
 ];
 
-/// The frames of up to `limit` bytes of a stream that arrives in chunks of `size` bytes, and the bytes
-/// left after them.
-fn frames(bytes: &[u8], size: usize, limit: usize) -> (Vec<Bytes>, usize, bool) {
+/// The frames of a stream.
+#[derive(Debug, PartialEq)]
+struct ScannedFrames {
+    frames: Vec<Bytes>,
+    /// Bytes left after the frames.
+    leftover: usize,
+    /// Whether a frame was too long.
+    too_long: bool,
+}
+
+/// The frames of up to `limit` bytes of a stream that arrives in chunks of `size` bytes.
+fn frames(bytes: &[u8], size: usize, limit: usize) -> ScannedFrames {
     let mut scanner = SseScanner::new(limit);
     let (mut frames, mut too_long) = (Vec::new(), false);
     for chunk in bytes.chunks(size) {
@@ -38,21 +47,21 @@ fn frames(bytes: &[u8], size: usize, limit: usize) -> (Vec<Bytes>, usize, bool) 
             }
         }
         if too_long {
-            return (frames, 0, true);
+            return ScannedFrames { frames, leftover: 0, too_long };
         }
     }
     frames.extend(scanner.finish().map(|frame| frame.bytes().clone()));
-    (frames, scanner.leftover(), false)
+    ScannedFrames { frames, leftover: scanner.leftover(), too_long }
 }
 
 /// The frames do not depend on the chunks, and together they are the stream.
 pub(super) fn sse(data: &[u8]) {
     for limit in [100, MAX_EVENT] {
         let whole = frames(data, data.len().max(1), limit);
-        if !whole.2 {
-            let held: usize = whole.0.iter().map(Bytes::len).sum();
-            assert_eq!(held + whole.1, data.len());
-            assert!(data.starts_with(&whole.0.concat()));
+        if !whole.too_long {
+            let held: usize = whole.frames.iter().map(Bytes::len).sum();
+            assert_eq!(held + whole.leftover, data.len());
+            assert!(data.starts_with(&whole.frames.concat()));
         }
         for size in [1, 3, 64] {
             assert_eq!(frames(data, size, limit), whole, "chunks of {size} bytes, frames of {limit}");
@@ -86,7 +95,7 @@ pub(super) fn stream(data: &[u8]) {
     let choice = usize::from(*choice);
     let api = Api::ALL[choice % Api::ALL.len()];
     // A frame that is too long ends a stream.
-    if frames(bytes, bytes.len().max(1), MAX_EVENT).2 {
+    if frames(bytes, bytes.len().max(1), MAX_EVENT).too_long {
         return;
     }
     let whole = relayed(api, choice, bytes, bytes.len().max(1));

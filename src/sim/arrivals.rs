@@ -40,23 +40,33 @@ pub enum Pattern {
 pub enum Sizes {
     /// Prompt and output lengths drawn independently.
     Independent { prompt: Length, output: Length },
-    /// Pairs of prompt and output tokens, drawn with replacement. Without pairs
-    /// every call has 1 and 1.
-    Drawn(Arc<[(u32, u32)]>),
+    /// Sizes drawn with replacement. Without any, every call has 1 and 1.
+    Drawn(Arc<[CallSize]>),
+}
+
+/// Tokens of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CallSize {
+    pub prompt: u32,
+    pub output: u32,
 }
 
 impl Sizes {
-    /// The pairs of prompt and output tokens in the trace.
+    /// The sizes of the calls in the trace.
     #[must_use]
     pub fn of(trace: &TrafficTrace) -> Self {
-        Self::Drawn(trace.calls.iter().map(|call| (call.prompt, call.output)).collect())
+        let size = |call: &TraceCall| CallSize { prompt: call.prompt, output: call.output };
+        Self::Drawn(trace.calls.iter().map(size).collect())
     }
 
-    fn draw(&self, rng: &mut Rng) -> (u32, u32) {
+    fn draw(&self, rng: &mut Rng) -> CallSize {
         match self {
-            Self::Independent { prompt, output } => (prompt.draw(rng), output.draw(rng)),
-            Self::Drawn(pairs) => {
-                pairs.get(rng.below(pairs.len() as u64) as usize).copied().unwrap_or((1, 1))
+            Self::Independent { prompt, output } => {
+                CallSize { prompt: prompt.draw(rng), output: output.draw(rng) }
+            }
+            Self::Drawn(sizes) => {
+                let drawn = sizes.get(rng.below(sizes.len() as u64) as usize);
+                drawn.copied().unwrap_or(CallSize { prompt: 1, output: 1 })
             }
         }
     }
@@ -109,7 +119,7 @@ impl Synthetic {
             if index > 0 {
                 at = self.next_arrival(at, &mut times);
             }
-            let (prompt, output) = self.sizes.draw(&mut sizes);
+            let CallSize { prompt, output } = self.sizes.draw(&mut sizes);
             TraceCall { at: clamped(at), prompt, output, ..TraceCall::default() }
         };
         TrafficTrace { calls: (0..self.count.min(MAX_CALLS)).map(call).collect(), ..TrafficTrace::default() }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::core::billing::bill::AttemptBill;
-use crate::core::model::event::{DispatchGrant, DispatchReason};
+use crate::core::model::event::{DispatchGrant, DispatchReason, RejectReason};
 use crate::core::model::ids::{ClassId, ModelId, PoolId, ReplicaId, TenantId};
 use crate::core::model::job::JobUsage;
 use crate::tokens::CountSource;
@@ -58,9 +58,17 @@ pub struct ModelFacts<'a> {
     pub served: Option<ModelId>,
     /// Model as the client wrote it. For the log and traces only, never a label.
     pub requested: Option<&'a str>,
-    /// Model that the client asked for and the reason for the fallback, when another model served
-    /// the request.
-    pub fallback: Option<(ModelId, &'static str)>,
+    /// The fallback, when another model than the one that the client asked for served the request.
+    pub fallback: Option<ModelFallback>,
+}
+
+/// First fallback of a request.
+#[derive(Debug, Clone, Copy)]
+pub struct ModelFallback {
+    /// Model that the request was for.
+    pub from: ModelId,
+    /// Why that model could not serve it.
+    pub why: RejectReason,
 }
 
 /// Last dispatch of a request to an engine.
@@ -104,13 +112,21 @@ pub struct CallFacts {
 /// Tokens of a request.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TokenFacts {
-    /// Prompt tokens before any engine counted them, and the source of the number; absent = the
-    /// request ended before its prompt was counted.
-    pub prompt: Option<(u64, CountSource)>,
+    /// The prompt before any engine counted it; absent = the request ended before its prompt was
+    /// counted.
+    pub prompt: Option<CountedPrompt>,
     /// Tokens that the request consumed. Absent, or exactly zero, when no engine got the request.
     pub usage: Option<JobUsage>,
     /// Whether an engine got the request. If not, its usage is exactly zero.
     pub reached_engine: bool,
+}
+
+/// Size of a prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CountedPrompt {
+    pub tokens: u64,
+    /// Source of the number.
+    pub source: CountSource,
 }
 
 /// Attempts of a request at engines.

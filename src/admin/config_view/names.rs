@@ -60,7 +60,7 @@ fn context(model: &ModelSettings) -> Value {
 /// Model names whose requests are split between models.
 pub(super) fn splits(edge: &EdgeSettings, policy: &Policy) -> Value {
     let row = |split: &Split| {
-        let targets = split.targets.iter().map(|(model, weight)| (policy.models.name(*model), json!(weight)));
+        let targets = split.targets.iter().map(|to| (policy.models.name(to.model), json!(to.weight)));
         json!({ "targets": by_name(targets), "fallbacks": listed(&split.fallbacks, policy) })
     };
     by_name(edge.names.splits.iter().map(|(name, split)| (name.as_str(), row(split))))

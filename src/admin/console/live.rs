@@ -36,7 +36,12 @@ struct LiveFeed {
     state: Arc<AdminState>,
     started: Instant,
     streams: Arc<Semaphore>,
-    latest: Mutex<Option<(Instant, Bytes)>>,
+    latest: Mutex<Option<MadeEvent>>,
+}
+
+struct MadeEvent {
+    at: Instant,
+    text: Bytes,
 }
 
 /// One who watches: an open stream.
@@ -75,11 +80,11 @@ impl LiveFeed {
     fn event(&self) -> Bytes {
         let mut latest = self.latest.lock();
         match &*latest {
-            Some((at, event)) if at.elapsed() < FRESH => event.clone(),
+            Some(event) if event.at.elapsed() < FRESH => event.text.clone(),
             _ => {
-                let event = self.make();
-                *latest = Some((Instant::now(), event.clone()));
-                event
+                let text = self.make();
+                *latest = Some(MadeEvent { at: Instant::now(), text: text.clone() });
+                text
             }
         }
     }

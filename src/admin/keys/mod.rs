@@ -280,7 +280,7 @@ fn new_file(
     if expires.is_some_and(|end| end.0 <= now) {
         return Err(bad_request("`expires` is over already".to_owned()));
     }
-    let (key, id, digest) = identity(ask)?;
+    let KeyIdentity { text, id, digest } = identity(ask)?;
     let ring = &known(settings)?.keys;
     let same = || ring.id_with(&KeyDigest::parse(&digest)?);
     if let Some(known) = ring.get(&id).map(|_| &*id).or_else(same) {
@@ -303,11 +303,18 @@ fn new_file(
         expires,
         note: note.map(str::to_owned).or(base.note),
     };
-    Ok((key, KeyFile { tenant, keys: vec![section] }))
+    Ok((text, KeyFile { tenant, keys: vec![section] }))
 }
 
-/// The key's text if it is new, its id and its digest.
-fn identity(ask: &KeyRequest) -> Result<(Option<String>, String, String), VerbError> {
+/// What names a key.
+struct KeyIdentity {
+    /// The key itself, if it is new.
+    text: Option<String>,
+    id: String,
+    digest: String,
+}
+
+fn identity(ask: &KeyRequest) -> Result<KeyIdentity, VerbError> {
     let Some(text) = &ask.digest else {
         if ask.id.is_some() {
             return Err(bad_request(
@@ -315,7 +322,7 @@ fn identity(ask: &KeyRequest) -> Result<(Option<String>, String, String), VerbEr
             ));
         }
         let key = keys::new(&random::bytes());
-        return Ok((Some(key.text), key.id, key.digest));
+        return Ok(KeyIdentity { text: Some(key.text), id: key.id, digest: key.digest });
     };
     let Some(digest) = KeyDigest::parse(text) else {
         return Err(bad_request("`digest` must be what `penstock keys hash` printed".to_owned()));
@@ -324,7 +331,7 @@ fn identity(ask: &KeyRequest) -> Result<(Option<String>, String, String), VerbEr
     if !keys::is_id(&id) {
         return Err(bad_request("`id` must be 8 to 12 lower-case letters and digits".to_owned()));
     }
-    Ok((None, id, digest.to_string()))
+    Ok(KeyIdentity { text: None, id, digest: digest.to_string() })
 }
 
 /// The replaced key's file, with an end.

@@ -24,7 +24,7 @@ use crate::core::limits::LimitStatus;
 use crate::core::model::ids::TenantId;
 use crate::core::model::policy::{Policy, Tenant};
 use crate::core::model::snapshot::{ReplicaSnapshot, Snapshot};
-use crate::core::replica::bottleneck::{Bottleneck, SlotCounts};
+use crate::core::replica::bottleneck::{Bottleneck, BottleneckSlots, SlotCounts};
 use crate::fleet::discovery::SourceStatus;
 use crate::telemetry::metrics::EngineView;
 use crate::telemetry::{ConfigStatus, wall};
@@ -262,7 +262,7 @@ struct SlotsRow {
 
 impl SlotsRow {
     fn new(slots: SlotCounts) -> Self {
-        let count = |held: Option<(Bottleneck, u32)>| held.map_or(0, |(_, slots)| slots);
+        let count = |held: Option<BottleneckSlots>| held.map_or(0, |held| held.slots);
         Self {
             running: slots.running,
             free: slots.free,

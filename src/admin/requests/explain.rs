@@ -10,7 +10,7 @@ use crate::core::model::snapshot::WaitExplanation;
 use crate::core::replica::affinity::adapter_slots::AdapterState;
 use crate::core::replica::bottleneck::Bottleneck;
 use crate::core::replica::scores::OtherReplica;
-use crate::telemetry::request_history::{AttemptTrail, RequestState, RequestTrail};
+use crate::telemetry::request_history::{AttemptTrail, RequestState, RequestTrail, TrailFallback};
 use crate::telemetry::summary::GuardrailCheck;
 use crate::telemetry::wall;
 
@@ -40,8 +40,8 @@ pub(in crate::admin) fn request(
             .map(|parent| policy.tenants.name(parent)),
         "asked_class": policy.classes.name(trail.class),
         "model": policy.models.name(trail.model),
-        "fallback": trail.fallback.map(|(model, why)| {
-            json!({ "model": policy.models.name(model), "why": why.name() })
+        "fallback": trail.fallback.map(|TrailFallback { to, why }| {
+            json!({ "model": policy.models.name(to), "why": why.name() })
         }),
         "api": trail.api,
         "stream": trail.stream,
@@ -81,7 +81,7 @@ fn attempt_json(attempt: &AttemptTrail, policy: &Policy) -> Value {
         "replica": policy.replicas.name(attempt.grant.replica),
         "why": why,
         "first_token_after": attempt.first_token.map(secs),
-        "back": attempt.back.map(|(at, why)| json!({ "after": secs(at), "why": why.name() })),
+        "back": attempt.back.map(|back| json!({ "after": secs(back.at), "why": back.why.name() })),
     })
 }
 

@@ -11,7 +11,7 @@ use crate::cli::config::{ConfigCommand, DiffArgs};
 use crate::config::file::ConfigFile;
 use crate::config::load::{Loaded, load_file_with};
 use crate::config::report::diff::{ConfigChange, diff};
-use crate::config::schema::explain::{KeyMeaning, explain};
+use crate::config::schema::explain::{KeyChoice, KeyMeaning, explain};
 use crate::config::secret::OfflineSecrets;
 use crate::config::settings::identity::Auth;
 
@@ -35,8 +35,8 @@ fn told(key: &KeyMeaning, here: Option<Option<Value>>) -> String {
         let _infallible = writeln!(text, "  {name:<9} {value}");
     };
     fact("value", key.kind.clone());
-    for (choice, meaning) in &key.choices {
-        fact("", format!("{choice}: {meaning}").trim_end_matches(": ").to_owned());
+    for KeyChoice { value, meaning } in &key.choices {
+        fact("", format!("{value}: {meaning}").trim_end_matches(": ").to_owned());
     }
     if key.keys.is_empty() {
         let default = key.default.as_ref().map(plain);

@@ -157,7 +157,7 @@ fn list(runs: &[RecordRun], output: OutputArg) -> anyhow::Result<String> {
 
 /// Length of the record in seconds.
 fn length(history: &History) -> f64 {
-    history.span.map_or(0.0, |(first, last)| last.since(first).as_secs_f64())
+    history.span.map_or(0.0, |span| span.last.since(span.first).as_secs_f64())
 }
 
 fn text(

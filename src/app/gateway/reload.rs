@@ -119,7 +119,7 @@ pub(super) fn model_pairs(settings: &Settings) -> ModelPairs {
     let names = &settings.edge.names;
     let usual = names.fallbacks.iter().flat_map(|(from, to)| to.iter().map(move |to| (*from, *to)));
     let of_splits = names.splits.values().flat_map(|split| {
-        split.targets.iter().flat_map(|(from, _)| split.fallbacks.iter().map(|to| (*from, *to)))
+        split.targets.iter().flat_map(|target| split.fallbacks.iter().map(|to| (target.model, *to)))
     });
     let rules = settings.edge.shadows.iter().flat_map(|shadows| &shadows.rules);
     ModelPairs {

@@ -1,7 +1,7 @@
 //! Loading: one configuration file becomes settings and a report of every problem.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::de::DeserializeOwned;
 
@@ -10,7 +10,7 @@ pub(super) use crate::config::load::folder::folder;
 use crate::config::report::ConfigReport;
 use crate::config::report::problem::ConfigProblem;
 use crate::config::secret::{
-    MachineSecrets, OfflineSecrets, SecretReader, SecretSource, hash_of, read_bounded,
+    HashedPath, MachineSecrets, OfflineSecrets, SecretReader, SecretSource, hash_of, read_bounded,
 };
 use crate::config::settings::Settings;
 use crate::config::syntax::decode::{Decoded, decode};
@@ -53,38 +53,35 @@ impl LoadOutcome {
     }
 }
 
-/// The files that a configuration was read from, with the hash of each (none
-/// when it could not be read).
+/// The files that a configuration was read from.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct InputFiles {
-    config: Option<(PathBuf, Option<blake3::Hash>)>,
-    secrets: Vec<(PathBuf, Option<blake3::Hash>)>,
-    /// Folders with the hash of the names in them.
-    folders: Vec<(PathBuf, Option<blake3::Hash>)>,
+    config: Option<HashedPath>,
+    secrets: Vec<HashedPath>,
+    folders: Vec<HashedPath>,
 }
 
 impl InputFiles {
     /// The paths of the files, the configuration file first.
     pub(super) fn paths(&self) -> impl Iterator<Item = &Path> {
-        self.config.iter().chain(&self.secrets).map(|(path, _)| path.as_path())
+        self.config.iter().chain(&self.secrets).map(|file| file.path.as_path())
     }
 
     /// The folders of which every file counts.
     pub(super) fn folders(&self) -> impl Iterator<Item = &Path> {
-        self.folders.iter().map(|(path, _)| path.as_path())
+        self.folders.iter().map(|folder| folder.path.as_path())
     }
 
     /// Whether some file is no longer what it was, read as it was then.
     pub(super) fn changed(&self, source: &dyn SecretSource) -> bool {
-        let differs = |hash: &Option<blake3::Hash>, now: io::Result<Vec<u8>>| {
-            now.ok().map(|bytes| blake3::hash(&bytes)) != *hash
+        let differs = |file: &HashedPath, now: io::Result<Vec<u8>>| {
+            now.ok().map(|bytes| blake3::hash(&bytes)) != file.hash
         };
-        self.config.iter().any(|(path, hash)| differs(hash, read_bounded(path, MAX_FILE_BYTES)))
-            || self.secrets.iter().any(|(path, hash)| differs(hash, source.file(path)))
-            || self
-                .folders
-                .iter()
-                .any(|(path, hash)| source.names(path).ok().map(|names| hash_of(&names)) != *hash)
+        let renamed =
+            |folder: &HashedPath| source.names(&folder.path).ok().map(|names| hash_of(&names)) != folder.hash;
+        self.config.iter().any(|file| differs(file, read_bounded(&file.path, MAX_FILE_BYTES)))
+            || self.secrets.iter().any(|file| differs(file, source.file(&file.path)))
+            || self.folders.iter().any(renamed)
     }
 }
 
@@ -109,7 +106,7 @@ pub fn load_file_with(path: &Path, previous: Option<&Settings>, source: &dyn Sec
             LoadOutcome { loaded: None, report, inputs: InputFiles::default() }
         }
     };
-    outcome.inputs.config = Some((path.to_owned(), hash));
+    outcome.inputs.config = Some(HashedPath { path: path.to_owned(), hash });
     outcome
 }
 

@@ -26,8 +26,8 @@ pub struct KeyMeaning {
     pub default: Option<Value>,
     /// The least and the greatest value.
     pub range: [Option<Value>; 2],
-    /// The values that it may have, each with its meaning.
-    pub choices: Vec<(String, String)>,
+    /// The values that it may have.
+    pub choices: Vec<KeyChoice>,
     /// Whether it must be there.
     pub is_required: bool,
     /// Whether a change needs a restart.
@@ -36,6 +36,14 @@ pub struct KeyMeaning {
     pub keys: Vec<String>,
     /// Where the reference has it.
     pub link: String,
+}
+
+/// A value that a key may have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeyChoice {
+    pub value: String,
+    /// What it means; empty = the schema does not say.
+    pub meaning: String,
 }
 
 /// A step of a path as people write it.
@@ -134,14 +142,14 @@ impl SchemaWalk {
         let text: Vec<&str> = text.split_whitespace().collect();
         let choice = |one: &Value| {
             let meaning = one["description"].as_str().unwrap_or_default();
-            Some((
-                one["const"].as_str()?.to_owned(),
-                meaning.split_whitespace().collect::<Vec<_>>().join(" "),
-            ))
+            Some(KeyChoice {
+                value: one["const"].as_str()?.to_owned(),
+                meaning: meaning.split_whitespace().collect::<Vec<_>>().join(" "),
+            })
         };
+        let bare = |one: &Value| Some(KeyChoice { value: one.as_str()?.to_owned(), meaning: String::new() });
         let listed = found["enum"].as_array().into_iter().flatten();
-        let mut choices: Vec<(String, String)> =
-            listed.filter_map(|one| Some((one.as_str()?.to_owned(), String::new()))).collect();
+        let mut choices: Vec<KeyChoice> = listed.filter_map(bare).collect();
         choices.extend(found["oneOf"].as_array().into_iter().flatten().filter_map(choice));
         let bound = |key: &str| field.get(key).or_else(|| found.get(key)).cloned();
         KeyMeaning {
@@ -273,7 +281,10 @@ mod tests {
         let grace = explain("server.drain_grace").unwrap();
         assert!(grace.needs_restart && grace.default == Some(json!("1m")) && !grace.text.contains("restart"));
         let engine = explain("pools.*.engine").unwrap();
-        assert!(engine.is_required && engine.choices.iter().any(|(name, _)| name == "vllm"), "{engine:?}");
+        assert!(
+            engine.is_required && engine.choices.iter().any(|choice| choice.value == "vllm"),
+            "{engine:?}"
+        );
         assert_eq!(explain("pools.*.replicas[0].url").unwrap().pattern, "pools.*.replicas[].url");
         let limit = explain("tenants.red.limits.per_minute.tokens").unwrap();
         assert_eq!(

@@ -22,12 +22,19 @@ pub struct ModelNames {
 /// A name whose requests are shared out over several models.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Split {
-    /// The models with their weights, in the order of the file. The sum of the
-    /// weights is greater than zero.
-    pub targets: Vec<(ModelId, u32)>,
+    /// In the order of the file. The sum of the weights is greater than zero.
+    pub targets: Vec<SplitTarget>,
     /// The models that may serve in place of the target, best first; empty =
     /// those of the target.
     pub fallbacks: Vec<ModelId>,
+}
+
+/// A model that gets a part of a split's requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SplitTarget {
+    pub model: ModelId,
+    /// Its part of the requests, relative to the sum of all weights.
+    pub weight: u32,
 }
 
 /// The names of one tenant.
@@ -97,7 +104,7 @@ impl NamedModel<'_> {
             Self::Model(model) => (Some(*model), &[][..]),
             Self::Split(split) => (None, split.targets.as_slice()),
         };
-        one.into_iter().chain(several.iter().map(|(model, _)| *model))
+        one.into_iter().chain(several.iter().map(|target| target.model))
     }
 }
 
@@ -106,13 +113,13 @@ impl Split {
     /// order of the file, so that a change of weights moves as little as it can.
     #[must_use]
     pub fn at(&self, point: f64) -> ModelId {
-        let whole: f64 = self.targets.iter().map(|(_, weight)| f64::from(*weight)).sum();
+        let whole: f64 = self.targets.iter().map(|target| f64::from(target.weight)).sum();
         let mut end = 0.0;
-        let weighted = self.targets.iter().filter(|(_, weight)| *weight > 0);
+        let weighted = self.targets.iter().filter(|target| target.weight > 0);
         let mut last = ModelId::new(0);
-        for (model, weight) in weighted {
-            last = *model;
-            end += f64::from(*weight);
+        for target in weighted {
+            last = target.model;
+            end += f64::from(target.weight);
             if point * whole < end {
                 break;
             }
@@ -128,7 +135,8 @@ mod tests {
     #[test]
     fn weights_lie_side_by_side() {
         let model = ModelId::new;
-        let targets = vec![(model(1), 0), (model(2), 3), (model(3), 1), (model(4), 0)];
+        let target = |(id, weight)| SplitTarget { model: model(id), weight };
+        let targets = [(1, 0), (2, 3), (3, 1), (4, 0)].map(target).to_vec();
         let split = Split { targets, fallbacks: Vec::new() };
         for (point, expected) in [(0.0, 2), (0.749, 2), (0.75, 3), (0.999_999, 3)] {
             assert_eq!(split.at(point), model(expected), "{point}");

@@ -131,8 +131,14 @@ pub struct Override {
 /// All overrides in force.
 #[derive(Debug, Clone, Default)]
 pub struct Overrides {
-    rows: BTreeMap<OverrideTarget, (Tick, Override)>,
+    rows: BTreeMap<OverrideTarget, StartedOverride>,
     ends: BTreeSet<(Tick, OverrideTarget)>,
+}
+
+#[derive(Debug, Clone)]
+struct StartedOverride {
+    since: Tick,
+    row: Override,
 }
 
 impl Overrides {
@@ -141,13 +147,13 @@ impl Overrides {
         let target = wanted.change.target();
         self.end(target);
         self.ends.insert((wanted.until, target));
-        self.rows.insert(target, (now, wanted));
+        self.rows.insert(target, StartedOverride { since: now, row: wanted });
     }
 
     /// Ends the override of a target; returns whether there was one.
     pub fn end(&mut self, target: OverrideTarget) -> bool {
-        let Some((_, ended)) = self.rows.remove(&target) else { return false };
-        self.ends.remove(&(ended.until, target))
+        let Some(ended) = self.rows.remove(&target) else { return false };
+        self.ends.remove(&(ended.row.until, target))
     }
 
     /// The target of an override whose time is over, the earliest first.
@@ -169,19 +175,19 @@ impl Overrides {
     #[must_use]
     pub fn closed(&self, pool: PoolId, replica: ReplicaId) -> Option<Closed> {
         let targets = [OverrideTarget::Pool(pool), OverrideTarget::Replica(replica)];
-        targets.iter().filter_map(|target| self.rows.get(target)?.1.change.closed()).max()
+        targets.iter().filter_map(|target| self.rows.get(target)?.row.change.closed()).max()
     }
 
     /// When the tenant's pause ends; `None` when the tenant is not paused.
     #[must_use]
     pub fn paused_until(&self, tenant: TenantId) -> Option<Tick> {
-        self.rows.get(&OverrideTarget::Pause(tenant)).map(|(_, row)| row.until)
+        self.rows.get(&OverrideTarget::Pause(tenant)).map(|pause| pause.row.until)
     }
 
     /// Factor of the tenant's weight.
     #[must_use]
     pub fn boost(&self, tenant: TenantId) -> f64 {
-        match self.rows.get(&OverrideTarget::Boost(tenant)).map(|(_, row)| row.change) {
+        match self.rows.get(&OverrideTarget::Boost(tenant)).map(|boost| boost.row.change) {
             Some(OverrideChange::Boost(_, factor)) if !factor.is_nan() => factor.clamp(BOOSTS.0, BOOSTS.1),
             _ => 1.0,
         }
@@ -189,7 +195,7 @@ impl Overrides {
 
     /// One row for each override, in the order of their targets.
     pub fn active(&self, now: Tick) -> impl Iterator<Item = ActiveOverride> {
-        self.rows.values().map(move |(since, row)| ActiveOverride {
+        self.rows.values().map(move |StartedOverride { since, row }| ActiveOverride {
             change: row.change,
             reason: Arc::clone(&row.reason),
             age: now.since(*since),

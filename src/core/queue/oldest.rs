@@ -12,17 +12,25 @@ const MIN_SWEEP: usize = 32;
 /// at the end of `queue`. The few others go to `out_of_order`.
 #[derive(Debug, Clone, Default)]
 pub struct OldestWaiting {
-    /// Ascending by arrival number. The time is absent once the job has left.
-    queue: VecDeque<(u64, Option<Tick>)>,
+    /// Ascending by arrival number.
+    queue: VecDeque<WaitingArrival>,
     removed: usize,
     out_of_order: BTreeMap<u64, Tick>,
+}
+
+/// A job that joined in the order of arrival numbers.
+#[derive(Debug, Clone, Copy)]
+struct WaitingArrival {
+    number: u64,
+    /// `None` once the job has left.
+    arrived: Option<Tick>,
 }
 
 impl OldestWaiting {
     /// Adds a job that arrived at `arrived` and begins to wait.
     pub fn push(&mut self, number: u64, arrived: Tick) {
-        if self.queue.back().is_none_or(|(last, _)| *last < number) {
-            self.queue.push_back((number, Some(arrived)));
+        if self.queue.back().is_none_or(|last| last.number < number) {
+            self.queue.push_back(WaitingArrival { number, arrived: Some(arrived) });
         } else {
             self.out_of_order.insert(number, arrived);
         }
@@ -33,14 +41,14 @@ impl OldestWaiting {
         if self.out_of_order.remove(&number).is_some() {
             return;
         }
-        let Ok(place) = self.queue.binary_search_by_key(&number, |(other, _)| *other) else { return };
-        self.removed += usize::from(self.queue[place].1.take().is_some());
-        while self.queue.front().is_some_and(|(_, arrived)| arrived.is_none()) {
+        let Ok(place) = self.queue.binary_search_by_key(&number, |other| other.number) else { return };
+        self.removed += usize::from(self.queue[place].arrived.take().is_some());
+        while self.queue.front().is_some_and(|first| first.arrived.is_none()) {
             self.queue.pop_front();
             self.removed -= 1;
         }
         if self.removed >= MIN_SWEEP && self.removed * 2 > self.queue.len() {
-            self.queue.retain(|(_, arrived)| arrived.is_some());
+            self.queue.retain(|job| job.arrived.is_some());
             self.removed = 0;
         }
     }
@@ -48,7 +56,7 @@ impl OldestWaiting {
     /// Arrival time of the job with the least arrival number.
     #[must_use]
     pub fn oldest_arrival(&self) -> Option<Tick> {
-        let first = self.queue.front().and_then(|(number, arrived)| Some((*number, (*arrived)?)));
+        let first = self.queue.front().and_then(|first| Some((first.number, first.arrived?)));
         let stray = self.out_of_order.first_key_value().map(|(number, arrived)| (*number, *arrived));
         first.into_iter().chain(stray).min().map(|(_, arrived)| arrived)
     }

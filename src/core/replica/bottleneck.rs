@@ -48,6 +48,13 @@ impl Bottleneck {
     }
 }
 
+/// Slots that one bottleneck keeps from jobs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BottleneckSlots {
+    pub bottleneck: Bottleneck,
+    pub slots: u32,
+}
+
 /// Slots of a replica by use. The counts add up to all slots that the replica has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SlotCounts {
@@ -55,10 +62,10 @@ pub struct SlotCounts {
     pub running: u32,
     /// Slots that a job could take now.
     pub free: u32,
-    /// Slots above the replica's limit, and the bottleneck that lowers the limit.
-    pub above_limit: Option<(Bottleneck, u32)>,
-    /// Slots below the limit that no job can take now, and the bottleneck.
-    pub withheld: Option<(Bottleneck, u32)>,
+    /// Slots above the replica's limit, with the bottleneck that lowers the limit.
+    pub above_limit: Option<BottleneckSlots>,
+    /// Slots below the limit that no job can take now.
+    pub withheld: Option<BottleneckSlots>,
     /// Slots of a replica that is not in service.
     pub out_of_service: u32,
 }

@@ -91,13 +91,20 @@ pub(super) struct JobFaults {
     pub(super) failures: u32,
     /// Whether an attempt failed in a way that the job itself may have caused.
     pub(super) has_failed: bool,
-    /// Replicas at which such an attempt failed or stalled, with their epochs then.
-    pub(super) failed_at: SmallVec<[(ReplicaId, u32); 2]>,
+    /// Replicas at which such an attempt failed or stalled.
+    pub(super) failed_at: SmallVec<[FailedReplica; 2]>,
     /// Number of stalls.
     pub(super) stalls: u8,
     /// Whether the same request was a suspect before; see
     /// [`crate::replica::health::suspects`].
     pub(super) known_suspect: bool,
+}
+
+/// A replica that failed a job, and its epoch then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct FailedReplica {
+    pub(super) replica: ReplicaId,
+    pub(super) epoch: u32,
 }
 
 /// Replicas that were silent about a job until it is a suspect.
@@ -113,7 +120,7 @@ impl JobFaults {
 
     /// Records the replica at which the attempt failed, once per epoch.
     pub(super) fn note_failed_at(&mut self, run: &RunningAttempt) {
-        let tried = (run.replica, run.epoch);
+        let tried = FailedReplica { replica: run.replica, epoch: run.epoch };
         if !self.failed_at.contains(&tried) {
             self.failed_at.push(tried);
         }
@@ -135,8 +142,8 @@ impl JobFaults {
 pub(super) struct JobPreemption {
     /// Number of times that the job was preempted for a more urgent job.
     pub(super) count: u32,
-    /// Pool in which the job may be preempted, and its entry in that pool's order.
-    pub(super) entry: Option<(PoolId, PreemptibleJob)>,
+    /// The job's entry among the preemptible jobs, while it may be preempted.
+    pub(super) entry: Option<PoolEntry>,
     /// Reason of the migration that the edge was asked for in this attempt.
     pub(super) migration_asked: Option<PreemptReason>,
 }
@@ -354,4 +361,16 @@ impl Job {
 
 /// A running job of a pool that may be preempted for a more urgent one. Order: slowest class
 /// first, then latest dispatch.
-pub(in crate::scheduler) type PreemptibleJob = (Reverse<ClassIndex>, Reverse<Tick>, JobId);
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::scheduler) struct PreemptibleJob {
+    pub(in crate::scheduler) class: Reverse<ClassIndex>,
+    pub(in crate::scheduler) dispatched: Reverse<Tick>,
+    pub(in crate::scheduler) job: JobId,
+}
+
+/// Pool in which a job may be preempted, and its entry in that pool's order.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::scheduler) struct PoolEntry {
+    pub(in crate::scheduler) pool: PoolId,
+    pub(in crate::scheduler) entry: PreemptibleJob,
+}

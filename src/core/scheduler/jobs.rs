@@ -11,20 +11,34 @@ use crate::model::time::Tick;
 use crate::queue::lane_key::LanePart;
 use crate::replica::health::suspects::SuspectJobs;
 
-use super::job::{Job, JobPhase, PreemptibleJob, RunningAttempt};
+use super::job::{Job, JobPhase, PoolEntry, PreemptibleJob, RunningAttempt};
 
 /// All jobs that have not ended.
 #[derive(Debug, Default)]
 pub(in crate::scheduler) struct JobTable {
     jobs: NumberMap<JobId, Job>,
-    /// Jobs that run, by replica; the oldest of a replica first.
-    running: BTreeSet<(ReplicaId, u64, JobId)>,
+    running: BTreeSet<RunningKey>,
     preemptible: BTreeMap<PoolId, BTreeSet<PreemptibleJob>>,
     suspects: SuspectJobs,
     /// Jobs that have become late in this step.
     newly_late: Vec<JobId>,
     /// Sequence number of the last arrival.
     arrivals: u64,
+}
+
+/// Place of a job among those that run. Order: by replica, and the oldest job of a replica first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct RunningKey {
+    replica: ReplicaId,
+    /// Sequence number of the job's arrival.
+    seq: u64,
+    job: JobId,
+}
+
+impl RunningKey {
+    const fn of(job: &Job, run: &RunningAttempt) -> Self {
+        Self { replica: run.replica, seq: job.place.seq, job: job.spec.id }
+    }
 }
 
 impl JobTable {
@@ -61,7 +75,7 @@ impl JobTable {
     pub(in crate::scheduler) fn remove(&mut self, id: &JobId) -> Option<Job> {
         let job = self.jobs.remove(id)?;
         if let Some(run) = job.attempt() {
-            self.running.remove(&(run.replica, job.place.seq, *id));
+            self.running.remove(&RunningKey::of(&job, &run));
         }
         Some(job)
     }
@@ -70,14 +84,14 @@ impl JobTable {
     pub(in crate::scheduler) fn begin_attempt(&mut self, id: JobId, run: RunningAttempt) {
         let Some(job) = self.jobs.get_mut(&id) else { return };
         job.phase = JobPhase::Running(run);
-        self.running.insert((run.replica, job.place.seq, id));
+        self.running.insert(RunningKey::of(job, &run));
     }
 
     /// The job waits again, among the jobs that have run before.
     pub(in crate::scheduler) fn end_attempt(&mut self, id: JobId, now: Tick) {
         let Some(job) = self.jobs.get_mut(&id) else { return };
         if let Some(run) = job.attempt() {
-            self.running.remove(&(run.replica, job.place.seq, id));
+            self.running.remove(&RunningKey::of(job, &run));
         }
         job.phase = JobPhase::Waiting { part: LanePart::Requeued, since: now };
     }
@@ -135,13 +149,14 @@ impl JobTable {
         &self,
         replica: ReplicaId,
     ) -> impl Iterator<Item = (&Job, RunningAttempt)> {
-        let all = (replica, u64::MIN, JobId::new(u64::MIN))..=(replica, u64::MAX, JobId::new(u64::MAX));
-        self.running.range(all).filter_map(|(_, _, id)| self.attempt(*id))
+        let first = RunningKey { replica, seq: u64::MIN, job: JobId::new(u64::MIN) };
+        let last = RunningKey { replica, seq: u64::MAX, job: JobId::new(u64::MAX) };
+        self.running.range(first..=last).filter_map(|key| self.attempt(key.job))
     }
 
     /// All jobs that run, with their attempts.
     pub(in crate::scheduler) fn attempts(&self) -> impl Iterator<Item = (&Job, RunningAttempt)> {
-        self.running.iter().filter_map(|(_, _, id)| self.attempt(*id))
+        self.running.iter().filter_map(|key| self.attempt(key.job))
     }
 
     fn attempt(&self, id: JobId) -> Option<(&Job, RunningAttempt)> {
@@ -181,20 +196,20 @@ impl JobTable {
     }
 
     /// Records a job that may be preempted while it runs in the pool.
-    pub(in crate::scheduler) fn note_preemptible(&mut self, pool: PoolId, movable: PreemptibleJob) {
-        let (_, _, id) = movable;
-        self.preemptible.entry(pool).or_default().insert(movable);
-        if let Some(job) = self.jobs.get_mut(&id) {
-            job.preemption.entry = Some((pool, movable));
+    pub(in crate::scheduler) fn note_preemptible(&mut self, pool: PoolId, entry: PreemptibleJob) {
+        self.preemptible.entry(pool).or_default().insert(entry);
+        if let Some(job) = self.jobs.get_mut(&entry.job) {
+            job.preemption.entry = Some(PoolEntry { pool, entry });
         }
     }
 
     /// Removes a job from the preemptible jobs of its pool.
     pub(in crate::scheduler) fn forget_preemptible(&mut self, id: JobId) {
-        if let Some((pool, movable)) = self.jobs.get_mut(&id).and_then(|job| job.preemption.entry.take())
+        if let Some(PoolEntry { pool, entry }) =
+            self.jobs.get_mut(&id).and_then(|job| job.preemption.entry.take())
             && let Entry::Occupied(mut here) = self.preemptible.entry(pool)
         {
-            here.get_mut().remove(&movable);
+            here.get_mut().remove(&entry);
             if here.get().is_empty() {
                 here.remove();
             }

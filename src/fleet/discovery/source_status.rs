@@ -26,9 +26,14 @@ struct SourceEntry {
     source: &'static str,
     found: Option<Arc<[Endpoint]>>,
     answered: Option<Instant>,
-    problem: Option<(String, Instant)>,
-    /// Problem of a secondary request, such as that for Nodes, and its begin.
-    secondary_problem: Option<(String, Instant)>,
+    problem: Option<SourceProblem>,
+    /// Problem of a secondary request, such as that for Nodes.
+    secondary_problem: Option<SourceProblem>,
+}
+
+struct SourceProblem {
+    text: String,
+    since: Instant,
 }
 
 /// Status of one source.
@@ -74,7 +79,11 @@ impl SourceStatuses {
             source: row.source,
             endpoints: row.found.as_ref().map(|found| found.len()),
             age: row.answered.map(|at| at.elapsed()),
-            problem: row.problem.as_ref().or(row.secondary_problem.as_ref()).map(|(why, _)| why.clone()),
+            problem: row
+                .problem
+                .as_ref()
+                .or(row.secondary_problem.as_ref())
+                .map(|problem| problem.text.clone()),
         };
         self.rows.lock().iter().map(view).collect()
     }
@@ -121,7 +130,7 @@ impl SourceReporter {
                 row.found = Some(endpoints.into());
             }
             row.answered = Some(Instant::now());
-            (new, row.problem.take().map(|(_, since)| since.elapsed()))
+            (new, row.problem.take().map(|problem| problem.since.elapsed()))
         });
         let Some((new, lost_for)) = heard else { return };
         if let Some(after) = lost_for {
@@ -150,8 +159,9 @@ impl SourceReporter {
     /// Reports that the source cannot be asked. The last endpoints stay in force.
     pub(super) fn report_lost(&self, why: &str) {
         let first = self.row(|row| {
-            let since = row.problem.as_ref().map(|(_, since)| *since);
-            row.problem = Some((why.to_owned(), since.unwrap_or_else(Instant::now)));
+            let since = row.problem.as_ref().map(|problem| problem.since);
+            row.problem =
+                Some(SourceProblem { text: why.to_owned(), since: since.unwrap_or_else(Instant::now) });
             since.is_none()
         });
         if let Some(first) = first {
@@ -162,8 +172,11 @@ impl SourceReporter {
     /// Reports the problem of a secondary request; `None` = the request works again.
     pub(super) fn set_secondary_problem(&self, why: Option<&str>) {
         let before = self.row(|row| {
-            let before = row.secondary_problem.take().map(|(_, since)| since);
-            row.secondary_problem = why.map(|why| (why.to_owned(), before.unwrap_or_else(Instant::now)));
+            let before = row.secondary_problem.take().map(|problem| problem.since);
+            row.secondary_problem = why.map(|why| SourceProblem {
+                text: why.to_owned(),
+                since: before.unwrap_or_else(Instant::now),
+            });
             before
         });
         match (before, why) {

@@ -5,7 +5,7 @@ use http::header::{CONNECTION, CONTENT_LENGTH, HeaderName, HeaderValue, TRANSFER
 use http::response::Parts;
 use http::{HeaderMap, Method, Response, StatusCode, Version};
 
-use crate::protocol::http1::chunk::{ChunkError, ChunkedFrame};
+use crate::protocol::http1::chunk::{ChunkError, ChunkedFrame, TakenBytes};
 use crate::protocol::http1::parse_length;
 
 /// Most bytes of one head.
@@ -153,26 +153,26 @@ impl AnswerFrame {
         }
     }
 
-    /// Takes the next bytes and moves the body's data among them to the front. Returns the number
-    /// of bytes of data, and the number of bytes that belong to the answer.
+    /// Takes the next bytes, as far as they belong to the answer, and moves the body's data among
+    /// them to the front.
     ///
     /// Bytes that break the framing end it: see [`Self::broken`].
-    pub(crate) fn decode(&mut self, bytes: &mut [u8]) -> (usize, usize) {
+    pub(crate) fn decode(&mut self, bytes: &mut [u8]) -> TakenBytes {
         match self {
             Self::Length(left) => {
                 let taken = usize::try_from(*left).map_or(bytes.len(), |left| left.min(bytes.len()));
                 *left -= taken as u64;
-                (taken, taken)
+                TakenBytes { data: taken, all: taken }
             }
             Self::Chunked(frame) => {
-                let (data, taken, outcome) = frame.decode(bytes);
+                let (taken, outcome) = frame.decode(bytes);
                 if let Err(error) = outcome {
                     *self = Self::Broken(error);
                 }
-                (data, taken)
+                taken
             }
-            Self::UntilClose => (bytes.len(), bytes.len()),
-            Self::Broken(_) => (0, 0),
+            Self::UntilClose => TakenBytes { data: bytes.len(), all: bytes.len() },
+            Self::Broken(_) => TakenBytes::default(),
         }
     }
 
@@ -213,9 +213,9 @@ mod tests {
         let (mut frame, mut data, mut at) = (head.body, Vec::new(), head.length);
         while at < bytes.len() && !frame.has_ended() {
             let mut piece = bytes[at..(at + size).min(bytes.len())].to_vec();
-            let (kept, taken) = frame.decode(&mut piece);
-            data.extend_from_slice(&piece[..kept]);
-            at += taken;
+            let taken = frame.decode(&mut piece);
+            data.extend_from_slice(&piece[..taken.data]);
+            at += taken.all;
             if let Some(error) = frame.broken() {
                 return Err(error.into());
             }

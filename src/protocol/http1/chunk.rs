@@ -62,6 +62,15 @@ impl Default for ChunkPosition {
     }
 }
 
+/// Bytes of a body that were taken, in numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct TakenBytes {
+    /// Bytes of data.
+    pub(crate) data: usize,
+    /// Bytes of the body, framing included.
+    pub(crate) all: usize,
+}
+
 impl ChunkedFrame {
     /// Whether the last byte of the body has been taken.
     pub(crate) fn ended(&self) -> bool {
@@ -74,7 +83,7 @@ impl ChunkedFrame {
         let mut taken = 0;
         while taken < bytes.len() && !self.ended() {
             match self.step(&bytes[taken..]) {
-                Ok((_, step)) => taken += step,
+                Ok(step) => taken += step.all,
                 Err(error) => return (taken, Err(error)),
             }
         }
@@ -82,27 +91,25 @@ impl ChunkedFrame {
     }
 
     /// Takes the next bytes as [`Self::advance`] does, and moves the data among them to the front.
-    /// Returns the number of bytes of data besides.
-    pub(crate) fn decode(&mut self, bytes: &mut [u8]) -> (usize, usize, Result<(), ChunkError>) {
-        let (mut kept, mut taken) = (0, 0);
-        while taken < bytes.len() && !self.ended() {
-            match self.step(&bytes[taken..]) {
-                Ok((data, step)) => {
-                    bytes.copy_within(taken..taken + data, kept);
-                    (kept, taken) = (kept + data, taken + step);
+    pub(crate) fn decode(&mut self, bytes: &mut [u8]) -> (TakenBytes, Result<(), ChunkError>) {
+        let mut taken = TakenBytes::default();
+        while taken.all < bytes.len() && !self.ended() {
+            match self.step(&bytes[taken.all..]) {
+                Ok(TakenBytes { data, all }) => {
+                    bytes.copy_within(taken.all..taken.all + data, taken.data);
+                    (taken.data, taken.all) = (taken.data + data, taken.all + all);
                 }
-                Err(error) => return (kept, taken, Err(error)),
+                Err(error) => return (taken, Err(error)),
             }
         }
-        (kept, taken, Ok(()))
+        (taken, Ok(()))
     }
 
-    /// Takes the data in front of the next byte of the frame, or that byte. Returns the number of bytes
-    /// of data, and of all bytes. `next` is not empty.
-    fn step(&mut self, next: &[u8]) -> Result<(usize, usize), ChunkError> {
+    /// Takes the data in front of the next byte of the frame, or that byte. `next` is not empty.
+    fn step(&mut self, next: &[u8]) -> Result<TakenBytes, ChunkError> {
         match self.data(next.len()) {
-            0 => self.byte(next[0]).map(|()| (0, 1)),
-            data => Ok((data, data)),
+            0 => self.byte(next[0]).map(|()| TakenBytes { data: 0, all: 1 }),
+            data => Ok(TakenBytes { data, all: data }),
         }
     }
 

@@ -11,7 +11,8 @@ use crate::protocol::api::Api;
 use crate::protocol::error::ApiError;
 use crate::protocol::json::drain_seq;
 use crate::protocol::json_scan::{InvalidJson, scan_object};
-use crate::protocol::request::{media, resumable, steering};
+use crate::protocol::request::steering::{self, SteeringField};
+use crate::protocol::request::{media, resumable};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RequestField {
@@ -109,8 +110,8 @@ pub(crate) struct RequestFields<'a> {
     pub(crate) is_empty: bool,
     /// Whether one of the fields that the parser does not read forbids a continuation.
     pub(crate) forbids_continuation: bool,
-    /// The first field that is not taken from clients, and what the client is told about it.
-    pub(crate) steering: Option<(&'static str, &'static str)>,
+    /// The first field that is not taken from clients.
+    pub(crate) steering: Option<SteeringField>,
     /// Whether a field inside a value may be one with media.
     pub(crate) may_have_media: bool,
 }

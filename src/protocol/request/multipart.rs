@@ -59,7 +59,7 @@ fn refuse_steering(api: Api, body: &[u8], part: &FormPart<'_>) -> Result<(), Api
     let value = body.get(part.content.clone()).unwrap_or_default();
     let texts = std::str::from_utf8(part.name).ok().zip(std::str::from_utf8(value).ok());
     match texts.and_then(|(name, value)| steering::refusal(api, name, value.trim())) {
-        Some((field, advice)) => Err(ApiError::invalid_field(field, advice)),
+        Some(field) => Err(ApiError::invalid_field(field.name, field.advice)),
         None => Ok(()),
     }
 }

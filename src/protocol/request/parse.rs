@@ -68,8 +68,8 @@ fn peek_json(api: Api, body: &[u8]) -> Result<ParsedRequest, ApiError> {
     if let Some(twice) = fields.twice {
         return Err(ApiError::invalid_field(twice.name(), "is given twice. Send it once."));
     }
-    if let Some((field, advice)) = fields.steering {
-        return Err(ApiError::invalid_field(field, advice));
+    if let Some(field) = fields.steering {
+        return Err(ApiError::invalid_field(field.name, field.advice));
     }
     FieldReader { body: text, fields }.read(api)
 }
@@ -138,8 +138,8 @@ impl<'a> FieldReader<'a> {
             let name = RequestField::Parameters.name();
             let parameters: Parameters<'_> =
                 serde_json::from_str(raw).map_err(|_| ApiError::invalid_field(name, fix))?;
-            if let Some((field, advice)) = steering::refusal(parsed.api, name, raw) {
-                return Err(ApiError::invalid_field(field, advice));
+            if let Some(field) = steering::refusal(parsed.api, name, raw) {
+                return Err(ApiError::invalid_field(field.name, field.advice));
             }
             parsed.max_output_tokens = parsed
                 .max_output_tokens

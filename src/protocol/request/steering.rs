@@ -76,9 +76,16 @@ const FIELDS_OF_TGI_CALLS: [(&str, &str); 2] =
 /// Fields whose objects vLLM and TGI read as if their fields were the request's own.
 const NESTING: [&str; 2] = ["vllm_xargs", "parameters"];
 
-/// The steering field of this name and what a client is told about it; for a field of [`NESTING`],
-/// the first one inside. `None` if the field steers nothing, or `value`, its JSON, turns it off.
-pub(crate) fn refusal(api: Api, name: &str, value: &str) -> Option<(&'static str, &'static str)> {
+/// A steering field that a client sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SteeringField {
+    pub(crate) name: &'static str,
+    /// What the client is told about it.
+    pub(crate) advice: &'static str,
+}
+
+/// The steering field of this name; for a field of [`NESTING`], the first one inside. `None` if the field steers nothing, or `value`, its JSON, turns it off.
+pub(crate) fn refusal(api: Api, name: &str, value: &str) -> Option<SteeringField> {
     if NESTING.contains(&name) {
         let inner: BTreeMap<String, &RawValue> = serde_json::from_str(value).ok()?;
         return inner.iter().find_map(|(name, value)| own_refusal(api, name, value.get()));
@@ -86,12 +93,12 @@ pub(crate) fn refusal(api: Api, name: &str, value: &str) -> Option<(&'static str
     own_refusal(api, name, value)
 }
 
-fn own_refusal(api: Api, name: &str, value: &str) -> Option<(&'static str, &'static str)> {
+fn own_refusal(api: Api, name: &str, value: &str) -> Option<SteeringField> {
     let of_call: &'static [(&'static str, &'static str)] =
         if api.dialect() == Dialect::Tgi { &FIELDS_OF_TGI_CALLS } else { &[] };
-    let field = FIELDS.iter().chain(of_call).find(|(known, _)| *known == name)?;
+    let (name, advice) = *FIELDS.iter().chain(of_call).find(|(known, _)| *known == name)?;
     let is_off = value == "null" || value == "false";
-    (!is_off).then_some(*field)
+    (!is_off).then_some(SteeringField { name, advice })
 }
 
 #[cfg(test)]
@@ -102,7 +109,11 @@ mod tests {
     fn each_field_is_refused_unless_it_is_off() {
         for (name, advice) in FIELDS {
             for value in ["\"x\"", "0", "true", "{}", "[1]"] {
-                assert_eq!(refusal(Api::Chat, name, value), Some((name, advice)), "{name}: {value}");
+                assert_eq!(
+                    refusal(Api::Chat, name, value),
+                    Some(SteeringField { name, advice }),
+                    "{name}: {value}"
+                );
             }
             for value in ["null", "false"] {
                 assert_eq!(refusal(Api::Chat, name, value), None, "{name}: {value}");
@@ -120,7 +131,7 @@ mod tests {
 
     #[test]
     fn a_field_inside_an_object_that_engines_unpack_is_found() {
-        let found = |name, value| refusal(Api::Chat, name, value).map(|(field, _)| field);
+        let found = |name, value| refusal(Api::Chat, name, value).map(|field| field.name);
         let xargs = r#"{"ngram_size":30,"kv_tr\u0061nsfer_params":"x"}"#;
         assert_eq!(found("vllm_xargs", xargs), Some("kv_transfer_params"));
         assert_eq!(found("parameters", r#"{"top_p":0.5,"adapter_id":"other"}"#), Some("adapter_id"));

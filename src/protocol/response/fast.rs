@@ -35,7 +35,13 @@ struct EventTemplate {
     start: Bytes,
     end: Bytes,
     /// The replacements of start and end, when a rewrite changes either.
-    shown: Option<(Bytes, Bytes)>,
+    shown: Option<ShownEnds>,
+}
+
+#[derive(Debug)]
+struct ShownEnds {
+    start: Bytes,
+    end: Bytes,
 }
 
 #[derive(Debug)]
@@ -53,7 +59,7 @@ impl EventTemplates {
             let text = bytes.strip_prefix(&template.start[..])?.strip_suffix(&template.end[..])?;
             let plain = plain(text)?;
             let shown = template.shown.as_ref();
-            let changed = shown.map(|(start, end)| Bytes::from([&start[..], text, end].concat()));
+            let changed = shown.map(|shown| Bytes::from([&shown.start[..], text, &shown.end].concat()));
             Some(TemplateMatch { text: plain, changed })
         })
     }
@@ -84,10 +90,10 @@ impl EventTemplates {
                 return;
             };
             let rest = &bytes[trimmed + line.len()..];
-            Some((
-                Bytes::from([&bytes[..trimmed], &before].concat()),
-                Bytes::from([&after[..], rest].concat()),
-            ))
+            Some(ShownEnds {
+                start: Bytes::from([&bytes[..trimmed], &before].concat()),
+                end: Bytes::from([&after[..], rest].concat()),
+            })
         };
         // The template holds copies, so that it does not keep a whole chunk in memory.
         let copy = |part: &Bytes| Bytes::copy_from_slice(part);

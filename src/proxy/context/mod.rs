@@ -7,8 +7,8 @@ pub(super) mod tokenize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::prompt_counter::PoolWindows;
 pub use self::prompt_counter::PromptCounter;
+use self::prompt_counter::{PoolWindows, ReportedWindows};
 use crate::config::settings::{ModelSettings, Settings};
 use crate::core::model::ids::ModelId;
 use crate::core::placement::rules;
@@ -162,15 +162,15 @@ impl Proxy {
         let now = self.dispatcher.clock().now();
         let windows = &self.token_counters.windows;
         if let Some(known) = windows.get(&model)
-            && now.since(known.0) < WINDOWS_AGE
+            && now.since(known.at) < WINDOWS_AGE
         {
-            return Arc::clone(&known.1);
+            return Arc::clone(&known.pools);
         }
         let pools = settings.policy.models.get(model).map(|row| row.pools.as_slice()).unwrap_or_default();
         let said =
             pools.iter().map(|pool| (*pool, self.engines.context_window(settings, model, *pool))).collect();
         let said: PoolWindows = Arc::new(said);
-        windows.insert(model, (now, Arc::clone(&said)));
+        windows.insert(model, ReportedWindows { at: now, pools: Arc::clone(&said) });
         said
     }
 }

@@ -20,7 +20,14 @@ pub struct PromptCounter {
     pub ratios: Arc<TokenRatios>,
     /// Tokenize calls that run now.
     pub(in crate::proxy) asked: Arc<TokenizeRequests>,
-    pub(super) windows: DashMap<ModelId, (Tick, PoolWindows)>,
+    pub(super) windows: DashMap<ModelId, ReportedWindows>,
+}
+
+/// Context windows of a model's pools, as the engines reported them.
+#[derive(Debug)]
+pub(super) struct ReportedWindows {
+    pub(super) at: Tick,
+    pub(super) pools: PoolWindows,
 }
 
 /// Context windows that engines report, by pool. `None` = unknown.

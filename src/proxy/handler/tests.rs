@@ -169,8 +169,12 @@ async fn a_silent_engine_is_left_and_another_answers() {
     let (answer, active) = timeout(PATIENCE, running).await.unwrap().unwrap();
     assert!(matches!(answer, Ok(EngineAnswer::Whole { .. })));
     assert_eq!(
-        (active.record.at_engine.attempts, active.record.at_engine.preemptions),
-        (2, (1, Some(PreemptReason::Stalled)))
+        (
+            active.record.at_engine.attempts,
+            active.record.at_engine.preemptions,
+            active.record.at_engine.preempt_reason
+        ),
+        (2, 1, Some(PreemptReason::Stalled))
     );
     assert_eq!(active.record.at_engine.dispatch.replica(), Some(ReplicaId::new(1)));
     assert_eq!(proxy.dispatcher.snapshot().jobs, 0);
@@ -191,7 +195,7 @@ async fn a_stream_without_a_token_is_left_too() {
     let (answer, active) = timeout(PATIENCE, running).await.unwrap().unwrap();
     let Ok(EngineAnswer::Stream { stream, .. }) = answer else { panic!("no stream") };
     assert!(stream.has_output() && active.record.at_engine.first_token.is_some());
-    assert_eq!((active.record.at_engine.attempts, active.record.at_engine.preemptions.0), (2, 1));
+    assert_eq!((active.record.at_engine.attempts, active.record.at_engine.preemptions), (2, 1));
     drop((stream, active));
     hung_up(other).await;
     assert_eq!(proxy.dispatcher.snapshot().jobs, 0);
@@ -207,7 +211,7 @@ async fn an_engine_that_does_not_finish_the_handshake_is_left() {
     hung_up(connecting).await;
     called(&second).await.write_all(PLAIN.as_bytes()).await.unwrap();
     let (answer, active) = timeout(PATIENCE, running).await.unwrap().unwrap();
-    assert!(answer.is_ok() && active.record.at_engine.preemptions.0 == 1);
+    assert!(answer.is_ok() && active.record.at_engine.preemptions == 1);
 }
 
 #[tokio::test]
@@ -256,8 +260,8 @@ async fn whenever_a_preemption_comes_there_is_one_answer_and_nothing_stays() {
         move_over(&proxy, &request);
         let (answer, active) = timeout(PATIENCE, running).await.unwrap().unwrap();
         assert!(matches!(answer, Ok(EngineAnswer::Whole { .. })), "{round}");
-        assert_eq!(active.record.at_engine.attempts, active.record.at_engine.preemptions.0 + 1);
-        preempted += active.record.at_engine.preemptions.0;
+        assert_eq!(active.record.at_engine.attempts, active.record.at_engine.preemptions + 1);
+        preempted += active.record.at_engine.preemptions;
         drop(active);
         let snapshot = proxy.dispatcher.snapshot();
         assert_eq!((snapshot.jobs, snapshot.replicas[0].running), (0, 0), "{round}");

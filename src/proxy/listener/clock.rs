@@ -34,8 +34,14 @@ pub(super) struct ConnClock {
     idle: Duration,
     head: Duration,
     body: Duration,
-    waiting: Option<(ConnWait, Instant)>,
+    waiting: Option<TimedWait>,
     alarm: Alarm,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct TimedWait {
+    wait: ConnWait,
+    deadline: Instant,
 }
 
 impl ConnClock {
@@ -58,10 +64,10 @@ impl ConnClock {
     /// [`Self::clear`] or after a call for another wait.
     pub(super) fn poll_overdue(&mut self, cx: &mut Context<'_>, wait: ConnWait) -> Poll<()> {
         let deadline = match self.waiting {
-            Some((same, deadline)) if same == wait => deadline,
+            Some(now) if now.wait == wait => now.deadline,
             _ => Instant::now() + self.limit(wait),
         };
-        self.waiting = Some((wait, deadline));
+        self.waiting = Some(TimedWait { wait, deadline });
         self.alarm.poll_expired(cx, deadline)
     }
 

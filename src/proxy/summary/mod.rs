@@ -34,7 +34,8 @@ use crate::telemetry::event::{
 };
 use crate::telemetry::request_history::{AttemptEnd, AttemptTrail, TrailRecorder};
 use crate::telemetry::summary::{
-    CallFacts, CallerFacts, GuardrailCheck, LastDispatch, ModelFacts, RequestIds, TokenFacts,
+    CallFacts, CallerFacts, CountedPrompt, GuardrailCheck, LastDispatch, ModelFacts, ModelFallback,
+    RequestIds, TokenFacts,
 };
 use crate::telemetry::trace::{EngineCall, RequestTrace};
 use crate::tokens::CountSource;
@@ -132,7 +133,7 @@ impl RequestRecord {
 
     /// Sets the count of the prompt's tokens and its source.
     pub(super) fn record_prompt_tokens(&mut self, tokens: u64, source: CountSource) {
-        self.prompt.counted = Some((tokens, source));
+        self.prompt.counted = Some(CountedPrompt { tokens, source });
         self.with_trail(|trail| trail.counted(tokens, source));
     }
 
@@ -259,7 +260,7 @@ impl RequestRecord {
     /// Records the fallback to another model. The request's usage so far is not charged.
     pub(super) fn fell_back(&mut self, to: ModelId, why: RejectReason) {
         let Some(from) = self.work.model.replace(to) else { return };
-        self.work.fallback.get_or_insert((from, why));
+        self.work.fallback.get_or_insert(ModelFallback { from, why });
         self.end.usage = None;
         RequestFellBack { ids: self.ids(), from, to, why }.emit(&self.telemetry);
         self.with_trail(|trail| trail.fell_back(to, why));
@@ -277,7 +278,8 @@ impl RequestRecord {
     /// again.
     pub(super) fn preempted(&mut self, replica: ReplicaId, why: PreemptReason) {
         self.attempt_ended(Some(why.name()));
-        self.at_engine.preemptions = (self.at_engine.preemptions.0 + 1, Some(why));
+        self.at_engine.preemptions += 1;
+        self.at_engine.preempt_reason = Some(why);
         self.with_trail(|trail| trail.back(self.age(), AttemptEnd::Preempted(why)));
         RequestPreempted { ids: self.ids(), replica, why, attempt: self.at_engine.attempts }
             .emit(&self.telemetry);
@@ -285,8 +287,8 @@ impl RequestRecord {
 
     /// Completes usage, status and the entry among live requests at the request's end.
     fn conclude(&mut self) {
-        if let (Some(usage), Some((counted, _))) = (&mut self.end.usage, self.prompt.counted) {
-            *usage = usage.with_prompt(counted);
+        if let (Some(usage), Some(counted)) = (&mut self.end.usage, self.prompt.counted) {
+            *usage = usage.with_prompt(counted.tokens);
         }
         if matches!(self.end.outcome, RequestOutcome::Rejected | RequestOutcome::Failed)
             && let Some(guard) = &mut self.retry.live_guard
@@ -407,7 +409,7 @@ impl RequestRecord {
             models: ModelFacts {
                 served: self.work.model,
                 requested: self.work.requested_model.as_deref(),
-                fallback: self.work.fallback.map(|(from, why)| (from, why.name())),
+                fallback: self.work.fallback,
             },
             dispatch: self.at_engine.dispatch,
             call: CallFacts {

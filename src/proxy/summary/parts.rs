@@ -10,15 +10,14 @@ use http::HeaderValue;
 
 use crate::auth::Identity;
 use crate::core::limits::rule::LimitId;
-use crate::core::model::event::{PreemptReason, RejectReason};
+use crate::core::model::event::PreemptReason;
 use crate::core::model::ids::{ClassId, ModelId};
 use crate::core::model::job::JobUsage;
 use crate::core::model::time::Tick;
 use crate::protocol::api::Api;
 use crate::proxy::request::superseding::LiveRequestGuard;
 use crate::telemetry::event::RequestOutcome;
-use crate::telemetry::summary::{AttemptCounts, LastDispatch};
-use crate::tokens::CountSource;
+use crate::telemetry::summary::{AttemptCounts, CountedPrompt, LastDispatch, ModelFallback};
 use crate::tokens::ratio::{TokenRatioKey, TokenRatios};
 
 /// Work that the client asked for, and the model that serves it.
@@ -28,8 +27,7 @@ pub(in crate::proxy) struct RequestedWork {
     pub(in crate::proxy) class: Option<ClassId>,
     /// Model that serves the request, or is to serve it.
     pub(in crate::proxy) model: Option<ModelId>,
-    /// Model before the first fallback, and the reason for that fallback.
-    pub(in crate::proxy) fallback: Option<(ModelId, RejectReason)>,
+    pub(in crate::proxy) fallback: Option<ModelFallback>,
     /// Model name that the client sent.
     pub(in crate::proxy) requested_model: Option<String>,
     /// Whether the client asked for a stream.
@@ -60,8 +58,8 @@ pub(in crate::proxy) struct EstimatedPrompt {
 /// Counts of the prompt before dispatch.
 #[derive(Debug, Default)]
 pub(in crate::proxy) struct PromptCounts {
-    /// Prompt tokens as counted before dispatch, and the source of the count.
-    pub(in crate::proxy) counted: Option<(u64, CountSource)>,
+    /// The prompt as counted before dispatch.
+    pub(in crate::proxy) counted: Option<CountedPrompt>,
     /// Lowered output limit in tokens, if the requested one did not fit the window.
     pub(in crate::proxy) lowered: Option<u64>,
     /// The estimate, to learn the token ratio from the engine's count. `None` = nothing is learned.
@@ -79,8 +77,10 @@ pub(in crate::proxy) struct AtEngine {
     pub(in crate::proxy) sends: u32,
     /// Number of continuations at another replica.
     pub(in crate::proxy) continued: u32,
-    /// Number of preemptions, and the reason of the last one.
-    pub(in crate::proxy) preemptions: (u32, Option<PreemptReason>),
+    /// Number of preemptions.
+    pub(in crate::proxy) preemptions: u32,
+    /// Reason of the last preemption.
+    pub(in crate::proxy) preempt_reason: Option<PreemptReason>,
     /// Set-up time of the last connection.
     pub(in crate::proxy) connect: Option<Duration>,
     /// Arrival of a stream's first token.
@@ -101,8 +101,8 @@ impl AtEngine {
         AttemptCounts {
             made: self.attempts,
             continued: self.continued,
-            recalls: self.preemptions.0,
-            recall_reason: self.preemptions.1.map(PreemptReason::name),
+            recalls: self.preemptions,
+            recall_reason: self.preempt_reason.map(PreemptReason::name),
         }
     }
 }

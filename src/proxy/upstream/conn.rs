@@ -214,9 +214,9 @@ fn read_data(
     if bytes.is_empty() {
         return if body.close() { Ok(Bytes::new()) } else { Err(ExchangeError::Closed) };
     }
-    let (data, taken) = body.decode(bytes);
-    *keep_alive &= taken == bytes.len();
-    Ok(Bytes::copy_from_slice(&bytes[..data]))
+    let taken = body.decode(bytes);
+    *keep_alive &= taken.all == bytes.len();
+    Ok(Bytes::copy_from_slice(&bytes[..taken.data]))
 }
 
 /// The parts of a request that are not written yet.

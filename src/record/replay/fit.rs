@@ -31,8 +31,14 @@ pub struct PoolSamples {
     gaps: LineSums,
     /// Latest values that replicas reported.
     report: ReplicaReport,
-    /// Sum and number of the times between two reports of a replica.
-    pauses: (Duration, u32),
+    pauses: PauseSums,
+}
+
+/// Times between two reports of a replica.
+#[derive(Debug, Clone, Copy, Default)]
+struct PauseSums {
+    total: Duration,
+    count: u32,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -63,14 +69,15 @@ impl PoolSamples {
         last.max_model_len = report.max_model_len.or(last.max_model_len);
         last.cached_tokens = report.cached_tokens.or(last.cached_tokens);
         if let Some(pause) = pause {
-            self.pauses = (self.pauses.0.saturating_add(pause), self.pauses.1.saturating_add(1));
+            self.pauses.total = self.pauses.total.saturating_add(pause);
+            self.pauses.count = self.pauses.count.saturating_add(1);
         }
     }
 
     /// Mean time between two reports of a replica.
     #[must_use]
     pub fn report_period(&self) -> Option<Duration> {
-        self.pauses.0.checked_div(self.pauses.1).filter(|period| !period.is_zero())
+        self.pauses.total.checked_div(self.pauses.count).filter(|period| !period.is_zero())
     }
 }
 

@@ -45,8 +45,8 @@ pub struct PastJob {
     pub at: Tick,
     /// First dispatch.
     pub sent: Option<Tick>,
-    /// Last dispatch, and the pool.
-    pub attempt: Option<(Tick, ReplicaId, PoolId)>,
+    /// Last dispatch.
+    pub attempt: Option<PastAttempt>,
     pub first: Option<Tick>,
     pub ended: Option<Tick>,
     pub end: JobEnd,
@@ -55,6 +55,14 @@ pub struct PastJob {
     /// Its part of the replicas' time, and the cost in 1e-9 of the currency.
     pub nanos: u64,
     pub money: u64,
+}
+
+/// Dispatch of a request to a replica.
+#[derive(Debug, Clone, Copy)]
+pub struct PastAttempt {
+    pub at: Tick,
+    pub replica: ReplicaId,
+    pub pool: PoolId,
 }
 
 /// Time for which a replica was out of service.
@@ -70,11 +78,32 @@ pub struct PastOutage {
 #[derive(Debug, Clone, Default)]
 struct SeenReplica {
     reads: PrefillSampler,
-    /// Streams with their first tokens and prompts.
-    streams: BTreeMap<JobId, (Tick, u64)>,
+    streams: BTreeMap<JobId, SeenStream>,
     /// Blocks of prompts that were computed there.
     blocks: HashSet<u64>,
-    reported: Option<(ReplicaReport, Tick)>,
+    /// When the last report came.
+    reported: Option<Tick>,
+}
+
+/// A stream that runs.
+#[derive(Debug, Clone, Copy)]
+struct SeenStream {
+    first_token: Tick,
+    prompt_tokens: u64,
+}
+
+/// Times of the first and the last step of a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RecordSpan {
+    pub first: Tick,
+    pub last: Tick,
+}
+
+/// An event that comes from neither a request nor an engine.
+#[derive(Debug, Clone)]
+pub struct OutsideEvent {
+    pub at: Tick,
+    pub event: Event,
 }
 
 /// What became of each request under a scheduler.
@@ -88,10 +117,9 @@ pub struct History {
     pub jobs: Vec<PastJob>,
     /// Requests beyond [`MAX_JOBS`].
     pub uncounted: u64,
-    /// Times of the first and the last step.
-    pub span: Option<(Tick, Tick)>,
-    /// Events that come from neither a request nor an engine.
-    pub outside: Vec<(Tick, Event)>,
+    /// `None` before the first step.
+    pub span: Option<RecordSpan>,
+    pub outside: Vec<OutsideEvent>,
     /// Times for which replicas were out of service.
     pub down: Vec<PastOutage>,
     /// What the replicas of each pool showed.
@@ -122,8 +150,8 @@ impl History {
 
     /// Takes a step in.
     pub fn step(&mut self, step: &LoggedStep) {
-        let first = self.span.map_or(step.at, |(first, _)| first);
-        self.span = Some((first, step.at));
+        let first = self.span.map_or(step.at, |span| span.first);
+        self.span = Some(RecordSpan { first, last: step.at });
         let ending = self.event(step);
         step.decisions.iter().for_each(|decision| self.decision(decision, step.at));
         if let Some(job) = ending {
@@ -156,11 +184,11 @@ impl History {
             Event::ItlSampled { replica, sample } => {
                 let mean = sample.total.as_secs_f64() / sample.gaps.max(1) as f64;
                 let streams = self.replicas.get(replica).map(|seen| &seen.streams);
-                let written = |first: Tick| now.since(first).as_secs_f64() / mean.max(1e-6);
+                let written = |first_token| now.since(first_token).as_secs_f64() / mean.max(1e-6);
                 let kv = streams
                     .into_iter()
                     .flat_map(BTreeMap::values)
-                    .map(|(first, prompt)| *prompt as f64 + written(*first))
+                    .map(|stream| stream.prompt_tokens as f64 + written(stream.first_token))
                     .sum();
                 if let Some(pool) = self.pool_of(*replica) {
                     self.samples.entry(pool).or_default().gap(mean * 1e3, kv, sample.gaps as f64);
@@ -171,7 +199,7 @@ impl History {
                 self.policy = Arc::clone(policy);
                 self.policies += 1;
                 if self.policies <= MAX_POLICIES {
-                    self.outside.push((now, step.event.clone()));
+                    self.outside.push(OutsideEvent { at: now, event: step.event.clone() });
                 }
             }
             Event::Overridden(_)
@@ -180,7 +208,7 @@ impl History {
             | Event::UsageRestored { .. }
             | Event::PromptDenied { .. }
             | Event::StartsRestored(_)
-            | Event::Draining => self.outside.push((now, step.event.clone())),
+            | Event::Draining => self.outside.push(OutsideEvent { at: now, event: step.event.clone() }),
             Event::BytesReceived { .. }
             | Event::StreamsPaused { .. }
             | Event::AdaptersReported { .. }
@@ -222,7 +250,7 @@ impl History {
         let Some(job) = self.job(id) else { return };
         job.first.get_or_insert(now);
         let (spec, prefix, attempt) = (job.spec, job.prefix.clone(), job.attempt);
-        let Some((sent, replica, pool)) = attempt else { return };
+        let Some(PastAttempt { at: sent, replica, pool }) = attempt else { return };
         let seen = self.replicas.entry(replica).or_default();
         let known = prefix.blocks.iter().take_while(|block| seen.blocks.contains(block)).count();
         if seen.blocks.len() >= MAX_BLOCKS {
@@ -230,7 +258,7 @@ impl History {
         }
         seen.blocks.extend(prefix.blocks.iter());
         if spec.streams && spec.sequences <= 1 {
-            seen.streams.insert(id, (now, spec.prompt_tokens));
+            seen.streams.insert(id, SeenStream { first_token: now, prompt_tokens: spec.prompt_tokens });
         }
         let cached = known as u64 * u64::from(prefix.block_tokens);
         let read = seen.reads.first_token(now.since(sent), weight(spec.prompt_tokens, cached), now);
@@ -240,9 +268,9 @@ impl History {
 
     fn reported(&mut self, replica: ReplicaId, report: &ReplicaReport, now: Tick) {
         let seen = self.replicas.entry(replica).or_default();
-        let before = seen.reported.replace((*report, now));
+        let before = seen.reported.replace(now);
         if let Some(pool) = self.pool_of(replica) {
-            let pause = before.map(|(_, at)| now.since(at));
+            let pause = before.map(|at| now.since(at));
             self.samples.entry(pool).or_default().report(report, pause);
         }
     }
@@ -263,7 +291,7 @@ impl History {
                 let Some(job) = self.job(*id) else { return };
                 job.attempts += 1;
                 job.sent.get_or_insert(now);
-                job.attempt = pool.map(|pool| (now, *replica, pool));
+                job.attempt = pool.map(|pool| PastAttempt { at: now, replica: *replica, pool });
             }
             Decision::Rejected { job: id, reason } => {
                 let is_failure = ENGINE_FAILURES.contains(&&**reason);
@@ -299,8 +327,8 @@ impl History {
     }
 
     fn leave_replica(&mut self, id: JobId) {
-        let Some((_, replica, _)) = self.job(id).and_then(|job| job.attempt) else { return };
-        if let Some(seen) = self.replicas.get_mut(&replica) {
+        let Some(attempt) = self.job(id).and_then(|job| job.attempt) else { return };
+        if let Some(seen) = self.replicas.get_mut(&attempt.replica) {
             seen.streams.remove(&id);
         }
     }

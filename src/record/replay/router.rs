@@ -7,11 +7,11 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::core::autoscale::replica_demand::ReplicaDemand;
-use crate::core::model::event::{Event, ReplicaReport};
+use crate::core::model::event::ReplicaReport;
 use crate::core::model::time::Tick;
 use crate::dispatcher::event_log::{Decision, LoggedStep};
-use crate::record::replay::history::History;
-use crate::sim::world::gateway::{EventTrace, SimGateway};
+use crate::record::replay::history::{History, OutsideEvent};
+use crate::sim::world::gateway::{EventTrace, SimGateway, TracedStep};
 use crate::sim::world::router::{Input, ReplicaIndex, Router, RouterCommand};
 
 /// Time for which a simulated replica does not answer probes.
@@ -34,7 +34,7 @@ pub(super) struct ReplayGateway {
     log: EventTrace,
     history: Arc<Mutex<History>>,
     /// Events that are still to be told, in order of time.
-    outside: VecDeque<(Tick, Event)>,
+    outside: VecDeque<OutsideEvent>,
     down: Vec<SimOutage>,
     /// Values that the reports of each replica repeat.
     told: Vec<ReplicaReport>,
@@ -44,7 +44,7 @@ impl ReplayGateway {
     pub(super) fn new(
         gateway: SimGateway,
         history: &Arc<Mutex<History>>,
-        outside: Vec<(Tick, Event)>,
+        outside: Vec<OutsideEvent>,
         down: Vec<SimOutage>,
         told: Vec<ReplicaReport>,
     ) -> Self {
@@ -54,10 +54,10 @@ impl ReplayGateway {
     }
 
     fn tell_outside(&mut self, now: Tick, out: &mut Vec<RouterCommand>) {
-        while self.outside.front().is_some_and(|(at, _)| *at <= now)
-            && let Some((_, event)) = self.outside.pop_front()
+        while self.outside.front().is_some_and(|next| next.at <= now)
+            && let Some(next) = self.outside.pop_front()
         {
-            self.gateway.step(now, event, out);
+            self.gateway.step(now, next.event, out);
         }
     }
 
@@ -68,7 +68,7 @@ impl ReplayGateway {
     /// Moves the steps of the scheduler into the history.
     fn note(&self) {
         let mut history = self.history.lock();
-        for (at, event, actions) in self.log.lock().drain(..) {
+        for TracedStep { at, event, actions } in self.log.lock().drain(..) {
             let decisions = actions.iter().filter_map(Decision::of).collect();
             history.step(&LoggedStep { at, event, decisions });
         }
@@ -95,7 +95,7 @@ impl Router for ReplayGateway {
     }
 
     fn next_wake(&self) -> Option<Tick> {
-        let outside = self.outside.front().map(|(at, _)| *at);
+        let outside = self.outside.front().map(|next| next.at);
         [self.gateway.next_wake(), outside].into_iter().flatten().min()
     }
 

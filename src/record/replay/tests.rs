@@ -19,7 +19,7 @@ use crate::sim::engine::EngineOptions;
 use crate::sim::engine::profile::StepProfile;
 use crate::sim::rng::Rng;
 use crate::sim::world::arrival::Arrival;
-use crate::sim::world::gateway::{EventTrace, ReplicaGroup, SimGateway, policy};
+use crate::sim::world::gateway::{EventTrace, ReplicaGroup, SimGateway, TracedStep, policy};
 use crate::sim::world::replica::ReplicaSetup;
 use crate::sim::world::router::Router;
 use crate::sim::world::run::run;
@@ -92,7 +92,7 @@ fn happened(policy: &Policy) -> (History, Vec<LoggedStep>) {
     let log = EventTrace::default();
     run(&setup, &mut [Box::new(SimGateway::new(policy.clone()).recorded(&log)) as Box<dyn Router>]);
     let told = std::mem::take(&mut *log.lock());
-    let steps = told.into_iter().map(|(at, event, actions)| {
+    let steps = told.into_iter().map(|TracedStep { at, event, actions }| {
         let decisions: Decisions = actions.iter().filter_map(Decision::of).collect();
         LoggedStep { at, event, decisions }
     });

@@ -19,7 +19,7 @@ use crate::core::model::overrides::Override;
 use crate::core::model::policy::{Policy, Replica};
 use crate::core::model::time::Tick;
 use crate::record::replay::fit::{PoolFit, PoolSamples, ServiceSums};
-use crate::record::replay::history::{History, JobEnd, PastJob, PastOutage};
+use crate::record::replay::history::{History, JobEnd, OutsideEvent, PastJob, PastOutage};
 use crate::record::replay::policies::{PolicyNames, discovers, with_fleet};
 use crate::record::replay::router::{ReplayGateway, SimOutage};
 use crate::sim::engine::EngineOptions;
@@ -76,7 +76,7 @@ type PoolFits = BTreeMap<String, PoolFit>;
 fn fits(past: &History, policy: &Policy, notes: &mut Vec<String>) -> PoolFits {
     let answers_tell = |pool: PoolId| {
         past.jobs.iter().any(|job| {
-            job.attempt.is_some_and(|(_, _, at)| at == pool)
+            job.attempt.is_some_and(|attempt| attempt.pool == pool)
                 && job.usage.tokens().is_some_and(|tokens| tokens.cached.is_some())
         })
     };
@@ -110,17 +110,17 @@ fn correct(fits: &mut PoolFits, past: &History, simulated: &History) {
 fn service(history: &History) -> BTreeMap<String, ServiceSums> {
     let mut pools = BTreeMap::<String, ServiceSums>::new();
     for job in history.jobs.iter().filter(|job| job.end == JobEnd::Done && job.attempts == 1) {
-        let (Some((sent, _, pool)), Some(ended)) = (job.attempt, job.ended) else { continue };
-        let sums = pools.entry(history.policy.pools.name(pool).to_owned()).or_default();
+        let (Some(attempt), Some(ended)) = (job.attempt, job.ended) else { continue };
+        let sums = pools.entry(history.policy.pools.name(attempt.pool).to_owned()).or_default();
         match job.first {
             Some(first) => {
                 sums.streams += 1.0;
-                sums.first += first.since(sent).as_secs_f64();
+                sums.first += first.since(attempt.at).as_secs_f64();
                 sums.rest += ended.since(first).as_secs_f64();
             }
             None => {
                 sums.plain += 1.0;
-                sums.whole += ended.since(sent).as_secs_f64();
+                sums.whole += ended.since(attempt.at).as_secs_f64();
             }
         }
     }
@@ -136,7 +136,7 @@ struct ReplayWorld {
     /// The job of each arrival.
     specs: Vec<JobSpec>,
     arrivals: Vec<Arrival>,
-    outside: Vec<(Tick, Event)>,
+    outside: Vec<OutsideEvent>,
     down: Vec<SimOutage>,
 }
 
@@ -153,7 +153,7 @@ impl ReplayWorld {
             fleet: Policy::clone(&past.policy),
             specs: past.jobs.iter().map(world).collect(),
             arrivals: arrivals.map(|(place, job)| arrival(job, place, begin, &outputs)).collect(),
-            outside: past.outside.iter().filter_map(|(at, event)| moved(*at, event.clone(), begin)).collect(),
+            outside: past.outside.iter().cloned().filter_map(|outside| moved(outside, begin)).collect(),
             down: down.collect(),
         }
         .with_losses()
@@ -178,7 +178,7 @@ impl ReplayWorld {
         let first = with_fleet(file, &past.first_policy, None);
         let mut fleet = first.clone();
         let mut outside = Vec::new();
-        for (at, event) in &past.outside {
+        for OutsideEvent { at, event } in &past.outside {
             let event = match event {
                 Event::PolicyChanged(recorded) if discovers(file) => {
                     fleet = with_fleet(file, recorded, Some(&fleet));
@@ -187,7 +187,7 @@ impl ReplayWorld {
                 Event::PolicyChanged(_) => None,
                 other => names.outside(other),
             };
-            outside.extend(event.and_then(|event| moved(*at, event, begin)));
+            outside.extend(event.and_then(|event| moved(OutsideEvent { at: *at, event }, begin)));
         }
         let down = past.down.iter().filter_map(|outage| {
             let id = fleet.replicas.id(past.policy.replicas.name(outage.replica))?;
@@ -199,11 +199,12 @@ impl ReplayWorld {
 
     /// Adds the losses of replicas to the events from outside.
     fn with_losses(mut self) -> Self {
-        let lost = |outage: &SimOutage| {
-            (outage.from, Event::ReplicaLost { replica: outage.replica.into(), answers: false })
+        let lost = |outage: &SimOutage| OutsideEvent {
+            at: outage.from,
+            event: Event::ReplicaLost { replica: outage.replica.into(), answers: false },
         };
         self.outside.extend(self.down.iter().map(lost));
-        self.outside.sort_by_key(|(at, _)| *at);
+        self.outside.sort_by_key(|outside| outside.at);
         self
     }
 
@@ -252,7 +253,7 @@ impl ReplayWorld {
 
 /// The begin of the simulated world.
 fn begin_of(past: &History) -> Tick {
-    past.span.map_or(Tick::ZERO, |(first, _)| first)
+    past.span.map_or(Tick::ZERO, |span| span.first)
 }
 
 /// An instant of the record in the world's time. Instants before its begin become the begin.
@@ -278,15 +279,15 @@ fn since_begin(job: &PastJob, begin: Tick) -> JobSpec {
 }
 
 /// An event from outside in the world's time. The begin of a period whose end is over is left out.
-fn moved(at: Tick, event: Event, begin: Tick) -> Option<(Tick, Event)> {
-    let event = match event {
+fn moved(outside: OutsideEvent, begin: Tick) -> Option<OutsideEvent> {
+    let event = match outside.event {
         Event::Overridden(wanted) => {
             Event::Overridden(Override { until: since(wanted.until, begin), ..wanted })
         }
         Event::PeriodBegan { period, ends } => Event::PeriodBegan { period, ends: since(ends, begin) },
         other => other,
     };
-    Some((since(at, begin), event))
+    Some(OutsideEvent { at: since(outside.at, begin), event })
 }
 
 /// Answer lengths of served requests, by tenant, class and model.

@@ -62,8 +62,14 @@ pub(in crate::scaler) struct PeerExchange {
 /// The last report sent, and the last decider seen.
 #[derive(Default)]
 pub(in crate::scaler) struct LastSent {
-    report: Option<(Instant, PeerReport)>,
+    report: Option<TimedReport>,
     decider: Option<GatewayId>,
+}
+
+/// A report, and when it was sent.
+struct TimedReport {
+    at: Instant,
+    report: PeerReport,
 }
 
 impl fmt::Debug for PeerExchange {
@@ -154,7 +160,7 @@ impl PeerExchange {
     /// last one nothing is sent.
     fn publish(&self, mut report: PeerReport, now: Instant) {
         let mut last = self.last.lock();
-        if let Some((at, before)) = &last.report {
+        if let Some(TimedReport { at, report: before }) = &last.report {
             let due = now.saturating_duration_since(*at) >= REPORT_INTERVAL || report.is_urgent_after(before);
             if before.leaving || !due {
                 return;
@@ -163,13 +169,13 @@ impl PeerExchange {
         }
         report.sequence += 1;
         self.report.send_replace(Arc::new(wire::encode(&report)));
-        last.report = Some((now, report));
+        last.report = Some(TimedReport { at: now, report });
     }
 
     /// Sends the last report, with which peers drop those of this gateway. It has no demand: however large that is, the
     /// store takes the report.
     pub(in crate::scaler) fn leave(&self) {
-        let said = self.last.lock().report.as_ref().map(|(_, report)| report.clone());
+        let said = self.last.lock().report.as_ref().map(|last| last.report.clone());
         let report = said.unwrap_or_else(|| PeerReport { from: self.me, ..PeerReport::default() });
         self.publish(
             PeerReport { leaving: true, decision: None, demand: DemandReport::default(), ..report },

@@ -26,10 +26,16 @@ struct ActivityStream {
     query: TriggerQuery,
     views: watch::Receiver<Arc<SignalView>>,
     ending: watch::Receiver<bool>,
-    /// The last value sent, and when.
-    last_sent: Option<(bool, Instant)>,
+    last_sent: Option<SentActivity>,
     is_done: bool,
     _permit: StreamPermit,
+}
+
+/// A value that a stream sent.
+#[derive(Debug, Clone, Copy)]
+struct SentActivity {
+    active: bool,
+    at: Instant,
 }
 
 /// Next step of a stream at one moment.
@@ -61,8 +67,8 @@ impl ActivityStream {
             return ActivitySignal::Wait(None);
         };
         match self.last_sent {
-            Some((said, at)) if said == active => {
-                let again = (active && row.demand.ready == 0).then(|| at + RESEND_AFTER);
+            Some(sent) if sent.active == active => {
+                let again = (active && row.demand.ready == 0).then(|| sent.at + RESEND_AFTER);
                 if again.is_some_and(|again| again <= now) {
                     ActivitySignal::Send(true)
                 } else {
@@ -82,7 +88,7 @@ impl ActivityStream {
                     return Some(Err(pool_removed(&self.query.pool)));
                 }
                 ActivitySignal::Send(result) => {
-                    self.last_sent = Some((result, now));
+                    self.last_sent = Some(SentActivity { active: result, at: now });
                     return Some(Ok(IsActiveResponse { result }));
                 }
                 ActivitySignal::Wait(until) => self.wait(until).await,

@@ -67,6 +67,6 @@ impl SimEngine {
     }
 
     fn adapter_of(&self, key: PriorityKey) -> Option<u32> {
-        self.slots[key.2].as_ref()?.adapter
+        self.slots[key.slot].as_ref()?.adapter
     }
 }

@@ -20,6 +20,12 @@ struct Cached {
     stamp: u64,
 }
 
+#[derive(Debug, Clone, Copy)]
+struct IdleBlock {
+    hash: u64,
+    stamp: u64,
+}
+
 /// A fixed number of KV blocks. Each block is free, private to one sequence, or
 /// cached under a hash. A cached block is shared by `refs` sequences, or idle
 /// and evictable; the block idle for longest is evicted first.
@@ -28,10 +34,10 @@ pub(super) struct BlockPool {
     total: u64,
     free: u64,
     cached: NumberMap<u64, Cached>,
-    /// Stamp and hash of blocks that became idle, the oldest first. A block
-    /// that is shared again leaves its entry behind; an entry is valid only
-    /// while its stamp is the block's.
-    idle: VecDeque<(u64, u64)>,
+    /// Blocks that became idle, the oldest first. A block that is shared again
+    /// leaves its entry behind; an entry is valid only while its stamp is the
+    /// block's.
+    idle: VecDeque<IdleBlock>,
     idle_blocks: u64,
     /// Most idle blocks that are kept.
     most_idle: u64,
@@ -96,9 +102,9 @@ impl BlockPool {
 
     /// Evicts the block that is idle for longest; false when none is idle.
     fn evict(&mut self) -> bool {
-        while let Some((stamp, hash)) = self.idle.pop_front() {
-            if is_idle(&self.cached, stamp, hash) {
-                self.cached.remove(&hash);
+        while let Some(block) = self.idle.pop_front() {
+            if is_idle(&self.cached, block) {
+                self.cached.remove(&block.hash);
                 self.idle_blocks -= 1;
                 self.free += 1;
                 return true;
@@ -137,7 +143,7 @@ impl BlockPool {
         if block.refs == 0 {
             self.stamps += 1;
             block.stamp = self.stamps;
-            self.idle.push_back((self.stamps, hash));
+            self.idle.push_back(IdleBlock { hash, stamp: self.stamps });
             self.idle_blocks += 1;
             while self.idle_blocks > self.most_idle && self.evict() {}
             self.compact_idle();
@@ -147,7 +153,7 @@ impl BlockPool {
     /// Drops stale entries of `idle` once they are the majority.
     fn compact_idle(&mut self) {
         if self.idle.len() as u64 > 2 * self.idle_blocks + 1_024 {
-            self.idle.retain(|(stamp, hash)| is_idle(&self.cached, *stamp, *hash));
+            self.idle.retain(|block| is_idle(&self.cached, *block));
         }
     }
 
@@ -159,8 +165,8 @@ impl BlockPool {
     }
 }
 
-fn is_idle(cached: &NumberMap<u64, Cached>, stamp: u64, hash: u64) -> bool {
-    cached.get(&hash).is_some_and(|block| block.refs == 0 && block.stamp == stamp)
+fn is_idle(cached: &NumberMap<u64, Cached>, entry: IdleBlock) -> bool {
+    cached.get(&entry.hash).is_some_and(|block| block.refs == 0 && block.stamp == entry.stamp)
 }
 
 #[cfg(test)]

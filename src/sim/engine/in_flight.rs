@@ -7,6 +7,14 @@ use penstock_core::model::time::Tick;
 #[derive(Debug)]
 pub(super) struct InFlight {
     pub(super) end: Tick,
-    /// Tokens computed for each sequence.
-    pub(super) chunks: Vec<(PriorityKey, u32)>,
+    /// One for each sequence.
+    pub(super) chunks: Vec<StepChunk>,
+}
+
+/// One sequence's part of a step.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct StepChunk {
+    pub(super) key: PriorityKey,
+    /// Tokens that the step computes.
+    pub(super) tokens: u32,
 }

@@ -125,7 +125,7 @@ impl SimEngine {
         for choice in 0..request.n.max(1) {
             self.arrivals += 1;
             let slot = self.vacant.pop().unwrap_or(self.slots.len());
-            let key = (priority, self.arrivals, slot);
+            let key = PriorityKey { priority, arrival: self.arrivals, slot };
             let seq = Seq {
                 key,
                 request: request.id,
@@ -179,8 +179,8 @@ impl SimEngine {
         let Some(step) = self.in_flight.take_if(|step| step.end <= now) else { return };
         self.counters.steps += 1;
         out.append(&mut self.pending);
-        for (key, chunk) in &step.chunks {
-            self.apply_chunk(*key, *chunk, step.end, out);
+        for chunk in &step.chunks {
+            self.apply_chunk(*chunk, step.end, out);
         }
     }
 

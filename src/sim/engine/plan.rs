@@ -4,6 +4,7 @@
 use super::blocks::{BLOCK_TOKENS, blocks_for};
 use super::{EngineEvent, EngineEventKind, SimEngine};
 pub(super) use crate::engine::in_flight::InFlight;
+use crate::engine::in_flight::StepChunk;
 use crate::engine::profile::StepLoad;
 use crate::engine::seq::PriorityKey;
 use penstock_core::model::time::Tick;
@@ -26,15 +27,15 @@ impl SimEngine {
 
     /// Gives every running sequence its tokens; true when a sequence was
     /// preempted.
-    fn plan_running(&mut self, now: Tick, budget: &mut u32, chunks: &mut Vec<(PriorityKey, u32)>) -> bool {
+    fn plan_running(&mut self, now: Tick, budget: &mut u32, chunks: &mut Vec<StepChunk>) -> bool {
         let mut preempted = false;
         let mut index = 0;
         while index < self.running.len() && *budget > 0 {
             let key = self.running[index];
-            let Some(seq) = self.slots[key.2].as_ref() else { break };
+            let Some(seq) = self.slots[key.slot].as_ref() else { break };
             let chunk = (seq.tokens() - seq.computed).min(*budget);
             let target = seq.computed + chunk;
-            while !self.grow(key.2, target) {
+            while !self.grow(key.slot, target) {
                 preempted = true;
                 self.preempt_last(now);
                 if self.running.len() <= index {
@@ -42,7 +43,7 @@ impl SimEngine {
                 }
             }
             *budget -= chunk;
-            chunks.push((key, chunk));
+            chunks.push(StepChunk { key, tokens: chunk });
             index += 1;
         }
         preempted
@@ -50,20 +51,20 @@ impl SimEngine {
 
     /// Starts waiting sequences while slots, tokens and blocks last. A sequence
     /// whose adapter cannot be loaded now is skipped.
-    fn plan_waiting(&mut self, now: Tick, budget: &mut u32, chunks: &mut Vec<(PriorityKey, u32)>) {
-        let mut from = (i64::MIN, 0, 0);
+    fn plan_waiting(&mut self, now: Tick, budget: &mut u32, chunks: &mut Vec<StepChunk>) {
+        let mut from = PriorityKey { priority: i64::MIN, arrival: 0, slot: 0 };
         while *budget > 0 && self.running.len() < self.max_seqs {
             let Some(&key) = self.waiting.range(from..).next() else { return };
             if !self.adapter_fits(key) {
-                from = (key.0, key.1, key.2 + 1);
+                from = PriorityKey { slot: key.slot + 1, ..key };
                 continue;
             }
             let Some(cached_tokens) = self.start(key) else { return };
             self.use_adapter(key);
-            let Some(seq) = self.slots[key.2].as_mut() else { return };
+            let Some(seq) = self.slots[key.slot].as_mut() else { return };
             let chunk = (seq.tokens() - seq.computed).min(*budget);
             *budget -= chunk;
-            chunks.push((key, chunk));
+            chunks.push(StepChunk { key, tokens: chunk });
             let (request, choice) = (seq.request, seq.choice);
             self.pending.push(EngineEvent {
                 at: now,
@@ -78,7 +79,7 @@ impl SimEngine {
     /// tokens. Returns the tokens that the prefix cache saved. When the blocks
     /// do not suffice, nothing changes and the result is `None`.
     fn start(&mut self, key: PriorityKey) -> Option<u32> {
-        let seq = self.slots[key.2].as_mut()?;
+        let seq = self.slots[key.slot].as_mut()?;
         // At least one token is always computed, because sampling needs one.
         let usable = ((seq.tokens() - 1) / BLOCK_TOKENS) as usize;
         let candidates = &seq.prefix[..usable.min(seq.prefix.len())];
@@ -124,8 +125,8 @@ impl SimEngine {
 
     fn preempt_last(&mut self, now: Tick) {
         let Some(key) = self.running.pop() else { return };
-        self.release_blocks(key.2);
-        let Some(seq) = self.slots[key.2].as_mut() else { return };
+        self.release_blocks(key.slot);
+        let Some(seq) = self.slots[key.slot].as_mut() else { return };
         seq.running = false;
         self.waiting.insert(key);
         self.counters.preemptions += 1;
@@ -133,16 +134,16 @@ impl SimEngine {
         self.pending.push(EngineEvent { at: now, request, choice, kind: EngineEventKind::Preempted });
     }
 
-    fn load(&self, chunks: &[(PriorityKey, u32)]) -> StepLoad {
+    fn load(&self, chunks: &[StepChunk]) -> StepLoad {
         let mut load = StepLoad::default();
-        for (key, chunk) in chunks {
-            let Some(seq) = self.slots[key.2].as_ref() else { continue };
+        for StepChunk { key, tokens } in chunks {
+            let Some(seq) = self.slots[key.slot].as_ref() else { continue };
             if seq.decoding() {
                 load.decodes += 1;
                 load.decode_kv += u64::from(seq.computed);
             } else {
-                load.prefill_tokens += u64::from(*chunk);
-                let chunk = f64::from(*chunk);
+                load.prefill_tokens += u64::from(*tokens);
+                let chunk = f64::from(*tokens);
                 load.prefill_area += chunk * (f64::from(seq.computed) + chunk / 2.0);
             }
         }
@@ -150,11 +151,12 @@ impl SimEngine {
     }
 
     /// Applies one sequence's part of a finished step.
-    pub(super) fn apply_chunk(&mut self, key: PriorityKey, chunk: u32, at: Tick, out: &mut Vec<EngineEvent>) {
-        let Some(seq) = self.slots[key.2].as_mut().filter(|seq| seq.key == key && seq.running) else {
+    pub(super) fn apply_chunk(&mut self, chunk: StepChunk, at: Tick, out: &mut Vec<EngineEvent>) {
+        let StepChunk { key, tokens } = chunk;
+        let Some(seq) = self.slots[key.slot].as_mut().filter(|seq| seq.key == key && seq.running) else {
             return;
         };
-        seq.computed += chunk;
+        seq.computed += tokens;
         let full = ((seq.computed / BLOCK_TOKENS) as usize).min(seq.prefix.len());
         while seq.shared < full {
             self.pool.publish(seq.prefix[seq.shared]);
@@ -179,11 +181,11 @@ impl SimEngine {
     }
 
     fn finish(&mut self, key: PriorityKey) {
-        let Some(request) = self.slots[key.2].as_ref().map(|seq| seq.request) else { return };
-        self.remove(key.2);
+        let Some(request) = self.slots[key.slot].as_ref().map(|seq| seq.request) else { return };
+        self.remove(key.slot);
         self.counters.finished += 1;
         if let Some(slots) = self.requests.get_mut(&request) {
-            slots.retain(|slot| *slot != key.2);
+            slots.retain(|slot| *slot != key.slot);
             if slots.is_empty() {
                 self.requests.remove(&request);
             }

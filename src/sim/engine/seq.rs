@@ -4,8 +4,14 @@ use std::sync::Arc;
 
 use crate::engine::request::RequestId;
 
-/// Position in the queue: priority, arrival number, slot.
-pub(super) type PriorityKey = (i64, u64, usize);
+/// Position in the queue. Order: by priority, then by arrival.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct PriorityKey {
+    pub(super) priority: i64,
+    /// Number of the arrival.
+    pub(super) arrival: u64,
+    pub(super) slot: usize,
+}
 
 #[derive(Debug)]
 pub(super) struct Seq {

@@ -43,9 +43,17 @@ pub(crate) struct SimPrompt {
     /// Characters, for vLLM's limit on text length; 0 for token ids.
     pub(crate) chars: usize,
     bytes: Vec<u8>,
-    /// Begin of the text that may end with the start of an answer, and the
-    /// tokens before that text.
-    open: Option<(usize, u32)>,
+    /// The text that may end with the start of an answer.
+    open: Option<OpenText>,
+}
+
+/// The last text of a prompt, up to the prompt's end.
+#[derive(Debug, Clone, Copy)]
+struct OpenText {
+    /// Begin of the text in the bytes of the prompt.
+    from: usize,
+    /// Tokens before the text.
+    tokens_before: u32,
 }
 
 /// Bytes of each word of the vocabulary.
@@ -93,9 +101,14 @@ impl SimPrompt {
         self.open = None;
     }
 
+    /// An empty text at the end of the prompt.
+    const fn open_at_end(&self) -> OpenText {
+        OpenText { from: self.bytes.len(), tokens_before: self.tokens }
+    }
+
     /// Adds a text that may end with the start of the answer.
     pub(crate) fn push_open(&mut self, text: &str) {
-        let open = (self.bytes.len(), self.tokens);
+        let open = self.open_at_end();
         self.push(text, 0);
         self.open = Some(open);
     }
@@ -104,7 +117,7 @@ impl SimPrompt {
     /// already end the prompt. `voice` returns the voice for a prompt with the
     /// given digest. From now on each of those words counts as one token.
     pub(crate) fn continued_answer(&mut self, voice: impl Fn(u64) -> AnswerTokens) -> (AnswerTokens, u32) {
-        let (from, before) = self.open.unwrap_or((self.bytes.len(), self.tokens));
+        let OpenText { from, tokens_before } = self.open.unwrap_or_else(|| self.open_at_end());
         let words: Vec<u32> = self.bytes[from..].rchunks(WORD_BYTES).map_while(id_of).collect();
         let states = self.bytes.chunks_exact(8).scan(0, |state, chunk| {
             *state = fold(*state, chunk);
@@ -118,7 +131,7 @@ impl SimPrompt {
             let mut said = words[..count].iter().rev().zip(0..);
             if said.all(|(word, index)| voice.token(0, index) == *word) {
                 let count = u32::try_from(count).unwrap_or(u32::MAX);
-                self.tokens = before.saturating_add(tokens_of(at - from)).saturating_add(count);
+                self.tokens = tokens_before.saturating_add(tokens_of(at - from)).saturating_add(count);
                 return (voice, count);
             }
         }

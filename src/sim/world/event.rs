@@ -40,22 +40,30 @@ pub(super) enum ScaleTimer {
 /// scheduled.
 #[derive(Debug, Default)]
 pub(super) struct EventQueue {
-    heap: BinaryHeap<Reverse<(Tick, u64, WorldEvent)>>,
+    heap: BinaryHeap<Reverse<ScheduledEvent>>,
     scheduled: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct ScheduledEvent {
+    at: Tick,
+    /// Number of events scheduled before it, and 1.
+    number: u64,
+    event: WorldEvent,
 }
 
 impl EventQueue {
     pub(super) fn push(&mut self, at: Tick, event: WorldEvent) {
         self.scheduled += 1;
-        self.heap.push(Reverse((at, self.scheduled, event)));
+        self.heap.push(Reverse(ScheduledEvent { at, number: self.scheduled, event }));
     }
 
     pub(super) fn pop(&mut self) -> Option<(Tick, WorldEvent)> {
-        self.heap.pop().map(|Reverse((at, _, event))| (at, event))
+        self.heap.pop().map(|Reverse(next)| (next.at, next.event))
     }
 
     pub(super) fn peek(&self) -> Option<(Tick, WorldEvent)> {
-        self.heap.peek().map(|Reverse((at, _, event))| (*at, *event))
+        self.heap.peek().map(|Reverse(next)| (next.at, next.event))
     }
 }
 

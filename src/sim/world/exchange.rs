@@ -61,10 +61,10 @@ impl World<'_> {
         let record = &mut self.records[job];
         record.attempts += 1;
         record.sent_after.get_or_insert(self.now.since(record.arrived));
-        let before = self.replicas[replica].engine.requests();
+        let others = self.replicas[replica].engine.requests();
         let state = &mut self.jobs[job];
         state.attempt += 1;
-        (state.at, state.sent) = (Some(replica), (self.now, before));
+        (state.at, state.sent, state.others) = (Some(replica), self.now, others);
         let request = self.attempt_id(job);
         let away = self.replicas[replica].one_way() + self.setup.arrivals[job].held;
         if !away.is_zero() {

@@ -29,17 +29,32 @@ pub struct SimGateway {
     max_waits: Vec<Duration>,
     /// Jobs by the number of their arrival; empty = jobs are made of their arrivals.
     specs: Vec<JobSpec>,
-    /// Prompt and output tokens of the jobs seen so far.
-    sizes: Vec<(u32, u32)>,
+    /// Sizes of the jobs seen so far.
+    sizes: Vec<JobSize>,
     actions: Vec<Action>,
     log: Option<EventTrace>,
     /// With autoscaling: the policy with every replica that can exist.
     whole: Option<Policy>,
 }
 
+/// Tokens of a job; the output over all of its sequences.
+#[derive(Debug, Clone, Copy, Default)]
+struct JobSize {
+    prompt: u32,
+    output: u32,
+}
+
 /// The scheduler's events with the actions that each caused, from the first
 /// event on.
-pub type EventTrace = Arc<Mutex<Vec<(Tick, Event, Vec<Action>)>>>;
+pub type EventTrace = Arc<Mutex<Vec<TracedStep>>>;
+
+/// An event, and the actions that it caused.
+#[derive(Debug)]
+pub struct TracedStep {
+    pub at: Tick,
+    pub event: Event,
+    pub actions: Vec<Action>,
+}
 
 impl SimGateway {
     /// A gateway under the policy. Arrivals name tenants, classes and models by
@@ -132,19 +147,20 @@ impl SimGateway {
         match input {
             Input::Arrived { job, arrival } => {
                 if self.sizes.len() <= job {
-                    self.sizes.resize(job + 1, (0, 0));
+                    self.sizes.resize(job + 1, JobSize::default());
                 }
-                self.sizes[job] = (arrival.prompt, arrival.output.saturating_mul(arrival.n.max(1)));
+                let output = arrival.output.saturating_mul(arrival.n.max(1));
+                self.sizes[job] = JobSize { prompt: arrival.prompt, output };
                 let prefix = PromptPrefix { blocks: Arc::clone(&arrival.prefix), block_tokens: PREFIX_BLOCK };
                 Event::Arrived(self.spec(now, job, arrival), prefix)
             }
             Input::FirstToken { job, .. } => Event::FirstToken { job: JobId::new(job as u64) },
             Input::Finished { job, cached, .. } => {
-                let (input, output) = self.sizes[job];
+                let size = self.sizes[job];
                 let tokens = TokenCounts {
-                    input: u64::from(input),
+                    input: u64::from(size.prompt),
                     cached: cached.map(u64::from),
-                    output: u64::from(output),
+                    output: u64::from(size.output),
                 };
                 Event::Finished {
                     job: JobId::new(job as u64),
@@ -212,7 +228,7 @@ impl SimGateway {
         let copy = self.log.is_some().then(|| event.clone());
         self.scheduler.handle(now, event, &mut self.actions);
         if let (Some(log), Some(event)) = (&self.log, copy) {
-            log.lock().push((now, event, self.actions.clone()));
+            log.lock().push(TracedStep { at: now, event, actions: self.actions.clone() });
         }
         for action in self.actions.drain(..) {
             out.extend(match action {

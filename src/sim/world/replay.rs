@@ -108,10 +108,10 @@ proptest! {
         for log in &logs {
             let mut scheduler = Scheduler::new(Arc::new(rules(engines)));
             let mut actions = Vec::new();
-            for (step, (now, event, expected)) in log.lock().iter().enumerate() {
+            for (number, step) in log.lock().iter().enumerate() {
                 actions.clear();
-                scheduler.handle(*now, event.clone(), &mut actions);
-                prop_assert_eq!(&actions, expected, "step {} at {:?}: {:?}", step, now, event);
+                scheduler.handle(step.at, step.event.clone(), &mut actions);
+                prop_assert_eq!(&actions, &step.actions, "step {}: {:?}", number, step);
             }
         }
     }

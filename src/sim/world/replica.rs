@@ -97,13 +97,20 @@ pub(super) struct WorldReplica {
     frozen_until: Option<Tick>,
     /// Replies that are still on their way, in order.
     pub(super) replies_in_transit: VecDeque<EngineReply>,
-    /// Latest samples: requests inside when a request came, and its time to the
-    /// first token.
-    latencies: VecDeque<(u64, Duration)>,
+    /// Latest samples.
+    latencies: VecDeque<LatencySample>,
     /// Most requests that waited inside the engine after a step was planned.
     pub(super) most_waiting: u64,
     /// Total length of the steps.
     pub(super) busy: Duration,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct LatencySample {
+    /// Requests that were inside when the request came.
+    others: u64,
+    /// Time to the first token.
+    ttft: Duration,
 }
 
 impl WorldReplica {
@@ -176,23 +183,23 @@ impl WorldReplica {
     }
 
     /// Records a sample: a request that found `others` requests inside had its
-    /// first token after `latency`.
-    pub(super) fn record_latency(&mut self, others: u64, latency: Duration) {
+    /// first token after `ttft`.
+    pub(super) fn record_latency(&mut self, others: u64, ttft: Duration) {
         if self.latencies.len() == MAX_SAMPLES {
             self.latencies.pop_front();
         }
-        self.latencies.push_back((others, latency));
+        self.latencies.push_back(LatencySample { others, ttft });
     }
 
     /// The engine's answer to a poll: the median latency of the samples that
     /// are nearest to the present number of requests.
     pub(super) fn load(&self) -> PolledLoad {
         let in_flight = self.engine.requests();
-        let mut samples: SmallVec<[(u64, Duration); MAX_SAMPLES]> = self.latencies.iter().copied().collect();
-        samples.sort_by_key(|(others, _)| others.abs_diff(in_flight));
+        let mut samples: SmallVec<[LatencySample; MAX_SAMPLES]> = self.latencies.iter().copied().collect();
+        samples.sort_by_key(|sample| sample.others.abs_diff(in_flight));
         samples.truncate(NEAREST);
-        samples.sort_unstable_by_key(|(_, latency)| *latency);
-        let latency = samples.get(samples.len() / 2).map_or(Duration::ZERO, |(_, latency)| *latency);
+        samples.sort_unstable_by_key(|sample| sample.ttft);
+        let latency = samples.get(samples.len() / 2).map_or(Duration::ZERO, |sample| sample.ttft);
         PolledLoad { in_flight, latency }
     }
 

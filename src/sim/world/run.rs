@@ -66,9 +66,10 @@ pub(super) struct WorldJob {
     /// Tokens held back by a pause in the stream; absent = no pause.
     pub(super) held_back: Option<u32>,
     pub(super) cached: u32,
-    /// Time at which the present attempt was sent, and the requests inside the
-    /// engine before it.
-    pub(super) sent: (Tick, u64),
+    /// Time at which the present attempt was sent.
+    pub(super) sent: Tick,
+    /// Requests inside the engine when the attempt was sent.
+    pub(super) others: u64,
 }
 
 pub(super) struct World<'a> {

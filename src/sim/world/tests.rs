@@ -109,7 +109,7 @@ fn told(log: &EventTrace, job: u64) -> Vec<&'static str> {
         Event::Finished { job: id, .. } => (*id == JobId::new(job)).then_some("finished"),
         _ => None,
     };
-    log.lock().iter().filter_map(|(_, event, _)| of_job(event)).collect()
+    log.lock().iter().filter_map(|step| of_job(&step.event)).collect()
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn of_a_plain_answer_the_scheduler_hears_only_the_end() {
             let expected = if arrival.streams { &whole[..] } else { &[whole[0], whole[2]] };
             assert_eq!(told(&log, job as u64), expected);
         }
-        let sampled = log.lock().iter().any(|(_, event, _)| matches!(event, Event::ItlSampled { .. }));
+        let sampled = log.lock().iter().any(|step| matches!(step.event, Event::ItlSampled { .. }));
         assert_eq!(sampled, every == 2, "only streams have inter-token latency");
     }
 }
@@ -199,10 +199,10 @@ fn choices_are_one_request_and_have_no_pace() {
     let (record, log) = alone(|setup| setup.arrivals[0].n = 3);
     assert_eq!(told(&log, 0), ["arrived", "first token", "finished"]);
     let events = log.lock();
-    assert!(!events.iter().any(|(_, event, _)| matches!(event, Event::ItlSampled { .. })));
-    let heard = events.iter().filter(|(_, event, _)| matches!(event, Event::BytesReceived { .. })).count();
+    assert!(!events.iter().any(|step| matches!(step.event, Event::ItlSampled { .. })));
+    let heard = events.iter().filter(|step| matches!(step.event, Event::BytesReceived { .. })).count();
     assert!(heard > 0, "its tokens are heard");
-    let used = events.iter().find_map(|(_, event, _)| match event {
+    let used = events.iter().find_map(|step| match &step.event {
         Event::Finished { outcome: Ended::Done(JobUsage::Exact(tokens)), .. } => Some(tokens.output),
         _ => None,
     });
@@ -218,7 +218,7 @@ fn a_silent_stream_says_all_at_once_when_it_goes_on() {
     assert_eq!(paused.ttft, whole.ttft);
     assert!(lasted(&paused) > lasts && lasted(&paused) < lasts + lasted(&whole));
     let events = log.lock();
-    let gaps = events.iter().map(|(_, event, _)| match event {
+    let gaps = events.iter().map(|step| match &step.event {
         Event::ItlSampled { sample, .. } => sample.gaps,
         _ => 0,
     });
@@ -235,7 +235,7 @@ fn a_client_that_does_not_read_is_told_of_and_its_engine_is_not_blamed() {
     let events = log.lock();
     let told: Vec<u32> = events
         .iter()
-        .filter_map(|(_, event, _)| match event {
+        .filter_map(|step| match &step.event {
             Event::StreamsPaused { streams, .. } => Some(*streams),
             _ => None,
         })

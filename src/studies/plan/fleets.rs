@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::sim::trace::TrafficTrace;
 use crate::studies::plan::demand::{TraceStretch, WINDOW, busiest, windows};
 use crate::studies::plan::report::WindowNeed;
-use crate::studies::plan::trials::{FleetTrials, TriedFleet, in_parallel, smallest};
+use crate::studies::plan::trials::{CountedRequests, FleetTrials, TriedFleet, in_parallel, smallest};
 
 /// Most windows that a source is divided into.
 const MOST_WINDOWS: u32 = 24;
@@ -18,8 +18,7 @@ const SHORTEST: Duration = Duration::from_secs(120);
 #[derive(Debug, Clone, Default)]
 pub struct FollowingFleet {
     pub windows: Vec<WindowNeed>,
-    /// Requests that count, and how many of them met their objectives.
-    pub counted: (u64, u64),
+    pub counted: CountedRequests,
     /// Replica-hours, including the time in which replicas start.
     pub hours: f64,
 }
@@ -77,7 +76,7 @@ pub fn follow(
     let all: f64 = work.iter().sum::<f64>() / trace.span().as_secs_f64().max(1.0);
     let needs = in_parallel(lab.threads, &ranges, |range| {
         if range.is_empty() {
-            return (0, (0, 0));
+            return (0, CountedRequests::default());
         }
         let own = trace.part(range.clone());
         let part = own.part(busiest(&own, &work[range.clone()], WINDOW));
@@ -87,12 +86,12 @@ pub fn follow(
         smallest_fleet(lab, &stretch, pool, guess, most)
     });
     let mut followed = FollowingFleet::default();
-    for (index, (needs, (counted, kept))) in needs.into_iter().enumerate() {
+    for (index, (needs, counted)) in needs.into_iter().enumerate() {
         let at_s = window.as_secs_f64() * index as f64;
         let lasts_s = (trace.span().as_secs_f64() - at_s).clamp(1e-3, window.as_secs_f64());
         followed.windows.push(WindowNeed { at_s, lasts_s, needs, has: needs });
-        followed.counted.0 += counted;
-        followed.counted.1 += kept;
+        followed.counted.all += counted.all;
+        followed.counted.kept += counted.kept;
     }
     let patient = lab.setting.classes.iter().all(|(_, class)| class.max_wait >= start);
     // If a class cannot wait for a replica's start, the floor is at least one
@@ -102,28 +101,27 @@ pub fn follow(
     followed
 }
 
-/// The smallest fleet for a stretch, with the requests that count and those
-/// within their objectives.
+/// The smallest fleet for a stretch, with the requests that count.
 fn smallest_fleet(
     lab: &FleetTrials<'_>,
     stretch: &TraceStretch,
     pool: usize,
     guess: usize,
     most: usize,
-) -> (usize, (u64, u64)) {
+) -> (usize, CountedRequests) {
     let mut tried: BTreeMap<usize, TriedFleet> = BTreeMap::new();
     let found = smallest(guess.min(most), most, 1, |counts| {
         let mut keeps = Vec::new();
         for count in counts {
             let result = lab.run(stretch, &lab.single_pool_fleet(pool, *count), "windows");
             // Without a request that counts any fleet suffices.
-            keeps.push(lab.meets_target(&result) || result.counted.0 == 0);
+            keeps.push(lab.meets_target(&result) || result.counted.all == 0);
             tried.insert(*count, result);
         }
         keeps
     });
     let needs = found.unwrap_or(most);
-    (needs, tried.get(&needs).map_or((0, 0), |result| result.counted))
+    (needs, tried.get(&needs).map(|result| result.counted).unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -436,13 +436,12 @@ fn fleets(
     let today = today.map(|fleet| fixed("today", lab.run(stretch, fleet, "today")));
     let least = followed.windows.iter().map(|window| window.has).min().unwrap_or(0);
     let most = followed.windows.iter().map(|window| window.has).max().unwrap_or(0);
-    let (counted, kept) = followed.counted;
     let recommended = PlanFleetRow {
         name: "recommended".to_owned(),
         replicas: (least, most),
         mean: followed.mean(),
         cost_per_hour: followed.mean() * lab.setting.pools[chosen.pool].price,
-        kept: kept as f64 / counted.max(1) as f64,
+        kept: followed.counted.share(),
         run: None,
     };
     let peak = fixed("fixed peak", chosen.run.clone());

@@ -46,13 +46,27 @@ pub struct TriedFleet {
     pub idle: f64,
     /// For each class the 99.9th percentile of the TTFT, in milliseconds.
     pub longest_ms: Vec<f64>,
-    /// Requests that count for `kept`, and how many of them met their
-    /// objectives.
     #[serde(skip)]
-    pub counted: (u64, u64),
+    pub counted: CountedRequests,
     /// Invariants of the scheduler that broke.
     #[serde(skip)]
     pub broken: u64,
+}
+
+/// Requests that count for the share of requests within their objectives.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CountedRequests {
+    pub all: u64,
+    /// Requests that met their objectives.
+    pub kept: u64,
+}
+
+impl CountedRequests {
+    /// Share of requests that met their objectives; 0 without requests.
+    #[must_use]
+    pub fn share(self) -> f64 {
+        self.kept as f64 / self.all.max(1) as f64
+    }
 }
 
 /// Runs simulations of fleets.
@@ -95,8 +109,10 @@ impl<'a> FleetTrials<'a> {
             .iter()
             .map(|record| goals.get(record.class as usize).is_some_and(|goal| record.met_objectives(goal)))
             .collect();
-        let counted = keepable.iter().filter(|can| **can).count() as u64;
-        let kept = keepable.iter().zip(&good).filter(|(can, good)| **can && **good).count() as u64;
+        let counted = CountedRequests {
+            all: keepable.iter().filter(|can| **can).count() as u64,
+            kept: keepable.iter().zip(&good).filter(|(can, good)| **can && **good).count() as u64,
+        };
         let summary =
             Summary::of(outcome.records.iter(), &Objectives { ttft: Duration::MAX, itl: Duration::MAX });
         let replicas = setup.replicas.len();
@@ -106,7 +122,7 @@ impl<'a> FleetTrials<'a> {
         TriedFleet {
             replicas,
             cost_per_hour: self.setting.cost(fleet),
-            kept: kept as f64 / counted.max(1) as f64,
+            kept: counted.share(),
             goodput: good.iter().filter(|good| **good).count() as f64 / good.len().max(1) as f64,
             refused: summary.refused,
             ttft_p50_ms: summary.ttft_p50,
@@ -114,7 +130,7 @@ impl<'a> FleetTrials<'a> {
             itl_p50_ms: median_itl_ms(&outcome.records),
             idle: (1.0 - busy / span).clamp(0.0, 1.0),
             longest_ms: (0..goals.len()).map(|class| ttft_p999_ms(&outcome.records, class)).collect(),
-            counted: (counted, kept),
+            counted,
             broken: outcome.broken_invariants,
         }
     }
@@ -129,7 +145,7 @@ impl<'a> FleetTrials<'a> {
     /// objectives.
     #[must_use]
     pub fn meets_target(&self, tried: &TriedFleet) -> bool {
-        tried.kept >= self.setting.objective_share && tried.counted.0 > 0
+        tried.kept >= self.setting.objective_share && tried.counted.all > 0
     }
 
     /// Finds the smallest fleet of one pool that meets the objectives; the

@@ -9,6 +9,7 @@ use crate::sim::engine::BLOCK_TOKENS;
 use crate::sim::rng::Rng;
 use crate::sim::trace::{TraceCall, TrafficTrace, reblock};
 use crate::sim::world::arrival::{Arrival, PREFIX_BLOCK, Pause};
+use crate::studies::scenario::file::SystemRow;
 
 /// Requests of a synthetic stream that sets neither a number nor a time.
 const USUAL_COUNT: usize = 5_000;
@@ -39,10 +40,16 @@ pub(super) enum CallRate {
 #[derive(Debug, Clone)]
 pub(super) enum CallOwner {
     One(u32),
-    /// Tenants with their shares.
-    Drawn(Vec<(u32, f64)>),
+    Drawn(Vec<TenantShare>),
     /// The scenario's tenant for each tenant number of the trace.
     OfTrace(Vec<u32>),
+}
+
+/// A tenant's share of a stream's calls.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct TenantShare {
+    pub(super) tenant: u32,
+    pub(super) share: f64,
 }
 
 #[derive(Debug, Clone)]
@@ -74,8 +81,7 @@ pub(super) struct RequestTraits {
     pub(super) pauses: Option<Delay>,
     /// Streams whose client stops reading.
     pub(super) unread: Option<Delay>,
-    /// Number of system prompts, and the tokens of each.
-    pub(super) system: Option<(u32, u32)>,
+    pub(super) system: Option<SystemRow>,
 }
 
 /// Delay of some requests.
@@ -112,7 +118,7 @@ impl TrafficStream {
             trace.take(count);
         }
         if let CallOwner::Drawn(shares) = &self.owner {
-            let shares: Vec<f64> = shares.iter().map(|(_, share)| *share).collect();
+            let shares: Vec<f64> = shares.iter().map(|of| of.share).collect();
             trace.draw_tenants(&shares, own);
         }
         let block = trace.prefix_block;
@@ -161,7 +167,7 @@ impl TrafficStream {
     fn arrival(&self, call: &TraceCall, block: u32) -> Arrival {
         let tenant = match &self.owner {
             CallOwner::One(tenant) => *tenant,
-            CallOwner::Drawn(shares) => shares.get(call.tenant as usize).map_or(0, |(tenant, _)| *tenant),
+            CallOwner::Drawn(shares) => shares.get(call.tenant as usize).map_or(0, |of| of.tenant),
             CallOwner::OfTrace(ids) => ids.get(call.tenant as usize).copied().unwrap_or(0),
         };
         Arrival {
@@ -196,7 +202,9 @@ impl RequestTraits {
         });
         let arrival = Arrival { streams, n: self.n, held, pause, ..arrival };
         match self.system {
-            Some((prompts, tokens)) => arrival.with_prompt(lot.below(u64::from(prompts)), tokens, lot.bits()),
+            Some(SystemRow { prompts, tokens }) => {
+                arrival.with_prompt(lot.below(u64::from(prompts)), tokens, lot.bits())
+            }
             None => arrival,
         }
     }

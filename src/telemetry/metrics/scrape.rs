@@ -216,7 +216,7 @@ fn write_seats(out: &mut Exposition<'_>, policy: &Policy, replicas: &[ReplicaSna
         let seats = view.slots;
         let named = [("running", seats.running), ("free", seats.free)];
         let held = [seats.above_limit, seats.withheld].into_iter().flatten();
-        let held = held.map(|(why, seats)| (why.name(), seats));
+        let held = held.map(|held| (held.bottleneck.name(), held.slots));
         let out_of_service = Some((view.state.name(), seats.out_of_service)).filter(|(_, seats)| *seats > 0);
         for (usage, seats) in named.into_iter().chain(held).chain(out_of_service) {
             *uses.entry(usage).or_default() += u64::from(seats);
@@ -269,7 +269,7 @@ mod tests {
     use crate::core::model::ids::PoolId;
     use crate::core::model::overrides::Closed;
     use crate::core::model::snapshot::{ActiveOverride, QueueSnapshot};
-    use crate::core::replica::bottleneck::{Bottleneck, SlotCounts};
+    use crate::core::replica::bottleneck::{Bottleneck, BottleneckSlots, SlotCounts};
     use crate::telemetry::event::ConfigRejected;
     use crate::telemetry::fixtures::{load, policy, render, samples, telemetry};
 
@@ -410,7 +410,7 @@ mod tests {
             background_bottleneck: None,
             slots: SlotCounts {
                 running: 3,
-                above_limit: Some((Bottleneck::Itl, 2)),
+                above_limit: Some(BottleneckSlots { bottleneck: Bottleneck::Itl, slots: 2 }),
                 out_of_service: 5,
                 ..SlotCounts::default()
             },

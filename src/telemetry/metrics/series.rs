@@ -106,7 +106,7 @@ impl RequestSeries {
                 .count(class, event);
         }
         self.count_usage(recorder, event.tokens.usage);
-        self.count_source(recorder, event.tokens.prompt.map(|(_, source)| source));
+        self.count_source(recorder, event.tokens.prompt.map(|prompt| prompt.source));
         let times = &event.timings;
         for (handle, metric, sample) in [
             (&self.queue_wait, &catalogue::requests::QUEUE_WAIT, times.queue),

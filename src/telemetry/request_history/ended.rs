@@ -12,9 +12,15 @@ pub const MAX_STORIES: usize = 10_000;
 #[derive(Debug)]
 pub(super) struct EndedRequests<T> {
     next: u64,
-    requests: BTreeMap<u64, (TenantId, T)>,
+    requests: BTreeMap<u64, EndedRequest<T>>,
     /// Numbers of each tenant's requests, in order.
     of_tenant: HashMap<TenantId, VecDeque<u64>>,
+}
+
+#[derive(Debug)]
+struct EndedRequest<T> {
+    tenant: TenantId,
+    kept: T,
 }
 
 impl<T> Default for EndedRequests<T> {
@@ -24,9 +30,9 @@ impl<T> Default for EndedRequests<T> {
 }
 
 impl<T: Clone> EndedRequests<T> {
-    pub(super) fn push(&mut self, tenant: TenantId, request: T) {
+    pub(super) fn push(&mut self, tenant: TenantId, kept: T) {
         self.make_room(tenant);
-        self.requests.insert(self.next, (tenant, request));
+        self.requests.insert(self.next, EndedRequest { tenant, kept });
         self.of_tenant.entry(tenant).or_default().push_back(self.next);
         self.next += 1;
     }
@@ -38,11 +44,11 @@ impl<T: Clone> EndedRequests<T> {
         }
         let own = self.of_tenant.get(&tenant).filter(|own| own.len() >= MAX_STORIES / 2);
         let oldest = own.and_then(|own| own.front()).or(self.requests.keys().next());
-        let Some((of, _)) = oldest.copied().and_then(|number| self.requests.remove(&number)) else { return };
-        if let Some(numbers) = self.of_tenant.get_mut(&of) {
+        let Some(dropped) = oldest.copied().and_then(|number| self.requests.remove(&number)) else { return };
+        if let Some(numbers) = self.of_tenant.get_mut(&dropped.tenant) {
             numbers.pop_front();
             if numbers.is_empty() {
-                self.of_tenant.remove(&of);
+                self.of_tenant.remove(&dropped.tenant);
             }
         }
     }
@@ -51,7 +57,7 @@ impl<T: Clone> EndedRequests<T> {
     /// numbers.
     pub(super) fn before(&self, number: u64, most: usize) -> Vec<(u64, T)> {
         let page = self.requests.range(..number).rev().take(most);
-        page.map(|(number, (_, request))| (*number, request.clone())).collect()
+        page.map(|(number, request)| (*number, request.kept.clone())).collect()
     }
 
     #[cfg(test)]

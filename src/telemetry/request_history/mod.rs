@@ -16,7 +16,9 @@ use http::HeaderValue;
 use parking_lot::Mutex;
 
 pub use self::ended::MAX_STORIES;
-pub use self::trail::{AttemptEnd, AttemptTrail, RequestEnd, RequestState, RequestTrail};
+pub use self::trail::{
+    AttemptEnd, AttemptReturn, AttemptTrail, RequestEnd, RequestState, RequestTrail, TrailFallback,
+};
 use crate::core::model::event::RejectReason;
 use crate::core::model::ids::{JobId, ModelId};
 use crate::telemetry::request_history::ended::EndedRequests;
@@ -97,14 +99,14 @@ impl TrailRecorder {
 
     /// Records that the request goes on as another model.
     pub fn fell_back(&self, to: ModelId, why: RejectReason) {
-        self.change(RequestStep::FellBack(why), |trail| trail.fallback = Some((to, why)));
+        self.change(RequestStep::FellBack(why), |trail| trail.fallback = Some(TrailFallback { to, why }));
     }
 
     /// Records that the last attempt ended and the request is back in the queue.
     pub fn back(&self, at: Duration, why: AttemptEnd) {
         self.change(RequestStep::Returned(at, why), |trail| {
             if let Some(last) = trail.tries.last_mut() {
-                last.back = Some((at, why));
+                last.back = Some(AttemptReturn { at, why });
             }
         });
     }
@@ -368,7 +370,7 @@ mod tests {
         trail.sent(attempt(4));
         trail.first_token(Duration::from_secs(2));
         let found = history.find("r").unwrap().look(RequestTrail::clone);
-        assert_eq!(found.tries[0].back.map(|(_, why)| why.name()), Some("reset"));
+        assert_eq!(found.tries[0].back.map(|back| back.why.name()), Some("reset"));
         assert_eq!((found.tries[1].first_token, found.end.is_none()), (Some(Duration::from_secs(2)), true));
     }
 

@@ -25,8 +25,7 @@ pub struct RequestTrail {
     /// Class that the request asked for.
     pub class: ClassId,
     pub model: ModelId,
-    /// Fallback model, and why the requested model could not serve the request.
-    pub fallback: Option<(ModelId, RejectReason)>,
+    pub fallback: Option<TrailFallback>,
     /// API of the call, as its path at the engine.
     pub api: &'static str,
     /// Whether the client asked for a stream.
@@ -43,6 +42,15 @@ pub struct RequestTrail {
     pub guardrails: Vec<GuardrailCheck>,
     /// End of the request; absent while it waits or runs.
     pub end: Option<RequestEnd>,
+}
+
+/// Fallback of a request.
+#[derive(Debug, Clone, Copy)]
+pub struct TrailFallback {
+    /// Model that serves the request instead.
+    pub to: ModelId,
+    /// Why the model before it could not serve the request.
+    pub why: RejectReason,
 }
 
 /// State of a request.
@@ -92,7 +100,7 @@ impl RequestTrail {
     pub fn state_since(&self) -> Duration {
         match (&self.end, self.tries.last()) {
             (Some(end), _) => end.total,
-            (None, Some(last)) => last.back.map_or(last.at, |(at, _)| at),
+            (None, Some(last)) => last.back.map_or(last.at, |back| back.at),
             (None, None) => Duration::ZERO,
         }
     }
@@ -100,7 +108,7 @@ impl RequestTrail {
     /// Model that serves the request.
     #[must_use]
     pub fn serving_model(&self) -> ModelId {
-        self.fallback.map_or(self.model, |(model, _)| model)
+        self.fallback.map_or(self.model, |fallback| fallback.to)
     }
 }
 
@@ -113,8 +121,17 @@ pub struct AttemptTrail {
     pub grant: DispatchGrant,
     /// Arrival of the first token.
     pub first_token: Option<Duration>,
-    /// Time and cause of the request's return to the queue; absent without a return.
-    pub back: Option<(Duration, AttemptEnd)>,
+    /// Return of the request to the queue; absent without a return.
+    pub back: Option<AttemptReturn>,
+}
+
+/// Return of a request to the queue after an attempt.
+#[derive(Debug, Clone, Copy)]
+pub struct AttemptReturn {
+    /// Time from the arrival of the request.
+    pub at: Duration,
+    /// Cause of the return.
+    pub why: AttemptEnd,
 }
 
 /// Cause of an attempt's end without an answer.

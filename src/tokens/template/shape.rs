@@ -15,15 +15,15 @@ pub(super) fn takes_parts(template: &Stmt<'_>) -> bool {
     let messages: Vec<&str> = found
         .loops
         .iter()
-        .filter(|(one, _)| is_list(&one.iter))
-        .filter_map(|(one, _)| name(&one.target))
+        .filter(|found| is_list(&found.statement.iter))
+        .filter_map(|found| name(&found.statement.target))
         .collect();
     let is_content = |expr: &Expr<'_>| messages.iter().any(|message| is_of(expr, message, Some("content")));
-    found.loops.iter().any(|(one, within)| {
-        if is_content(&one.iter) {
+    found.loops.iter().any(|FoundLoop { statement, within }| {
+        if is_content(&statement.iter) {
             return true;
         }
-        let Some(list) = name(&one.iter) else { return false };
+        let Some(list) = name(&statement.iter) else { return false };
         match within {
             None => list == "content",
             Some(index) => found.given_content(found.macros[*index], &is_content).contains(list),
@@ -37,13 +37,26 @@ struct TemplateAssignment<'a, 'b> {
     value: &'b Expr<'a>,
 }
 
-/// The statements that decide the shape. A loop is kept with the index of the macro around it.
+/// A loop of the template.
+struct FoundLoop<'a, 'b> {
+    statement: &'b ForLoop<'a>,
+    /// Index of the macro around it.
+    within: Option<usize>,
+}
+
+/// A call of a macro or function by its name.
+struct FoundCall<'a, 'b> {
+    callee: &'b str,
+    args: &'b [CallArg<'a>],
+}
+
+/// The statements that decide the shape.
 #[derive(Default)]
 struct ContentLoops<'a, 'b> {
-    loops: Vec<(&'b ForLoop<'a>, Option<usize>)>,
+    loops: Vec<FoundLoop<'a, 'b>>,
     sets: Vec<TemplateAssignment<'a, 'b>>,
     macros: Vec<&'b Macro<'a>>,
-    calls: Vec<(&'b str, &'b [CallArg<'a>])>,
+    calls: Vec<FoundCall<'a, 'b>>,
 }
 
 impl<'a, 'b> ContentLoops<'a, 'b> {
@@ -58,7 +71,7 @@ impl<'a, 'b> ContentLoops<'a, 'b> {
             Stmt::Template(template) => self.all(&template.children, within),
             Stmt::EmitExpr(emit) => self.expression(&emit.expr),
             Stmt::ForLoop(one) => {
-                self.loops.push((one, within));
+                self.loops.push(FoundLoop { statement: one, within });
                 self.expression(&one.iter);
                 self.all(&one.body, within);
                 self.all(&one.else_body, within);
@@ -92,7 +105,7 @@ impl<'a, 'b> ContentLoops<'a, 'b> {
         match expr {
             Expr::Call(call) => {
                 if let Expr::Var(callee) = &call.expr {
-                    self.calls.push((callee.id, &call.args));
+                    self.calls.push(FoundCall { callee: callee.id, args: &call.args });
                 } else {
                     self.expression(&call.expr);
                 }
@@ -141,9 +154,9 @@ impl<'a, 'b> ContentLoops<'a, 'b> {
         'a: 'b,
     {
         let mut given = BTreeSet::new();
-        for (_, args) in self.calls.iter().filter(|(callee, _)| *callee == of.name) {
+        for call in self.calls.iter().filter(|call| call.callee == of.name) {
             let mut place = 0;
-            for arg in *args {
+            for arg in call.args {
                 match arg {
                     CallArg::Pos(expr) => {
                         given.extend(of.args.get(place).and_then(param).filter(|_| is_content(expr)));

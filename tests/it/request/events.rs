@@ -168,7 +168,7 @@ impl Case {
         let mut routers = [Box::new(SimGateway::new(policy).recorded(&log)) as Box<dyn Router>];
         run(&Setup { replicas, arrivals: vec![arrival], ..Setup::default() }, &mut routers);
         let log = log.lock();
-        kinds(log.iter().map(|(_, event, _)| event))
+        kinds(log.iter().map(|step| &step.event))
     }
 }
 

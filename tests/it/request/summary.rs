@@ -428,7 +428,7 @@ fn trails_agree(rig: &Rig, lines: &[&Value]) {
             ("status", json!(end.status)),
             ("reason", json!(end.reason)),
             ("fallback_from", json!(trail.fallback.map(|_| policy.models.name(trail.model)))),
-            ("fallback_reason", json!(trail.fallback.map(|(_, reason)| reason.name()))),
+            ("fallback_reason", json!(trail.fallback.map(|fallback| fallback.why.name()))),
             ("adapter", json!(why.and_then(|why| why.adapter).map(|adapter| adapter.name()))),
             (
                 "demoted_to",

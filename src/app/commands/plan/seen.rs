@@ -55,6 +55,15 @@ fn file(path: &Path) -> anyhow::Result<MeasuredDemand> {
     Ok(MeasuredDemand { state, name })
 }
 
+/// Pool whose speed was measured.
+#[derive(Debug)]
+pub(super) struct MeasuredPool<'a> {
+    pub(super) name: &'a str,
+    /// Replicas in service.
+    pub(super) replicas: usize,
+    pub(super) profile: StepProfile,
+}
+
 impl MeasuredDemand {
     /// Longest cold start of these pools; of all pools when none is named.
     pub(super) fn start(&self, pools: &[String]) -> Option<Duration> {
@@ -63,9 +72,11 @@ impl MeasuredDemand {
         Duration::try_from_secs_f64(longest).ok().filter(|start| !start.is_zero())
     }
 
-    /// Pools whose speed was measured: name, number of replicas, and speed.
-    pub(super) fn measured(&self) -> impl Iterator<Item = (&str, usize, StepProfile)> {
-        self.state.pools.iter().filter_map(|pool| Some((&*pool.name, pool.ready as usize, speed(pool)?)))
+    /// Pools whose speed was measured.
+    pub(super) fn measured(&self) -> impl Iterator<Item = MeasuredPool<'_>> {
+        self.state.pools.iter().filter_map(|pool| {
+            Some(MeasuredPool { name: &pool.name, replicas: pool.ready as usize, profile: speed(pool)? })
+        })
     }
 
     /// Limits of one replica: sequences, and tokens of KV cache. The least over these pools, or
@@ -198,7 +209,9 @@ mod tests {
         };
         let seen = seen(vec![shown, pool("new", None)], 0);
         let measured: Vec<_> = seen.measured().collect();
-        let [("h100", 2, profile)] = &measured[..] else { panic!("{measured:?}") };
+        let [MeasuredPool { name: "h100", replicas: 2, profile }] = &measured[..] else {
+            panic!("{measured:?}")
+        };
         assert_eq!((profile.a, profile.t_w), (0.05, 10.0));
     }
 

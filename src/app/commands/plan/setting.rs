@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 
-use crate::app::commands::plan::seen::MeasuredDemand;
+use crate::app::commands::plan::seen::{MeasuredDemand, MeasuredPool};
 use crate::cli::plan::PlanArgs;
 use crate::config::load;
 use crate::config::settings::Settings;
@@ -147,8 +147,8 @@ fn pool(args: &PlanArgs, name: &str, speed: &str, profile: StepProfile) -> anyho
 /// Pools whose speed a gateway has measured.
 fn pools_of_measured(args: &PlanArgs, seen: &MeasuredDemand) -> anyhow::Result<Vec<PoolSpec>> {
     let today = args.basis.replicas.map(|count| count.get() as usize);
-    let pool = |(name, ready, profile)| {
-        let today = today.or(Some(ready)).filter(|count| *count > 0);
+    let pool = |MeasuredPool { name, replicas, profile }: MeasuredPool<'_>| {
+        let today = today.or(Some(replicas)).filter(|count| *count > 0);
         Ok(PoolSpec { today, ..pool(args, name, MEASURED[0], profile)? })
     };
     seen.measured().map(pool).collect()

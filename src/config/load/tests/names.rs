@@ -2,7 +2,7 @@
 
 use crate::config::load::tests::faults::expect_one_error;
 use crate::config::load::tests::{problems, settings};
-use crate::config::settings::names::{NamedModel, Split, TenantNames};
+use crate::config::settings::names::{NamedModel, Split, SplitTarget, TenantNames};
 use crate::core::model::ids::{ModelId, TenantId};
 
 /// Two models, and what a test adds to them.
@@ -19,6 +19,11 @@ pools:
     )
 }
 
+fn split(targets: [(ModelId, u32); 2], fallbacks: Vec<ModelId>) -> Split {
+    let targets = targets.map(|(model, weight)| SplitTarget { model, weight });
+    Split { targets: targets.to_vec(), fallbacks }
+}
+
 #[test]
 fn names_stand_for_models_and_splits() {
     let settings = settings(&file(
@@ -28,7 +33,7 @@ fn names_stand_for_models_and_splits() {
     let names = &settings.edge.names;
     let [v1, v2] = ["v1", "v2"].map(|name| settings.policy.models.id(name).unwrap());
     let [a, b]: [TenantId; 2] = ["a", "b"].map(|name| settings.policy.tenants.id(name).unwrap());
-    let split = Split { targets: vec![(v1, 95), (v2, 5)], fallbacks: vec![v1] };
+    let split = split([(v1, 95), (v2, 5)], vec![v1]);
     let chat = NamedModel::Split(&split);
     assert_eq!(
         (names.called(a, "gpt"), names.called(b, "gpt")),
@@ -49,7 +54,7 @@ fn names_stand_for_models_and_splits() {
 fn a_split_may_have_the_name_of_one_of_its_targets() {
     let settings = settings(&file("a: {}", "v1: {split: {v1: 9, v2: 1}}"));
     let [v1, v2] = ["v1", "v2"].map(|name| settings.policy.models.id(name).unwrap());
-    let split = Split { targets: vec![(v1, 9), (v2, 1)], fallbacks: Vec::new() };
+    let split = split([(v1, 9), (v2, 1)], Vec::new());
     assert_eq!(settings.edge.names.shared("v1"), Some(NamedModel::Split(&split)));
 }
 

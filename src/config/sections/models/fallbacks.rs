@@ -3,7 +3,7 @@
 use crate::config::file::ConfigFile;
 use crate::config::sections::models::ModelSection as Written;
 use crate::config::sections::models::checked::CheckedModels;
-use crate::config::settings::names::Split;
+use crate::config::settings::names::{Split, SplitTarget};
 use crate::config::syntax::field::FieldPath;
 use crate::config::validate::findings::Findings;
 use crate::core::model::ids::ModelId;
@@ -65,12 +65,13 @@ fn targets(
     models: &CheckedModels,
     field: &FieldPath,
     findings: &mut Findings<'_>,
-) -> Vec<(ModelId, u32)> {
+) -> Vec<SplitTarget> {
     if model.split.iter().all(|(_, weight)| *weight == 0) {
         findings.error(field, "gives no model any requests", "write a weight greater than 0");
     }
     let known = model.split.iter().filter_map(|(target, weight)| {
-        Some((models.served(target, file, &field.key(target), findings)?, *weight))
+        let model = models.served(target, file, &field.key(target), findings)?;
+        Some(SplitTarget { model, weight: *weight })
     });
     known.collect()
 }

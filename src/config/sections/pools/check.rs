@@ -156,7 +156,7 @@ impl CheckedPools {
             findings.error(field, "names no model", "list the public names of the models it serves");
         }
         let mut own_names = BTreeMap::new();
-        for (name, own, field) in listed {
+        for ListedModel { name, own, field } in listed {
             names::model(name, &field, findings);
             own_name(own, &field, findings);
             let model = self.model_ids.id_or_new(name);
@@ -184,7 +184,7 @@ impl CheckedPools {
             numbers::positive(time, &field.key("adapter_load"), findings);
         }
         let mut adapters = BTreeSet::new();
-        for (name, own, field) in listed(&pool.adapters, &field.key("adapters")) {
+        for ListedModel { name, own, field } in listed(&pool.adapters, &field.key("adapters")) {
             names::model(name, &field, findings);
             own_name(own, &field, findings);
             let model = self.model_ids.id_or_new(name);
@@ -291,14 +291,29 @@ fn tls(
     Some(made)
 }
 
-/// The names of a list or map, each with the engine's own if it is said.
-fn listed<'a>(models: &'a ServedModels, field: &FieldPath) -> Vec<(&'a str, Option<&'a str>, FieldPath)> {
+/// A model as a pool lists it.
+struct ListedModel<'a> {
+    name: &'a str,
+    /// The engine's own name, if it is said.
+    own: Option<&'a str>,
+    field: FieldPath,
+}
+
+/// The models of a list or map.
+fn listed<'a>(models: &'a ServedModels, field: &FieldPath) -> Vec<ListedModel<'a>> {
     match models {
         ServedModels::Names(list) => {
-            list.iter().enumerate().map(|(at, name)| (name.as_str(), None, field.index(at))).collect()
+            let model =
+                |(at, name): (usize, &'a String)| ListedModel { name, own: None, field: field.index(at) };
+            list.iter().enumerate().map(model).collect()
         }
         ServedModels::Renamed(map) => {
-            map.iter().map(|(name, own)| (name, Some(own.as_str()), field.key(name))).collect()
+            let model = |(name, own): (&'a str, &'a String)| ListedModel {
+                name,
+                own: Some(own),
+                field: field.key(name),
+            };
+            map.iter().map(model).collect()
         }
     }
 }

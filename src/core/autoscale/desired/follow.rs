@@ -17,7 +17,7 @@ impl DesiredReplicas {
             self.remember(number, hold, now);
         } else if number < self.number {
             self.lowered_at = Some(now);
-            self.peaks.iter_mut().for_each(|(_, peak)| *peak = (*peak).min(number));
+            self.peaks.iter_mut().for_each(|peak| peak.replicas = peak.replicas.min(number));
         }
         self.number = number;
         self.remember(whole(replicas / SLACK).min(number), hold, now);

@@ -40,11 +40,10 @@ const MOST_FLOOR: f64 = 1.25;
 pub struct DesiredReplicas {
     number: u32,
     /// Largest needs since each moment, falling.
-    peaks: VecDeque<(Tick, u32)>,
+    peaks: VecDeque<NeedPeak>,
     /// When jobs were last seen to have waited for long.
     strained: Option<Tick>,
-    /// Since when demand is unmet, and the replicas in service since then.
-    unmet: Option<(Tick, u32)>,
+    unmet: Option<UnmetDemand>,
     /// When the number last went down.
     lowered_at: Option<Tick>,
     /// Replicas in service at the last update; since when replicas are missing and none arrives;
@@ -55,8 +54,30 @@ pub struct DesiredReplicas {
     /// See [`DesiredReplicas::update_shortage`], as of the last update.
     short: bool,
     forecast: DayForecast,
-    /// Hopeless bursts: when each was last seen, and the replicas that would have met it.
-    bursts: VecDeque<(Tick, f64)>,
+    bursts: VecDeque<HopelessBurst>,
+}
+
+/// The largest need since a moment.
+#[derive(Debug, Clone, Copy)]
+struct NeedPeak {
+    at: Tick,
+    replicas: u32,
+}
+
+/// Demand that the replicas in service do not meet.
+#[derive(Debug, Clone, Copy)]
+struct UnmetDemand {
+    since: Tick,
+    /// Replicas in service since then.
+    ready: u32,
+}
+
+/// A burst of demand that could not wait for a start.
+#[derive(Debug, Clone, Copy)]
+struct HopelessBurst {
+    last_seen: Tick,
+    /// Replicas that would have met it.
+    replicas: f64,
 }
 
 /// Whole replicas that do the work of a fractional number.
@@ -79,7 +100,7 @@ impl DesiredReplicas {
     ) -> (u32, bool) {
         let (up, low) = (whole(replicas).max(floor), whole(replicas / SLACK).max(floor));
         self.remember(low, hold, now);
-        let peak = self.peaks.front().map_or(low, |(_, peak)| *peak);
+        let peak = self.peaks.front().map_or(low, |peak| peak.replicas);
         let pause = (start / PAUSE).max(MIN_PAUSE);
         if up > self.number {
             (self.number, self.lowered_at) = (up, None);
@@ -101,12 +122,12 @@ impl DesiredReplicas {
     }
 
     /// Remembers a need, and forgets needs older than `hold`.
-    fn remember(&mut self, peak: u32, hold: Duration, now: Tick) {
-        while self.peaks.back().is_some_and(|(_, last)| *last <= peak) {
+    fn remember(&mut self, replicas: u32, hold: Duration, now: Tick) {
+        while self.peaks.back().is_some_and(|last| last.replicas <= replicas) {
             self.peaks.pop_back();
         }
-        self.peaks.push_back((now, peak));
-        while self.peaks.front().is_some_and(|(at, _)| now.since(*at) > hold) && self.peaks.len() > 1 {
+        self.peaks.push_back(NeedPeak { at: now, replicas });
+        while self.peaks.front().is_some_and(|peak| now.since(peak.at) > hold) && self.peaks.len() > 1 {
             self.peaks.pop_front();
         }
     }
@@ -121,10 +142,10 @@ impl DesiredReplicas {
     /// more. A change of `ready` begins a new window, so the minimum stands only until the new
     /// replicas are there. Zero otherwise.
     pub fn unmet_floor(&mut self, unmet: bool, ready: u32, window: Duration, now: Tick) -> u32 {
-        let before = self.unmet.filter(|(_, of)| *of == ready);
-        self.unmet = unmet.then(|| before.unwrap_or((now, ready)));
+        let before = self.unmet.filter(|before| before.ready == ready);
+        self.unmet = unmet.then(|| before.unwrap_or(UnmetDemand { since: now, ready }));
         match self.unmet {
-            Some((since, _)) if now.since(since) >= window => ready.saturating_add((ready / 10).max(1)),
+            Some(unmet) if now.since(unmet.since) >= window => ready.saturating_add((ready / 10).max(1)),
             _ => 0,
         }
     }
@@ -163,10 +184,12 @@ impl DesiredReplicas {
     /// Notes a hopeless burst: demand that could not wait for a start, and the replicas that would
     /// have met it. Sightings less than `apart` apart are one burst.
     pub fn note_hopeless_burst(&mut self, replicas: f64, apart: Duration, now: Tick) {
-        match self.bursts.back_mut().filter(|(last, _)| now.since(*last) < apart) {
-            Some(burst) => *burst = (now, burst.1.max(replicas)),
+        match self.bursts.back_mut().filter(|burst| now.since(burst.last_seen) < apart) {
+            Some(burst) => {
+                *burst = HopelessBurst { last_seen: now, replicas: burst.replicas.max(replicas) };
+            }
             None => {
-                self.bursts.push_back((now, replicas));
+                self.bursts.push_back(HopelessBurst { last_seen: now, replicas });
                 if self.bursts.len() > BURSTS {
                     self.bursts.pop_front();
                 }
@@ -178,11 +201,11 @@ impl DesiredReplicas {
     /// median height of the bursts, bounded by `MOST_FLOOR`. Zero with fewer than `MIN_BURSTS`
     /// bursts.
     pub fn burst_floor(&mut self, usual: f64, now: Tick) -> u32 {
-        self.bursts.retain(|(last, _)| now.since(*last) < BURST_MEMORY);
+        self.bursts.retain(|burst| now.since(burst.last_seen) < BURST_MEMORY);
         if self.bursts.len() < MIN_BURSTS {
             return 0;
         }
-        let mut heights: Vec<f64> = self.bursts.iter().map(|(_, height)| *height).collect();
+        let mut heights: Vec<f64> = self.bursts.iter().map(|burst| burst.replicas).collect();
         heights.sort_by(f64::total_cmp);
         whole(heights[heights.len() / 2].min(usual.max(1.0) * MOST_FLOOR))
     }

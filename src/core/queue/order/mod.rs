@@ -11,4 +11,4 @@ pub use self::heads::{
     Candidate, HeadEntry, HeadKey, HeadPosition, HeadSet, HeldReplica, LaneHead, ObjectiveInputs, OpenRoom,
     PoolOpening, PoolOpenings, RoomIn,
 };
-pub use self::pool_group::PoolGroup;
+pub use self::pool_group::{PoolGroup, UrgentClasses};

@@ -57,6 +57,14 @@ pub struct PoolGroup {
     jobs_by_sequences: BTreeMap<u32, u32>,
 }
 
+/// The two most urgent active classes that may use a pool.
+#[derive(Debug, Clone, Copy)]
+pub struct UrgentClasses {
+    pub pool: PoolId,
+    pub first: Option<ClassIndex>,
+    pub second: Option<ClassIndex>,
+}
+
 /// The pools of a pool set.
 #[derive(Debug, Clone, Default)]
 pub(super) struct PoolSetMembers {
@@ -381,20 +389,13 @@ impl PoolGroup {
         later.filter(|(place, _)| delayed.contains(*place)).any(|(_, class)| class.reach[index])
     }
 
-    /// Each pool with the two most urgent active classes that may use it.
-    pub fn urgent_classes_by_pool(
-        &self,
-        now: Tick,
-    ) -> impl Iterator<Item = (PoolId, Option<ClassIndex>, Option<ClassIndex>)> {
-        let classes = move |index: usize| {
-            let classes = self.classes.iter().enumerate();
-            let here = classes.filter(move |(_, class)| class.is_active(now) && class.reach[index]);
-            let mut here = here.map(|(class, _)| ClassIndex::from(class));
-            (here.next(), here.next())
-        };
+    /// The most urgent classes of each pool.
+    pub fn urgent_classes_by_pool(&self, now: Tick) -> impl Iterator<Item = UrgentClasses> {
         self.shape.pools.iter().enumerate().map(move |(index, pool)| {
-            let (first, second) = classes(index);
-            (*pool, first, second)
+            let classes = self.classes.iter().enumerate();
+            let here = classes.filter(|(_, class)| class.is_active(now) && class.reach[index]);
+            let mut here = here.map(|(class, _)| ClassIndex::from(class));
+            UrgentClasses { pool: *pool, first: here.next(), second: here.next() }
         })
     }
 

@@ -5,7 +5,7 @@ use crate::autoscale::demand::utilization::ReplicasInUse;
 use crate::model::policy::HealthPolicy;
 use crate::model::time::Tick;
 use crate::queue::fit_tree::FitSize;
-use crate::replica::bottleneck::{Bottleneck, SlotCounts};
+use crate::replica::bottleneck::{Bottleneck, BottleneckSlots, SlotCounts};
 use crate::replica::seq_limit::max_request_seqs;
 
 use crate::replica::fleet::pool_state::PoolState;
@@ -126,8 +126,9 @@ impl ReplicaState {
         SlotCounts {
             running,
             free: if kept.is_some() { 0 } else { open },
-            above_limit: (above > 0).then(|| (self.limit_by(pool, now, rules), above)),
-            withheld: kept.map(|why| (why, open)),
+            above_limit: (above > 0)
+                .then(|| BottleneckSlots { bottleneck: self.limit_by(pool, now, rules), slots: above }),
+            withheld: kept.map(|bottleneck| BottleneckSlots { bottleneck, slots: open }),
             out_of_service: 0,
         }
     }

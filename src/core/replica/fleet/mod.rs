@@ -347,7 +347,7 @@ impl Fleet {
             if node.stall.gauges.update(&report) {
                 node.stall.detector.note_sign(now);
             }
-            node.reported.latest = Some((now, report));
+            node.reported.note(report, now);
             node.sleep.note_progress(node.ledger.jobs, node.sent.seqs, report.progress);
             let fell_asleep = report.asleep.is_some_and(|asleep| node.sleep.report(now, asleep));
             let own = LedgerView { seqs: node.ledger.seqs, sent: node.sent.seqs };

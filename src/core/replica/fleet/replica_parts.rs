@@ -107,7 +107,7 @@ const REPORT_GAP: Duration = Duration::from_millis(200);
 /// What a replica's engine reports of itself.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ReportedState {
-    pub(super) latest: Option<(Tick, ReplicaReport)>,
+    pub(super) latest: Option<LatestReport>,
     /// When a report was asked for; older than the latest report once that came.
     pub(super) asked: Option<Tick>,
     pub(super) reconciler: Reconciler,
@@ -115,12 +115,24 @@ pub(super) struct ReportedState {
     pub(super) external_seqs: u32,
 }
 
+/// The latest report of a replica's engine, and when it came.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LatestReport {
+    pub(super) at: Tick,
+    pub(super) report: ReplicaReport,
+}
+
 impl ReportedState {
+    /// Takes over a report as the latest one.
+    pub(super) const fn note(&mut self, report: ReplicaReport, now: Tick) {
+        self.latest = Some(LatestReport { at: now, report });
+    }
+
     /// Asks for a report of running and waiting requests, if the engine makes such reports, the
     /// latest one is at least [`REPORT_GAP`] old, and none was asked for since. Returns whether it
     /// asks.
     pub(super) fn ask(&mut self, now: Tick) -> bool {
-        let Some((at, report)) = self.latest else { return false };
+        let Some(LatestReport { at, report }) = self.latest else { return false };
         let counts = report.running.is_some() && report.waiting.is_some();
         let asks = counts && now.since(at) >= REPORT_GAP && self.asked.is_none_or(|asked| asked <= at);
         if asks {
@@ -131,12 +143,12 @@ impl ReportedState {
 
     /// Sequences that the engine says it runs at once.
     pub(super) fn slots(&self) -> Option<u32> {
-        self.latest.and_then(|(_, report)| report.slots)
+        self.latest.and_then(|latest| latest.report.slots)
     }
 
     /// Size of the KV cache that the engine reports, in tokens.
     pub(super) fn kv_tokens(&self) -> Option<u64> {
-        self.latest.and_then(|(_, report)| report.kv_tokens)
+        self.latest.and_then(|latest| latest.report.kv_tokens)
     }
 }
 

@@ -7,6 +7,7 @@ use crate::model::time::Tick;
 use crate::replica::health::sleep::{SleepChange, SleepDue, SleepPolicy, SleepResult};
 
 use super::Fleet;
+use crate::replica::fleet::replica_parts::LatestReport;
 
 /// Age up to which a report shows that no other client uses the replica; the configured idle time,
 /// where longer.
@@ -80,7 +81,7 @@ impl Fleet {
     pub fn may_sleep(&self, id: ReplicaId, rules: &SleepPolicy, now: Tick) -> bool {
         let Some(node) = self.node(id) else { return false };
         let Some(pool) = self.pools.get(node.pool.index()) else { return false };
-        let quiet = node.reported.latest.is_some_and(|(at, report)| {
+        let quiet = node.reported.latest.is_some_and(|LatestReport { at, report }| {
             let known = now.since(at) <= rules.after_idle.max(REPORT_AGE);
             known && report.running.unwrap_or(0) == 0 && report.waiting.unwrap_or(0) == 0
         });

@@ -17,6 +17,17 @@ use crate::replica::speed::ttft_model;
 use super::Fleet;
 use crate::replica::fleet::replica_state::ReplicaState;
 
+/// Replicas of a pool, and what one of them takes; `None` where nothing is known.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct PoolSize {
+    /// Replicas in service.
+    pub up: u32,
+    /// Median limit of a replica's sequences.
+    pub max_seqs: Option<u32>,
+    /// Fewest KV tokens of a replica.
+    pub kv_tokens: Option<u64>,
+}
+
 impl Fleet {
     /// Loads of the pools given, in one pass over the replicas. When jobs wait for a pool
     /// (`contended`), a replica that can take nothing more counts as full in all ways. When other
@@ -58,16 +69,15 @@ impl Fleet {
         self.pools.get(pool.index()).map_or_else(PoolTypical::default, |pool| pool.bests.typical())
     }
 
-    /// Replicas of the pool in service, the median sequence limit of a replica, and the fewest KV
-    /// tokens of a replica; `None` where nothing is known.
+    /// Size of the pool.
     #[must_use]
-    pub fn sizes(&self, pool: PoolId) -> (u32, Option<u32>, Option<u64>) {
-        let Some(state) = self.pools.get(pool.index()) else { return (0, None, None) };
+    pub fn pool_size(&self, pool: PoolId) -> PoolSize {
+        let Some(state) = self.pools.get(pool.index()) else { return PoolSize::default() };
         let nodes = || state.members.iter().filter_map(|id| self.node(*id));
         let mut seqs: Vec<u32> = nodes().map(|node| node.full(state)).collect();
         seqs.sort_unstable();
         let kv = nodes().map(ReplicaState::kv).filter(|kv| *kv < u64::MAX).min();
-        (state.counts.up, seqs.get(seqs.len() / 2).copied(), kv)
+        PoolSize { up: state.counts.up, max_seqs: seqs.get(seqs.len() / 2).copied(), kv_tokens: kv }
     }
 
     /// Whether the replica is to be scraped now: the engine has not shown how many slots it has, and
@@ -133,7 +143,7 @@ impl Fleet {
                 speed_factor: node.speed.factor,
                 speed_known: node.speed.learned.is_known(),
                 expected: Duration::from_nanos(node.ttft_model().ttft(sample)),
-                report_age: node.reported.latest.map(|(at, _)| now.since(at)),
+                report_age: node.reported.latest.map(|latest| now.since(latest.at)),
                 bottleneck: node.bottleneck(pool, now, &self.rules),
                 background_bottleneck: node.background_bottleneck(pool, now, &self.rules),
                 slots: node.slot_counts(pool, now, &self.rules),

@@ -47,9 +47,17 @@ pub struct SleepState {
     idle_check_at: Option<Tick>,
     /// Time from which the replica's reports count.
     reports_from: Tick,
-    /// Sequences ever sent there and the engine's progress, at the last report that came while the
-    /// replica had no job of this gateway.
-    mark: Option<(u64, u64)>,
+    /// The last report, if the replica had no job of this gateway then.
+    idle_report: Option<IdleReport>,
+}
+
+/// What was known when a report came while the replica had no job of this gateway.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct IdleReport {
+    /// Sequences that this gateway had ever sent there.
+    sent: u64,
+    /// The engine's progress.
+    progress: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -148,14 +156,14 @@ impl SleepState {
     /// far. An engine that made progress without any of these jobs works for other clients, and has
     /// not been idle.
     pub fn note_progress(&mut self, jobs: u32, sent: u64, progress: Option<u64>) {
-        let mark = progress.filter(|_| jobs == 0).map(|progress| (sent, progress));
-        if let (Some((sent, progress)), Some(before)) = (mark, self.mark)
-            && sent == before.0
-            && progress != before.1
+        let report = progress.filter(|_| jobs == 0).map(|progress| IdleReport { sent, progress });
+        if let (Some(report), Some(before)) = (report, self.idle_report)
+            && report.sent == before.sent
+            && report.progress != before.progress
         {
             self.idle_check_at = None;
         }
-        self.mark = mark;
+        self.idle_report = report;
     }
 
     /// Step that is due now.

@@ -17,7 +17,13 @@ const BOUND: usize = 256;
 
 /// Fingerprints of suspects, the oldest first.
 #[derive(Debug, Clone, Default)]
-pub struct SuspectJobs(VecDeque<(u64, Tick)>);
+pub struct SuspectJobs(VecDeque<Suspect>);
+
+#[derive(Debug, Clone, Copy)]
+struct Suspect {
+    fingerprint: u64,
+    until: Tick,
+}
 
 impl SuspectJobs {
     /// Adds a fingerprint.
@@ -26,17 +32,17 @@ impl SuspectJobs {
         if self.0.len() == BOUND {
             self.0.pop_front();
         }
-        self.0.push_back((fingerprint, now + KEPT_FOR));
+        self.0.push_back(Suspect { fingerprint, until: now + KEPT_FOR });
     }
 
     /// Whether a request with this fingerprint is a suspect.
     pub fn contains(&self, fingerprint: u64, now: Tick) -> bool {
-        self.0.iter().any(|(known, until)| *known == fingerprint && *until > now)
+        self.0.iter().any(|known| known.fingerprint == fingerprint && known.until > now)
     }
 
     /// Removes a fingerprint, because its request was served without delay.
     pub fn forget(&mut self, fingerprint: u64) {
-        self.0.retain(|(known, _)| *known != fingerprint);
+        self.0.retain(|known| known.fingerprint != fingerprint);
     }
 }
 

@@ -76,7 +76,8 @@ impl Scheduler {
             kept.start = self.demand.starts.measured(id).map(|start| start.as_secs_f64());
             kept.read_per_second = usual.prefill_tokens_per_second;
             kept.gap = usual.gap.map(|gap| gap.as_secs_f64());
-            (kept.ready, kept.max_seqs, kept.kv_tokens) = self.fleet.sizes(id);
+            let size = self.fleet.pool_size(id);
+            (kept.ready, kept.max_seqs, kept.kv_tokens) = (size.up, size.max_seqs, size.kv_tokens);
             kept.waiting = self.waiting_for(id);
         }
     }

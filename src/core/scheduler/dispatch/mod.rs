@@ -27,7 +27,7 @@ use crate::replica::ledger::Booking;
 
 use self::place::ReplicaChoice;
 use super::Scheduler;
-use super::job::RunningAttempt;
+use super::job::{FailedReplica, RunningAttempt};
 
 /// Number of heads of one class, pool set and part that may fail to find a replica in one
 /// decision. The other heads are then left for the next decision.
@@ -223,10 +223,10 @@ impl Scheduler {
         let Some(job) = self.jobs.get(&job).filter(|job| !job.faults.failed_at.is_empty()) else {
             return SmallVec::new();
         };
-        let here = |&(id, epoch): &(ReplicaId, u32)| {
-            let same = self.fleet.is_up(id) && self.fleet.epoch(id) == Some(epoch);
-            let ours = same && self.fleet.pool_of(id).is_some_and(|pool| pools.contains(&pool));
-            ours.then_some(id)
+        let here = |&FailedReplica { replica, epoch }: &FailedReplica| {
+            let same = self.fleet.is_up(replica) && self.fleet.epoch(replica) == Some(epoch);
+            let ours = same && self.fleet.pool_of(replica).is_some_and(|pool| pools.contains(&pool));
+            ours.then_some(replica)
         };
         let tried: SmallVec<[ReplicaId; 2]> = job.faults.failed_at.iter().filter_map(here).collect();
         if self.fleet.count_up(pools) > tried.len() as u64 { tried } else { SmallVec::new() }

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use crate::model::ids::{ClassIndex, GroupIndex};
 use crate::model::policy::Policy;
 use crate::model::time::Tick;
-use crate::queue::order::{ObjectiveInputs, PoolGroup};
+use crate::queue::order::{ObjectiveInputs, PoolGroup, UrgentClasses};
 use crate::replica::fleet::{ActiveObjective, Fleet, LatencyObjective};
 
 use crate::scheduler::groups::PoolGroups;
@@ -56,20 +56,20 @@ fn set_objectives(
 ) {
     let urgent = group.urgent();
     let pools: SmallVec<[_; 8]> = group.urgent_classes_by_pool(now).collect();
-    let hosted = pools.iter().filter(|(_, host, _)| *host == urgent).map(|(pool, ..)| *pool);
+    let hosted = pools.iter().filter(|classes| classes.first == urgent).map(|classes| classes.pool);
     let up = fleet.count_up(&hosted.collect::<SmallVec<[_; 8]>>()).max(1);
     let reserve = u32::try_from(u64::from(inputs.headroom).div_ceil(up)).unwrap_or(u32::MAX);
     let latency = |class: ClassIndex| {
         let class = policy.classes.get(group.class_id(class))?;
         Some(LatencyObjective { ttft: class.ttft_objective, itl: class.itl_objective })
     };
-    let objectives = pools.into_iter().map(|(pool, host, next)| {
+    let objectives = pools.into_iter().map(|UrgentClasses { pool, first: host, second }| {
         let delayed = host.is_some_and(|host| group.delays_background(pool, host, &inputs.delayed));
         let class = host.and_then(|host| Some((group.class_id(host), latency(host)?)));
         let objective = class.map_or_else(ActiveObjective::default, |(class, promised)| ActiveObjective {
             class: Some(class),
             latency: promised,
-            released: next.filter(|_| host == urgent).and_then(latency),
+            released: second.filter(|_| host == urgent).and_then(latency),
             headroom: reserve,
             max_sequences: inputs.max_sequences,
             background: host == urgent,

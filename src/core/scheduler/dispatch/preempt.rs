@@ -97,14 +97,12 @@ impl Scheduler {
         let Some(first) = self.first_in_order(group) else { return false };
         let pools = &self.groups[group].shape.pool_set(first.pool_set).pools;
         let next = pools.iter().filter_map(|pool| self.first_preemptible(*pool));
-        let Some((class, _, job)) = next.filter(|(class, ..)| class.0 > first.class).min() else {
-            return false;
-        };
-        let is_spare = self.is_scavenger(self.groups[group].class_id(class.0));
+        let Some(victim) = next.filter(|entry| entry.class.0 > first.class).min() else { return false };
+        let is_spare = self.is_scavenger(self.groups[group].class_id(victim.class.0));
         if !is_spare && !self.has_waited_too_long(&first) {
             return false;
         }
-        self.take_back(job, PreemptReason::Preempted { by: first.head.job }, out);
+        self.take_back(victim.job, PreemptReason::Preempted { by: first.head.job }, out);
         true
     }
 
@@ -136,8 +134,8 @@ impl Scheduler {
     /// make room there.
     fn first_preemptible(&self, pool: PoolId) -> Option<PreemptibleJob> {
         let mut first = self.jobs.preemptible_in(pool).take(MAX_LOOKED_AT);
-        let is_at_reserved = |(.., id): &&PreemptibleJob| {
-            let run = self.jobs.get(id).and_then(Job::attempt);
+        let is_at_reserved = |entry: &&PreemptibleJob| {
+            let run = self.jobs.get(&entry.job).and_then(Job::attempt);
             run.is_some_and(|run| !self.fleet.is_released(run.replica))
         };
         first.find(is_at_reserved).copied()
@@ -195,7 +193,8 @@ impl Scheduler {
             return;
         };
         if account.class > ClassIndex::new(0) {
-            self.jobs.note_preemptible(pool, (Reverse(account.class), Reverse(run.since), id));
+            let (class, dispatched) = (Reverse(account.class), Reverse(run.since));
+            self.jobs.note_preemptible(pool, PreemptibleJob { class, dispatched, job: id });
         }
     }
 

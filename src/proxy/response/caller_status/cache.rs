@@ -37,13 +37,32 @@ const MAX_EXPLAINED: usize = 5;
 /// What callers share.
 #[derive(Debug, Default)]
 pub struct CallerStatusCache {
-    facts: Mutex<Option<(Tick, Arc<CallerStatusFacts>)>>,
+    facts: Mutex<Option<Aged<Arc<CallerStatusFacts>>>>,
     /// Waiting requests with their obstacles, as the facts: by tenant, since the facts were taken.
-    waits: Mutex<HashMap<TenantId, (Tick, Value)>>,
-    /// The last bill, with when it was asked for.
-    bill: Arc<Mutex<Option<KeptBill>>>,
+    waits: Mutex<HashMap<TenantId, Aged<Value>>>,
+    /// The last bill if there was one, since it was asked for.
+    bill: Arc<Mutex<Option<Aged<Option<CallerStatusBill>>>>>,
+    reader: Option<BillReader>,
+}
+
+/// A value, and since when it is known.
+#[derive(Debug, Clone)]
+struct Aged<T> {
+    since: Tick,
+    value: T,
+}
+
+impl<T> Aged<T> {
+    fn is_younger(&self, age: Duration, now: Tick) -> bool {
+        now.since(self.since) < age
+    }
+}
+
+#[derive(Debug)]
+struct BillReader {
+    source: RowSource,
     /// Held while a bill is made, whether its caller stays or not.
-    making: Option<(RowSource, Arc<Semaphore>)>,
+    turn: Arc<Semaphore>,
 }
 
 #[derive(Debug)]
@@ -51,9 +70,6 @@ pub(super) struct CallerStatusFacts {
     pub(super) snapshot: Snapshot,
     pub(super) limits: Vec<LimitStatus>,
 }
-
-/// The last bill if there was one, with when it was asked for.
-type KeptBill = (Tick, Option<CallerStatusBill>);
 
 /// Bills of this month and of today (UTC).
 #[derive(Debug, Clone)]
@@ -116,20 +132,19 @@ impl CallerStatusCache {
     /// A cache that makes bills from `source`; without one there is no bill.
     #[must_use]
     pub fn new(source: Option<RowSource>) -> Self {
-        Self { making: source.map(|source| (source, Arc::new(Semaphore::new(1)))), ..Self::default() }
+        let reader = source.map(|source| BillReader { source, turn: Arc::new(Semaphore::new(1)) });
+        Self { reader, ..Self::default() }
     }
 
     pub(super) fn facts(&self, dispatcher: &Dispatcher, now: Tick) -> Arc<CallerStatusFacts> {
         let mut held = self.facts.lock();
-        if let Some((at, facts)) = &*held
-            && now.since(*at) < FACTS_AGE
-        {
-            return Arc::clone(facts);
+        if let Some(facts) = held.as_ref().filter(|facts| facts.is_younger(FACTS_AGE, now)) {
+            return Arc::clone(&facts.value);
         }
         let facts = CallerStatusFacts { snapshot: dispatcher.snapshot(), limits: dispatcher.limits() };
         let facts = Arc::new(facts);
-        *held = Some((now, Arc::clone(&facts)));
-        self.waits.lock().retain(|_, (at, _)| now.since(*at) < FACTS_AGE);
+        *held = Some(Aged { since: now, value: Arc::clone(&facts) });
+        self.waits.lock().retain(|_, waits| waits.is_younger(FACTS_AGE, now));
         facts
     }
 
@@ -142,10 +157,10 @@ impl CallerStatusCache {
         policy: &Policy,
         now: Tick,
     ) -> Value {
-        if let Some((at, known)) = self.waits.lock().get(&tenant)
-            && now.since(*at) < FACTS_AGE
+        if let Some(known) = self.waits.lock().get(&tenant)
+            && known.is_younger(FACTS_AGE, now)
         {
-            return known.clone();
+            return known.value.clone();
         }
         let waiting = telemetry.history().unended().filter_map(|request| {
             request.look(|trail| {
@@ -158,31 +173,31 @@ impl CallerStatusCache {
         let rows: Vec<Value> =
             summaries.filter_map(|(wait, summary)| Some(wait.row(&summary?, policy))).collect();
         let rows = Value::from(rows);
-        self.waits.lock().insert(tenant, (now, rows.clone()));
+        self.waits.lock().insert(tenant, Aged { since: now, value: rows.clone() });
         rows
     }
 
     /// The bills of this month and of today, not older than a minute or so where a new one can be had.
     pub(super) async fn bill(&self, now: Tick) -> Option<CallerStatusBill> {
-        let (source, making) = self.making.as_ref()?;
+        let BillReader { source, turn } = self.reader.as_ref()?;
         let known = self.bill.lock().clone();
-        if known.as_ref().is_some_and(|(asked, _)| now.since(*asked) < BILL_AGE) {
-            return known?.1;
+        if known.as_ref().is_some_and(|known| known.is_younger(BILL_AGE, now)) {
+            return known?.value;
         }
-        let Ok(alone) = Arc::clone(making).try_acquire_owned() else { return known?.1 };
+        let Ok(alone) = Arc::clone(turn).try_acquire_owned() else { return known?.value };
         let (source, held) = (source.clone(), Arc::clone(&self.bill));
         let made = spawn_blocking(move || {
             let _alone = alone;
             let made = current_bill(&source);
             let mut held = held.lock();
             // A database that does not answer is asked again in a minute, too.
-            let bill = made.or_else(|| held.take()?.1);
-            *held = Some((now, bill.clone()));
+            let bill = made.or_else(|| held.take()?.value);
+            *held = Some(Aged { since: now, value: bill.clone() });
             bill
         });
         match timeout(BILL_WAIT, made).await {
             Ok(Ok(bill)) => bill,
-            _ => known?.1,
+            _ => known?.value,
         }
     }
 }

@@ -62,7 +62,7 @@ impl SimBody {
     }
 
     pub(crate) fn stream(job: ClientJob, render: Box<dyn Render>, keep_alive: Option<Duration>) -> Self {
-        let keep_alive = keep_alive.map(|every| (every, Box::pin(sleep(every))));
+        let keep_alive = keep_alive.map(|every| SseKeepAlive { every, timer: Box::pin(sleep(every)) });
         let queue = VecDeque::new();
         let body = EventBody { job, render, queue, stage: BodyStage::Live, keep_alive };
         Self { kind: BodyKind::Stream(Box::new(body)), busy: None }
@@ -142,7 +142,19 @@ struct EventBody {
     render: Box<dyn Render>,
     queue: VecDeque<Bytes>,
     stage: BodyStage,
-    keep_alive: Option<(Duration, Pin<Box<Sleep>>)>,
+    keep_alive: Option<SseKeepAlive>,
+}
+
+/// Comments in a stream without events.
+struct SseKeepAlive {
+    every: Duration,
+    timer: Pin<Box<Sleep>>,
+}
+
+impl SseKeepAlive {
+    fn restart(&mut self) {
+        self.timer.as_mut().reset(Instant::now() + self.every);
+    }
 }
 
 /// Bytes that are neither a field nor UTF-8.
@@ -183,8 +195,8 @@ impl EventBody {
     }
 
     fn apply_progress(&mut self, progress: &Progress, act: Option<ConnectionFailure>) {
-        if let Some((every, timer)) = &mut self.keep_alive {
-            timer.as_mut().reset(Instant::now() + *every);
+        if let Some(keep_alive) = &mut self.keep_alive {
+            keep_alive.restart();
         }
         if progress.end == Some(FeedEnd::Cut) {
             self.stage = BodyStage::Break(Box::pin(sleep(FLUSH)));
@@ -218,9 +230,9 @@ impl EventBody {
     }
 
     fn poll_keep_alive(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Some((every, timer)) = &mut self.keep_alive else { return Poll::Pending };
-        ready!(timer.as_mut().poll(cx));
-        timer.as_mut().reset(Instant::now() + *every);
+        let Some(keep_alive) = &mut self.keep_alive else { return Poll::Pending };
+        ready!(keep_alive.timer.as_mut().poll(cx));
+        keep_alive.restart();
         self.queue.push_back(Bytes::from_static(b": keep-alive\n\n"));
         Poll::Ready(())
     }

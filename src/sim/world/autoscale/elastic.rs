@@ -77,8 +77,9 @@ impl World<'_> {
             ScaleTimer::Poll | ScaleTimer::Ready(..) => elastic.scaler.poll(now, current, &seen),
         };
         let change = elastic.slots.order(now, count);
-        for (replica, order, at) in change.starts {
-            self.schedule(at, WorldEvent::Beat(ScaleTimer::Ready(replica, order)));
+        for start in change.starts {
+            let ready = ScaleTimer::Ready(start.replica, start.order);
+            self.schedule(start.ready_at, WorldEvent::Beat(ready));
         }
         if !change.leaves.is_empty() {
             self.announce_members();

@@ -79,16 +79,23 @@ impl Behavior {
     }
 }
 
+/// A number of replicas at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReplicasAt {
+    pub at: Tick,
+    pub replicas: u32,
+}
+
 #[derive(Debug, Clone)]
 pub struct Hpa {
     min: u32,
     max: u32,
     behavior: Option<Behavior>,
     /// Proposals of each sync, before any limit.
-    proposals: VecDeque<(Tick, u32)>,
-    /// Replicas added by each change, and when.
-    added: VecDeque<(Tick, u32)>,
-    removed: VecDeque<(Tick, u32)>,
+    proposals: VecDeque<ReplicasAt>,
+    /// Replicas added by each change.
+    added: VecDeque<ReplicasAt>,
+    removed: VecDeque<ReplicasAt>,
 }
 
 impl Hpa {
@@ -123,27 +130,27 @@ impl Hpa {
             return 0;
         }
         let wanted = self.proposal(current, value, target);
-        self.proposals.push_back((now, wanted));
+        self.proposals.push_back(ReplicasAt { at: now, replicas: wanted });
         let next = match self.behavior {
             Some(behavior) => self.by_behavior(now, current, wanted, &behavior),
-            None => self.highest(now, USUAL_WINDOW).min((2 * current).max(4)),
+            None => {
+                let highest = self.proposals_within(now, USUAL_WINDOW).max().unwrap_or(0);
+                highest.min((2 * current).max(4))
+            }
         };
         let next = next.clamp(self.min, self.max.max(self.min));
         if next > current {
-            self.added.push_back((now, next - current));
+            self.added.push_back(ReplicasAt { at: now, replicas: next - current });
         } else if next < current {
-            self.removed.push_back((now, current - next));
+            self.removed.push_back(ReplicasAt { at: now, replicas: current - next });
         }
         self.forget(now);
         next
     }
 
     fn by_behavior(&self, now: Tick, current: u32, wanted: u32, behavior: &Behavior) -> u32 {
-        let since = |window: Duration| {
-            self.proposals.iter().filter(move |(at, _)| now.since(*at) <= window).map(|(_, count)| *count)
-        };
-        let lowest = since(behavior.up.window).min().unwrap_or(wanted);
-        let highest = since(behavior.down.window).max().unwrap_or(wanted);
+        let lowest = self.proposals_within(now, behavior.up.window).min().unwrap_or(wanted);
+        let highest = self.proposals_within(now, behavior.down.window).max().unwrap_or(wanted);
         let held = current.max(lowest).min(highest);
         if held > current {
             held.min(self.max_allowed(now, current, &behavior.up.steps))
@@ -152,9 +159,9 @@ impl Hpa {
         }
     }
 
-    fn highest(&self, now: Tick, window: Duration) -> u32 {
-        let recent = self.proposals.iter().filter(|(at, _)| now.since(*at) <= window);
-        recent.map(|(_, count)| *count).max().unwrap_or(0)
+    fn proposals_within(&self, now: Tick, window: Duration) -> impl Iterator<Item = u32> {
+        let recent = self.proposals.iter().filter(move |proposal| now.since(proposal.at) <= window);
+        recent.map(|proposal| proposal.replicas)
     }
 
     /// The most replicas that the steps allow, counted from the number at the
@@ -174,8 +181,9 @@ impl Hpa {
     }
 
     fn at_start(&self, now: Tick, current: u32, period: Duration) -> u32 {
-        let within = |events: &VecDeque<(Tick, u32)>| -> u32 {
-            events.iter().filter(|(at, _)| now.since(*at) < period).map(|(_, count)| count).sum()
+        let within = |changes: &VecDeque<ReplicasAt>| -> u32 {
+            let recent = changes.iter().filter(|change| now.since(change.at) < period);
+            recent.map(|change| change.replicas).sum()
         };
         (current + within(&self.removed)).saturating_sub(within(&self.added))
     }
@@ -187,7 +195,7 @@ impl Hpa {
             of(&behavior.up).max(of(&behavior.down))
         });
         for events in [&mut self.proposals, &mut self.added, &mut self.removed] {
-            while events.front().is_some_and(|(at, _)| now.since(*at) > longest) {
+            while events.front().is_some_and(|first| now.since(first.at) > longest) {
                 events.pop_front();
             }
         }

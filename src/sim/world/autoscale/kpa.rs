@@ -28,7 +28,7 @@ const GRACE: Duration = Duration::from_secs(30);
 #[derive(Debug, Clone)]
 pub struct Kpa {
     target: f64,
-    samples: VecDeque<(Tick, f64)>,
+    samples: VecDeque<ConcurrencySample>,
     taken: u64,
     /// Time at which the panic threshold was last passed.
     panicked: Option<Tick>,
@@ -36,6 +36,13 @@ pub struct Kpa {
     most: u32,
     /// Time since which no replica is needed.
     idle: Option<Tick>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct ConcurrencySample {
+    at: Tick,
+    /// Open requests, waiting ones included.
+    concurrency: f64,
 }
 
 impl Kpa {
@@ -50,8 +57,8 @@ impl Kpa {
     /// Takes a sample of the open requests, waiting ones included. Every second
     /// call returns the desired replicas.
     pub fn sample(&mut self, now: Tick, concurrency: f64, ready: u32) -> Option<u32> {
-        self.samples.push_back((now, concurrency));
-        while self.samples.front().is_some_and(|(at, _)| now.since(*at) >= STABLE) {
+        self.samples.push_back(ConcurrencySample { at: now, concurrency });
+        while self.samples.front().is_some_and(|first| now.since(first.at) >= STABLE) {
             self.samples.pop_front();
         }
         self.taken += 1;
@@ -86,8 +93,9 @@ impl Kpa {
     }
 
     fn mean(&self, now: Tick, window: Duration) -> f64 {
-        let recent = self.samples.iter().filter(|(at, _)| now.since(*at) < window);
-        let (sum, count) = recent.fold((0.0, 0.0), |(sum, count), (_, sample)| (sum + sample, count + 1.0));
+        let recent = self.samples.iter().filter(|sample| now.since(sample.at) < window);
+        let add = |(sum, count), sample: &ConcurrencySample| (sum + sample.concurrency, count + 1.0);
+        let (sum, count) = recent.fold((0.0, 0.0), add);
         sum / f64::max(count, 1.0)
     }
 }

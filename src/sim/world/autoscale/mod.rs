@@ -15,7 +15,7 @@ mod tests;
 
 use std::time::Duration;
 
-use self::hpa::Behavior;
+use self::hpa::{Behavior, ReplicasAt};
 use self::policy::ScalePolicy;
 use penstock_core::model::time::Tick;
 
@@ -70,8 +70,8 @@ pub struct ScalingOutcome {
     /// Changes of direction per hour: orders down after an order up, or the
     /// reverse.
     pub turns_per_hour: f64,
-    /// Each ordered number of replicas, and when.
-    pub orders: Vec<(Tick, u32)>,
-    /// Each number of ready replicas, and since when.
-    pub ready: Vec<(Tick, u32)>,
+    /// Each ordered number of replicas.
+    pub orders: Vec<ReplicasAt>,
+    /// Each number of ready replicas, from its first time on.
+    pub ready: Vec<ReplicasAt>,
 }

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use crate::rng::Rng;
+use crate::world::autoscale::hpa::ReplicasAt;
 use crate::world::autoscale::{Scaling, ScalingOutcome};
 use crate::world::router::{MemberState, ReplicaIndex};
 use penstock_core::model::time::Tick;
@@ -21,11 +22,19 @@ enum ReplicaSlot {
 /// Changes that an order causes.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(in crate::world) struct SlotChange {
-    /// Replicas that start, the number of their order, and the time at which
-    /// they are ready.
-    pub(in crate::world) starts: Vec<(ReplicaIndex, u64, Tick)>,
+    /// Replicas that start.
+    pub(in crate::world) starts: Vec<SlotStart>,
     /// Replicas that get no new work.
     pub(in crate::world) leaves: Vec<ReplicaIndex>,
+}
+
+/// A replica that starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::world) struct SlotStart {
+    pub(in crate::world) replica: ReplicaIndex,
+    /// Number of the order.
+    pub(in crate::world) order: u64,
+    pub(in crate::world) ready_at: Tick,
 }
 
 /// All slots, and the account of their use.
@@ -61,7 +70,7 @@ impl ReplicaSlots {
         let initial = scaling.initial.min(places as u32);
         let slot =
             |index: usize| if index < initial as usize { ReplicaSlot::Serving(0) } else { ReplicaSlot::Off };
-        let first = vec![(Tick::ZERO, initial)];
+        let first = vec![ReplicasAt { at: Tick::ZERO, replicas: initial }];
         let told = ScalingOutcome {
             peak: initial,
             orders: first.clone(),
@@ -127,7 +136,8 @@ impl ReplicaSlots {
         {
             self.turn += 1;
             self.slots[place] = ReplicaSlot::Starting(self.turn);
-            change.starts.push((place, self.turn, now + self.time_to_start()));
+            let ready_at = now + self.time_to_start();
+            change.starts.push(SlotStart { replica: place, order: self.turn, ready_at });
             self.wanted += 1;
         }
         while self.wanted > count
@@ -213,12 +223,12 @@ impl ReplicaSlots {
         if counts {
             account.outcome.peak = account.outcome.peak.max(self.wanted);
         }
-        account.outcome.orders.push((now, self.wanted));
+        account.outcome.orders.push(ReplicasAt { at: now, replicas: self.wanted });
     }
 
     fn note_ready(&mut self, now: Tick) {
         let ready = self.ready();
-        self.account.outcome.ready.push((now, ready));
+        self.account.outcome.ready.push(ReplicasAt { at: now, replicas: ready });
     }
 }
 
@@ -256,7 +266,8 @@ mod tests {
     fn what_starts_goes_before_what_serves_and_the_newest_first() {
         let mut slots = slots(2, 0.0);
         let change = slots.order(at(0), 4);
-        assert_eq!(change.starts, [(2, 1, at(60)), (3, 2, at(60))]);
+        let start = |replica, order| SlotStart { replica, order, ready_at: at(60) };
+        assert_eq!(change.starts, [start(2, 1), start(3, 2)]);
         assert!(slots.started(at(60), 2, 1));
         assert_eq!((slots.ready(), slots.ordered()), (3, 4));
         assert_eq!(slots.order(at(61), 3), SlotChange::default(), "the start of place 3 is called off");
@@ -267,7 +278,7 @@ mod tests {
             slots.members()[..4],
             [MemberState::Serving, MemberState::Leaving, MemberState::Leaving, MemberState::Absent]
         );
-        assert_eq!(slots.order(at(80), 2).starts[0].0, 3, "one that leaves is not called back");
+        assert_eq!(slots.order(at(80), 2).starts[0].replica, 3, "one that leaves is not called back");
     }
 
     #[test]
@@ -280,8 +291,9 @@ mod tests {
         let told = slots.into_outcome(at(9_999));
         assert_eq!(told.replica_hours, 1.75, "one hour and three quarters; nothing after the last arrival");
         assert_eq!((told.peak, told.turns_per_hour), (2, 1.0));
-        assert_eq!(told.orders, [(at(0), 1), (at(0), 2), (at(1_800), 1)]);
-        assert_eq!(told.ready, [(at(0), 1), (at(60), 2), (at(1_800), 1)]);
+        let since = |second, replicas| ReplicasAt { at: at(second), replicas };
+        assert_eq!(told.orders, [since(0, 1), since(0, 2), since(1_800, 1)]);
+        assert_eq!(told.ready, [since(0, 1), since(60, 2), since(1_800, 1)]);
     }
 
     #[test]
@@ -299,7 +311,7 @@ mod tests {
     fn starts_differ_as_much_as_they_may() {
         let mut slots = slots(0, 0.5);
         let times: Vec<u64> =
-            slots.order(at(0), 8).starts.iter().map(|(_, _, at)| at.as_nanos() / 1_000_000).collect();
+            slots.order(at(0), 8).starts.iter().map(|start| start.ready_at.as_nanos() / 1_000_000).collect();
         assert!(times.iter().all(|time| (30_000..=90_000).contains(time)), "{times:?}");
         assert!(times.iter().any(|time| *time < 55_000) && times.iter().any(|time| *time > 65_000));
     }

@@ -109,10 +109,10 @@ fn a_replica_is_ready_when_its_start_is_over() {
     let setup = setup(scaling("queue=2"), 0..120, 3);
     let (_, scaled) = penstock(&setup);
     let first = scaled.orders[1];
-    assert!(first.1 > 1, "{scaled:?}");
-    let ready = scaled.ready.iter().find(|(_, count)| *count > 1).unwrap();
-    assert_eq!(ready.0, first.0 + START);
-    assert!(ready.1 <= first.1);
+    assert!(first.replicas > 1, "{scaled:?}");
+    let ready = scaled.ready.iter().find(|ready| ready.replicas > 1).unwrap();
+    assert_eq!(ready.at, first.at + START);
+    assert!(ready.replicas <= first.replicas);
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn a_removed_replica_ends_its_streams_and_gets_no_new_ones() {
     for text in ["queue=1", "concurrency=3", "kpa=4", "n"] {
         let setup = setup(Scaling { initial: 4, min: 1, ..scaling(text) }, waves.clone(), 3);
         let (outcome, scaled) = penstock(&setup);
-        let counts: Vec<u32> = scaled.orders.iter().map(|(_, count)| *count).collect();
+        let counts: Vec<u32> = scaled.orders.iter().map(|order| order.replicas).collect();
         assert!(counts.windows(2).any(|pair| pair[1] < pair[0]), "{text}: {counts:?}");
         assert!(outcome.records.iter().all(|record| !record.cut), "{text}");
         assert!(counts.iter().all(|count| (1..=20).contains(count)), "{text}: {counts:?}");
@@ -165,12 +165,12 @@ fn to_zero_only_after_the_cooldown_and_back_at_once() {
     let (outcome, scaled) = penstock(&setup);
     let second = 60;
     let last = outcome.records[..second].iter().filter_map(|record| record.ended).max().unwrap();
-    let none = scaled.orders.iter().find(|(_, count)| *count == 0).unwrap().0;
+    let none = scaled.orders.iter().find(|order| order.replicas == 0).unwrap().at;
     assert!(none >= last + Duration::from_secs(110), "{none:?} after {last:?}");
     assert!(none <= last + Duration::from_secs(900), "{none:?} after {last:?}");
-    let back = scaled.orders.iter().find(|(at, count)| *at > none && *count > 0).unwrap();
+    let back = scaled.orders.iter().find(|order| order.at > none && order.replicas > 0).unwrap();
     let next = outcome.records[second];
-    assert_eq!(*back, (next.arrived, 1), "the push, to one");
+    assert_eq!((back.at, back.replicas), (next.arrived, 1), "the push, to one");
     let waited = next.ttft.unwrap();
     assert!((START..START * 2).contains(&waited), "{waited:?}");
 }
@@ -207,12 +207,12 @@ fn a_run_that_scales_replays_to_the_same_actions() {
     let start = Arc::clone(gateway.scheduler().policy());
     ended(run(&setup, &mut [Box::new(gateway)]));
     let log = log.lock();
-    assert!(log.iter().any(|(_, event, _)| matches!(event, Event::GrowthExpected(_))), "it grew");
+    assert!(log.iter().any(|step| matches!(step.event, Event::GrowthExpected(_))), "it grew");
     let (mut scheduler, mut actions) = (Scheduler::new(start), Vec::new());
-    for (step, (now, event, expected)) in log.iter().enumerate() {
+    for (number, step) in log.iter().enumerate() {
         actions.clear();
-        scheduler.handle(*now, event.clone(), &mut actions);
-        assert_eq!(&actions, expected, "step {step} at {now:?}: {event:?}");
+        scheduler.handle(step.at, step.event.clone(), &mut actions);
+        assert_eq!(actions, step.actions, "step {number}: {step:?}");
     }
 }
 

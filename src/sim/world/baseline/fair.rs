@@ -5,8 +5,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::world::arrival::Arrival;
+use crate::world::baseline::flights::UnsentRequest;
 use crate::world::baseline::held::WaitOrder;
-use crate::world::router::JobIndex;
 
 /// Tokens that a tenant of weight 1 may use in a round.
 const QUANTUM: f64 = 4096.0;
@@ -46,7 +46,7 @@ impl Outputs {
 /// Waiting requests and account of one tenant.
 #[derive(Debug, Default)]
 struct FairTenant {
-    line: VecDeque<(JobIndex, Arrival)>,
+    line: VecDeque<UnsentRequest>,
     account: f64,
 }
 
@@ -73,22 +73,22 @@ impl DeficitRound {
 }
 
 impl WaitOrder for DeficitRound {
-    fn push(&mut self, job: JobIndex, arrival: Arrival) {
-        let number = arrival.tenant;
+    fn push(&mut self, request: UnsentRequest) {
+        let number = request.arrival.tenant;
         let tenant = self.tenants.entry(number).or_default();
         if tenant.line.is_empty() {
             // Credit from an earlier wait lapses; debt stays.
             tenant.account = tenant.account.min(0.0);
             self.round.push_back(number);
         }
-        tenant.line.push_back((job, arrival));
+        tenant.line.push_back(request);
     }
 
-    fn pop(&mut self) -> Option<(JobIndex, Arrival)> {
+    fn pop(&mut self) -> Option<UnsentRequest> {
         loop {
             let number = *self.round.front()?;
             let tenant = self.tenants.get_mut(&number)?;
-            let cost = self.outputs.cost(&tenant.line.front()?.1);
+            let cost = self.outputs.cost(&tenant.line.front()?.arrival);
             if tenant.account < cost {
                 tenant.account += QUANTUM * weight(&self.weights, number);
                 self.round.rotate_left(1);
@@ -136,22 +136,22 @@ impl VirtualCounters {
 }
 
 impl WaitOrder for VirtualCounters {
-    fn push(&mut self, job: JobIndex, arrival: Arrival) {
+    fn push(&mut self, request: UnsentRequest) {
         let floor = self.least().map(|(_, account)| account);
-        let tenant = self.tenants.entry(arrival.tenant).or_default();
+        let tenant = self.tenants.entry(request.arrival.tenant).or_default();
         if tenant.line.is_empty()
             && let Some(floor) = floor
         {
             tenant.account = tenant.account.max(floor);
         }
-        tenant.line.push_back((job, arrival));
+        tenant.line.push_back(request);
     }
 
-    fn pop(&mut self) -> Option<(JobIndex, Arrival)> {
+    fn pop(&mut self) -> Option<UnsentRequest> {
         let (number, _) = self.least()?;
         let tenant = self.tenants.get_mut(&number)?;
         let next = tenant.line.pop_front()?;
-        tenant.account += self.outputs.cost(&next.1) / weight(&self.weights, number);
+        tenant.account += self.outputs.cost(&next.arrival) / weight(&self.weights, number);
         Some(next)
     }
 

@@ -13,6 +13,23 @@ pub const PAUSE: Duration = Duration::from_secs(5);
 /// Attempts that a request may have.
 pub const MAX_ATTEMPTS: u32 = 4;
 
+/// A request that a router is to send.
+#[derive(Debug, Clone)]
+pub struct UnsentRequest {
+    pub job: JobIndex,
+    pub arrival: Arrival,
+    /// Number of the attempt that comes next, from 1.
+    pub attempt: u32,
+}
+
+impl UnsentRequest {
+    /// A request that has just arrived.
+    #[must_use]
+    pub fn new(job: JobIndex, arrival: &Arrival) -> Self {
+        Self { job, arrival: arrival.clone(), attempt: 1 }
+    }
+}
+
 #[derive(Debug, Clone)]
 pub struct InFlightRequest {
     pub arrival: Arrival,
@@ -48,7 +65,7 @@ pub struct KnownEngine {
 #[derive(Debug)]
 pub enum FailureOutcome {
     /// The request may be sent again.
-    Again(InFlightRequest),
+    Again(UnsentRequest),
     /// The request has used all its attempts.
     AttemptsUsed,
     /// The client has seen part of the answer.
@@ -92,12 +109,13 @@ impl InFlightRequests {
     }
 
     /// Records that the request is sent to the engine.
-    pub fn record_send(&mut self, job: JobIndex, arrival: Arrival, replica: ReplicaIndex, tries: u32) {
+    pub fn record_send(&mut self, request: UnsentRequest, replica: ReplicaIndex) {
+        let UnsentRequest { job, arrival, attempt } = request;
         let engine = &mut self.engines[replica];
         engine.in_flight += 1;
         engine.since_report += 1;
         engine.prefill += u64::from(arrival.prompt);
-        self.jobs.insert(job, InFlightRequest { arrival, replica, attempts: tries, has_token: false });
+        self.jobs.insert(job, InFlightRequest { arrival, replica, attempts: attempt, has_token: false });
     }
 
     /// Applies the inputs that every router gets.
@@ -157,7 +175,11 @@ impl InFlightRequests {
         match flight.has_token {
             true => FailureOutcome::Cut,
             false if flight.attempts >= MAX_ATTEMPTS => FailureOutcome::AttemptsUsed,
-            false => FailureOutcome::Again(flight),
+            false => FailureOutcome::Again(UnsentRequest {
+                job,
+                arrival: flight.arrival,
+                attempt: flight.attempts + 1,
+            }),
         }
     }
 }

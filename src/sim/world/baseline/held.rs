@@ -6,29 +6,29 @@ use std::fmt::Debug;
 
 use crate::world::arrival::Arrival;
 use crate::world::baseline::at_once::least;
-use crate::world::baseline::flights::{FailureOutcome, InFlightRequests};
-use crate::world::router::{Input, JobIndex, ReplicaIndex, Router, RouterCommand};
+use crate::world::baseline::flights::{FailureOutcome, InFlightRequests, UnsentRequest};
+use crate::world::router::{Input, ReplicaIndex, Router, RouterCommand};
 use penstock_core::model::time::Tick;
 
 /// Order of the waiting requests.
 pub trait WaitOrder: Send + Debug {
     /// Adds a waiting request.
-    fn push(&mut self, job: JobIndex, arrival: Arrival);
+    fn push(&mut self, request: UnsentRequest);
     /// Removes the next request to send.
-    fn pop(&mut self) -> Option<(JobIndex, Arrival)>;
+    fn pop(&mut self) -> Option<UnsentRequest>;
     /// Reports the end of a sent request, whose real output is known now.
     fn ended(&mut self, _arrival: &Arrival) {}
 }
 
 #[derive(Debug, Default)]
-pub struct Fifo(VecDeque<(JobIndex, Arrival)>);
+pub struct Fifo(VecDeque<UnsentRequest>);
 
 impl WaitOrder for Fifo {
-    fn push(&mut self, job: JobIndex, arrival: Arrival) {
-        self.0.push_back((job, arrival));
+    fn push(&mut self, request: UnsentRequest) {
+        self.0.push_back(request);
     }
 
-    fn pop(&mut self) -> Option<(JobIndex, Arrival)> {
+    fn pop(&mut self) -> Option<UnsentRequest> {
         self.0.pop_front()
     }
 }
@@ -49,7 +49,7 @@ pub struct Cap {
 pub struct HeldRouter<L> {
     queue: L,
     /// Requests that failed at an engine; these go first.
-    retries: VecDeque<(JobIndex, Arrival, u32)>,
+    retries: VecDeque<UnsentRequest>,
     cap: Cap,
     flights: InFlightRequests,
     turn: usize,
@@ -79,11 +79,9 @@ impl<L: WaitOrder> HeldRouter<L> {
 
     fn send_waiting(&mut self, now: Tick, out: &mut Vec<RouterCommand>) {
         while let Some(replica) = self.pick_free(now) {
-            let next = self.retries.pop_front();
-            let next = next.or_else(|| self.queue.pop().map(|(job, arrival)| (job, arrival, 1)));
-            let Some((job, arrival, tries)) = next else { return };
-            self.flights.record_send(job, arrival, replica, tries);
-            out.push(RouterCommand::Send { job, replica, priority: 0 });
+            let Some(next) = self.retries.pop_front().or_else(|| self.queue.pop()) else { return };
+            out.push(RouterCommand::Send { job: next.job, replica, priority: 0 });
+            self.flights.record_send(next, replica);
         }
     }
 }
@@ -91,11 +89,9 @@ impl<L: WaitOrder> HeldRouter<L> {
 impl<L: WaitOrder> Router for HeldRouter<L> {
     fn handle(&mut self, now: Tick, input: Input<'_>, out: &mut Vec<RouterCommand>) {
         match input {
-            Input::Arrived { job, arrival } => self.queue.push(job, arrival.clone()),
+            Input::Arrived { job, arrival } => self.queue.push(UnsentRequest::new(job, arrival)),
             Input::Failed { job, .. } => match self.flights.remove_failed(now, job) {
-                FailureOutcome::Again(flight) => {
-                    self.retries.push_back((job, flight.arrival, flight.attempts + 1));
-                }
+                FailureOutcome::Again(request) => self.retries.push_back(request),
                 FailureOutcome::AttemptsUsed => out.push(RouterCommand::Refuse { job, retry_after: None }),
                 FailureOutcome::Cut => {}
             },

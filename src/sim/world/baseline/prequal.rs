@@ -7,10 +7,9 @@
 use std::time::Duration;
 
 use crate::rng::Rng;
-use crate::world::arrival::Arrival;
 use crate::world::baseline::at_once::random::draw_candidate;
-use crate::world::baseline::flights::{FailureOutcome, InFlightRequests};
-use crate::world::router::{Input, JobIndex, PolledLoad, ReplicaIndex, Router, RouterCommand};
+use crate::world::baseline::flights::{FailureOutcome, InFlightRequests, UnsentRequest};
+use crate::world::router::{Input, PolledLoad, ReplicaIndex, Router, RouterCommand};
 use penstock_core::model::time::Tick;
 
 /// Probes per request.
@@ -36,13 +35,19 @@ pub struct Prequal {
     /// Whether each request waits for probes of its own (synchronous mode).
     sync: bool,
     pool: Vec<PrequalProbe>,
-    /// The request whose probes are out, its attempts, and the number of probes
-    /// out.
-    probing: Option<(JobIndex, Arrival, u32, usize)>,
+    probing: Option<ProbedRequest>,
     /// Whether the worst probe is dropped next, not the oldest.
     drop_worst: bool,
     flights: InFlightRequests,
     rng: Rng,
+}
+
+/// A request that waits for probes of its own.
+#[derive(Debug)]
+struct ProbedRequest {
+    request: UnsentRequest,
+    /// Probes that are out.
+    probes: usize,
 }
 
 impl Prequal {
@@ -59,21 +64,14 @@ impl Prequal {
         }
     }
 
-    fn arrived(
-        &mut self,
-        now: Tick,
-        job: JobIndex,
-        arrival: Arrival,
-        tries: u32,
-        out: &mut Vec<RouterCommand>,
-    ) {
+    fn arrived(&mut self, now: Tick, request: UnsentRequest, out: &mut Vec<RouterCommand>) {
         self.flights.refresh_candidates(now);
         let probes = PROBES.min(self.flights.candidates().len());
         if self.sync {
             self.pool.clear();
-            self.probing = Some((job, arrival, tries, probes));
+            self.probing = Some(ProbedRequest { request, probes });
         } else {
-            self.send(now, job, arrival, tries, out);
+            self.send(now, request, out);
         }
         let mut unasked: Vec<ReplicaIndex> = self.flights.candidates().to_vec();
         for _ in 0..probes {
@@ -82,7 +80,7 @@ impl Prequal {
         }
     }
 
-    fn send(&mut self, now: Tick, job: JobIndex, arrival: Arrival, tries: u32, out: &mut Vec<RouterCommand>) {
+    fn send(&mut self, now: Tick, request: UnsentRequest, out: &mut Vec<RouterCommand>) {
         self.pool.retain(|probe| now.since(probe.at) <= OLDEST);
         let replica = match self.best() {
             // In synchronous mode each probe's answer is used once.
@@ -96,8 +94,8 @@ impl Prequal {
         if !self.sync {
             self.drop_probe();
         }
-        self.flights.record_send(job, arrival, replica, tries);
-        out.push(RouterCommand::Send { job, replica, priority: 0 });
+        out.push(RouterCommand::Send { job: request.job, replica, priority: 0 });
+        self.flights.record_send(request, replica);
     }
 
     /// Requests in flight above which an engine is hot.
@@ -154,10 +152,10 @@ impl Prequal {
         {
             self.pool.swap_remove(oldest);
         }
-        if let Some((job, arrival, tries, left)) = self.probing.take() {
-            match left - 1 {
-                0 => self.send(now, job, arrival, tries, out),
-                left => self.probing = Some((job, arrival, tries, left)),
+        if let Some(ProbedRequest { request, probes }) = self.probing.take() {
+            match probes - 1 {
+                0 => self.send(now, request, out),
+                probes => self.probing = Some(ProbedRequest { request, probes }),
             }
         }
     }
@@ -166,12 +164,10 @@ impl Prequal {
 impl Router for Prequal {
     fn handle(&mut self, now: Tick, input: Input<'_>, out: &mut Vec<RouterCommand>) {
         match input {
-            Input::Arrived { job, arrival } => self.arrived(now, job, arrival.clone(), 1, out),
+            Input::Arrived { job, arrival } => self.arrived(now, UnsentRequest::new(job, arrival), out),
             Input::Polled { replica, load } => self.polled(now, replica, load, out),
             Input::Failed { job, .. } => match self.flights.remove_failed(now, job) {
-                FailureOutcome::Again(flight) => {
-                    self.arrived(now, job, flight.arrival, flight.attempts + 1, out);
-                }
+                FailureOutcome::Again(request) => self.arrived(now, request, out),
                 FailureOutcome::AttemptsUsed => out.push(RouterCommand::Refuse { job, retry_after: None }),
                 FailureOutcome::Cut => {}
             },

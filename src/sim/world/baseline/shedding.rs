@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::engine::profile::{StepLoad, StepProfile};
 use crate::world::arrival::Arrival;
-use crate::world::baseline::flights::{InFlightRequests, KnownEngine};
+use crate::world::baseline::flights::{InFlightRequests, KnownEngine, UnsentRequest};
 use crate::world::router::{Input, JobIndex, Router, RouterCommand};
 use penstock_core::model::time::Tick;
 
@@ -61,7 +61,7 @@ impl Shedding {
                 self.inner.handle(now, Input::Finished { job, replica, cached: None }, &mut wanted);
                 continue;
             }
-            self.flights.record_send(job, arrival, replica, 1);
+            self.flights.record_send(UnsentRequest { job, arrival, attempt: 1 }, replica);
             out.push(command);
         }
         wanted.clear();

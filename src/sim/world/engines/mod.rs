@@ -69,7 +69,7 @@ impl World<'_> {
         let (gateway, attempt) = (usize::from(state.gateway), state.attempt);
         if state.first.is_none() {
             state.first = Some(now);
-            self.replicas[replica].record_latency(state.sent.1, now.since(state.sent.0));
+            self.replicas[replica].record_latency(state.others, now.since(state.sent));
             let record = &mut self.records[job];
             record.ttft = Some(now.since(record.arrived));
             if arrival.streams {

@@ -37,9 +37,23 @@ pub struct LevelBin {
 /// A level over time, from 0 to an end.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Levels {
-    /// The level from each moment on, in order of time; the first moment is 0.
-    steps: Vec<(Duration, u64)>,
+    /// In order of time; the first is at 0.
+    steps: Vec<LevelStep>,
     end: Duration,
+}
+
+/// A level from a moment on.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct LevelStep {
+    at: Duration,
+    level: u64,
+}
+
+/// A stretch of time without a change of the level.
+struct LevelStretch {
+    from: Duration,
+    lasts: Duration,
+    level: u64,
 }
 
 impl Levels {
@@ -50,11 +64,11 @@ impl Levels {
             stays.filter(|(from, to)| from < to && *from < end).unzip();
         begins.sort_unstable();
         ends.sort_unstable();
-        let mut steps = vec![(Duration::ZERO, 0)];
+        let mut steps = vec![LevelStep { at: Duration::ZERO, level: 0 }];
         let (mut level, mut ended) = (0u64, 0);
         let mut set = |at: Duration, level: u64| match steps.last_mut() {
-            Some(last) if last.0 == at => last.1 = level,
-            _ => steps.push((at, level)),
+            Some(last) if last.at == at => last.level = level,
+            _ => steps.push(LevelStep { at, level }),
         };
         for begin in begins {
             while ends[ended] <= begin {
@@ -74,19 +88,23 @@ impl Levels {
         Self { steps, end }
     }
 
-    /// Stretches without a change: begin, length, level.
-    fn stretches(&self) -> impl Iterator<Item = (Duration, Duration, u64)> {
-        let nexts = self.steps.iter().skip(1).map(|(at, _)| *at).chain([self.end]);
-        self.steps.iter().zip(nexts).map(|((at, level), next)| (*at, next.saturating_sub(*at), *level))
+    fn stretches(&self) -> impl Iterator<Item = LevelStretch> {
+        let nexts = self.steps.iter().skip(1).map(|step| step.at).chain([self.end]);
+        let stretch = |(step, next): (&LevelStep, Duration)| LevelStretch {
+            from: step.at,
+            lasts: next.saturating_sub(step.at),
+            level: step.level,
+        };
+        self.steps.iter().zip(nexts).map(stretch)
     }
 
     /// Percentiles over the whole time.
     #[must_use]
     pub fn percentiles(&self) -> LevelPercentiles {
-        let most = self.steps.iter().map(|(_, level)| *level).max().unwrap_or(0);
+        let most = self.steps.iter().map(|step| step.level).max().unwrap_or(0);
         let mut times = vec![Duration::ZERO; usize::try_from(most).unwrap_or(0) + 1];
         let mut sum = 0.0;
-        for (_, lasts, level) in self.stretches() {
+        for LevelStretch { lasts, level, .. } in self.stretches() {
             times[level as usize] += lasts;
             sum += lasts.as_secs_f64() * level as f64;
         }
@@ -112,8 +130,8 @@ impl Levels {
         let fresh =
             |index: usize| LevelBin { at_s: index as f64 * seconds, low: u64::MAX, ..LevelBin::default() };
         let mut bins: Vec<LevelBin> = (0..count).map(fresh).collect();
-        for (at, lasts, level) in self.stretches() {
-            let (mut from, to) = (at, at + lasts);
+        for LevelStretch { mut from, lasts, level } in self.stretches() {
+            let to = from + lasts;
             while from < to {
                 let index = ((from.as_nanos() / width.as_nanos()) as usize).min(count - 1);
                 let last = index + 1 == count;

@@ -25,7 +25,7 @@ use crate::studies::scenario::file::WorldSection;
 use crate::studies::scenario::file::{PatternName, Scenario, ScenarioClass, ScenarioFleet};
 use crate::studies::scenario::scale::WorldScale;
 use crate::studies::scenario::traffic::{
-    CallOwner, CallRate, CallSource, Delay, RequestTraits, TrafficStream,
+    CallOwner, CallRate, CallSource, Delay, RequestTraits, TenantShare, TrafficStream,
 };
 
 /// Most choices of one request.
@@ -219,8 +219,9 @@ impl<'a> Maker<'a> {
         let owner = match (&source, row.shares.is_empty(), row.trace_tenants) {
             _ if row.zipf.is_some() => self.zipf(row)?,
             (_, false, false) => {
-                let shares =
-                    row.shares.iter().map(|(name, share)| Ok((tenant(&Some(name.to_owned()))?, *share)));
+                let shares = row.shares.iter().map(|(name, share)| {
+                    Ok(TenantShare { tenant: tenant(&Some(name.to_owned()))?, share: *share })
+                });
                 CallOwner::Drawn(shares.collect::<Result<_, String>>()?)
             }
             (CallSource::Recorded(trace), true, true) => {
@@ -261,7 +262,10 @@ impl<'a> Maker<'a> {
         if !row.shares.is_empty() || row.trace_tenants || row.tenant.is_some() {
             return Err("zipf: give no tenant, shares or trace_tenants beside it".to_owned());
         }
-        let share = |nth: u32| (self.tenant_named(&format!("t{nth}")), f64::from(nth).powf(-skew));
+        let share = |nth: u32| TenantShare {
+            tenant: self.tenant_named(&format!("t{nth}")),
+            share: f64::from(nth).powf(-skew),
+        };
         Ok(CallOwner::Drawn((1..=tenants).map(share).collect()))
     }
 
@@ -401,7 +405,7 @@ fn traits(row: &file::StreamRow) -> Result<RequestTraits, String> {
         held: delay("held", row.held)?,
         pauses: delay("pauses", row.pauses)?,
         unread: delay("unread", row.unread)?,
-        system: row.system.map(|system| (system.prompts, system.tokens)),
+        system: row.system,
     })
 }
 

@@ -57,9 +57,9 @@ fn rules(
     findings: &mut Findings<'_>,
 ) {
     let mut add = |shadow, field: &FieldPath, periods: LimitPeriods<'_>| {
-        for (period, key, amounts) in periods.each() {
+        for (period, amounts) in periods.each() {
             for (unit, amount) in amounts {
-                let field = field.key(key).key(unit.name());
+                let field = field.key(period.name()).key(unit.name());
                 let Some(amount) = amount.and_then(|amount| whole(amount, unit, &field, findings)) else {
                     continue;
                 };
@@ -124,10 +124,10 @@ struct LimitPeriods<'a> {
     per_month: &'a Option<QuotasSection>,
 }
 
-type PeriodAmounts = (LimitPeriod, &'static str, Vec<(LimitUnit, Option<WrittenAmount>)>);
+type AmountsByUnit = Vec<(LimitUnit, Option<WrittenAmount>)>;
 
 impl LimitPeriods<'_> {
-    fn each(&self) -> impl Iterator<Item = PeriodAmounts> {
+    fn each(&self) -> impl Iterator<Item = (LimitPeriod, AmountsByUnit)> {
         let held = self.concurrent.map(|held| {
             let count = |amount: Option<u64>| amount.map(WrittenAmount::Count);
             vec![(LimitUnit::Requests, count(held.requests)), (LimitUnit::Tokens, count(held.tokens))]
@@ -138,11 +138,11 @@ impl LimitPeriods<'_> {
             (LimitPeriod::Day, self.per_day.map(units)),
             (LimitPeriod::Month, self.per_month.map(units)),
         ];
-        rows.into_iter().filter_map(|(period, amounts)| Some((period, period.name(), amounts?)))
+        rows.into_iter().filter_map(|(period, amounts)| Some((period, amounts?)))
     }
 }
 
-fn units(amounts: QuotasSection) -> Vec<(LimitUnit, Option<WrittenAmount>)> {
+fn units(amounts: QuotasSection) -> AmountsByUnit {
     let count = |amount: Option<u64>| amount.map(WrittenAmount::Count);
     let parts = |amount: Option<f64>| amount.map(WrittenAmount::Parts);
     vec![

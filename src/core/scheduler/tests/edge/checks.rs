@@ -73,7 +73,7 @@ impl Edge {
         for row in self.scheduler.snapshot(self.now).replicas {
             let slots = row.slots;
             let [above, withheld] =
-                [slots.above_limit, slots.withheld].map(|part| part.map_or(0, |(_, count)| count));
+                [slots.above_limit, slots.withheld].map(|part| part.map_or(0, |held| held.slots));
             let places = slots.running + slots.free + above + withheld + slots.out_of_service;
             let configured = self.policy.replicas.get(row.replica).and_then(|replica| {
                 Some(replica.max_seqs? + self.policy.pools.get(replica.pool)?.engine_buffer)

@@ -126,8 +126,16 @@ struct ChatStream {
     tool: Option<ForcedTool>,
     /// Start of every event, up to its choices.
     head: String,
-    /// For each choice: role sent, tokens sent, finish reason sent.
-    sent: Vec<(bool, u32, bool)>,
+    /// By choice.
+    sent: Vec<SentDeltas>,
+}
+
+/// What the events so far have of one choice.
+#[derive(Debug, Clone, Copy, Default)]
+struct SentDeltas {
+    role: bool,
+    tokens: u32,
+    finish_reason: bool,
 }
 
 impl ChatStream {
@@ -138,7 +146,7 @@ impl ChatStream {
             session.created,
             Value::from(session.params.model.as_str())
         );
-        let sent = vec![(false, 0, false); session.plans.len()];
+        let sent = vec![SentDeltas::default(); session.plans.len()];
         Self { session, tool, head, sent }
     }
 
@@ -157,7 +165,7 @@ impl ChatStream {
     }
 
     fn role(&mut self, index: usize, progress: &Progress, out: &mut VecDeque<Bytes>) {
-        if std::mem::replace(&mut self.sent[index].0, true) {
+        if std::mem::replace(&mut self.sent[index].role, true) {
             return;
         }
         let choice = format!(
@@ -188,11 +196,11 @@ impl ChatStream {
     }
 
     fn tokens(&mut self, index: usize, progress: &Progress, out: &mut VecDeque<Bytes>) {
-        let (choice, from) = (progress.choices[index], self.sent[index].1);
+        let (choice, from) = (progress.choices[index], self.sent[index].tokens);
         if choice.tokens == from {
             return;
         }
-        self.sent[index].1 = choice.tokens;
+        self.sent[index].tokens = choice.tokens;
         let delta = self.delta(index, from, choice.tokens);
         let plan = &self.session.plans[index];
         let logprobs = Json::of(&logprobs(&self.session, plan, from, choice.tokens));
@@ -205,14 +213,14 @@ impl ChatStream {
             "{{\"index\":{index},\"delta\":{delta},\"logprobs\":{logprobs},\"finish_reason\":{reason},\
              \"token_ids\":null}}"
         );
-        self.sent[index].2 |= choice.done;
+        self.sent[index].finish_reason |= choice.done;
         out.push_back(self.event(&event, progress, &self.fingerprint()));
     }
 
     /// The fingerprint, which is part of the last finish reason's event when no
     /// usage follows.
     fn fingerprint(&self) -> String {
-        let last = self.sent.iter().all(|(_, _, finished)| *finished);
+        let last = self.sent.iter().all(|sent| sent.finish_reason);
         match last && !self.session.params.include_usage {
             true => format!(",\"system_fingerprint\":\"{FINGERPRINT}\""),
             false => String::new(),
@@ -221,7 +229,8 @@ impl ChatStream {
 
     fn abort(&mut self, index: usize, progress: &Progress, out: &mut VecDeque<Bytes>) {
         self.role(index, progress, out);
-        if progress.choices[index].tokens == 0 || std::mem::replace(&mut self.sent[index].2, true) {
+        if progress.choices[index].tokens == 0 || std::mem::replace(&mut self.sent[index].finish_reason, true)
+        {
             return;
         }
         let event = format!(

@@ -135,8 +135,15 @@ struct CompletionStream {
     session: GenerationSession,
     echoes: Vec<String>,
     head: String,
-    /// For each choice: tokens sent, finish reason sent.
-    sent: Vec<(u32, bool)>,
+    /// By choice.
+    sent: Vec<SentText>,
+}
+
+/// What the events so far have of one choice.
+#[derive(Debug, Clone, Copy, Default)]
+struct SentText {
+    tokens: u32,
+    finish_reason: bool,
 }
 
 impl CompletionStream {
@@ -147,7 +154,7 @@ impl CompletionStream {
             session.created,
             Value::from(session.params.model.as_str())
         );
-        let sent = vec![(0, false); session.plans.len()];
+        let sent = vec![SentText::default(); session.plans.len()];
         Self { session, echoes, head, sent }
     }
 
@@ -170,7 +177,7 @@ impl CompletionStream {
         if self.session.params.continuous_usage {
             self.session.write_running_usage(progress, &mut event);
         }
-        if !self.session.params.include_usage && self.sent.iter().all(|(_, finished)| *finished) {
+        if !self.session.params.include_usage && self.sent.iter().all(|sent| sent.finish_reason) {
             event.push_str(",\"system_fingerprint\":\"");
             event.push_str(FINGERPRINT);
             event.push('"');
@@ -180,11 +187,11 @@ impl CompletionStream {
     }
 
     fn tokens(&mut self, index: usize, progress: &Progress, out: &mut VecDeque<Bytes>) {
-        let (choice, from) = (progress.choices[index], self.sent[index].0);
+        let (choice, from) = (progress.choices[index], self.sent[index].tokens);
         if choice.tokens == from {
             return;
         }
-        self.sent[index] = (choice.tokens, choice.done);
+        self.sent[index] = SentText { tokens: choice.tokens, finish_reason: choice.done };
         let plan = &self.session.plans[index];
         let mut text = match (from, self.echoes.get(index)) {
             (0, Some(echo)) => echo.clone(),
@@ -199,7 +206,8 @@ impl CompletionStream {
     fn close(&mut self, end: &FeedEnd, progress: &Progress, out: &mut VecDeque<Bytes>) {
         if *end == FeedEnd::Aborted {
             for index in 0..self.sent.len() {
-                if self.sent[index].0 > 0 && !std::mem::replace(&mut self.sent[index].1, true) {
+                let sent = &mut self.sent[index];
+                if sent.tokens > 0 && !std::mem::replace(&mut sent.finish_reason, true) {
                     self.push(index, "", "\"abort\"", None, progress, out);
                 }
             }

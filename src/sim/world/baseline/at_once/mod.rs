@@ -9,8 +9,8 @@ pub mod shortest_scraped;
 use std::fmt::Debug;
 
 use crate::world::arrival::Arrival;
-use crate::world::baseline::flights::{FailureOutcome, InFlightRequests};
-use crate::world::router::{Input, JobIndex, ReplicaIndex, Router, RouterCommand};
+use crate::world::baseline::flights::{FailureOutcome, InFlightRequests, UnsentRequest};
+use crate::world::router::{Input, ReplicaIndex, Router, RouterCommand};
 use penstock_core::model::time::Tick;
 
 pub trait EnginePick: Send + Debug {
@@ -34,22 +34,20 @@ impl<P: EnginePick> AtOnce<P> {
         Self { pick, flights: InFlightRequests::new(replicas) }
     }
 
-    fn send(&mut self, now: Tick, job: JobIndex, arrival: Arrival, tries: u32, out: &mut Vec<RouterCommand>) {
+    fn send(&mut self, now: Tick, request: UnsentRequest, out: &mut Vec<RouterCommand>) {
         self.flights.refresh_candidates(now);
-        let replica = self.pick.pick(&arrival, &self.flights);
-        self.flights.record_send(job, arrival, replica, tries);
-        out.push(RouterCommand::Send { job, replica, priority: 0 });
+        let replica = self.pick.pick(&request.arrival, &self.flights);
+        out.push(RouterCommand::Send { job: request.job, replica, priority: 0 });
+        self.flights.record_send(request, replica);
     }
 }
 
 impl<P: EnginePick> Router for AtOnce<P> {
     fn handle(&mut self, now: Tick, input: Input<'_>, out: &mut Vec<RouterCommand>) {
         match input {
-            Input::Arrived { job, arrival } => self.send(now, job, arrival.clone(), 1, out),
+            Input::Arrived { job, arrival } => self.send(now, UnsentRequest::new(job, arrival), out),
             Input::Failed { job, .. } => match self.flights.remove_failed(now, job) {
-                FailureOutcome::Again(flight) => {
-                    self.send(now, job, flight.arrival, flight.attempts + 1, out);
-                }
+                FailureOutcome::Again(request) => self.send(now, request, out),
                 FailureOutcome::AttemptsUsed => out.push(RouterCommand::Refuse { job, retry_after: None }),
                 FailureOutcome::Cut => {}
             },
