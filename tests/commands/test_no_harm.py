@@ -115,3 +115,14 @@ def test_few_slots_are_learned(tmp_path):
             straight = rows[case, load, "least-request"]
             assert ours["goodput"] >= straight["goodput"] - 0.01, (case, load, ours, straight)
             assert ours["tokens_per_s"] >= 0.95 * straight["tokens_per_s"], (case, load, ours, straight)
+
+
+def test_an_engine_that_reads_a_long_prompt_is_not_taken_for_dead(tmp_path):
+    rows = simulate("long-prompts", tmp_path / "rows.json", "--seeds 3")
+    assert len(rows) == 14
+    for (case, load, design), ours in rows.items():
+        if design == "penstock":
+            straight = rows[case, load, "least-request"]
+            assert ours["retried"] == 0, (case, load, ours)
+            assert ours["goodput"] >= straight["goodput"] - 0.01, (case, load, ours, straight)
+            assert ours["ttft_p99_ms"] <= 1.05 * straight["ttft_p99_ms"], (case, load, ours, straight)

@@ -36,6 +36,8 @@ pub struct Ledger {
     pub prefilling: u32,
     /// Weight of the prompts that count as prefilled although their first tokens are not due.
     pub ahead: u64,
+    /// Weight of the prompts whose first tokens have not come and are not overdue, prefilled or not.
+    pub awaited: u64,
 }
 
 /// Booking of one job at a replica.
@@ -117,6 +119,11 @@ impl Booking {
     const fn ahead(&self) -> u64 {
         if self.prefilled && !self.due { self.weight } else { 0 }
     }
+
+    const fn awaited(&self) -> u64 {
+        let overdue = if self.streams { self.due } else { self.first_token_overdue };
+        if self.started || overdue { 0 } else { self.weight }
+    }
 }
 
 impl Ledger {
@@ -145,6 +152,7 @@ impl Ledger {
         self.failed_jobs += booking.failed_jobs();
         self.prefilling += booking.prefilling();
         self.ahead = self.ahead.saturating_add(booking.ahead());
+        self.awaited = self.awaited.saturating_add(booking.awaited());
     }
 
     /// Removes a job's booking. Returns false, and changes nothing, when the booking was not all
@@ -166,6 +174,7 @@ impl Ledger {
                 failed_jobs: self.failed_jobs.checked_sub(booking.failed_jobs())?,
                 prefilling: self.prefilling.checked_sub(booking.prefilling())?,
                 ahead: self.ahead.checked_sub(booking.ahead())?,
+                awaited: self.awaited.checked_sub(booking.awaited())?,
             })
         };
         let Some(rest) = rest() else { return false };
@@ -178,10 +187,8 @@ impl Ledger {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_job_weighs_less_once_its_prompt_is_prefilled() {
-        let mut ledger = Ledger::default();
-        let mut booking = Booking {
+    fn booking() -> Booking {
+        Booking {
             class: ClassId::new(0),
             seqs: 2,
             prompt: 100,
@@ -196,7 +203,29 @@ mod tests {
             streams: true,
             watched: true,
             adapter: None,
+        }
+    }
+
+    #[test]
+    fn a_first_token_is_awaited_until_it_comes_or_is_overdue() {
+        let awaited = |booking: Booking| {
+            let mut ledger = Ledger::default();
+            ledger.add(&booking);
+            ledger.awaited
         };
+        let early = Booking { weight: 70, prefilled: true, streams: true, ..booking() };
+        assert_eq!(awaited(early), 70, "it counts as prefilled before its time");
+        assert_eq!(awaited(Booking { due: true, ..early }), 0);
+        assert_eq!(awaited(Booking { started: true, ..early }), 0);
+        let plain = Booking { streams: false, due: true, ..early };
+        assert_eq!(awaited(plain), 70, "nobody sees its first token");
+        assert_eq!(awaited(Booking { first_token_overdue: true, ..plain }), 0);
+    }
+
+    #[test]
+    fn a_job_weighs_less_once_its_prompt_is_prefilled() {
+        let mut ledger = Ledger::default();
+        let mut booking = booking();
         ledger.add(&booking);
         assert_eq!((ledger.work(), ledger.kv, ledger.failed_jobs), (151, 151, 1));
         assert_eq!((ledger.watched_streams, ledger.watched_answers, ledger.prefilling), (1, 0, 2));

@@ -162,11 +162,15 @@ impl ReplicaState {
         self.sleep.arm(now, is_idle, self.config.idle_after);
     }
 
-    /// Patience: how long the engine may be silent now.
+    /// Patience: how long the engine may be silent now. A prompt that counts as prefilled before its first
+    /// token is due may still be in prefill.
     pub(super) fn patience(&self, now: Tick) -> Duration {
         let gap = self.limits.itl.mean().map_or(0, |mean| mean as u64);
         let gap = self.speed.learned.is_known().then_some(gap);
-        let patience = self.stall.detector.patience(self.ttft_model().wait, gap, now);
+        let model = self.ttft_model();
+        let ahead = self.ledger.awaited.saturating_sub(self.ledger.prefill);
+        let expected = model.wait.saturating_add(model.per_token.saturating_mul(ahead));
+        let patience = self.stall.detector.patience(expected, gap, now);
         let owes_streams = self.stall.owes_streams(&self.ledger);
         if owes_streams { patience } else { patience.saturating_add(ANSWER_PATIENCE) }
     }
