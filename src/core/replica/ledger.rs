@@ -34,6 +34,8 @@ pub struct Ledger {
     /// Sequences whose prefill may still run, as far as the gateway sees. The first token of a job
     /// tells of one of its sequences.
     pub prefilling: u32,
+    /// Sequences of background answers of a few tokens.
+    pub short: u32,
     /// Weight of the prompts that count as prefilled although their first tokens are not due.
     pub ahead: u64,
     /// Weight of the prompts whose first tokens have not come and are not overdue, prefilled or not.
@@ -103,10 +105,15 @@ impl Booking {
         if self.prefilled { self.output / 2 } else { self.output }
     }
 
-    /// An answer of a few tokens ends soon after its prefill: while it runs, it is hardly anything else.
+    /// A background answer of a few tokens ends soon after its prefill: while it runs, it is hardly
+    /// anything else.
+    const fn short(&self) -> u32 {
+        let is_short = self.background && self.output <= SHORT_OUTPUT * self.seqs as u64;
+        if is_short { self.seqs } else { 0 }
+    }
+
     fn prefilling(&self) -> u32 {
-        let is_short = self.output <= SHORT_OUTPUT * u64::from(self.seqs);
-        match self.first_token_overdue && !is_short {
+        match self.first_token_overdue && self.short() == 0 {
             true => 0,
             false => self.seqs.saturating_sub(u32::from(self.started)),
         }
@@ -151,6 +158,7 @@ impl Ledger {
         self.watched_answers += booking.watched_answers();
         self.failed_jobs += booking.failed_jobs();
         self.prefilling += booking.prefilling();
+        self.short += booking.short();
         self.ahead = self.ahead.saturating_add(booking.ahead());
         self.awaited = self.awaited.saturating_add(booking.awaited());
     }
@@ -173,6 +181,7 @@ impl Ledger {
                 watched_answers: self.watched_answers.checked_sub(booking.watched_answers())?,
                 failed_jobs: self.failed_jobs.checked_sub(booking.failed_jobs())?,
                 prefilling: self.prefilling.checked_sub(booking.prefilling())?,
+                short: self.short.checked_sub(booking.short())?,
                 ahead: self.ahead.checked_sub(booking.ahead())?,
                 awaited: self.awaited.checked_sub(booking.awaited())?,
             })

@@ -26,9 +26,9 @@ const DEFAULT_REQUEST_SEQS: u32 = 1024;
 /// such report is not enough, since a burst of prompts waits for a moment in every engine.
 /// Sequences whose prompts wait for a step that can prefill them do not count as held back. But an
 /// engine that runs exactly its largest number of sequences in three reports, while others wait,
-/// shows it, too, if half of them have their first tokens. Fewer than ran before are no
-/// limit until ten reports with waiting requests in a row had fewer. The limit falls to the number
-/// shown.
+/// shows it, too; one alone only when it has its first token. Where jobs have several sequences, fewer
+/// than ran before are no limit until ten reports with waiting requests in a row had fewer. The
+/// limit falls to the number shown.
 ///
 /// # When it rises
 ///
@@ -88,8 +88,8 @@ struct BusyPeak {
 
 impl BusyPeak {
     /// Notes the running sequences, the sequences that have their first token, and whether others
-    /// waited. Returns whether the engine runs no more. Sequences in prefill may only keep others from
-    /// their own.
+    /// waited. Returns whether the engine runs no more. One sequence alone may only keep others from
+    /// their prefill while it has its own.
     fn update(&mut self, running: u32, decoding: u32, others_wait: bool) -> bool {
         if running > self.running || self.fewer >= FEWER {
             *self = Self { running, ..Self::default() };
@@ -102,7 +102,7 @@ impl BusyPeak {
             return false;
         }
         (self.alike, self.fewer) = (self.alike.saturating_add(1), 0);
-        self.alike >= ALIKE && running > 0 && decoding >= running / 2 && decoding > 0
+        self.alike >= ALIKE && running > 0 && (running > 1 || decoding > 0)
     }
 }
 
@@ -165,12 +165,6 @@ impl LearnedSeqLimit {
         self.shown
     }
 
-    /// The most sequences that the engine was seen to run lately.
-    #[must_use]
-    pub const fn most_running(&self) -> u32 {
-        self.top.running
-    }
-
     /// Begins with the slots that another replica of the pool has shown, unless this one runs more.
     pub fn start_with(&mut self, slots: u32, report: &ReplicaReport) {
         let fits = report.running.is_some_and(|running| running <= u64::from(slots));
@@ -182,7 +176,7 @@ impl LearnedSeqLimit {
     /// Learns from a report, by the jobs and sequences that are booked there and the sequences whose
     /// prefill may still run.
     pub fn learn(&mut self, report: &ReplicaReport, booked: &Ledger, buffer: u32) {
-        let Ledger { seqs: ours, prefilling, .. } = *booked;
+        let Ledger { seqs: ours, prefilling, short, .. } = *booked;
         let (Some(running), Some(waiting)) = (report.running, report.waiting) else { return };
         let holds_back = waiting > u64::from(buffer.saturating_add(prefilling));
         let own = running.saturating_add(waiting) <= u64::from(ours);
@@ -191,7 +185,8 @@ impl LearnedSeqLimit {
             (self.shown, self.held_back, self.probe) = (None, None, ProbeInterval::default());
         }
         let decoding = ours.saturating_sub(prefilling);
-        if own && self.top.update(seen, decoding, waiting > u64::from(buffer)) {
+        let others_wait = waiting > u64::from(buffer.saturating_add(short));
+        if own && self.top.update(seen, decoding, others_wait) {
             self.lower(seen);
         } else if !holds_back {
             self.held_back = self.held_back.filter(|before| seen <= *before);
@@ -203,7 +198,7 @@ impl LearnedSeqLimit {
         } else if seen > 0 {
             let is_near = |other: u32| other.abs_diff(seen) <= (seen / 16).max(1);
             if let Some(before) = self.held_back.replace(seen).filter(|before| is_near(*before))
-                && (seen >= self.top.running || is_near(self.top.running))
+                && (booked.seqs == booked.jobs || seen >= self.top.running || is_near(self.top.running))
             {
                 self.lower(before.max(seen));
             }
@@ -294,17 +289,30 @@ mod tests {
     }
 
     #[test]
-    fn fewer_than_ran_before_are_no_limit_at_once() {
+    fn of_wide_jobs_fewer_than_ran_before_are_no_limit_at_once() {
+        let eight = |jobs: u32| Ledger { jobs, seqs: 8 * jobs, ..Ledger::default() };
+        let mut learned = LearnedSeqLimit::default();
+        for _ in 0..2 {
+            learned.learn(&report(32, 64), &eight(12), 0);
+        }
+        for _ in 0..FEWER {
+            assert_eq!(learned.limit(), 32);
+            learned.learn(&report(8, 24), &eight(4), 0);
+        }
+        learned.learn(&report(8, 24), &eight(4), 0);
+        assert_eq!(learned.limit(), 8, "the engine was started anew with fewer");
+    }
+
+    #[test]
+    fn an_engine_that_runs_fewer_shows_it_in_two_reports() {
         let mut learned = LearnedSeqLimit::default();
         for _ in 0..2 {
             learned.learn(&report(32, 68), &booked(100, 0), 0);
         }
-        for _ in 0..FEWER {
-            assert_eq!(learned.limit(), 32);
+        for _ in 0..2 {
             learned.learn(&report(8, 24), &booked(32, 0), 0);
         }
-        learned.learn(&report(8, 24), &booked(32, 0), 0);
-        assert_eq!(learned.limit(), 8, "the engine was started anew with fewer");
+        assert_eq!(learned.limit(), 8, "its KV cache may be full");
     }
 
     #[test]

@@ -206,7 +206,7 @@ impl Scheduler {
         let now = self.now;
         self.expire_overrides(out);
         self.expire(false, out);
-        self.end_prefills(out);
+        self.end_prefills();
         self.refuse_late_waits(out);
         self.run_replica_timers(out);
         self.clear_departing(out);

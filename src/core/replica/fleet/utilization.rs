@@ -80,17 +80,15 @@ impl Fleet {
         PoolSize { up: state.counts.up, max_seqs: seqs.get(seqs.len() / 2).copied(), kv_tokens: kv }
     }
 
-    /// Whether the replica is to be scraped now: the engine has not shown how many slots it has, and
-    /// the learned number is used up, or (`overdue`) a first token is overdue there while more is booked
-    /// than it was seen to run. Asks at most once for each report.
-    pub fn wants_report(&mut self, id: ReplicaId, overdue: bool, now: Tick) -> bool {
+    /// Whether the replica is to be scraped now: its learned number of slots is used up, and the
+    /// engine has not shown how many it has. Asks at most once for each report.
+    pub fn wants_report(&mut self, id: ReplicaId, now: Tick) -> bool {
         let Some(node) = self.replicas.get_mut(id.index()).and_then(Option::as_mut) else { return false };
         let buffer = self.pools.get(node.pool.index()).map_or(0, |pool| pool.slots.buffer);
         let learned = node.config.seqs.is_none() && node.reported.slots().is_none();
-        let may_wait = overdue && node.ledger.seqs > node.limits.seqs.most_running();
         learned
             && node.limits.seqs.shown().is_none()
-            && (may_wait || node.limits.seqs.is_used_up(&node.ledger, buffer))
+            && node.limits.seqs.is_used_up(&node.ledger, buffer)
             && node.reported.ask(now)
     }
 

@@ -299,20 +299,13 @@ impl Scheduler {
         self.set_running(id, run, &why, price);
         self.await_prefill(id, self.prefill_done_at(why.expected, lead));
         out.push(Action::Job(JobAction::Dispatch(DispatchGrant { job: id, pool: pick.pool, replica, why })));
-        self.ask_for_report(replica, false, out);
+        self.ask_for_report(replica, out);
         Some(())
     }
 
-    /// Asks for a report of a replica whose slots are to be learned; see [`Fleet::wants_report`].
-    ///
-    /// [`Fleet::wants_report`]: crate::replica::fleet::Fleet::wants_report
-    pub(in crate::scheduler) fn ask_for_report(
-        &mut self,
-        replica: ReplicaId,
-        overdue: bool,
-        out: &mut Vec<Action>,
-    ) {
-        if self.fleet.wants_report(replica, overdue, self.now) {
+    /// Asks for a report of a replica whose learned number of slots is used up.
+    pub(super) fn ask_for_report(&mut self, replica: ReplicaId, out: &mut Vec<Action>) {
+        if self.fleet.wants_report(replica, self.now) {
             out.push(Action::Replica(ReplicaAction::Scrape { replica }));
         }
     }

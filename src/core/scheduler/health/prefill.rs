@@ -12,7 +12,6 @@
 
 use std::time::Duration;
 
-use crate::model::event::Action;
 use crate::model::ids::JobId;
 use crate::model::invariant::InvariantId;
 use crate::model::job::JobUsage;
@@ -53,7 +52,7 @@ impl Scheduler {
     }
 
     /// Ends the prefills that are due.
-    pub(in crate::scheduler) fn end_prefills(&mut self, out: &mut Vec<Action>) {
+    pub(in crate::scheduler) fn end_prefills(&mut self) {
         while let Some(id) = self.timers.prefills.pop_due(self.now) {
             self.forget_prefill(id);
             let Some(job) = self.jobs.get_mut(&id) else { continue };
@@ -61,13 +60,9 @@ impl Scheduler {
             let overdue = run.since + run.expected_ttft.saturating_mul(OVERDUE) + OVERDUE_GRACE;
             let due = if streams { overdue } else { run.since + run.expected_ttft };
             let (replica, is_due) = (run.replica, self.now >= due);
-            let is_single = run.booking.seqs == 1;
             if run.booking.due {
                 let whole = self.fleet.mark_first_token_overdue(replica, &mut run.booking, self.now);
                 self.invariants.check(InvariantId::LedgerBalanced, whole);
-                if is_single {
-                    self.ask_for_report(replica, true, out);
-                }
                 continue;
             }
             if !is_due && !self.fleet.may_be_ahead(replica, run.booking.weight) {
@@ -80,9 +75,6 @@ impl Scheduler {
             }
             self.invariants.check(InvariantId::LedgerBalanced, whole);
             self.mark_replica(replica);
-            if is_due && streams && is_single {
-                self.ask_for_report(replica, true, out);
-            }
         }
     }
 

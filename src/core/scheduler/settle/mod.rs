@@ -60,7 +60,7 @@ impl Scheduler {
             self.note_pool_start(&run);
             self.clear_suspect(id, &run);
             self.mark_replica(run.replica);
-            self.ask_for_report(run.replica, false, out);
+            self.ask_for_report(run.replica, out);
         }
     }
 

@@ -109,29 +109,3 @@ fn what_surely_is_refused_is_known_before_and_changes_nothing() {
     let [(3, why)] = rejected(&world.arrive(spec(3)))[..] else { panic!("it is refused") };
     assert_eq!(why.reason, RejectReason::TenantQueueFull(QueueBound::Requests));
 }
-
-#[test]
-fn an_overdue_first_token_asks_how_many_run() {
-    let mut unknown = policy(&[&[1]], &[&[0]]);
-    let (id, name, row) =
-        unknown.replicas.iter().map(|(id, name, row)| (id, name.to_owned(), row.clone())).next().unwrap();
-    assert_eq!(unknown.replicas.insert(&name, crate::model::policy::Replica { max_seqs: None, ..row }), id);
-    let mut world = World::new(unknown);
-    let report = |running, waiting| ReplicaReport {
-        running: Some(running),
-        waiting: Some(waiting),
-        ..ReplicaReport::default()
-    };
-    world.event(Event::ReplicaReported { replica: id, report: report(1, 0) });
-    let stream = |id| JobSpec { streams: true, ..spec(id) };
-    world.arrive(stream(1));
-    world.event(Event::FirstToken { job: JobId::new(1) });
-    assert_eq!(asks(&world.at(5_000)), 0, "it was seen to run as many");
-    world.arrive(stream(2));
-    assert_eq!(asks(&world.at(15_000)), 1, "the second waits, or its prompt is read");
-    for millis in 0..3 {
-        world.event(Event::ReplicaReported { replica: id, report: report(1, 1) });
-        world.at(16_000 + millis);
-    }
-    assert_eq!(sent(&world.arrive(stream(3))), [], "the engine has shown its only slot");
-}
