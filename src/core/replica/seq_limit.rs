@@ -1,7 +1,5 @@
 //! Sequence limit: the sequences that a replica may have at once.
 
-use std::ops::RangeInclusive;
-
 use crate::model::event::ReplicaReport;
 use crate::replica::ledger::Ledger;
 
@@ -35,7 +33,7 @@ const DEFAULT_REQUEST_SEQS: u32 = 1024;
 /// A report without held-back requests raises the limit while the limit is used up: while it has no
 /// room for one more job as wide as the jobs there are on average. Until the engine shows its
 /// slots, the limit doubles up to 256 and rises by a quarter from there, and a used-up limit asks
-/// for a report (see `Fleet::wants_report`). After that it rises by one, as a probe: one that the
+/// for a report ([`Fleet::wants_report`](crate::replica::fleet::Fleet::wants_report)). After that it rises by one, as a probe: one that the
 /// engine answers with a queue was in vain, and the next one waits twice as long, up to eight
 /// reports, or more where the engine has fewer than 32 slots. An engine that runs more than it has
 /// shown has more slots.
@@ -111,7 +109,7 @@ impl BusyPeak {
 /// the part of all requests.
 const PROBE_SLOTS: u32 = 256;
 /// Bounds of the most reports between two probes.
-const MAX_PROBE_INTERVAL: RangeInclusive<u32> = 8..=128;
+const MAX_PROBE_INTERVAL: (u32, u32) = (8, 128);
 
 /// When a limit that the engine has shown is tried again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -144,8 +142,8 @@ impl ProbeInterval {
     /// Notes that the engine showed its slots. A probe was in vain then.
     fn fail(&mut self, slots: u32) {
         if std::mem::take(&mut self.probing) {
-            let most =
-                (PROBE_SLOTS / slots.max(1)).clamp(*MAX_PROBE_INTERVAL.start(), *MAX_PROBE_INTERVAL.end());
+            let (least, most) = MAX_PROBE_INTERVAL;
+            let most = (PROBE_SLOTS / slots.max(1)).clamp(least, most);
             self.interval = (self.interval * 2).min(most);
         }
         self.since = 0;

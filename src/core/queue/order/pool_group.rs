@@ -383,7 +383,7 @@ impl PoolGroup {
 
     /// Whether a class less urgent than `host`, one of `delayed`, may use the pool.
     #[must_use]
-    pub fn delays_background(&self, pool: PoolId, host: ClassIndex, delayed: &BitSet) -> bool {
+    pub fn has_delayed_background(&self, pool: PoolId, host: ClassIndex, delayed: &BitSet) -> bool {
         let Some(index) = self.pool_index(pool) else { return false };
         let later = self.classes.iter().enumerate().skip(host.index() + 1);
         later.filter(|(place, _)| delayed.contains(*place)).any(|(_, class)| class.reach[index])

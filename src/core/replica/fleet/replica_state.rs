@@ -167,7 +167,7 @@ impl ReplicaState {
     pub(super) fn patience(&self, now: Tick) -> Duration {
         let gap = self.limits.itl.mean().map_or(0, |mean| mean as u64);
         let gap = self.speed.learned.is_known().then_some(gap);
-        let model = self.ttft_model();
+        let model = self.indexed.ttft_model;
         let ahead = self.ledger.awaited.saturating_sub(self.ledger.prefill);
         let expected = model.wait.saturating_add(model.per_token.saturating_mul(ahead));
         let patience = self.stall.detector.patience(expected, gap, now);
@@ -291,7 +291,7 @@ impl ReplicaState {
     /// are short enough.
     fn background_seqs(&self, pool: &PoolState, limit: u32) -> Option<u32> {
         let slow = self.is_slow_for_background(pool);
-        let headroom = pool.objective.headroom >> u32::from(pool.objective.background_delayed);
+        let headroom = pool.objective.headroom / if pool.objective.background_delayed { 2 } else { 1 };
         let seqs =
             Self::background_share(pool, limit).saturating_sub(headroom).saturating_sub(self.ledger.seqs);
         (self.ledger.prefill <= self.delay_weight() && !slow && seqs > 0).then_some(seqs)

@@ -64,7 +64,7 @@ fn set_objectives(
         Some(LatencyObjective { ttft: class.ttft_objective, itl: class.itl_objective })
     };
     let objectives = pools.into_iter().map(|UrgentClasses { pool, first: host, second }| {
-        let delayed = host.is_some_and(|host| group.delays_background(pool, host, &inputs.delayed));
+        let delayed = host.is_some_and(|host| group.has_delayed_background(pool, host, &inputs.delayed));
         let class = host.and_then(|host| Some((group.class_id(host), latency(host)?)));
         let objective = class.map_or_else(ActiveObjective::default, |(class, promised)| ActiveObjective {
             class: Some(class),
