@@ -78,7 +78,6 @@ pub enum AnswerKind {
 
 impl AnswerKind {
     /// Whether an event stream is asked for.
-    #[must_use]
     pub fn streams(self) -> bool {
         self != AnswerKind::Plain
     }

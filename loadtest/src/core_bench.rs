@@ -321,7 +321,7 @@ impl World {
             streams: self.classes > 1,
             arrived: Tick::NEVER,
             deadline: self.now() + Duration::from_secs(100_000),
-            patience: Tick::NEVER,
+            client_deadline: Tick::NEVER,
             has_fallback: false,
             resumable: false,
             context: 0,

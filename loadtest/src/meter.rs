@@ -62,7 +62,6 @@ pub struct Sample {
 
 impl Sample {
     /// A request that was meant to be sent at `intended`.
-    #[must_use]
     pub fn new(intended: Instant) -> Self {
         Sample { intended, sent: None, first_token: None, ended: None, events: 0, gaps: Vec::new() }
     }
@@ -184,7 +183,6 @@ impl Progress {
     }
 
     /// Reads all counters.
-    #[must_use]
     pub fn totals(&self) -> Totals {
         Totals {
             sent: self.sent.load(Ordering::Relaxed),

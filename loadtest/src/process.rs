@@ -1,9 +1,10 @@
 //! CPU time, memory and wake-ups of a process, read from `/proc`.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use rustix::process::{Resource, getrlimit, setrlimit};
 
@@ -19,6 +20,40 @@ pub struct CpuArgs {
     /// Watch for this long and print the CPU used meanwhile.
     #[arg(long)]
     pub seconds: Option<f64>,
+}
+
+/// The gateway's program: `named`, or `penstock` beside this program.
+///
+/// # Errors
+/// The system does not tell where this program is.
+pub fn gateway_program(named: Option<&Path>) -> Result<PathBuf> {
+    match named {
+        Some(path) => Ok(path.to_owned()),
+        None => Ok(std::env::current_exe().context("find this program")?.with_file_name("penstock")),
+    }
+}
+
+/// The same, if the file is there.
+///
+/// # Errors
+/// There is no such file.
+pub fn built_gateway_program(named: Option<&Path>) -> Result<PathBuf> {
+    let program = gateway_program(named)?;
+    ensure!(
+        program.exists(),
+        "there is no {}; build it in the same profile, or name it with --penstock",
+        program.display()
+    );
+    Ok(program)
+}
+
+/// A number of seconds, by the name of its argument.
+///
+/// # Errors
+/// The number is negative, or no number.
+pub(crate) fn seconds(value: f64, name: &str) -> Result<Duration> {
+    Duration::try_from_secs_f64(value)
+        .with_context(|| format!("{name} must be a number of seconds, 0 or more"))
 }
 
 /// Runs `loadtest cpu`.
@@ -60,7 +95,6 @@ pub fn cpu_micros(pids: &[u32]) -> Result<u64> {
 }
 
 /// How often the threads of all `pids` gave up their core to wait. One that ended does not count.
-#[must_use]
 pub fn voluntary_switches(pids: &[u32]) -> u64 {
     let texts = pids.iter().flat_map(|pid| thread_files(*pid, "status"));
     texts.filter_map(|text| status_number(&text, "voluntary_ctxt_switches:")).sum()
@@ -95,7 +129,6 @@ pub struct MachineTicks {
 
 impl MachineTicks {
     /// Part of the time that was busy; 0 of no time.
-    #[must_use]
     pub fn share(self) -> f64 {
         if self.all > 0 { self.busy as f64 / self.all as f64 } else { 0.0 }
     }

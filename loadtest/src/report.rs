@@ -72,7 +72,6 @@ pub struct Quantiles {
 
 impl Quantiles {
     /// The figures of a histogram of microseconds; none of an empty one.
-    #[must_use]
     pub fn of(histogram: &Histogram<u64>) -> Option<Self> {
         let at = |quantile| histogram.value_at_quantile(quantile) as f64 / 1e3;
         (!histogram.is_empty()).then(|| Quantiles {
@@ -89,7 +88,6 @@ impl Quantiles {
 
 impl Report {
     /// Puts a run's figures together.
-    #[must_use]
     pub fn new(meter: &Meter, before: &Reading, after: &Reading, watched: bool) -> Self {
         let seconds = after.at.duration_since(before.at).as_secs_f64();
         let completed = after.totals.completed - before.totals.completed;
@@ -113,7 +111,6 @@ impl Report {
     }
 
     /// Requests with a whole answer.
-    #[must_use]
     pub fn ok(&self) -> u64 {
         self.outcomes.get(&Verdict::Ok.to_string()).copied().unwrap_or(0)
     }
@@ -127,7 +124,6 @@ impl Report {
     }
 
     /// Lines for people.
-    #[must_use]
     pub fn table(&self) -> String {
         let mut text = format!(
             "measured {:.1} s: {} requests ({:.1}/s), {} events ({:.1}/s)\n\n",

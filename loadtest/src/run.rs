@@ -12,7 +12,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 use crate::client::{AnswerKind, Connection, Exchange};
 use crate::meter::{Meter, Progress, Sample, Totals, Verdict};
 use crate::pace;
-use crate::process;
+use crate::process::{self, seconds};
 use crate::report::Report;
 use crate::target::{Target, TargetArgs};
 
@@ -196,11 +196,6 @@ fn check_open_files(args: &RunArgs) -> Result<()> {
         eprintln!("warning: if many requests are open at once: {error}");
     }
     Ok(())
-}
-
-fn seconds(value: f64, name: &str) -> Result<Duration> {
-    Duration::try_from_secs_f64(value)
-        .with_context(|| format!("{name} must be a number of seconds, 0 or more"))
 }
 
 async fn measured_window(shared: &Shared, duration: Duration, requests: Option<u64>, already: u64) {

@@ -62,43 +62,36 @@ impl Scanner {
     }
 
     /// Data events so far, `[DONE]` included.
-    #[must_use]
     pub fn events(&self) -> u64 {
         self.events
     }
 
     /// Whether any output of the model has come.
-    #[must_use]
     pub fn has_output(&self) -> bool {
         self.outputs > 0
     }
 
     /// Data events that hold output of the model.
-    #[must_use]
     pub fn outputs(&self) -> u64 {
         self.outputs
     }
 
     /// Output tokens by the last usage that came.
-    #[must_use]
     pub fn tokens(&self) -> Option<u64> {
         self.tokens
     }
 
     /// Prompt tokens by the last usage that came.
-    #[must_use]
     pub fn prompt(&self) -> Option<u64> {
         self.prompt
     }
 
     /// Whether a finish reason has come.
-    #[must_use]
     pub fn finished(&self) -> bool {
         self.finished
     }
 
     /// What is wrong with the stream, once it has ended.
-    #[must_use]
     pub fn fault(&self) -> Option<&'static str> {
         if self.overlong {
             return Some("overlong line");
@@ -159,13 +152,11 @@ impl Tally {
     }
 
     /// Events so far, `[DONE]` included.
-    #[must_use]
     pub fn events(&self) -> u64 {
         self.events
     }
 
     /// What is wrong with the stream, once it has ended.
-    #[must_use]
     pub fn fault(&self) -> Option<&'static str> {
         (self.tail != DONE).then_some("no [DONE]")
     }

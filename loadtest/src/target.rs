@@ -70,13 +70,11 @@ impl Endpoint {
     }
 
     /// The value of the `Host` header.
-    #[must_use]
     pub fn host(&self) -> &HeaderValue {
         &self.host
     }
 
     /// A GET.
-    #[must_use]
     pub fn get(&self) -> Request<Full<Bytes>> {
         let mut request = self.request(None, Bytes::new());
         *request.method_mut() = hyper::Method::GET;
@@ -84,7 +82,6 @@ impl Endpoint {
     }
 
     /// A POST of a JSON body.
-    #[must_use]
     pub fn request(&self, key: Option<&HeaderValue>, body: Bytes) -> Request<Full<Bytes>> {
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = hyper::Method::POST;
@@ -133,14 +130,12 @@ impl Target {
     }
 
     /// One request, ready to send.
-    #[must_use]
     pub fn request(&self, stream: bool) -> Request<Full<Bytes>> {
         let body = if stream { &self.stream } else { &self.plain };
         self.endpoint.request(self.key.as_ref(), body.clone())
     }
 
     /// The head and the body of one request as they go over the wire.
-    #[must_use]
     pub fn wire(&self, stream: bool) -> (Vec<u8>, Bytes) {
         let body = if stream { self.stream.clone() } else { self.plain.clone() };
         let mut head = format!("POST {} HTTP/1.1\r\nhost: ", self.endpoint.path).into_bytes();

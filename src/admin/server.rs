@@ -81,7 +81,6 @@ pub fn spawn(addr: SocketAddr, router: Router, tls: AdminTls) -> io::Result<Admi
 
 impl AdminHandle {
     /// Address of the listener. When port 0 was configured, this is the real port.
-    #[must_use]
     pub const fn addr(&self) -> SocketAddr {
         self.addr
     }

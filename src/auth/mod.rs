@@ -103,7 +103,6 @@ impl Authenticator {
     }
 
     /// Tokens of the operators' identity provider.
-    #[must_use]
     pub fn operator_tokens(&self) -> Arc<OperatorTokens> {
         Arc::clone(&self.operators)
     }

@@ -49,12 +49,10 @@ pub enum RefusedToken {
 
 impl OperatorTokenError {
     /// A stable code for logs and metrics.
-    #[must_use]
     pub const fn reason(self) -> &'static str {
         self.error.reason()
     }
 
-    #[must_use]
     pub const fn meaning(self) -> RefusedToken {
         match self.error {
             TokenError::Expired => RefusedToken::Expired,
@@ -65,7 +63,6 @@ impl OperatorTokenError {
     }
 
     /// Message for the holder: what is wrong, and what to do.
-    #[must_use]
     pub const fn message(self) -> &'static str {
         match self.error {
             TokenError::Expired => "the token has expired; sign in again",
@@ -95,7 +92,6 @@ impl OperatorTokenError {
 }
 
 /// Whether a credential has the form of a provider's token.
-#[must_use]
 pub fn is_token(text: &str) -> bool {
     jwt::is_token(text)
 }
@@ -128,7 +124,6 @@ impl OperatorTokens {
     }
 
     /// Where the console signs in; `None` while the provider has not told. It is asked again then.
-    #[must_use]
     pub fn sign_in_endpoints(&self, issuer: &Issuer<OperatorClaims>) -> Option<Arc<SignInEndpoints>> {
         self.sign_in.lock().as_ref().filter(|known| known.is_of(&issuer.source))?.endpoints()
     }

@@ -93,7 +93,6 @@ impl FailureThrottle {
 
     /// Whether the address group `who` is above its failure rate. One that has no bucket of its own
     /// is not.
-    #[must_use]
     pub fn is_above_rate(&self, who: u128, now: Tick, rate: FailureRate) -> bool {
         self.rows.get(&who).is_some_and(|bucket| bucket.is_empty(now, rate))
     }
@@ -112,13 +111,11 @@ impl FailureThrottle {
     }
 
     /// Number of addresses that have a bucket of their own now.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.rows.len()
     }
 
     /// Whether no address has failed.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }

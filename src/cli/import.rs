@@ -56,7 +56,6 @@ pub struct ImportForm {
 
 impl ImportForm {
     /// Whether the report is printed for programs.
-    #[must_use]
     pub const fn is_json(&self) -> bool {
         self.json || matches!(self.report, ResultOutput::Json)
     }

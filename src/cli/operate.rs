@@ -42,7 +42,6 @@ pub struct ReadyArgs {
 
 impl AdminArgs {
     /// How the answer is to be printed.
-    #[must_use]
     pub const fn format(&self) -> OutputArg {
         if self.json { OutputArg::Json } else { self.output }
     }

@@ -27,7 +27,6 @@ pub struct ResultForm {
 
 impl ResultForm {
     /// Whether the result is printed for programs.
-    #[must_use]
     pub const fn is_json(self) -> bool {
         self.json || matches!(self.output, ResultOutput::Json)
     }
@@ -46,7 +45,6 @@ pub struct ListForm {
 
 impl ListForm {
     /// How the list is to be printed.
-    #[must_use]
     pub const fn format(self) -> OutputArg {
         if self.json { OutputArg::Json } else { self.output }
     }

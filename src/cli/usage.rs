@@ -52,7 +52,6 @@ pub struct UsageArgs {
 
 impl UsageArgs {
     /// The gateway that is asked.
-    #[must_use]
     pub fn admin_args(&self) -> AdminArgs {
         AdminArgs { admin: self.admin.clone(), access: self.access.clone(), ..AdminArgs::default() }
     }

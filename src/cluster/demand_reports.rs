@@ -51,7 +51,6 @@ pub struct DemandReportState {
 
 impl DemandReportState {
     /// Number of this gateway's report that the store has.
-    #[must_use]
     pub const fn stored(&self) -> u64 {
         self.stored
     }

@@ -81,7 +81,6 @@ pub struct ClusterHandle {
 
 impl ClusterHandle {
     /// The state of the exchange, for operators.
-    #[must_use]
     pub fn status(&self) -> Arc<Mutex<ClusterStatus>> {
         Arc::clone(&self.status)
     }
@@ -100,7 +99,6 @@ impl ClusterHandle {
 }
 
 /// Starts the exchange. From now on, limits are shared.
-#[must_use]
 pub fn start(settings: &ClusterSettings, parts: ClusterParts) -> ClusterHandle {
     let id = format!("{:016x}", parts.reports.id());
     let name = format!("{}:{}", machine_name(), parts.settings.load().startup.listen.port());

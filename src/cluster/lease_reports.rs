@@ -148,7 +148,6 @@ pub(super) fn scope_of(id: LimitId, policy: &Policy) -> Option<String> {
 
 impl LeaseCall {
     /// Whether the gateway still misses something after the grant.
-    #[must_use]
     pub const fn misses(&self, grant: &LeaseGrant) -> bool {
         grant.ceiling.saturating_sub(self.report.held) < self.report.missed
     }

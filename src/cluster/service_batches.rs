@@ -170,7 +170,6 @@ pub struct ServiceBatches {
 
 impl ServiceBatches {
     /// Whether the store has answered on this connection, so that batches are told and taken over.
-    #[must_use]
     pub const fn has_begun(&self) -> bool {
         self.begun.is_some()
     }
@@ -183,7 +182,6 @@ impl ServiceBatches {
     }
 
     /// What tenants hold at the gateways that are there.
-    #[must_use]
     pub fn held_elsewhere(&self, members: &[String]) -> Vec<HeldSequences> {
         let others = self.others.iter().filter(|(id, _)| members.contains(id));
         others.flat_map(|(_, other)| other.held.iter().copied()).collect()

@@ -101,7 +101,6 @@ pub struct SharedOverrides {
 
 impl SharedOverride {
     /// Override that an operator sets at this gateway; without a `change`, the end of one.
-    #[must_use]
     pub fn new(change: Option<OverrideChange>, reason: &str, who: &str) -> Self {
         let by = match change {
             Some(OverrideChange::Boost(_, factor)) => Some(factor),
@@ -150,13 +149,11 @@ impl SharedOverrides {
     }
 
     /// The last override of a target, and its age; `None` if it was not shared.
-    #[must_use]
     pub fn last_shared(&self, target: &str) -> Option<(&SharedOverride, Duration)> {
         self.entries.get(target).map(|entry| (&entry.shared, entry.made.elapsed()))
     }
 
     /// The call that tells the store what it has not heard yet, and asks what has changed.
-    #[must_use]
     pub fn call(&self) -> OverrideCall {
         let mut call = OverrideCall { values: vec![self.revision.clone()], sent: BTreeMap::new() };
         let pending = self.entries.iter().filter_map(|(target, entry)| Some((target, entry, entry.pending?)));
@@ -263,7 +260,6 @@ impl SharedOverrides {
 }
 
 /// The name of a target for all gateways.
-#[must_use]
 pub fn target_name(target: OverrideTarget, policy: &Policy) -> String {
     let kind = match target {
         OverrideTarget::Pool(_) => "pool",

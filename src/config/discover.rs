@@ -34,7 +34,6 @@ pub enum ReplicaSource {
 
 impl ReplicaSource {
     /// A short stable name for logs, metrics and the admin API.
-    #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Dns(_) => "dns",
@@ -108,7 +107,6 @@ pub struct EndpointForm {
 impl EndpointForm {
     /// The endpoint at a host (an IPv6 address without brackets) and port;
     /// `None` when they make no URL.
-    #[must_use]
     pub fn endpoint(&self, host: &str, port: u16) -> Option<Endpoint> {
         let scheme = match self.scheme {
             EndpointScheme::Http => "http",

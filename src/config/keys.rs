@@ -83,7 +83,6 @@ pub enum KeyError {
 }
 
 /// Makes a key of random bytes.
-#[must_use]
 pub fn new(random: &[u8; RANDOM_BYTES]) -> NewKey {
     let (id, secret) = random.split_at(ID_BYTES);
     let id = base32(id);
@@ -93,7 +92,6 @@ pub fn new(random: &[u8; RANDOM_BYTES]) -> NewKey {
 }
 
 /// Takes a key apart; `None` when it has not the form of one.
-#[must_use]
 pub fn parse(text: &str) -> Option<KeyParts<'_>> {
     if text.len() > MAX_KEY_BYTES {
         return None;
@@ -106,7 +104,6 @@ pub fn parse(text: &str) -> Option<KeyParts<'_>> {
 
 /// Whether this is the form of a public id: 8 to 12 lower-case letters and
 /// digits.
-#[must_use]
 pub fn is_id(id: &str) -> bool {
     (8..=12).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
 }
@@ -162,7 +159,6 @@ pub fn hash(text: &str) -> Result<HashedKey, UnfitSecret> {
 }
 
 /// The public id of a secret that has none in it, by its digest.
-#[must_use]
 pub fn derived_id(digest: &[u8; 32]) -> String {
     base32(&blake3::derive_key(ID_CONTEXT, digest)[..ID_BYTES])
 }
@@ -184,7 +180,6 @@ fn fit(text: &str) -> Result<(), UnfitSecret> {
 }
 
 /// The BLAKE3 digest of a key's whole text.
-#[must_use]
 pub fn digest(text: &str) -> [u8; 32] {
     *blake3::hash(text.as_bytes()).as_bytes()
 }
@@ -194,7 +189,6 @@ fn sha256(text: &str) -> [u8; 32] {
 }
 
 /// A BLAKE3 digest as it is written in the file: `blake3:<hex>`.
-#[must_use]
 pub fn digest_text(digest: &[u8; 32]) -> String {
     KeyDigest::Blake3(*digest).to_string()
 }
@@ -210,7 +204,6 @@ pub enum KeyDigest {
 
 impl KeyDigest {
     /// Reads `blake3:<hex>` or `sha256:<hex>`.
-    #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let bytes = |hex: &str| blake3::Hash::from_hex(hex).ok().map(|hash| *hash.as_bytes());
         if let Some(hex) = text.strip_prefix(SHA256_PREFIX) {
@@ -220,7 +213,6 @@ impl KeyDigest {
     }
 
     /// The public id of a secret that has none in it.
-    #[must_use]
     pub fn derived_id(&self) -> String {
         match self {
             Self::Blake3(digest) | Self::Sha256(digest) => derived_id(digest),
@@ -287,13 +279,11 @@ impl<L: HashedCredential> KeyRing<L> {
     }
 
     /// The credential with this id.
-    #[must_use]
     pub fn get(&self, id: &str) -> Option<&L> {
         self.by_id.get(id)
     }
 
     /// The id of the credential with this digest.
-    #[must_use]
     pub fn id_with(&self, digest: &KeyDigest) -> Option<&str> {
         self.by_digest.get(digest).map(String::as_str)
     }
@@ -304,13 +294,11 @@ impl<L: HashedCredential> KeyRing<L> {
     }
 
     /// How many there are.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.by_id.len()
     }
 
     /// Whether there is none.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.by_id.is_empty()
     }

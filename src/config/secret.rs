@@ -24,13 +24,11 @@ pub struct Secret(Arc<str>);
 
 impl Secret {
     /// Wraps a value.
-    #[must_use]
     pub fn new(value: &str) -> Self {
         Self(value.into())
     }
 
     /// The value itself, to be sent and never to be logged.
-    #[must_use]
     pub fn expose(&self) -> &str {
         &self.0
     }

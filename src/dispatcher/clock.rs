@@ -12,24 +12,20 @@ pub struct GatewayClock {
 
 impl GatewayClock {
     /// A clock that starts now.
-    #[must_use]
     pub fn start() -> Self {
         Self { origin: Instant::now() }
     }
 
-    #[must_use]
     pub fn now(self) -> Tick {
         Tick::ZERO + self.origin.elapsed()
     }
 
     /// The tick of an instant of tokio's clock. An instant before the start gives [`Tick::ZERO`].
-    #[must_use]
     pub fn tick(self, at: Instant) -> Tick {
         Tick::ZERO + at.saturating_duration_since(self.origin)
     }
 
     /// The instant of tokio's clock for a tick.
-    #[must_use]
     pub fn instant(self, at: Tick) -> Instant {
         self.origin + at.since(Tick::ZERO)
     }

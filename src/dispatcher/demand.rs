@@ -17,13 +17,11 @@ use crate::dispatcher::Dispatcher;
 
 impl Dispatcher {
     /// Replica demand of every pool at this moment.
-    #[must_use]
     pub fn replica_demand(&self) -> Vec<ReplicaDemand> {
         self.replica_demand_with(&PeerDemand::default())
     }
 
     /// Replica demand of every pool at this moment, with the demand that peers report included.
-    #[must_use]
     pub fn replica_demand_with(&self, others: &PeerDemand) -> Vec<ReplicaDemand> {
         let observer = &mut *self.observer.lock();
         let inputs = self.demand_inputs(observer, others.expected);
@@ -35,7 +33,6 @@ impl Dispatcher {
     }
 
     /// This gateway's part of the demand.
-    #[must_use]
     pub fn demand_report(&self) -> DemandReport {
         let observer = &mut *self.observer.lock();
         let inputs = self.demand_inputs(observer, true);
@@ -43,7 +40,6 @@ impl Dispatcher {
     }
 
     /// The demand measured so far, to be kept over a restart.
-    #[must_use]
     pub fn demand_state(&self) -> DemandState {
         let observer = &mut *self.observer.lock();
         self.state.lock().scheduler.flush_demand_facts(observer);

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::thread::Thread;
 
 use parking_lot::Mutex;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::core::model::event::{Action, Event, JobAction, ReplicaAction};
@@ -36,7 +36,6 @@ pub type Decisions = SmallVec<[Decision; 1]>;
 
 impl Decision {
     /// The decision that an action carries out. `None` for questions and notices.
-    #[must_use]
     pub fn of(action: &Action) -> Option<Self> {
         Some(match action {
             Action::Job(action) => Self::of_job(action),
@@ -89,22 +88,8 @@ pub struct LoggedStep {
     pub at: Tick,
     pub event: Event,
     /// Decisions, in their order.
-    #[serde(
-        rename = "did",
-        default,
-        skip_serializing_if = "Decisions::is_empty",
-        serialize_with = "write_decisions",
-        deserialize_with = "read_decisions"
-    )]
+    #[serde(rename = "did", default, skip_serializing_if = "Decisions::is_empty")]
     pub decisions: Decisions,
-}
-
-fn write_decisions<S: Serializer>(list: &Decisions, to: S) -> Result<S::Ok, S::Error> {
-    to.collect_seq(list)
-}
-
-fn read_decisions<'de, D: Deserializer<'de>>(from: D) -> Result<Decisions, D::Error> {
-    Vec::<Decision>::deserialize(from).map(Decisions::from_vec)
 }
 
 /// Log of a scheduler's steps, bounded in their number.
@@ -132,7 +117,6 @@ impl Default for EventLog {
 
 impl EventLog {
     /// A log that holds `limit` steps at most. Further ones are lost, and counted.
-    #[must_use]
     pub fn bounded(limit: usize) -> Self {
         Self { steps: Mutex::default(), limit, reader: OnceLock::new() }
     }
@@ -165,7 +149,6 @@ impl EventLog {
     }
 
     /// Copies of the steps that wait, without taking them.
-    #[must_use]
     pub fn steps(&self) -> Vec<LoggedStep> {
         self.steps.lock().steps.clone()
     }

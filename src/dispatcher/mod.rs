@@ -86,7 +86,6 @@ impl Dispatcher {
     /// A dispatcher under `policy`. Actions about replicas (eject, probe, readmit) go to
     /// `replica_actions`. An action that finds the channel full is dropped, and the core asks again
     /// when a probe stays unanswered.
-    #[must_use]
     pub fn new(
         policy: Arc<Policy>,
         clock: GatewayClock,
@@ -123,26 +122,22 @@ impl Dispatcher {
     }
 
     /// The clock that times the scheduler's events.
-    #[must_use]
     pub fn clock(&self) -> GatewayClock {
         self.clock
     }
 
     /// The stage of this gateway's shutdown.
-    #[must_use]
     pub const fn shutdown(&self) -> &ShutdownGrace {
         &self.shutdown
     }
 
     /// A new id for a job that has not arrived yet.
-    #[must_use]
     pub fn next_job_id(&self) -> JobId {
         JobId::new(self.next_job.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Whether the scheduler would surely refuse a job that arrived now, whatever its tokens.
     /// `others` is the number of jobs of the same tenant that are about to arrive.
-    #[must_use]
     pub fn would_refuse(&self, spec: &JobSpec, others: u64) -> bool {
         let now = self.clock.now();
         self.state.lock().scheduler.would_refuse(spec, others, now)
@@ -180,41 +175,35 @@ impl Dispatcher {
     }
 
     /// Takes the idle time of replicas since the last call, by pool.
-    #[must_use]
     pub fn take_idle(&self) -> Vec<IdleTime> {
         let now = self.clock.now();
         self.state.lock().scheduler.take_idle(now)
     }
 
     /// Whether a request that arrived now could be queued.
-    #[must_use]
     pub fn can_queue(&self) -> bool {
         self.state.lock().scheduler.can_queue()
     }
 
     /// Numbers of jobs that wait, and that wait or run.
-    #[must_use]
     pub fn job_counts(&self) -> (u64, u64) {
         let state = self.state.lock();
         (state.scheduler.waiting().requests, state.scheduler.unfinished())
     }
 
     /// Snapshot of the scheduler at this moment.
-    #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         let now = self.clock.now();
         self.state.lock().scheduler.snapshot(now)
     }
 
     /// What every tenant, class and model has waiting and running, and what its next job waits for.
-    #[must_use]
     pub fn queue_statuses(&self) -> Vec<QueueStatus> {
         let now = self.clock.now();
         self.state.lock().scheduler.queue_statuses(now)
     }
 
     /// State of all limits, in a fixed order.
-    #[must_use]
     pub fn limits(&self) -> Vec<LimitStatus> {
         let now = self.clock.now();
         self.state.lock().scheduler.limits(now)
@@ -222,7 +211,6 @@ impl Dispatcher {
 
     /// A part of what this gateway has used of its limits, for the other gateways: what is urgent,
     /// what is `wanted`, and some of what changed, at most `most`.
-    #[must_use]
     pub fn take_limit_use(&self, wanted: &[LimitId], most: usize) -> LimitReports {
         let now = self.clock.now();
         self.state.lock().scheduler.take_limit_use(wanted, most, now)
@@ -234,13 +222,11 @@ impl Dispatcher {
     }
 
     /// The work that tenants and classes got here since it was last taken, of at most `most` accounts.
-    #[must_use]
     pub fn take_service_reports(&self, most: usize) -> Vec<ServiceReport> {
         self.state.lock().scheduler.take_service_reports(most)
     }
 
     /// Sequences that tenants hold here, for their quotas at the other gateways.
-    #[must_use]
     pub fn held_sequences(&self) -> Vec<HeldSequences> {
         self.state.lock().scheduler.held_sequences()
     }
@@ -251,7 +237,6 @@ impl Dispatcher {
     }
 
     /// The reason why a job waits. `None` if the job does not wait.
-    #[must_use]
     pub fn explain(&self, job: JobId) -> Option<WaitExplanation> {
         let now = self.clock.now();
         self.state.lock().scheduler.explain(job, now)
@@ -259,7 +244,6 @@ impl Dispatcher {
 
     /// The reasons why jobs wait, in short. `None` for a job that does not wait. The lock is held
     /// for `JOBS_A_LOOK` of them at a time, so that a long list delays no request.
-    #[must_use]
     pub fn wait_summaries(&self, jobs: &[JobId]) -> Vec<Option<WaitSummary>> {
         let look = |jobs: &[JobId]| -> Vec<_> {
             let now = self.clock.now();
@@ -270,7 +254,6 @@ impl Dispatcher {
     }
 
     /// Whether a job waits for a pool start.
-    #[must_use]
     pub fn waits_for_pool_start(&self, job: JobId) -> bool {
         self.state.lock().scheduler.waits_for_pool_start(job)
     }
@@ -566,7 +549,10 @@ pools:
         let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));
         ticket.dispatched().await.unwrap();
         pass().await;
-        assert!(ticket.requeue(EngineFault::Refused, JobUsage::Unknown));
+        assert!(ticket.report_failure(AttemptOutcome::Failed {
+            fault: EngineFault::Refused,
+            usage: JobUsage::Unknown
+        }));
         dispatcher.refuse_waiting(draining);
         assert!(ticket.dispatched().await.is_err());
         assert_eq!(end(ticket), [10]);
@@ -575,7 +561,10 @@ pools:
         dispatcher.event(Event::ProbeSucceeded { replica: ReplicaId::new(0) });
         ticket.dispatched().await.unwrap();
         pass().await;
-        assert!(ticket.requeue(EngineFault::Refused, JobUsage::Unknown));
+        assert!(ticket.report_failure(AttemptOutcome::Failed {
+            fault: EngineFault::Refused,
+            usage: JobUsage::Unknown
+        }));
         dispatcher.refuse_waiting(draining);
         assert_eq!(end(ticket), [10]);
         assert!(dispatcher.state.lock().waiters.is_empty(), "no waiter outlives its job");
@@ -631,7 +620,10 @@ pools:
         tokio::spawn(Arc::clone(&dispatcher).run_timer());
         let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));
         let placement = ticket.dispatched().await.unwrap();
-        assert!(ticket.requeue(EngineFault::Refused, JobUsage::Unknown));
+        assert!(ticket.report_failure(AttemptOutcome::Failed {
+            fault: EngineFault::Refused,
+            usage: JobUsage::Unknown
+        }));
         let eject = ReplicaAction::Eject { replica: placement.replica, why: EngineFault::Refused };
         assert_eq!(actions.recv().await, Some(eject));
         let last = actions.recv().await;
@@ -691,7 +683,12 @@ pools:
         // The request has not noticed the preemption yet.
         let before = dispatcher.snapshot();
         assert!(!ticket.report_first_token());
-        assert!(!ticket.requeue(EngineFault::Reset, JobUsage::Unknown));
+        assert!(
+            !ticket.report_failure(AttemptOutcome::Failed {
+                fault: EngineFault::Reset,
+                usage: JobUsage::Unknown
+            })
+        );
         assert!(!ticket.finish(AttemptOutcome::Done(JobUsage::Unknown)));
         let after = dispatcher.snapshot();
         assert_eq!((after.jobs, &after.replicas), (before.jobs, &before.replicas));

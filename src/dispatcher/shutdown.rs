@@ -32,7 +32,6 @@ impl ShutdownGrace {
     }
 
     /// Whether the drain has begun and new requests are refused.
-    #[must_use]
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
     }

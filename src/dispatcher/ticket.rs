@@ -9,9 +9,7 @@ use std::task::{Context, Poll};
 use tokio::sync::oneshot;
 
 use crate::core::limits::LimitsAtEntry;
-use crate::core::model::event::{
-    AttemptOutcome, DispatchGrant, EngineFault, Event, PreemptReason, Rejection,
-};
+use crate::core::model::event::{AttemptOutcome, DispatchGrant, Event, PreemptReason, Rejection};
 use crate::core::model::ids::JobId;
 use crate::core::model::job::{JobSpec, JobUsage, PromptPrefix};
 use crate::core::model::policy::Policy;
@@ -46,7 +44,6 @@ enum TicketState {
 impl Dispatcher {
     /// Admits the job. Dropping the returned ticket ends the job. The ids in `spec` are those of
     /// `policy`. If the scheduler does not know `policy` yet, `policy` comes into force first.
-    #[must_use]
     pub fn admit(self: &Arc<Self>, spec: JobSpec, prefix: PromptPrefix, policy: &Arc<Policy>) -> Ticket {
         self.apply_policy(policy);
         let (answer, limits) = self.with_lock(|inner, now| {
@@ -62,7 +59,6 @@ impl Dispatcher {
 
     /// Admits the job only if the policy or a limit refuses it at its entry. The ticket then has the
     /// rejection.
-    #[must_use]
     pub fn admit_if_refused(
         self: &Arc<Self>,
         spec: JobSpec,
@@ -164,22 +160,12 @@ impl Ticket {
         self.dispatcher.report(self.job, attempt, Event::FirstToken { job: self.job })
     }
 
-    /// Reports that the replica failed the job before the client saw any of its answer. After true,
-    /// wait for another replica with [`Ticket::dispatched`]. False means that the job had been
-    /// preempted: then wait for [`Ticket::preempted`] first.
+    /// Reports that the replica failed the job before the client saw any of its answer, or broke off
+    /// a stream that another replica can continue. After true, wait for the scheduler's decision with
+    /// [`Ticket::dispatched`]. False means that the job had been preempted: then wait for
+    /// [`Ticket::preempted`] first.
     #[must_use]
-    pub fn requeue(&mut self, fault: EngineFault, usage: JobUsage) -> bool {
-        self.retry(AttemptOutcome::Failed { fault, usage })
-    }
-
-    /// Reports that the replica broke off a stream of which the client has seen `output` tokens and
-    /// which another replica can continue. The result is that of [`Ticket::requeue`].
-    #[must_use]
-    pub fn requeue_stream(&mut self, fault: EngineFault, usage: JobUsage, output: u64) -> bool {
-        self.retry(AttemptOutcome::Interrupted { fault, usage, output })
-    }
-
-    fn retry(&mut self, outcome: AttemptOutcome) -> bool {
+    pub fn report_failure(&mut self, outcome: AttemptOutcome) -> bool {
         let TicketState::Running { attempt, .. } = self.state else { return false };
         let again = self.dispatcher.retry(self.job, attempt, Event::Finished { job: self.job, outcome });
         match again {
@@ -208,7 +194,6 @@ impl Ticket {
 
     /// Ends the job as [`Self::give_up`] does, unless it has ended. Returns the bills of its
     /// attempts.
-    #[must_use]
     pub fn end(mut self, usage: JobUsage) -> AttemptBills {
         self.give_up(usage);
         match std::mem::replace(&mut self.state, TicketState::Over(AttemptBills::new())) {

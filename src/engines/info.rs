@@ -30,7 +30,6 @@ pub struct InfoError;
 impl ModelInfo {
     /// Context window, in tokens, of the engine's model `name`: its own, else the one common to all
     /// models.
-    #[must_use]
     pub fn window(&self, name: &str) -> Option<u32> {
         let listed = self.names.iter().find(|served| served.name == name);
         listed.and_then(|served| served.max_model_len).or(self.max_model_len)

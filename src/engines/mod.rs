@@ -48,7 +48,6 @@ impl EngineKind {
     pub const ALL: [Self; 7] =
         [Self::Vllm, Self::Tgi, Self::Sglang, Self::Trtllm, Self::Triton, Self::Llamacpp, Self::Openai];
 
-    #[must_use]
     pub const fn spec(self) -> &'static EngineSpec {
         match self {
             Self::Vllm => &vllm::SPEC,
@@ -62,12 +61,10 @@ impl EngineKind {
     }
 
     /// The name that the configuration and telemetry use.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         self.spec().name
     }
 
-    #[must_use]
     pub fn can(self, ability: Ability) -> bool {
         self.spec().can(ability)
     }
@@ -75,7 +72,6 @@ impl EngineKind {
 
 /// Whether an error message says, in the words of any engine, that the request is longer than the
 /// context window. `message` is lower case.
-#[must_use]
 pub fn says_too_long(message: &str) -> bool {
     let mut wordings = EngineKind::ALL.into_iter().flat_map(|kind| kind.spec().too_long);
     wordings.any(|wording| wording.iter().all(|part| message.contains(part)))
@@ -83,7 +79,6 @@ pub fn says_too_long(message: &str) -> bool {
 
 /// Whether an error message says, in the words of any engine, that the engine shuts down.
 /// `message` is lower case.
-#[must_use]
 pub fn says_draining(message: &str) -> bool {
     let mut wordings = EngineKind::ALL.into_iter().flat_map(|kind| kind.spec().draining);
     wordings.any(|wording| message.contains(wording))

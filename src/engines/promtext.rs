@@ -5,7 +5,6 @@
 use std::borrow::Cow;
 
 /// Samples of `text`, in its order.
-#[must_use]
 pub fn samples(text: &str) -> Samples<'_> {
     Samples { rest: text, skipped: 0 }
 }
@@ -21,7 +20,6 @@ pub struct ParseCount {
 
 /// Reads any bytes as Prometheus text and counts its samples and labels. Bytes that are not UTF-8
 /// are replaced first.
-#[must_use]
 pub fn count(bytes: &[u8]) -> ParseCount {
     let text = String::from_utf8_lossy(bytes);
     let mut count = ParseCount::default();
@@ -47,13 +45,11 @@ pub struct PromSample<'a> {
 
 impl<'a> PromSample<'a> {
     /// Labels, in their order.
-    #[must_use]
     pub fn labels(&self) -> Labels<'a> {
         Labels { rest: self.labels }
     }
 
     /// Value of the first label with this name.
-    #[must_use]
     pub fn label(&self, name: &str) -> Option<Cow<'a, str>> {
         self.labels().find(|(label, _)| *label == name).map(|(_, value)| value)
     }
@@ -68,7 +64,6 @@ pub struct Samples<'a> {
 
 impl Samples<'_> {
     /// Number of unreadable lines so far.
-    #[must_use]
     pub fn skipped(&self) -> u64 {
         self.skipped
     }

@@ -68,20 +68,17 @@ pub enum Ability {
 }
 
 impl EngineSpec {
-    #[must_use]
     pub fn can(&self, ability: Ability) -> bool {
         self.abilities.contains(&ability)
     }
 
     /// Reads a metrics answer; `None` when it has no sample. A metric that is missing or invalid is
     /// `None`, never 0.
-    #[must_use]
     pub fn gauges(&self, text: &str) -> Option<EngineGauges> {
         (self.read)(text)
     }
 
     /// Whether `status` of a readiness path means ready.
-    #[must_use]
     pub fn is_ready(&self, status: u16) -> bool {
         match self.ready {
             ReadyStatus::Success => (200..300).contains(&status),

@@ -52,13 +52,11 @@ pub enum FetchError {
 
 impl FetchError {
     /// Whether the replica answered in any way.
-    #[must_use]
     pub const fn is_answered(self) -> bool {
         !matches!(self, Self::Timeout | Self::Connect)
     }
 
     /// Short stable name for logs and metric labels.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Timeout => "timeout",

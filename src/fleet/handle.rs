@@ -86,7 +86,6 @@ impl FleetMonitor {
     }
 
     /// Last known status of every replica.
-    #[must_use]
     pub fn view(&self) -> Arc<FleetView> {
         Arc::clone(&self.inner.view)
     }

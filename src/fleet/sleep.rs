@@ -31,7 +31,6 @@ pub enum SleepOrder {
 
 impl SleepOrder {
     /// Short stable name for logs and metric labels.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Sleep => "sleep",

@@ -59,20 +59,17 @@ impl SleepOrders {
 
 impl EngineStatus {
     /// Age of `gauges`; absent when no scrape has succeeded.
-    #[must_use]
     pub fn gauges_age(&self) -> Option<Duration> {
         self.gauges_at.map(|at| at.elapsed())
     }
 
     /// Time since the first failed scrape; absent once one has succeeded.
-    #[must_use]
     pub fn unread_for(&self) -> Option<Duration> {
         self.unread_since.map(|at| at.elapsed())
     }
 
     /// Report of the replica to the scheduler. `fresh`: the gauges are from this moment. Older
     /// gauges are left out.
-    #[must_use]
     pub fn report(&self, fresh: bool) -> ReplicaReport {
         let gauges = if fresh { self.gauges } else { EngineGauges::default() };
         let info = self.info.as_deref();
@@ -96,20 +93,17 @@ pub(super) type StatusCell = Mutex<EngineStatus>;
 
 impl FleetView {
     /// Status of `replica`; absent when it is not configured.
-    #[must_use]
     pub fn get(&self, replica: ReplicaId) -> Option<EngineStatus> {
         self.cells.read().get(&replica).map(|cell| cell.lock().clone())
     }
 
     /// Every configured replica, in the order of the ids.
-    #[must_use]
     pub fn all(&self) -> Vec<(ReplicaId, EngineStatus)> {
         self.cells.read().iter().map(|(replica, cell)| (*replica, cell.lock().clone())).collect()
     }
 
     /// Largest context window, in tokens, that a replica of the pool reported for `model`. Absent
     /// while none has reported one.
-    #[must_use]
     pub fn context_window(&self, settings: &Settings, model: ModelId, pool: PoolId) -> Option<u32> {
         let name = settings.edge.pools.get(pool)?.model_names.get(&model)?;
         let replicas = &settings.policy.pools.get(pool)?.replicas;

@@ -98,7 +98,6 @@ impl Api {
     ];
 
     /// The call's path at the engine.
-    #[must_use]
     pub const fn upstream_path(self) -> &'static str {
         match self {
             Self::Chat => "/v1/chat/completions",
@@ -123,7 +122,6 @@ impl Api {
     }
 
     /// The call for a client's path; absent for an unknown path.
-    #[must_use]
     pub fn from_path(path: &str) -> Option<Self> {
         if path == "/v1/score" {
             return Some(Self::Score);
@@ -133,7 +131,6 @@ impl Api {
 
     /// `gen_ai.operation.name` of the OpenTelemetry conventions. Calls that have no name there get
     /// one of Penstock's own.
-    #[must_use]
     pub const fn operation_name(self) -> &'static str {
         match self {
             Self::Chat | Self::Messages | Self::Responses => "chat",
@@ -152,7 +149,6 @@ impl Api {
     }
 
     /// The dialect of errors for the client of this call.
-    #[must_use]
     pub const fn dialect(self) -> Dialect {
         match self {
             Self::Messages | Self::CountTokens => Dialect::Anthropic,
@@ -164,7 +160,6 @@ impl Api {
 
     /// Whether the engine decodes tokens for the call. Other calls are prefill only, or do not run
     /// the model.
-    #[must_use]
     pub const fn generates(self) -> bool {
         matches!(
             self,
@@ -180,31 +175,26 @@ impl Api {
     }
 
     /// Whether the answer can be a stream of events.
-    #[must_use]
     pub const fn can_stream(self) -> bool {
         self.generates() && !matches!(self, Self::TgiGenerate)
     }
 
     /// Whether the call runs the model. Tokenizer calls need only the model's tokenizer.
-    #[must_use]
     pub const fn runs_model(self) -> bool {
         !matches!(self, Self::Tokenize | Self::Detokenize | Self::CountTokens)
     }
 
     /// Whether the body is `multipart/form-data`, not JSON.
-    #[must_use]
     pub const fn is_multipart(self) -> bool {
         matches!(self, Self::Transcriptions | Self::Translations)
     }
 
     /// Whether the call has the field `stream_options`.
-    #[must_use]
     pub const fn has_stream_options(self) -> bool {
         matches!(self, Self::Chat | Self::Completions)
     }
 
     /// The request field that an error names when the prompt is at fault.
-    #[must_use]
     pub const fn prompt_field(self) -> &'static str {
         match self {
             Self::Chat | Self::Messages | Self::CountTokens => "messages",

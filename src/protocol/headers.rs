@@ -80,7 +80,6 @@ const DOWNSTREAM_PREFIXES: [&str; 2] = ["openai-", "anthropic-"];
 /// The headers of a client's request that go to an engine, and those that `also` names. The caller
 /// adds its own `authorization` and `x-request-id`. The client's body length is left out, as the
 /// gateway may edit the body.
-#[must_use]
 pub fn upstream_headers(client: &HeaderMap, also: impl Fn(&HeaderName) -> bool) -> HeaderMap {
     let mut headers = end_to_end(client, |name| {
         !NOT_UPSTREAM.contains(name)
@@ -93,14 +92,12 @@ pub fn upstream_headers(client: &HeaderMap, also: impl Fn(&HeaderName) -> bool) 
 
 /// A copy of a value that was read from a connection. The value itself keeps the whole buffer that
 /// it was read into.
-#[must_use]
 pub(crate) fn copied(value: &HeaderValue) -> HeaderValue {
     HeaderValue::from_bytes(value.as_bytes()).unwrap_or_else(|_| value.clone())
 }
 
 /// The headers of an engine's answer that go to the client, those that `also` names, and the
 /// gateway's own `x-request-id`.
-#[must_use]
 pub fn client_headers(
     engine: &HeaderMap,
     request_id: &HeaderValue,
@@ -136,7 +133,6 @@ fn list(value: &HeaderValue) -> impl Iterator<Item = &[u8]> {
 }
 
 /// The client's API key: a bearer token (the scheme in any case), else `x-api-key`.
-#[must_use]
 pub fn credentials(headers: &HeaderMap) -> Option<&str> {
     let bearer = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok()).and_then(|value| {
         let (scheme, token) = value.trim_ascii_start().split_once(' ')?;
@@ -149,7 +145,6 @@ pub fn credentials(headers: &HeaderMap) -> Option<&str> {
 /// The address of the client at the other end of a connection from `peer`. Where `peer` is a proxy,
 /// that is the last address in `x-forwarded-for` that is not one; what stands before it is not
 /// believed.
-#[must_use]
 pub fn client_address(headers: &HeaderMap, peer: IpAddr, is_proxy: impl Fn(IpAddr) -> bool) -> IpAddr {
     if !is_proxy(peer) {
         return peer;
@@ -177,7 +172,6 @@ fn hop_address(text: &str) -> Option<IpAddr> {
 /// The client's timeout: the least of `x-request-timeout-ms` (milliseconds) and the timeouts that
 /// SDKs announce (seconds). Values that are not a positive number are ignored: SDKs send
 /// `NOT_GIVEN`.
-#[must_use]
 pub fn client_timeout(headers: &HeaderMap) -> Option<Duration> {
     const TIMEOUTS: [(HeaderName, f64); 3] =
         [(REQUEST_TIMEOUT_MS, 0.001), (STAINLESS_TIMEOUT, 1.0), (STAINLESS_READ_TIMEOUT, 1.0)];
@@ -190,7 +184,6 @@ pub fn client_timeout(headers: &HeaderMap) -> Option<Duration> {
 
 /// The number of the retry, 0 for the first request: `x-stainless-retry-count` of the SDKs, else
 /// [`RETRY_COUNT`]. Absent when the client sends neither.
-#[must_use]
 pub fn retry_count(headers: &HeaderMap) -> Option<u32> {
     let said = headers.get(STAINLESS_RETRY_COUNT).or_else(|| headers.get(RETRY_COUNT))?;
     said.to_str().ok()?.trim().parse().ok()
@@ -198,7 +191,6 @@ pub fn retry_count(headers: &HeaderMap) -> Option<u32> {
 
 /// The wait of `retry-after-ms`, else of `Retry-After` (seconds, also fractions). A date is
 /// ignored, as clocks differ.
-#[must_use]
 pub fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     const WAITS: [(&str, f64); 2] = [("retry-after-ms", 0.001), ("retry-after", 1.0)];
     WAITS.into_iter().find_map(|(name, unit)| {

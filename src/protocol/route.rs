@@ -52,7 +52,6 @@ impl CallerPageFile {
     pub const ALL: [Self; 5] = [Self::Html, Self::Style, Self::Parts, Self::Script, Self::Words];
 
     /// Path of the file.
-    #[must_use]
     pub const fn path(self) -> &'static str {
         match self {
             Self::Html => "/me",
@@ -82,7 +81,6 @@ const MODELS: &str = "/v1/models";
 const ME: &str = "/v1/me";
 
 /// The route of a request line. `path` is the path alone, without a query.
-#[must_use]
 pub fn route<'a>(method: &Method, path: &'a str) -> Route<'a> {
     let Some(found) = known(path) else {
         return Route::NotFound { hint: hint(path) };

@@ -44,19 +44,16 @@ impl SseFrame {
     }
 
     /// The bytes of the frame, unchanged.
-    #[must_use]
     pub const fn bytes(&self) -> &Bytes {
         &self.bytes
     }
 
     /// The value of the frame's `event:` field, empty when it has none.
-    #[must_use]
     pub fn event(&self) -> &[u8] {
         &self.bytes[self.event.clone()]
     }
 
     /// The frame's data, its lines joined by LF; absent for a comment.
-    #[must_use]
     pub fn data(&self) -> Option<&[u8]> {
         match &self.data {
             FrameData::None => None,
@@ -120,7 +117,6 @@ pub struct SseScanner {
 
 impl SseScanner {
     /// A scanner for frames of up to `limit` bytes each.
-    #[must_use]
     pub fn new(limit: usize) -> Self {
         Self {
             chunk: Bytes::new(),
@@ -177,7 +173,6 @@ impl SseScanner {
     }
 
     /// The number of bytes of an unfinished frame.
-    #[must_use]
     pub fn leftover(&self) -> usize {
         self.partial.len().saturating_add(self.chunk.len())
     }

@@ -63,10 +63,11 @@ impl ActiveRequest {
         self.end_ticket(usage);
     }
 
-    /// See [`Ticket::requeue_stream`].
+    /// Reports that the replica broke off a stream; see [`Ticket::report_failure`].
     pub(in crate::proxy) fn interrupted(&mut self, fault: EngineFault, usage: JobUsage, output: u64) -> bool {
         self.record.end.usage = Some(usage);
-        self.ticket.as_mut().is_some_and(|ticket| ticket.requeue_stream(fault, usage, output))
+        let outcome = AttemptOutcome::Interrupted { fault, usage, output };
+        self.ticket.as_mut().is_some_and(|ticket| ticket.report_failure(outcome))
     }
 
     /// See [`Ticket::poll_migration`].

@@ -56,7 +56,6 @@ pub struct RecordFindings {
 
 impl RecordFindings {
     /// Whether every step of the run is there, from its start on.
-    #[must_use]
     pub const fn is_whole(&self) -> bool {
         self.has_start && self.lost == 0 && self.broken == 0
     }
@@ -84,7 +83,6 @@ pub fn runs(folder: &Path) -> Result<Vec<RecordRun>, RecordError> {
 
 impl RecordRun {
     /// Bytes of the run's files.
-    #[must_use]
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(|file| file.bytes).sum()
     }

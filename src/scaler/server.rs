@@ -166,7 +166,6 @@ fn routes(
 
 impl ScalerHandle {
     /// Address of the listener. When port 0 was configured, this is the real port.
-    #[must_use]
     pub const fn address(&self) -> Option<SocketAddr> {
         self.address
     }

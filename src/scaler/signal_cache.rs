@@ -88,7 +88,6 @@ pub struct SignalCache {
 
 impl SignalCache {
     /// An empty cache.
-    #[must_use]
     pub fn new(settings: Arc<ArcSwap<Settings>>, telemetry: Telemetry) -> Arc<Self> {
         let now = settings.load_full();
         let (max, has_store) = (now.scale.max_streams, now.cluster.is_some());
@@ -108,7 +107,6 @@ impl SignalCache {
     }
 
     /// The last refresh.
-    #[must_use]
     pub fn view(&self) -> Arc<SignalView> {
         Arc::clone(&self.view.borrow())
     }
@@ -124,7 +122,6 @@ impl SignalCache {
 
     /// The demand reports of this gateway and the others, for an exchange through a store; absent without
     /// `cluster`.
-    #[must_use]
     pub fn shared_reports(&self) -> Option<Arc<dyn SharedReports>> {
         let exchange = self.exchange.as_ref().filter(|exchange| exchange.has_store())?;
         Some(Arc::<PeerExchange>::clone(exchange))

@@ -18,7 +18,6 @@ pub struct DemandSource {
 
 impl DemandSource {
     /// Asks `dispatcher`, and names pools by `settings`.
-    #[must_use]
     pub const fn new(dispatcher: Arc<Dispatcher>, settings: Arc<ArcSwap<Settings>>) -> Self {
         Self { dispatcher, settings }
     }

@@ -53,7 +53,6 @@ pub struct CallSize {
 
 impl Sizes {
     /// The sizes of the calls in the trace.
-    #[must_use]
     pub fn of(trace: &TrafficTrace) -> Self {
         let size = |call: &TraceCall| CallSize { prompt: call.prompt, output: call.output };
         Self::Drawn(trace.calls.iter().map(size).collect())
@@ -110,7 +109,6 @@ pub struct Synthetic {
 
 impl Synthetic {
     /// The calls that the seed yields.
-    #[must_use]
     pub fn trace(&self, seed: u64) -> TrafficTrace {
         let mut times = Rng::new(seed);
         let mut sizes = Rng::new(!seed);
@@ -198,7 +196,6 @@ const CONVERSATION_BLOCK: u32 = 16;
 
 impl Conversations {
     /// The calls that the seed yields; at most [`MAX_CALLS`].
-    #[must_use]
     pub fn trace(&self, seed: u64) -> TrafficTrace {
         let mut rng = Rng::new(seed);
         let turns = self.turns.max(1);

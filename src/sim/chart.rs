@@ -121,14 +121,14 @@ fn label(value: f64) -> String {
     }
 }
 
-fn escaped(text: &str) -> String {
+/// The text for a page: as content of an element or in double quotes.
+pub fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 impl Chart {
     /// The chart as an SVG document. Values that are not finite are left out. A
     /// chart without any value says so.
-    #[must_use]
     pub fn svg(&self) -> String {
         let mut out = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" \

@@ -151,7 +151,6 @@ fn spot_grace_ms() -> u64 {
 impl FaultKind {
     /// Whether the fault is a state of the whole engine, not of one request or
     /// connection at a time.
-    #[must_use]
     pub fn is_state(&self) -> bool {
         matches!(
             self,
@@ -225,14 +224,12 @@ struct FaultLimits {
 
 impl Fault {
     /// The same fault, at most `times` times.
-    #[must_use]
     pub fn times(mut self, times: u32) -> Self {
         self.times = Some(times);
         self
     }
 
     /// The same fault for `duration`.
-    #[must_use]
     pub fn lasting(mut self, duration: Duration) -> Self {
         self.duration_ms = Some(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX));
         self

@@ -7,7 +7,6 @@ pub struct Rng(u64);
 
 impl Rng {
     /// Starts the stream of the seed.
-    #[must_use]
     pub fn new(seed: u64) -> Self {
         Rng(seed)
     }

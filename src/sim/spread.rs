@@ -15,7 +15,6 @@ pub struct RunSpread {
 
 impl RunSpread {
     /// The spread of the values that are numbers; `None` without any.
-    #[must_use]
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut values: Vec<f64> = values.into_iter().filter(|value| value.is_finite()).collect();
         values.sort_unstable_by(f64::total_cmp);

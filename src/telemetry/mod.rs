@@ -71,7 +71,6 @@ impl Telemetry {
 
     /// Makes telemetry without traces that keeps its log lines in memory for
     /// [`Self::captured_log`].
-    #[must_use]
     pub fn for_tests() -> Self {
         Self::with(Tracer::disabled(), REFUSALS_PER_SECOND, Some(LogCapture::default()))
     }
@@ -91,25 +90,21 @@ impl Telemetry {
     }
 
     /// Policy in force, whose names appear in labels and log lines.
-    #[must_use]
     pub fn policy(&self) -> Arc<Policy> {
         self.0.policy.load_full()
     }
 
     /// Status of the configuration in force and of the last load.
-    #[must_use]
     pub fn config_status(&self) -> Arc<ConfigStatus> {
         self.0.config.load_full()
     }
 
     /// Source of request traces.
-    #[must_use]
     pub fn tracer(&self) -> &Tracer {
         &self.0.tracer
     }
 
     /// Trails of recent requests.
-    #[must_use]
     pub fn history(&self) -> &RequestHistory {
         &self.0.history
     }
@@ -120,19 +115,16 @@ impl Telemetry {
     }
 
     /// Metric handles of the usage journal.
-    #[must_use]
     pub fn usage_meters(&self) -> UsageMeters {
         self.0.metrics.usage_meters()
     }
 
     /// Metric handles of the record.
-    #[must_use]
     pub fn record_meters(&self) -> RecordMeters {
         self.0.metrics.record_meters()
     }
 
     /// Renders all metrics in Prometheus text format 0.0.4.
-    #[must_use]
     pub fn render(&self, scrape: &Scrape<'_>) -> String {
         self.0.metrics.render(&self.policy(), &self.config_status(), scrape)
     }
@@ -191,7 +183,6 @@ impl Telemetry {
     }
 
     /// Log lines so far, of telemetry made by [`Self::for_tests`]; else empty.
-    #[must_use]
     pub fn captured_log(&self) -> String {
         self.0.capture.as_ref().map(LogCapture::text).unwrap_or_default()
     }
@@ -220,7 +211,6 @@ impl Telemetry {
 
     /// Takes the numbers of refusals that were only counted since the last call. One task of the process must call
     /// this once a second.
-    #[must_use]
     pub fn take_counted_refusals(&self) -> Vec<(RefusalKind, u64)> {
         self.0.refusals.take_counted(self.0.started.elapsed().as_secs())
     }

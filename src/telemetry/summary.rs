@@ -81,18 +81,15 @@ pub struct LastDispatch {
 }
 
 impl LastDispatch {
-    #[must_use]
     pub fn pool(&self) -> Option<PoolId> {
         self.grant.map(|grant| grant.pool)
     }
 
-    #[must_use]
     pub fn replica(&self) -> Option<ReplicaId> {
         self.grant.map(|grant| grant.replica)
     }
 
     /// Reason of the dispatch, with the state of the ledger at that moment.
-    #[must_use]
     pub fn why(&self) -> Option<DispatchReason> {
         self.grant.map(|grant| grant.why)
     }
@@ -181,7 +178,6 @@ impl GuardrailStage {
     pub const ALL: [Self; 2] = [Self::Prompt, Self::Answer];
 
     /// Short stable name for logs, metric labels and the service itself.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Prompt => "prompt",
@@ -222,7 +218,6 @@ impl GuardrailOutcome {
     ];
 
     /// Short stable name for logs and metric labels.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Allowed => "allowed",
@@ -258,7 +253,6 @@ impl RequestOutcome {
         [Self::Success, Self::ClientError, Self::Rejected, Self::ClientGone, Self::Failed];
 
     /// Short stable name for logs and metric labels.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Success => "success",

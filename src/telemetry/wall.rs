@@ -7,19 +7,16 @@ use crate::core::model::time::Tick;
 /// Reads the wall clock. The clock may jump, so use it for timestamps only (for people and other
 /// systems), never for durations.
 #[expect(clippy::disallowed_methods, reason = "this is the file that reads the wall clock")]
-#[must_use]
 pub fn now() -> SystemTime {
     SystemTime::now()
 }
 
 /// Seconds since 1970-01-01 UTC; 0 for an earlier time.
-#[must_use]
 pub fn unix_seconds(at: SystemTime) -> f64 {
     at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs_f64()
 }
 
 /// Seconds from a moment until now; 0 for a moment in the future.
-#[must_use]
 pub fn seconds_since(at: SystemTime) -> f64 {
     now().duration_since(at).unwrap_or(Duration::ZERO).as_secs_f64()
 }
@@ -34,14 +31,12 @@ pub struct Anchor {
 
 impl Anchor {
     /// Makes an anchor at `tick`, which must be the present moment.
-    #[must_use]
     pub fn at(tick: Tick) -> Self {
         Self { wall: now(), tick }
     }
 
     /// Converts a tick to its wall time. When that overflows, the anchor's own wall time is
     /// returned.
-    #[must_use]
     pub fn wall(&self, tick: Tick) -> SystemTime {
         let shifted = if tick >= self.tick {
             self.wall.checked_add(tick.since(self.tick))

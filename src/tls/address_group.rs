@@ -4,7 +4,6 @@ use std::net::IpAddr;
 
 /// The number of an address's group. An IPv4 address is a group by itself. An IPv6 group is a /64,
 /// which is what one subscriber has.
-#[must_use]
 pub fn address_group(address: IpAddr) -> u128 {
     match address.to_canonical() {
         IpAddr::V4(address) => u128::from(address.to_ipv6_mapped()),

@@ -19,14 +19,12 @@ pub struct AddressLimit {
 impl AddressLimit {
     /// A limit of `each` places for an address, at least one. The addresses of an IPv6 /64 count as
     /// one.
-    #[must_use]
     pub fn new(each: usize) -> Arc<Self> {
         let each = each.clamp(1, Semaphore::MAX_PERMITS);
         Arc::new(Self { each, addresses: Mutex::default() })
     }
 
     /// Takes a place for the address. Returns `None` when the address holds all its places.
-    #[must_use]
     pub fn try_enter(self: &Arc<Self>, address: IpAddr) -> Option<AddressPermit> {
         let mut place = self.place(address);
         place.permit = Arc::clone(&place.places).try_acquire_owned().ok();

@@ -52,14 +52,12 @@ enum PlaceSource {
 
 impl ConnectionPlaces {
     /// `all` places, of which one address may hold `of_one_address`. The addresses of an IPv6 /64 count as one.
-    #[must_use]
     pub fn new(all: usize, of_one_address: usize) -> Arc<Self> {
         Arc::new(Self { all, of_one_address, held: Mutex::default(), left: Notify::new() })
     }
 
     /// A place for a new connection. Returns `None` when the address has open calls at all its places, or
     /// when the port is full of open calls of addresses that hold no more places than this one.
-    #[must_use]
     pub fn enter(self: &Arc<Self>, address: IpAddr) -> Option<ConnectionPlace> {
         let address = address_group(address);
         let mut held = self.held.lock();
@@ -122,7 +120,6 @@ impl ConnectionPlace {
     }
 
     /// Counts a call on the connection as open until the result is dropped.
-    #[must_use]
     pub fn begin_call(&self) -> OpenCall {
         self.held.open_calls.fetch_add(1, Ordering::Relaxed);
         OpenCall(Arc::clone(&self.held))

@@ -55,7 +55,6 @@ pub enum HandshakeError {
 
 impl HandshakeError {
     /// A stable name for logs and metric labels.
-    #[must_use]
     pub const fn label(self) -> &'static str {
         match self {
             Self::Timeout => "timeout",
@@ -90,7 +89,6 @@ pub struct Handshakes {
 impl Handshakes {
     /// Lets each address have `of_one_address` handshakes open (at least one). Each may take `limit`,
     /// the wait for its place included.
-    #[must_use]
     pub fn new(of_one_address: usize, limit: Duration) -> Self {
         Self { by_address: AddressLimit::new(of_one_address), limit }
     }

@@ -17,7 +17,6 @@ pub struct CertificateNames(Vec<String>);
 
 impl CertificateNames {
     /// The names of a certificate; empty when they cannot be read.
-    #[must_use]
     pub fn of(cert: &CertificateDer<'_>) -> Self {
         let Ok((_, cert)) = parse_x509_certificate(cert) else { return Self::default() };
         let Ok(Some(extension)) = cert.subject_alternative_name() else { return Self::default() };

@@ -20,13 +20,11 @@ const MIN_MEDIA_BYTES: usize = 64;
 
 /// The likely tokens of the prompt: never above the bytes of `pieces`, and at least 1 when there
 /// are any. Arrays of token ids are counted exactly.
-#[must_use]
 pub fn estimate<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> u64 {
     pieces.into_iter().map(estimate_piece).sum()
 }
 
 /// The tokens of a prompt that is one array of token ids; `None` for any other.
-#[must_use]
 pub fn token_id_count<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Option<u64> {
     let mut pieces = pieces.into_iter();
     let only = pieces.next().filter(|_| pieces.next().is_none())?;

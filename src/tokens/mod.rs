@@ -31,7 +31,6 @@ impl CountSource {
     pub const ALL: [Self; 5] = [Self::Estimate, Self::Bound, Self::Ids, Self::Exact, Self::Engine];
 
     /// Short stable name for logs and metric labels.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Estimate => "estimate",
@@ -43,7 +42,6 @@ impl CountSource {
     }
 
     /// Whether the gateway may refuse a request because of this number.
-    #[must_use]
     pub const fn is_reliable(self) -> bool {
         matches!(self, Self::Ids | Self::Exact | Self::Engine)
     }

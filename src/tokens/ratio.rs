@@ -49,7 +49,6 @@ impl TokenRatio {
 
 impl TokenRatios {
     /// The estimate, corrected by the ratio of the key. At least 1, unless the estimate is 0.
-    #[must_use]
     pub fn apply(&self, key: TokenRatioKey, estimated: u64) -> u64 {
         let ratio = self.known.get(&key).map_or(1.0, |ratio| ratio.factor());
         ((estimated as f64 * ratio).round() as u64).max(estimated.min(1))

@@ -83,7 +83,6 @@ impl Drop for StopOnDrop {
 
 impl CountingThreads {
     /// The number of requests so far, also those that found the queue full.
-    #[must_use]
     pub fn requested(&self) -> u64 {
         self.requested.load(Ordering::Relaxed)
     }

@@ -64,7 +64,6 @@ impl UsageJournal {
     }
 
     /// Handle that records rows.
-    #[must_use]
     pub const fn journal(&self) -> &Journal {
         &self.journal
     }

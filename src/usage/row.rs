@@ -27,7 +27,6 @@ pub enum RowKind {
 
 impl RowKind {
     /// Name of the kind in files and databases.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Request => "request",
@@ -123,7 +122,6 @@ pub struct UsageRow {
 
 impl UsageRow {
     /// A row that ends now, without names and amounts.
-    #[must_use]
     pub fn new(kind: RowKind, end: SystemTime) -> Self {
         let since = end.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
         let none: Arc<str> = "".into();

@@ -1,4 +1,5 @@
 //! In-process integration tests.
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod access;
 mod faults;

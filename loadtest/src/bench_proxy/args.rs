@@ -86,7 +86,6 @@ impl TargetKind {
         [TargetKind::Direct, TargetKind::Nginx, TargetKind::Penstock, TargetKind::PenstockFull];
 
     /// Its name in tables.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             TargetKind::Direct => "direct",
@@ -145,13 +144,11 @@ pub(super) struct Cores {
 
 impl BenchProxyArgs {
     /// How many rounds.
-    #[must_use]
     pub fn rounds(&self) -> u32 {
         self.rounds.unwrap_or(if self.quick { 1 } else { 3 })
     }
 
     /// The rows, in the order in which they are measured.
-    #[must_use]
     pub fn rows(&self) -> Vec<Row> {
         let asked = |row: &Row| self.rows.is_empty() || self.rows.contains(row);
         Row::ALL.into_iter().filter(asked).collect()

@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use penstock::sim::chart::escaped;
+
 use super::results::BenchResults;
 use super::text::{cell, head};
 
@@ -121,10 +123,6 @@ fn frame(results: &BenchResults, compared: &[&String], most: f64, height: f64) -
         );
     }
     out
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 #[cfg(test)]

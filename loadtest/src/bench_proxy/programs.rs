@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 
 use super::args::{BenchProxyArgs, TargetKind};
+use crate::process::gateway_program;
 
 /// A program.
 #[derive(Debug, Clone, Serialize)]
@@ -58,8 +59,7 @@ impl std::fmt::Display for Program {
 }
 
 fn find_penstock(asked: Option<&Path>) -> Result<Program> {
-    let own = std::env::current_exe().context("find this program")?;
-    let path = asked.map_or_else(|| own.with_file_name("penstock"), Path::to_owned);
+    let path = gateway_program(asked)?;
     let Ok(version) = said(&path, "--version") else {
         let path = path.display();
         bail!(

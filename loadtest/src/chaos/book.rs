@@ -60,7 +60,6 @@ impl Question {
     }
 
     /// The body of a request for it. Streams ask for their usage.
-    #[must_use]
     pub fn body(&self, stream: bool) -> Bytes {
         let mut body = self.body.clone();
         if stream {
@@ -79,7 +78,6 @@ pub struct Book {
 }
 
 /// An engine as the run has them, fast or at its real speed.
-#[must_use]
 pub fn engine(profile: StepProfile, max_seqs: u32, speed: f64) -> SimOptions {
     let mut options = SimOptions {
         profile,
@@ -121,7 +119,6 @@ impl Book {
     /// Requests a second that one engine can take: the steps that a mean
     /// request needs where `max_seqs` share each step, and the time to read
     /// its prompt.
-    #[must_use]
     pub fn capacity(&self, profile: &StepProfile, max_seqs: u32) -> f64 {
         let usages = self.questions.iter().filter_map(|question| question.answer.usage);
         let (mut input, mut output) = (0, 0);

@@ -38,7 +38,6 @@ pub struct Answer {
 
 impl Answer {
     /// Whether the client had seen any of it.
-    #[must_use]
     pub fn begun(&self) -> bool {
         self.first_token.is_some()
     }

@@ -44,7 +44,6 @@ impl Fleet {
     }
 
     /// Their base URLs.
-    #[must_use]
     pub(crate) fn urls(&self) -> Vec<String> {
         self.engines.iter().map(SimHandle::url).collect()
     }
@@ -99,13 +98,11 @@ impl Fleet {
     }
 
     /// Requests that were answered 503, from the end of that fault on.
-    #[must_use]
     pub(crate) fn refused(&self) -> u64 {
         self.busy.load(Ordering::Relaxed)
     }
 
     /// Requests that came to any engine, refused or not.
-    #[must_use]
     pub(crate) fn attempts(&self) -> u64 {
         let taken: u64 = self.engines.iter().map(|engine| engine.control().state().total).sum();
         taken + self.refused()
@@ -128,7 +125,6 @@ impl Fleet {
     }
 
     /// What is still inside, for people.
-    #[must_use]
     pub(crate) fn leftovers(&self) -> Vec<String> {
         let left = |engine: &SimHandle| {
             let state = engine.control().state();

@@ -35,7 +35,6 @@ pub struct Planned {
 }
 
 /// Poisson arrivals of `rate` a second.
-#[must_use]
 pub fn plan(seed: u64, rate: f64, duration: Duration, questions: usize) -> Vec<Planned> {
     let mut rng = Rng::new(seed ^ 0x10AD);
     let mut at = 0.0;
@@ -76,7 +75,6 @@ pub enum Verdict {
 
 impl Verdict {
     /// Compares an answer with the one that an undisturbed engine gives.
-    #[must_use]
     pub fn of(question: &Question, answer: &Answer) -> Self {
         let right = &question.answer;
         if let Some(fault) = &answer.fault {

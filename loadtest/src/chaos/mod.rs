@@ -31,6 +31,7 @@ use self::schedule::{SHORTEST_RUN, Schedule};
 use self::storm::Storm;
 use crate::child::{Child, Work, free_port};
 use crate::client::fetch;
+use crate::process;
 use crate::report::write_json;
 use crate::signal::until_stopped;
 use crate::target::{Endpoint, bearer};
@@ -144,10 +145,7 @@ async fn with_a_gateway(args: &ChaosArgs) -> Result<Report> {
         .map(|path| std::fs::read_to_string(path).with_context(|| format!("read {}", path.display())));
     let text = stage.config(&listen, &admin, template.transpose()?.as_deref())?;
     std::fs::write(&config, text).with_context(|| format!("write {}", config.display()))?;
-    let program = match &args.penstock {
-        Some(path) => path.clone(),
-        None => std::env::current_exe().context("find this program")?.with_file_name("penstock"),
-    };
+    let program = process::gateway_program(args.penstock.as_deref())?;
     let mut command = Command::new(program);
     command.arg("serve").arg("--config").arg(&config);
     let mut child = Child::start("penstock", &mut command, folder)?;

@@ -113,7 +113,6 @@ pub struct Logged {
 }
 
 /// The lines of finished requests, by the request's name.
-#[must_use]
 pub fn read_log(text: &str) -> HashMap<String, Logged> {
     let lines = text.lines().filter(|line| line.contains("request finished"));
     let lines = lines.filter_map(|line| serde_json::from_str::<Value>(line).ok());
@@ -167,7 +166,6 @@ impl Sums {
 
 impl Report {
     /// Puts a run's figures together.
-    #[must_use]
     pub fn new(
         (setting, schedule): (Setting, Schedule),
         book: &Book,
@@ -210,7 +208,6 @@ impl Report {
     }
 
     /// The report for people.
-    #[must_use]
     pub fn text(&self) -> String {
         let Setting { seed, engines, most, seconds, rate, load } = &self.setting;
         let mut text = format!(

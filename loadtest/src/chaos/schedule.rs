@@ -43,7 +43,6 @@ impl Kind {
         [Self::Kill, Self::Sigterm, Self::Freeze, Self::Cut, Self::Slow, Self::Busy, Self::Lie];
 
     /// What reports call it.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Kill => "kill",
@@ -76,7 +75,6 @@ pub struct Episode {
 
 impl Episode {
     /// When the engine is whole again.
-    #[must_use]
     pub fn end(&self) -> Duration {
         self.at + self.lasts
     }
@@ -106,7 +104,6 @@ impl Schedule {
     /// One kind after the other, then all at once for twice as long. At most
     /// `most` of the engines are hit at a time, and all are whole at the end of
     /// a phase. `duration` is [`SHORTEST_RUN`] or more.
-    #[must_use]
     pub fn new(seed: u64, duration: Duration, engines: usize, most: usize) -> Self {
         let part = duration / (Kind::PHASES.len() as u32 + 2);
         let mut rng = Rng::new(seed);
@@ -122,7 +119,6 @@ impl Schedule {
     }
 
     /// What an engine can do by itself, all at once and from the start to the end.
-    #[must_use]
     pub fn steady(seed: u64, duration: Duration, engines: usize, most: usize) -> Self {
         const PART: Duration = Duration::from_secs(20);
         let phase = Phase { name: "all", from: Duration::ZERO, to: duration };
@@ -131,7 +127,6 @@ impl Schedule {
     }
 
     /// Every engine answers 503 in the second and third sixth.
-    #[must_use]
     pub fn storm(duration: Duration, engines: usize) -> Self {
         let (from, to) = (duration / 6, duration / 2);
         let phases = vec![
@@ -144,7 +139,6 @@ impl Schedule {
     }
 
     /// The phase of an instant; the last one holds what comes later.
-    #[must_use]
     pub fn phase_at(&self, at: Duration) -> usize {
         self.phases.partition_point(|phase| phase.to <= at).min(self.phases.len().saturating_sub(1))
     }

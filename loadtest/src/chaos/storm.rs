@@ -64,7 +64,6 @@ impl Storm {
     }
 
     /// Those that were not kept.
-    #[must_use]
     pub fn broken_promises(&self) -> Vec<String> {
         let mut broken = Vec::new();
         if self.ratio() > MOST_ATTEMPTS {

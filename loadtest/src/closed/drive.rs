@@ -67,7 +67,6 @@ pub struct Served {
 
 impl Served {
     /// Requests that did not end well.
-    #[must_use]
     pub fn failed(&self) -> u64 {
         let ok = Verdict::Ok.to_string();
         self.outcomes.iter().filter(|(name, _)| **name != ok).map(|(_, count)| count).sum()

@@ -7,13 +7,11 @@ mod work;
 pub use self::drive::{Closed, Served};
 pub use self::work::{Answers, Work};
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use hyper::header::HeaderValue;
 
-use crate::process;
+use crate::process::{self, seconds};
 use crate::target::{Endpoint, bearer};
 
 /// Arguments of `loadtest closed`.
@@ -114,9 +112,4 @@ pub async fn command(args: &ClosedArgs) -> Result<()> {
 
 fn positive(value: f64, name: &str) -> Result<f64> {
     if value.is_finite() && value > 0.0 { Ok(value) } else { bail!("{name} must be a number above 0") }
-}
-
-fn seconds(value: f64, name: &str) -> Result<Duration> {
-    Duration::try_from_secs_f64(value)
-        .with_context(|| format!("{name} must be a number of seconds, 0 or more"))
 }

@@ -46,7 +46,6 @@ pub struct Work {
 
 impl Work {
     /// Whether this request asks for a stream.
-    #[must_use]
     pub fn streams(&self, number: u64) -> bool {
         match self.answers {
             Answers::Streams => true,
@@ -57,7 +56,6 @@ impl Work {
 
     /// The body of a chat. Requests of different numbers differ from the first
     /// word that they do not share.
-    #[must_use]
     pub fn body(&self, number: u64) -> Bytes {
         let bytes = |tokens: f64| (tokens * self.bytes_per_token).max(1.0) as usize;
         let shared = f64::from(self.shared.min(self.prompt));

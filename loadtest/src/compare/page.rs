@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use penstock::sim::chart::{Chart, ChartPoint, ChartSeries};
+use penstock::sim::chart::{Chart, ChartPoint, ChartSeries, escaped};
 use penstock::sim::spread::RunSpread;
 
 use super::scenario::Scenario;
@@ -161,8 +161,4 @@ fn group_row(out: &mut String, contestant: &str, name: &str, found: &[&Group]) {
     ];
     cells.into_iter().for_each(|(spread, digits)| out.push_str(&cell(spread, digits)));
     out.push_str("</tr>");
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

@@ -44,7 +44,6 @@ pub struct Row {
 }
 
 /// A line for each contestant, in the scenario's order.
-#[must_use]
 pub fn rows(scenario: &Scenario, runs: &[Run]) -> Vec<Row> {
     let first = scenario.contestants.first().map(|contestant| contestant.name.as_str()).unwrap_or_default();
     let rows = scenario.contestants.iter().map(|contestant| {

@@ -60,7 +60,6 @@ pub struct EngineArgs {
 
 impl EngineArgs {
     /// An engine on a free loopback port with no delay and 20 tokens.
-    #[must_use]
     pub fn instant() -> Self {
         EngineArgs {
             host: std::net::Ipv4Addr::LOCALHOST.into(),
@@ -138,7 +137,6 @@ pub struct Pace {
 impl Pace {
     /// Tokens of an answer whose request does not limit them lower, and the time between two
     /// token events; 0 sends them at once.
-    #[must_use]
     pub fn new(tokens: u32, interval: Duration) -> Self {
         let pace = Pace { tokens: AtomicU32::new(0), interval_micros: AtomicU64::new(0) };
         pace.set(tokens, interval);
@@ -188,13 +186,11 @@ impl Engine {
     }
 
     /// Its counters, alive after the engine has moved into a task.
-    #[must_use]
     pub fn counts(&self) -> Arc<Counts> {
         Arc::clone(&self.shared.counts)
     }
 
     /// Its pace, to change it after the engine has moved into a task.
-    #[must_use]
     pub fn pace(&self) -> Arc<Pace> {
         Arc::clone(&self.shared.pace)
     }

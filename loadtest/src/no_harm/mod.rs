@@ -44,12 +44,7 @@ pub async fn measure(args: &NoHarmArgs) -> Result<Vec<Row>> {
     let cells = args.cells()?;
     let (warmup, window) = args.times()?;
     let own = std::env::current_exe().context("find this program")?;
-    let penstock = args.penstock.clone().unwrap_or_else(|| own.with_file_name("penstock"));
-    ensure!(
-        penstock.exists(),
-        "there is no {}; build it in the same profile, or name it with --penstock",
-        penstock.display()
-    );
+    let penstock = process::built_gateway_program(args.penstock.as_deref())?;
     let most =
         cells.iter().map(|cell| cell.requests().clients as usize * cell.fleet.profiles().count()).max();
     process::require_open_files(most.unwrap_or(0) + 64)?;

@@ -79,14 +79,12 @@ impl Row {
 
     /// Whether it is above its mark, and every request was served that its class would
     /// wait for.
-    #[must_use]
     pub fn passed(&self) -> bool {
         let allowed = if self.may_refuse { self.refused } else { 0 };
         self.ratio >= self.mark && self.failed <= allowed
     }
 
     /// One line for people.
-    #[must_use]
     pub fn line(&self) -> String {
         let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len().max(1) as f64;
         let time = |at: usize| self.ttft_ms[at].map_or_else(|| "-".to_owned(), |ms| format!("{ms:.0}"));
@@ -117,7 +115,6 @@ impl Row {
 }
 
 /// The table's head.
-#[must_use]
 pub(super) fn head() -> String {
     format!(
         "{:<28}{:>9}{:>9}{:>8}{:>6}  {:<4}{:>8}{:>8}{:>8}",

@@ -30,7 +30,6 @@ impl Mark {
     }
 
     /// Whether the figure is as it has to be.
-    #[must_use]
     pub fn is_kept(&self) -> bool {
         self.value.is_some_and(|value| if self.least { value >= self.mark } else { value <= self.mark })
     }
@@ -59,13 +58,11 @@ pub struct Report {
 
 impl Report {
     /// Marks that are missed, for people.
-    #[must_use]
     pub fn missed(&self) -> Vec<String> {
         self.marks.iter().filter(|mark| !mark.is_kept()).map(|mark| mark.name.to_owned()).collect()
     }
 
     /// The report for people.
-    #[must_use]
     pub fn text(&self) -> String {
         let Self { seed, seconds, rate, capacity, tenants, .. } = self;
         let mut text = format!(

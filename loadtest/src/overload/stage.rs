@@ -31,7 +31,7 @@ use crate::chaos::fleet::Fleet;
 use crate::chaos::{MAX_SEQS, leftovers, ready};
 use crate::child::{Child, Work, free_port};
 use crate::client::fetch;
-use crate::process::{pss_kib, raise_open_files};
+use crate::process::{self, pss_kib, raise_open_files};
 use crate::target::{Endpoint, bearer};
 use crate::template::{Values, fill, keys_for};
 
@@ -87,10 +87,7 @@ impl Stage {
         }
         let config: PathBuf = work.path.join("penstock.yaml");
         std::fs::write(&config, text).with_context(|| format!("write {}", config.display()))?;
-        let program = match &args.penstock {
-            Some(path) => path.clone(),
-            None => std::env::current_exe().context("find this program")?.with_file_name("penstock"),
-        };
+        let program = process::gateway_program(args.penstock.as_deref())?;
         let mut command = Command::new(program);
         let child = Child::start("penstock", command.arg("serve").arg("--config").arg(&config), &work.path)?;
         let admin = Endpoint::new(&format!("http://{admin}"), "").await?;

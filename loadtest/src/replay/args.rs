@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use clap::Args;
 
 use super::drive::Drive;
@@ -12,6 +11,7 @@ use super::plan::Plan;
 use super::prompt::{Api, Length, Writer};
 use super::results::Objective;
 use super::source::{Arrivals, Source};
+use crate::process::seconds;
 use crate::target::Endpoint;
 
 /// Arguments of `loadtest replay`.
@@ -179,11 +179,6 @@ impl ReplayArgs {
             label: (!self.quiet).then(|| "replay".to_owned()),
         })
     }
-}
-
-fn seconds(value: f64, name: &str) -> Result<Duration> {
-    Duration::try_from_secs_f64(value)
-        .with_context(|| format!("{name} must be a number of seconds, 0 or more"))
 }
 
 fn number(text: &str) -> Result<f64, String> {

@@ -58,7 +58,6 @@ impl Plan {
     }
 
     /// The last planned instant.
-    #[must_use]
     pub fn span(&self) -> Duration {
         self.calls.last().map_or(Duration::ZERO, |call| call.at)
     }

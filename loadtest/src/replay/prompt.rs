@@ -30,7 +30,6 @@ pub enum Api {
 
 impl Api {
     /// The path after `/v1/`.
-    #[must_use]
     pub fn path(self) -> &'static str {
         match self {
             Api::Chat => "chat/completions",
@@ -85,7 +84,6 @@ pub struct Prompt<'a> {
 
 impl Writer {
     /// The body of a streaming call.
-    #[must_use]
     pub fn body(&self, prompt: &Prompt<'_>) -> Bytes {
         let mut text = String::with_capacity(prompt.input as usize * BYTES_PER_TOKEN + 256);
         let model = serde_json::Value::from(self.model.as_str());

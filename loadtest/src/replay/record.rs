@@ -47,20 +47,17 @@ pub struct Record {
 
 impl Record {
     /// Whether it came whole.
-    #[must_use]
     pub fn served(&self) -> bool {
         self.outcome == Outcome::Served
     }
 
     /// Mean time between two tokens; zero for one token.
-    #[must_use]
     pub fn itl(&self) -> Option<Duration> {
         let streaming = self.last?.saturating_sub(self.ttft?);
         Some(streaming.div_f64(self.tokens.saturating_sub(1).max(1) as f64))
     }
 
     /// Work in tokens as it is usually weighed: prompt plus twice the output.
-    #[must_use]
     pub fn service(&self) -> u64 {
         u64::from(self.input) + 2 * u64::from(self.output)
     }

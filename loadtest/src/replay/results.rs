@@ -124,7 +124,6 @@ struct Window {
 impl Results {
     /// Sums up a run. Calls planned in the first `warmup` share of its time do
     /// not count.
-    #[must_use]
     pub fn of(
         plan: &Plan,
         records: &[Record],
@@ -211,13 +210,11 @@ impl Group {
     }
 
     /// Calls that the server had no room for.
-    #[must_use]
     pub fn refusals(&self) -> u64 {
         self.refused.values().sum()
     }
 
     /// Calls that failed in any other way.
-    #[must_use]
     pub fn failures(&self) -> u64 {
         self.failed.values().sum()
     }

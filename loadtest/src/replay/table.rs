@@ -7,7 +7,6 @@ use super::results::{Group, Objective, Results};
 use crate::report::Quantiles;
 
 /// The table that `loadtest replay` prints.
-#[must_use]
 pub fn table(results: &Results, objectives: &[Objective]) -> String {
     let mut text = format!(
         "{:<16}{:>8}{:>8}{:>8}{:>7} | {:>7}{:>8}{:>9} | {:>6}{:>7} | {:>8}{:>9} |",

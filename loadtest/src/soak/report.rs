@@ -177,7 +177,6 @@ impl Report {
     }
 
     /// The report for people.
-    #[must_use]
     pub fn text(&self) -> String {
         let Setting { seed, seconds, rate, engines, left_out } = &self.setting;
         let mut text = format!(

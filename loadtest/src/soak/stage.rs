@@ -22,6 +22,7 @@ use crate::chaos::load::{Clients, TENANTS, plan};
 use crate::chaos::schedule::Schedule;
 use crate::chaos::{MAX_SEQS, QUESTIONS};
 use crate::child::Work;
+use crate::process;
 use crate::target::{Endpoint, bearer};
 use crate::template::{Values, fill, keys_for};
 
@@ -292,10 +293,7 @@ impl Services {
 
     /// What each gateway is started with.
     fn program(&self, args: &SoakArgs) -> Result<Program> {
-        let path = match &args.penstock {
-            Some(path) => path.clone(),
-            None => std::env::current_exe().context("find this program")?.with_file_name("penstock"),
-        };
+        let path = process::gateway_program(args.penstock.as_deref())?;
         let database = match (&args.postgres, &self.database) {
             (Some(url), Some(link)) => Some(url.replace(&database_of(url)?.0, &link.address.to_string())),
             _ => None,

@@ -52,7 +52,6 @@ impl Kind {
     ];
 
     /// What reports call it.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::DiskFull => "disk full",
@@ -93,7 +92,6 @@ pub struct Troubles {
 
 impl Troubles {
     /// Troubles of these kinds, so long that a run of this duration has several rounds where it can.
-    #[must_use]
     pub fn new(seed: u64, kinds: &[Kind], duration: Duration) -> Self {
         let longest = (duration / 20).clamp(2 * SHORTEST, LONGEST);
         Self { rng: Rng::new(seed ^ 0x50A4), kinds: kinds.to_vec(), left: Vec::new(), longest }

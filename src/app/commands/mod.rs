@@ -55,7 +55,6 @@ const MAX_STDIN: u64 = 16 << 20;
 const FIRST_CONFIG: &str = include_str!("../../../config/examples/one-model.yaml");
 
 /// Runs the command and returns the exit code of the process.
-#[must_use]
 pub fn run(cli: Cli) -> ExitCode {
     let done = match cli.command {
         Command::Serve(args) => serve(args),

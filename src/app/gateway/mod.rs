@@ -238,31 +238,26 @@ impl Gateway {
     }
 
     /// Address of the client listener.
-    #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.address
     }
 
     /// Address of the admin listener.
-    #[must_use]
     pub const fn admin_address(&self) -> SocketAddr {
         self.admin.addr()
     }
 
     /// Address of the scaler; absent without one.
-    #[must_use]
     pub const fn scale_address(&self) -> Option<SocketAddr> {
         self.scale.address()
     }
 
     /// The request path, for tests that look inside.
-    #[must_use]
     pub const fn proxy(&self) -> &Arc<Proxy> {
         &self.proxy
     }
 
     /// Handle that reads the configuration again.
-    #[must_use]
     pub fn reload_handle(&self) -> ReloadHandle {
         self.reload.clone()
     }

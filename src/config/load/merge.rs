@@ -17,7 +17,6 @@ pub type FoundEndpoints = BTreeMap<PoolId, Arc<[Endpoint]>>;
 /// Adds what was found to the settings of a file. Every replica keeps the id
 /// that its name has in `previous`. An endpoint that is a replica already, of
 /// any pool, and those beyond [`MAX_REPLICAS`] of a pool are left out.
-#[must_use]
 pub fn merge(file: &Settings, previous: &Settings, found: &FoundEndpoints) -> Settings {
     let mut merging = Merging {
         seen: file.edge.replicas.iter().map(|(.., edge)| canonical(&edge.url)).collect(),

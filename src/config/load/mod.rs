@@ -86,13 +86,11 @@ impl InputFiles {
 }
 
 /// Loads a file. Ids stay those of `previous`.
-#[must_use]
 pub fn load_file(path: &Path, previous: Option<&Settings>) -> LoadOutcome {
     load_file_with(path, previous, &MachineSecrets)
 }
 
 /// Loads a file with secrets from `source`.
-#[must_use]
 pub fn load_file_with(path: &Path, previous: Option<&Settings>, source: &dyn SecretSource) -> LoadOutcome {
     let name = path.display().to_string();
     let read = read_bounded(path, MAX_FILE_BYTES);
@@ -112,13 +110,11 @@ pub fn load_file_with(path: &Path, previous: Option<&Settings>, source: &dyn Sec
 
 /// Loads the text of a file that reports call `name`. Relative paths in it
 /// start at `base`.
-#[must_use]
 pub fn load_str(text: &str, name: &str, base: &Path, previous: Option<&Settings>) -> LoadOutcome {
     load_str_with(text, name, base, previous, &MachineSecrets)
 }
 
 /// Loads the text of a file with secrets from `source`.
-#[must_use]
 pub fn load_str_with(
     text: &str,
     name: &str,
@@ -175,14 +171,12 @@ pub fn read_as<T: DeserializeOwned>(text: &str, name: &str) -> Result<T, ConfigR
 }
 
 /// Loads a file only to report on it: what `penstock check` does.
-#[must_use]
 pub fn check_file(path: &Path) -> ConfigReport {
     load_file(path, None).report
 }
 
 /// Loads a text that is meant for another machine: secrets and files that are not here are not
 /// checked.
-#[must_use]
 pub fn load_offline(text: &str, name: &str) -> LoadOutcome {
     load_str_with(text, name, Path::new("."), None, &OfflineSecrets)
 }

@@ -41,7 +41,6 @@ impl fmt::Display for ConfigChange {
 
 /// Every field that differs, in alphabetical order, defaults included. A list
 /// is one field. Secrets differ by their value, which is not shown.
-#[must_use]
 pub fn diff(before: &Loaded, after: &Loaded) -> Vec<ConfigChange> {
     let mut changes = diff_files(&before.file, &after.file);
     changes.extend(rotated(before, after));

@@ -13,7 +13,6 @@ use crate::core::replica::speed::pool_best::PoolBest;
 
 /// The report on a file, with warnings about objectives that no
 /// pool has ever kept, by what `best` knows of each pool's name.
-#[must_use]
 pub fn check_against(mut outcome: LoadOutcome, best: &dyn Fn(&str) -> Option<PoolBest>) -> ConfigReport {
     if let Some(loaded) = &outcome.loaded {
         let policy = &loaded.settings.policy;

@@ -56,14 +56,12 @@ impl ConfigReport {
     }
 
     /// Whether the file cannot be used.
-    #[must_use]
     pub fn has_errors(&self) -> bool {
         self.problems.iter().any(ConfigProblem::is_error)
     }
 
     /// The exit code of a check: 0 = can be used, 1 = has errors, 2 = cannot
     /// be read.
-    #[must_use]
     pub fn exit_code(&self) -> u8 {
         match (self.unreadable, self.has_errors()) {
             (true, _) => UNREADABLE,
@@ -73,7 +71,6 @@ impl ConfigReport {
     }
 
     /// For machines.
-    #[must_use]
     pub fn to_json(&self) -> Value {
         let problem = |problem: &ConfigProblem| {
             let mut row = json!(problem);
@@ -87,7 +84,6 @@ impl ConfigReport {
     }
 
     /// For GitHub Actions: one annotation a line.
-    #[must_use]
     pub fn to_github(&self) -> String {
         let line = |problem: &ConfigProblem| {
             let level = match problem.severity {

@@ -18,7 +18,6 @@ pub enum Severity {
 
 impl Severity {
     /// Short stable name.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Error => "error",
@@ -48,7 +47,6 @@ pub struct ConfigProblem {
 
 impl ConfigProblem {
     /// An error of the file as a whole.
-    #[must_use]
     pub fn of_file(message: impl Into<String>) -> Self {
         Self {
             severity: Severity::Error,
@@ -61,7 +59,6 @@ impl ConfigProblem {
     }
 
     /// Whether the file cannot be used because of it.
-    #[must_use]
     pub fn is_error(&self) -> bool {
         self.severity == Severity::Error
     }

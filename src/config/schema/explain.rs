@@ -66,7 +66,6 @@ pub fn explain(path: &str) -> Result<KeyMeaning, String> {
 }
 
 /// Where the reference has the key of a problem, or what is around it.
-#[must_use]
 pub fn link(path: &str) -> Option<String> {
     let mut steps = steps(path)?;
     while !steps.is_empty() {

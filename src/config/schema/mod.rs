@@ -9,14 +9,12 @@ use serde_json::Value;
 use crate::config::file::ConfigFile;
 
 /// The schema, in the draft that editors know best (draft 7).
-#[must_use]
 pub fn schema() -> Value {
     let schema = SchemaSettings::draft07().into_generator().into_root_schema_for::<ConfigFile>();
     schema.to_value()
 }
 
 /// The schema as it is committed: `config/schema.json`.
-#[must_use]
 pub fn schema_text() -> String {
     format!("{:#}\n", schema())
 }

@@ -70,19 +70,16 @@ pub struct Grant {
 
 impl Grant {
     /// All that the tenant may do.
-    #[must_use]
     pub const fn whole(tenant: TenantId) -> Self {
         Self { tenant, class: None, classes: None, models: None, limited: None }
     }
 
     /// Whether it leaves the tenant the class.
-    #[must_use]
     pub fn allows_class(&self, class: ClassId) -> bool {
         self.classes.as_ref().is_none_or(|classes| classes.contains(&class))
     }
 
     /// Whether it leaves the tenant the model.
-    #[must_use]
     pub fn allows_model(&self, model: ModelId) -> bool {
         self.models.as_ref().is_none_or(|models| models.contains(&model))
     }
@@ -271,13 +268,11 @@ pub struct Operators {
 
 impl Operators {
     /// Whether a credential can be asked for at all.
-    #[must_use]
     pub fn are_known(&self) -> bool {
         !(self.tokens.is_empty() && self.certs.is_empty() && self.oidc.is_none())
     }
 
     /// The provider at which the console offers to sign in, and the console as its client.
-    #[must_use]
     pub fn sign_in_provider(&self) -> Option<(&Issuer<OperatorClaims>, &ConsoleClient)> {
         let issuer = self.oidc.as_ref()?;
         Some((issuer, issuer.claims.console.as_ref()?))

@@ -101,7 +101,6 @@ pub enum ProxyHeader {
 
 impl TrustedProxies {
     /// Whether the address is that of a load balancer that tells the client's address this way.
-    #[must_use]
     pub fn trusts(&self, address: IpAddr, header: ProxyHeader) -> bool {
         let address = address.to_canonical();
         self.header == header && self.networks.iter().any(|network| network.contains(&address))
@@ -239,7 +238,6 @@ pub enum AddressForm {
 
 impl AddressForm {
     /// The text that is logged.
-    #[must_use]
     pub fn shown(self, address: IpAddr) -> Option<String> {
         let address = address.to_canonical();
         let bits = if address.is_ipv4() { 24 } else { 48 };
@@ -401,7 +399,6 @@ pub struct MediaPolicy {
 impl RequestLimits {
     /// Bytes of bodies that a tenant may hold while the others hold so many: one
     /// body at least.
-    #[must_use]
     pub const fn most_of_tenant(&self, others: u64) -> u64 {
         let free = self.max_total_body_bytes.saturating_sub(others);
         let share = free as u128 * self.tenant_body_permille as u128 / 1000;
@@ -420,7 +417,6 @@ pub struct HeaderNames {
 
 impl HeaderNames {
     /// Whether it has this name, which is lower case.
-    #[must_use]
     pub fn contains(&self, name: &str) -> bool {
         self.names.iter().any(|own| own == name)
             || self.prefixes.iter().any(|prefix| name.starts_with(prefix))

@@ -58,21 +58,18 @@ pub enum NamedModel<'a> {
 impl ModelNames {
     /// What the tenant means by the name; `None` for a name that stands for
     /// nothing.
-    #[must_use]
     pub fn called(&self, tenant: TenantId, name: &str) -> Option<NamedModel<'_>> {
         let own = self.tenants.get(&tenant).and_then(|own| own.map.get(name));
         self.shared(own.map_or(name, String::as_str))
     }
 
     /// What everybody else means by the name.
-    #[must_use]
     pub fn shared(&self, name: &str) -> Option<NamedModel<'_>> {
         let split = self.splits.get(name).map(NamedModel::Split);
         split.or_else(|| self.models.get(name).copied().map(NamedModel::Model))
     }
 
     /// Every name that means something to the tenant, in alphabetical order.
-    #[must_use]
     pub fn of(&self, tenant: TenantId) -> BTreeSet<&str> {
         let own = self.tenants.get(&tenant).into_iter().flat_map(|own| own.map.keys());
         own.chain(self.models.keys()).chain(self.splits.keys()).map(String::as_str).collect()
@@ -111,7 +108,6 @@ impl NamedModel<'_> {
 impl Split {
     /// The model at `point`, `0.0..1.0`: the weights lie side by side in the
     /// order of the file, so that a change of weights moves as little as it can.
-    #[must_use]
     pub fn at(&self, point: f64) -> ModelId {
         let whole: f64 = self.targets.iter().map(|target| f64::from(target.weight)).sum();
         let mut end = 0.0;

@@ -53,7 +53,6 @@ pub(super) fn names<T, S: Serializer>(values: &BTreeMap<String, T>, to: S) -> Re
 }
 
 /// The URL without `user:password@`. A pool's name may stand before the URL.
-#[must_use]
 pub(crate) fn without_credentials(url: &str) -> String {
     let Some((before, rest)) = url.split_once("://") else { return url.to_owned() };
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());

@@ -47,7 +47,6 @@ pub enum UsageDatabase {
 
 impl UsageDatabase {
     /// Short stable name for logs and metric labels.
-    #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Sqlite(_) => "sqlite",

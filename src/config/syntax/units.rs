@@ -44,13 +44,11 @@ const SIZE_UNITS: [(&str, u64); 13] = [
 
 impl Span {
     /// That many milliseconds.
-    #[must_use]
     pub const fn millis(millis: u64) -> Self {
         Self(Duration::from_millis(millis))
     }
 
     /// That many seconds.
-    #[must_use]
     pub const fn secs(secs: u64) -> Self {
         Self(Duration::from_secs(secs))
     }

@@ -128,7 +128,6 @@ impl Reloader {
 
     /// The settings in force, now and after every reload. `startup` in them
     /// stays what the process started with.
-    #[must_use]
     pub fn current(&self) -> Arc<ArcSwap<Settings>> {
         Arc::clone(&self.current)
     }
@@ -272,7 +271,6 @@ impl ReloadRequests {
 }
 
 /// A handle and its other end.
-#[must_use]
 pub fn channel() -> (ReloadHandle, ReloadRequests) {
     let (sender, receiver) = mpsc::channel(MAX_ASKS);
     (ReloadHandle(sender), ReloadRequests(receiver))

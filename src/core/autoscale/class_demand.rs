@@ -82,14 +82,12 @@ pub struct PoolSetNeed {
 }
 
 /// Whether work of this tolerance is patient, given the time that a start takes.
-#[must_use]
 pub fn is_patient(tolerance: Duration, start: Duration) -> bool {
     tolerance >= start.saturating_add(PATIENCE)
 }
 
 /// Adds up the demand of the classes. `capacity` is the work that the replicas in service do in a
 /// second. The order of `wants` is the order of service.
-#[must_use]
 pub fn total_need(wants: &[ClassDemand], start: Duration, capacity: f64) -> PoolSetNeed {
     let patient = |want: &&ClassDemand| is_patient(want.tolerance, start);
     let urgent = || wants.iter().filter(|want| !patient(want));

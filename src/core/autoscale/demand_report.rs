@@ -66,20 +66,17 @@ pub struct PoolSetReport {
 
 impl PoolReport {
     /// Whether jobs run in the pool or wait for it.
-    #[must_use]
     pub const fn is_busy(&self) -> bool {
         self.in_flight > 0 || self.queued_tokens > 0
     }
 
     /// Replica seconds for a unit of work: from the measurements of all gateways together, else
     /// from one of them.
-    #[must_use]
     pub fn cost(&self) -> Option<f64> {
         cost_of(self.used, self.work).or(self.cost)
     }
 
     /// Sum of both reports. The oldest waiting job of either counts.
-    #[must_use]
     pub fn merged(&self, other: &Self) -> Self {
         Self {
             in_flight: self.in_flight.saturating_add(other.in_flight),
@@ -94,14 +91,12 @@ impl PoolReport {
 
 impl PoolSetReport {
     /// Report of a class's demand, with its number of waiting jobs.
-    #[must_use]
     pub const fn of(want: &ClassDemand, waiting: u64) -> Self {
         let ClassDemand { sustained: slow, deviation, rise, fast, backlog, oldest, unmet, .. } = *want;
         Self { sustained: slow, deviation, rise, fast, backlog, oldest, waiting, unmet }
     }
 
     /// Sum of both reports. The oldest waiting job of either counts.
-    #[must_use]
     pub fn merged(&self, other: &Self) -> Self {
         Self {
             sustained: self.sustained + other.sustained,
@@ -171,7 +166,6 @@ impl DemandReport {
     /// `lost` ones as far as live gateways have not taken their requests over. `before` is the sum
     /// of all reports before the loss and bounds the result, unless the live reports alone exceed
     /// it.
-    #[must_use]
     pub fn with_lost(live: &Self, lost: &Self, before: &Self) -> Self {
         let mut both = live.clone();
         both.add(lost);

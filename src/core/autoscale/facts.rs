@@ -88,7 +88,6 @@ impl DemandFacts {
     }
 
     /// Whether the facts have to be taken now.
-    #[must_use]
     pub const fn is_full(&self) -> bool {
         self.facts.len() >= MAX_FACTS
     }

@@ -74,7 +74,6 @@ pub struct WaitingDemand {
 
 impl WaitingDemand {
     /// Jobs of paused tenants in a pool set.
-    #[must_use]
     pub fn parked_in(&self, group: GroupIndex, pool_set: PoolSetIndex) -> u64 {
         let here = self.parked.iter().filter(|(at, _)| (at.group, at.pool_set) == (group, pool_set));
         here.map(|(_, jobs)| jobs).sum()
@@ -87,32 +86,27 @@ impl DemandInputs {
         (0..self.placement.groups().len()).map(GroupIndex::from)
     }
 
-    #[must_use]
     pub fn shape(&self, group: GroupIndex) -> &GroupShape {
         &self.placement.groups()[group.index()]
     }
 
     /// Classes of a group, in the order of service.
-    #[must_use]
     pub fn classes(&self, group: GroupIndex) -> &[ClassId] {
         &self.classes[group.index()]
     }
 
     /// Jobs that wait at a position.
-    #[must_use]
     pub fn waiting_at(&self, at: LanePosition) -> u64 {
         let index = at.pool_set.index() * self.classes(at.group).len() + at.class.index();
         self.waiting[at.group.index()].get(index).copied().unwrap_or_default()
     }
 
     /// Jobs of all classes that wait in a pool set.
-    #[must_use]
     pub fn waiting_in_pool_set(&self, group: GroupIndex, pool_set: PoolSetIndex) -> u64 {
         let classes = (0..self.classes(group).len()).map(ClassIndex::from);
         classes.map(|class| self.waiting_at(LanePosition { group, class, pool_set })).sum()
     }
 
-    #[must_use]
     pub fn pool(&self, pool: PoolId) -> PoolLoad {
         self.pools.get(&pool).copied().unwrap_or_default()
     }
@@ -124,7 +118,6 @@ impl DemandInputs {
     }
 
     /// Sums over all lanes.
-    #[must_use]
     pub fn waiting_demand(&self) -> WaitingDemand {
         let mut waits = WaitingDemand::default();
         for lane in &self.lanes {
@@ -149,13 +142,11 @@ impl DemandInputs {
     }
 
     /// Jobs that run in each pool.
-    #[must_use]
     pub fn running(&self) -> BTreeMap<PoolId, u64> {
         self.pools.iter().map(|(pool, load)| (*pool, load.running)).collect()
     }
 
     /// The key under which gateways add up what a class asks of a pool set.
-    #[must_use]
     pub fn key_of(&self, class: ClassId, order: &[PoolId]) -> PoolSetKey {
         let pools = order.iter().map(|id| self.policy.pools.name(*id).to_owned()).collect();
         PoolSetKey { class: self.policy.classes.name(class).to_owned(), pools }
@@ -163,7 +154,6 @@ impl DemandInputs {
 
     /// What the others see of a pool set, by class. Pool sets of a group that differ in other ways
     /// than their pools are one to others: the first of them counts.
-    #[must_use]
     pub fn peer_demand(
         &self,
         group: GroupIndex,

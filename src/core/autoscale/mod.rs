@@ -32,14 +32,12 @@ const MIN_WINDOW: Duration = Duration::from_secs(60);
 const MIN_HOLD: Duration = Duration::from_secs(300);
 
 /// Length of the slow window for a pool whose start takes this long.
-#[must_use]
 pub fn window(start: Duration) -> Duration {
     start.max(MIN_WINDOW)
 }
 
 /// Time for which the largest need is kept, for a pool whose start takes this long: two starts, at
 /// least five minutes.
-#[must_use]
 pub fn hold(start: Duration) -> Duration {
     (start * 2).max(MIN_HOLD)
 }
@@ -77,7 +75,6 @@ pub enum ScaleReason {
 
 impl ScaleReason {
     /// Short stable name.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Idle => "idle",
@@ -96,7 +93,6 @@ impl ScaleReason {
     }
 
     /// Reason with this stable name.
-    #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         let all = [
             Self::Idle,

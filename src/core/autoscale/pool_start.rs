@@ -98,14 +98,12 @@ impl PoolStarts {
 
     /// Mean time that replicas of the pool took to wake, newer wakes weighing more; `None` before
     /// the first.
-    #[must_use]
     pub fn wake(&self, pool: PoolId) -> Option<Duration> {
         self.rows.get(&pool)?.wake
     }
 
     /// Remaining time until a replica of the pool is expected to be awake; zero when overdue,
     /// `None` when no wake was measured.
-    #[must_use]
     pub fn wake_left(&self, pool: PoolId, now: Tick) -> Option<Duration> {
         let row = self.rows.get(&pool)?;
         Some(row.wake?.saturating_sub(row.wake_ordered_at.map_or(Duration::ZERO, |at| now.since(at))))
@@ -113,13 +111,11 @@ impl PoolStarts {
 
     /// Whether a job has waited for the pool since it has no replica in service, and no token
     /// has come yet.
-    #[must_use]
     pub fn is_running(&self, pool: PoolId) -> bool {
         self.rows.get(&pool).is_some_and(|row| row.waiting_since.is_some())
     }
 
     /// Whether a job waits for any pool that starts.
-    #[must_use]
     pub fn is_any_running(&self) -> bool {
         self.rows.values().any(|row| row.waiting_since.is_some())
     }
@@ -158,13 +154,11 @@ impl PoolStarts {
     }
 
     /// Mean time that starts of the pool took, newer starts weighing more; `None` before the first.
-    #[must_use]
     pub fn measured(&self, pool: PoolId) -> Option<Duration> {
         self.rows.get(&pool)?.measured
     }
 
     /// Remaining time of the pool's start; zero when overdue, `None` when no start time is known.
-    #[must_use]
     pub fn start_left(&self, pool: PoolId, expected: Option<Duration>, now: Tick) -> Option<Duration> {
         let whole = self.expected(pool, expected)?;
         let asked = self.rows.get(&pool).and_then(|row| row.asked);

@@ -33,13 +33,11 @@ pub struct ReplicaDemand {
 
 impl ReplicaDemand {
     /// Whether jobs run in the pool, or wait for it and are due.
-    #[must_use]
     pub const fn is_busy(&self) -> bool {
         self.has_due_jobs_above(0) || self.in_flight > 0
     }
 
     /// Whether more than this many due jobs wait for the pool.
-    #[must_use]
     pub const fn has_due_jobs_above(&self, jobs: u64) -> bool {
         self.due && self.queued > jobs
     }

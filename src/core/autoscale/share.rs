@@ -38,7 +38,6 @@ pub struct PoolShare {
 
 /// Shares of the pools, in the order of `pools`. Pool sets with the fewest pools go first. Work
 /// beyond the maximum of all pools of a pool set goes to the last of them that is not short.
-#[must_use]
 pub fn share(pool_sets: &[PoolSetDemand], pools: &[ScalingPool]) -> Vec<PoolShare> {
     let mut parts = vec![PoolShare::default(); pools.len()];
     let place = |id: PoolId| pools.iter().position(|pool| pool.pool == id);
@@ -94,13 +93,11 @@ fn max_replicas(pool: &ScalingPool) -> f64 {
 
 impl PoolShare {
     /// The same share without its replicas, where the waiting work is left for later.
-    #[must_use]
     pub fn deferred(self) -> Self {
         Self { replicas: 0.0, unknown: false, ..self }
     }
 
     /// The share with at least so many replicas; `reason` where these are more.
-    #[must_use]
     pub fn at_least(self, replicas: f64, reason: ScaleReason) -> Self {
         if replicas > self.replicas { Self { replicas, reason, ..self } } else { self }
     }

@@ -52,7 +52,6 @@ impl WasteCause {
         [Self::ClientGone, Self::Retry, Self::Interrupted, Self::Broken, Self::TakenBack, Self::Preempted];
 
     /// Short stable name for logs and metric labels.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::ClientGone => "client_gone",

@@ -26,21 +26,18 @@ const PARTS: u128 = 1 << 32;
 const STEP: u64 = 2_048;
 
 /// Weight of a job in prefill, of whose prompt `tokens` are not cached.
-#[must_use]
 pub fn prefill_weight(tokens: u64) -> u64 {
     tokens.clamp(1, STEP)
 }
 
 /// Weight of a job whose first token is not visible: its tokens over the steps that they take.
 /// `output` is the expected output in all its sequences.
-#[must_use]
 pub fn plain_answer_weight(uncached: u64, output: u64, sequences: u32) -> u64 {
     let steps = uncached.div_ceil(STEP).saturating_add(output.div_ceil(decode_weight(sequences)));
     uncached.saturating_add(output).div_ceil(steps.max(1)).max(1)
 }
 
 /// Weight of a job that decodes `sequences` sequences.
-#[must_use]
 pub fn decode_weight(sequences: u32) -> u64 {
     u64::from(sequences.max(1))
 }
@@ -69,7 +66,6 @@ pub struct MeteredAttempt {
 }
 
 impl MeteredAttempt {
-    #[must_use]
     pub const fn weight(&self) -> u64 {
         self.weight
     }
@@ -104,13 +100,11 @@ impl ReplicaMeter {
     }
 
     /// Sum of the weights of all jobs at the replica.
-    #[must_use]
     pub const fn weight(&self) -> u64 {
         self.weight
     }
 
     /// Total time so far in which the replica had any job.
-    #[must_use]
     pub fn busy(&self, now: Tick) -> Duration {
         let since = if self.weight > 0 { now.since(self.last) } else { Duration::ZERO };
         Duration::from_nanos(self.busy).saturating_add(since)

@@ -61,13 +61,11 @@ impl PoolAccount {
     }
 
     /// Replicas that are present, and the number of them that have work.
-    #[must_use]
     pub const fn counts(&self) -> (u32, u32) {
         (self.present, self.busy)
     }
 
     /// Price of an hour of a replica.
-    #[must_use]
     pub const fn price(&self) -> Option<Price> {
         self.price
     }
@@ -86,7 +84,6 @@ impl PoolAccount {
     }
 
     /// The sums up to `now`.
-    #[must_use]
     pub fn replica_time(&self, now: Tick) -> PoolTimes {
         let passed = now.since(self.last);
         PoolTimes {
@@ -160,7 +157,6 @@ impl PoolAccounts {
     }
 
     /// Time for which the pool's replicas were present and worked, since the start of the gateway.
-    #[must_use]
     pub fn times(&self, pool: PoolId, now: Tick) -> PoolTimes {
         self.0.get(pool.index()).map_or_else(PoolTimes::default, |account| account.replica_time(now))
     }

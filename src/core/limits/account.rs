@@ -35,7 +35,6 @@ pub struct AccountShare {
 }
 
 impl LimitAccount {
-    #[must_use]
     pub fn new(period: LimitPeriod) -> Self {
         match period {
             LimitPeriod::Now => Self::Now(0),
@@ -52,7 +51,6 @@ impl LimitAccount {
     }
 
     /// Amount used and reserved. The account must have been advanced to the present.
-    #[must_use]
     pub const fn used(&self) -> u64 {
         match self {
             Self::Now(held) => *held,
@@ -62,7 +60,6 @@ impl LimitAccount {
     }
 
     /// Amount used; what is only reserved is left out where the account tracks it.
-    #[must_use]
     pub const fn settled(&self) -> u64 {
         match self {
             Self::Calendar { used, .. } => *used,
@@ -71,7 +68,6 @@ impl LimitAccount {
     }
 
     /// Amount reserved and not settled; `None` where the account does not track it.
-    #[must_use]
     pub const fn reserved(&self) -> Option<u64> {
         match self {
             Self::Now(held) => Some(*held),
@@ -81,7 +77,6 @@ impl LimitAccount {
     }
 
     /// Time until `amount` can be reserved. `ends` is the end of the calendar period.
-    #[must_use]
     pub fn wait(&self, now: Tick, ends: Tick, limit: u64, amount: u64) -> Duration {
         let fits = self.used().saturating_add(amount) <= limit;
         match self {

@@ -138,7 +138,6 @@ impl ExpectedUse {
     /// generate. The amount comes from jobs of the same model, tenant and class once there are
     /// enough samples, and otherwise from jobs of the model. A few samples of the model give a
     /// cautious guess. Without samples, the whole requested output is reserved.
-    #[must_use]
     pub fn output(&self, spec: &JobSpec) -> u64 {
         let guess = || self.output.models.get(&spec.model)?.guess();
         let each = self.output.upper_quantile(spec).or_else(guess).unwrap_or(u64::MAX);
@@ -152,7 +151,6 @@ impl ExpectedUse {
 
     /// Replica time to reserve for a job, and its cost; not known before enough similar jobs have
     /// ended.
-    #[must_use]
     pub fn replica_use(&self, spec: &JobSpec) -> ReplicaUse {
         ReplicaUse { gpu: self.gpu.upper_quantile(spec), money: self.money.upper_quantile(spec) }
     }

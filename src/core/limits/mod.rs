@@ -69,7 +69,6 @@ struct ReservedPart {
 }
 
 impl LimitReservation {
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -93,7 +92,6 @@ pub struct LimitExceeded {
 impl LimitExceeded {
     /// Whether the quota of a day or month is used up, so that an early retry is pointless. Another
     /// gateway's lease may hold what is left of it, but not for long.
-    #[must_use]
     pub const fn is_quota(&self) -> bool {
         matches!(self.rule.period, LimitPeriod::Day | LimitPeriod::Month) && self.left < self.asked
     }
@@ -183,13 +181,11 @@ impl UsageLimits {
     }
 
     /// Whether there are no limits.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
     /// Whether any limit counts the unit.
-    #[must_use]
     pub const fn counts(&self, unit: LimitUnit) -> bool {
         self.counted_units[unit as usize]
     }
@@ -275,7 +271,6 @@ impl UsageLimits {
     }
 
     /// Whether the accounts hold exactly the given reservations.
-    #[must_use]
     pub fn is_balanced<'a>(&self, reservations: impl Iterator<Item = &'a LimitReservation>) -> bool {
         let mut sums: NumberMap<(LimitId, u64), u64> = NumberMap::default();
         for part in reservations.flat_map(|reservation| &reservation.0) {

@@ -18,7 +18,6 @@ pub enum LimitScope {
 
 impl LimitScope {
     /// Short stable name for logs and metric labels.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Tenant(_) => "tenant",
@@ -51,7 +50,6 @@ impl LimitUnit {
         [Self::Requests, Self::InputTokens, Self::OutputTokens, Self::Tokens, Self::GpuTime, Self::Money];
 
     /// Short stable name for logs and metric labels.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Requests => "requests",
@@ -80,7 +78,6 @@ pub enum LimitPeriod {
 
 impl LimitPeriod {
     /// Short stable name for logs and metric labels.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Now => "concurrent",
@@ -132,7 +129,6 @@ pub struct UsedAmounts {
 
 impl UsedAmounts {
     /// Amount that counts for the unit; `None` when it is not known.
-    #[must_use]
     pub fn of(&self, unit: LimitUnit) -> Option<u64> {
         let known = match unit {
             LimitUnit::InputTokens | LimitUnit::OutputTokens | LimitUnit::Tokens => self.tokens_known,
@@ -144,7 +140,6 @@ impl UsedAmounts {
 
 impl UnitAmounts {
     /// Amount that counts for the unit. A request counts as one, whatever it uses.
-    #[must_use]
     pub const fn of(&self, unit: LimitUnit) -> u64 {
         match unit {
             LimitUnit::Requests => 1,
@@ -157,7 +152,6 @@ impl UnitAmounts {
     }
 
     /// The part of the amount that is known before the job runs, and that no shorter answer avoids.
-    #[must_use]
     pub const fn known_before_run(&self, unit: LimitUnit) -> u64 {
         match unit {
             LimitUnit::Requests => 1,

@@ -37,7 +37,6 @@ impl UsageLimits {
     }
 
     /// Whether a report cannot wait for its time.
-    #[must_use]
     pub fn wants_lease(&self) -> bool {
         self.shared.as_ref().is_some_and(|shared| !shared.urgent.is_empty() || shared.leave_is_news)
     }

@@ -76,7 +76,6 @@ const fn slot_of(now: Tick) -> u64 {
 
 impl MinuteWindow {
     /// Amount booked in the window, debts included.
-    #[must_use]
     pub const fn used(&self) -> u64 {
         self.sum.saturating_add(self.debt)
     }
@@ -132,7 +131,6 @@ impl MinuteWindow {
     /// Time until `amount` can be booked; zero when it can be booked now. An amount above the limit
     /// is treated as the limit. When the amount is likely to fit once running jobs are settled, the
     /// wait is the usual time until a settlement.
-    #[must_use]
     pub fn wait(&self, now: Tick, limit: u64, amount: u64) -> Duration {
         let at_the_latest = self.latest_wait(now, limit, amount);
         let settled = self.used().saturating_sub(self.held);

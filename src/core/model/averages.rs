@@ -31,7 +31,6 @@ pub struct EventRate {
 
 impl EventRate {
     /// A rate before its first event.
-    #[must_use]
     pub const fn new() -> Self {
         Self { sum: 0.0, last: Tick::ZERO, first: None }
     }
@@ -46,7 +45,6 @@ impl EventRate {
     /// The rate; `None` before the first event. The sum is divided by the part of the memory that
     /// has passed since the first event, at least one second. The rate is therefore right from the
     /// start.
-    #[must_use]
     pub fn per_second(&self, now: Tick) -> Option<f64> {
         let lived = now.since(self.first?).as_secs_f64().max(1.0);
         Some(self.sum_at(now) / (RATE_MEMORY * (1.0 - decay(lived))))

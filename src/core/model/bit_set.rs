@@ -29,7 +29,6 @@ impl BitSet {
     }
 
     /// Whether the set contains the number.
-    #[must_use]
     pub fn contains(&self, number: usize) -> bool {
         self.words.get(number / WORD).is_some_and(|word| word >> (number % WORD) & 1 == 1)
     }

@@ -172,7 +172,6 @@ pub enum AttemptOutcome {
 
 impl AttemptOutcome {
     /// The tokens that the engine spent.
-    #[must_use]
     pub const fn usage(self) -> JobUsage {
         match self {
             Self::Done(usage) | Self::Failed { usage, .. } | Self::Interrupted { usage, .. } => usage,

@@ -37,7 +37,6 @@ impl<I, T> Default for IdTable<I, T> {
 
 impl<I: Copy + From<usize> + Into<usize>, T> IdTable<I, T> {
     /// An empty table that remembers the names and ids of `previous`.
-    #[must_use]
     pub fn successor(previous: &Self) -> Self {
         let slot = |slot: &TableSlot<T>| {
             let idle = if slot.row.is_some() { 0 } else { slot.idle.saturating_add(1) };
@@ -89,20 +88,17 @@ impl<I: Copy + From<usize> + Into<usize>, T> IdTable<I, T> {
     }
 
     /// The row with the id; `None` when it was removed or never set.
-    #[must_use]
     pub fn get(&self, id: I) -> Option<&T> {
         self.rows.get(id.into()).and_then(|slot| slot.row.as_ref())
     }
 
     /// The id of a present row.
-    #[must_use]
     pub fn id(&self, name: &str) -> Option<I> {
         let id = *self.by_name.get(name)?;
         self.get(id).map(|_| id)
     }
 
     /// The name of an id, also of a removed row; `""` for an id that this table never gave.
-    #[must_use]
     pub fn name(&self, id: I) -> &str {
         self.rows.get(id.into()).map_or("", |slot| &slot.name)
     }
@@ -124,7 +120,6 @@ impl<I: Copy + From<usize> + Into<usize>, T> IdTable<I, T> {
     }
 
     /// The number of ids ever given: ids are `0..capacity()`.
-    #[must_use]
     pub fn capacity(&self) -> usize {
         self.rows.len()
     }

@@ -11,13 +11,11 @@ macro_rules! id {
         pub struct $name($inner);
 
         impl $name {
-            #[must_use]
             pub const fn new(number: $inner) -> Self {
                 Self(number)
             }
 
             /// The number, for use as an index.
-            #[must_use]
             pub const fn index(self) -> usize {
                 self.0 as usize
             }

@@ -36,7 +36,6 @@ pub enum InvariantId {
 
 impl InvariantId {
     /// Short stable name for logs and metric labels.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::CreditKept => "credit_kept",
@@ -74,7 +73,6 @@ impl Invariants {
     }
 
     /// Number of checks that failed since the start.
-    #[must_use]
     pub const fn broken(&self) -> u64 {
         self.broken
     }

@@ -40,7 +40,8 @@ pub struct JobSpec {
     pub deadline: Tick,
     /// The last moment at which the client still waits for the first token; [`Tick::NEVER`] when
     /// the client did not say. At least `deadline`.
-    pub patience: Tick,
+    #[serde(rename = "patience")]
+    pub client_deadline: Tick,
     /// Whether a refused job goes on as another model. Such a job does not wait while no replica of
     /// its own model is in service, and a refusal returns what the tenant was charged for the job.
     pub has_fallback: bool,
@@ -65,7 +66,6 @@ pub struct JobSpec {
 impl JobSpec {
     /// A stream of 10 prompt tokens and at most 10 output tokens, of the first tenant, in the first
     /// class, for the first model; the base of the jobs of tests.
-    #[must_use]
     pub const fn example(id: u64) -> Self {
         Self {
             id: JobId::new(id),
@@ -80,7 +80,7 @@ impl JobSpec {
             streams: true,
             arrived: Tick::NEVER,
             deadline: Tick::NEVER,
-            patience: Tick::NEVER,
+            client_deadline: Tick::NEVER,
             has_fallback: false,
             resumable: false,
             context: 0,
@@ -116,7 +116,6 @@ pub struct TokenCounts {
 
 impl TokenCounts {
     /// The part of the prompt that came from the prefix cache, as far as the engine tells.
-    #[must_use]
     pub fn from_cache(&self) -> u64 {
         self.cached.unwrap_or(0)
     }
@@ -138,7 +137,6 @@ pub enum JobUsage {
 
 impl JobUsage {
     /// The counted tokens, if any were counted.
-    #[must_use]
     pub fn tokens(self) -> Option<TokenCounts> {
         match self {
             Self::Exact(tokens) | Self::Partial(tokens) => Some(tokens),
@@ -148,7 +146,6 @@ impl JobUsage {
 
     /// The use with `counted` prompt tokens, when a stream ended before its engine reported the
     /// prompt's length. A client that leaves early is charged for the prompt.
-    #[must_use]
     pub fn with_prompt(self, counted: u64) -> Self {
         match self {
             Self::Partial(tokens) if tokens.input == 0 => {

@@ -32,7 +32,6 @@ pub enum Closed {
 
 impl Closed {
     /// A short stable name for logs, metrics and the admin API.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Cordoned => "cordon",
@@ -58,7 +57,6 @@ pub enum OverrideTarget {
 
 impl OverrideTarget {
     /// The name of the pool, replica or tenant.
-    #[must_use]
     pub fn name(self, policy: &Policy) -> &str {
         match self {
             Self::Pool(pool) => policy.pools.name(pool),
@@ -87,7 +85,6 @@ impl OverrideChange {
     pub const NAMES: [&str; 5] = ["cordon", "drain", "spot_notice", "pause", "boost"];
 
     /// The target that the effect applies to.
-    #[must_use]
     pub const fn target(&self) -> OverrideTarget {
         match *self {
             Self::ClosePool(pool, _) => OverrideTarget::Pool(pool),
@@ -98,7 +95,6 @@ impl OverrideChange {
     }
 
     /// How the override closes a pool or replica; `None` when it closes nothing.
-    #[must_use]
     pub const fn closed(&self) -> Option<Closed> {
         match *self {
             Self::ClosePool(_, closed) | Self::CloseReplica(_, closed) => Some(closed),
@@ -107,7 +103,6 @@ impl OverrideChange {
     }
 
     /// A short stable name for logs, metrics and the admin API.
-    #[must_use]
     pub const fn name(&self) -> &'static str {
         match *self {
             Self::ClosePool(_, closed) | Self::CloseReplica(_, closed) => closed.name(),
@@ -157,7 +152,6 @@ impl Overrides {
     }
 
     /// The target of an override whose time is over, the earliest first.
-    #[must_use]
     pub fn due(&self, now: Tick) -> Option<OverrideTarget> {
         self.ends
             .first()
@@ -166,26 +160,22 @@ impl Overrides {
     }
 
     /// When the next override ends by itself.
-    #[must_use]
     pub fn next_end(&self) -> Option<Tick> {
         self.ends.first().map(|(until, _)| *until).filter(|until| *until != Tick::NEVER)
     }
 
     /// How a replica is closed, by itself or with its pool; the stricter of the two.
-    #[must_use]
     pub fn closed(&self, pool: PoolId, replica: ReplicaId) -> Option<Closed> {
         let targets = [OverrideTarget::Pool(pool), OverrideTarget::Replica(replica)];
         targets.iter().filter_map(|target| self.rows.get(target)?.row.change.closed()).max()
     }
 
     /// When the tenant's pause ends; `None` when the tenant is not paused.
-    #[must_use]
     pub fn paused_until(&self, tenant: TenantId) -> Option<Tick> {
         self.rows.get(&OverrideTarget::Pause(tenant)).map(|pause| pause.row.until)
     }
 
     /// Factor of the tenant's weight.
-    #[must_use]
     pub fn boost(&self, tenant: TenantId) -> f64 {
         match self.rows.get(&OverrideTarget::Boost(tenant)).map(|boost| boost.row.change) {
             Some(OverrideChange::Boost(_, factor)) if !factor.is_nan() => factor.clamp(BOOSTS.0, BOOSTS.1),

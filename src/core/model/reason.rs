@@ -79,7 +79,6 @@ impl DispatchReason {
     };
 
     /// The class that the job is served in, when the job arrived in another one.
-    #[must_use]
     pub fn demoted_to(&self) -> Option<ClassId> {
         self.demoted_from.map(|_| self.class)
     }
@@ -102,7 +101,6 @@ pub enum OrderReason {
 
 impl OrderReason {
     /// A short stable name for logs.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Alone => "alone",
@@ -138,7 +136,6 @@ impl PreemptReason {
     pub const NAMES: [&'static str; 5] = ["stalled", "preempted", "drained", "spot_notice", "asleep"];
 
     /// Short stable name for logs and metric labels.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Stalled => "stalled",
@@ -150,7 +147,6 @@ impl PreemptReason {
     }
 
     /// The fault of a stream that is migrated for this reason.
-    #[must_use]
     pub const fn fault(self) -> EngineFault {
         match self {
             Self::Stalled => EngineFault::Silent,
@@ -233,7 +229,6 @@ impl RejectReason {
     ];
 
     /// Short stable name for logs and metric labels.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Limited(why) if why.is_quota() => "quota_spent",
@@ -257,7 +252,6 @@ impl RejectReason {
     }
 
     /// Whether another model may serve a job that was refused for this reason.
-    #[must_use]
     pub const fn may_fall_back(self) -> bool {
         !matches!(self, Self::Limited(_) | Self::Paused | Self::Withdrawn | Self::Draining)
     }
@@ -322,13 +316,11 @@ impl EngineFault {
 
     /// Whether a replica with this fault still answers, though badly. The cause may be the request,
     /// or something that all replicas depend on.
-    #[must_use]
     pub const fn is_still_answering(self) -> bool {
         matches!(self, Self::ServerError | Self::Aborted | Self::ErrorEvent | Self::Malformed)
     }
 
     /// Short stable name for logs and metric labels.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Refused => "refused",
@@ -346,13 +338,11 @@ impl EngineFault {
 
     /// Whether the engine did, or may have done, work for the request. The attempt then counts
     /// against the job's attempts.
-    #[must_use]
     pub const fn counts_as_attempt(self) -> bool {
         !matches!(self, Self::Refused | Self::Draining | Self::Busy { .. })
     }
 
     /// Whether one such fault is enough to eject the replica.
-    #[must_use]
     pub const fn ejects(self) -> bool {
         !matches!(self, Self::Busy { .. } | Self::Malformed | Self::AnswerTimeout)
     }

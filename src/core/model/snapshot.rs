@@ -107,7 +107,6 @@ impl PoolStatus {
         [Self::Cold, Self::Starting, Self::Ready, Self::Draining, Self::Asleep, Self::Down];
 
     /// A short stable name for metrics and the admin API.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Cold => "cold",
@@ -195,7 +194,6 @@ impl ReplicaStatus {
     ];
 
     /// A short stable name for logs, metrics and the admin API.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Serving => "serving",
@@ -290,7 +288,6 @@ pub enum Obstacle {
 
 impl Obstacle {
     /// A short stable name for the admin API.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Paused => "tenant_paused",

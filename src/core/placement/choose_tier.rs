@@ -55,7 +55,6 @@ pub enum PlacementDecision {
 /// Whether a job that waits for its preferred pools ignores all others just now, and when that
 /// changes. The job considers other pools from half of its objective until the objective has
 /// passed: a late job cannot be in time anywhere.
-#[must_use]
 pub fn preferred_only_until(arrived: Tick, goal: Tick, now: Tick) -> (bool, Option<Tick>) {
     let half = goal.earlier_by(goal.since(arrived) / 2);
     match now {
@@ -91,7 +90,6 @@ pub enum PlacementReason {
 
 impl PlacementReason {
     /// A short stable name for logs.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Only => "only",
@@ -114,7 +112,6 @@ impl TierOffer {
     }
 
     /// Order of preference: the tier that is wanted more comes first.
-    #[must_use]
     pub fn cmp_preference(&self, other: &Self) -> std::cmp::Ordering {
         self.rank.cmp(&other.rank).then(self.cost.total_cmp(&other.cost)).then(self.tier.cmp(&other.tier))
     }
@@ -128,7 +125,6 @@ impl TierOffer {
 }
 
 /// Chooses the tier among the offers of a job's tiers. The result depends on the arguments only.
-#[must_use]
 pub fn choose_tier(offers: &[TierOffer], terms: &JobTerms) -> PlacementDecision {
     let left = terms.time_left as f64;
     let Some(wanted) = offers.iter().min_by(|one, two| one.cmp_preference(two)) else {

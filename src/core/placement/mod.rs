@@ -29,7 +29,6 @@ pub struct PoolSet {
 
 impl PoolSet {
     /// Whether jobs of the pool set may wait for the pools that they want most.
-    #[must_use]
     pub fn can_wait(&self) -> bool {
         self.late_policy == LatePolicy::Wait && self.tiers.len() > 1
     }
@@ -66,7 +65,6 @@ struct ModelRoutes {
 }
 
 impl GroupShape {
-    #[must_use]
     pub fn pool_set(&self, pool_set: PoolSetIndex) -> &PoolSet {
         &self.pool_sets[pool_set.index()]
     }
@@ -90,7 +88,6 @@ pub struct Placement {
 
 impl Placement {
     /// Computes the map. A model without any existing pool has no pool sets.
-    #[must_use]
     pub fn new(policy: &Policy) -> Self {
         let mut placement = Self::default();
         let rules = placement.number_rules(policy);
@@ -186,7 +183,6 @@ impl Placement {
     }
 
     /// The pool group and pool set of a lane's jobs; `None` when no pool may serve them.
-    #[must_use]
     pub fn route(&self, lane: LaneKey) -> Option<LaneRoute> {
         let ways = self.routes_of(lane.model)?;
         let tenant = self.tenants.get(lane.tenant.index()).copied().unwrap_or(0);
@@ -197,14 +193,12 @@ impl Placement {
     }
 
     /// The pools that may serve the jobs of a lane.
-    #[must_use]
     pub fn pool_set(&self, lane: LaneKey) -> Option<&PoolSet> {
         self.route(lane).map(|route| self.groups[route.group.index()].pool_set(route.pool_set))
     }
 
     /// The number of the model's context windows, except the largest, that a job of `context`
     /// tokens exceeds.
-    #[must_use]
     pub fn context_group(&self, model: ModelId, context: u64) -> u8 {
         let passed =
             self.routes_of(model).map_or(0, |ways| ways.windows.partition_point(|w| u64::from(*w) < context));
@@ -212,7 +206,6 @@ impl Placement {
     }
 
     /// Whether both maps serve the same models with the same context windows.
-    #[must_use]
     pub fn has_windows_of(&self, other: &Self) -> bool {
         let windows = |placement: &Self, model| placement.routes_of(model).map(|ways| ways.windows.clone());
         let count = self.models.len().max(other.models.len());
@@ -220,18 +213,15 @@ impl Placement {
     }
 
     /// The pool group of a model.
-    #[must_use]
     pub fn group_of_model(&self, model: ModelId) -> Option<GroupIndex> {
         self.routes_of(model).map(|ways| ways.group)
     }
 
     /// The pool group that a pool belongs to; a pool without models has none.
-    #[must_use]
     pub fn group_of(&self, pool: PoolId) -> Option<GroupIndex> {
         self.pools.get(&pool).copied()
     }
 
-    #[must_use]
     pub fn groups(&self) -> &[GroupShape] {
         &self.groups
     }
@@ -246,7 +236,6 @@ pub struct PreparedPolicy {
 
 impl PreparedPolicy {
     /// Computes what follows from the policy: the pools of each lane.
-    #[must_use]
     pub fn new(policy: Arc<Policy>) -> Self {
         let placement = Arc::new(Placement::new(&policy));
         Self { policy, placement }

@@ -8,26 +8,32 @@ use crate::model::policy::{Model, Policy};
 
 /// Context window of a pool for a model in tokens: the smaller of the model's and the pool's
 /// windows.
-#[must_use]
 pub fn context_window(model: &Model, supply: &PoolTraits) -> Option<u32> {
     model.max_model_len.into_iter().chain(supply.window).min()
 }
 
 /// The largest context window in tokens for a model, among the pools that all of the given rules
-/// allow. `None` when some window is not known, or when no pool is left.
-#[must_use]
-pub fn largest_window(policy: &Policy, model: &Model, rules: &[&PlacementRules]) -> Option<u32> {
+/// allow. `reported` is the window that a pool's engines state, which may be smaller. `None` when
+/// some window is not known, or when no pool is left.
+pub fn largest_window(
+    policy: &Policy,
+    model: &Model,
+    rules: &[&PlacementRules],
+    reported: impl Fn(PoolId) -> Option<u32>,
+) -> Option<u32> {
     let pools = model.pools.iter().filter_map(|id| Some((*id, policy.pools.get(*id)?.traits)));
     let mut allowed = pools.filter(|(id, supply)| rules.iter().all(|rules| rules.allows(*id, supply)));
     allowed
-        .try_fold(0, |most, (_, supply)| Some(context_window(model, &supply)?.max(most)))
+        .try_fold(0, |most: u32, (id, supply)| {
+            let smaller = context_window(model, &supply).into_iter().chain(reported(id)).min()?;
+            Some(most.max(smaller))
+        })
         .filter(|most| *most > 0)
 }
 
 /// The pools, by id, that may serve a model's jobs under the rules: those with a window larger than
 /// `beyond` tokens. When no window is larger, the pools with the largest window, so that the engine
 /// decides.
-#[must_use]
 pub fn eligible(policy: &Policy, model: &Model, rules: &PlacementRules, beyond: u32) -> Vec<PoolId> {
     let size = |id: PoolId| {
         let supply = policy.pools.get(id).map(|pool| pool.traits).unwrap_or_default();
@@ -55,7 +61,6 @@ pub struct PoolTier {
 
 /// The tiers of the pools, most preferred first, as far as that is known before any work has run
 /// there.
-#[must_use]
 pub fn tiers(policy: &Policy, pools: &[PoolId], rules: &PlacementRules) -> Vec<PoolTier> {
     let key = |id: PoolId| {
         let supply = policy.pools.get(id).map(|pool| pool.traits).unwrap_or_default();

@@ -24,7 +24,6 @@ impl ObjectiveKind {
     pub const ALL: [Self; 2] = [Self::Ttft, Self::Itl];
 
     /// The objective's key in the configuration.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ttft => "ttft",
@@ -33,7 +32,6 @@ impl ObjectiveKind {
     }
 
     /// The objective in words, for people.
-    #[must_use]
     pub const fn description(self) -> &'static str {
         match self {
             Self::Ttft => "first token",

@@ -6,7 +6,6 @@ use crate::model::policy::{Policy, QueueBounds};
 use crate::queue::{Queue, QueuedLoad};
 
 /// The first bound that the load exceeds.
-#[must_use]
 pub fn exceeded_bound(load: &QueuedLoad, bounds: &QueueBounds) -> Option<QueueBound> {
     if load.requests > bounds.requests {
         return Some(QueueBound::Requests);
@@ -19,7 +18,6 @@ pub fn exceeded_bound(load: &QueuedLoad, bounds: &QueueBounds) -> Option<QueueBo
 
 /// The bound that the tenant's newest job, already counted in the queue, exceeds. Bounds limit what
 /// waits: a job that was dispatched at once is never checked.
-#[must_use]
 pub fn exceeded_queue_bound(policy: &Policy, queue: &Queue, tenant: TenantId) -> Option<RejectReason> {
     let own =
         policy.tenants.get(tenant).and_then(|row| exceeded_bound(&queue.tenant_load(tenant), &row.bounds));
@@ -29,7 +27,6 @@ pub fn exceeded_queue_bound(policy: &Policy, queue: &Queue, tenant: TenantId) ->
 
 /// Whether one more small request may wait. An empty queue always has space, since the request may
 /// be dispatched at once.
-#[must_use]
 pub fn has_space(total: &QueuedLoad, bounds: &QueueBounds) -> bool {
     let next = QueuedLoad { requests: total.requests + 1, bytes: total.bytes + 1, tokens: total.tokens + 1 };
     total.requests == 0 || exceeded_bound(&next, bounds).is_none()

@@ -21,20 +21,17 @@ impl FitSize {
     pub const MAX: Self = Self { seqs: u32::MAX, kv: u64::MAX, prefill: u64::MAX };
 
     /// Whether this fits into `room`, in every respect.
-    #[must_use]
     pub fn fits_in(self, room: Self) -> bool {
         self.seqs <= room.seqs && self.kv <= room.kv && self.prefill <= room.prefill
     }
 
     /// The difference to [`FitSize::MAX`]. The complement turns "at least" into "at most": `a` fits
     /// into `b` exactly when `b.complement()` fits into `a.complement()`.
-    #[must_use]
     pub const fn complement(self) -> Self {
         Self { seqs: u32::MAX - self.seqs, kv: u64::MAX - self.kv, prefill: u64::MAX - self.prefill }
     }
 
     /// The smaller of the two sizes in each respect.
-    #[must_use]
     pub fn min_each(self, other: Self) -> Self {
         Self {
             seqs: self.seqs.min(other.seqs),
@@ -44,7 +41,6 @@ impl FitSize {
     }
 
     /// The larger of the two sizes in each respect.
-    #[must_use]
     pub fn max_each(self, other: Self) -> Self {
         Self {
             seqs: self.seqs.max(other.seqs),
@@ -65,7 +61,6 @@ pub trait FitRank: Copy + PartialEq {
     fn cost(&self, query: Self::Query) -> Self::Cost;
 
     /// A rank whose cost is, for every query, at most the cost of either rank.
-    #[must_use]
     fn floor(self, other: Self) -> Self;
 }
 
@@ -197,31 +192,26 @@ impl<K: FitRank, V: Copy> FitTree<K, V> {
         }
     }
 
-    #[must_use]
     pub fn get(&self, slot: usize) -> Option<&FitEntry<K, V>> {
         self.entries.get(slot)?.as_ref()
     }
 
     /// The number of entries.
-    #[must_use]
     pub fn len(&self) -> u32 {
         self.root().count
     }
 
     /// Whether there is no entry.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// A floor of all keys; the least key when the order does not depend on the query.
-    #[must_use]
     pub fn least_key(&self) -> Option<K> {
         self.root().key
     }
 
     /// The least size in each respect, over all entries.
-    #[must_use]
     pub fn least_size(&self) -> FitSize {
         self.root().least
     }
@@ -288,7 +278,6 @@ impl<K: FitRank, V: Copy> FitTree<K, V> {
     }
 
     /// How many entries fit into `room`.
-    #[must_use]
     pub fn count(&self, room: FitSize) -> u32 {
         if self.nodes.is_empty() { 0 } else { self.count_below(1, room) }
     }

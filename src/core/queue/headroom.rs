@@ -55,14 +55,12 @@ impl Headroom {
 
     /// Whether requests of the class still arrive: the last one came at most five seconds or three
     /// mean hold times ago, whichever is longer.
-    #[must_use]
     pub fn is_active(&self, now: Tick) -> bool {
         self.burst_at(now).is_some()
     }
 
     /// Sequences to keep free: two standard deviations, `⌈2·√(λ·h)⌉`. The headroom is 0 while the
     /// class is idle, and until four sequences have arrived and one request has ended.
-    #[must_use]
     pub fn seqs(&self, now: Tick) -> u32 {
         let Some(burst) = self.burst_at(now).filter(|burst| burst.arrivals >= FEW) else { return 0 };
         let rate = burst.rate.per_second(now).unwrap_or(0.0);

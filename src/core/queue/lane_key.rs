@@ -14,7 +14,6 @@ pub struct LaneKey {
 }
 
 impl LaneKey {
-    #[must_use]
     pub fn of(spec: &JobSpec) -> Self {
         Self { class: spec.class, tenant: spec.tenant, model: spec.model, context_group: spec.context_group }
     }
@@ -37,7 +36,6 @@ pub struct LanePosition {
 
 impl LanePosition {
     /// The accounts of the lane's jobs.
-    #[must_use]
     pub const fn accounts(self) -> LaneAccounts {
         LaneAccounts { group: self.group, class: self.class }
     }

@@ -23,7 +23,6 @@ impl Default for LateTurns {
 
 impl LateTurns {
     /// Whether an overdue late job goes before the jobs in time.
-    #[must_use]
     pub(super) fn is_next(self) -> bool {
         self.saved >= 0.0
     }
@@ -40,7 +39,6 @@ impl LateTurns {
     }
 
     /// The part of the turns that late jobs can expect.
-    #[must_use]
     pub(super) fn expected(self, share: f64) -> f64 {
         self.taken.max(share)
     }

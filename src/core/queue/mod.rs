@@ -49,7 +49,6 @@ pub struct QueuedLoad {
 
 impl QueuedLoad {
     /// The load of one job.
-    #[must_use]
     pub fn of(spec: &JobSpec) -> Self {
         let tokens = u128::from(spec.prompt_tokens) + u128::from(spec.max_output_tokens);
         Self { requests: 1, bytes: u128::from(spec.bytes), tokens }
@@ -93,7 +92,6 @@ pub struct Lane {
 
 impl Lane {
     /// The next job of this part.
-    #[must_use]
     pub fn head(&self, part: LanePart) -> Option<JobId> {
         let first = self.parts[part as usize].first();
         let late = self.late.first().filter(|_| part == LanePart::New);
@@ -106,14 +104,12 @@ impl Lane {
     }
 
     /// Number of late jobs.
-    #[must_use]
     pub fn late_jobs(&self) -> u64 {
         self.late.len() as u64
     }
 
     /// The part of the lane's turns that late jobs can expect, when they get at most `share` of
     /// them while others wait.
-    #[must_use]
     pub fn late_part(&self, share: f64) -> f64 {
         self.late_turns.expected(share)
     }
@@ -144,13 +140,11 @@ impl Lane {
     }
 
     /// Arrival time of the oldest fresh job.
-    #[must_use]
     pub fn oldest(&self) -> Option<Tick> {
         self.oldest_jobs.oldest_arrival()
     }
 
     /// The fresh job whose turn comes last, with its place.
-    #[must_use]
     pub fn last_fresh(&self) -> Option<(LaneOrderKey, JobId)> {
         self.late.last().or(self.parts[LanePart::New as usize].last()).copied()
     }
@@ -158,7 +152,6 @@ impl Lane {
     /// Jobs in time that certainly go before a fresh job in time. 0 for a late job, which any other
     /// may overtake. The count starts at the end of the lane: with more than `MAX_BEHIND` jobs
     /// behind, the number is not known and the result is 0.
-    #[must_use]
     pub fn jobs_certainly_before(&self, place: LaneOrderKey, job: JobId) -> u64 {
         if place.late {
             return 0;
@@ -171,7 +164,6 @@ impl Lane {
 
     /// Jobs that go before a job among those of its part, late or in time as it is. `None` when
     /// more than `MAX_COUNTED` jobs go before it and as many after it.
-    #[must_use]
     pub fn position_of(&self, part: LanePart, place: LaneOrderKey, job: JobId) -> Option<u64> {
         let peers = if place.late { &self.late } else { &self.parts[part as usize] };
         let before = peers.range(..(place, job)).take(MAX_COUNTED + 1).count();
@@ -184,7 +176,6 @@ impl Lane {
     }
 
     /// Waiting work of the lane.
-    #[must_use]
     pub const fn load(&self) -> QueuedLoad {
         self.load
     }
@@ -310,7 +301,6 @@ impl Queue {
     }
 
     /// The lane, if it exists.
-    #[must_use]
     pub fn lane(&self, key: LaneKey) -> Option<&Lane> {
         self.lanes.get(&key)
     }
@@ -352,7 +342,6 @@ impl Queue {
     }
 
     /// Waiting work of a tenant.
-    #[must_use]
     pub fn tenant_load(&self, tenant: TenantId) -> QueuedLoad {
         self.tenants.get(&tenant).map(|own| own.load).unwrap_or_default()
     }
@@ -370,20 +359,17 @@ impl Queue {
     }
 
     /// Waiting requests of a tenant per weight, less `fewer` requests.
-    #[must_use]
     pub fn share(&self, tenant: TenantId, fewer: u64) -> f64 {
         let own = self.tenants.get(&tenant);
         own.map_or(0.0, |own| own.load.requests.saturating_sub(fewer) as f64 / own.weight)
     }
 
     /// Waiting work of all tenants.
-    #[must_use]
     pub const fn total(&self) -> QueuedLoad {
         self.total
     }
 
     /// Number of waiting jobs that another model may serve.
-    #[must_use]
     pub const fn waiting_with_fallback(&self) -> u64 {
         self.with_fallback
     }

@@ -54,7 +54,6 @@ impl OldestWaiting {
     }
 
     /// Arrival time of the job with the least arrival number.
-    #[must_use]
     pub fn oldest_arrival(&self) -> Option<Tick> {
         let first = self.queue.front().and_then(|first| Some((first.number, first.arrived?)));
         let stray = self.out_of_order.first_key_value().map(|(number, arrived)| (*number, *arrived));

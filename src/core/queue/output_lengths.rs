@@ -21,7 +21,6 @@ impl OutputLengths {
     /// Expected output tokens of a job, over all its sequences. The mean of its model, tenant and
     /// class counts once there are a few samples, else the mean of its model, else
     /// [`START_OUTPUT`]. The result is never more than the job may generate.
-    #[must_use]
     pub fn expected(&self, spec: &JobSpec) -> u64 {
         let own = self.own.get(&(spec.model, spec.tenant, spec.class));
         let known = own.filter(|mean| mean.samples >= OWN_SAMPLES).or_else(|| self.models.get(&spec.model));

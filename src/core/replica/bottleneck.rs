@@ -30,7 +30,6 @@ pub enum Bottleneck {
 
 impl Bottleneck {
     /// Short stable name for logs and metric labels.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Held => "held",

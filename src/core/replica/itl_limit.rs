@@ -121,38 +121,32 @@ impl Default for ItlLimit {
 
 impl ItlLimit {
     /// Limit in sequences; at least 1, `u32::MAX` where the ITL limits nothing.
-    #[must_use]
     pub fn seqs(&self) -> u32 {
         self.limit as u32
     }
 
     /// Whether the samples show that the engine cannot keep the objective.
-    #[must_use]
     pub fn is_out_of_reach(&self) -> bool {
         self.mean.is_some() && self.limit.is_infinite()
     }
 
     /// Limit in sequences under the objective of released replicas.
-    #[must_use]
     pub fn released_seqs(&self) -> u32 {
         self.released as u32
     }
 
     /// Mean ITL now, in nanoseconds.
-    #[must_use]
     pub fn mean(&self) -> Option<f64> {
         self.mean.map(|mean| mean.gap)
     }
 
     /// Ratio of its step times to those predicted for a replica of speed factor 1; `None` before
     /// the first sample.
-    #[must_use]
     pub fn slowness(&self) -> Option<f64> {
         self.mean.map(|_| self.slowness)
     }
 
     /// Mean ITL that the limit aims at under an objective, in nanoseconds.
-    #[must_use]
     pub fn target(&self, objective: Duration) -> f64 {
         objective.as_nanos() as f64 * TARGET
     }

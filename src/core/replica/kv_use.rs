@@ -47,7 +47,6 @@ impl SharedKv {
     }
 
     /// KV tokens that prompts of this many tokens save by sharing.
-    #[must_use]
     pub fn saved(&self, prompts: u64) -> u64 {
         (prompts as f64 * self.0) as u64
     }
@@ -74,7 +73,6 @@ impl OutputProgress {
     }
 
     /// Part of the expected output of so many jobs that counts as held, from one half to 1.
-    #[must_use]
     pub fn part(&self, jobs: u32) -> f64 {
         if self.samples < LEAST_SAMPLES || self.length <= 0.0 {
             return 1.0;

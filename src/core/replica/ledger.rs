@@ -76,7 +76,6 @@ pub struct Booking {
 
 impl Booking {
     /// KV cache tokens that the job will hold at its end.
-    #[must_use]
     pub const fn kv(&self) -> u64 {
         self.prompt.saturating_add(self.output)
     }
@@ -138,7 +137,6 @@ impl Ledger {
     /// gateway cannot see how far a stream has come. At a random moment half of a stream is left on
     /// average. A job therefore counts its expected output until its prompt is prefilled, and half
     /// of it after.
-    #[must_use]
     pub const fn work(&self) -> u64 {
         self.prefill.saturating_add(self.output)
     }

@@ -99,7 +99,6 @@ impl Reconciler {
     /// Sequences of other clients that run there: the least that the last two reports show, less as
     /// the reports age; 0 when nothing is known. Callers always leave the replica at least one
     /// sequence of ours, or a mistake here could never be found out.
-    #[must_use]
     pub fn external_seqs(&self, now: Tick) -> u32 {
         (f64::from(self.estimate.unwrap_or(0)) * self.confidence(now)).round() as u32
     }
@@ -107,7 +106,6 @@ impl Reconciler {
     /// Confidence in [`Self::external_seqs`]: 1 while reports come as usual, one half when the last report
     /// is two usual gaps old. The confidence is 0 after ten usual gaps, and before there were two
     /// reports.
-    #[must_use]
     pub fn confidence(&self, now: Tick) -> f64 {
         let (Some(last), Some(gap), Some(_)) = (self.last, self.gap, self.estimate) else { return 0.0 };
         let gaps = now.since(last).as_secs_f64() / gap;

@@ -126,7 +126,6 @@ impl ReservedReplicaCount {
     }
 
     /// Whether an update is due.
-    #[must_use]
     pub fn is_due(&self, now: Tick) -> bool {
         self.count.is_none() || now.since(self.checked) >= PERIOD
     }

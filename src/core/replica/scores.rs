@@ -27,7 +27,6 @@ pub struct Score(u32);
 impl Score {
     pub const ZERO: Self = Self(0);
 
-    #[must_use]
     pub fn from_nanos(nanos: u64) -> Self {
         Self(u32::try_from(nanos / 1_000).unwrap_or(u32::MAX))
     }
@@ -75,7 +74,6 @@ pub enum WhyNot {
 
 impl WhyNot {
     /// A short stable name for the admin API.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::NoRoom => "no_room",
@@ -91,7 +89,6 @@ impl WhyNot {
 }
 
 impl ReplicaScores {
-    #[must_use]
     pub const fn new(chosen: Score) -> Self {
         Self { chosen, others: [None; MAX_OTHERS] }
     }

@@ -152,13 +152,11 @@ impl ProbeInterval {
 
 impl LearnedSeqLimit {
     /// The limit as learned so far.
-    #[must_use]
     pub const fn limit(&self) -> u32 {
         self.limit
     }
 
     /// The slots that the engine has shown, where nothing disproved them since.
-    #[must_use]
     pub const fn shown(&self) -> Option<u32> {
         self.shown
     }
@@ -204,7 +202,6 @@ impl LearnedSeqLimit {
     }
 
     /// Whether the limit has no room for one more job as wide as those booked are on average.
-    #[must_use]
     pub fn is_used_up(&self, booked: &Ledger, buffer: u32) -> bool {
         let width = booked.seqs.div_ceil(booked.jobs.max(1));
         booked.seqs.saturating_add(width) > self.limit.saturating_add(buffer)
@@ -229,7 +226,6 @@ impl LearnedSeqLimit {
 
 /// Sequences that a replica may have at full size: the operator's number, else the engine's, else
 /// the learned one, plus the buffer that may wait inside the engine.
-#[must_use]
 pub fn full_seqs(
     configured: Option<u32>,
     reported: Option<u32>,
@@ -241,13 +237,11 @@ pub fn full_seqs(
 
 /// Sequences that one request may ask for: the operator's number, else the engine's, else 1,024,
 /// plus the buffer that may wait inside the engine.
-#[must_use]
 pub fn max_request_seqs(configured: Option<u32>, reported: Option<u32>, buffer: u32) -> u32 {
     configured.or(reported).unwrap_or(DEFAULT_REQUEST_SEQS).max(1).saturating_add(buffer)
 }
 
 /// Limit during slow start: this many eighths of the full limit, at least 1.
-#[must_use]
 pub fn ramped(full: u32, eighths: u32) -> u32 {
     let part = u64::from(full) * u64::from(eighths.min(8)) / 8;
     u32::try_from(part).unwrap_or(full).max(1)

@@ -94,7 +94,6 @@ pub struct Scheduler {
 impl Scheduler {
     /// A scheduler without jobs. Every replica of the policy counts as in service until it
     /// shows otherwise.
-    #[must_use]
     pub fn new(policy: Arc<Policy>) -> Self {
         let PreparedPolicy { policy, placement } = PreparedPolicy::new(policy);
         let groups = PoolGroups::new(&policy, &placement, &[]);
@@ -145,7 +144,7 @@ impl Scheduler {
             }
             Event::BytesReceived { replica } => self.fleet.bytes_received(replica, now),
             Event::StreamsPaused { replica, streams } => self.fleet.set_paused_streams(replica, streams, now),
-            Event::Abandoned { job, usage } => self.abandon(job, usage, out),
+            Event::Abandoned { job, usage } => self.end_unanswered(job, usage, out),
             Event::FirstToken { job } => self.first_token(job, out),
             Event::Finished { job, outcome } => self.finished(job, outcome, out),
             Event::ReplicaReported { replica, report } => {
@@ -237,7 +236,6 @@ impl Scheduler {
     /// The latest instant at which the scheduler needs an `Event::Timer`: the earliest of all its
     /// timers. While no job waits, nobody needs the room of a prompt that is prefilled, and its end
     /// may be noted `IDLE_PREFILL_DELAY` late.
-    #[must_use]
     pub fn next_deadline(&self) -> Option<Tick> {
         self.wakes().min().map(|wake| wake.at)
     }
@@ -258,19 +256,16 @@ impl Scheduler {
 
     /// Whether the queue has space for one more request and the gateway does not drain. If
     /// not, the edge may refuse a request before reading its body.
-    #[must_use]
     pub fn can_queue(&self) -> bool {
         !self.draining && has_space(&self.queue.total(), &self.policy.bounds)
     }
 
     /// Number of jobs in any phase.
-    #[must_use]
     pub fn unfinished(&self) -> u64 {
         self.jobs.len() as u64
     }
 
     /// Load of all waiting jobs.
-    #[must_use]
     pub const fn waiting(&self) -> QueuedLoad {
         self.queue.total()
     }
@@ -287,7 +282,6 @@ impl Scheduler {
     }
 
     /// Whether a report of limits to the other gateways cannot wait for its time.
-    #[must_use]
     pub fn wants_lease(&self) -> bool {
         self.limits.shared().wants_lease()
     }
@@ -310,18 +304,15 @@ impl Scheduler {
     }
 
     /// Whether a drain has begun.
-    #[must_use]
     pub const fn is_draining(&self) -> bool {
         self.draining
     }
 
-    #[must_use]
     pub const fn policy(&self) -> &Arc<Policy> {
         &self.policy
     }
 
     /// Number of invariants found broken since the start.
-    #[must_use]
     pub const fn broken_invariants(&self) -> u64 {
         self.invariants.broken()
     }

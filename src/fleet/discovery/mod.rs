@@ -73,7 +73,6 @@ impl Drop for SourcesState {
 impl DiscoverySources {
     /// Starts to ask every configured source. The call needs a tokio runtime; the other methods may
     /// be called from anywhere.
-    #[must_use]
     pub fn start(settings: Arc<ArcSwap<Settings>>, telemetry: Telemetry) -> Self {
         let sources = Self {
             inner: Arc::new(SourcesState {
@@ -133,7 +132,6 @@ impl DiscoverySources {
     }
 
     /// Status of every source.
-    #[must_use]
     pub fn statuses(&self) -> Vec<SourceStatus> {
         self.inner.statuses.views()
     }

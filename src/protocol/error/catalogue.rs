@@ -236,19 +236,16 @@ const BUSY: StatusAndType = (429, "overloaded");
 
 impl ErrorKind {
     /// The row of this kind.
-    #[must_use]
     pub const fn row(self) -> &'static ErrorRow {
         &TABLE[self as usize]
     }
 
     /// The stable code of this kind, also for logs and metric labels.
-    #[must_use]
     pub const fn code(self) -> &'static str {
         self.row().code
     }
 
     /// The HTTP status in a dialect.
-    #[must_use]
     pub fn status(self, dialect: Dialect) -> StatusCode {
         let row = self.row();
         let status = match dialect {

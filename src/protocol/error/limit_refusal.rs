@@ -45,7 +45,6 @@ pub(super) const fn over(period: LimitPeriod) -> &'static str {
 
 /// The refusal of a request that would exceed a limit. The message names the limit, its owner, the
 /// amount that the request needs and the amount that is left.
-#[must_use]
 pub fn refusal(why: &LimitExceeded) -> ApiError {
     let unit = why.rule.unit;
     let limit = format!("{} {}", amount(unit, why.limit), over(why.rule.period));

@@ -47,40 +47,34 @@ pub struct ApiError {
 
 impl ApiError {
     /// An error of a kind with a message for people.
-    #[must_use]
     pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
         Self { kind, message: message.into(), param: None, code: None, retry_after: None, allow: None }
     }
 
     /// Names the request field at fault.
-    #[must_use]
     pub fn with_param(mut self, param: impl Into<Cow<'static, str>>) -> Self {
         self.param = Some(param.into());
         self
     }
 
     /// Keeps an engine's own code in place of the catalogue's.
-    #[must_use]
     pub fn with_code(mut self, code: String) -> Self {
         self.code = Some(code);
         self
     }
 
     /// Sets the wait after which a retry makes sense.
-    #[must_use]
     pub fn with_retry_after(mut self, wait: Duration) -> Self {
         self.retry_after = Some(wait);
         self
     }
 
     /// A field whose value cannot be used. `fix` names the allowed values.
-    #[must_use]
     pub fn invalid_field(field: &'static str, fix: &str) -> Self {
         Self::new(ErrorKind::InvalidRequest, format!("`{field}` {fix}")).with_param(field)
     }
 
     /// A model that the gateway does not serve.
-    #[must_use]
     pub fn model_not_found(model: &str) -> Self {
         let message = format!(
             "The model `{}` does not exist or is not served here. GET /v1/models lists the models you can use.",
@@ -90,7 +84,6 @@ impl ApiError {
     }
 
     /// A path that does not exist.
-    #[must_use]
     pub fn not_found(path: &str, hint: Option<RouteHint>) -> Self {
         let path = shortened(path);
         let message = match hint {
@@ -111,7 +104,6 @@ impl ApiError {
     }
 
     /// A method that the path does not have; `allow` lists the methods that it has.
-    #[must_use]
     pub fn method_not_allowed(allow: &'static str) -> Self {
         let mut error =
             Self::new(ErrorKind::MethodNotAllowed, format!("Use one of these methods here: {allow}"));
@@ -120,7 +112,6 @@ impl ApiError {
     }
 
     /// A body over the limit of `limit` bytes.
-    #[must_use]
     pub fn body_too_large(limit: u64) -> Self {
         Self::new(
             ErrorKind::BodyTooLarge,
@@ -130,7 +121,6 @@ impl ApiError {
 
     /// An engine's answer of more than `limit` bytes. The message says how the client makes the
     /// answer smaller.
-    #[must_use]
     pub fn answer_too_large(api: Api, limit: u64) -> Self {
         let (fix, field) = match api {
             Api::Embeddings => (
@@ -148,7 +138,6 @@ impl ApiError {
 
     /// A prompt, alone or with the asked output, that is longer than the context window (all in
     /// tokens). The wording is the one that clients already know.
-    #[must_use]
     pub fn context_too_long(window: u32, prompt: u64, output: Option<u64>, field: &'static str) -> Self {
         let message = match output {
             Some(output) => format!(
@@ -167,7 +156,6 @@ impl ApiError {
 
     /// A prompt or an answer (`stage`) that the operator's guardrails refused. `message` is the
     /// service's own for the client.
-    #[must_use]
     pub fn guardrail_denied(stage: &str, message: Option<String>) -> Self {
         let message = match message {
             Some(message) => message.chars().take(MAX_GUARDRAIL_MESSAGE).collect(),
@@ -177,21 +165,18 @@ impl ApiError {
     }
 
     /// A prompt or an answer (`stage`) that is longer than what the guardrails check.
-    #[must_use]
     pub fn guardrail_too_large(stage: &str, limit: u64) -> Self {
         let message = format!("The {stage} is longer than the {limit} bytes that guardrails check here.");
         Self::new(ErrorKind::GuardrailDenied, message)
     }
 
     /// A prompt or an answer (`stage`) about which the guardrails gave no verdict.
-    #[must_use]
     pub fn guardrail_unavailable(stage: &str) -> Self {
         let message = format!("The {stage} could not be checked by the guardrails of this gateway.");
         Self::new(ErrorKind::GuardrailUnavailable, message).with_retry_after(MIN_RETRY_AFTER)
     }
 
     /// A stream that broke after its client had received part of it.
-    #[must_use]
     pub fn broken_stream(fault: EngineFault) -> Self {
         let message = format!(
             "The engine failed while it was answering ({}). The answer is not complete.",
@@ -219,20 +204,17 @@ impl ApiError {
     }
 
     /// The client's own deadline, passed while an engine had the request.
-    #[must_use]
     pub fn client_deadline() -> Self {
         Self::new(ErrorKind::DeadlineUnmeetable, "No engine answered before the deadline that you named.")
     }
 
     /// A wait that reached the longest wait of the request's class.
-    #[must_use]
     pub fn max_wait_reached(retry_after: Option<Duration>) -> Self {
         let text = "No replica can start the request within the longest wait of its class.";
         Self::new(ErrorKind::QueueFull, text).with_retry_after(retry_after.unwrap_or(MIN_RETRY_AFTER))
     }
 
     /// Replaces the word `from`, an engine's own name of a model, by `to` in the message.
-    #[must_use]
     pub fn with_word_replaced(mut self, from: &str, to: &str) -> Self {
         let is_part = |c: char| c.is_alphanumeric() || "-_./:@".contains(c);
         let is_whole = |at: usize| {
@@ -254,44 +236,37 @@ impl ApiError {
         self
     }
 
-    #[must_use]
     pub const fn kind(&self) -> ErrorKind {
         self.kind
     }
 
     /// The message for people.
-    #[must_use]
     pub fn message(&self) -> &str {
         &self.message
     }
 
     /// The request field at fault.
-    #[must_use]
     pub fn param(&self) -> Option<&str> {
         self.param.as_deref()
     }
 
     /// The code that applications branch on.
-    #[must_use]
     pub fn code(&self) -> &str {
         self.code.as_deref().unwrap_or_else(|| self.kind.code())
     }
 
     /// The wait after which a retry makes sense.
-    #[must_use]
     pub const fn retry_after(&self) -> Option<Duration> {
         self.retry_after
     }
 
     /// Whether the answer asks SDKs to retry by themselves: the kind allows a retry, and the wait
     /// is not longer than SDKs respect.
-    #[must_use]
     pub fn should_retry(&self) -> bool {
         self.kind.row().retryable && self.retry_after.is_none_or(|wait| wait <= LONGEST_RETRY_AFTER)
     }
 
     /// The error as an HTTP answer.
-    #[must_use]
     pub fn into_response(self, dialect: Dialect, request_id: &HeaderValue) -> Response<Bytes> {
         let mut response = Response::new(Bytes::from(self.body(dialect, request_id)));
         *response.status_mut() = self.kind.status(dialect);
@@ -300,7 +275,6 @@ impl ApiError {
     }
 
     /// The error as the last event of a stream that has begun. `[DONE]` does not follow it.
-    #[must_use]
     pub fn sse_event(&self, dialect: Dialect) -> Bytes {
         let text = match dialect {
             Dialect::OpenAi => format!("data: {}\n\n", json!({ "error": self.openai_object() })),

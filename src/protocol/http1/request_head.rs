@@ -1,15 +1,14 @@
 //! Request head: the bytes in front of a request's body, as an engine gets them.
 
 use http::header::{CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
-use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use http::{HeaderMap, HeaderName, HeaderValue};
 
 /// Headers of the message's frame. They are the gateway's own.
 const FRAME_HEADERS: [HeaderName; 4] = [HOST, CONTENT_LENGTH, TRANSFER_ENCODING, CONNECTION];
 
-/// A request without its body.
+/// A `POST` request without its body.
 #[derive(Debug)]
 pub(crate) struct RequestHead<'a> {
-    pub(crate) method: &'a Method,
     /// The path of the engine's URL, without a slash at its end.
     pub(crate) prefix: &'a str,
     /// The path and query behind the prefix.
@@ -26,8 +25,7 @@ impl RequestHead<'_> {
         let fields = self.headers.iter().filter(|(name, _)| !FRAME_HEADERS.contains(name));
         let mut bytes = Vec::with_capacity(512);
         let mut add = |text: &[u8]| bytes.extend_from_slice(text);
-        add(self.method.as_str().as_bytes());
-        add(b" ");
+        add(b"POST ");
         let is_target = self.path.bytes().all(|b| b > b' ' && b != 0x7f);
         add(self.prefix.as_bytes());
         add(if is_target { self.path.as_bytes() } else { b"" });
@@ -40,10 +38,8 @@ impl RequestHead<'_> {
             add(b": ");
             add(value.as_bytes());
         }
-        if self.length > 0 || matches!(*self.method, Method::POST | Method::PUT | Method::PATCH) {
-            add(b"\r\ncontent-length: ");
-            add(itoa::Buffer::new().format(self.length).as_bytes());
-        }
+        add(b"\r\ncontent-length: ");
+        add(itoa::Buffer::new().format(self.length).as_bytes());
         add(b"\r\n\r\n");
         bytes
     }
@@ -68,19 +64,17 @@ mod tests {
         }
         headers.append("x-one", HeaderValue::from_static("2"));
         let host = HeaderValue::from_static("engine:8000");
-        let head = |method: Method, path, length| {
-            let head =
-                RequestHead { method: &method, prefix: "/p", path, host: &host, headers: &headers, length };
+        let head = |path, length| {
+            let head = RequestHead { prefix: "/p", path, host: &host, headers: &headers, length };
             String::from_utf8(head.encode()).unwrap()
         };
         let fields = "content-type: application/json\r\nx-one: 1\r\nx-one: 2\r\n";
         assert_eq!(
-            head(Method::POST, "/v1/x?a=b", 7),
+            head("/v1/x?a=b", 7),
             format!("POST /p/v1/x?a=b HTTP/1.1\r\nhost: engine:8000\r\n{fields}content-length: 7\r\n\r\n")
         );
-        assert!(head(Method::POST, "/", 0).ends_with("\r\ncontent-length: 0\r\n\r\n"));
-        assert!(!head(Method::GET, "/", 0).contains("content-length"));
-        assert!(head(Method::GET, "/a HTTP/1.1\r\nx: y", 0).starts_with("GET /p HTTP/1.1\r\n"));
-        assert!(head(Method::GET, "", 0).starts_with("GET /p HTTP/1.1\r\n"));
+        assert!(head("/", 0).ends_with("\r\ncontent-length: 0\r\n\r\n"));
+        assert!(head("/a HTTP/1.1\r\nx: y", 0).starts_with("POST /p HTTP/1.1\r\n"));
+        assert!(head("", 0).starts_with("POST /p HTTP/1.1\r\n"));
     }
 }

@@ -9,7 +9,6 @@ const STOCK_BYTES: usize = 960;
 ///
 /// # Panics
 /// When the system has no source of random bytes, which a started system has.
-#[must_use]
 pub fn bytes<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     #[expect(clippy::disallowed_methods, reason = "this is the one place for it")]
@@ -19,7 +18,6 @@ pub fn bytes<const N: usize>() -> [u8; N] {
 
 /// `N` random bytes, at most 960, from a stock that each thread keeps. It is for values that every
 /// request needs and that need not be secret.
-#[must_use]
 pub fn buffered_bytes<const N: usize>() -> [u8; N] {
     const { assert!(N <= STOCK_BYTES, "more than the stock has") };
     thread_local! {

@@ -21,7 +21,6 @@ pub struct AssignedIds {
 
 impl AssignedIds {
     /// Ids of a request with these headers. The gateway's own id is made of the `random` bytes.
-    #[must_use]
     pub fn new(headers: &HeaderMap, random: [u8; ENTROPY]) -> Self {
         let own = from_random(random);
         match from_client(headers) {
@@ -32,7 +31,6 @@ impl AssignedIds {
 }
 
 /// The client's own `x-request-id` if it is 1 to 128 visible ASCII bytes.
-#[must_use]
 pub fn from_client(headers: &HeaderMap) -> Option<HeaderValue> {
     let id = headers.get(X_REQUEST_ID)?;
     let bytes = id.as_bytes();
@@ -42,7 +40,6 @@ pub fn from_client(headers: &HeaderMap) -> Option<HeaderValue> {
 
 /// A new id: `req_` and 24 characters of lower-case base 32 (RFC 4648's
 /// alphabet) over the given bytes.
-#[must_use]
 pub fn from_random(bytes: [u8; ENTROPY]) -> HeaderValue {
     const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
     let mut id = *b"req_........................";

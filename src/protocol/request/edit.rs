@@ -25,25 +25,21 @@ pub struct EditedBody {
 
 impl EditedBody {
     /// The number of bytes that are not sent yet.
-    #[must_use]
     pub const fn len(&self) -> u64 {
         self.len
     }
 
     /// Whether all bytes are sent.
-    #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// The pieces that are not sent yet.
-    #[must_use]
     pub fn pieces(&self) -> &[Bytes] {
         &self.pieces[self.sent..]
     }
 
     /// The whole body as one slice: a copy, unless the body is one piece.
-    #[must_use]
     pub fn to_bytes(&self) -> Bytes {
         if let [only] = self.pieces() {
             return only.clone();
@@ -131,7 +127,6 @@ pub struct PartialText<'a> {
 }
 
 /// Applies `edits` to the body that `parsed` was parsed from.
-#[must_use]
 pub fn edit(body: &Bytes, parsed: &ParsedRequest, edits: &RequestEdits<'_>) -> EditedBody {
     let mut changes = match &parsed.spans.form {
         BodyForm::Json => json_changes(parsed, edits),

@@ -4,12 +4,11 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use crate::protocol::api::Api;
 use crate::protocol::error::ApiError;
-use crate::protocol::json::drain_seq;
 use crate::protocol::json_scan::{InvalidJson, scan_object};
 use crate::protocol::request::steering::{self, SteeringField};
 use crate::protocol::request::{media, resumable};
@@ -219,27 +218,6 @@ pub(crate) fn batch_length(text: &str) -> u32 {
     if text.strip_prefix('[').is_none_or(is_tokens) {
         return 1;
     }
-    let entries = serde_json::from_str::<ArrayLength>(text).map_or(1, |ArrayLength(count)| count);
+    let entries = serde_json::from_str::<Vec<IgnoredAny>>(text).map_or(1, |entries| entries.len());
     at_least_one(u64::try_from(entries).ok())
-}
-
-/// The number of entries of an array.
-struct ArrayLength(usize);
-
-impl<'de> Deserialize<'de> for ArrayLength {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct ArrayLengthVisitor;
-        impl<'de> Visitor<'de> for ArrayLengthVisitor {
-            type Value = ArrayLength;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an array")
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<ArrayLength, A::Error> {
-                drain_seq(seq).map(ArrayLength)
-            }
-        }
-        deserializer.deserialize_seq(ArrayLengthVisitor)
-    }
 }

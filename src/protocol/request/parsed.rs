@@ -119,14 +119,12 @@ pub(crate) enum BodyForm {
 
 impl ParsedRequest {
     /// The number of sequences that the request runs at an engine.
-    #[must_use]
     pub fn sequences(&self) -> u32 {
         self.prompts.saturating_mul(self.best_of)
     }
 
     /// The error of a request for more than `most` sequences, the number that the model's largest
     /// replica runs at once. The error names the field that asks for them.
-    #[must_use]
     pub fn too_many_sequences(&self, most: u32) -> ApiError {
         let Self { prompts, best_of, n, api, .. } = self;
         let (field, asked, left) = if *best_of == 1 || *prompts > most {
@@ -152,13 +150,11 @@ impl ParsedRequest {
     }
 
     /// The number of choices in the answer, over all prompts.
-    #[must_use]
     pub fn choices(&self) -> u32 {
         self.prompts.saturating_mul(self.n)
     }
 
     /// The number of bytes of messages, prompt, input, tools and the like.
-    #[must_use]
     pub fn prompt_bytes(&self) -> u64 {
         self.prompt.values.iter().map(|span| span.len() as u64).sum()
     }
@@ -170,7 +166,6 @@ impl ParsedRequest {
     }
 
     /// The most output tokens after which the request still has a token to generate.
-    #[must_use]
     pub fn max_partial_tokens(&self) -> u64 {
         let limits = self.spans.limits.iter().filter(|limit| limit.min_tokens > 0);
         limits
@@ -181,13 +176,11 @@ impl ParsedRequest {
     }
 
     /// The number of bytes of tools and documents.
-    #[must_use]
     pub const fn tool_bytes(&self) -> u64 {
         self.spans.tool_bytes as u64
     }
 
     /// The name of the field that limits the output, as the client wrote it.
-    #[must_use]
     pub fn output_field(&self, body: &[u8]) -> &'static str {
         let limits = self.spans.limits.iter().filter(|limit| limit.min_tokens > 0);
         let longest = limits.max_by_key(|limit| limit.tokens);

@@ -37,7 +37,6 @@ impl PrefixHasher {
     /// The prefix of a request for `model`, where `parsed` was parsed from `body` and the prompt has
     /// about `prompt_tokens` tokens. Requests with different salts share nothing. The prefix is empty
     /// for calls that generate nothing and for prompts of less than one block.
-    #[must_use]
     pub fn prefix(
         &self,
         model: ModelId,
@@ -75,7 +74,6 @@ impl PrefixHasher {
     /// The fingerprint by which a retry of a request is recognised: a hash of its tenant, model,
     /// call, length, and the two ends of its body. Forms have no fingerprint, as each retry has
     /// another boundary.
-    #[must_use]
     pub fn fingerprint(&self, tenant: TenantId, model: ModelId, api: Api, body: &[u8]) -> Option<u64> {
         if api.is_multipart() {
             return None;
@@ -90,7 +88,6 @@ impl PrefixHasher {
 
     /// A hash that identifies a session of a tenant with a model. Nobody can recover the session's
     /// key from it without the hasher's keys.
-    #[must_use]
     pub fn session(&self, tenant: TenantId, model: ModelId, key: &[u8]) -> u64 {
         let mut hasher = self.keys.build_hasher();
         hasher.write_u64(tenant.index() as u64);

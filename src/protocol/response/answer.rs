@@ -15,10 +15,9 @@ use crate::protocol::headers;
 use crate::protocol::json::{JsonText, NonEmpty, span_in};
 use crate::protocol::request::edit::{self, EditedBody, json_string};
 use crate::protocol::request::parse;
-use crate::protocol::response::chunk::ChunkChoices;
 use crate::protocol::response::engine_error::{self, EngineError};
 use crate::protocol::response::typed_events::{TgiDetails, response_ending};
-use crate::protocol::response::{ChoiceEnding, usage};
+use crate::protocol::response::{ChoiceEnding, ParsedChoice, usage};
 
 /// The verdict on a whole answer.
 #[derive(Debug, Clone)]
@@ -47,7 +46,7 @@ struct WholeAnswer<'a> {
     #[serde(borrow)]
     model: Option<&'a RawValue>,
     #[serde(borrow)]
-    choices: Option<ChunkChoices<'a>>,
+    choices: Option<SmallVec<[ParsedChoice<'a>; 1]>>,
     #[serde(borrow)]
     usage: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -69,7 +68,6 @@ struct WholeAnswer<'a> {
 }
 
 /// Classifies an engine's whole answer. `shown_model` replaces the engine's own name of the model.
-#[must_use]
 pub fn classify_answer(
     api: Api,
     status: StatusCode,
@@ -140,8 +138,7 @@ fn ending(api: Api, whole: &WholeAnswer<'_>, usage: JobUsage) -> Result<Option<&
         |ending: Option<ChoiceEnding>| ending.and_then(ChoiceEnding::reason).ok_or(EngineFault::Aborted);
     match api {
         Api::Chat | Api::Completions => {
-            let choices = whole.choices.as_ref().filter(|choices| !choices.0.is_empty());
-            let Some(ChunkChoices(choices)) = choices else {
+            let Some(choices) = whole.choices.as_ref().filter(|choices| !choices.is_empty()) else {
                 return Err(EngineFault::Malformed);
             };
             let reasons: Result<SmallVec<[&str; 1]>, _> =

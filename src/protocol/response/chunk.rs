@@ -1,9 +1,8 @@
 //! Chunks: reader of events and answers with `choices` (chat, completions, transcriptions).
 
 use std::fmt;
-use std::marker::PhantomData;
 
-use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use smallvec::SmallVec;
 
@@ -21,7 +20,7 @@ struct ChatChunk<'a> {
     #[serde(borrow)]
     model: Option<&'a RawValue>,
     #[serde(borrow)]
-    choices: Option<ChunkChoices<'a>>,
+    choices: Option<SmallVec<[ParsedChoice<'a>; 1]>>,
     #[serde(borrow)]
     usage: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -35,7 +34,7 @@ pub(crate) fn read(data: &[u8]) -> Option<ParsedEvent<'_>> {
     Some(ParsedEvent {
         model: chunk.model,
         metadata: [chunk.id, chunk.created, chunk.system_fingerprint],
-        choices: chunk.choices.map(|choices| choices.0).unwrap_or_default(),
+        choices: chunk.choices.unwrap_or_default(),
         usage: chunk.usage.and_then(usage::read),
         raw_usage: chunk.usage,
         error,
@@ -53,44 +52,17 @@ fn is_flat_error(data: &[u8]) -> bool {
     serde_json::from_slice(data).is_ok_and(|object: Object<'_>| object.object.0.as_deref() == Some("error"))
 }
 
-/// The choices of one event, in the order of the event.
-pub(crate) struct ChunkChoices<'a>(pub(crate) SmallVec<[ParsedChoice<'a>; 1]>);
-
-impl<'de: 'a, 'a> Deserialize<'de> for ChunkChoices<'a> {
+impl<'de: 'a, 'a> Deserialize<'de> for ParsedChoice<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct ChunkChoicesVisitor<'a>(PhantomData<&'a ()>);
-        impl<'de: 'a, 'a> Visitor<'de> for ChunkChoicesVisitor<'a> {
-            type Value = ChunkChoices<'a>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an array of choices")
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<ChunkChoices<'a>, A::Error> {
-                let mut choices = SmallVec::new();
-                while let Some(ChunkChoice(news)) = seq.next_element()? {
-                    choices.push(news);
-                }
-                Ok(ChunkChoices(choices))
-            }
-        }
-        deserializer.deserialize_seq(ChunkChoicesVisitor(PhantomData))
-    }
-}
-
-struct ChunkChoice<'a>(ParsedChoice<'a>);
-
-impl<'de: 'a, 'a> Deserialize<'de> for ChunkChoice<'a> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct ChunkChoiceVisitor;
-        impl<'de> Visitor<'de> for ChunkChoiceVisitor {
-            type Value = ChunkChoice<'de>;
+        struct ChoiceVisitor;
+        impl<'de> Visitor<'de> for ChoiceVisitor {
+            type Value = ParsedChoice<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a choice")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ChunkChoice<'de>, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ParsedChoice<'de>, A::Error> {
                 let mut news = ParsedChoice::default();
                 while let Some(JsonText(key)) = map.next_key()? {
                     match key.as_deref() {
@@ -118,10 +90,10 @@ impl<'de: 'a, 'a> Deserialize<'de> for ChunkChoice<'a> {
                     }
                 }
                 news.output = news.has_other_output || news.text.is_some();
-                Ok(ChunkChoice(news))
+                Ok(news)
             }
         }
-        deserializer.deserialize_map(ChunkChoiceVisitor)
+        deserializer.deserialize_map(ChoiceVisitor)
     }
 }
 

@@ -133,7 +133,6 @@ impl StreamClassifier {
     /// `choices` is the number of choices that must come (`ParsedRequest::choices`, or 1 for an
     /// engine that ignores `n`). `shown_model` replaces the engine's own name of the model.
     /// `usage_shown` is what the client asked for; other usage is taken out.
-    #[must_use]
     pub fn new(api: Api, choices: u32, shown_model: Option<String>, usage_shown: UsageVisibility) -> Self {
         Self {
             api,
@@ -157,13 +156,11 @@ impl StreamClassifier {
     /// The classifier for the next part of an answer: its first part, or one that continues the
     /// result of [`StreamClassifier::to_partial_answer`]. The relayed events look like one answer, and
     /// the usage is that of all parts.
-    #[must_use]
     pub fn with_partial_answer(self, so_far: PartialAnswer) -> Self {
         Self { partial_answer: Some(so_far), ..self }
     }
 
     /// The partial answer that another engine can continue; absent when none can.
-    #[must_use]
     pub fn to_partial_answer(&self) -> Option<PartialAnswer> {
         let is_open = self.choices.ended == 0 && self.is_single();
         let so_far = self.partial_answer.as_ref().filter(|_| is_open)?;
@@ -173,25 +170,21 @@ impl StreamClassifier {
     }
 
     /// Whether output was seen.
-    #[must_use]
     pub const fn has_output(&self) -> bool {
         self.outputs > 0 || self.choices.ended > 0
     }
 
     /// The reason of the first choice that ended; absent until a choice ends.
-    #[must_use]
     pub const fn finish_reason(&self) -> Option<&'static str> {
         self.finish_reason
     }
 
     /// The number of events with output so far, a lower bound of the output tokens.
-    #[must_use]
     pub const fn outputs(&self) -> u64 {
         self.outputs
     }
 
     /// Whether the answer has exactly one choice.
-    #[must_use]
     pub const fn is_single(&self) -> bool {
         self.expected == 1
     }
@@ -251,7 +244,6 @@ impl StreamClassifier {
 
     /// The verdict when no more bytes come. Bytes after the protocol's end do not matter, as some
     /// clients and engines close right there.
-    #[must_use]
     pub fn final_verdict(&self, ended: ConnectionEnd) -> StreamVerdict {
         let usage = self.usage();
         match &self.error {
@@ -267,7 +259,6 @@ impl StreamClassifier {
     }
 
     /// The usage known so far.
-    #[must_use]
     pub fn usage(&self) -> JobUsage {
         match self.usage {
             Some(tokens) if self.usage_is_final => JobUsage::Exact(tokens),

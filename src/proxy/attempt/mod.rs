@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE};
-use http::{HeaderMap, Method, StatusCode};
+use http::{HeaderMap, StatusCode};
 use tokio::time::{Instant, timeout_at};
 
 use crate::config::settings::{PoolSettings, RequestLimits, Settings, UpstreamLimits};
@@ -126,7 +126,6 @@ impl InferenceRequest {
             };
             let begun = so_far.as_ref().filter(|so_far| so_far.is_resumed());
             let call = UpstreamCall {
-                method: Method::POST,
                 path: self.parsed.api.upstream_path(),
                 headers: &headers,
                 body: self.body_for(pool, self.priority(settings, grant), begun),

@@ -1,16 +1,12 @@
 //! Partial tokens: the tokens of a partial answer, as the engine that continues the answer counts them.
 
 use bytes::Bytes;
-use http::{HeaderMap, Method};
-use serde::Deserialize;
+use http::HeaderMap;
 
 use crate::config::settings::UpstreamLimits;
 use crate::protocol::request::edit::{EditedBody, json_string};
 use crate::protocol::response::partial_answer::PartialAnswer;
-use crate::proxy::upstream::{UpstreamCall, UpstreamReplica, whole_body};
-
-/// Longest tokenize answer that is read, in bytes.
-const MAX_COUNT_BYTES: u64 = 4 * 1024 * 1024;
+use crate::proxy::upstream::UpstreamReplica;
 
 /// A copy of `so_far` whose tokens the next engine has counted. `name` is the model's name there. The
 /// number of events would be too low, because engines put several tokens into one event.
@@ -39,15 +35,7 @@ async fn count(
     replica: &UpstreamReplica,
     limits: &UpstreamLimits,
 ) -> Option<u64> {
-    #[derive(Deserialize)]
-    struct Counted {
-        count: u64,
-    }
     let (name, text) = (json_string(name), json_string(text));
     let body = format!("{{\"model\":{name},\"prompt\":{text},\"add_special_tokens\":false}}");
-    let body = EditedBody::from(Bytes::from(body));
-    let call = UpstreamCall { method: Method::POST, path: "/tokenize", headers, body };
-    let sent = replica.send(&call, limits).await.ok()?;
-    let answer = whole_body(sent, MAX_COUNT_BYTES).await.ok()?;
-    serde_json::from_slice(&answer).ok().map(|Counted { count }| count)
+    replica.count_tokens(headers, EditedBody::from(Bytes::from(body)), limits).await
 }

@@ -53,7 +53,6 @@ impl BodyMemory {
     }
 
     /// Bytes of all bodies that are held now.
-    #[must_use]
     pub fn held(&self) -> u64 {
         self.all.load(Ordering::Relaxed)
     }
@@ -62,7 +61,6 @@ impl BodyMemory {
 impl RequestBody {
     /// Reserves the same number of bytes again, for an optional and longer use of the same body.
     /// `None` if more than half of `limit` would be in use.
-    #[must_use]
     pub fn try_duplicate(&self, limit: u64) -> Option<Self> {
         let (memory, tenant) = (Arc::clone(&self.memory), Arc::clone(&self.tenant));
         let mut twin = Self { bytes: self.bytes.clone(), memory, tenant, reserved: 0 };
@@ -72,7 +70,6 @@ impl RequestBody {
 
     /// Whether the body may be held for as long as its answer runs. Bodies of running streams use
     /// at most half of `limit`, the limit of all bodies.
-    #[must_use]
     pub fn can_hold_for_stream(&self, limit: u64) -> bool {
         self.memory.held() <= limit / 2
     }
@@ -134,25 +131,25 @@ struct BodyDeadline {
     begun: Instant,
     last: Instant,
     /// Longest time between two pieces, and the grace on top of the least rate.
-    patience: Duration,
+    idle_timeout: Duration,
     /// Least rate over the whole body, in bytes per second. 0 = no limit.
     least: u64,
 }
 
 impl BodyDeadline {
     fn deadline(&self, received: u64) -> Instant {
-        let next = self.last + self.patience;
+        let next = self.last + self.idle_timeout;
         match self.least {
             0 => next,
-            least => next.min(self.begun + self.patience + Duration::from_secs(received / least)),
+            least => next.min(self.begun + self.idle_timeout + Duration::from_secs(received / least)),
         }
     }
 
     /// The error for a client that missed the deadline.
     fn too_slow(&self) -> ApiError {
-        let silent = self.last.elapsed() >= self.patience;
+        let silent = self.last.elapsed() >= self.idle_timeout;
         let text = if silent {
-            format!("No byte of the request body came for {} s.", self.patience.as_secs_f64())
+            format!("No byte of the request body came for {} s.", self.idle_timeout.as_secs_f64())
         } else {
             format!("The request body came at less than {} bytes a second.", self.least)
         };
@@ -207,7 +204,7 @@ impl GatheredBody {
 }
 
 /// Reads the whole body into `held` and reserves its bytes. The body must keep the least rate, with at
-/// most `patience` between two pieces, and ends when `progress` says so. A long body that arrives in one
+/// most `idle_timeout` between two pieces, and ends when `progress` says so. A long body that arrives in one
 /// piece is not copied.
 ///
 /// # Errors
@@ -215,7 +212,7 @@ impl GatheredBody {
 pub async fn read(
     mut body: Incoming,
     limits: &RequestLimits,
-    patience: Duration,
+    idle_timeout: Duration,
     mut held: RequestBody,
     progress: &BodyProgress,
 ) -> Result<RequestBody, BodyError> {
@@ -225,7 +222,7 @@ pub async fn read(
     }
     let mut gathered = GatheredBody::new(declared.and_then(|bytes| usize::try_from(bytes).ok()));
     let begun = Instant::now();
-    let mut deadline = BodyDeadline { begun, last: begun, patience, least: limits.min_body_rate };
+    let mut deadline = BodyDeadline { begun, last: begun, idle_timeout, least: limits.min_body_rate };
     let arriving = progress.begin(begun);
     // The listener times the bytes of an HTTP/1 connection, but an HTTP/2 stream may stall on a
     // connection that is active.
@@ -307,7 +304,7 @@ mod tests {
     async fn the_least_rate_is_one_of_the_whole_body() {
         let begun = Instant::now();
         let seconds = Duration::from_secs;
-        let mut deadline = BodyDeadline { begun, last: begun, patience: seconds(30), least: 1024 };
+        let mut deadline = BodyDeadline { begun, last: begun, idle_timeout: seconds(30), least: 1024 };
         assert_eq!(deadline.deadline(0), begun + seconds(30));
         deadline.last = begun + seconds(25);
         assert_eq!(deadline.deadline(10), begun + seconds(30), "a drip does not move it");

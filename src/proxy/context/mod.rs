@@ -147,15 +147,7 @@ impl Proxy {
         let (class, tenant) = (policy.classes.get(request.class)?, policy.tenants.get(request.tenant)?);
         let reported = self.reported(settings, request.model());
         let said = |pool| reported.iter().find(|(id, _)| *id == pool).and_then(|(_, window)| *window);
-        let pools = model.pools.iter().filter_map(|id| Some((*id, policy.pools.get(*id)?.traits)));
-        let mut allowed = pools.filter(|(id, supply)| {
-            class.placement.allows(*id, supply) && tenant.placement.allows(*id, supply)
-        });
-        let most = allowed.try_fold(0, |most: u32, (id, supply)| {
-            let smaller = rules::context_window(model, &supply).into_iter().chain(said(id)).min()?;
-            Some(most.max(smaller))
-        });
-        most.filter(|most| *most > 0)
+        rules::largest_window(policy, model, &[&class.placement, &tenant.placement], said)
     }
 
     fn reported(&self, settings: &Settings, model: ModelId) -> PoolWindows {

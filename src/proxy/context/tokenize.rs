@@ -3,9 +3,7 @@
 
 use std::time::Duration;
 
-use http::Method;
 use http::header::AUTHORIZATION;
-use serde::Deserialize;
 use smallvec::SmallVec;
 use tokio::time::timeout;
 
@@ -15,12 +13,10 @@ use crate::engines::Ability;
 use crate::protocol::request::edit::{RequestEdits, edit};
 use crate::proxy::Proxy;
 use crate::proxy::request::InferenceRequest;
-use crate::proxy::upstream::{UpstreamCall, bearer, whole_body};
+use crate::proxy::upstream::bearer;
 
 /// Timeout of a count by engines, the wait for a free replica included.
 const ENGINE_PATIENCE: Duration = Duration::from_millis(500);
-/// Longest tokenize answer that is read, in bytes. The answer lists all tokens.
-const MAX_COUNT_BYTES: u64 = 16 << 20;
 /// Most engines that are asked about one prompt, one after another.
 const ENGINES_ASKED: usize = 2;
 /// Most prompt bytes for each token of the window. Beyond that, no engine is asked: text has about
@@ -88,10 +84,6 @@ impl Proxy {
         request: &InferenceRequest,
         replica: ReplicaId,
     ) -> Option<u64> {
-        #[derive(Deserialize)]
-        struct TokenizeAnswer {
-            count: u64,
-        }
         let at = settings.edge.replicas.get(replica)?;
         let pool = settings.edge.pools.get(at.pool)?;
         let name = pool.model_names.get(&request.model())?;
@@ -101,13 +93,6 @@ impl Proxy {
             (request.parsed.prompts == 1).then(|| edit(&request.body.bytes, &request.parsed, &edits))?;
         let mut headers = request.headers.clone();
         headers.extend(bearer(pool).map(|bearer| (AUTHORIZATION, bearer)));
-        let call = UpstreamCall { method: Method::POST, path: "/tokenize", headers: &headers, body };
-        let sent =
-            self.upstreams.replica(replica, at, pool).send(&call, &settings.edge.upstream).await.ok()?;
-        if !sent.head.status.is_success() {
-            return None;
-        }
-        let answer = whole_body(sent, MAX_COUNT_BYTES).await.ok()?;
-        serde_json::from_slice(&answer).ok().map(|TokenizeAnswer { count }| count)
+        self.upstreams.replica(replica, at, pool).count_tokens(&headers, body, &settings.edge.upstream).await
     }
 }

@@ -1,8 +1,8 @@
 //! Attempt loop: one request waits for a replica, and goes to the next replica after a fault or a
 //! preemption.
 //!
-//! [`Ticket::requeue`] only reports a fault; `Scheduler::failed` (`core::scheduler::settle::retry`) decides. A refusal arrives in the next
-//! [`Ticket::dispatched`].
+//! [`Ticket::report_failure`] only reports a fault; `Scheduler::failed` (`core::scheduler::settle::retry`)
+//! decides. A refusal arrives in the next [`Ticket::dispatched`].
 
 use std::future::pending;
 use std::sync::Arc;
@@ -72,7 +72,7 @@ impl Proxy {
             let attempt = tokio::select! {
                 biased;
                 why = ticket.preempted() => Err(why),
-                () = self.patience_of(request, so_far, record.end.early_head.clone()) => {
+                () = self.client_deadline(request, so_far, record.end.early_head.clone()) => {
                     ticket.give_up(JobUsage::Unknown);
                     return Err(ServeError::Refused(ApiError::client_deadline()));
                 }
@@ -105,8 +105,8 @@ impl Proxy {
                     }
                     let usage = before.filter(|_| usage == JobUsage::Unknown).unwrap_or(usage);
                     // False: the job was preempted before the fault was reported.
-                    if ticket.requeue(fault, usage) {
-                        record.requeued(grant.replica, fault);
+                    if ticket.report_failure(AttemptOutcome::Failed { fault, usage }) {
+                        record.attempt_failed(grant.replica, fault);
                     } else {
                         record.preempted(grant.replica, ticket.preempted().await);
                     }
@@ -119,16 +119,16 @@ impl Proxy {
 
     /// Waits until the client's own deadline, if the client stated one. Waits for ever once the
     /// client has got the start of its answer.
-    async fn patience_of(
+    async fn client_deadline(
         &self,
         request: &InferenceRequest,
         so_far: Option<&PartialAnswer>,
         early: Option<Arc<AtomicBool>>,
     ) {
-        if so_far.is_some_and(PartialAnswer::is_resumed) || request.patience == Tick::NEVER {
+        if so_far.is_some_and(PartialAnswer::is_resumed) || request.client_deadline == Tick::NEVER {
             return pending().await;
         }
-        sleep_until(self.dispatcher.clock().instant(request.patience)).await;
+        sleep_until(self.dispatcher.clock().instant(request.client_deadline)).await;
         if early.is_some_and(|sent| sent.load(Ordering::Relaxed)) {
             pending::<()>().await;
         }

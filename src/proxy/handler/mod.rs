@@ -168,9 +168,9 @@ impl Proxy {
         if self.dispatcher.shutdown().is_draining() {
             return Err(ApiError::from(RejectReason::Draining));
         }
-        let patience = settings.startup.listener.body_timeout;
+        let idle_timeout = settings.startup.listener.body_timeout;
         let held = self.memory.bodies.hold(identity.tenant);
-        let body = body::read(body, &settings.edge.requests, patience, held, &connection.bodies);
+        let body = body::read(body, &settings.edge.requests, idle_timeout, held, &connection.bodies);
         let body = body.await.map_err(|unread| not_read(unread, record))?;
         let (id, now) = (self.dispatcher.next_job_id(), record.clock.now());
         let mut request = read_request(&settings, identity, api, &head.headers, body, id, now).await?;
@@ -387,7 +387,8 @@ fn reject(rejection: Rejection, request: &InferenceRequest, record: &mut Request
         _ => RequestOutcome::Rejected,
     };
     record.set_outcome(outcome, rejection.reason.name());
-    let is_client_deadline = request.deadline >= request.patience || record.clock.now() >= request.patience;
+    let is_client_deadline =
+        request.deadline >= request.client_deadline || record.clock.now() >= request.client_deadline;
     match rejection.reason {
         RejectReason::DeadlineExceeded | RejectReason::Unmeetable if !is_client_deadline => {
             ApiError::max_wait_reached(rejection.retry_after)

@@ -20,7 +20,7 @@ use crate::auth::ConnectedClient;
 use crate::config::settings::ListenerLimits;
 use crate::proxy::body::progress::BodyProgress;
 use crate::proxy::listener::answer::BoxError;
-use crate::proxy::listener::client_address::ClientAddresses;
+use crate::proxy::listener::client_address::{ClientAddresses, ConnectionDenied};
 use crate::proxy::listener::conn_state::{ConnState, ListenerMetrics};
 use crate::proxy::listener::connection;
 use crate::proxy::listener::http2::resets::AddressResets;
@@ -102,7 +102,7 @@ pub async fn serve<M, S, B>(
         let owner = match addresses.owner(peer.ip()) {
             Ok(owner) => owner,
             Err(denied) => {
-                metrics.denied(denied);
+                metrics.refused(denied.label());
                 continue;
             }
         };
@@ -136,7 +136,7 @@ pub async fn serve<M, S, B>(
                     connection::serve(stream, service, limits, told, resets).await;
                 }
                 Ok((_, _, Err(trouble))) => visit.metrics.handshake_failed(trouble),
-                Err(denied) => visit.metrics.denied(denied),
+                Err(denied) => visit.metrics.refused(ConnectionDenied::label(denied)),
             }
         });
     }

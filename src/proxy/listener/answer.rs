@@ -54,7 +54,7 @@ where
         let delivery = is_http2.then(|| self.state.stream_begins());
         let refusal = if is_http2 { screen_http2(&request).err() } else { None };
         if let Some(refusal) = refusal {
-            self.state.metrics.refused(refusal);
+            self.state.metrics.refused(refusal.label());
         }
         let running = refusal.is_none().then(|| self.service.call(request));
         let open = Some(self.state.begin_request());

@@ -10,7 +10,6 @@ use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 
 use crate::proxy::body::progress::BodyProgress;
-use crate::proxy::listener::client_address::ConnectionDenied;
 use crate::proxy::listener::clock::Delivery;
 use crate::proxy::listener::rejected::RequestRejected;
 use crate::telemetry::Telemetry;
@@ -88,7 +87,7 @@ impl ConnState {
 
     /// Asks the connection to end, because a new one needs its place.
     pub(super) fn end_for_newcomer(&self) {
-        self.metrics.place_needed();
+        self.metrics.refused("place_needed");
         self.drain();
     }
 
@@ -203,24 +202,10 @@ impl ListenerMetrics {
         self.open.decrement(1.0);
     }
 
-    /// Counts a connection that was closed before its first request.
-    pub(super) fn denied(&self, why: ConnectionDenied) {
-        ConnectionRefused { reason: why.label() }.emit(&self.telemetry);
-    }
-
-    /// Counts a connection that ends because a new one needs its place.
-    pub(super) fn place_needed(&self) {
-        ConnectionRefused { reason: "place_needed" }.emit(&self.telemetry);
-    }
-
-    /// Counts a message that was refused, or given up because it did not arrive in time.
-    pub(super) fn refused(&self, why: RequestRejected) {
-        ConnectionRefused { reason: why.label() }.emit(&self.telemetry);
-    }
-
-    /// Counts an HTTP/2 connection whose client resets too many streams before their answers.
-    pub(super) fn too_many_resets(&self) {
-        ConnectionRefused { reason: "stream_resets" }.emit(&self.telemetry);
+    /// Counts a connection that was closed before its first request, a message that was refused or did
+    /// not arrive in time, or a connection that the gateway ends for `reason`.
+    pub(super) fn refused(&self, reason: &'static str) {
+        ConnectionRefused { reason }.emit(&self.telemetry);
     }
 
     /// Counts an answer that was cut off because its client took it too slowly.

@@ -51,7 +51,7 @@ pub(super) async fn serve<T, S, B>(
             http1::serve(io, service, limit, state).await;
         }
         ProtocolSniff::Http2 if resets.are_too_many() => {
-            state.metrics.too_many_resets();
+            state.metrics.refused("stream_resets");
             Box::pin(http2::refuse(socket, http2::ENHANCE_YOUR_CALM)).await;
         }
         ProtocolSniff::Http2 => {
@@ -59,11 +59,11 @@ pub(super) async fn serve<T, S, B>(
             Box::pin(http2::serve(socket, held, clock, service, &limits, state, resets)).await;
         }
         ProtocolSniff::NotHttp2 => {
-            state.metrics.refused(RequestRejected::Version);
+            state.metrics.refused(RequestRejected::Version.label());
             Box::pin(http2::refuse(socket, http2::PROTOCOL_ERROR)).await;
         }
         ProtocolSniff::TooSlow if chosen == Some(ProtocolSniff::Http2) => {
-            state.metrics.refused(RequestRejected::HeadTimeout);
+            state.metrics.refused(RequestRejected::HeadTimeout.label());
             Box::pin(http2::refuse(socket, http2::PROTOCOL_ERROR)).await;
         }
         ProtocolSniff::TooSlow => {

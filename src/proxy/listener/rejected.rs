@@ -110,19 +110,16 @@ impl RequestRejected {
     ];
 
     /// The reason as a metric label.
-    #[must_use]
     pub const fn label(self) -> &'static str {
         self.texts().0
     }
 
     /// Message for the client: the fault and its remedy.
-    #[must_use]
     pub const fn message(self) -> &'static str {
         self.texts().1
     }
 
     /// The status of the answer.
-    #[must_use]
     pub const fn status(self) -> StatusCode {
         match self {
             Self::HeadTooLarge | Self::TooManyFields => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
@@ -181,7 +178,6 @@ impl RequestRejected {
     }
 
     /// Body of the answer: an error in the format of the OpenAI API.
-    #[must_use]
     pub fn body(self) -> Bytes {
         let (message, code) = (self.message(), self.code());
         let text = format!(

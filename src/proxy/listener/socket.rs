@@ -8,7 +8,6 @@ use std::task::{Context, Poll, ready};
 use bytes::BytesMut;
 use futures_util::FutureExt;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
-use tokio::net::TcpStream;
 
 use crate::tls::MaybeTlsStream;
 
@@ -33,7 +32,11 @@ impl ClientSocket for MaybeTlsStream {
             Self::Left(tcp) => tcp,
             Self::Right(tls) => tls.get_ref().0,
         };
-        poll_tcp_left(tcp, cx)
+        if ready!(tcp.poll_read_ready(cx)).is_err() {
+            return Poll::Ready(true);
+        }
+        let ready = tcp.ready(Interest::READABLE).now_or_never();
+        Poll::Ready(ready.is_some_and(|ready| ready.map_or(true, |ready| ready.is_read_closed())))
     }
 
     fn alpn(&self) -> Option<&[u8]> {
@@ -42,20 +45,6 @@ impl ClientSocket for MaybeTlsStream {
             Self::Right(tls) => tls.get_ref().1.alpn_protocol(),
         }
     }
-}
-
-impl ClientSocket for TcpStream {
-    fn poll_left(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
-        poll_tcp_left(self, cx)
-    }
-}
-
-fn poll_tcp_left(socket: &TcpStream, cx: &mut Context<'_>) -> Poll<bool> {
-    if ready!(socket.poll_read_ready(cx)).is_err() {
-        return Poll::Ready(true);
-    }
-    let ready = socket.ready(Interest::READABLE).now_or_never();
-    Poll::Ready(ready.is_some_and(|ready| ready.map_or(true, |ready| ready.is_read_closed())))
 }
 
 /// Reads once and appends to `kept`. Returns the number of bytes; 0 = the peer has closed its side.

@@ -194,6 +194,8 @@ impl ClientStream {
     }
 }
 
+/// The client has left: the task that relays the stream ends, and with it `Pump`, which records what
+/// the client got.
 impl Drop for ClientStream {
     fn drop(&mut self) {
         if let Some(filling) = &self.filling {

@@ -102,7 +102,7 @@ impl LiveStream {
     }
 
     /// Records the usage so far of a stream whose client has left.
-    pub(in crate::proxy) fn client_left(&mut self) {
+    pub(in crate::proxy) fn record_partial_usage(&mut self) {
         self.active.record.end.usage = Some(self.stream.usage_so_far());
     }
 
@@ -115,13 +115,13 @@ impl LiveStream {
         let Self { stream, active, request: Some(request) } = self else {
             return ContinuationSearch::Broken;
         };
-        let patience = proxy.settings.load().edge.upstream.stream_idle_timeout;
+        let idle_timeout = proxy.settings.load().edge.upstream.stream_idle_timeout;
         let notice = active.record.notice().map(Arc::clone);
         let found = tokio::select! {
             biased;
             () = proxy.dispatcher.shutdown().expired() => return ContinuationSearch::Ended(active.record.end_for_shutdown()),
             () = replaced(notice) => return ContinuationSearch::Ended(active.record.end_as_superseded()),
-            found = timeout(patience, proxy.attempt_until_answered(request, Some(so_far), active)) => found,
+            found = timeout(idle_timeout, proxy.attempt_until_answered(request, Some(so_far), active)) => found,
         };
         match found {
             Ok(Ok(EngineAnswer::Stream { stream: rest, .. })) => {

@@ -37,7 +37,6 @@ pub struct AnswerMemory {
 
 impl AnswerMemory {
     /// Bytes of all bodies that are held now.
-    #[must_use]
     pub fn held(&self) -> u64 {
         self.held.load(Ordering::Relaxed)
     }

@@ -310,10 +310,11 @@ fn poll_ended(live: &mut LiveStream, grace: &mut ShutdownWatch, cx: &mut Context
     }
 }
 
+/// The client has left. The engine stops when its connection closes, as the exchange in `live` drops.
 impl Drop for Pump {
     fn drop(&mut self) {
         if matches!(self.phase, PumpPhase::Open) {
-            self.live.client_left();
+            self.live.record_partial_usage();
         }
     }
 }

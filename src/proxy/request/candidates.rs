@@ -142,7 +142,7 @@ fn check_window(
     let (Some(row), Some(class)) = (policy.models.get(model), policy.classes.get(class)) else {
         return Ok(());
     };
-    let Some(window) = largest_window(policy, row, &[&class.placement, &tenant.placement]) else {
+    let Some(window) = largest_window(policy, row, &[&class.placement, &tenant.placement], |_| None) else {
         return Ok(());
     };
     let counts_output = counts_output(settings, model);

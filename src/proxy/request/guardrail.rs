@@ -74,7 +74,7 @@ pub(in crate::proxy) async fn check_prompt(
         check(proxy, settings, applied, request, record, GuardrailStage::Prompt, question).await?;
         let took = record.clock.now().since(since);
         request.arrived += took;
-        request.deadline = (request.deadline + took).min(request.patience);
+        request.deadline = (request.deadline + took).min(request.client_deadline);
     }
     request.entry.is_checked = true;
     Ok(())

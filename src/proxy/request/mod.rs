@@ -66,7 +66,7 @@ pub(super) struct InferenceRequest {
     /// Latest end of the wait for a replica.
     pub(super) deadline: Tick,
     /// The client's own deadline; [`Tick::NEVER`] if the client stated none. At least `deadline`.
-    pub(super) patience: Tick,
+    pub(super) client_deadline: Tick,
     /// Hash by which the scheduler recognises the request when it is sent again.
     pub(super) fingerprint: Option<u64>,
     /// Hash of the request's session. `None` if sessions are not configured or the request names
@@ -131,7 +131,7 @@ impl InferenceRequest {
             streams: self.parsed.stream,
             arrived: self.arrived,
             deadline: self.deadline,
-            patience: self.patience,
+            client_deadline: self.client_deadline,
             has_fallback: !self.candidates.others.is_empty(),
             resumable,
             context: self.context(),
@@ -160,7 +160,7 @@ impl InferenceRequest {
         let others = &mut self.candidates.others;
         let Some(next) = others.pop_front().filter(|_| why.may_fall_back()) else { return false };
         self.candidates.current = next;
-        self.deadline = self.deadline.max((now + FALLBACK_GRACE).min(self.patience));
+        self.deadline = self.deadline.max((now + FALLBACK_GRACE).min(self.client_deadline));
         true
     }
 
@@ -205,7 +205,7 @@ pub(super) fn read(
     candidates.keep_fitting(settings, tenant, class, &parsed, &body.bytes)?;
     let estimated = estimate(parsed.prompt_pieces(&body.bytes));
     let max_wait = policy.classes.get(class).map_or(Duration::ZERO, |class| class.max_wait);
-    let patience = headers::client_timeout(headers).map(|announced| {
+    let client_timeout = headers::client_timeout(headers).map(|announced| {
         announced.saturating_sub(announced.mul_f64(RESPONSE_MARGIN.0).min(RESPONSE_MARGIN.1))
     });
     let tokens = RequestTokens {
@@ -229,8 +229,8 @@ pub(super) fn read(
         parsed,
         tokens,
         arrived: now,
-        deadline: now + patience.map_or(max_wait, |patience| patience.min(max_wait)),
-        patience: patience.map_or(Tick::NEVER, |patience| now + patience),
+        deadline: now + client_timeout.map_or(max_wait, |timeout| timeout.min(max_wait)),
+        client_deadline: client_timeout.map_or(Tick::NEVER, |timeout| now + timeout),
         fingerprint: None,
         session: None,
         cache_salt,

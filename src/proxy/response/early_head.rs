@@ -86,12 +86,12 @@ impl Proxy {
         mut serving: Serving,
         early: EarlyHead,
     ) -> Response<AnswerBody> {
-        let mut patience = Duration::ZERO;
+        let mut pause = Duration::ZERO;
         loop {
             tokio::select! {
                 biased;
                 served = &mut serving => return self.respond(served),
-                () = sleep(patience) => patience = LOOK_EVERY,
+                () = sleep(pause) => pause = LOOK_EVERY,
             }
             if self.dispatcher.waits_for_pool_start(early.job) {
                 break;

@@ -20,7 +20,6 @@ pub(super) struct ShadowGuard {
 
 impl ShadowCopies {
     /// Number of copies that run now.
-    #[must_use]
     pub fn count(&self) -> u32 {
         self.0.lock().values().sum()
     }

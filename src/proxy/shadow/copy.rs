@@ -118,7 +118,9 @@ async fn answer(
         Err(AttemptError::Refused(error, usage)) if ticket.finish(AttemptOutcome::Done(usage)) => {
             refused(&error, usage, record);
         }
-        Err(AttemptError::Failed(fault, usage)) if ticket.requeue(fault, usage) => {
+        Err(AttemptError::Failed(fault, usage))
+            if ticket.report_failure(AttemptOutcome::Failed { fault, usage }) =>
+        {
             // Another attempt would not be a comparison.
             ticket.give_up(JobUsage::Unknown);
             failed(fault, usage, record);
@@ -141,7 +143,7 @@ async fn drain_stream(
         record.succeeded(usage);
         return None;
     }
-    let patience = proxy.settings.load().edge.upstream.stream_idle_timeout;
+    let idle_timeout = proxy.settings.load().edge.upstream.stream_idle_timeout;
     loop {
         while stream.next_out().is_some() {}
         let usage = stream.usage_so_far();
@@ -149,7 +151,7 @@ async fn drain_stream(
         let step = tokio::select! {
             biased;
             why = ticket.preempted() => return Some(why.name()),
-            step = timeout(patience, poll_fn(|cx| stream.poll_step(cx))) => step,
+            step = timeout(idle_timeout, poll_fn(|cx| stream.poll_step(cx))) => step,
         };
         let silent = StreamStep::Failed(EngineError::Fault(EngineFault::Silent), usage);
         match step.unwrap_or(silent) {

@@ -129,7 +129,7 @@ impl Proxy {
             tokens: original.tokens,
             arrived: now,
             deadline: now + PATIENCE,
-            patience: now + PATIENCE,
+            client_deadline: now + PATIENCE,
             fingerprint: None,
             session: None,
             cache_salt: original.cache_salt.clone(),

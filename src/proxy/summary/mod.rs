@@ -74,7 +74,6 @@ pub(super) struct RequestRecord {
 
 impl RequestRecord {
     /// A record of a request that has just arrived. The default outcome is that the client left.
-    #[must_use]
     pub(super) fn new(telemetry: &Telemetry, clock: GatewayClock, request_id: HeaderValue, api: Api) -> Self {
         Self {
             telemetry: telemetry.clone(),
@@ -233,9 +232,9 @@ impl RequestRecord {
         self.with_trail(|trail| trail.wrote(outputs));
     }
 
-    /// Records that an engine failed before the client saw anything, and that the request waits
-    /// again.
-    pub(super) fn requeued(&mut self, replica: ReplicaId, fault: EngineFault) {
+    /// Records that an engine failed before the client saw anything. The request waits again, or is
+    /// refused next.
+    pub(super) fn attempt_failed(&mut self, replica: ReplicaId, fault: EngineFault) {
         self.attempt_ended(Some(fault.name()));
         self.with_trail(|trail| trail.back(self.age(), AttemptEnd::Failed(fault)));
         RequestRequeued { ids: self.ids(), replica, fault, attempt: self.at_engine.attempts }
@@ -363,7 +362,6 @@ impl RequestRecord {
 
     /// The `Server-Timing` header, in milliseconds: queue, connect, the TTFT of a stream or the engine's
     /// time for a whole answer, and the guardrails' time.
-    #[must_use]
     pub(super) fn server_timing(&self) -> Option<HeaderValue> {
         let queue = Millis(self.at_engine.dispatch.why()?.queued);
         let connect = Millis(self.at_engine.connect.unwrap_or_default());

@@ -10,7 +10,6 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker, ready};
 
 use bytes::Bytes;
-use http::Method;
 use http::response::Parts;
 use memchr::memchr_iter;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -51,13 +50,6 @@ pub enum ExchangeError {
     Malformed(#[from] MalformedAnswer),
 }
 
-/// A request in the parts that are written one after another.
-pub(super) struct UpstreamRequest {
-    pub(super) method: Method,
-    /// The head and the pieces of the body.
-    pub(super) parts: Vec<Bytes>,
-}
-
 /// A connection that can take a request.
 pub(super) struct UpstreamConn {
     stream: UpstreamStream,
@@ -77,22 +69,21 @@ impl UpstreamConn {
 
     /// Sends the request and waits for the answer's head. An engine may answer before it has the
     /// whole request; the rest is then sent while the answer is read.
-    pub(super) async fn send(&mut self, request: UpstreamRequest) -> Result<Parts, NoHead> {
-        self.outgoing = Outgoing::new(request.parts);
-        let (mut arrived, method) = (Vec::new(), request.method);
-        let head = poll_fn(|cx| self.poll_head(cx, &method, &mut arrived)).await;
+    pub(super) async fn send(&mut self, parts: Vec<Bytes>) -> Result<Parts, NoHead> {
+        self.outgoing = Outgoing::new(parts);
+        let mut arrived = Vec::new();
+        let head = poll_fn(|cx| self.poll_head(cx, &mut arrived)).await;
         head.map_err(|error| NoHead { error, had_begun: !arrived.is_empty() })
     }
 
     fn poll_head(
         &mut self,
         cx: &mut Context<'_>,
-        method: &Method,
         arrived: &mut Vec<u8>,
     ) -> Poll<Result<Parts, ExchangeError>> {
         self.poll_rest_of_request(cx);
         loop {
-            let found = ready!(poll_read(&mut self.stream, cx, |bytes| read_head(bytes, method, arrived)));
+            let found = ready!(poll_read(&mut self.stream, cx, |bytes| read_head(bytes, arrived)));
             if let Some((head, early)) = found?? {
                 (self.body, self.early) = (head.body, early);
                 self.keep_alive &= head.keep_alive;
@@ -168,11 +159,7 @@ fn poll_read<T>(
 
 /// Reads the head, which begins with what has `arrived`, and the data behind it. `None` if the head
 /// is not whole.
-fn read_head(
-    bytes: &mut [u8],
-    method: &Method,
-    arrived: &mut Vec<u8>,
-) -> Result<Option<(AnswerHead, Bytes)>, ExchangeError> {
+fn read_head(bytes: &mut [u8], arrived: &mut Vec<u8>) -> Result<Option<(AnswerHead, Bytes)>, ExchangeError> {
     if bytes.is_empty() {
         return Err(ExchangeError::Closed);
     }
@@ -182,21 +169,17 @@ fn read_head(
         arrived.extend_from_slice(bytes);
         let may_end = memchr_iter(b'\n', &arrived[from..])
             .any(|at| matches!(arrived[from + at + 1..], [b'\n', ..] | [b'\r', b'\n', ..]));
-        return if may_end || arrived.len() >= MAX_HEAD_BYTES {
-            split_head(arrived, method)
-        } else {
-            Ok(None)
-        };
+        return if may_end || arrived.len() >= MAX_HEAD_BYTES { split_head(arrived) } else { Ok(None) };
     }
-    let found = split_head(bytes, method)?;
+    let found = split_head(bytes)?;
     if found.is_none() {
         arrived.extend_from_slice(bytes);
     }
     Ok(found)
 }
 
-fn split_head(bytes: &mut [u8], method: &Method) -> Result<Option<(AnswerHead, Bytes)>, ExchangeError> {
-    let Some(mut head) = AnswerHead::parse(bytes, method)? else { return Ok(None) };
+fn split_head(bytes: &mut [u8]) -> Result<Option<(AnswerHead, Bytes)>, ExchangeError> {
+    let Some(mut head) = AnswerHead::parse(bytes)? else { return Ok(None) };
     let behind = &mut bytes[head.length..];
     let early = match behind.len() {
         0 => Bytes::new(),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwapOption;
 use dashmap::DashMap;
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
-use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
+use http::{HeaderMap, HeaderValue, StatusCode, Uri};
 use serde::Deserialize;
 use std::time::Duration;
 use tokio::sync::Semaphore;
@@ -107,7 +107,7 @@ impl GuardrailServer {
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(X_REQUEST_ID, request_id.clone());
         headers.extend(settings.bearer.clone().map(|bearer| (AUTHORIZATION, bearer)));
-        let call = UpstreamCall { method: Method::POST, path: "", headers: &headers, body: question };
+        let call = UpstreamCall { path: "", headers: &headers, body: question };
         timeout_at(until, self.call(&call, limits)).await.unwrap_or(Err(GuardrailOutcome::Timeout))
     }
 

@@ -16,14 +16,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use dashmap::DashMap;
 use http::header::HeaderValue;
-use http::{HeaderMap, Method, Uri};
+use http::{HeaderMap, Uri};
+use serde::Deserialize;
 use tokio::time::{Instant, sleep, timeout};
 
 pub use self::conn::ExchangeError;
 pub use self::exchange::{ConnectTimes, UpstreamExchange};
 pub(super) use self::exchange::{CutReason, whole_body};
 
-use self::conn::{NoHead, UpstreamConn, UpstreamRequest};
+use self::conn::{NoHead, UpstreamConn};
 use self::connect::{UpstreamTls, connect};
 use self::idle_pool::IdlePool;
 use self::shortage::{ShortageLog, is_shortage};
@@ -44,6 +45,9 @@ const STALE_WITHIN: Duration = Duration::from_secs(3);
 const MIN_SHORTAGE_PAUSE: Duration = Duration::from_millis(5);
 const MAX_SHORTAGE_PAUSE: Duration = Duration::from_millis(100);
 
+/// Longest tokenize answer that is read, in bytes. The answer lists all tokens.
+const MAX_COUNT_BYTES: u64 = 16 << 20;
+
 /// The engines' addresses and their pools, by replica.
 #[derive(Debug, Default)]
 pub struct Upstreams {
@@ -53,7 +57,6 @@ pub struct Upstreams {
 impl Upstreams {
     /// The replica's connections. They are created on first use, and again when the configuration
     /// changed the replica's address or its TLS.
-    #[must_use]
     pub fn replica(
         &self,
         id: ReplicaId,
@@ -127,7 +130,6 @@ pub enum UpstreamError {
 
 impl UpstreamError {
     /// The engine fault that is reported to the scheduler.
-    #[must_use]
     pub fn fault(&self) -> EngineFault {
         match self {
             Self::Connect(_) | Self::ConnectTimeout(_) => EngineFault::Refused,
@@ -141,7 +143,6 @@ impl UpstreamError {
     }
 
     /// Number of times that the engine may have got the request.
-    #[must_use]
     pub const fn sends(&self) -> u32 {
         match self {
             Self::Connect(_) | Self::ConnectTimeout(_) | Self::Shortage(_) => 0,
@@ -151,10 +152,9 @@ impl UpstreamError {
     }
 }
 
-/// A request to an engine. It can be sent more than once.
+/// A request to an engine, by `POST`. It can be sent more than once.
 #[derive(Debug)]
 pub struct UpstreamCall<'a> {
-    pub(crate) method: Method,
     pub(crate) path: &'a str,
     pub(crate) headers: &'a HeaderMap,
     pub(crate) body: EditedBody,
@@ -224,7 +224,7 @@ impl UpstreamReplica {
         let mut stale = false;
         if pooled && let Some(mut conn) = self.pool.take(limits.keep_alive) {
             let begun = Instant::now();
-            match conn.send(self.request(call)).await {
+            match conn.send(self.parts(call)).await {
                 Ok(head) => {
                     return Ok(UpstreamExchange::new(Arc::clone(&self.pool), conn, head, None));
                 }
@@ -243,10 +243,30 @@ impl UpstreamReplica {
         let mut conn = opened
             .map_err(|error| if stale { UpstreamError::ReconnectFailed(Box::new(error)) } else { error })?;
         let connect = Some(ConnectTimes { begun, done: Instant::now() });
-        let head = conn.send(self.request(call)).await.map_err(|NoHead { error, .. }| {
+        let head = conn.send(self.parts(call)).await.map_err(|NoHead { error, .. }| {
             if stale { UpstreamError::ExchangeAfterStale(error) } else { error.into() }
         })?;
         Ok(UpstreamExchange::new(Arc::clone(&self.pool), conn, head, connect))
+    }
+
+    /// Number of tokens that the engine counts in a prompt; see `POST /tokenize` of vLLM. `None` if it
+    /// gives none.
+    pub(super) async fn count_tokens(
+        &self,
+        headers: &HeaderMap,
+        body: EditedBody,
+        limits: &UpstreamLimits,
+    ) -> Option<u64> {
+        #[derive(Deserialize)]
+        struct TokenCount {
+            count: u64,
+        }
+        let answer = self.send(&UpstreamCall { path: "/tokenize", headers, body }, limits).await.ok()?;
+        if !answer.head.status.is_success() {
+            return None;
+        }
+        let answer = whole_body(answer, MAX_COUNT_BYTES).await.ok()?;
+        serde_json::from_slice(&answer).ok().map(|TokenCount { count }| count)
     }
 
     /// Closes connections that were not used for `keep_alive`.
@@ -279,9 +299,9 @@ impl UpstreamReplica {
         })
     }
 
-    fn request(&self, call: &UpstreamCall<'_>) -> UpstreamRequest {
+    /// The head and the pieces of the body, which are written one after another.
+    fn parts(&self, call: &UpstreamCall<'_>) -> Vec<Bytes> {
         let head = RequestHead {
-            method: &call.method,
             prefix: &self.prefix,
             path: call.path,
             host: &self.host,
@@ -289,8 +309,7 @@ impl UpstreamReplica {
             length: call.body.len(),
         };
         let pieces = call.body.pieces().iter().cloned();
-        let parts = std::iter::once(Bytes::from(head.encode())).chain(pieces).collect();
-        UpstreamRequest { method: call.method.clone(), parts }
+        std::iter::once(Bytes::from(head.encode())).chain(pieces).collect()
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, Method};
+use http::HeaderMap;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
@@ -33,7 +33,7 @@ fn limits() -> UpstreamLimits {
 async fn ask(replica: &Arc<UpstreamReplica>) -> Result<(bool, Vec<u8>), UpstreamError> {
     let headers = HeaderMap::new();
     let body = EditedBody::from(Bytes::from_static(b"{}"));
-    let call = UpstreamCall { method: Method::POST, path: "/v1/x", headers: &headers, body };
+    let call = UpstreamCall { path: "/v1/x", headers: &headers, body };
     let mut sent = replica.send(&call, &limits()).await?;
     let mut answer = Vec::new();
     while let Some(data) = sent.data().await {
@@ -207,7 +207,7 @@ async fn an_engine_may_refuse_before_it_has_the_whole_request() {
     });
     let headers = HeaderMap::new();
     let body = EditedBody::from(Bytes::from(vec![b'x'; 32 << 20]));
-    let call = UpstreamCall { method: Method::POST, path: "/v1/x", headers: &headers, body };
+    let call = UpstreamCall { path: "/v1/x", headers: &headers, body };
     let mut sent = replica.send(&call, &limits()).await.unwrap();
     assert_eq!(sent.head.status.as_u16(), 413);
     assert_eq!(sent.data().await.unwrap().unwrap(), "no");

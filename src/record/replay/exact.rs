@@ -35,7 +35,6 @@ pub struct Difference {
 
 impl ExactReplay {
     /// A replay that begins under the policy.
-    #[must_use]
     pub fn new(policy: &Policy) -> Self {
         Self {
             scheduler: Scheduler::new(Arc::new(policy.clone())),

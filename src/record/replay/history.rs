@@ -131,7 +131,6 @@ pub struct History {
 
 impl History {
     /// A history that begins under the policy.
-    #[must_use]
     pub fn new(policy: Arc<Policy>) -> Self {
         Self {
             first_policy: Arc::clone(&policy),

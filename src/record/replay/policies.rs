@@ -45,7 +45,7 @@ impl PolicyNames<'_> {
             key: spec.key.and_then(|key| by_name!(self.keys, key)),
             // A model that the policy does not have keeps an id without a row: the scheduler refuses it.
             model: by_name!(self.models, spec.model).unwrap_or_else(|| self.other.models.capacity().into()),
-            deadline: (spec.arrived + wait).min(spec.patience),
+            deadline: (spec.arrived + wait).min(spec.client_deadline),
             ..*spec
         })
     }

@@ -112,13 +112,11 @@ impl GroupSums {
 }
 
 /// Figures of each tenant and class, in the order of their names, then of all.
-#[must_use]
 pub fn figures(history: &History, what: &'static str) -> Vec<GroupFigures> {
     rows(history, what, &[], &history.policy)
 }
 
 /// What happened, the model, and the prediction, side by side for each tenant and class.
-#[must_use]
 pub fn compared(past: &History, prediction: &Prediction) -> Vec<GroupFigures> {
     let happened = figures(past, "happened");
     let model = figures(&prediction.model, "model");
@@ -168,7 +166,6 @@ fn rows(
 }
 
 /// How far the lines `model` are from the lines `happened`. `None` without requests.
-#[must_use]
 pub fn model_error(rows: &[GroupFigures]) -> Option<ModelError> {
     let of = |what| rows.iter().filter(move |row| row.what == what && row.tenant.is_some());
     let pairs: Vec<_> = of("happened")

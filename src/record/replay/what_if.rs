@@ -273,7 +273,7 @@ fn since_begin(job: &PastJob, begin: Tick) -> JobSpec {
     JobSpec {
         arrived: since(spec.arrived, begin),
         deadline: since(spec.deadline, begin),
-        patience: since(spec.patience, begin),
+        client_deadline: since(spec.client_deadline, begin),
         ..spec
     }
 }

@@ -45,13 +45,11 @@ impl SimEngine {
     }
 
     /// The adapters of running sequences, without duplicates.
-    #[must_use]
     pub fn running_adapters(&self) -> Vec<u32> {
         self.adapters_among(self.running.iter())
     }
 
     /// The adapters of waiting sequences, without duplicates.
-    #[must_use]
     pub fn waiting_adapters(&self) -> Vec<u32> {
         self.adapters_among(self.waiting.iter())
     }

@@ -64,7 +64,6 @@ pub struct SimEngine {
 
 impl SimEngine {
     /// An idle engine.
-    #[must_use]
     pub fn new(profile: StepProfile, options: EngineOptions) -> Self {
         let kv_tokens = options.kv_tokens.unwrap_or(profile.kv_tokens);
         Self {
@@ -185,7 +184,6 @@ impl SimEngine {
     }
 
     /// Running and waiting load now.
-    #[must_use]
     pub fn gauges(&self) -> SimGauges {
         let owed = |seq: &Seq| u64::from(seq.tokens() - seq.computed) * u64::from(!seq.decoding());
         SimGauges {
@@ -198,19 +196,16 @@ impl SimEngine {
     }
 
     /// Number of requests inside, waiting or running.
-    #[must_use]
     pub fn requests(&self) -> u64 {
         self.requests.len() as u64
     }
 
     /// Number of waiting sequences, preempted ones included.
-    #[must_use]
     pub fn waiting(&self) -> u64 {
         self.waiting.len() as u64
     }
 
     /// Totals since the start.
-    #[must_use]
     pub fn counters(&self) -> SimCounters {
         SimCounters { adapter_loads: self.adapters.loads, ..self.counters }
     }

@@ -68,7 +68,6 @@ static PROFILES: LazyLock<BTreeMap<String, StepProfile>> = LazyLock::new(|| {
 
 impl StepProfile {
     /// The profile with this name, if there is one.
-    #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         PROFILES.get(name).copied()
     }
@@ -79,7 +78,6 @@ impl StepProfile {
     }
 
     /// The quick profile for tests.
-    #[must_use]
     pub fn tiny() -> Self {
         Self::named("tiny").expect("profiles.json has the tiny row")
     }
@@ -100,7 +98,6 @@ impl StepProfile {
 
     /// Length of a step in milliseconds:
     /// `t_ovh + max(t_w, i0 + a*(prefill + decodes)) + c*kv + d*area`.
-    #[must_use]
     pub fn step_ms(&self, load: &StepLoad) -> f64 {
         let tokens = (load.prefill_tokens + load.decodes) as f64;
         let linear = (self.i0 + self.a * tokens).max(self.t_w);

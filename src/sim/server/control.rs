@@ -140,7 +140,6 @@ impl SimControl {
     }
 
     /// Removes one fault; false when there was no such fault.
-    #[must_use]
     pub fn remove(&self, id: FaultId) -> bool {
         let removed = self.sim.faults.remove(id);
         self.sim.apply_faults();
@@ -153,12 +152,10 @@ impl SimControl {
         self.sim.apply_faults();
     }
 
-    #[must_use]
     pub fn faults(&self) -> Vec<ActiveFault> {
         self.sim.faults.list(self.sim.now())
     }
 
-    #[must_use]
     pub fn state(&self) -> SimState {
         let sim = &self.sim;
         let work = sim.work.lock();

@@ -84,13 +84,11 @@ pub struct SimHandle {
 
 impl SimHandle {
     /// `http://<addr>`.
-    #[must_use]
     pub fn url(&self) -> String {
         format!("http://{}", self.addr)
     }
 
     /// Control of the engine; harmless when it outlives the handle.
-    #[must_use]
     pub fn control(&self) -> SimControl {
         SimControl::new(Arc::clone(&self.sim))
     }

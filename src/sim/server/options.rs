@@ -148,7 +148,6 @@ impl Default for SimOptions {
 
 impl SimOptions {
     /// The model name in answers.
-    #[must_use]
     pub fn model(&self) -> &str {
         self.models.first().map_or("sim", String::as_str)
     }

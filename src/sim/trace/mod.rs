@@ -27,7 +27,6 @@ impl TrafficTrace {
     }
 
     /// A trace of the calls in this range, the first at 0.
-    #[must_use]
     pub fn part(&self, range: Range<usize>) -> Self {
         let mut part = Self {
             calls: self.calls.get(range).unwrap_or_default().to_vec(),
@@ -42,7 +41,6 @@ impl TrafficTrace {
 
     /// Calls per second over the whole trace. 0 with fewer than two calls, or
     /// without time between them.
-    #[must_use]
     pub fn rate(&self) -> f64 {
         match self.mean_gap() {
             gap if gap.is_zero() => 0.0,
@@ -51,7 +49,6 @@ impl TrafficTrace {
     }
 
     /// Time from the first call to the last.
-    #[must_use]
     pub fn span(&self) -> Duration {
         self.calls.last().map_or(Duration::ZERO, |last| last.at)
     }
@@ -139,7 +136,6 @@ impl TrafficTrace {
 /// each. One size must be a multiple of the other, or the result is empty.
 /// Blocks smaller than the known ones differ only where their whole known
 /// blocks differ.
-#[must_use]
 pub fn reblock(prefix: &[u64], from: u32, to: u32) -> Vec<u64> {
     if from == 0 || to == 0 {
         return Vec::new();

@@ -27,7 +27,6 @@ pub struct TraceCall {
 
 impl TraceCall {
     /// Those of the prefix hashes that are of the prompt; `block` tokens each.
-    #[must_use]
     pub fn prompt_hashes(&self, block: u32) -> &[u64] {
         let whole = self.prompt.checked_div(block).unwrap_or(0) as usize;
         self.prefix.get(..whole).unwrap_or(&self.prefix)

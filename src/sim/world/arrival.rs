@@ -64,7 +64,6 @@ pub const PREFIX_BLOCK: u32 = 256;
 impl Arrival {
     /// Gives the request a prompt. Its first `shared` tokens are those of every
     /// request of the same `family`; the hashes of the others depend on `own`.
-    #[must_use]
     pub fn with_prompt(self, family: u64, shared: u32, own: u64) -> Self {
         let hash = |whose: u64, block: u32| {
             Rng::new(whose.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ u64::from(block)).bits()

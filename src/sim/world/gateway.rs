@@ -59,7 +59,6 @@ pub struct TracedStep {
 impl SimGateway {
     /// A gateway under the policy. Arrivals name tenants, classes and models by
     /// their ids.
-    #[must_use]
     pub fn new(policy: Policy) -> Self {
         let max_waits = policy.classes.iter().map(|(_, _, class)| class.max_wait).collect();
         let mut scheduler = Scheduler::new(Arc::new(policy));
@@ -78,7 +77,6 @@ impl SimGateway {
 
     /// A gateway under the policy with only the first `initial` replicas there.
     /// [`Input::Members`] announces the others.
-    #[must_use]
     pub fn elastic(policy: &Policy, initial: usize) -> Self {
         let members: Vec<MemberState> = (0..policy.replicas.capacity())
             .map(|index| if index < initial { MemberState::Serving } else { MemberState::Absent })
@@ -93,19 +91,16 @@ impl SimGateway {
     }
 
     /// Records every event and its actions. Memory grows with every event.
-    #[must_use]
     pub fn recorded(self, log: &EventTrace) -> Self {
         Self { log: Some(Arc::clone(log)), ..self }
     }
 
     /// Takes jobs, by the number of their arrival, in place of what arrivals say of them. Their times
     /// are those of the world.
-    #[must_use]
     pub fn with_jobs(self, specs: Vec<JobSpec>) -> Self {
         Self { specs, ..self }
     }
 
-    #[must_use]
     pub fn scheduler(&self) -> &Scheduler {
         &self.scheduler
     }
@@ -133,7 +128,7 @@ impl SimGateway {
             streams: arrival.streams,
             arrived: now,
             deadline: now + arrival.patience.map_or(max_wait, |patience| patience.min(max_wait)),
-            patience: arrival.patience.map_or(Tick::NEVER, |patience| now + patience),
+            client_deadline: arrival.patience.map_or(Tick::NEVER, |patience| now + patience),
             has_fallback: false,
             resumable: false,
             context: u64::from(arrival.prompt) + u64::from(arrival.output),
@@ -296,7 +291,6 @@ pub struct ReplicaGroup {
 
 impl ReplicaGroup {
     /// Replicas of one pool without a price.
-    #[must_use]
     pub fn plain(replicas: usize) -> Self {
         Self { pool: "pool".to_owned(), supply: PoolTraits::default(), models: vec![0], replicas }
     }
@@ -305,7 +299,6 @@ impl ReplicaGroup {
 /// A policy of these replicas in their order, the models that their pools serve,
 /// and the given classes and tenants. The name of a class, tenant or model is its
 /// number. Pools get their ids in the order in which they first appear.
-#[must_use]
 pub fn policy(replica_groups: &[ReplicaGroup], classes: &[Class], tenants: &[Tenant]) -> Policy {
     let mut policy = Policy { generation: 1, ..Policy::default() };
     for (index, class) in classes.iter().enumerate() {

@@ -40,13 +40,11 @@ pub struct WorldRecord {
 
 impl WorldRecord {
     /// Whether the request was answered in full.
-    #[must_use]
     pub fn served(&self) -> bool {
         self.ended.is_some() && !self.refused && !self.cut
     }
 
     /// Whether the request was answered in full within both objectives.
-    #[must_use]
     pub fn met_objectives(&self, goal: &Objectives) -> bool {
         self.served() && self.ttft.is_some_and(|ttft| ttft <= goal.ttft) && self.itl <= goal.itl
     }
@@ -95,7 +93,6 @@ pub struct Summary {
 
 impl Summary {
     /// The figures of the records.
-    #[must_use]
     pub fn of<'a>(records: impl Iterator<Item = &'a WorldRecord>, goal: &Objectives) -> Self {
         let (mut ttft, mut itl, mut sum) = (Vec::new(), Vec::new(), Self::default());
         let (mut good, mut refused, mut cut, mut lost) = (0u64, 0u64, 0u64, 0u64);

@@ -51,7 +51,6 @@ pub enum CacheHitReporting {
 
 impl ReplicaSetup {
     /// An engine without faults, delays or a price.
-    #[must_use]
     pub fn new(profile: StepProfile, options: EngineOptions) -> Self {
         Self {
             profile,

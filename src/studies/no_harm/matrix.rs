@@ -147,7 +147,6 @@ pub fn cells() -> impl Iterator<Item = MatrixCell> {
 }
 
 impl RequestKind {
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Stream => "stream",
@@ -160,21 +159,18 @@ impl RequestKind {
         }
     }
 
-    #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         KINDS.into_iter().find(|kind| kind.name() == name)
     }
 }
 
 impl MatrixFleet {
-    #[must_use]
     pub fn named(name: &str) -> Option<&'static Self> {
         FLEETS.iter().find(|fleet| fleet.name == name)
     }
 
     /// The requests of this kind that the clients send. As many sequences are
     /// open as with usual requests; fewer only where prompts are long.
-    #[must_use]
     pub fn requests(&self, kind: RequestKind) -> CellRequests {
         let Self { clients, prompt, output, .. } = *self;
         let usual = CellRequests { clients, plain: 0.0, prompt, shared: 0, output, n: 1 };
@@ -200,7 +196,6 @@ impl MatrixFleet {
 }
 
 impl CellClass {
-    #[must_use]
     pub fn named(name: &str) -> Option<&'static Self> {
         CLASSES.iter().find(|class| class.name == name)
     }
@@ -213,13 +208,11 @@ impl CellClass {
 
 impl MatrixCell {
     /// Name of the cell: `fleet/requests/class`.
-    #[must_use]
     pub fn name(&self) -> String {
         format!("{}/{}/{}", self.fleet.name, self.kind.name(), self.class.name)
     }
 
     /// The requests of the cell's clients.
-    #[must_use]
     pub fn requests(&self) -> CellRequests {
         self.fleet.requests(self.kind)
     }
@@ -227,7 +220,6 @@ impl MatrixCell {
     /// Whether the class itself asks for refusals at engines that generate `tokens_per_second` in
     /// all, by Little's law: an answer takes longer than the class may wait, or clients of an urgent
     /// class ask for more than the engines can do within its objectives.
-    #[must_use]
     pub fn asks_for_refusals(&self, tokens_per_second: f64) -> bool {
         let requests = self.requests();
         let open = f64::from(requests.clients * requests.n * requests.output);
@@ -241,7 +233,6 @@ impl MatrixCell {
     /// Whether the cell's engines, each with an equal part of the load, meet
     /// the class's ITL objective. The fastest engines decide, because a gateway
     /// may prefer them.
-    #[must_use]
     pub fn objective_fit(&self) -> ObjectiveFit {
         let requests = self.requests();
         let engines = self.fleet.groups.iter().map(|group| f64::from(group.count)).sum::<f64>();
@@ -264,7 +255,6 @@ impl MatrixCell {
 
     /// Least ratio of output tokens per second: through a gateway with its
     /// defaults, over straight at the engines.
-    #[must_use]
     pub fn min_ratio(&self) -> f64 {
         match (self.class.is_urgent(), self.objective_fit()) {
             (true, ObjectiveFit::LightLoad) => 0.80,

@@ -78,7 +78,6 @@ pub struct CellRow {
 
 impl CellRow {
     /// Tokens per second through the scheduler, over straight at the engines.
-    #[must_use]
     pub fn ratio(&self) -> f64 {
         self.through / self.direct.max(1e-9)
     }

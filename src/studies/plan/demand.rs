@@ -39,7 +39,6 @@ pub struct TraceStretch {
 
 impl TraceStretch {
     /// The trace as arrivals of the world.
-    #[must_use]
     pub fn of(trace: &TrafficTrace) -> Self {
         let block = trace.prefix_block;
         let arrivals = trace.calls.iter().map(|call| Arrival {
@@ -58,7 +57,6 @@ impl TraceStretch {
 
     /// Whether an idle replica of some pool serves each request within its
     /// class's objectives, with its prompt read in full.
-    #[must_use]
     pub fn servable_when_idle(&self, setting: &Setting) -> Vec<bool> {
         let goals = setting.goals();
         let can = |arrival: &Arrival| {
@@ -74,7 +72,6 @@ impl TraceStretch {
 
 /// The calls of the stretch within the budget whose work arrives fastest. All
 /// calls when they fit the budget.
-#[must_use]
 pub fn busiest(trace: &TrafficTrace, work: &[f64], budget: SimulationLimit) -> Range<usize> {
     let calls = &trace.calls;
     let mut best = (f64::NEG_INFINITY, 0..calls.len());
@@ -95,7 +92,6 @@ pub fn busiest(trace: &TrafficTrace, work: &[f64], budget: SimulationLimit) -> R
 }
 
 /// The calls of each window of this width, in order.
-#[must_use]
 pub fn windows(trace: &TrafficTrace, width: Duration) -> Vec<Range<usize>> {
     let count = trace.span().as_nanos().div_ceil(width.as_nanos().max(1)).max(1) as u32;
     let place = |index: u32| trace.calls.partition_point(|call| call.at < width * index);

@@ -25,20 +25,17 @@ pub struct FollowingFleet {
 
 /// Width of a window: at least two start times and two minutes, and at most 24
 /// windows per source.
-#[must_use]
 pub fn window_width(span: Duration, start: Duration) -> Duration {
     (span / MOST_WINDOWS).max(2 * start).max(SHORTEST)
 }
 
 impl FollowingFleet {
     /// Mean number of replicas, weighted by time.
-    #[must_use]
     pub fn mean(&self) -> f64 {
         self.hours * 3_600.0 / self.windows.iter().map(|window| window.lasts_s).sum::<f64>().max(1e-9)
     }
 
     /// Replicas that nine of ten windows need at least.
-    #[must_use]
     pub fn floor(&self) -> usize {
         let mut needs: Vec<usize> = self.windows.iter().map(|window| window.needs).collect();
         needs.sort_unstable();
@@ -62,7 +59,6 @@ impl FollowingFleet {
 
 /// Finds the smallest fleet of a pool, at most `most` replicas, for each window
 /// of the trace. Of a long window the busiest stretch is simulated.
-#[must_use]
 pub fn follow(
     lab: &FleetTrials<'_>,
     trace: &TrafficTrace,

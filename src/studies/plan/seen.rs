@@ -20,7 +20,6 @@ const SEED: u64 = 1;
 
 /// Calls like those that the gateway saw, of all classes or of one model. Calls
 /// of a model have no known class.
-#[must_use]
 pub fn trace(state: &DemandState, model: Option<&str>) -> TrafficTrace {
     let rows: Vec<&SavedDemandRow> = rows(state, model).collect();
     let count = newest_that_fit(&rows);

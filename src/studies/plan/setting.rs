@@ -51,13 +51,11 @@ pub struct PoolSpec {
 
 impl PoolSpec {
     /// Tokens of the longest request that one replica can hold.
-    #[must_use]
     pub fn max_request_tokens(&self) -> u64 {
         self.kv_tokens.unwrap_or(self.profile.kv_tokens)
     }
 
     /// TTFT and ITL of such a request at an idle replica.
-    #[must_use]
     pub fn idle_latency(&self, prompt: u32, output: u32) -> Objectives {
         let (mut left, mut before, mut millis) = (u64::from(prompt), 0u64, 0.0);
         while left > 0 {
@@ -75,7 +73,6 @@ impl PoolSpec {
     /// Replica-seconds that a request costs at a well used replica. The prompt
     /// is read at full speed. The answer shares its steps with as many others
     /// as keep a step within `gap`.
-    #[must_use]
     pub fn replica_seconds(&self, prompt: u32, output: u32, gap: Duration) -> f64 {
         let profile = &self.profile;
         let tokens = f64::from(prompt) + f64::from(output) / 2.0;
@@ -113,7 +110,6 @@ impl PoolSpec {
 
 impl Setting {
     /// The objectives of each class.
-    #[must_use]
     pub fn goals(&self) -> Vec<Objectives> {
         let goal = |(_, class): &(String, Class)| Objectives {
             ttft: class.ttft_objective,
@@ -148,7 +144,6 @@ impl Setting {
     }
 
     /// Cost of a fleet per hour.
-    #[must_use]
     pub fn cost(&self, fleet: &[usize]) -> f64 {
         self.pools.iter().zip(fleet).map(|(pool, count)| pool.price * *count as f64).sum()
     }
@@ -212,7 +207,6 @@ pub fn measured(text: &str) -> Result<StepProfile, String> {
 
 /// The profile of replicas that read `read` prompt tokens per second and take
 /// `gap` between two tokens.
-#[must_use]
 pub fn of_rates(read: f64, gap: Duration) -> Option<StepProfile> {
     let usual = StepProfile::named("h100-8b")?;
     let (a, t_w) = (1e3 / read, gap.as_secs_f64() * 1e3);

@@ -63,7 +63,6 @@ pub struct CountedRequests {
 
 impl CountedRequests {
     /// Share of requests that met their objectives; 0 without requests.
-    #[must_use]
     pub fn share(self) -> f64 {
         self.kept as f64 / self.all.max(1) as f64
     }
@@ -86,13 +85,11 @@ impl std::fmt::Debug for FleetTrials<'_> {
 
 impl<'a> FleetTrials<'a> {
     /// The same trials for another setting.
-    #[must_use]
     pub fn with(&self, setting: &'a Setting) -> Self {
         Self { setting, threads: self.threads, progress: self.progress }
     }
 
     /// Runs one fleet; `fleet` has the number of replicas of each pool.
-    #[must_use]
     pub fn run(&self, stretch: &TraceStretch, fleet: &[usize], what: &str) -> TriedFleet {
         let setup = Setup {
             replicas: self.setting.replicas(fleet),
@@ -136,21 +133,18 @@ impl<'a> FleetTrials<'a> {
     }
 
     /// Runs all of the fleets, several at once.
-    #[must_use]
     pub fn run_all(&self, stretch: &TraceStretch, fleets: &[Vec<usize>], what: &str) -> Vec<TriedFleet> {
         in_parallel(self.threads, fleets, |fleet| self.run(stretch, fleet, what))
     }
 
     /// Whether the run reached the required share of requests within their
     /// objectives.
-    #[must_use]
     pub fn meets_target(&self, tried: &TriedFleet) -> bool {
         tried.kept >= self.setting.objective_share && tried.counted.all > 0
     }
 
     /// Finds the smallest fleet of one pool that meets the objectives; the
     /// search starts at `guess`. The result contains every run.
-    #[must_use]
     pub fn smallest(&self, stretch: &TraceStretch, pool: usize, guess: usize, most: usize) -> FleetSearch {
         let mut tried = BTreeMap::new();
         let what = format!("smallest fleet of {}", self.setting.pools[pool].name);
@@ -166,7 +160,6 @@ impl<'a> FleetTrials<'a> {
     }
 
     /// A fleet of `count` replicas of one pool and none of the others.
-    #[must_use]
     pub fn single_pool_fleet(&self, pool: usize, count: usize) -> Vec<usize> {
         let pools = 0..self.setting.pools.len();
         pools.map(|index| if index == pool { count } else { 0 }).collect()

@@ -38,7 +38,6 @@ pub struct Case {
 
 impl Case {
     /// Scale policies of the case; empty without autoscaling.
-    #[must_use]
     pub fn policies(&self) -> &[ScalePolicy] {
         self.scale.as_ref().map_or(&[], |scale| &scale.policies)
     }
@@ -49,7 +48,6 @@ impl Case {
         (0..self.designs.len()).flat_map(move |design| (0..policies).map(move |policy| (design, policy)))
     }
 
-    #[must_use]
     pub fn run(&self, trial: Trial) -> RunOutcome {
         let mut scaling = self.scale.as_ref().map(|scale| scale.scaling(trial.policy, trial.seed));
         if let Some(scaling) = scaling.as_mut().filter(|scaling| scaling.policy.needs_demand()) {

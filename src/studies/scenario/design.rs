@@ -85,13 +85,11 @@ pub struct WorldFacts {
 
 impl Design {
     /// Whether this is Penstock itself.
-    #[must_use]
     pub fn is_penstock(&self) -> bool {
         self.name == "penstock"
     }
 
     /// The scrape period that the design asks for.
-    #[must_use]
     pub fn scrape(&self) -> Option<Duration> {
         match self.name {
             "jsq" => Some(self.scrape.unwrap_or(Duration::from_secs(1))),
@@ -102,7 +100,6 @@ impl Design {
 
     /// A router of this design. With autoscaling, `initial` engines are there
     /// at first.
-    #[must_use]
     pub fn router(&self, facts: &WorldFacts, initial: Option<usize>, seed: u64) -> Box<dyn Router> {
         let inner = self.plain(facts, initial, seed);
         if !self.shed || self.is_penstock() {

@@ -58,7 +58,6 @@ pub const COLUMNS: [FigureColumn; 27] = [
 pub type Figures = [f64; COLUMNS.len()];
 
 /// The index of a figure in [`COLUMNS`].
-#[must_use]
 pub fn column_index(name: &str) -> Option<usize> {
     COLUMNS.iter().position(|column| column.name == name)
 }

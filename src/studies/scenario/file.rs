@@ -353,7 +353,6 @@ pub struct WorldSection {
 
 impl WorldSection {
     /// This world, with absent settings taken from `base`.
-    #[must_use]
     pub fn over(&self, base: &Self) -> Self {
         let (own, base) = (self.clone(), base.clone());
         Self {

@@ -1,6 +1,6 @@
 //! HTML page of a scenario's report: charts over load, and the table.
 
-use crate::sim::chart::{Chart, ChartPoint, ChartSeries};
+use crate::sim::chart::{Chart, ChartPoint, ChartSeries, escaped};
 use crate::studies::scenario::figures::column_index;
 use crate::studies::scenario::report::{FigureRow, ScenarioReport};
 
@@ -21,7 +21,6 @@ pub struct Drawing {
 }
 
 /// Charts over load, for every case and group with more than one load.
-#[must_use]
 pub fn drawings(report: &ScenarioReport) -> Vec<Drawing> {
     let mut panels: Vec<(&str, &str)> = Vec::new();
     for row in &report.rows {
@@ -61,12 +60,7 @@ fn drawing(rows: &[&FigureRow], figure: &str, heading: &str, log_y: bool) -> Opt
     Some(Drawing { name, chart })
 }
 
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
-}
-
 /// The page, one file without external resources.
-#[must_use]
 pub fn html(title: &str, about: &str, report: &ScenarioReport) -> String {
     let charts: String = drawings(report)
         .iter()

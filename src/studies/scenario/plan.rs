@@ -79,7 +79,6 @@ impl ScenarioPlan {
     }
 
     /// Every run; runs of one row are adjacent.
-    #[must_use]
     pub fn trials(&self) -> Vec<Trial> {
         let mut trials = Vec::new();
         for (index, case) in self.cases.iter().enumerate() {
@@ -94,7 +93,6 @@ impl ScenarioPlan {
     }
 
     /// Names of the groups of figures, the group of all requests first.
-    #[must_use]
     pub fn groups(&self) -> Vec<&str> {
         let parts = match self.by {
             GroupBy::All => &[][..],
@@ -106,7 +104,6 @@ impl ScenarioPlan {
 
     /// Runs the trial. The figures are in the order of
     /// [`groups`](Self::groups).
-    #[must_use]
     pub fn run(&self, trial: Trial) -> Vec<Figures> {
         let outcome = self.cases[trial.case].run(trial);
         let skipped = (outcome.records.len() as f64 * self.warmup) as usize;

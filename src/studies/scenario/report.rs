@@ -33,7 +33,6 @@ pub struct ScenarioReport {
 
 impl ScenarioReport {
     /// The figures of the runs, each in the order of [`ScenarioPlan::groups`].
-    #[must_use]
     pub fn new(plan: &ScenarioPlan, runs: &[(Trial, Vec<Figures>)]) -> Self {
         let mut by_row: BTreeMap<Trial, Vec<&Vec<Figures>>> = BTreeMap::new();
         for (trial, figures) in runs {
@@ -60,7 +59,6 @@ impl ScenarioReport {
         report
     }
 
-    #[must_use]
     pub fn json(&self) -> Value {
         let row = |row: &FigureRow| {
             let named = COLUMNS.iter().zip(&row.figures);
@@ -76,7 +74,6 @@ impl ScenarioReport {
 
     /// The report as a table: medians, with the range over the seeds for the
     /// p99 and the goodput. Columns with only their dull value are left out.
-    #[must_use]
     pub fn table(&self) -> String {
         if self.rows.is_empty() {
             return "no rows\n".to_owned();

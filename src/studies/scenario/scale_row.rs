@@ -64,7 +64,6 @@ pub struct DirectionRow {
 
 impl ScaleRow {
     /// These settings, with absent ones taken from `base`.
-    #[must_use]
     pub fn over(self, base: Self) -> Self {
         Self {
             policies: self.policies.or(base.policies),

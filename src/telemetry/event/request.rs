@@ -48,14 +48,12 @@ impl RequestSummary<'_> {
     }
 
     /// Replica time of all attempts of the request; absent = no attempt.
-    #[must_use]
     pub fn gpu(&self) -> Option<Duration> {
         (!self.bills.is_empty()).then(|| self.bills.iter().map(|bill| bill.time).sum())
     }
 
     /// Cost of all attempts, in the currency of the configuration; absent = none of the pools has a
     /// price.
-    #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "for people")]
     pub fn cost(&self) -> Option<f64> {
         let is_priced = self.bills.iter().any(|bill| bill.price.is_some());
@@ -64,7 +62,6 @@ impl RequestSummary<'_> {
 
     /// The request's side of a shadow comparison, as the original or as the copy; absent = not
     /// dispatched to an engine.
-    #[must_use]
     pub fn shadow_side(&self) -> Option<ShadowSide> {
         let EngineTimings { first_token, total } = self.at_engine?;
         Some(ShadowSide {
@@ -77,7 +74,6 @@ impl RequestSummary<'_> {
     }
 
     /// End of the request for its trail.
-    #[must_use]
     pub fn end(&self) -> RequestEnd {
         RequestEnd {
             outcome: self.outcome,
@@ -89,7 +85,6 @@ impl RequestSummary<'_> {
     }
 
     /// `error.type` of the semantic conventions; absent for a success.
-    #[must_use]
     pub fn error_type(&self) -> Option<&'static str> {
         match self.outcome {
             RequestOutcome::Success => None,

@@ -34,7 +34,6 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 static DROPPED_LINES: AtomicU64 = AtomicU64::new(0);
 
 /// Number of log lines lost since the start because standard error was too slow or failed.
-#[must_use]
 pub fn dropped_lines() -> u64 {
     DROPPED_LINES.load(Ordering::Relaxed)
 }

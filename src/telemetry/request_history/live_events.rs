@@ -96,7 +96,6 @@ impl LiveEvents {
     }
 
     /// A reader of all events from now on; `None` when [`MAX_READERS`] read already.
-    #[must_use]
     pub fn read(&self) -> Option<EventReader> {
         let one_more = |readers: usize| (readers < MAX_READERS).then_some(readers + 1);
         self.0.readers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok()?;

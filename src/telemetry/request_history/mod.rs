@@ -117,7 +117,6 @@ impl TrailRecorder {
     }
 
     /// Number of output events that the client's stream has had: a lower bound of its tokens.
-    #[must_use]
     pub fn outputs(&self) -> u64 {
         self.0.outputs.load(Ordering::Relaxed)
     }
@@ -217,7 +216,6 @@ impl RequestHistory {
     }
 
     /// Events of requests as they happen, and of the fleet.
-    #[must_use]
     pub const fn events(&self) -> &LiveEvents {
         &self.events
     }

@@ -68,7 +68,6 @@ impl RequestState {
     pub const ALL: [Self; 3] = [Self::Waiting, Self::Running, Self::Finished];
 
     /// Short stable name.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
@@ -80,13 +79,11 @@ impl RequestState {
 
 impl RequestTrail {
     /// The gateway's own id of the request, which no client can choose.
-    #[must_use]
     pub fn own_id(&self) -> &HeaderValue {
         self.gateway_id.as_ref().unwrap_or(&self.request_id)
     }
 
     /// State of the request.
-    #[must_use]
     pub fn state(&self) -> RequestState {
         match (&self.end, self.tries.last()) {
             (Some(_), _) => RequestState::Finished,
@@ -96,7 +93,6 @@ impl RequestTrail {
     }
 
     /// Time of the request's present state, counted from the request's arrival.
-    #[must_use]
     pub fn state_since(&self) -> Duration {
         match (&self.end, self.tries.last()) {
             (Some(end), _) => end.total,
@@ -106,7 +102,6 @@ impl RequestTrail {
     }
 
     /// Model that serves the request.
-    #[must_use]
     pub fn serving_model(&self) -> ModelId {
         self.fallback.map_or(self.model, |fallback| fallback.to)
     }
@@ -145,7 +140,6 @@ pub enum AttemptEnd {
 
 impl AttemptEnd {
     /// Short stable name.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Failed(fault) => fault.name(),

@@ -105,7 +105,6 @@ impl Tracer {
 
     /// Starts the trace of one request. The sampling flag of the client's own trace decides whether
     /// it is recorded; without a client trace, `telemetry.otlp.sample` decides.
-    #[must_use]
     pub fn start(&self, request: TraceStart<'_>) -> RequestTrace {
         let client = ClientContext::of(request.headers);
         let Some(enabled) = &self.0 else { return RequestTrace(TraceState::PassOn(client)) };
@@ -181,7 +180,6 @@ pub enum RequestPhase {
 
 impl RequestPhase {
     /// The span's name.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Queue => "queue",
@@ -193,7 +191,6 @@ impl RequestPhase {
 
 impl RequestTrace {
     /// Trace id for the log line; absent when the trace is not recorded.
-    #[must_use]
     pub fn trace_id(&self) -> Option<String> {
         let live = self.recorded()?;
         Some(live.context.span().span_context().trace_id().to_string())

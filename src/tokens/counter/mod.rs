@@ -117,7 +117,6 @@ impl TokenCounter {
     }
 
     /// The folder of the counter's files.
-    #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -125,7 +124,6 @@ impl TokenCounter {
     /// The most tokens that a prompt of this many bytes of JSON can have. A message's own JSON has
     /// more bytes than a template adds tokens to it. Templates may write tools with more white
     /// space, so their bytes count four times.
-    #[must_use]
     pub fn max_tokens(&self, bytes: u64, tool_bytes: u64) -> u64 {
         let bytes = bytes.saturating_add(tool_bytes.saturating_mul(3));
         bytes.saturating_mul(self.vocabulary.per_byte).saturating_add(self.template_tokens)

@@ -43,7 +43,6 @@ impl Dimension {
     pub const ALL: [Self; 6] = [Self::Tenant, Self::Model, Self::Pool, Self::Day, Self::Key, Self::Class];
 
     /// Name of the dimension in queries and columns.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Tenant => "tenant",

@@ -71,7 +71,6 @@ fn labels(bill: &Bill, key: &[String], unallocated: bool) -> Vec<String> {
 }
 
 /// Formats a bill for people: aligned columns and a total.
-#[must_use]
 pub fn table(bill: &Bill) -> String {
     let mut rows: Vec<Vec<String>> = Vec::with_capacity(bill.lines.len() + 2);
     let head = ["REQUESTS", "INPUT", "CACHED", "OUTPUT", "WASTED", "GPU HOURS", "COST"];
@@ -119,7 +118,6 @@ fn align(rows: &[Vec<String>], left: usize) -> String {
 }
 
 /// Formats a bill for spreadsheets (RFC 4180). There is no total: a spreadsheet would sum it again.
-#[must_use]
 pub fn csv(bill: &Bill) -> String {
     let amount_names = amounts(&BillSums::default()).map(|(name, _)| name);
     let keys = bill.by.iter().map(|dimension| dimension.name());
@@ -134,7 +132,6 @@ pub fn csv(bill: &Bill) -> String {
 }
 
 /// A cell of a CSV file (RFC 4180).
-#[must_use]
 pub fn quoted(text: &str) -> String {
     // A spreadsheet would run a text that begins like a formula.
     let formula = text.starts_with(['=', '+', '-', '@']);
@@ -145,7 +142,6 @@ pub fn quoted(text: &str) -> String {
 
 /// Formats a bill for programs. Times and costs are exact decimals, written as strings because the
 /// numbers of a JSON reader may not be exact.
-#[must_use]
 pub fn json(bill: &Bill) -> Value {
     let lines = bill.lines.iter().map(|line| {
         let mut row = Map::new();

@@ -1,5 +1,4 @@
 //! TLS towards engines: authorities, a client certificate and a server name of the pool.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::process::Command;
 

@@ -1,6 +1,5 @@
 //! Guardrails: a service that may refuse prompts and answers, and what happens when it does not
 //! answer as it should.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,5 +1,4 @@
 //! Keys that come and go while the gateway runs: files in a folder, and the admin API.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};

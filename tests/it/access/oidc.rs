@@ -1,5 +1,4 @@
 //! Identity provider tokens: a real provider on loopback that signs with changing keys.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::atomic::Ordering;
 

@@ -1,5 +1,4 @@
 //! Operators with tokens of an identity provider, and what the console is told of it.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::atomic::Ordering;
 

@@ -1,5 +1,4 @@
 //! Operators: roles at the admin port, and the audit file.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use http::Method;
 use penstock::config::keys::NewKey;

@@ -1,5 +1,4 @@
 //! TLS on the client listener, and certificates as credentials.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::time::Duration;
 

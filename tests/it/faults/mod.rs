@@ -1,6 +1,5 @@
 //! Fault tests: before the first token no client notices a failure, and after it no client takes a
 //! broken answer for a whole one.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod after;
 mod before;

@@ -1,6 +1,5 @@
 //! Stalls and slow requests: the requests that leave an engine, those that stay, and the effect on
 //! other requests. The engines are the test's own: each does what a word in the prompt says.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,6 +1,5 @@
 //! Many clients against one tight limit, in virtual time: the share of the limit that they get, and
 //! the check that they never get more.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -116,7 +115,7 @@ async fn client(
             streams: true,
             arrived: Tick::NEVER,
             deadline: dispatcher.clock().now() + 10 * MINUTE,
-            patience: Tick::NEVER,
+            client_deadline: Tick::NEVER,
             has_fallback: false,
             resumable: false,
             context: 0,

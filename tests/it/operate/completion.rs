@@ -1,5 +1,4 @@
 //! Completion of a shell's line: names from the running gateway, or else from the file.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::net::TcpListener;
 use std::path::PathBuf;

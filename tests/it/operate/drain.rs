@@ -1,5 +1,4 @@
 //! Shutdown: running and waiting requests finish, the others get an error, and the process ends.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,5 +1,4 @@
 //! Operator commands against a gateway under load.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 pub(crate) mod completion;
 pub(crate) mod drain;

@@ -1,5 +1,4 @@
 //! A gateway that records: its record replays to the same decisions, and holds nothing that is secret.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::path::Path;
 

@@ -1,5 +1,4 @@
 //! Reloads of the configuration while requests wait and run.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::os::unix::fs::symlink;
 use std::path::Path;

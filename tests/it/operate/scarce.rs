@@ -1,6 +1,5 @@
 //! Scarce resources: a full disk, and no file descriptors left. The gateway goes on, and is whole again
 //! afterwards.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::time::Duration;
 

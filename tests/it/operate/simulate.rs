@@ -1,5 +1,4 @@
 //! `penstock simulate` as a command line.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs;
 use std::process::{Command, Output};

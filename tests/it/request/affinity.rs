@@ -1,5 +1,4 @@
 //! Affinity of adapters, sessions and prompts to a replica, end to end.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,6 +1,5 @@
 //! Answers as clients and operators see them: no usage that nobody asked for, the engine's own
 //! status, the reason of the end.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::convert::Infallible;
 use std::time::Duration;

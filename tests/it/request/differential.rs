@@ -1,6 +1,5 @@
 //! Requests straight to an engine and through the gateway: what the engine gets and what the client
 //! gets is the same.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::convert::Infallible;
 use std::fmt::Write as _;

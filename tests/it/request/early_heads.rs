@@ -1,6 +1,5 @@
 //! Early response heads: streams whose head is sent while the request is held for a pool that has
 //! to start.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::time::Duration;
 

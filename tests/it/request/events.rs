@@ -1,6 +1,5 @@
 //! Events of a request: from the proxy over HTTP, and from the simulated world for the same request
 //! under the same policy. A difference marks something that no simulation can find.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,5 @@
 //! Fallbacks and model names end to end: the model that serves instead, the requests that are
 //! shared, and the client's view.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::time::Duration;
 

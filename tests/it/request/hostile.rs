@@ -1,6 +1,5 @@
 //! Hostile requests: requests that would hurt others before they are admitted. Other tenants are
 //! served at once, no engine is ejected, and the ledgers are empty.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::path::Path;
 use std::time::Duration;

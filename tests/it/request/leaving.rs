@@ -1,6 +1,5 @@
 //! Clients that leave, in every phase of their request and in every way. Nothing of them may stay:
 //! not in the queue, not in a ledger, not among the held bodies, not in an engine.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;

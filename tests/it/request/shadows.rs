@@ -1,5 +1,4 @@
 //! Shadow requests: what they show to operators, and that no other request notices them.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::time::Duration;
 

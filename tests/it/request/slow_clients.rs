@@ -1,6 +1,5 @@
 //! Slow clients: those that read their answers slowly or not at all, and those that still send when
 //! the answer comes. The tests check what they hold, and for how long.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::time::Duration;
 

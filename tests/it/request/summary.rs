@@ -1,6 +1,5 @@
 //! Request summary: the log line, the usage row, the trail, the metrics and the answer of real
 //! requests agree in every field of the log's reference.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeSet;
 use std::time::Duration;

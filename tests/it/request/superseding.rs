@@ -1,6 +1,5 @@
 //! Superseding retries: a retry arrives while the request that it repeats is still running. The
 //! engines never work for both, and no other request is touched.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use penstock::sim::faults::FaultKind;
 use serde_json::{Value, json};

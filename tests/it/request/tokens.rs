@@ -1,6 +1,5 @@
 //! Tokens of prompts and context windows end to end: what is counted, what is refused, and what is
 //! lowered.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;

@@ -1,5 +1,4 @@
 //! Demand state file: the measured demand outlives the gateway.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::path::Path;
 

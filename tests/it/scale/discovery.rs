@@ -1,6 +1,5 @@
 //! Discovery by DNS: a real resolver against a small server on loopback, and a gateway whose
 //! replicas come and go under load.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::path::Path;
 use std::sync::Arc;

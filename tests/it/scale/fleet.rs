@@ -1,5 +1,4 @@
 //! Fleet monitor against engines that behave well, badly, and not at all.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;

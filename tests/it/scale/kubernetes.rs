@@ -1,6 +1,5 @@
 //! Kubernetes source: replicas from a stand-in API server join, get traffic, are given notice and
 //! go. The server itself goes and comes back.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};

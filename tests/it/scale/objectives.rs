@@ -1,5 +1,4 @@
 //! Objectives that no pool can reach, as a running gateway measures them.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use http::Method;
 use penstock::core::placement::unattainable::{ENOUGH_FIRST_TOKENS, ENOUGH_GAPS};

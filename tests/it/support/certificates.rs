@@ -1,5 +1,4 @@
 //! Certificates for tests, and clients that use them.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,5 +1,4 @@
 //! Clients: well-behaved ones on hyper, and ones that write their own bytes.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::future::pending;
 use std::io;

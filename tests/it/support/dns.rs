@@ -1,5 +1,4 @@
 //! DNS server on loopback, over UDP and TCP. The test sets the answer for each name.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::HashMap;
 use std::net::SocketAddr;

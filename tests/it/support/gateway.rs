@@ -1,6 +1,5 @@
 //! Gateway fixture: a real gateway in front of simulated engines, over loopback, with clients of
 //! many kinds.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

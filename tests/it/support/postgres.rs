@@ -1,5 +1,4 @@
 //! PostgreSQL server of the test's own, which can be killed.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;

@@ -1,5 +1,4 @@
 //! Process fixture: the real binary, its signals, exit codes and output.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;

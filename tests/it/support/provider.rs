@@ -1,5 +1,4 @@
 //! Identity provider on loopback, which signs with changing keys.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::convert::Infallible;
 use std::net::SocketAddr;

@@ -1,5 +1,4 @@
 //! Recorder: a proxy between gateway and engine that keeps every byte.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::net::SocketAddr;
 use std::sync::Arc;

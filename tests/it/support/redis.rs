@@ -1,5 +1,4 @@
 //! Redis server of the test's own, which can be stopped, killed and emptied.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;

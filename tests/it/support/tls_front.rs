@@ -1,5 +1,4 @@
 //! TLS in front of a server of the tests.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::net::SocketAddr;
 use std::sync::Arc;

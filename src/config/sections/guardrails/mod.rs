@@ -94,7 +94,6 @@ pub struct GuardrailRuleSection {
 
 impl GuardrailRuleSection {
     /// Whether nothing differs.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }

@@ -42,13 +42,11 @@ pub struct PlacementSection {
 
 impl PlacementSection {
     /// Whether it says nothing.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
     /// This, with what it does not say taken from `base`.
-    #[must_use]
     pub fn over(&self, base: &Self) -> Self {
         let (own, base) = (self.clone(), base.clone());
         Self {

@@ -176,7 +176,6 @@ pub enum ServedModels {
 
 impl ServedModels {
     /// Whether it names none.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         match self {
             Self::Names(names) => names.is_empty(),
@@ -250,7 +249,6 @@ pub struct ReplicaDetail {
 
 impl ReplicaSection {
     /// The replica with every field.
-    #[must_use]
     pub fn detail(&self) -> ReplicaDetail {
         match self {
             Self::Url(url) => ReplicaDetail { url: url.clone(), ..ReplicaDetail::default() },

@@ -76,7 +76,6 @@ pub struct ClassSection {
 }
 
 /// The classes of a file without the section.
-#[must_use]
 pub fn builtin_classes() -> NamedEntries<ClassSection> {
     let class = |name: &str, rank, min_share, max_wait, ttft, itl, placement| {
         let class = ClassSection {

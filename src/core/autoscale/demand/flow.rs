@@ -57,7 +57,6 @@ impl DemandFlow {
     }
 
     /// Whether a job was refused within the last `window`.
-    #[must_use]
     pub fn has_refused(&self, window: Duration, now: Tick) -> bool {
         self.refused.is_some_and(|at| now.since(at) < window)
     }
@@ -69,13 +68,11 @@ impl DemandFlow {
     }
 
     /// Recent mean work of a job.
-    #[must_use]
     pub const fn work_per_job(&self) -> f64 {
         self.work_per_job.value
     }
 
     /// Work per second in the last ten seconds.
-    #[must_use]
     pub fn fast(&self) -> f64 {
         self.offered.mean(0, FAST)
     }
@@ -83,7 +80,6 @@ impl DemandFlow {
     /// Sustained work per second: the mean of five minutes, or the mean of the last `window` where
     /// that mean differs from the five minutes by more than noise. Time before demand was watched
     /// counts as zero demand.
-    #[must_use]
     pub fn sustained(&self, window: Duration) -> f64 {
         let count = slots(window);
         let (long, short) = (self.arrived.mean(0, TREND), self.arrived.mean(0, count));
@@ -105,7 +101,6 @@ impl DemandFlow {
     /// Standard deviation of the concurrent work, where `rate` is its mean: the recent standard
     /// deviation, at least that of independent arrivals, √(rate·w·(1 + c²)/h) for jobs of work w
     /// that last h.
-    #[must_use]
     pub fn deviation(&self, rate: f64) -> f64 {
         let lasts = self.duration.value.max(SLOT);
         let chance = (rate * self.work_per_job.value * WORK_VARIANCE / lasts).sqrt();
@@ -121,7 +116,6 @@ impl DemandFlow {
 
     /// Expected rise of the work per second over the slow window, at the end of `ahead`. Zero
     /// unless the last five minutes exceed the five minutes before them by more than noise.
-    #[must_use]
     pub fn rise(&self, window: Duration, ahead: Duration, watched: Duration) -> f64 {
         if slots_of(watched) < 2 * TREND || self.work_per_job.value <= 0.0 {
             return 0.0;

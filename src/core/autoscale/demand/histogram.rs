@@ -55,13 +55,11 @@ impl CoarseHistogram {
     }
 
     /// Sum of all weights.
-    #[must_use]
     pub fn total(&self) -> f64 {
         self.counts.iter().sum()
     }
 
     /// Quantile `part`, `0.0..=1.0`: the middle of its bucket. Zero while the histogram is empty.
-    #[must_use]
     pub fn quantile(&self, part: f64) -> f64 {
         match self.at(part) {
             None | Some(0) => 0.0,
@@ -72,7 +70,6 @@ impl CoarseHistogram {
     /// Value at quantile `part`, at the position `within` its bucket, `0.0..1.0`; `None` while the
     /// histogram is empty. With both arguments at random, the values follow the histogram's
     /// distribution.
-    #[must_use]
     pub fn draw(&self, part: f64, within: f64) -> Option<f64> {
         match self.at(part)? {
             0 => Some(within),

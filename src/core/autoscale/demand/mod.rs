@@ -155,13 +155,11 @@ impl Demand {
     }
 
     /// Demand flow of a class in a pool set.
-    #[must_use]
     pub fn flow(&self, at: LanePosition) -> Option<&DemandFlow> {
         let part = self.parts.get(at.group.index())?;
         part.flows.get(part.index(at.class, at.pool_set))
     }
 
-    #[must_use]
     pub fn pool(&self, pool: PoolId) -> Option<&PoolUse> {
         self.pools.get(pool.index())
     }

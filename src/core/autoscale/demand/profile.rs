@@ -136,7 +136,6 @@ impl DemandProfile {
     }
 
     /// Jobs that are there now.
-    #[must_use]
     pub const fn level(&self) -> u32 {
         self.level
     }
@@ -204,18 +203,7 @@ impl DemandProfile {
 }
 
 impl SavedProfile {
-    /// Quantile `part` of the concurrency over the last minutes: 0.1 gives the base load, 0.5 the
-    /// usual one. Zero without any minute.
-    #[must_use]
-    pub fn level_quantile(&self, part: f64) -> f64 {
-        let mut levels: Vec<f32> = self.minutes.iter().map(|minute| minute.level).collect();
-        levels.sort_by(f32::total_cmp);
-        let at = (levels.len().saturating_sub(1) as f64 * part.clamp(0.0, 1.0)).round() as usize;
-        levels.get(at).copied().map_or(0.0, f64::from)
-    }
-
     /// Tokens per second over the last minutes: arrived prompt tokens, and served output tokens.
-    #[must_use]
     pub fn tokens_per_second(&self) -> (f64, f64) {
         let seconds = self.minutes.len().max(1) as f64 * 60.0;
         let sum = |of: fn(&DemandMinute) -> u64| {
@@ -253,8 +241,7 @@ mod tests {
         pass(&mut profile, 1840, 1760, 2);
         let seen = &profile.seen;
         assert_eq!(seen.minutes.len(), 60);
-        assert!((seen.level_quantile(0.5) - 20.0).abs() < 0.5, "{}", seen.level_quantile(0.5));
-        assert!((seen.level_quantile(0.1) - 20.0).abs() < 2.0 && seen.level_quantile(1.0) > 80.0);
+        assert!((seen.minutes[10].level - 20.0).abs() < 0.5, "{:?}", seen.minutes[10]);
         assert!(seen.levels.quantile(0.99) > 100.0 && seen.levels.quantile(0.5) < 25.0);
         let burst = seen.bursts.back().unwrap();
         assert!((burst.height, burst.length) == (20.0, 40.0) && burst.usual < 3.0, "{burst:?}");

@@ -45,7 +45,6 @@ impl DemandProfiles {
         grow(&mut self.tenants, tenants.min(TENANTS));
     }
 
-    #[must_use]
     pub fn row(&self, of: ProfileSubject) -> Option<&DemandProfile> {
         match of {
             ProfileSubject::Model(id) => self.models.get(id.index()),

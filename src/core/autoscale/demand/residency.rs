@@ -22,13 +22,11 @@ pub struct ReplicaSeconds {
 
 impl ReplicaSeconds {
     /// Rounds to whole seconds.
-    #[must_use]
     pub fn whole(self) -> Self {
         Self { loaded: self.loaded.round(), active: self.active.round() }
     }
 
     /// Part of the time in service without any job; `None` before any service.
-    #[must_use]
     pub fn idle(&self) -> Option<f64> {
         (self.loaded > 0.0).then(|| (1.0 - self.active / self.loaded).clamp(0.0, 1.0))
     }

@@ -16,7 +16,6 @@ const AHEAD: usize = 60;
 const RING: usize = AHEAD + 4;
 
 /// Number of the slot that contains an instant.
-#[must_use]
 pub const fn slot(now: Tick) -> u64 {
     now.as_nanos() / (SLOT as u64 * 1_000_000_000)
 }
@@ -67,7 +66,6 @@ impl WorkSpread {
 
     /// Work per second in the last `count` slots that ended `skip` slots before the one under way.
     /// Up to date after [`Self::advance`].
-    #[must_use]
     pub fn mean(&self, skip: usize, count: usize) -> f64 {
         let count = count.min(PAST.saturating_sub(skip)).max(1);
         let sum: f64 = (1..=count).map(|back| self.slot_work(skip + back)).sum();
@@ -75,7 +73,6 @@ impl WorkSpread {
     }
 
     /// Work of the slot `back` slots before the one under way.
-    #[must_use]
     pub fn slot_work(&self, back: usize) -> f64 {
         let at = self.slot.checked_sub(back as u64).filter(|_| back <= PAST && !self.past.is_empty());
         at.map_or(0.0, |at| self.past[at as usize % PAST])

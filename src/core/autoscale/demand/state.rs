@@ -60,7 +60,6 @@ pub struct PoolDemandState {
 
 impl DemandState {
     /// Start times of the pools that the policy has.
-    #[must_use]
     pub fn starts(&self, policy: &Policy) -> Vec<PoolStartTime> {
         let start = |kept: &PoolDemandState| {
             let took = Duration::try_from_secs_f64(kept.start?).ok()?;
@@ -104,7 +103,6 @@ fn rows(policy: &Policy) -> impl Iterator<Item = (ProfileKind, &str, ProfileSubj
 impl Demand {
     /// Measurements worth keeping. The caller adds the start times and what the replicas have
     /// shown.
-    #[must_use]
     pub fn save(&self, policy: &Policy) -> DemandState {
         let pool = |(id, name, _): (_, &str, _)| PoolDemandState {
             name: name.to_owned(),

@@ -27,7 +27,6 @@ pub type ReplicasInUse = [f64; DIMENSIONS];
 
 /// Replica seconds for a unit of work, from the replica seconds in use and the work done with them.
 /// `None` when too little was measured.
-#[must_use]
 pub fn cost_of(used: ReplicasInUse, work: f64) -> Option<f64> {
     let most = most(used);
     (most > EVIDENCE && work > 0.0).then(|| most / work)
@@ -68,13 +67,11 @@ impl PoolUse {
     }
 
     /// Replica seconds for a unit of work; `None` before it was measured.
-    #[must_use]
     pub const fn cost(&self) -> Option<f64> {
         self.cost
     }
 
     /// Replica seconds in use, and the work sent in the same time; both fade.
-    #[must_use]
     pub const fn evidence(&self) -> (ReplicasInUse, f64) {
         (self.used, self.work)
     }
@@ -85,7 +82,6 @@ impl PoolUse {
     }
 
     /// Mean number of replicas in use over the last `count` slots.
-    #[must_use]
     pub fn mean(&self, count: usize) -> f64 {
         let count = count.clamp(1, PAST);
         let past = (1..=count as u64).filter_map(|back| self.slot.checked_sub(back));

@@ -14,7 +14,6 @@ const OUTPUT_COST: f64 = 7.0;
 const CONTEXT_COST: f64 = 3.0;
 
 /// Work of a job with this many prompt and output tokens.
-#[must_use]
 pub fn work(prompt: u64, output: u64) -> f64 {
     let context = (prompt as f64 + output as f64 / 2.0) / 1000.0;
     ttft_model::weight(prompt, 0) as f64 + output as f64 * (OUTPUT_COST + CONTEXT_COST * context)

@@ -48,7 +48,6 @@ impl DayForecast {
     /// The most that is expected to be needed until `ahead` from now: in each slot, the less of what
     /// the last two days needed. `None` before two days were seen, and when the last hour was unlike
     /// that hour on one of them.
-    #[must_use]
     pub(super) fn expected(&self, ahead: Duration, now: Tick) -> Option<f64> {
         if self.needs.len() < KEPT {
             return None;

@@ -81,7 +81,6 @@ struct HopelessBurst {
 }
 
 /// Whole replicas that do the work of a fractional number.
-#[must_use]
 pub fn whole(replicas: f64) -> u32 {
     (replicas - 1e-9).ceil().max(0.0) as u32
 }
@@ -159,7 +158,6 @@ impl DesiredReplicas {
 
     /// Desired replicas over replicas in service, where the missing ones may be expected to come;
     /// at least 1.
-    #[must_use]
     pub fn growth(&self) -> f64 {
         let may_come = !self.short && self.ready > 0;
         if may_come { f64::from(self.number.max(self.ready)) / f64::from(self.ready) } else { 1.0 }

@@ -89,7 +89,6 @@ pub struct PeerGroup {
 
 impl PeerGroup {
     /// Creates a group of only this gateway.
-    #[must_use]
     pub fn new(me: GatewayId) -> Self {
         Self {
             me,
@@ -136,7 +135,6 @@ impl PeerGroup {
     }
 
     /// Whether a gateway should exist at the slot.
-    #[must_use]
     pub fn is_listed(&self, place: &str) -> bool {
         self.slots.get(place).is_some_and(|slot| slot.listed)
     }

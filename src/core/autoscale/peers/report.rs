@@ -44,7 +44,6 @@ pub struct PeerReport {
 impl PeerReport {
     /// Whether the report changes something that another gateway may wait for: the sender's state,
     /// a pool that became busy, or the decided numbers.
-    #[must_use]
     pub fn is_urgent_after(&self, before: &Self) -> bool {
         let told = |report: &Self| report.decision.as_ref().map(|told| (told.by, told.numbers.clone()));
         let state = |report: &Self| (report.from, report.draining, report.leaving, report.blind);

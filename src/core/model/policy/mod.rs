@@ -57,7 +57,7 @@ pub struct Class {
     /// Time in which past use of a tenant comes to count half against it; absent = only what is
     /// used while it waits counts.
     pub usage_half_life: Option<Duration>,
-    /// The longest wait in the queue before the job is refused.
+    /// The longest wait in the queue before the job goes on in a slower class or is refused.
     pub max_wait: Duration,
     /// How long a job may wait for a pool that has to start, counted from the start of this wait;
     /// absent = up to the job's deadline.

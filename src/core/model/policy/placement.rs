@@ -26,7 +26,6 @@ impl Isolation {
     pub const ALL: [Self; 4] = [Self::Dedicated, Self::Mig, Self::Mps, Self::TimeSliced];
 
     /// The name that the configuration and telemetry use.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Dedicated => "dedicated",
@@ -50,7 +49,6 @@ pub enum Capacity {
 
 impl Capacity {
     /// The name that the configuration and telemetry use.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::OnDemand => "on-demand",
@@ -72,26 +70,22 @@ impl Price {
 
     /// A price in units of the currency; `None` unless it is from 0 to
     /// [`Price::MAX`].
-    #[must_use]
     pub fn new(units: f64) -> Option<Self> {
         (0.0..=Self::MAX).contains(&units).then(|| Self((units * Self::PARTS).round() as u64))
     }
 
     /// The price in millionths of the currency.
-    #[must_use]
     pub const fn millionths(self) -> u64 {
         self.0
     }
 
     /// Cost of `nanos` nanoseconds of a replica, in 1e-9 of the currency.
-    #[must_use]
     pub fn cost_of(self, nanos: u64) -> u64 {
         let cost = u128::from(nanos) * u128::from(self.0) / Self::UNIT;
         u64::try_from(cost).unwrap_or(u64::MAX)
     }
 
     /// The price in units of the currency.
-    #[must_use]
     pub fn units(self) -> f64 {
         self.0 as f64 / Self::PARTS
     }
@@ -124,7 +118,6 @@ pub enum LatePolicy {
 
 impl LatePolicy {
     /// The name that the configuration and telemetry use.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Fastest => "fastest",
@@ -155,7 +148,6 @@ pub struct PlacementRules {
 
 impl PlacementRules {
     /// Whether work under these rules may use the pool.
-    #[must_use]
     pub fn allows(&self, pool: PoolId, supply: &PoolTraits) -> bool {
         self.isolation.as_ref().is_none_or(|kinds| kinds.contains(&supply.isolation))
             && self.capacity.as_ref().is_none_or(|kinds| kinds.contains(&supply.capacity))
@@ -165,7 +157,6 @@ impl PlacementRules {
 
     /// The rules of a class and of a tenant together: only what both allow. The tenant's
     /// preferences replace those of the class.
-    #[must_use]
     pub fn combined_with(&self, tenant: &Self) -> Self {
         fn both<T: Ord + Copy>(one: Option<&BTreeSet<T>>, two: Option<&BTreeSet<T>>) -> Option<BTreeSet<T>> {
             match (one, two) {

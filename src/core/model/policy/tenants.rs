@@ -24,7 +24,6 @@ pub struct TenantTree {
 impl TenantTree {
     /// The tree of a policy. A tenant whose parents form a circle, or are too many, counts as one
     /// without a parent.
-    #[must_use]
     pub fn new(policy: &Policy) -> Self {
         let parent = |tenant: TenantId| {
             let parent = policy.tenants.get(tenant)?.parent?;
@@ -41,31 +40,26 @@ impl TenantTree {
     }
 
     /// Whether no tenant has a parent.
-    #[must_use]
     pub fn is_flat(&self) -> bool {
         self.parents.is_empty()
     }
 
     /// Whether the tenant has children.
-    #[must_use]
     pub fn is_group(&self, tenant: TenantId) -> bool {
         self.groups.contains_key(&tenant)
     }
 
     /// The parent of a tenant or group.
-    #[must_use]
     pub fn parent(&self, tenant: TenantId) -> Option<TenantId> {
         self.parents.get(&tenant).copied()
     }
 
     /// The group in which the tenant's own requests compete.
-    #[must_use]
     pub fn group_of(&self, tenant: TenantId) -> Option<TenantId> {
         if self.is_group(tenant) { Some(tenant) } else { self.parent(tenant) }
     }
 
     /// The groups in which the tenant's own requests count, the innermost first.
-    #[must_use]
     pub fn groups_of(&self, tenant: TenantId) -> TenantGroups {
         if self.is_flat() {
             return TenantGroups::new();
@@ -74,7 +68,6 @@ impl TenantTree {
     }
 
     /// All groups, those of deeper levels first.
-    #[must_use]
     pub fn groups_from_below(&self) -> Vec<TenantId> {
         let mut rows: Vec<_> = self.groups.iter().map(|(group, level)| (*level, *group)).collect();
         rows.sort_unstable_by(|a, b| b.cmp(a));

@@ -40,7 +40,6 @@ impl Default for DrainRate {
 
 impl DrainRate {
     /// A rate whose memory of waiting times has the time constant `memory`, in seconds.
-    #[must_use]
     pub const fn with_memory(memory: f64) -> Self {
         let all = EventRate::new();
         Self { memory, all, drained: 0.0, waited: 0.0, dispatches: 0, waiting: false, last: Tick::ZERO }
@@ -63,7 +62,6 @@ impl DrainRate {
     }
 
     /// Drain rate in jobs per second; `None` before the first dispatch.
-    #[must_use]
     pub fn per_second(&self, now: Tick) -> Option<f64> {
         let here = self.at(now);
         let all = here.all.per_second(now)?;
@@ -73,7 +71,6 @@ impl DrainRate {
 
     /// Jobs per second while some waited, without any stand-in; `None` before [`FEW_DRAINED`]
     /// dispatches, and once all of them are forgotten.
-    #[must_use]
     pub fn while_waiting(&self, now: Tick) -> Option<f64> {
         let here = self.at(now);
         let rate = here.drained / here.waited;
@@ -81,19 +78,16 @@ impl DrainRate {
     }
 
     /// Dispatches of waiting jobs that did not come back, since the start.
-    #[must_use]
     pub const fn dispatches(&self) -> u32 {
         self.dispatches
     }
 
     /// The remembered time in which jobs waited.
-    #[must_use]
     pub fn waited(&self, now: Tick) -> Duration {
         Duration::from_secs_f64(self.at(now).waited)
     }
 
     /// The same rate with its clock stopped.
-    #[must_use]
     pub const fn stopped(self) -> Self {
         Self { waiting: false, ..self }
     }
@@ -128,7 +122,6 @@ impl DrainRate {
 const HOPELESS_MARGIN: f64 = 1.25;
 
 /// Whether `before` jobs of a queue that drains at `per_second` certainly take longer than `left`.
-#[must_use]
 pub fn backlog_exceeds(before: u64, per_second: Option<f64>, left: Duration) -> bool {
     per_second.is_some_and(|rate| before as f64 > rate * HOPELESS_MARGIN * left.as_secs_f64())
 }
@@ -139,7 +132,6 @@ const START_MARGIN: f64 = 0.9;
 
 /// Whether a job whose start is expected after `wait` is refused, since that is too near to the end of
 /// the time `left`.
-#[must_use]
 pub fn wait_exceeds(wait: Duration, left: Duration) -> bool {
     wait.as_secs_f64() > left.as_secs_f64() * START_MARGIN
 }

@@ -12,7 +12,6 @@ pub const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 
 /// The time in which the measured drain rate empties the queue, between [`MIN_RETRY_AFTER`] and
 /// [`MAX_RETRY_AFTER`].
-#[must_use]
 pub fn retry_after(waiting: u64, per_second: Option<f64>) -> Duration {
     let seconds = waiting.max(1) as f64 / per_second.unwrap_or(0.0);
     if seconds.is_finite() && seconds < MAX_RETRY_AFTER.as_secs_f64() {
@@ -23,7 +22,6 @@ pub fn retry_after(waiting: u64, per_second: Option<f64>) -> Duration {
 
 /// Retry-After for a tenant that is paused: a little after the end of the pause, or
 /// [`MAX_RETRY_AFTER`] when the pause has no end.
-#[must_use]
 pub fn retry_after_pause(until: Tick, now: Tick, job: JobId) -> Duration {
     if until == Tick::NEVER { MAX_RETRY_AFTER } else { until.since(now) + spread(MIN_RETRY_AFTER, job) }
 }
@@ -31,7 +29,6 @@ pub fn retry_after_pause(until: Tick, now: Tick, job: JobId) -> Duration {
 /// Retry-After for a pool that is expected to have started in `left`: a little later, and spread so
 /// that clients do not return all at once. A start that is overdue may take long: then half of
 /// [`MAX_RETRY_AFTER`].
-#[must_use]
 pub fn retry_after_start(left: Duration, job: JobId) -> Duration {
     let wait = if left.is_zero() { MAX_RETRY_AFTER / 2 } else { left };
     wait.mul_f64(1.0 + SPREAD * spread_position(job)).max(MIN_RETRY_AFTER)
@@ -42,7 +39,6 @@ const SPREAD: f64 = 0.25;
 
 /// The wait, longer by up to a quarter, and near [`MAX_RETRY_AFTER`] shorter instead. SDKs keep to
 /// the Retry-After, so that jobs refused together would come back together.
-#[must_use]
 pub fn spread(wait: Duration, job: JobId) -> Duration {
     let place = spread_position(job);
     let longer = wait.mul_f64(1.0 + SPREAD * place);

@@ -144,7 +144,6 @@ impl DrainRates {
     }
 
     /// Drain rate of a tenant in jobs per second while some wait; `None` before it is known.
-    #[must_use]
     pub fn per_second(&self, tenant: TenantId, now: Tick) -> Option<f64> {
         self.rows.get(&tenant)?.short_term.while_waiting(now)
     }
@@ -153,7 +152,6 @@ impl DrainRates {
     /// that rate is known, the rate of all tenants counts, divided equally among the tenants that
     /// wait. The result is then at most the time that all waiting jobs take. `None` when no rate is
     /// known.
-    #[must_use]
     pub fn wait(&self, tenant: TenantId, before: u64, now: Tick) -> Option<Duration> {
         let own = self.rows.get(&tenant).and_then(|row| row.best(now));
         let seconds = match own {
@@ -172,7 +170,6 @@ impl DrainRates {
 
     /// The time in which all waiting jobs are dispatched at the rate of the last 30 s; before that rate
     /// is known, how long some have waited. Zero when none waits.
-    #[must_use]
     pub fn wait_of_all(&self, now: Tick) -> Duration {
         if self.all.waiting == 0 {
             return Duration::ZERO;
@@ -204,7 +201,6 @@ impl DrainRates {
     }
 
     /// The rates of the tenants that `keep` accepts, with nothing waiting.
-    #[must_use]
     pub fn without_waiting(&self, keep: impl Fn(TenantId) -> bool) -> Self {
         let rows = self.rows.iter().filter(|(tenant, _)| keep(**tenant));
         Self {

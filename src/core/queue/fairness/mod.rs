@@ -37,7 +37,6 @@ const MAX_OWED_JOBS: f64 = 32.0;
 
 /// Cost of a job in tokens. An output token counts double, since it holds the engine longer than an
 /// input token.
-#[must_use]
 pub const fn cost(input: u64, output: u64) -> u64 {
     input.saturating_add(output.saturating_mul(2))
 }
@@ -87,18 +86,15 @@ pub struct FairCounters {
 }
 
 impl FairCounters {
-    #[must_use]
     pub fn get(&self, tenant: TenantId) -> u128 {
         self.tenants.get(&tenant).copied().unwrap_or(0)
     }
 
-    #[must_use]
     pub fn group(&self, group: TenantId) -> u128 {
         self.groups.get(&group).map_or(0, |own| own.counter)
     }
 
     /// The largest counter that a child of the group had at a dispatch.
-    #[must_use]
     pub fn max_served(&self, group: TenantId) -> u128 {
         self.groups.get(&group).map_or(0, |own| own.max_served)
     }
@@ -172,7 +168,6 @@ impl FairCounters {
     }
 
     /// Whether some tenant is ahead by service at other gateways.
-    #[must_use]
     pub fn has_remote_leads(&self) -> bool {
         !self.remote.is_empty()
     }
@@ -245,13 +240,11 @@ fn lift(counter: &mut u128, floor: u128) -> bool {
 }
 
 /// The quantum that a virtual counter is in.
-#[must_use]
 pub const fn quantum(counter: u128) -> u128 {
     counter >> QUANTUM_BITS
 }
 
 /// What a cost adds to the virtual counter of a tenant of this weight.
-#[must_use]
 pub fn scaled(cost: u64, weight: f64) -> u128 {
     (cost as f64 * UNIT / weight.clamp(1e-6, 1e9)) as u128
 }
@@ -273,13 +266,11 @@ pub struct GuaranteedShare {
 impl GuaranteedShare {
     /// Work in tokens that the class is owed. Negative after a job in a guaranteed turn that cost
     /// more than the class was owed.
-    #[must_use]
     pub const fn owed(&self) -> f64 {
         self.owed
     }
 
     /// Whether the class goes before the others.
-    #[must_use]
     pub fn is_owed(&self) -> bool {
         self.owed > 0.0
     }

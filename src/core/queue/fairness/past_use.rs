@@ -30,18 +30,11 @@ pub(super) struct UseHolder {
     pub(super) within: Option<TenantId>,
 }
 
-/// Use of one holder.
+/// Use of one holder, or the sum over all who compete in a group.
 #[derive(Debug, Clone, Copy, Default)]
-struct HolderUse {
+struct DecayedUse {
     used: f64,
     /// The square of `used` over the weight.
-    weighted: f64,
-}
-
-/// Use of all who compete in a group.
-#[derive(Debug, Clone, Copy, Default)]
-struct SiblingUse {
-    used: f64,
     weighted: f64,
 }
 
@@ -54,8 +47,8 @@ pub(super) struct PastUse {
     origin: Tick,
     /// When the last amount was added.
     latest: Tick,
-    holders: NumberMap<UseHolder, HolderUse>,
-    siblings: NumberMap<Option<TenantId>, SiblingUse>,
+    holders: NumberMap<UseHolder, DecayedUse>,
+    siblings: NumberMap<Option<TenantId>, DecayedUse>,
 }
 
 impl PastUse {
@@ -84,7 +77,7 @@ impl PastUse {
         let amount = tokens * self.age(now).exp2();
         let own = self.holders.entry(holder).or_default();
         let used = (own.used + amount).max(0.0);
-        let new = HolderUse { used, weighted: used * used / weight.clamp(1e-6, 1e9) };
+        let new = DecayedUse { used, weighted: used * used / weight.clamp(1e-6, 1e9) };
         let all = self.siblings.entry(holder.within).or_default();
         all.used += new.used - own.used;
         all.weighted += new.weighted - own.weighted;

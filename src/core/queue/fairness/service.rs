@@ -35,14 +35,12 @@ pub struct ServiceReport {
 
 impl ServiceReport {
     /// The tokens, as far as one report may bring them.
-    #[must_use]
     pub fn bounded_tokens(&self) -> i64 {
         self.tokens.clamp(-MAX_TOKENS, MAX_TOKENS)
     }
 }
 
 /// One report for each account, in the order of the accounts.
-#[must_use]
 pub fn summed(reports: &[ServiceReport]) -> Vec<ServiceReport> {
     let mut sums: BTreeMap<ServiceAccount, i64> = BTreeMap::new();
     for report in reports {

@@ -83,7 +83,6 @@ impl PoolGroup {
     }
 
     /// The entry of a tenant's head in its search tree.
-    #[must_use]
     pub fn head_at(&self, at: HeadSet, tenant: TenantId, position: HeadPosition) -> Option<HeadEntry> {
         let HeadSet { class, pool_set, part } = at;
         let trees = &self.classes[class.index()].pool_sets[pool_set.index()].trees;
@@ -131,7 +130,6 @@ impl PoolGroup {
     }
 
     /// Whether some tenant is ahead by service at other gateways.
-    #[must_use]
     pub fn has_remote_leads(&self) -> bool {
         self.classes.iter().any(|class| class.counters.has_remote_leads())
     }
@@ -146,14 +144,12 @@ impl PoolGroup {
     }
 
     /// The number of a tenant's fresh heads in a class that follow its counter.
-    #[must_use]
     pub fn indexed_heads(&self, class: ClassIndex, tenant: TenantId) -> usize {
         self.classes[class.index()].head_positions.tenants.get(&tenant).map_or(0, SmallVec::len)
     }
 
     /// Whether each group is among its siblings with the rank that it has now, in every tree
     /// in which one of its members has a head. Looks at every group.
-    #[must_use]
     pub fn groups_are_ranked(&self) -> bool {
         let groups = self.quotas.tree.groups_from_below();
         self.classes.iter().all(|class| {

@@ -30,7 +30,6 @@ pub struct HeadKey {
 }
 
 impl HeadKey {
-    #[must_use]
     pub const fn new(quota_state: QuotaState, counter: u128, place: LaneOrderKey) -> Self {
         Self { quota_state, counter, place, least_counter: counter }
     }
@@ -133,7 +132,6 @@ pub struct Candidate {
 
 impl Candidate {
     /// The heads among which the candidate was found.
-    #[must_use]
     pub const fn head_set(&self) -> HeadSet {
         HeadSet { class: self.class, pool_set: self.pool_set, part: self.head.part }
     }

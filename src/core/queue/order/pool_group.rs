@@ -78,7 +78,6 @@ impl PoolGroup {
     /// A group that takes over the accounts of the group that had its pools before. Counters of
     /// different groups cannot be compared: when several groups had these pools, every tenant
     /// starts anew.
-    #[must_use]
     pub fn new(policy: &Policy, shape: &GroupShape, before: &[Self]) -> Self {
         let mut donors = before.iter().filter(|old| old.shape.pools.iter().any(|p| shape.pools.contains(p)));
         let donor = match (donors.next(), donors.next()) {
@@ -131,7 +130,6 @@ impl PoolGroup {
     }
 
     /// Index of a class in the order of service.
-    #[must_use]
     pub fn class(&self, id: ClassId) -> Option<ClassIndex> {
         self.classes.iter().position(|class| class.id == id).map(ClassIndex::from)
     }
@@ -146,20 +144,17 @@ impl PoolGroup {
     }
 
     /// A tenant's virtual counter in a class.
-    #[must_use]
     pub fn counter(&self, class: ClassIndex, tenant: TenantId) -> u128 {
         self.classes[class.index()].counters.get(tenant)
     }
 
     /// Waiting jobs of a class by tenant, with their drain rates.
-    #[must_use]
     pub fn drain_rates(&self, class: ClassIndex) -> &DrainRates {
         &self.classes[class.index()].drain_rates
     }
 
     /// Drain rate of a tenant's jobs in a class, in jobs per second while some wait; `None` before
     /// it is known.
-    #[must_use]
     pub fn drain_rate_of(&self, class: ClassIndex, tenant: TenantId, now: Tick) -> Option<f64> {
         self.classes[class.index()].drain_rates.per_second(tenant, now)
     }
@@ -180,13 +175,11 @@ impl PoolGroup {
     }
 
     /// Waiting jobs of the group.
-    #[must_use]
     pub fn waiting(&self) -> u64 {
         self.classes.iter().map(|class| class.waiting).sum()
     }
 
     /// Waiting jobs that may use the pool.
-    #[must_use]
     pub fn waiting_for(&self, pool: PoolId) -> u64 {
         let pool_index = self.pool_index(pool);
         self.classes.iter().map(|class| class.waiting_at(pool_index)).sum()
@@ -256,7 +249,6 @@ impl PoolGroup {
     }
 
     /// The largest number of sequences of a waiting job, at least 1.
-    #[must_use]
     pub fn max_sequences(&self) -> u32 {
         self.jobs_by_sequences.last_key_value().map_or(1, |(seqs, _)| *seqs)
     }
@@ -305,7 +297,6 @@ impl PoolGroup {
 
     /// How much more than another tenant one has received, as a difference of the counters by
     /// which the two compete: those of the outermost groups that they do not share.
-    #[must_use]
     pub fn lead(&self, class: ClassIndex, tenant: TenantId, other: TenantId) -> u128 {
         let counters = &self.classes[class.index()].counters;
         let (own, others) = (self.quotas.tree.groups_of(tenant), self.quotas.tree.groups_of(other));
@@ -323,7 +314,6 @@ impl PoolGroup {
         self.classes.iter().map(|class| class.id)
     }
 
-    #[must_use]
     pub fn class_id(&self, class: ClassIndex) -> ClassId {
         self.classes[class.index()].id
     }
@@ -357,7 +347,6 @@ impl PoolGroup {
     }
 
     /// The active classes: those with jobs waiting or running, or with some within the last minute.
-    #[must_use]
     pub fn active_classes(&self, now: Tick) -> BitSet {
         let classes = self.classes.iter().enumerate();
         classes.filter(|(_, class)| class.is_active(now)).map(|(place, _)| place).collect()
@@ -366,7 +355,6 @@ impl PoolGroup {
     /// The classes whose waiting jobs are about to miss the objective of their class: those for which
     /// the last of them waits for more than half of it; once a class is one of them (`before`), for
     /// more than a quarter.
-    #[must_use]
     pub fn delayed_classes(
         &self,
         objective: impl Fn(ClassId) -> Option<Duration>,
@@ -382,7 +370,6 @@ impl PoolGroup {
     }
 
     /// Whether a class less urgent than `host`, one of `delayed`, may use the pool.
-    #[must_use]
     pub fn has_delayed_background(&self, pool: PoolId, host: ClassIndex, delayed: &BitSet) -> bool {
         let Some(index) = self.pool_index(pool) else { return false };
         let later = self.classes.iter().enumerate().skip(host.index() + 1);
@@ -400,13 +387,11 @@ impl PoolGroup {
     }
 
     /// The tier of pools that the last job of a class in a pool set was dispatched to.
-    #[must_use]
     pub fn last_tier(&self, class: ClassIndex, pool_set: PoolSetIndex) -> Option<usize> {
         self.classes[class.index()].pool_sets[pool_set.index()].last_tier
     }
 
     /// When the urgent class stops being active; `None` while it has jobs waiting or running.
-    #[must_use]
     pub fn urgent_until(&self) -> Option<Tick> {
         let class = &self.classes[self.urgent?.index()];
         let idle = class.running == 0 && class.waiting == 0;
@@ -414,19 +399,16 @@ impl PoolGroup {
     }
 
     /// Headroom of a class over all replicas, in sequences that background classes leave free.
-    #[must_use]
     pub fn headroom(&self, class: ClassIndex, now: Tick) -> u32 {
         self.classes[class.index()].headroom.seqs(now)
     }
 
     /// Whether a more urgent class uses the replicas, so that this class has to leave it headroom.
-    #[must_use]
     pub fn is_background(&self, class: ClassIndex) -> bool {
         self.urgent.is_some_and(|urgent| urgent < class)
     }
 
     /// The most urgent active class, by index.
-    #[must_use]
     pub const fn urgent(&self) -> Option<ClassIndex> {
         self.urgent
     }
@@ -436,7 +418,6 @@ impl PoolGroup {
     }
 
     /// Whether a more urgent class has jobs waiting for the pool.
-    #[must_use]
     pub fn has_more_urgent_waiting(&self, class: ClassIndex, pool: PoolId) -> bool {
         let pool_index = self.pool_index(pool);
         self.classes[..class.index()].iter().any(|before| before.waiting_at(pool_index) > 0)
@@ -481,7 +462,6 @@ impl PoolGroup {
 
     /// Whether an arriving job of the class counts as background. A class that is owed its
     /// guaranteed share does not.
-    #[must_use]
     pub fn is_background_arrival(&self, class: ClassIndex) -> bool {
         self.is_background(class) && !self.classes[class.index()].guaranteed_share.is_owed()
     }
@@ -499,7 +479,6 @@ impl PoolGroup {
     }
 
     /// Jobs of a class that wait in a pool set.
-    #[must_use]
     pub fn waiting_in(&self, class: ClassIndex, pool_set: PoolSetIndex) -> u64 {
         self.classes
             .get(class.index())
@@ -508,7 +487,6 @@ impl PoolGroup {
     }
 
     /// Jobs of all classes that wait in a pool set.
-    #[must_use]
     pub fn waiting_in_pool_set(&self, pool_set: PoolSetIndex) -> u64 {
         self.class_indexes().map(|class| self.waiting_in(class, pool_set)).sum()
     }

@@ -108,7 +108,6 @@ impl PoolGroup {
 
     /// Whether a candidate is the first in the order of all heads that wait for the pool, including
     /// heads that do not fit.
-    #[must_use]
     pub fn is_first_for(&self, chosen: &Candidate, pool: PoolId) -> bool {
         let Some(pool_sets) = self.pool_index(pool).map(|index| &self.pool_sets_at[index]) else {
             return false;

@@ -43,7 +43,6 @@ pub enum QuotaState {
 
 impl QuotaState {
     /// Short stable name for the admin API.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Guaranteed => "below_guarantee",
@@ -137,7 +136,6 @@ pub struct TenantQuotas {
 
 impl TenantQuotas {
     /// The quotas of a policy, with nothing held and a capacity of 0.
-    #[must_use]
     pub fn new(policy: &Policy) -> Self {
         let tree = TenantTree::new(policy);
         let account = |quota| QuotaAccount { quota: clamped_quota(quota), held: 0 };
@@ -152,19 +150,16 @@ impl TenantQuotas {
     }
 
     /// Whether neither a tenant nor a group has a quota of its own.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.accounts.is_empty() && self.groups.is_empty()
     }
 
     /// State of the tenant's own quota, whatever its groups hold.
-    #[must_use]
     pub fn state(&self, tenant: TenantId) -> QuotaState {
         self.accounts.get(&tenant).map_or(QuotaState::Borrowing, |own| own.state(self.capacity))
     }
 
     /// The tenant's quota and its use; `None` for a tenant without a quota of its own.
-    #[must_use]
     pub fn usage(&self, tenant: TenantId) -> Option<QuotaUse> {
         let own = self.accounts.get(&tenant)?;
         let guarantee = own.quota.guarantee;
@@ -172,14 +167,12 @@ impl TenantQuotas {
         Some(QuotaUse { state: own.state(self.capacity), guaranteed, held: own.held })
     }
 
-    #[must_use]
     pub fn group_state(&self, group: TenantId) -> QuotaState {
         self.groups.get(&group).map_or(QuotaState::Borrowing, |group| group.own.state(self.capacity))
     }
 
     /// Free sequences that a child of the group may take when it borrows; without a group, one
     /// whose own guarantee or that of its groups is used up.
-    #[must_use]
     pub fn free_to_borrow(&self, group: Option<TenantId>) -> u32 {
         if self.kept_free == 0 {
             return u32::MAX;
@@ -203,7 +196,6 @@ impl TenantQuotas {
     }
 
     /// Whether the quotas allow a job of the tenant with `seqs` sequences.
-    #[must_use]
     pub fn allows(&self, tenant: TenantId, seqs: u32) -> bool {
         if self.groups_of(tenant).any(|group| self.group_state(group) == QuotaState::Parked) {
             return false;
@@ -289,7 +281,6 @@ impl TenantQuotas {
 
     /// Whether the accounts match the sequences that running jobs hold here, by tenant, and what is held
     /// at other gateways.
-    #[must_use]
     pub fn is_balanced(&self, held: &BTreeMap<TenantId, u64>) -> bool {
         let mut held = held.clone();
         for (tenant, elsewhere) in &self.elsewhere {

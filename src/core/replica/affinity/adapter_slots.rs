@@ -36,7 +36,6 @@ pub enum AdapterState {
 
 impl AdapterState {
     /// A short stable name for logs and the admin API.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Loaded => "loaded",
@@ -47,7 +46,6 @@ impl AdapterState {
     }
 
     /// Whether the adapter has to be loaded.
-    #[must_use]
     pub const fn needs_load(self) -> bool {
         !matches!(self, Self::Loaded)
     }
@@ -74,19 +72,16 @@ pub type EvictedAdapters = SmallVec<[ModelId; 4]>;
 
 impl AdapterSlots {
     /// Number of slots; at least 1.
-    #[must_use]
     pub fn size(&self) -> usize {
         self.configured.or(self.reported).unwrap_or(USUAL_SLOTS).max(1) as usize
     }
 
     /// State of the adapter here.
-    #[must_use]
     pub fn state(&self, model: ModelId) -> AdapterState {
         if self.place(model).is_some() { AdapterState::Loaded } else { self.state_of_unloaded() }
     }
 
     /// State here of any adapter that is not loaded.
-    #[must_use]
     pub fn state_of_unloaded(&self) -> AdapterState {
         if self.held.len() < self.size() {
             return AdapterState::SlotFree;
@@ -184,7 +179,6 @@ pub struct AdapterLoadTime {
 
 impl AdapterLoadTime {
     /// Load time in nanoseconds.
-    #[must_use]
     pub fn nanos(&self) -> u64 {
         match self.configured {
             Some(time) => u64::try_from(time.as_nanos()).unwrap_or(u64::MAX),
@@ -195,7 +189,6 @@ impl AdapterLoadTime {
     /// Cost of running an adapter in this state at a replica, in nanoseconds. Evicting another
     /// adapter also costs the later reload of that one. [`u64::MAX`] where the adapter cannot be
     /// loaded.
-    #[must_use]
     pub fn cost(&self, fit: AdapterState) -> u64 {
         match fit {
             AdapterState::Loaded => 0,

@@ -43,13 +43,11 @@ struct HitCounter {
 
 impl CacheRecord {
     /// Whether the replica finds prompts in its cache, as far as it is known.
-    #[must_use]
     pub fn finds(&self) -> bool {
         self.found >= self.predicted_cached * MIN_FOUND
     }
 
     /// Whether the replica reports that it finds prompts in its cache.
-    #[must_use]
     pub fn is_proven(&self) -> bool {
         self.has_found && self.finds()
     }

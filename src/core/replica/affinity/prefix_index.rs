@@ -98,7 +98,6 @@ impl Default for PrefixIndex {
 
 impl PrefixIndex {
     /// Creates an empty index of at most this many blocks, 1 to 2³² − 1.
-    #[must_use]
     pub fn bounded(blocks: usize) -> Self {
         Self {
             bound: blocks.clamp(1, u32::MAX as usize),
@@ -111,19 +110,16 @@ impl PrefixIndex {
     }
 
     /// Number of blocks in the index.
-    #[must_use]
     pub const fn len(&self) -> usize {
         self.all.len as usize
     }
 
     /// Whether the index is empty.
-    #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.all.len == 0
     }
 
     /// Tokens that the replica likely has in its cache.
-    #[must_use]
     pub fn cached_tokens(&self, replica: ReplicaId) -> u64 {
         self.replicas.get(&replica).map_or(0, |cache| cache.tokens)
     }
@@ -133,7 +129,6 @@ impl PrefixIndex {
     /// The search is binary: first for the longest prefix that any replica holds, then for the next
     /// shorter one that another replica holds, and so on. Where more than [`MAX_HOLDERS`] replicas
     /// share a prefix, the least recent ones may be left out.
-    #[must_use]
     pub fn matches(&self, prefix: &PromptPrefix) -> PrefixMatches {
         let mut found = PrefixMatches::new();
         if prefix.block_tokens == 0 {
@@ -189,7 +184,6 @@ impl PrefixIndex {
     }
 
     /// Whether the replica tells that it finds prompts in its cache.
-    #[must_use]
     pub fn is_proven(&self, replica: ReplicaId) -> bool {
         self.replicas.get(&replica).is_some_and(|cache| cache.record.is_proven())
     }

@@ -25,7 +25,6 @@ struct KnownSession {
 
 impl Sessions {
     /// Replica to which the session was sent last.
-    #[must_use]
     pub fn get(&self, session: u64) -> Option<ReplicaId> {
         self.known.get(&session).map(|known| known.replica)
     }
@@ -55,13 +54,11 @@ impl Sessions {
     }
 
     /// Number of sessions in the table.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.known.len()
     }
 
     /// Whether the table is empty.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.known.is_empty()
     }

@@ -55,14 +55,12 @@ impl Fleet {
     }
 
     /// State of the model at the replica, if the model is an adapter there.
-    #[must_use]
     pub fn adapter_fit(&self, id: ReplicaId, model: ModelId) -> Option<AdapterState> {
         let node = self.node(id)?;
         node.adapter_fit(self.pools.get(node.pool.index())?, model)
     }
 
     /// Whether the model is an adapter in the pool.
-    #[must_use]
     pub fn is_adapter(&self, pool: PoolId, model: ModelId) -> bool {
         self.pools.get(pool.index()).is_some_and(|pool| pool.adapters.contains(&model))
     }
@@ -83,7 +81,6 @@ impl Fleet {
 
     /// Whether the model is an adapter in one of the pools and no replica of the pools can load it,
     /// however much other capacity is free.
-    #[must_use]
     pub fn is_adapter_blocked(&self, pools: &[PoolId], model: ModelId) -> bool {
         let takes_in = |pool: &PoolState| {
             let ask = RoutingDemand {

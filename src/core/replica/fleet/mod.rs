@@ -207,12 +207,10 @@ impl Fleet {
     }
 
     /// Pool of a known replica.
-    #[must_use]
     pub fn pool_of(&self, id: ReplicaId) -> Option<PoolId> {
         self.node(id).map(|node| node.pool)
     }
 
-    #[must_use]
     pub fn load(&self, id: ReplicaId, now: Tick) -> Option<ReplicaLoad> {
         let node = self.node(id)?;
         let (work, running) = (node.ledger.work(), node.ledger.seqs);
@@ -221,13 +219,11 @@ impl Fleet {
     }
 
     /// Number of times that the replica came back; see [`ReplicaHealth::epoch`].
-    #[must_use]
     pub fn epoch(&self, id: ReplicaId) -> Option<u32> {
         self.node(id).map(|node| node.health.epoch())
     }
 
     /// Sequences that the replicas in service of these pools may have.
-    #[must_use]
     pub fn capacity(&self, pools: &[PoolId]) -> u64 {
         self.pools(pools).map(|pool| pool.counts.capacity).sum()
     }
@@ -248,7 +244,6 @@ impl Fleet {
     }
 
     /// Operator's override that closes the replica, if any.
-    #[must_use]
     pub fn closed(&self, id: ReplicaId) -> Option<Closed> {
         self.node(id)?.admission.closed
     }
@@ -362,7 +357,6 @@ impl Fleet {
 
     /// Nanoseconds per token of a prompt's weight, at a replica of median speed in the fastest of
     /// the pools.
-    #[must_use]
     pub fn per_token(&self, pools: &[PoolId]) -> f64 {
         let each = self.summary(pools).map(|pool| pool.slowness);
         let fastest = each.min_by(f64::total_cmp).unwrap_or(1.0);
@@ -370,13 +364,11 @@ impl Fleet {
     }
 
     /// Best TTFT, ITL and prefill rate that the pool has shown.
-    #[must_use]
     pub fn best(&self, pool: PoolId) -> PoolBest {
         self.pools.get(pool.index()).map_or_else(PoolBest::default, |pool| pool.bests.best())
     }
 
     /// TTFT model of a replica of speed factor 1 with this replica's ledger.
-    #[must_use]
     pub fn reference_ttft_model(&self, id: ReplicaId) -> Option<TtftModel> {
         self.node(id).map(|node| step_time::ttft_model(&node.ledger))
     }
@@ -399,7 +391,6 @@ impl Fleet {
     }
 
     /// Time of the next timer.
-    #[must_use]
     pub fn next_wake(&self) -> Option<Tick> {
         self.timers.first().map(|(at, _)| *at)
     }
@@ -429,7 +420,6 @@ impl Fleet {
     }
 
     /// Whether the summary of each pool is up to date.
-    #[must_use]
     pub fn summary_is_consistent(&self) -> bool {
         self.pools.iter().map(PoolState::summary).eq(self.summaries.iter().copied())
     }

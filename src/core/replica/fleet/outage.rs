@@ -11,14 +11,12 @@ use crate::replica::fleet::replica_state::ReplicaState;
 
 impl Fleet {
     /// Whether the replica has answered since it joined or came back.
-    #[must_use]
     pub fn is_proven(&self, id: ReplicaId) -> bool {
         self.node(id).is_some_and(|node| node.health.is_proven())
     }
 
     /// Whether the replica has changed since that epoch: it is ejected, came back, or left the
     /// policy.
-    #[must_use]
     pub fn has_changed_since(&self, id: ReplicaId, epoch: u32) -> bool {
         let stands = |node: &&ReplicaState| {
             node.config.present && !node.health.is_ejected() && node.health.epoch() == epoch
@@ -27,44 +25,37 @@ impl Fleet {
     }
 
     /// Whether a job runs there that failed elsewhere and has no first token yet.
-    #[must_use]
     pub fn has_failed_job(&self, id: ReplicaId) -> bool {
         self.node(id).is_some_and(|node| node.ledger.failed_jobs > 0)
     }
 
     /// Whether the replica is ejected.
-    #[must_use]
     pub fn is_ejected(&self, id: ReplicaId) -> bool {
         self.node(id).is_some_and(|node| node.health.is_ejected())
     }
 
     /// Whether the replica is in service, with or without free capacity.
-    #[must_use]
     pub fn is_up(&self, id: ReplicaId) -> bool {
         self.node(id).is_some_and(|node| node.counts_as_up())
     }
 
     /// Number of replicas of the pools that are in service.
-    #[must_use]
     pub fn count_up(&self, pools: &[PoolId]) -> u64 {
         self.summary(pools).map(|pool| u64::from(pool.up)).sum()
     }
 
     /// Number of times that a replica came into service or left it.
-    #[must_use]
     pub const fn service_changes(&self) -> u64 {
         self.service_changes
     }
 
     /// Whether the policy gives the pool no replica except those that are about to leave.
-    #[must_use]
     pub fn is_vacant(&self, pool: PoolId) -> bool {
         let members = self.pools.get(pool.index()).map(|pool| &*pool.members);
         members.unwrap_or_default().iter().filter_map(|id| self.node(*id)).all(|node| node.config.leaving)
     }
 
     /// Whether no replica of the pools is in service, not even a busy one.
-    #[must_use]
     pub fn is_down(&self, pools: &[PoolId], now: Tick) -> bool {
         let mut members = self.pools(pools).flat_map(|pool| &pool.members).filter_map(|id| self.node(*id));
         self.count_up(pools) == 0 && members.all(|node| node.state(now, &self.rules) != ReplicaStatus::Busy)
@@ -72,7 +63,6 @@ impl Fleet {
 
     /// Whether one more replica of the pool that answers, but badly, may be ejected. One always
     /// may.
-    #[must_use]
     pub fn may_eject(&self, id: ReplicaId) -> bool {
         let pool = self.node(id).and_then(|node| self.pools.get(node.pool.index()));
         pool.is_some_and(|pool| {
@@ -83,20 +73,17 @@ impl Fleet {
 
     /// Whether the replica paused, and a job is under way that will show whether the replica takes
     /// jobs again.
-    #[must_use]
     pub fn is_on_trial(&self, id: ReplicaId) -> bool {
         self.node(id).is_some_and(|node| node.health.is_on_trial())
     }
 
     /// Whether the pool has a replica that is in service, or busy for a moment.
-    #[must_use]
     pub fn is_served(&self, pool: PoolId) -> bool {
         self.pools.get(pool.index()).is_some_and(|pool| pool.counts.up + pool.counts.busy > 0)
     }
 
     /// Whether the pool is scaled to zero: the policy keeps its addresses while nothing runs there,
     /// and nothing answers at any of them.
-    #[must_use]
     pub fn is_scaled_to_zero(&self, pool: PoolId) -> bool {
         self.pools
             .get(pool.index())
@@ -117,7 +104,6 @@ impl Fleet {
     }
 
     /// Streams of the replica that wait for their clients.
-    #[must_use]
     pub fn paused_streams(&self, id: ReplicaId) -> u32 {
         self.node(id).map_or(0, |node| node.stall.paused)
     }
@@ -134,26 +120,22 @@ impl Fleet {
     }
 
     /// Patience: how long the replica's engine may be silent now.
-    #[must_use]
     pub fn patience(&self, id: ReplicaId, now: Tick) -> Duration {
         self.node(id).map_or(Duration::MAX, |node| node.patience(now))
     }
 
     /// Whether the replica's engine has shown a sign of life after `since`, and within its
     /// patience.
-    #[must_use]
     pub fn is_alive(&self, id: ReplicaId, since: Tick, now: Tick) -> bool {
         self.node(id).is_some_and(|node| node.stall.detector.is_alive(since, now, self.patience(id, now)))
     }
 
     /// Last sign of life of the replica's engine.
-    #[must_use]
     pub fn last_sign(&self, id: ReplicaId) -> Tick {
         self.node(id).map_or(Tick::ZERO, |node| node.stall.detector.last_sign())
     }
 
     /// Whether the replica's reports show whether its engine makes progress.
-    #[must_use]
     pub fn shows_progress(&self, id: ReplicaId) -> bool {
         self.node(id).is_some_and(|node| node.stall.gauges.show_progress())
     }
@@ -174,7 +156,6 @@ impl Fleet {
     }
 
     /// When a first token was first missed at the replica since its last sign of life.
-    #[must_use]
     pub fn missed_at(&self, id: ReplicaId) -> Option<Tick> {
         self.node(id)?.stall.detector.missed_at()
     }

@@ -48,7 +48,6 @@ impl Fleet {
     }
 
     /// Whether background classes may fill the replica; see [`crate::replica::reserved_replicas`].
-    #[must_use]
     pub fn is_released(&self, id: ReplicaId) -> bool {
         let pool = |node: &ReplicaState| self.pools.get(node.pool.index());
         self.node(id).is_some_and(|node| pool(node).is_some_and(|pool| node.is_released(pool)))

@@ -17,7 +17,6 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 impl Fleet {
     /// Whether the pool has no replica in service or busy, and some replica sleeps or wakes.
-    #[must_use]
     pub fn is_dormant(&self, pool: PoolId) -> bool {
         self.pools.get(pool.index()).is_some_and(crate::replica::fleet::pool_state::PoolState::is_dormant)
     }
@@ -38,13 +37,11 @@ impl Fleet {
     }
 
     /// Whether some replica sleeps and can be woken.
-    #[must_use]
     pub const fn has_sleepers(&self) -> bool {
         self.can_wake > 0
     }
 
     /// First replica of the pools that sleeps and can be woken.
-    #[must_use]
     pub fn sleeper(&self, pools: &[PoolId]) -> Option<ReplicaId> {
         let mut members =
             self.pools(pools).filter(|pool| pool.counts.can_wake > 0).flat_map(|pool| &pool.members);
@@ -52,32 +49,27 @@ impl Fleet {
     }
 
     /// Whether a replica of the pools sleeps and can be woken.
-    #[must_use]
     pub fn can_wake(&self, pools: &[PoolId]) -> bool {
         self.pools(pools).any(|pool| pool.counts.can_wake > 0)
     }
 
     /// Sequences that the waking replicas of the pools take at full size.
-    #[must_use]
     pub fn waking_seqs(&self, pools: &[PoolId]) -> u64 {
         self.pools(pools).map(|pool| pool.counts.waking).sum()
     }
 
     /// Whether jobs run at a replica that sleeps and can be woken.
-    #[must_use]
     pub fn has_work_asleep(&self, id: ReplicaId) -> bool {
         self.node(id).is_some_and(|node| node.counts_as_wakeable() && node.ledger.jobs > 0)
     }
 
     /// Step of the replica's sleep that is due.
-    #[must_use]
     pub fn sleep_due(&self, id: ReplicaId, now: Tick) -> Option<SleepDue> {
         self.node(id)?.sleep.due(now)
     }
 
     /// Whether an idle replica may sleep: no other client uses it as far as its reports show, and
     /// enough other replicas of its pool are awake.
-    #[must_use]
     pub fn may_sleep(&self, id: ReplicaId, rules: &SleepPolicy, now: Tick) -> bool {
         let Some(node) = self.node(id) else { return false };
         let Some(pool) = self.pools.get(node.pool.index()) else { return false };

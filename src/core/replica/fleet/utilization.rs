@@ -32,7 +32,6 @@ impl Fleet {
     /// Loads of the pools given, in one pass over the replicas. When jobs wait for a pool
     /// (`contended`), a replica that can take nothing more counts as full in all ways. When other
     /// gateways count their own part (`shared`), only this gateway's part of each replica counts.
-    #[must_use]
     pub fn pool_loads(
         &self,
         pools: impl Iterator<Item = PoolId>,
@@ -64,13 +63,11 @@ impl Fleet {
     }
 
     /// Usual prefill rate and ITL of the pool.
-    #[must_use]
     pub fn typical(&self, pool: PoolId) -> PoolTypical {
         self.pools.get(pool.index()).map_or_else(PoolTypical::default, |pool| pool.bests.typical())
     }
 
     /// Size of the pool.
-    #[must_use]
     pub fn pool_size(&self, pool: PoolId) -> PoolSize {
         let Some(state) = self.pools.get(pool.index()) else { return PoolSize::default() };
         let nodes = || state.members.iter().filter_map(|id| self.node(*id));
@@ -104,14 +101,12 @@ impl Fleet {
 
     /// Whether some replica of the pools runs this many sequences at once, when it has nothing else
     /// to do. Pools without a replica may get one that does.
-    #[must_use]
     pub fn runs(&self, pools: &[PoolId], sequences: u32) -> bool {
         let mut most = self.most_of(pools);
         most.any(|most| sequences <= most)
     }
 
     /// Most sequences that a replica of the pools runs at once.
-    #[must_use]
     pub fn most_sequences(&self, pools: &[PoolId]) -> u32 {
         self.most_of(pools).max().unwrap_or(1)
     }
@@ -156,7 +151,6 @@ impl Fleet {
     }
 
     /// Whether each replica that waits for a time has a timer for it, and no other replica has one.
-    #[must_use]
     pub fn timers_are_consistent(&self, now: Tick) -> bool {
         let nodes = self.replicas.iter().enumerate();
         let wanted: BTreeSet<(Tick, ReplicaId)> = nodes
@@ -170,7 +164,6 @@ impl Fleet {
 
     /// Whether each replica's meter has the weight of its running jobs, and each pool's account has
     /// the pool's replicas. For tests of invariants.
-    #[must_use]
     pub fn meters_are_consistent(&self, weight: impl Fn(ReplicaId) -> u64) -> bool {
         let nodes = || self.replicas.iter().enumerate().filter_map(|(id, node)| Some((id, node.as_ref()?)));
         let counts = |pool: PoolId| {

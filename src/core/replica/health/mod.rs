@@ -79,7 +79,6 @@ enum ProbeState {
 
 impl ReplicaHealth {
     /// Status of the replica now.
-    #[must_use]
     pub fn state(&self, now: Tick, rules: &HealthPolicy) -> ReplicaStatus {
         if let Some(out) = self.out {
             let gone = out.silent_since.is_some_and(|since| now.since(since) >= GONE_AFTER);
@@ -93,26 +92,22 @@ impl ReplicaHealth {
 
     /// Number of times that the replica came back. A fault of a stream that began before the last
     /// return says nothing about the replica that came back.
-    #[must_use]
     pub const fn epoch(&self) -> u32 {
         self.epoch
     }
 
     /// Whether the replica has answered since it joined or came back. Replicas present at the start
     /// of the gateway count as proven.
-    #[must_use]
     pub const fn is_proven(&self) -> bool {
         !self.unproven
     }
 
     /// Whether the replica is ejected.
-    #[must_use]
     pub const fn is_ejected(&self) -> bool {
         self.out.is_some()
     }
 
     /// Whether the replica is ejected and nothing answers there.
-    #[must_use]
     pub const fn is_silent(&self) -> bool {
         matches!(self.out, Some(Ejection { silent_since: Some(_), .. }))
     }
@@ -130,7 +125,6 @@ impl ReplicaHealth {
 
     /// Eighths of its limit that the replica may use: one right after its return, eight when
     /// `slow_start` has passed.
-    #[must_use]
     pub fn eighths(&self, now: Tick, rules: &HealthPolicy) -> u32 {
         let Some(since) = self.back_since else { return 8 };
         let (elapsed, whole) = (now.since(since).as_nanos(), rules.slow_start.as_nanos());
@@ -185,7 +179,6 @@ impl ReplicaHealth {
 
     /// Whether the replica was busy and a trial job is under way that will show whether it still
     /// is.
-    #[must_use]
     pub fn is_on_trial(&self) -> bool {
         self.busy.is_some_and(|busy| busy.trial.is_some())
     }
@@ -267,7 +260,6 @@ impl ReplicaHealth {
     }
 
     /// Time of the next timer.
-    #[must_use]
     pub fn next_wake(&self, now: Tick, rules: &HealthPolicy) -> Option<Tick> {
         match self.out.map(|out| out.probe) {
             Some(ProbeState::Due(at) | ProbeState::Sent { until: at }) => return Some(at),

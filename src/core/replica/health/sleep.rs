@@ -78,7 +78,6 @@ enum SleepPhase {
 
 impl SleepState {
     /// Status of the replica; `None` while it is awake.
-    #[must_use]
     pub const fn state(&self) -> Option<ReplicaStatus> {
         match self.phase {
             SleepPhase::Awake => None,
@@ -88,7 +87,6 @@ impl SleepState {
     }
 
     /// Whether the replica can be ordered to wake.
-    #[must_use]
     pub const fn can_wake(&self) -> bool {
         matches!(self.phase, SleepPhase::Asleep) && !self.unable
     }
@@ -167,7 +165,6 @@ impl SleepState {
     }
 
     /// Step that is due now.
-    #[must_use]
     pub fn due(&self, now: Tick) -> Option<SleepDue> {
         match self.phase {
             SleepPhase::Awake => self.idle_check_at.filter(|at| *at <= now).map(|_| SleepDue::Idle),
@@ -189,7 +186,6 @@ impl SleepState {
     }
 
     /// Time of the next timer.
-    #[must_use]
     pub const fn next_wake(&self) -> Option<Tick> {
         match self.phase {
             SleepPhase::Awake => self.idle_check_at,

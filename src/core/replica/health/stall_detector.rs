@@ -72,7 +72,6 @@ impl WatchedGauges {
     }
 
     /// Whether the engine reports a counter that moves while the engine works.
-    #[must_use]
     pub const fn show_progress(&self) -> bool {
         self.progress.is_some()
     }
@@ -139,20 +138,17 @@ impl StallDetector {
 
     /// Patience with the engine, for a predicted TTFT and an ITL in nanoseconds, and for the stalls
     /// that it has shown.
-    #[must_use]
     pub fn patience(&self, expected: u64, gap: Option<u64>, now: Tick) -> Duration {
         let shown = self.past_stall_at(now).saturating_mul(TIMES_SHOWN).min(WARM_UP);
         patience(expected, gap).max(shown)
     }
 
     /// Whether a sign of life came after `since`, and within `patience` before now.
-    #[must_use]
     pub fn is_alive(&self, since: Tick, now: Tick, patience: Duration) -> bool {
         self.sign > since && now.since(self.sign) < patience
     }
 
     /// Last sign of life.
-    #[must_use]
     pub const fn last_sign(&self) -> Tick {
         self.sign
     }
@@ -163,7 +159,6 @@ impl StallDetector {
     }
 
     /// When a first token was first found missing since the last sign of life.
-    #[must_use]
     pub const fn missed_at(&self) -> Option<Tick> {
         self.missed
     }
@@ -178,7 +173,6 @@ impl StallDetector {
     }
 
     /// Time of the next check.
-    #[must_use]
     pub const fn check_at(&self) -> Option<Tick> {
         self.check
     }

@@ -93,20 +93,17 @@ pub struct PlainAnswer {
 impl SpeedFactor {
     /// Factor on the replica's predicted times as far as its own evidence goes; above 1 for slow
     /// replicas.
-    #[must_use]
     pub fn factor(&self) -> f64 {
         (self.observed / self.raw).clamp(BOUNDS.0, BOUNDS.1)
     }
 
     /// Mean of the predicted TTFTs that the factor was learned from, in nanoseconds at speed factor
     /// 1.
-    #[must_use]
     pub fn mean_reference(&self) -> f64 {
         if self.weight > 0.0 { self.raw_mean } else { 0.0 }
     }
 
     /// Whether anything was learned.
-    #[must_use]
     pub fn is_known(&self) -> bool {
         self.weight > 0.0
     }
@@ -170,7 +167,6 @@ impl Default for PoolSpeeds {
 pub type SpeedBin = u16;
 
 impl PoolSpeeds {
-    #[must_use]
     pub fn bin(factor: f64) -> SpeedBin {
         let at = (factor.log2() + 8.0) * STEPS;
         at.round().clamp(0.0, (BINS - 1) as f64) as SpeedBin
@@ -190,7 +186,6 @@ impl PoolSpeeds {
     }
 
     /// Median factor, the lower one of two; 1 while none is known.
-    #[must_use]
     pub const fn median(&self) -> f64 {
         self.median
     }
@@ -209,7 +204,6 @@ impl PoolSpeeds {
 
     /// Factor that a replica's predictions are multiplied by: its own factor and the pool's median,
     /// weighted by the evidence.
-    #[must_use]
     pub fn applied(&self, speed: &SpeedFactor, now: Tick) -> f64 {
         let (median, weight) = (self.median, speed.weight * speed.fade(now));
         let factor = (speed.factor() * weight + median * POOL_WEIGHT) / (weight + POOL_WEIGHT);

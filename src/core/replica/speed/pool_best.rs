@@ -99,13 +99,11 @@ impl PoolBestTracker {
     }
 
     /// Best values of the last one to two hours of work.
-    #[must_use]
     pub fn best(&self) -> PoolBest {
         self.now.merged(self.before)
     }
 
     /// Usual values; the last hours weigh more than those before.
-    #[must_use]
     pub fn typical(&self) -> PoolTypical {
         let gap = Some(self.gaps.quantile(0.5)).filter(|_| self.gaps.total() > 0.0);
         PoolTypical {

@@ -78,7 +78,6 @@ impl PrefillRate {
 
     /// Prefill rate in prompt tokens per second; absent before the first whole stretch. The rate is
     /// never below that of all stretches together, nor above `best`.
-    #[must_use]
     pub fn per_second(&self, best: u64) -> Option<u64> {
         if self.seconds <= 0.0 {
             return None;

@@ -4,7 +4,6 @@ use crate::replica::ledger::Ledger;
 use crate::replica::speed::ttft_model::{FIXED, IDLE_STEP, PER_KILO_KV, PER_TOKEN, TtftModel};
 
 /// Time of a step in which each sequence of the ledger gets one token.
-#[must_use]
 pub(crate) const fn decode_step(ledger: &Ledger) -> u64 {
     IDLE_STEP.saturating_add(step_load(ledger))
 }
@@ -17,7 +16,6 @@ pub(super) const fn step_load(ledger: &Ledger) -> u64 {
 
 /// The ttft_model at a replica of speed 1: the rest of the step under way (half of
 /// one on average), the prompts before this one, and its own step.
-#[must_use]
 pub(crate) const fn ttft_model(ledger: &Ledger) -> TtftModel {
     let rest = if ledger.jobs == 0 { 0 } else { decode_step(ledger) / 2 };
     let before = PER_TOKEN.saturating_mul(ledger.prefill);
@@ -26,7 +24,6 @@ pub(crate) const fn ttft_model(ledger: &Ledger) -> TtftModel {
 }
 
 /// Nanoseconds that one more sequence like those of the ledger adds to a step.
-#[must_use]
 pub(crate) fn step_per_seq(ledger: &Ledger) -> f64 {
     step_load(ledger) as f64 / f64::from(ledger.seqs.max(1))
 }

@@ -20,7 +20,6 @@ const ATTENTION_SPAN: u64 = 28_000;
 
 /// Weight of a prompt: its prefill cost, in tokens of a short prompt. Attention makes long prompts
 /// dearer. The first `cached` tokens are not computed again, but the other tokens attend to them.
-#[must_use]
 pub fn weight(prompt: u64, cached: u64) -> u64 {
     let square = |tokens: u64| tokens.saturating_mul(tokens) / ATTENTION_SPAN;
     let cached = cached.min(prompt.saturating_sub(1));
@@ -41,28 +40,24 @@ pub struct TtftModel {
 
 impl TtftModel {
     /// TTFT of a prompt of this weight.
-    #[must_use]
     pub const fn ttft(&self, weight: u64) -> u64 {
         self.wait.saturating_add(self.per_token.saturating_mul(weight))
     }
 
     /// Cost of a request there, for comparison: its TTFT, the prefill time that it takes from later
     /// requests, and the additional time of its `output` tokens for the sequences that run there.
-    #[must_use]
     pub const fn cost(&self, weight: u64, output: u64) -> u64 {
         let reading = self.ttft(weight).saturating_add(self.per_token.saturating_mul(weight));
         reading.saturating_add(self.per_step.saturating_mul(output))
     }
 
     /// The same model, in which all waits up to `tolerance` nanoseconds are equal.
-    #[must_use]
     pub const fn tolerant(self, tolerance: u64) -> Self {
         let wait = if self.wait > tolerance { self.wait } else { tolerance };
         Self { wait, ..self }
     }
 
     /// The model of a replica that takes `factor` times as long.
-    #[must_use]
     pub fn slowed(self, factor: f64) -> Self {
         let times = |nanos: u64| (nanos as f64 * factor) as u64;
         Self {
@@ -74,13 +69,11 @@ impl TtftModel {
 }
 
 /// Nanoseconds in which a replica of speed factor 1 prefills prompts of this weight.
-#[must_use]
 pub const fn prefill_time(weight: u64) -> u64 {
     PER_TOKEN.saturating_mul(weight)
 }
 
 /// Prompt weight that a replica of speed factor 1 prefills in this many nanoseconds.
-#[must_use]
 pub const fn weight_in(nanos: u64) -> u64 {
     nanos / PER_TOKEN
 }

@@ -47,11 +47,12 @@ impl Scheduler {
     /// leave during the prefill. The prefill time may be wrong, so it takes off at most half
     /// of the client's patience.
     pub(in crate::scheduler) fn latest_start(&self, spec: &JobSpec) -> Tick {
-        if spec.patience == Tick::NEVER {
+        if spec.client_deadline == Tick::NEVER {
             return spec.deadline;
         }
         let own = self.prefill_time(spec, spec.prompt_tokens);
-        spec.deadline.min(spec.patience.earlier_by(own.min(spec.patience.since(spec.arrived) / 2)))
+        spec.deadline
+            .min(spec.client_deadline.earlier_by(own.min(spec.client_deadline.since(spec.arrived) / 2)))
     }
 
     /// Whether a job that has just joined its lane surely cannot start before its deadline.

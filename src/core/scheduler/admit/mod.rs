@@ -124,7 +124,7 @@ impl Scheduler {
     pub(super) fn set_place(&self, job: &mut Job) {
         let objective = self.policy.classes.get(job.spec.class).map(|class| class.ttft_objective);
         let own = self.prefill_time(&job.spec, job.prompt());
-        let goal = (job.spec.arrived + objective.unwrap_or_default()).min(job.spec.patience);
+        let goal = (job.spec.arrived + objective.unwrap_or_default()).min(job.spec.client_deadline);
         job.place.due = goal + own.mul_f64(PREFILL_DELAY_FACTOR);
         job.late_after = goal.earlier_by(own);
     }

@@ -83,7 +83,6 @@ impl Scheduler {
     }
 
     /// Whether the job waits for a pool that has to start.
-    #[must_use]
     pub fn waits_for_pool_start(&self, id: JobId) -> bool {
         let job = self.jobs.get(&id).filter(|job| job.part().is_some());
         job.is_some_and(|job| self.cold_pools(LaneKey::of(&job.spec)).is_some())

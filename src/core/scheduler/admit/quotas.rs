@@ -91,7 +91,6 @@ impl Scheduler {
 
     /// Sequences that each tenant holds here, for the other gateways; nothing without quotas. Looks at
     /// every running job.
-    #[must_use]
     pub fn held_sequences(&self) -> Vec<HeldSequences> {
         let mut sums: BTreeMap<(PoolId, TenantId), u32> = BTreeMap::new();
         if self.groups.iter().all(|group| group.quotas.is_empty()) {

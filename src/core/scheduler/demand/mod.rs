@@ -24,7 +24,6 @@ impl Scheduler {
     }
 
     /// Whether so many demand facts are recorded that they have to be handed over now.
-    #[must_use]
     pub const fn must_flush_demand_facts(&self) -> bool {
         self.demand.facts.is_full()
     }

@@ -148,7 +148,7 @@ impl Scheduler {
                 continue;
             }
             let failed = passed.len() - deferred.as_ref().map_or(0, |deferred| deferred.heads);
-            let pick = self.choose_for(group, &candidate, failed).and_then(|place| {
+            let pick = self.choose_replica(group, &candidate, failed).and_then(|place| {
                 let pool = self.fleet.pool_of(place.replica)?;
                 Some(DispatchPick { candidate, place, pool, held: false, warm: false })
             });

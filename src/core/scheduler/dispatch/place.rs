@@ -46,7 +46,7 @@ impl Scheduler {
     ///
     /// Once [`EAGER_AFTER`] `others` (with a session: [`EAGER_AFTER_SESSION`]) found no place in this
     /// decision, the job takes a free replica, even if a busy one promises to be sooner.
-    pub(in crate::scheduler) fn choose_for(
+    pub(in crate::scheduler) fn choose_replica(
         &self,
         group: GroupIndex,
         candidate: &Candidate,
@@ -68,7 +68,7 @@ impl Scheduler {
                 let found = self.fleet.find(pools, &required, avoid)?;
                 Some(ReplicaMatch { wait_for: found.wait_for.filter(|_| !eager), ..found })
             };
-            self.choose_replica(job, pool_set, last, &find)
+            self.choose_among_tiers(job, pool_set, last, &find)
         };
         let apart = || choose(&|id| avoided.contains(&id) || self.fleet.has_failed_job(id));
         let apart = job.faults.has_failed.then(apart).and_then(Result::ok);
@@ -144,7 +144,7 @@ impl Scheduler {
     /// Chooses the job's replica among the tiers of a pool set by what `find` says of each. Pools whose
     /// best ITL misses the stream's objective come after all others. The error is what the job waits
     /// for.
-    pub(in crate::scheduler) fn choose_replica(
+    pub(in crate::scheduler) fn choose_among_tiers(
         &self,
         job: &Job,
         pool_set: &PoolSet,

@@ -159,7 +159,7 @@ impl Scheduler {
         self.jobs.end_attempt(id, self.now);
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let max_wait = self.policy.classes.get(job.spec.class).map_or(Duration::ZERO, |class| class.max_wait);
-        job.spec.deadline = job.spec.deadline.max((self.now + max_wait).min(job.spec.patience));
+        job.spec.deadline = job.spec.deadline.max((self.now + max_wait).min(job.spec.client_deadline));
         match why {
             PreemptReason::Stalled => job.faults.note_failed_at(&run),
             PreemptReason::Preempted { .. } => job.preemption.count += 1,

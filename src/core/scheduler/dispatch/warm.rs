@@ -106,7 +106,7 @@ impl Scheduler {
             warm.find(|(replica, _)| self.fleet.fits_or_returns(*replica, &required, false, self.now))?;
             let head = LaneHead { job: id, ..candidate.head };
             let other = Candidate { head, place: job.place, need: job.size(), ..*candidate };
-            let place = self.choose_for(group, &other, 0)?;
+            let place = self.choose_replica(group, &other, 0)?;
             let pool = self.fleet.pool_of(place.replica)?;
             let pick = DispatchPick { candidate: other, place, pool, held: false, warm: true };
             (most - place.cached < MIN_SAVED).then_some(pick)

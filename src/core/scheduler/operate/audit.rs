@@ -18,7 +18,6 @@ use crate::scheduler::job::{Job, RunningAttempt};
 impl Scheduler {
     /// Every invariant that the state breaks right now. Looks at all jobs,
     /// lanes and replicas, without the indexes that decisions use.
-    #[must_use]
     pub fn audit(&self) -> Vec<InvariantId> {
         let checks = [
             (InvariantId::LedgerBalanced, self.ledgers_balance()),
@@ -181,7 +180,7 @@ impl Scheduler {
             };
             let find = |pools: &[PoolId]| self.best_of_all(pools, &required, &avoided);
             self.allows(place.group, job.spec.tenant, job.spec.sequences)
-                && self.choose_replica(job, pool_set, last, &find).is_ok()
+                && self.choose_among_tiers(job, pool_set, last, &find).is_ok()
         })
     }
 

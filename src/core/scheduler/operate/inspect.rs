@@ -24,7 +24,6 @@ const MAX_CHOICES: usize = 16;
 
 impl Scheduler {
     /// Everything that waits and runs, as of `now`.
-    #[must_use]
     pub fn snapshot(&self, now: Tick) -> Snapshot {
         let now = self.now.max(now);
         let queues = self.queue.lanes_unsorted().map(|(key, lane)| {
@@ -56,7 +55,6 @@ impl Scheduler {
 
     /// What a waiting job waits for; `None` for one that does not wait. Looks
     /// at every replica.
-    #[must_use]
     pub fn explain(&self, id: JobId, now: Tick) -> Option<WaitExplanation> {
         let now = self.now.max(now);
         let job = self.jobs.get(&id)?;
@@ -102,7 +100,6 @@ impl Scheduler {
 
     /// What every tenant, class and model with jobs has waiting and running. Looks at every lane and
     /// at every job that runs.
-    #[must_use]
     pub fn queue_statuses(&self, now: Tick) -> Vec<QueueStatus> {
         let now = self.now.max(now);
         let mut rows: BTreeMap<(TenantId, ClassId, ModelId), QueueStatus> = BTreeMap::new();
@@ -150,7 +147,6 @@ impl Scheduler {
 
     /// What a waiting job waits for, in short; `None` for one that does not wait. Searches for a
     /// replica as a dispatch does.
-    #[must_use]
     pub fn wait_summary(&self, id: JobId, now: Tick) -> Option<WaitSummary> {
         let now = self.now.max(now);
         let job = self.jobs.get(&id).filter(|job| job.part().is_some())?;
@@ -243,7 +239,7 @@ impl Scheduler {
         };
         let find = |pools: &[PoolId]| self.fleet.find(pools, &required, &|id| avoided.contains(&id));
         let last = here.last_tier(position.class, position.pool_set);
-        self.choose_replica(job, pool_set, last, &find).err()
+        self.choose_among_tiers(job, pool_set, last, &find).err()
     }
 
     fn replica_options(

@@ -79,27 +79,32 @@ impl Scheduler {
             let class = self.policy.classes.get(job.spec.class);
             job.interrupted(output, self.now + class.map_or(Duration::ZERO, |class| class.max_wait));
         }
-        let (failures, lane) = (job.faults.failures, LaneKey::of(&job.spec));
-        // A suspect whose first token never comes ends here, and its replica is not to blame.
+        let lane = LaneKey::of(&job.spec);
         let is_silent = fault == EngineFault::Silent;
+        // A suspect whose first token never comes ends here, and its replica is not to blame.
         let job_is_to_blame = is_silent && !run.booking.started && !job.faults.is_watched();
         let stalls = is_silent && job.faults.has_stalled_often();
         let hopeless = fault == EngineFault::AnswerTimeout || job_is_to_blame || stalls;
-        let is_last = counts && (hopeless || failures >= self.policy.retry.max_attempts.max(1));
-        if fault == EngineFault::Silent && continuable_output.is_some() {
+        let is_last = counts && (hopeless || job.faults.failures >= self.policy.retry.max_attempts.max(1));
+        if is_silent && continuable_output.is_some() {
             self.jobs.note_stall(id, self.now);
         }
-        let is_free = !counts || self.is_of_same_outage(&run, has_failed);
-
-        if !run.booking.started
-            && let Some(account) = self.lane_accounts(lane)
-        {
-            let here = &mut self.groups[account.group];
-            here.drain_rate.undo_dispatch(self.now);
-            here.class_mut(account.class).drain_rates.undo_dispatch(lane.tenant, self.now);
+        let attempt = FailedAttempt {
+            fault,
+            is_broken: run.booking.started && continuable_output.is_none(),
+            is_last,
+            is_free: !counts || self.is_of_same_outage(&run, has_failed),
+        };
+        if !run.booking.started {
+            self.undo_dispatch(lane);
         }
-        let is_broken = run.booking.started && continuable_output.is_none();
-        match self.decide_retry(lane, FailedAttempt { fault, is_broken, is_last, is_free }) {
+        let decision = match self.decide_retry(lane, attempt) {
+            RetryDecision::Requeue if !attempt.is_free && !self.take_retry(lane) => {
+                RetryDecision::Reject(RejectReason::RetryBudgetSpent(fault))
+            }
+            decision => decision,
+        };
+        match decision {
             RetryDecision::End => {
                 if let Some(job) = self.jobs.remove(&id) {
                     self.settle(job, usage);
@@ -118,21 +123,26 @@ impl Scheduler {
         }
     }
 
-    /// Decides what becomes of the job of a failed attempt. A retry that is not free is taken from the
-    /// budget here, after all other reasons against it.
-    fn decide_retry(&mut self, lane: LaneKey, attempt: FailedAttempt) -> RetryDecision {
-        let FailedAttempt { fault, is_broken, is_last, is_free } = attempt;
-        if is_broken {
+    /// Takes a dispatch that gave no first token from the drain rates.
+    fn undo_dispatch(&mut self, lane: LaneKey) {
+        if let Some(account) = self.lane_accounts(lane) {
+            let here = &mut self.groups[account.group];
+            here.drain_rate.undo_dispatch(self.now);
+            here.class_mut(account.class).drain_rates.undo_dispatch(lane.tenant, self.now);
+        }
+    }
+
+    /// Decides what becomes of the job of a failed attempt. A retry that is not free has to be taken
+    /// from the budget, after all other reasons against it.
+    fn decide_retry(&self, lane: LaneKey, attempt: FailedAttempt) -> RetryDecision {
+        if attempt.is_broken {
             return RetryDecision::End;
         }
         if let Some(reason) = self.reason_to_withdraw(lane) {
             return RetryDecision::Reject(reason);
         }
-        if is_last {
-            return RetryDecision::Reject(RejectReason::AttemptsExhausted(fault));
-        }
-        if !is_free && !self.take_retry(lane) {
-            return RetryDecision::Reject(RejectReason::RetryBudgetSpent(fault));
+        if attempt.is_last {
+            return RetryDecision::Reject(RejectReason::AttemptsExhausted(attempt.fault));
         }
         RetryDecision::Requeue
     }

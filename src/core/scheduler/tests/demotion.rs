@@ -64,8 +64,8 @@ fn nobody_waits_longer_than_its_client() {
     let mut world = World::new(rules());
     world.arrive(spec(0));
     let patience = Tick::from_millis(80);
-    world.arrive(JobSpec { patience, ..until(50, spec(1)) });
-    world.arrive(JobSpec { patience: Tick::from_millis(50), ..until(50, spec(2)) });
+    world.arrive(JobSpec { client_deadline: patience, ..until(50, spec(1)) });
+    world.arrive(JobSpec { client_deadline: Tick::from_millis(50), ..until(50, spec(2)) });
     let first: Vec<u64> = rejected(&world.at(50)).iter().map(|(job, _)| *job).collect();
     assert_eq!(first, [2], "it has no time to win");
     let latest = world.scheduler.next_deadline().unwrap();
@@ -121,7 +121,7 @@ fn a_hopeless_start_leads_to_the_slower_class_at_once() {
         queues.iter().filter(|view| view.class == SECOND).map(|view| view.waiting).sum::<u64>()
     };
     assert_eq!(in_second(&world), 1);
-    let stranger = JobSpec { patience: Tick::from_millis(2_000), ..hurried };
+    let stranger = JobSpec { client_deadline: Tick::from_millis(2_000), ..hurried };
     let actions = world.arrive(JobSpec { id: spec(101).id, ..stranger });
     assert!(
         matches!(actions[0], Action::Job(JobAction::Reject { why, .. }) if why.reason == RejectReason::Unmeetable)

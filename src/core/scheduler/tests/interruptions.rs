@@ -60,7 +60,11 @@ fn what_was_said_is_booked_as_prompt() {
 #[test]
 fn it_may_wait_as_long_again_although_its_deadline_has_passed() {
     let mut world = World::new(policy(&[&[1]], &[&[0]]));
-    world.arrive(JobSpec { deadline: Tick::from_millis(900), patience: Tick::from_millis(900), ..spec(1) });
+    world.arrive(JobSpec {
+        deadline: Tick::from_millis(900),
+        client_deadline: Tick::from_millis(900),
+        ..spec(1)
+    });
     first_token(&mut world, 1);
     world.now = Tick::from_millis(5_000);
     world.interrupt(1, EngineFault::Reset, 4);

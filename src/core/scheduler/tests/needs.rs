@@ -408,7 +408,8 @@ fn what_was_seen_survives_a_restart() {
         "half a second of a replica for a job: {cost}"
     );
     let class = state.rows.iter().find(|row| row.kind == ProfileKind::Class && row.name == "first").unwrap();
-    assert!((class.seen.level_quantile(0.5) - 3.0).abs() < 0.5, "{:?}", class.seen.minutes);
+    let usual = class.seen.minutes.iter().filter(|minute| (minute.level - 3.0).abs() < 0.5).count();
+    assert!(2 * usual > class.seen.minutes.len(), "{:?}", class.seen.minutes);
 
     let mut next = ObservedScheduler::new(Arc::clone(farm.scheduler.policy()));
     next.scheduler.flush_demand_facts(&mut next.observer);

@@ -84,8 +84,8 @@ fn busy_world() -> World {
 fn who_leaves_sooner_goes_first_in_its_lane() {
     let mut world = busy_world();
     world.arrive(spec(1));
-    world.arrive(JobSpec { patience: Tick::from_millis(20_000), ..within(0, 20_000, spec(2)) });
-    world.arrive(JobSpec { patience: Tick::from_millis(5_000), ..within(0, 5_000, spec(3)) });
+    world.arrive(JobSpec { client_deadline: Tick::from_millis(20_000), ..within(0, 20_000, spec(2)) });
+    world.arrive(JobSpec { client_deadline: Tick::from_millis(5_000), ..within(0, 5_000, spec(3)) });
     let mut running = 0;
     let mut order = Vec::new();
     while let Some((next, _)) = sent(&world.done(running)).first().copied() {
@@ -98,7 +98,7 @@ fn who_leaves_sooner_goes_first_in_its_lane() {
 fn a_client_that_leaves_sooner_takes_no_turn_of_another_tenant() {
     let mut world = busy_world();
     world.arrive(of_tenant(1, 1));
-    world.arrive(JobSpec { patience: Tick::from_millis(5_000), ..within(0, 5_000, spec(2)) });
+    world.arrive(JobSpec { client_deadline: Tick::from_millis(5_000), ..within(0, 5_000, spec(2)) });
     assert_eq!(sent(&world.done(0)), [(1, 0)], "tenant a had its turn");
 }
 
@@ -107,7 +107,7 @@ fn the_time_to_read_the_prompt_comes_off_the_clients_deadline() {
     let refused_after = |prompt_tokens: u64| {
         let mut world = busy_world();
         let patience = Tick::from_millis(4_000);
-        world.arrive(JobSpec { patience, prompt_tokens, ..within(0, 4_000, spec(1)) });
+        world.arrive(JobSpec { client_deadline: patience, prompt_tokens, ..within(0, 4_000, spec(1)) });
         let is_refused = |world: &mut World, at: u64| !rejected(&world.at(at)).is_empty();
         let at = (0..=4_000).find(|at| is_refused(&mut world, *at)).unwrap();
         Duration::from_millis(at).as_secs_f64()

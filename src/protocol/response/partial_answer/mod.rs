@@ -35,25 +35,21 @@ pub struct PartialAnswer {
 
 impl PartialAnswer {
     /// The text for the next engine: without the white space at its end.
-    #[must_use]
     pub fn prompt_text(&self) -> &str {
         self.text.trim_end()
     }
 
     /// The output tokens that the client has of the parts before the current one.
-    #[must_use]
     pub const fn tokens(&self) -> u64 {
         self.tokens
     }
 
     /// Whether an engine counted [`PartialAnswer::tokens`]. Otherwise they are a lower bound.
-    #[must_use]
     pub const fn is_counted(&self) -> bool {
         self.is_counted
     }
 
     /// Whether there were parts before the current one.
-    #[must_use]
     pub const fn is_resumed(&self) -> bool {
         self.is_resumed
     }

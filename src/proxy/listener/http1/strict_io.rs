@@ -163,7 +163,7 @@ impl<T: ClientSocket> StrictIo<T> {
             return Ok(());
         }
         if self.state.fault().is_none() {
-            self.state.metrics.refused(refusal);
+            self.state.metrics.refused(refusal.label());
             self.state.set_fault(refusal);
         }
         Err(io::Error::new(io::ErrorKind::InvalidData, refusal))
@@ -171,7 +171,7 @@ impl<T: ClientSocket> StrictIo<T> {
 
     /// Marks the current head as refused. [`Self::finish`] sends the answer.
     pub(in crate::proxy::listener) fn refuse_head(&mut self, refusal: RequestRejected) {
-        self.state.metrics.refused(refusal);
+        self.state.metrics.refused(refusal.label());
         self.refusal = Some(refusal);
     }
 

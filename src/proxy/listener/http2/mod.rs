@@ -107,7 +107,7 @@ pub(super) async fn serve<T, S, B>(
         // behind the same address.
         let too_many = resets.note(opened, tally.take_reset());
         if too_many.is_some_and(|whose| !told || whose == TooManyResets::Connection) {
-            state.metrics.too_many_resets();
+            state.metrics.refused("stream_resets");
         } else if tally.take_moved() || streams.len() > tally.stalled() {
             // Streams whose clients take no bytes do not keep the connection open.
             clock.clear();

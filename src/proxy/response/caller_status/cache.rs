@@ -130,7 +130,6 @@ impl TenantWait {
 
 impl CallerStatusCache {
     /// A cache that makes bills from `source`; without one there is no bill.
-    #[must_use]
     pub fn new(source: Option<RowSource>) -> Self {
         let reader = source.map(|source| BillReader { source, turn: Arc::new(Semaphore::new(1)) });
         Self { reader, ..Self::default() }

@@ -11,7 +11,6 @@ use crate::core::placement::rules::largest_window;
 use crate::fleet::view::FleetView;
 
 /// The answer to `GET /v1/models`.
-#[must_use]
 pub(crate) fn list(settings: &Settings, grant: &Grant, engines: &FleetView) -> Value {
     let names = settings.edge.names.of(grant.tenant);
     let data: Vec<Value> = names.into_iter().filter_map(|name| one(settings, grant, name, engines)).collect();
@@ -20,14 +19,12 @@ pub(crate) fn list(settings: &Settings, grant: &Grant, engines: &FleetView) -> V
 
 /// The answer to `GET /v1/models/{name}`. `None` for a model that does not exist or that the caller
 /// may not use. The client cannot tell the two apart.
-#[must_use]
 pub(crate) fn one(settings: &Settings, grant: &Grant, name: &str, engines: &FleetView) -> Option<Value> {
     Some(row(settings, name, called(settings, grant, name)?, engines))
 }
 
 /// The model or split that `name` denotes for the caller. `None` unless the caller may use all of
 /// its models.
-#[must_use]
 pub(crate) fn called<'a>(settings: &'a Settings, grant: &Grant, name: &str) -> Option<NamedModel<'a>> {
     let called = settings.edge.names.called(grant.tenant, name)?;
     called.models().all(|model| may_use(&settings.policy, grant, model)).then_some(called)
@@ -39,7 +36,6 @@ pub(crate) fn usable(policy: &Policy, grant: &Grant) -> impl Iterator<Item = Mod
 }
 
 /// Whether both the tenant and the credential may use the model.
-#[must_use]
 pub(crate) fn may_use(policy: &Policy, grant: &Grant, model: ModelId) -> bool {
     let tenant = policy.tenants.get(grant.tenant).filter(|_| grant.allows_model(model));
     tenant.is_some_and(|tenant| tenant.models.as_ref().is_none_or(|models| models.contains(&model)))
@@ -60,7 +56,7 @@ fn row(settings: &Settings, name: &str, called: NamedModel<'_>, engines: &FleetV
     });
     let window = |model| {
         let row = policy.models.get(model);
-        let configured = row.and_then(|row| largest_window(policy, row, &[]).or(row.max_model_len));
+        let configured = row.and_then(|row| largest_window(policy, row, &[], |_| None).or(row.max_model_len));
         let pools = row.map(|row| row.pools.as_slice()).unwrap_or_default();
         let reported = pools.iter().filter_map(|pool| engines.context_window(settings, model, *pool)).max();
         configured.into_iter().chain(reported).min()

@@ -59,7 +59,6 @@ impl Default for Behavior {
 
 impl Behavior {
     /// No tolerance, no window and no limit.
-    #[must_use]
     pub fn free(max: u32) -> Self {
         let steps = StepLimit { pods: Some(max), percent: None, period: SYNC };
         let direction = Direction { tolerance: 0.0, window: Duration::ZERO, steps };
@@ -68,7 +67,6 @@ impl Behavior {
 
     /// The behavior that `penstock keda` writes: no tolerance, all missing
     /// replicas at once, and one replica less per 60 s.
-    #[must_use]
     pub fn exact(max: u32) -> Self {
         let minute = Duration::from_secs(60);
         let steps = |pods, period| StepLimit { pods: Some(pods), percent: None, period };
@@ -102,7 +100,6 @@ impl Hpa {
     /// An HPA between these numbers of replicas; it never goes below 1. Without
     /// a behavior it has the older limits: twice as many replicas in one sync
     /// or 4, and [`USUAL_WINDOW`].
-    #[must_use]
     pub fn new(min: u32, max: u32, behavior: Option<Behavior>) -> Self {
         let (proposals, added, removed) = Default::default();
         Self { min: min.max(1), max, behavior, proposals, added, removed }
@@ -111,7 +108,6 @@ impl Hpa {
     /// The metric's proposal, before any limit: `ceil(value / target)`, or
     /// `current` where the proposal is within the tolerance. `value` is the sum
     /// over all replicas. Both values are read to three decimals.
-    #[must_use]
     pub fn proposal(&self, current: u32, value: f64, target: f64) -> u32 {
         let milli = |number: f64| (number * 1_000.0).round();
         let usual = Behavior::default();

@@ -15,7 +15,6 @@ pub struct Keda {
 
 impl Keda {
     /// A ScaledObject with this `minReplicaCount` and `cooldownPeriod`.
-    #[must_use]
     pub fn new(min: u32, cooldown: Duration) -> Self {
         Self { min, cooldown, last_active: None }
     }

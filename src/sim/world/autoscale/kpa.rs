@@ -48,7 +48,6 @@ struct ConcurrencySample {
 impl Kpa {
     /// An autoscaler for replicas that run `concurrency` requests each; more
     /// than 0.
-    #[must_use]
     pub fn new(concurrency: f64) -> Self {
         let target = (concurrency * TARGET).max(f64::MIN_POSITIVE);
         Self { target, samples: VecDeque::new(), taken: 0, panicked: None, most: 0, idle: None }

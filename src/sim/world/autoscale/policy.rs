@@ -32,7 +32,6 @@ const FORMS: &str = "there are: n, queue=10, concurrency=16, kpa=16, fixed=12, k
 impl ScalePolicy {
     /// Whether the first request for a pool without replicas starts a replica
     /// at once, before the next poll. A push or an activator does this.
-    #[must_use]
     pub fn is_pushed(self) -> bool {
         matches!(self, Self::Need | Self::Kpa(_))
     }
@@ -40,7 +39,6 @@ impl ScalePolicy {
 
 impl ScalePolicy {
     /// Whether the policy needs [`Scaling::demand`](super::Scaling::demand).
-    #[must_use]
     pub fn needs_demand(self) -> bool {
         matches!(self, Self::Known(_) | Self::Seen(_))
     }

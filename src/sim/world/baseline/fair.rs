@@ -66,7 +66,6 @@ pub struct DeficitRound {
 
 impl DeficitRound {
     /// `weights` are the tenants' by number; 1 where none is given.
-    #[must_use]
     pub fn new(weights: Vec<f64>) -> Self {
         Self { weights, tenants: BTreeMap::new(), round: VecDeque::new(), outputs: Outputs::default() }
     }
@@ -123,7 +122,6 @@ pub struct VirtualCounters {
 
 impl VirtualCounters {
     /// `weights` are the tenants' by number; 1 where none is given.
-    #[must_use]
     pub fn new(weights: Vec<f64>) -> Self {
         Self { weights, tenants: BTreeMap::new(), outputs: Outputs::default() }
     }

@@ -24,7 +24,6 @@ pub struct UnsentRequest {
 
 impl UnsentRequest {
     /// A request that has just arrived.
-    #[must_use]
     pub fn new(job: JobIndex, arrival: &Arrival) -> Self {
         Self { job, arrival: arrival.clone(), attempt: 1 }
     }
@@ -83,7 +82,6 @@ pub struct InFlightRequests {
 
 impl InFlightRequests {
     /// Engines with nothing in flight.
-    #[must_use]
     pub fn new(replicas: usize) -> Self {
         Self { engines: vec![KnownEngine::default(); replicas], jobs: HashMap::new(), open: Vec::new() }
     }
@@ -103,7 +101,6 @@ impl InFlightRequests {
 
     /// The last answer of `refresh_candidates`, for use while the engines are
     /// borrowed.
-    #[must_use]
     pub fn candidates(&self) -> &[ReplicaIndex] {
         &self.open
     }

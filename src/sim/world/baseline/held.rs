@@ -57,7 +57,6 @@ pub struct HeldRouter<L> {
 
 impl<L: WaitOrder> HeldRouter<L> {
     /// A router with an empty queue.
-    #[must_use]
     pub fn new(replicas: usize, cap: Cap, line: L) -> Self {
         Self { queue: line, retries: VecDeque::new(), cap, flights: InFlightRequests::new(replicas), turn: 0 }
     }

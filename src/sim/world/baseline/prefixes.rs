@@ -14,13 +14,11 @@ pub struct SeenPrefixes {
 
 impl SeenPrefixes {
     /// An empty set with room for `capacity` hashes.
-    #[must_use]
     pub fn new(capacity: usize) -> Self {
         Self { capacity, stamps: HashMap::new(), order: BTreeMap::new(), next: 0 }
     }
 
     /// Number of leading hashes that are known.
-    #[must_use]
     pub fn matched(&self, prefix: &[u64]) -> usize {
         prefix.iter().take_while(|hash| self.stamps.contains_key(hash)).count()
     }

@@ -52,7 +52,6 @@ struct ProbedRequest {
 
 impl Prequal {
     /// A router with an empty pool of probes.
-    #[must_use]
     pub fn new(replicas: usize, sync: bool, seed: u64) -> Self {
         Self {
             sync,

@@ -25,7 +25,6 @@ pub struct Scorers {
 }
 
 impl Scorers {
-    #[must_use]
     pub fn new(replicas: usize, own: bool, seed: u64) -> Self {
         let cache = || SeenPrefixes::new(REMEMBERED / PREFIX_BLOCK as usize);
         Self { own, caches: (0..replicas).map(|_| cache()).collect(), rng: Rng::new(seed) }

@@ -28,7 +28,6 @@ impl Shedding {
     /// Adds early refusal to the design. `profiles` are those of its engines.
     /// `deadlines` are those of the classes by number, from arrival to first
     /// token. A class without a deadline is never refused.
-    #[must_use]
     pub fn new(inner: Box<dyn Router>, profiles: Vec<StepProfile>, deadlines: Vec<Duration>) -> Self {
         let flights = InFlightRequests::new(profiles.len());
         Self { inner, profiles, deadlines, flights, waiting: HashMap::new(), spare: Vec::new() }
@@ -104,7 +103,6 @@ impl Router for Shedding {
 /// Time until a prompt that joins the engine now has its first token: the rest
 /// of the step in flight, then full steps for the prompts before it and for
 /// itself.
-#[must_use]
 pub fn first_token(profile: &StepProfile, engine: &KnownEngine, prompt: u32) -> Duration {
     let decodes = engine.decodes;
     let room = u64::from(profile.max_tokens).saturating_sub(decodes).max(1);

@@ -30,7 +30,6 @@ pub struct Surge {
 
 impl Surge {
     /// Whether the surge ends before a replica could start.
-    #[must_use]
     pub fn is_noise(&self, start: Duration) -> bool {
         self.lasts_s < start.as_secs_f64()
     }
@@ -38,7 +37,6 @@ impl Surge {
 
 /// The surges in `work`. Each bin of `work` is `bin_s` seconds long; `slow` is
 /// the slow window.
-#[must_use]
 pub fn surges(work: &[f64], bin_s: f64, slow: Duration) -> Vec<Surge> {
     let window = ((slow.as_secs_f64() / bin_s).ceil() as usize).max(2);
     let overall = work.iter().sum::<f64>() / work.len().max(1) as f64;

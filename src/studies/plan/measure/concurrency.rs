@@ -99,7 +99,6 @@ impl Levels {
     }
 
     /// Percentiles over the whole time.
-    #[must_use]
     pub fn percentiles(&self) -> LevelPercentiles {
         let most = self.steps.iter().map(|step| step.level).max().unwrap_or(0);
         let mut times = vec![Duration::ZERO; usize::try_from(most).unwrap_or(0) + 1];
@@ -122,7 +121,6 @@ impl Levels {
     }
 
     /// Levels in stretches of equal width; the last may be shorter.
-    #[must_use]
     pub fn bins(&self, width: Duration) -> Vec<LevelBin> {
         let width = width.max(Duration::from_millis(1));
         let count = self.end.as_nanos().div_ceil(width.as_nanos()).max(1) as usize;
@@ -153,7 +151,6 @@ impl Levels {
 
     /// Level that is nearly always there: nine of ten stretches of length
     /// `window` have at least this mean.
-    #[must_use]
     pub fn floor(&self, window: Duration) -> f64 {
         let mut means: Vec<f64> = self.bins(window).iter().map(|bin| bin.mean).collect();
         // The last stretch is left out when it is shorter than the others.

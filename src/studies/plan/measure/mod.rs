@@ -23,19 +23,16 @@ pub const MAX_LISTED_SURGES: usize = 500;
 
 /// Time for which demand must last to count as sustained: a minute, or a
 /// replica's start time if that is longer.
-#[must_use]
 pub fn sustained(start: Duration) -> Duration {
     start.max(SUSTAINED)
 }
 
 /// Length of the bins in which the source's work is counted.
-#[must_use]
 pub fn bin(trace: &TrafficTrace) -> Duration {
     BIN.max(trace.span() / MOST_BINS)
 }
 
 /// Percentiles of the samples; 0 without samples.
-#[must_use]
 pub fn percentiles(mut samples: Vec<f64>) -> Percentiles {
     let mut part = |part| quantile(&mut samples, part);
     Percentiles { p50: part(0.5), p90: part(0.9), p99: part(0.99) }
@@ -53,7 +50,6 @@ pub struct ServiceTime {
 
 impl ServiceTime {
     /// Seconds that the call is in service.
-    #[must_use]
     pub fn seconds(&self, setting: &Setting, pool: usize, call: &TraceCall) -> f64 {
         if let Some(took) = call.took {
             return took.saturating_sub(call.waited.unwrap_or_default()).as_secs_f64();
@@ -64,7 +60,6 @@ impl ServiceTime {
 }
 
 /// Requests in service over time.
-#[must_use]
 pub fn in_service(trace: &TrafficTrace, seconds: &[f64]) -> Levels {
     let stays = trace.calls.iter().zip(seconds).map(|(call, seconds)| {
         let from = call.at + call.waited.unwrap_or_default();
@@ -79,7 +74,6 @@ fn end(trace: &TrafficTrace) -> Duration {
 }
 
 /// Waiting requests, where the source records waits.
-#[must_use]
 pub fn queue(trace: &TrafficTrace) -> Option<QueueFigures> {
     let known = || trace.calls.iter().filter_map(|call| Some((call.at, call.waited?)));
     known().next()?;
@@ -103,7 +97,6 @@ fn binned(trace: &TrafficTrace, amount: impl Fn(usize, &TraceCall) -> f64) -> Ve
 
 /// Surges of work, where `work` has the replica-seconds of each call. The
 /// report lists the highest surges first.
-#[must_use]
 pub fn bursts(trace: &TrafficTrace, work: &[f64], start: Duration) -> Bursts {
     let bins = binned(trace, |index, _| work[index]);
     let mut found = surges(&bins, bin(trace).as_secs_f64(), sustained(start));
@@ -121,7 +114,6 @@ pub fn bursts(trace: &TrafficTrace, work: &[f64], start: Duration) -> Bursts {
 }
 
 /// Tokens that arrive per second.
-#[must_use]
 pub fn tokens(trace: &TrafficTrace) -> TokenRates {
     let span = end(trace).as_secs_f64();
     let sum = |of: fn(&TraceCall) -> u32| trace.calls.iter().map(|call| f64::from(of(call))).sum::<f64>();
@@ -135,7 +127,6 @@ pub fn tokens(trace: &TrafficTrace) -> TokenRates {
 }
 
 /// The classes that have work.
-#[must_use]
 pub fn classes(trace: &TrafficTrace, setting: &Setting) -> Vec<PlanClassRow> {
     let size = |call: &TraceCall| f64::from(call.prompt) + f64::from(call.output);
     let all: f64 = trace.calls.iter().map(size).sum();

@@ -8,7 +8,6 @@ use crate::studies::plan::report::numbers::{count, number, of, percent, time};
 use crate::studies::plan::report::{PlanClassRow, PlanReport, PreflightAnswer};
 
 /// The answer to each question.
-#[must_use]
 pub fn answers(report: &PlanReport) -> Vec<PreflightAnswer> {
     let answer = |question, answer| PreflightAnswer { question, answer };
     vec![

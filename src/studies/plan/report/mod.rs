@@ -257,7 +257,6 @@ pub struct VerifiedMaximum {
 
 impl VerifiedMaximum {
     /// The smallest share that was reached.
-    #[must_use]
     pub fn least(&self) -> f64 {
         self.kept.iter().copied().reduce(f64::min).unwrap_or(0.0)
     }

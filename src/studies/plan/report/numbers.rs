@@ -1,7 +1,6 @@
 //! Number formats: counts, times, shares and wrapped text for people.
 
 /// A whole number with commas: `9,683`.
-#[must_use]
 pub fn count(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -15,7 +14,6 @@ pub fn count(number: u64) -> String {
 }
 
 /// A duration in its two largest units: `45ms`, `2.4s`, `3m 5s`, `4h 0m`.
-#[must_use]
 pub fn time(seconds: f64) -> String {
     let whole = seconds.round() as u64;
     match seconds {
@@ -37,7 +35,6 @@ fn trimmed(number: &str, unit: &str) -> String {
 }
 
 /// A number with as many digits as its size deserves: `0.42`, `5.5`, `1,155`.
-#[must_use]
 pub fn number(value: f64) -> String {
     match value {
         _ if !value.is_finite() => "-".to_owned(),
@@ -49,7 +46,6 @@ pub fn number(value: f64) -> String {
 }
 
 /// A share as a percentage.
-#[must_use]
 pub fn percent(share: f64) -> String {
     // Adding 0.0 turns a negative zero into zero.
     match share * 100.0 + 0.0 {
@@ -60,13 +56,11 @@ pub fn percent(share: f64) -> String {
 }
 
 /// A number with its noun: `1 replica`, `3 replicas`.
-#[must_use]
 pub fn of(number: usize, what: &str) -> String {
     format!("{} {what}{}", count(number as u64), if number == 1 { "" } else { "s" })
 }
 
 /// The text in lines of at most `width` characters, each after `indent` spaces.
-#[must_use]
 pub fn wrapped(text: &str, indent: usize, width: usize) -> String {
     let mut lines = String::new();
     let mut line = String::new();

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::sim::chart::{Chart, ChartPoint, ChartSeries, Marks};
+use crate::sim::chart::{Chart, ChartPoint, ChartSeries, Marks, escaped};
 use crate::studies::plan::measure::bursts::Surge;
 use crate::studies::plan::report::text;
 use crate::studies::plan::report::{PlanReport, WindowNeed};
@@ -22,7 +22,6 @@ th,td{padding:.25rem .7rem;text-align:right;border-bottom:1px solid var(--edge);
 .named th:first-child,.named td:first-child{text-align:left}\
 @media(max-width:40rem){dl{grid-template-columns:1fr;gap:0 0}dd{margin-bottom:.5rem}}";
 
-#[must_use]
 pub fn html(report: &PlanReport) -> String {
     let title = escaped(&format!("Capacity plan: {}", report.source.name));
     let mut out = format!(
@@ -113,7 +112,6 @@ fn table(rows: &[Vec<String>], class: &str, out: &mut String) {
 }
 
 /// The charts, each with the text under it.
-#[must_use]
 pub fn charts(report: &PlanReport) -> Vec<(Chart, String)> {
     vec![over_time(report), need(report), burst_map(report), first_token(report), cost(report)]
 }
@@ -277,10 +275,6 @@ fn cost(report: &PlanReport) -> (Chart, String) {
     let caption = "Of the requests that an idle replica serves in time; below 0.0001 counts as that. \
                    The dot is the fleet that follows demand.";
     (chart, caption.to_owned())
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 /// Appends to `out`; writing to a string cannot fail.

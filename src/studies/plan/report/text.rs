@@ -13,7 +13,6 @@ const WIDTH: usize = 80;
 const VALUES: usize = 22;
 
 /// The whole report.
-#[must_use]
 pub fn text(report: &PlanReport) -> String {
     let mut out = heading(report);
     out.push_str("\nRECOMMENDED\n");

@@ -1,5 +1,4 @@
 //! Gateways' limits and lease books in virtual time, with the real scripts in a real Redis.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;

@@ -1,5 +1,4 @@
 //! Overrides that operators set at one gateway and that all gateways have, through a real Redis.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,5 +1,4 @@
 //! Demand reports in the store: what the script keeps, gives and forgets, in a real Redis with a time of the test's.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,5 +1,4 @@
 //! Work of tenants in the store: what the script keeps, gives and forgets, in a real Redis with a time of the test's.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::path::Path;
 use std::sync::Arc;

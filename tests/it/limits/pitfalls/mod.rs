@@ -21,7 +21,6 @@
 //! | usage of Anthropic's `message_delta` is dropped; streams cost nothing | envoy ai-gateway #2290, otari #256, ferro-labs #281 | `every_call_counts` |
 //! | usage is lost when JSON comes in pieces | higress #4146, #4728 | `usage_may_come_byte_by_byte` |
 //! | unknown becomes 0 | openclaw #120008, posthog-js #4664 | `what_nobody_counted_is_unknown_and_stays_reserved` |
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod kinds;
 mod usage;

@@ -1,5 +1,4 @@
 //! Charged use: by every call, however its answer comes, and whoever leaves.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use penstock::sim::faults::{Fault, FaultKind};
 use serde_json::Value;

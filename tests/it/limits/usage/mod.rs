@@ -1,5 +1,4 @@
 //! Usage journal and its databases while processes are killed: no row lost, and none written twice.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 pub(crate) mod postgres;
 

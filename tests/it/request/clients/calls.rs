@@ -1,6 +1,5 @@
 //! Calls of engines: what the client sends reaches the engine byte for byte, and the engine's
 //! answer reaches the client unchanged.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use bytes::Bytes;
 use penstock::sim::server::{ServerDialect, SimHandle, SimOptions, SimServer};

@@ -1,6 +1,5 @@
 //! Habits of real clients, one test each: what SDKs, load tools, chat
 //! front ends and probes send, and what they expect back.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 pub(crate) mod calls;
 

@@ -1,5 +1,4 @@
 //! Contract of the external scaler: the answer and the errors of each call.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::Arc;
 

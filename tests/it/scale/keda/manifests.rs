@@ -1,5 +1,4 @@
 //! Manifests that `penstock keda` prints, checked against KEDA's API.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,5 +1,4 @@
 //! Overload: the scaler answers from its first moment, and while the data path is full.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -1,5 +1,4 @@
 //! Peers: several gateways behind one Service all report the same number.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -14,18 +13,14 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use tonic::Code;
 
-use super::setup::{Keda, METRIC, file, trigger};
+use super::setup::{Keda, MAIN, METRIC, SEEN, file, fleet, sees, trigger};
 use crate::support::certificates::{Authority, put, uri};
 use crate::support::client::{Answer, Call};
 use crate::support::dns::{Names, Says, a};
 use crate::support::free_port;
 use crate::support::gateway::{Rig, TENANT, chat, soon, until};
 
-const MAIN: &[(&str, &str)] = &[("pool", "main")];
 const CHAT: &str = "/v1/chat/completions";
-
-/// What was seen before the start: half a second of a replica for a unit of work.
-const SEEN: &str = r#"{"version": 1, "pools": [{"name": "main", "cost": 0.5, "start": 180.0}], "rows": []}"#;
 
 fn places(count: usize) -> Vec<SocketAddr> {
     (0..count).map(|_| SocketAddr::from(([127, 0, 0, 1], free_port()))).collect()
@@ -63,25 +58,6 @@ async fn gateways(count: usize, replicas: &[String]) -> Vec<Rig> {
         sees(rig, count).await;
     }
     rigs
-}
-
-async fn fleet(rig: &Rig) -> Value {
-    rig.admin(Method::GET, "/scale/v1/pools").await.json()["gateways"].clone()
-}
-
-/// Waits until the gateway hears all of so many, itself included, and somebody
-/// decides.
-async fn sees(rig: &Rig, count: usize) {
-    let seen = async {
-        loop {
-            let fleet = fleet(rig).await;
-            if fleet["known"] == count && fleet["live"] == count && !fleet["decider"].is_null() {
-                return;
-            }
-            sleep(Duration::from_millis(10)).await;
-        }
-    };
-    soon(&format!("{count} gateways"), seen).await;
 }
 
 async fn keda_of(rigs: &[Rig]) -> Vec<Keda> {

@@ -1,5 +1,4 @@
 //! Push stream of an `external-push` trigger.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::time::Duration;
 

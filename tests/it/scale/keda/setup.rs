@@ -1,12 +1,14 @@
 //! Set-up of KEDA tests: a gateway with a scaler, and its clients.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use http::Method;
 use penstock::config::report::problem::Severity;
 use penstock::sim::server::SimHandle;
+use serde_json::Value;
+use tokio::time::sleep;
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
 
@@ -22,6 +24,32 @@ pub(crate) mod wire {
 
 /// The one metric.
 pub(crate) const METRIC: &str = "desired-replicas";
+
+/// The pool `main`, as KEDA names it.
+pub(crate) const MAIN: &[(&str, &str)] = &[("pool", "main")];
+
+/// Demand that was seen before the start: half a second of a replica for a unit of work.
+pub(crate) const SEEN: &str =
+    r#"{"version": 1, "pools": [{"name": "main", "cost": 0.5, "start": 180.0}], "rows": []}"#;
+
+/// What the gateway says of all gateways.
+pub(crate) async fn fleet(rig: &Rig) -> Value {
+    rig.admin(Method::GET, "/scale/v1/pools").await.json()["gateways"].clone()
+}
+
+/// Waits until the gateway hears all of so many, itself included, and somebody decides.
+pub(crate) async fn sees(rig: &Rig, count: usize) {
+    let seen = async {
+        loop {
+            let fleet = fleet(rig).await;
+            if fleet["known"] == count && fleet["live"] == count && !fleet["decider"].is_null() {
+                return;
+            }
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    soon(&format!("{count} gateways"), seen).await;
+}
 
 /// A file with a scaler and the pool `main`, which has these replicas.
 pub(crate) fn file(urls: &[String], scale: &str) -> String {

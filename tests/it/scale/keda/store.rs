@@ -1,5 +1,4 @@
 //! One number from several gateways that share a store, without `scale.peers`.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::time::Duration;
 
@@ -9,15 +8,11 @@ use tokio::task::{JoinHandle, block_in_place};
 use tokio::time::{Instant, sleep};
 use tonic::Code;
 
-use super::setup::{Keda, METRIC, file};
+use super::setup::{Keda, MAIN, METRIC, SEEN, file, fleet, sees};
 use crate::support::certificates::put;
 use crate::support::client::{Answer, Call};
 use crate::support::gateway::{Rig, TENANT, chat, soon, until};
 use crate::support::redis::RedisServer;
-
-const MAIN: &[(&str, &str)] = &[("pool", "main")];
-/// What was seen before the start: half a second of a replica for a unit of work.
-const SEEN: &str = r#"{"version": 1, "pools": [{"name": "main", "cost": 0.5, "start": 180.0}], "rows": []}"#;
 
 /// A gateway that shares the store, or shares nothing.
 async fn gateway(server: Option<&RedisServer>) -> Rig {
@@ -40,24 +35,6 @@ async fn gateways(count: usize, server: &RedisServer) -> Vec<Rig> {
         sees(rig, count).await;
     }
     rigs
-}
-
-async fn fleet(rig: &Rig) -> Value {
-    rig.admin(Method::GET, "/scale/v1/pools").await.json()["gateways"].clone()
-}
-
-/// Waits until the gateway hears all of so many, itself included, and somebody decides.
-async fn sees(rig: &Rig, count: usize) {
-    let seen = async {
-        loop {
-            let fleet = fleet(rig).await;
-            if fleet["known"] == count && fleet["live"] == count && !fleet["decider"].is_null() {
-                return;
-            }
-            sleep(Duration::from_millis(10)).await;
-        }
-    };
-    soon(&format!("{count} gateways"), seen).await;
 }
 
 fn begin(rig: &Rig) -> JoinHandle<Answer> {

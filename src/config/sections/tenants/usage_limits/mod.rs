@@ -116,7 +116,6 @@ impl From<AmountsSection> for QuotasSection {
 
 impl LimitsSection {
     /// Whether nothing is limited.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }

@@ -34,7 +34,6 @@ const MIN_THROUGHPUT: [f64; 2] = [0.88, 0.99];
 
 impl Fleet {
     /// Work of the replica now.
-    #[must_use]
     pub fn prefill_mark(&self, id: ReplicaId) -> PrefillMark {
         let mark = |node: &ReplicaState| PrefillMark {
             weights: node.sent.weights,
@@ -46,7 +45,6 @@ impl Fleet {
     /// Time before a prompt's first token at which the next prompt should be under way. The time
     /// covers the way to the engine and back, the step under way, and the step that computes the
     /// end of the prompt. `weight` is the weight of the prompt.
-    #[must_use]
     pub fn prefill_lead(&self, id: ReplicaId, weight: u64) -> Duration {
         let Some((node, pool)) = self.replica_and_pool(id) else { return Duration::ZERO };
         let prefill = ttft_model::prefill_time(weight.min(node.step_weight(pool))) as f64 * node.slowness();
@@ -55,7 +53,6 @@ impl Fleet {
 
     /// Whether one more prompt of this weight may count as prefilled before its first token is due.
     /// Prompts of one step's weight may.
-    #[must_use]
     pub fn may_be_ahead(&self, id: ReplicaId, weight: u64) -> bool {
         let Some((node, pool)) = self.replica_and_pool(id) else { return false };
         let ahead = node.ledger.ahead;

@@ -1,4 +1,4 @@
-//! Replica search: the replica that can take a job and gives its first token soonest.
+//! Replica search: of the replicas that can take a job, the one where it costs least.
 //!
 //! A job returns to a replica that has its prompt cached. When that replica runs as many sequences
 //! as its ITL limit allows, the job would go elsewhere, and the other replica would prefill the
@@ -7,10 +7,10 @@
 //! limit. Where no other replica is free, the job waits like all others. Only replicas that report
 //! that they find prompts in their caches are overcommitted.
 
+mod least_cost;
 pub(super) mod rank;
 pub(super) mod requirements;
 mod scores;
-mod soonest;
 
 use crate::model::bit_set::BitSet;
 use crate::model::ids::{PoolId, ReplicaId};
@@ -18,8 +18,8 @@ use crate::model::time::Tick;
 use crate::queue::fit_tree::FitSize;
 use crate::replica::affinity::adapter_slots::AdapterState;
 use crate::replica::bottleneck::Bottleneck;
-use crate::replica::fleet::search::rank::{ReplicaCost, RoutingDemand};
-use crate::replica::fleet::search::soonest::ReplicaSearch;
+use crate::replica::fleet::search::least_cost::ReplicaSearch;
+use crate::replica::fleet::search::rank::{ReplicaCost, RoutingDemand, WORTH_WAITING, worth_waiting};
 use crate::replica::speed::ttft_model::TtftModel;
 
 use super::Fleet;
@@ -27,16 +27,8 @@ use crate::replica::fleet::pool_state::PoolState;
 use crate::replica::fleet::replica_parts::FreeCapacity;
 pub(super) use crate::replica::fleet::search::requirements::{ReplicaMatch, ReplicaRequirements};
 
-/// A job waits for a replica that is only busy with prefills when its cost there is below this part of
-/// the cost at the best free replica.
-const WORTH_WAITING: f64 = 0.7;
-
 /// Fewest cached tokens of a prompt for which the replica that has them is overcommitted.
 const MIN_OVERCOMMIT_SAVES: u64 = 1_024;
-
-fn worth_waiting(free: u64, soon: u64) -> bool {
-    (soon as f64) < free as f64 * WORTH_WAITING
-}
 
 impl Fleet {
     /// Pools that have a replica with free capacity, each with the largest free capacity in each
@@ -49,14 +41,14 @@ impl Fleet {
         })
     }
 
-    /// Finds the replica that can take the job and predicts its first token soonest.
+    /// Finds the replica that can take the job at the least cost ([`Self::cost`]).
     pub fn find(
         &self,
         pools: &[PoolId],
         required: &ReplicaRequirements<'_>,
         avoid: &dyn Fn(ReplicaId) -> bool,
     ) -> Option<ReplicaMatch> {
-        ReplicaSearch { fleet: self, pools, required, avoid }.run()
+        ReplicaSearch { fleet: self, pools, required, avoid }.select()
     }
 
     /// Further nanoseconds for which a job that leaves a free replica to others does so for its
@@ -77,7 +69,7 @@ impl Fleet {
 
     /// Replicas to which the job returns: those where a prompt is cached of which `elsewhere` would
     /// have to prefill at least [`MIN_OVERCOMMIT_SAVES`] tokens anew.
-    fn affinity_replicas<'a>(
+    fn prefix_replicas<'a>(
         &self,
         required: &'a ReplicaRequirements<'_>,
         elsewhere: ReplicaId,
@@ -90,7 +82,7 @@ impl Fleet {
 
     /// Replicas that may serve the job sooner than their rank says: they have a prefix of its
     /// prompt, its adapter, or its session.
-    fn warm_candidates<'a>(
+    fn affinity_candidates<'a>(
         &'a self,
         pools: &[PoolId],
         required: &'a ReplicaRequirements<'_>,
@@ -119,7 +111,6 @@ impl Fleet {
 
     /// Cost of the job at the replica, in nanoseconds, for comparison; `None` where its adapter
     /// cannot be loaded.
-    #[must_use]
     pub fn cost(&self, id: ReplicaId, required: &ReplicaRequirements<'_>) -> Option<u64> {
         let node = self.node(id)?;
         let pool = self.pools.get(node.pool.index())?;
@@ -138,7 +129,6 @@ impl Fleet {
     }
 
     /// Predicted TTFT of the job at the replica, in nanoseconds.
-    #[must_use]
     pub fn ttft(&self, id: ReplicaId, required: &ReplicaRequirements<'_>) -> u64 {
         let load = self.adapter_fit(id, required.model).filter(|fit| fit.needs_load());
         let load = load.map_or(0, |_| self.load_nanos(id));
@@ -147,7 +137,6 @@ impl Fleet {
     }
 
     /// Whether some replica can take the job once that replica's prefills have ended.
-    #[must_use]
     pub fn fits_soon(&self, pools: &[PoolId], required: &ReplicaRequirements<'_>) -> bool {
         let need = required.size.complement();
         let fits = |pool: &PoolState| {
@@ -169,14 +158,12 @@ impl Fleet {
     }
 
     /// Number of replicas of the pools that can take the job now.
-    #[must_use]
     pub fn count_fitting(&self, pools: &[PoolId], required: &ReplicaRequirements<'_>) -> u32 {
         let trees = self.pools(pools).flat_map(|pool| pool.trees(required.background));
         trees.map(|tree| tree.count(required.size.complement())).sum()
     }
 
     /// Whether the replica can take the job now. A held replica counts when `even_held` is set.
-    #[must_use]
     pub fn fits(
         &self,
         id: ReplicaId,
@@ -188,7 +175,6 @@ impl Fleet {
     }
 
     /// The same, also beyond the ITL limit if the job returns to the replica.
-    #[must_use]
     pub fn fits_or_returns(
         &self,
         id: ReplicaId,
@@ -226,7 +212,6 @@ impl Fleet {
 
     /// What keeps the job from the replica; `None` where the replica has room for it, and where it is
     /// not in service.
-    #[must_use]
     pub fn bottleneck(
         &self,
         id: ReplicaId,
@@ -240,7 +225,6 @@ impl Fleet {
 
     /// Another replica that predicts the job's first token so much sooner than this one that the job
     /// waits for it. Looks at every replica of the pools.
-    #[must_use]
     pub fn worth_waiting_for(
         &self,
         id: ReplicaId,
@@ -250,7 +234,7 @@ impl Fleet {
         let promised = |id: ReplicaId| self.cost(id, required).unwrap_or(u64::MAX);
         let others = self.pools(pools).flat_map(|pool| &pool.members);
         let soon = others.filter(|other| {
-            let returns = self.affinity_replicas(required, id).any(|own| own == **other);
+            let returns = self.prefix_replicas(required, id).any(|own| own == **other);
             let room =
                 |rooms: &FreeCapacity| rooms.soon.or_else(|| rooms.overcommit_soon().filter(|_| returns));
             let room = self.node(**other).and_then(|node| room(&node.indexed.free_capacity));
@@ -260,14 +244,12 @@ impl Fleet {
         (!required.background && worth_waiting(promised(id), cost)).then_some(soonest)
     }
 
-    #[must_use]
     pub fn ttft_model(&self, id: ReplicaId) -> Option<TtftModel> {
         self.node(id).map(|node| node.indexed.ttft_model)
     }
 
     /// Replica to hold for `need`: of the pool's replicas that are large enough as a whole, else of
     /// all, the one with the least outstanding work. Looks at every replica of the pool.
-    #[must_use]
     pub fn find_to_hold(
         &self,
         pool: PoolId,

@@ -4,6 +4,16 @@ use crate::model::ids::ReplicaId;
 use crate::queue::fit_tree::FitRank;
 use crate::replica::speed::ttft_model::TtftModel;
 
+/// A job waits for a replica that is only busy with prefills when its cost there is below this part of
+/// the cost at the best free replica.
+pub(super) const WORTH_WAITING: f64 = 0.7;
+
+/// Whether a job waits for a busy replica where it costs `soon` rather than take a free one where it
+/// costs `free`.
+pub(super) fn worth_waiting(free: u64, soon: u64) -> bool {
+    (soon as f64) < free as f64 * WORTH_WAITING
+}
+
 /// Rank of a replica with free capacity: the lowest cost first. Among equals the least recently
 /// chosen replica comes first, so that idle replicas take turns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +54,6 @@ pub(in crate::replica::fleet) struct RoutingDemand {
 
 impl ReplicaRank {
     /// Whether the replica can take the job, as far as adapters go.
-    #[must_use]
     pub(in crate::replica::fleet) const fn can_load(&self, ask: RoutingDemand) -> bool {
         !ask.needs_load || self.adapter_cost < u64::MAX
     }

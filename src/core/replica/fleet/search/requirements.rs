@@ -37,13 +37,11 @@ pub struct SessionReplica {
 
 impl ReplicaRequirements<'_> {
     /// Prompt tokens that the replica has cached.
-    #[must_use]
     pub fn cached_at(&self, replica: ReplicaId) -> u64 {
         self.cached.iter().find(|(id, _)| *id == replica).map_or(0, |(_, tokens)| *tokens)
     }
 
     /// Weight of the prompt at the replica.
-    #[must_use]
     pub fn weight_at(&self, replica: ReplicaId) -> u64 {
         ttft_model::weight(self.prompt, self.cached_at(replica))
     }

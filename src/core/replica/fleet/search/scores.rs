@@ -26,7 +26,6 @@ impl Fleet {
     /// and those with room that a search meets first. Looks at no more of them, however large the
     /// pools. `held` = the room of `chosen` was kept for the job; `avoided` tells why the job avoids a
     /// replica.
-    #[must_use]
     pub fn scores(
         &self,
         pools: &[PoolId],
@@ -60,7 +59,7 @@ impl Fleet {
         let mut seen: SmallVec<[ReplicaId; MAX_WARM + 1]> = SmallVec::new();
         seen.push(chosen);
         let session = required.session.map(|session| session.replica);
-        for id in session.into_iter().chain(self.warm_candidates(pools, required)).take(MAX_WARM) {
+        for id in session.into_iter().chain(self.affinity_candidates(pools, required)).take(MAX_WARM) {
             if seen.contains(&id) {
                 continue;
             }

@@ -32,7 +32,7 @@ impl Edge {
         assert!(room, "beyond its credit: {why:?}");
         assert!(why.candidates >= 1);
         self.check_scores(&spec, replica, why);
-        assert!(why.attempt > 1 || self.now <= spec.patience, "its client is gone");
+        assert!(why.attempt > 1 || self.now <= spec.client_deadline, "its client is gone");
         let asked = why.demoted_from.unwrap_or(why.class);
         assert_eq!(asked, spec.class);
         let rank = |class| self.policy.classes.get(class).map(|row| (row.rank, class));

@@ -236,7 +236,7 @@ impl Edge {
                     bytes: 4 * prompt,
                     streams,
                     deadline: self.now + Duration::from_millis(patience),
-                    patience: match patience % 3 {
+                    client_deadline: match patience % 3 {
                         0 => Tick::NEVER,
                         more => self.now + Duration::from_millis(patience + 300 * more),
                     },

@@ -29,7 +29,6 @@ pub struct AtOnce<P> {
 
 impl<P: EnginePick> AtOnce<P> {
     /// A router with nothing in flight.
-    #[must_use]
     pub fn new(replicas: usize, pick: P) -> Self {
         Self { pick, flights: InFlightRequests::new(replicas) }
     }

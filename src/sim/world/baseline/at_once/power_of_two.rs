@@ -12,7 +12,6 @@ use crate::world::router::ReplicaIndex;
 pub struct PowerOfTwo(Rng);
 
 impl PowerOfTwo {
-    #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(Rng::new(seed))
     }

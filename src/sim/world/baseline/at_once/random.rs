@@ -10,7 +10,6 @@ use crate::world::router::ReplicaIndex;
 pub struct Random(Rng);
 
 impl Random {
-    #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(Rng::new(seed))
     }

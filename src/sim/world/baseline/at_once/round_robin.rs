@@ -17,7 +17,6 @@ pub struct RoundRobin {
 impl RoundRobin {
     /// Engines with these weights. If the weights are equal, the first turn is
     /// that of engine `first`, modulo their count.
-    #[must_use]
     pub fn new(weights: Vec<f64>, first: usize) -> Self {
         let count = weights.len().max(1);
         let place = |index: usize| (index + count - first % count) % count;

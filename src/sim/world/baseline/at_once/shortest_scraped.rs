@@ -18,7 +18,6 @@ pub struct ShortestScraped {
 }
 
 impl ShortestScraped {
-    #[must_use]
     pub fn new(own: bool, seed: u64) -> Self {
         Self { own, rng: Rng::new(seed) }
     }

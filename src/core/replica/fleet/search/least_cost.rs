@@ -1,4 +1,4 @@
-//! The replica with the soonest first token, and a busy one that is worth waiting for.
+//! The replica of least cost, and a busy one that is worth waiting for.
 //!
 //! The search trees rank replicas that have nothing of the job cached. Replicas with its prompt, its
 //! adapter or its session are few, so each of them is rated by itself.
@@ -8,9 +8,8 @@ use crate::queue::fit_tree::{FitSize, FitTree};
 use crate::replica::fleet::Fleet;
 use crate::replica::fleet::pool_state::PoolState;
 use crate::replica::fleet::replica_parts::FreeCapacity;
-use crate::replica::fleet::search::rank::{ReplicaCost, ReplicaRank, RoutingDemand};
+use crate::replica::fleet::search::rank::{ReplicaCost, ReplicaRank, RoutingDemand, worth_waiting};
 use crate::replica::fleet::search::requirements::{ReplicaMatch, ReplicaRequirements};
-use crate::replica::fleet::search::worth_waiting;
 use crate::replica::speed::ttft_model;
 
 /// Free capacity of a replica for a job, background or not; `None` if there is none of the kind.
@@ -27,7 +26,7 @@ pub(super) struct ReplicaSearch<'a> {
 }
 
 impl ReplicaSearch<'_> {
-    pub(super) fn run(self) -> Option<ReplicaMatch> {
+    pub(super) fn select(self) -> Option<ReplicaMatch> {
         let free = self.best_free(0);
         let usual = free.into_iter().chain(self.best_warm(FreeCapacity::now)).min()?;
         let beyond_limit = self.best_with_prompt(usual.replica, |free, _, _| free.overcommit_now());
@@ -72,13 +71,13 @@ impl ReplicaSearch<'_> {
 
     /// The best replica that has a prefix of the prompt, the adapter or the session of the job.
     fn best_warm(self, capacity: CapacityOf) -> Option<ReplicaCost> {
-        self.best_of(self.fleet.warm_candidates(self.pools, self.required), capacity)
+        self.best_of(self.fleet.affinity_candidates(self.pools, self.required), capacity)
     }
 
     /// The best replica with so much of the prompt cached, compared with `elsewhere`, that it may run
     /// more sequences than its ITL limit allows.
     fn best_with_prompt(self, elsewhere: ReplicaId, capacity: CapacityOf) -> Option<ReplicaCost> {
-        self.best_of(self.fleet.affinity_replicas(self.required, elsewhere), capacity)
+        self.best_of(self.fleet.prefix_replicas(self.required, elsewhere), capacity)
     }
 
     fn best_of(self, replicas: impl Iterator<Item = ReplicaId>, capacity: CapacityOf) -> Option<ReplicaCost> {
