@@ -508,10 +508,10 @@ pools:
         let (dispatcher, _actions) = dispatcher(&settings);
         let mut first = admit(&dispatcher, &settings, Duration::from_secs(60));
         let mut second = admit(&dispatcher, &settings, Duration::from_secs(60));
-        first.dispatched().await.unwrap();
+        first.wait_for_dispatch().await.unwrap();
         assert_eq!(dispatcher.snapshot().jobs, 2);
         drop(first);
-        second.dispatched().await.unwrap();
+        second.wait_for_dispatch().await.unwrap();
         assert!(second.report_first_token());
         assert!(second.finish(AttemptOutcome::Done(JobUsage::Unknown)));
         drop(second);
@@ -530,14 +530,14 @@ pools:
         // The request ends while its job runs, with or without a first token.
         for begins in [false, true] {
             let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));
-            ticket.dispatched().await.unwrap();
+            ticket.wait_for_dispatch().await.unwrap();
             pass().await;
             assert!(!begins || ticket.report_first_token());
             assert_eq!(end(ticket), [10]);
         }
         // A retry supersedes the request: the job is ended by an event, not by its ticket.
         let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));
-        ticket.dispatched().await.unwrap();
+        ticket.wait_for_dispatch().await.unwrap();
         let waits = admit(&dispatcher, &settings, Duration::from_secs(60));
         assert_eq!(end(waits), []);
         pass().await;
@@ -547,19 +547,19 @@ pools:
             Rejection { reason: RejectReason::Draining, queued: Duration::ZERO, retry_after: None };
         // The attempt fails, and the request ends while its job waits again.
         let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));
-        ticket.dispatched().await.unwrap();
+        ticket.wait_for_dispatch().await.unwrap();
         pass().await;
         assert!(ticket.report_failure(AttemptOutcome::Failed {
             fault: EngineFault::Refused,
             usage: JobUsage::Unknown
         }));
         dispatcher.refuse_waiting(draining);
-        assert!(ticket.dispatched().await.is_err());
+        assert!(ticket.wait_for_dispatch().await.is_err());
         assert_eq!(end(ticket), [10]);
         // The same, but the request ends before it has read the rejection.
         let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));
         dispatcher.event(Event::ProbeSucceeded { replica: ReplicaId::new(0) });
-        ticket.dispatched().await.unwrap();
+        ticket.wait_for_dispatch().await.unwrap();
         pass().await;
         assert!(ticket.report_failure(AttemptOutcome::Failed {
             fault: EngineFault::Refused,
@@ -575,10 +575,10 @@ pools:
         let settings = settings(ONE_SLOT, None);
         let (dispatcher, _actions) = dispatcher(&settings);
         let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));
-        ticket.dispatched().await.unwrap();
+        ticket.wait_for_dispatch().await.unwrap();
         dispatcher.event(Event::Abandoned { job: ticket.job(), usage: JobUsage::Unknown });
         for _ in 0..2 {
-            let preempted = tokio::time::timeout(Duration::from_secs(1), ticket.preempted());
+            let preempted = tokio::time::timeout(Duration::from_secs(1), ticket.wait_for_preemption());
             assert!(preempted.await.is_err(), "there is no word to come");
         }
         assert!(!ticket.report_first_token());
@@ -592,7 +592,7 @@ pools:
         let _running = admit(&dispatcher, &settings, Duration::from_secs(60));
         let mut late = admit(&dispatcher, &settings, Duration::from_secs(3));
         let begun = tokio::time::Instant::now();
-        let rejection = late.dispatched().await.unwrap_err();
+        let rejection = late.wait_for_dispatch().await.unwrap_err();
         assert_eq!(rejection.reason, RejectReason::DeadlineExceeded);
         assert_eq!(begun.elapsed().as_secs(), 3);
         assert_eq!(dispatcher.snapshot().jobs, 1);
@@ -619,7 +619,7 @@ pools:
         let (dispatcher, mut actions) = dispatcher(&settings);
         tokio::spawn(Arc::clone(&dispatcher).run_timer());
         let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));
-        let placement = ticket.dispatched().await.unwrap();
+        let placement = ticket.wait_for_dispatch().await.unwrap();
         assert!(ticket.report_failure(AttemptOutcome::Failed {
             fault: EngineFault::Refused,
             usage: JobUsage::Unknown
@@ -630,7 +630,7 @@ pools:
         assert!(matches!(last, Some(ReplicaAction::PoolDown { why: EngineFault::Refused, .. })), "{last:?}");
         assert_eq!(actions.recv().await, Some(ReplicaAction::Probe { replica: placement.replica }));
         dispatcher.event(Event::ProbeSucceeded { replica: placement.replica });
-        assert_eq!(ticket.dispatched().await.unwrap().why.attempt, 2);
+        assert_eq!(ticket.wait_for_dispatch().await.unwrap().why.attempt, 2);
     }
 
     #[tokio::test(start_paused = true)]
@@ -647,11 +647,11 @@ pools:
             deadline: dispatcher.clock().now() + Duration::from_secs(1),
             ..JobSpec::example(0)
         };
-        dispatcher.admit(spec, PromptPrefix::default(), &new.policy).dispatched().await.unwrap();
+        dispatcher.admit(spec, PromptPrefix::default(), &new.policy).wait_for_dispatch().await.unwrap();
         // An older policy does not come back.
         dispatcher.apply_policy(&old.policy);
         let again = JobSpec { id: dispatcher.next_job_id(), ..spec };
-        dispatcher.admit(again, PromptPrefix::default(), &new.policy).dispatched().await.unwrap();
+        dispatcher.admit(again, PromptPrefix::default(), &new.policy).wait_for_dispatch().await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]
@@ -662,7 +662,7 @@ pools:
         let mut waiting = admit(&dispatcher, &settings, Duration::from_secs(60));
         let why = Rejection { reason: RejectReason::Draining, queued: Duration::ZERO, retry_after: None };
         dispatcher.refuse_waiting(why);
-        assert_eq!(waiting.dispatched().await.unwrap_err(), why);
+        assert_eq!(waiting.wait_for_dispatch().await.unwrap_err(), why);
         assert_eq!(dispatcher.snapshot().jobs, 1);
         drop(running);
         assert_eq!(dispatcher.snapshot().jobs, 0);
@@ -673,7 +673,7 @@ pools:
         let settings = settings(ONE_SLOT, None);
         let (dispatcher, _actions) = dispatcher(&settings);
         let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));
-        let grant = ticket.dispatched().await.unwrap();
+        let grant = ticket.wait_for_dispatch().await.unwrap();
         let DispatchGrant { job, replica, .. } = grant;
         let why = DispatchReason { attempt: grant.why.attempt + 1, ..grant.why };
         dispatcher.apply_for_test([
@@ -692,8 +692,8 @@ pools:
         assert!(!ticket.finish(AttemptOutcome::Done(JobUsage::Unknown)));
         let after = dispatcher.snapshot();
         assert_eq!((after.jobs, &after.replicas), (before.jobs, &before.replicas));
-        assert_eq!(ticket.preempted().await, PreemptReason::Stalled);
-        ticket.dispatched().await.unwrap();
+        assert_eq!(ticket.wait_for_preemption().await, PreemptReason::Stalled);
+        ticket.wait_for_dispatch().await.unwrap();
         assert!(ticket.report_first_token() && ticket.finish(AttemptOutcome::Done(JobUsage::Unknown)));
         assert_eq!(dispatcher.snapshot().jobs, 0);
     }
@@ -726,7 +726,7 @@ pools:
         let settings = settings(ONE_SLOT, None);
         let (dispatcher, _actions) = dispatcher(&settings);
         let mut ticket = admit(&dispatcher, &settings, Duration::from_secs(60));
-        let replica = ticket.dispatched().await.unwrap().replica;
+        let replica = ticket.wait_for_dispatch().await.unwrap().replica;
         dispatcher.apply_for_test([Action::Job(JobAction::Preempt {
             job: JobId::new(1),
             replica,

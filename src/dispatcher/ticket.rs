@@ -19,7 +19,7 @@ use crate::dispatcher::waiters::{AttemptBills, Signal, WaitEnd};
 /// A request's handle on its job: the job's position in the queue, then its attempt at a replica.
 /// The ticket reports the job's end exactly once, at the latest when dropped.
 ///
-/// The scheduler may preempt the job before its client has seen anything. [`Ticket::preempted`]
+/// The scheduler may preempt the job before its client has seen anything. [`Ticket::wait_for_preemption`]
 /// then returns, and the dispatcher ignores later reports on the preempted attempt.
 #[derive(Debug)]
 pub struct Ticket {
@@ -100,7 +100,7 @@ impl Ticket {
     ///
     /// # Errors
     /// The rejection. The job is then over.
-    pub async fn dispatched(&mut self) -> Result<DispatchGrant, Rejection> {
+    pub async fn wait_for_dispatch(&mut self) -> Result<DispatchGrant, Rejection> {
         let TicketState::Waiting(receiver) = &mut self.state else {
             unreachable!("a ticket waits only after admit, after a failure and after a preemption");
         };
@@ -119,9 +119,9 @@ impl Ticket {
     }
 
     /// Waits until the scheduler preempts the job. The caller then waits for another replica with
-    /// [`Ticket::dispatched`]. The future never ends while the job is not at a replica. Dropping
+    /// [`Ticket::wait_for_dispatch`]. The future never ends while the job is not at a replica. Dropping
     /// the future keeps the ticket.
-    pub async fn preempted(&mut self) -> PreemptReason {
+    pub async fn wait_for_preemption(&mut self) -> PreemptReason {
         let TicketState::Running { signal, .. } = &mut self.state else { return pending().await };
         let Some(receiver) = signal else { return pending().await };
         let said = receiver.await;
@@ -162,8 +162,8 @@ impl Ticket {
 
     /// Reports that the replica failed the job before the client saw any of its answer, or broke off
     /// a stream that another replica can continue. After true, wait for the scheduler's decision with
-    /// [`Ticket::dispatched`]. False means that the job had been preempted: then wait for
-    /// [`Ticket::preempted`] first.
+    /// [`Ticket::wait_for_dispatch`]. False means that the job had been preempted: then wait for
+    /// [`Ticket::wait_for_preemption`] first.
     #[must_use]
     pub fn report_failure(&mut self, outcome: AttemptOutcome) -> bool {
         let TicketState::Running { attempt, .. } = self.state else { return false };

@@ -33,7 +33,7 @@ impl ActiveRequest {
 
     /// Attaches the ticket with which the request was admitted, or refused by a limit. An earlier
     /// ticket, for another model, ends.
-    pub(in crate::proxy) fn admitted(&mut self, mut ticket: Ticket) {
+    pub(in crate::proxy) fn attach_ticket(&mut self, mut ticket: Ticket) {
         self.end_ticket(JobUsage::Unknown);
         let limits = ticket.take_limits();
         limits.shadowed.iter().for_each(|rule| self.record.report_limit(*rule, true));

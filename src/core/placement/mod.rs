@@ -1,4 +1,5 @@
 //! Placement: the pools that can serve each job, and the pool groups of models that share replicas.
+//! Replicas are compared in [`crate::replica::fleet`].
 //!
 //! [`rules`] says which pools a job may use and in which order of preference. [`choose_tier`] chooses
 //! among them for one job. This module computes, once per policy, all that changes only with the

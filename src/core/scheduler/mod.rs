@@ -144,7 +144,7 @@ impl Scheduler {
             }
             Event::BytesReceived { replica } => self.fleet.bytes_received(replica, now),
             Event::StreamsPaused { replica, streams } => self.fleet.set_paused_streams(replica, streams, now),
-            Event::Abandoned { job, usage } => self.end_unanswered(job, usage, out),
+            Event::Abandoned { job, usage } => self.cancel_job(job, usage, out),
             Event::FirstToken { job } => self.first_token(job, out),
             Event::Finished { job, outcome } => self.finished(job, outcome, out),
             Event::ReplicaReported { replica, report } => {

@@ -2,7 +2,7 @@
 //! preemption.
 //!
 //! [`Ticket::report_failure`] only reports a fault; `Scheduler::failed` (`core::scheduler::settle::retry`)
-//! decides. A refusal arrives in the next [`Ticket::dispatched`].
+//! decides. A refusal arrives in the next [`Ticket::wait_for_dispatch`].
 
 use std::future::pending;
 use std::sync::Arc;
@@ -61,7 +61,7 @@ impl Proxy {
         let before = record.end.usage;
         loop {
             let waiting_since = record.clock.now();
-            let grant = ticket.dispatched().await.map_err(ServeError::Rejected)?;
+            let grant = ticket.wait_for_dispatch().await.map_err(ServeError::Rejected)?;
             if let Some(trace) = &record.trace {
                 trace.phase(RequestPhase::Queue, waiting_since, record.clock.now());
             }
@@ -71,7 +71,7 @@ impl Proxy {
             // A preemption drops the attempt's future and with it the connection.
             let attempt = tokio::select! {
                 biased;
-                why = ticket.preempted() => Err(why),
+                why = ticket.wait_for_preemption() => Err(why),
                 () = self.client_deadline(request, so_far, record.end.early_head.clone()) => {
                     ticket.give_up(JobUsage::Unknown);
                     return Err(ServeError::Refused(ApiError::client_deadline()));
@@ -108,11 +108,11 @@ impl Proxy {
                     if ticket.report_failure(AttemptOutcome::Failed { fault, usage }) {
                         record.attempt_failed(grant.replica, fault);
                     } else {
-                        record.preempted(grant.replica, ticket.preempted().await);
+                        record.preempted(grant.replica, ticket.wait_for_preemption().await);
                     }
                 }
                 // The result came too late: the job was preempted before the result arrived.
-                Ok(_) => record.preempted(grant.replica, ticket.preempted().await),
+                Ok(_) => record.preempted(grant.replica, ticket.wait_for_preemption().await),
             }
         }
     }

@@ -271,7 +271,7 @@ impl Proxy {
             let ticket = request.entry.refused.take().unwrap_or_else(|| {
                 self.dispatcher.admit(request.job(can_continue), prefix, &settings.policy)
             });
-            active.admitted(ticket);
+            active.attach_ticket(ticket);
             request.entry.asking = None;
             drop(settings);
             let nothing = can_continue.then(PartialAnswer::default);

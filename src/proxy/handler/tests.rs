@@ -110,7 +110,7 @@ fn ask(proxy: &Arc<Proxy>, stream: bool) -> (Box<InferenceRequest>, JoinHandle<A
         let id = HeaderValue::from_static("r");
         let record = RequestRecord::new(&proxy.telemetry, proxy.dispatcher.clock(), id, Api::Chat);
         let mut active = ActiveRequest::new(record);
-        active.admitted(ticket);
+        active.attach_ticket(ticket);
         let nothing = PartialAnswer::default();
         let answer = proxy.attempt_until_answered(&request, Some(&nothing), &mut active).await;
         (answer, active)

@@ -29,7 +29,7 @@ use crate::telemetry::Telemetry;
 struct Pipe(BufReader<DuplexStream>, Arc<AtomicBool>);
 
 impl ClientSocket for Pipe {
-    fn poll_left(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
+    fn poll_disconnected(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
         let unread = std::task::ready!(std::pin::Pin::new(&mut self.0).poll_fill_buf(cx));
         Poll::Ready(unread.is_ok_and(<[u8]>::is_empty) || self.1.load(Ordering::Relaxed))
     }

@@ -18,7 +18,7 @@ pub(super) const READ_BYTES: usize = 8 * 1024;
 pub(super) trait ClientSocket: AsyncRead + AsyncWrite + Unpin {
     /// Ready when there is something to read: whether the peer has closed its side, even if unread
     /// bytes are left. The task is woken when the first byte comes, or the end.
-    fn poll_left(&mut self, cx: &mut Context<'_>) -> Poll<bool>;
+    fn poll_disconnected(&mut self, cx: &mut Context<'_>) -> Poll<bool>;
 
     /// The protocol that the two sides chose in the TLS handshake. `None` without TLS or a choice.
     fn alpn(&self) -> Option<&[u8]> {
@@ -27,7 +27,7 @@ pub(super) trait ClientSocket: AsyncRead + AsyncWrite + Unpin {
 }
 
 impl ClientSocket for MaybeTlsStream {
-    fn poll_left(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
+    fn poll_disconnected(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
         let tcp = match self {
             Self::Left(tcp) => tcp,
             Self::Right(tls) => tls.get_ref().0,

@@ -1,4 +1,5 @@
-//! Relay: an engine's answer on its way to the client.
+//! Relay: an engine's answer on its way to the client. A client that leaves drops its
+//! [`buffer::ClientStream`].
 
 pub(super) mod buffer;
 pub mod engine_signals;

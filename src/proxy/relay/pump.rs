@@ -1,5 +1,5 @@
 //! Pump: the engine's side of a stream. The pump reads the engine at the engine's own speed into
-//! the stream's buffer, and ends the request when the engine has ended, whatever the client does.
+//! the stream's buffer, and ends the request when the engine has ended, however slowly the client reads.
 //! The pump runs in a task of its own, which ends when the client leaves.
 
 use std::fmt;

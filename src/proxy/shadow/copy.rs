@@ -45,7 +45,7 @@ impl ShadowCopy {
         // The answer reaches no client, so the copy can be preempted until its answer is complete.
         let job = JobSpec { streams: false, ..request.job(false) };
         let mut ticket = proxy.dispatcher.admit(job, prefix, &settings.policy);
-        let grant = match ticket.dispatched().await {
+        let grant = match ticket.wait_for_dispatch().await {
             Ok(grant) => grant,
             Err(rejection) => {
                 let reason = rejection.reason.name();
@@ -98,7 +98,7 @@ async fn answer(
     record.record_dispatch(grant, &settings);
     let attempt = tokio::select! {
         biased;
-        why = ticket.preempted() => return Some(why.name()),
+        why = ticket.wait_for_preemption() => return Some(why.name()),
         attempt = request.attempt(proxy, &settings, grant, MOST_SENDS, None, record) => attempt,
     };
     match attempt {
@@ -126,7 +126,7 @@ async fn answer(
             failed(fault, usage, record);
         }
         // The result came too late: the copy had been preempted.
-        _ => return Some(ticket.preempted().await.name()),
+        _ => return Some(ticket.wait_for_preemption().await.name()),
     }
     None
 }
@@ -150,7 +150,7 @@ async fn drain_stream(
         record.end.usage = Some(usage);
         let step = tokio::select! {
             biased;
-            why = ticket.preempted() => return Some(why.name()),
+            why = ticket.wait_for_preemption() => return Some(why.name()),
             step = timeout(idle_timeout, poll_fn(|cx| stream.poll_step(cx))) => step,
         };
         let silent = StreamStep::Failed(EngineError::Fault(EngineFault::Silent), usage);

@@ -125,7 +125,7 @@ async fn client(
         };
         let let_in = Instant::now();
         let mut ticket = dispatcher.admit(spec, PromptPrefix::default(), policy);
-        match ticket.dispatched().await {
+        match ticket.wait_for_dispatch().await {
             Ok(_) => {
                 assert!(ticket.report_first_token());
                 let output = (asks.least + mixed(id.index() as u64) % asks.more.max(1)).min(asks.most);

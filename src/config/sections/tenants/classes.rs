@@ -124,7 +124,7 @@ pub(in crate::config) fn validate(
         let field = section.key(name);
         names::label(name, &field, findings);
         let base = builtin.get(name).or_else(|| builtin.get(BASE_CLASS)).cloned().unwrap_or_default();
-        let row = row(class, &base, &field, findings);
+        let row = check_class(class, &base, &field, findings);
         shares += row.min_share;
         table.insert(name, row);
     }
@@ -190,7 +190,12 @@ fn demotions(
     }
 }
 
-fn row(class: &ClassSection, base: &ClassSection, field: &FieldPath, findings: &mut Findings<'_>) -> Class {
+fn check_class(
+    class: &ClassSection,
+    base: &ClassSection,
+    field: &FieldPath,
+    findings: &mut Findings<'_>,
+) -> Class {
     let share = class.min_share.or(base.min_share).unwrap_or_default();
     let min_share = numbers::share(share, &field.key("min_share"), findings);
     let mut time = |key: &str, own: Option<Span>, base: Option<Span>| {

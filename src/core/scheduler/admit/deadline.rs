@@ -1,9 +1,10 @@
 //! Deadlines of waiting jobs: the latest start of a job, whether it can be kept, and what becomes of a
-//! job that cannot keep it. It is demoted to a slower class, or else refused.
+//! job that cannot keep it. It is demoted to a slower class, or else refused: [`Scheduler::expire`] at
+//! its deadline, others before it.
 //!
 //! A job is demoted to the class in its own class's `demote_to`, if its tenant may use that class and
 //! the new deadline is later. The new deadline is the arrival plus the new class's `max_wait`,
-//! but never beyond the client's patience. Each step leads to a class that is served later, so
+//! but never beyond the client's own deadline. Each step leads to a class that is served later, so
 //! the steps end.
 
 use std::time::Duration;

@@ -25,7 +25,7 @@ use crate::queue::lane_key::LaneAccounts;
 impl Scheduler {
     /// Ends a job without an answer, waiting or running: its client left, or it is refused. Frees
     /// everything it holds at once.
-    pub(super) fn end_unanswered(&mut self, id: JobId, usage: JobUsage, out: &mut Vec<Action>) {
+    pub(super) fn cancel_job(&mut self, id: JobId, usage: JobUsage, out: &mut Vec<Action>) {
         match self.jobs.get(&id).map(|job| job.phase) {
             Some(JobPhase::Waiting { .. }) => self.dequeue(id),
             Some(JobPhase::Running(run)) => {
@@ -103,7 +103,7 @@ impl Scheduler {
         let at = self.lane_position(LaneKey::of(&spec));
         self.demand.note_refused(&spec, reason, at, &self.policy, self.now);
         out.push(Action::Job(JobAction::Reject { job: id, why }));
-        self.end_unanswered(id, JobUsage::Unknown, out);
+        self.cancel_job(id, JobUsage::Unknown, out);
     }
 
     /// Refuses a job whose attempt was released.

@@ -87,7 +87,7 @@ impl<T: ClientSocket> StrictIo<T> {
                 return Poll::Ready(Ok(()));
             }
             if self.framing.is_whole() {
-                return self.poll_left(cx).map(Ok);
+                return self.poll_disconnected(cx).map(Ok);
             }
             if !self.held.is_empty() {
                 match self.framing.advance(&self.held) {
@@ -192,12 +192,12 @@ impl<T: ClientSocket> StrictIo<T> {
     /// Ready when the client has left while its request runs. One buffer holds what the client sends
     /// after its request. While the request is not whole, or the buffer is full, the socket is not
     /// read but watched: hyper reads a body straight from the socket.
-    fn poll_left(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    fn poll_disconnected(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         while !self.ended {
             if self.framing.is_whole() && self.held.len() < READ_BYTES {
                 let read = ready!(poll_append(&mut self.socket, cx, &mut self.held));
                 self.ended = matches!(read, Ok(0) | Err(_));
-            } else if ready!(self.socket.poll_left(cx)) {
+            } else if ready!(self.socket.poll_disconnected(cx)) {
                 self.ended = true;
             } else {
                 ready!(self.clock.poll_overdue(cx, ConnWait::Watch));
@@ -238,7 +238,7 @@ impl<T: ClientSocket> StrictIo<T> {
             if self.ended || !self.held.is_empty() || self.clock.poll_overdue(cx, ConnWait::Idle).is_ready() {
                 cx.waker().wake_by_ref();
             }
-        } else if !reading && self.poll_left(cx).is_ready() {
+        } else if !reading && self.poll_disconnected(cx).is_ready() {
             return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
         }
         Poll::Ready(Ok(()))

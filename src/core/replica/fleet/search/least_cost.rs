@@ -26,6 +26,9 @@ pub(super) struct ReplicaSearch<'a> {
 }
 
 impl ReplicaSearch<'_> {
+    /// The replica for the job: the one of least cost among those with free capacity and those that
+    /// have its prompt, adapter or session. Where none of these decides, the load decides among waits
+    /// below the tolerance. `wait_for` names a busy replica that is worth waiting for.
     pub(super) fn select(self) -> Option<ReplicaMatch> {
         let free = self.best_free(0);
         let usual = free.into_iter().chain(self.best_warm(FreeCapacity::now)).min()?;
