@@ -1,5 +1,5 @@
 //! Relay: an engine's answer on its way to the client. A client that leaves drops its
-//! [`buffer::ClientStream`].
+//! `ClientStream` (`buffer.rs`).
 
 pub(super) mod buffer;
 pub mod engine_signals;

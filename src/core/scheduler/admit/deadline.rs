@@ -1,5 +1,5 @@
 //! Deadlines of waiting jobs: the latest start of a job, whether it can be kept, and what becomes of a
-//! job that cannot keep it. It is demoted to a slower class, or else refused: [`Scheduler::expire`] at
+//! job that cannot keep it. It is demoted to a slower class, or else refused: `expire` at
 //! its deadline, others before it.
 //!
 //! A job is demoted to the class in its own class's `demote_to`, if its tenant may use that class and
