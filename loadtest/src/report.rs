@@ -7,9 +7,9 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
 use serde::Serialize;
+use tokio::time::Instant;
 
-use crate::meter::{Meter, Verdict};
-use crate::run::Reading;
+use crate::meter::{Meter, Totals, Verdict};
 
 /// Writes results as JSON, if a file was named.
 ///
@@ -19,6 +19,17 @@ pub fn write_json(path: Option<&Path>, results: &impl Serialize) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
     std::fs::write(path, serde_json::to_string_pretty(results)?)
         .with_context(|| format!("write {}", path.display()))
+}
+
+/// A moment of the run.
+#[derive(Debug, Clone, Copy)]
+pub struct Reading {
+    /// When.
+    pub at: Instant,
+    /// Live counters.
+    pub totals: Totals,
+    /// CPU time of the watched processes, in microseconds.
+    pub cpu_micros: u64,
 }
 
 /// Figures of one run. Latencies are of the requests that were meant to be

@@ -13,7 +13,7 @@ use crate::client::{AnswerKind, Connection, Exchange};
 use crate::meter::{Meter, Progress, Sample, Totals, Verdict};
 use crate::pace;
 use crate::process::{self, seconds};
-use crate::report::Report;
+use crate::report::{Reading, Report};
 use crate::target::{Target, TargetArgs};
 
 /// Pause of a worker that could not connect, so that it does not spin.
@@ -87,17 +87,6 @@ pub async fn command(args: &RunArgs) -> Result<()> {
         bail!("no request succeeded");
     }
     Ok(())
-}
-
-/// A moment of the run.
-#[derive(Debug, Clone, Copy)]
-pub struct Reading {
-    /// When.
-    pub at: Instant,
-    /// Live counters.
-    pub totals: Totals,
-    /// CPU time of the watched processes, in microseconds.
-    pub cpu_micros: u64,
 }
 
 #[derive(Debug)]
