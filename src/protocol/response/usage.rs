@@ -41,14 +41,17 @@ pub(crate) fn read(raw: &RawValue) -> Option<TokenCounts> {
     Some(TokenCounts { input: input.saturating_add(beside), cached, output: output.unwrap_or(0) })
 }
 
-/// Moves `tokens` from the prompt's count to the output's count in a `usage` object of `data`.
-pub(crate) fn shift(data: &[u8], raw: &RawValue, tokens: u64, rewrites: &mut EventRewrites) {
+/// Moves `tokens` from the prompt's count to the output's count in a `usage` object of `data`, and takes
+/// `excess` tokens from the prompt's count that count nowhere.
+pub(crate) fn shift(data: &[u8], raw: &RawValue, tokens: u64, excess: u64, rewrites: &mut EventRewrites) {
     #[derive(Deserialize)]
     struct RawUsage<'a> {
         #[serde(borrow)]
         prompt_tokens: Option<&'a RawValue>,
         #[serde(borrow)]
         completion_tokens: Option<&'a RawValue>,
+        #[serde(borrow)]
+        total_tokens: Option<&'a RawValue>,
     }
     let Ok(counts) = serde_json::from_str::<RawUsage<'_>>(raw.get()) else { return };
     let mut set = |value: Option<&RawValue>, shifted: &dyn Fn(u64) -> u64| {
@@ -56,8 +59,11 @@ pub(crate) fn shift(data: &[u8], raw: &RawValue, tokens: u64, rewrites: &mut Eve
             rewrites.set(data, value, shifted(count).to_string());
         }
     };
-    set(counts.prompt_tokens, &|count| count.saturating_sub(tokens));
+    set(counts.prompt_tokens, &|count| count.saturating_sub(tokens + excess));
     set(counts.completion_tokens, &|count| count.saturating_add(tokens));
+    if excess > 0 {
+        set(counts.total_tokens, &|count| count.saturating_sub(excess));
+    }
 }
 
 #[cfg(test)]

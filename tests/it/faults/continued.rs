@@ -155,6 +155,9 @@ async fn broken_in_every_way(path: &'static str, body: Value) {
     let faults = [
         cut(1),
         cut(7),
+        // All tokens, but no end.
+        cut(TOKENS),
+        FaultKind::NoFinish { after_tokens: TOKENS },
         FaultKind::ErrorEvent { after_tokens: 3, status: 503 },
         FaultKind::EngineDead { after_tokens: 5 },
         FaultKind::Abort { after_tokens: 4 },

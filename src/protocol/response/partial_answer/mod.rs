@@ -31,6 +31,9 @@ pub struct PartialAnswer {
     is_resumed: bool,
     /// The answer has output other than text, or more text than is kept.
     cannot_continue: bool,
+    /// Tokens of the text beyond `tokens`. Above 0, the client has all tokens that it asked for, and
+    /// only the end of the answer is missing.
+    excess_tokens: u64,
 }
 
 impl PartialAnswer {
@@ -59,10 +62,12 @@ impl PartialAnswer {
         (self.tokens, self.is_counted) = (tokens, true);
     }
 
-    /// Lowers the token count to `most`, so that the continuation may generate at least one token.
-    /// An engine may read a text as more tokens than it was written in.
+    /// Lowers the token count to `most`, one below the most tokens of the answer: the continuation has
+    /// to generate a token. Where the client has all tokens, it does not get the text of that one.
     pub fn cap_tokens(&mut self, most: u64) {
-        self.tokens = self.tokens.min(most);
+        if self.tokens > most {
+            (self.tokens, self.excess_tokens) = (most, self.tokens - most);
+        }
     }
 
     /// The partial answer after the current part broke off; the client has `tokens` in all. Absent
@@ -73,9 +78,9 @@ impl PartialAnswer {
         open.then(|| Self { tokens, is_counted, expected_whitespace: owed, is_resumed: true, ..self.clone() })
     }
 
-    /// Whether each event must be read in full, as white space may have to be taken out.
+    /// Whether each event must be read in full, as text may have to be taken out.
     pub(crate) const fn must_read_all(&self) -> bool {
-        !self.expected_whitespace.is_empty()
+        self.excess_tokens > 0 || !self.expected_whitespace.is_empty()
     }
 
     /// Appends text that went to the client.
@@ -94,7 +99,7 @@ impl PartialAnswer {
         if !self.is_resumed {
             return part;
         }
-        let input = part.input.saturating_sub(self.tokens);
+        let input = part.input.saturating_sub(self.tokens + self.excess_tokens);
         TokenCounts {
             input,
             cached: part.cached.map(|cached| cached.min(input)),
@@ -120,7 +125,7 @@ impl PartialAnswer {
         if self.is_resumed
             && let Some(raw) = news.raw_usage
         {
-            usage::shift(data, raw, self.tokens, rewrites);
+            usage::shift(data, raw, self.tokens, self.excess_tokens, rewrites);
         }
         let mut is_new = !self.is_resumed;
         for choice in &news.choices {
@@ -132,6 +137,10 @@ impl PartialAnswer {
     }
 
     fn see_text(&mut self, data: &[u8], raw: &RawValue, rewrites: &mut EventRewrites) -> bool {
+        if self.excess_tokens > 0 {
+            rewrites.set(data, raw, "\"\"");
+            return false;
+        }
         let Ok(text) = serde_json::from_str::<std::borrow::Cow<'_, str>>(raw.get()) else {
             self.cannot_continue = true;
             return true;

@@ -225,11 +225,18 @@ fn what_is_more_than_text_cannot_be_continued() {
 }
 
 #[test]
-fn an_answer_without_its_end_has_a_token_left() {
-    let mut so_far = PartialAnswer::default();
+fn an_answer_that_lacks_only_its_end_gets_no_further_text() {
+    let mut so_far =
+        PartialAnswer { text: "the whole text".into(), is_resumed: true, ..PartialAnswer::default() };
     so_far.set_tokens(41);
-    so_far.cap_tokens(39);
-    assert_eq!((so_far.tokens(), so_far.is_counted()), (39, true));
     so_far.cap_tokens(u64::MAX);
-    assert_eq!(so_far.tokens(), 39);
+    assert_eq!((so_far.tokens(), so_far.is_counted()), (41, true));
+    so_far.cap_tokens(39);
+    assert_eq!(so_far.tokens(), 39, "the next engine generates one");
+
+    let one = [" more".to_owned()];
+    let sent = seen(&relayed(&mut judge(Api::Chat, so_far), &frames(&answer("b", 2, &one, (60, 1)))));
+    assert_eq!((sent.text.as_str(), sent.ends.len(), sent.dones), ("", 1, 1), "{sent:?}");
+    let counts = ["prompt_tokens", "completion_tokens", "total_tokens"];
+    assert_eq!(counts.map(|count| sent.usages.last().unwrap()[count].clone()), [19, 40, 59].map(Value::from));
 }
