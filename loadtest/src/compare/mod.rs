@@ -19,6 +19,7 @@ use serde::Serialize;
 
 use self::stage::Stage;
 use crate::child::Work;
+use crate::process;
 use crate::signal::until_stopped;
 
 /// Arguments of `loadtest compare`.
@@ -137,14 +138,11 @@ fn order(contestants: usize, round: u32) -> Vec<usize> {
 
 fn stage(args: &CompareArgs, scenario: Scenario, work: PathBuf) -> Result<Stage> {
     let own = std::env::current_exe().context("find this program")?;
-    let beside = own.with_file_name("penstock");
-    let penstock = args.penstock.clone().unwrap_or(beside);
     let needed = scenario.contestants.iter().any(|contestant| contestant.penstock.is_some());
-    ensure!(
-        !needed || penstock.exists(),
-        "there is no {}; build it in the same profile, or name it with --penstock",
-        penstock.display()
-    );
+    let penstock = match needed {
+        true => process::built_gateway_program(args.penstock.as_deref())?,
+        false => process::gateway_program(args.penstock.as_deref())?,
+    };
     Ok(Stage {
         folder: args.scenario.parent().unwrap_or(Path::new("")).to_owned(),
         scenario,

@@ -46,14 +46,14 @@ pub(super) const WAIT_CHECK_AFTER: Duration = Duration::from_secs(5);
 impl Scheduler {
     /// The latest moment at which the job may start: its deadline, or sooner if its client would
     /// leave during the prefill. The prefill time may be wrong, so it takes off at most half
-    /// of the client's patience.
+    /// of the client's own time.
     pub(in crate::scheduler) fn latest_start(&self, spec: &JobSpec) -> Tick {
         if spec.client_deadline == Tick::NEVER {
             return spec.deadline;
         }
         let own = self.prefill_time(spec, spec.prompt_tokens);
-        spec.deadline
-            .min(spec.client_deadline.earlier_by(own.min(spec.client_deadline.since(spec.arrived) / 2)))
+        let allowed = spec.client_deadline.since(spec.arrived);
+        spec.deadline.min(spec.client_deadline.earlier_by(own.min(allowed / 2)))
     }
 
     /// Whether a job that has just joined its lane surely cannot start before its deadline.

@@ -63,11 +63,12 @@ impl PartialAnswer {
     }
 
     /// Lowers the token count to `most`, one below the most tokens of the answer: the continuation has
-    /// to generate a token. Where the client has all tokens, it does not get the text of that one.
+    /// to generate a token. Where the client has all tokens by the engine's count, it does not get the
+    /// text of that one. An engine may read a text as more tokens than it was written in: such an
+    /// answer ends as many tokens early.
     pub fn cap_tokens(&mut self, most: u64) {
-        if self.tokens > most {
-            (self.tokens, self.excess_tokens) = (most, self.tokens - most);
-        }
+        self.excess_tokens = self.tokens.saturating_sub(most);
+        self.tokens -= self.excess_tokens;
     }
 
     /// The partial answer after the current part broke off; the client has `tokens` in all. Absent
@@ -75,7 +76,14 @@ impl PartialAnswer {
     pub(crate) fn for_continuation(&self, tokens: u64, is_counted: bool) -> Option<Self> {
         let owed = self.text[self.prompt_text().len()..].to_owned();
         let open = !self.cannot_continue && !self.text.is_empty();
-        open.then(|| Self { tokens, is_counted, expected_whitespace: owed, is_resumed: true, ..self.clone() })
+        open.then(|| Self {
+            tokens: tokens + self.excess_tokens,
+            excess_tokens: 0,
+            is_counted,
+            expected_whitespace: owed,
+            is_resumed: true,
+            ..self.clone()
+        })
     }
 
     /// Whether each event must be read in full, as text may have to be taken out.
