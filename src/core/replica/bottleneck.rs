@@ -24,8 +24,6 @@ pub enum Bottleneck {
     Headroom,
     /// The replica serves slower classes; others of its pool keep the urgent class's objective.
     Released,
-    /// Enough other replicas of the pool prefill prompts of background classes.
-    BackgroundPrefill,
 }
 
 impl Bottleneck {
@@ -42,7 +40,6 @@ impl Bottleneck {
             Self::BackgroundShare => "guest_share",
             Self::Headroom => "reserve",
             Self::Released => "released",
-            Self::BackgroundPrefill => "guest_readers",
         }
     }
 }

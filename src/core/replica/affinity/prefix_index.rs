@@ -152,6 +152,11 @@ impl PrefixIndex {
         found
     }
 
+    /// The most tokens of the prompt that any replica holds.
+    pub fn longest_match(&self, prefix: &PromptPrefix) -> u64 {
+        self.matches(prefix).first().map_or(0, |(_, tokens)| *tokens)
+    }
+
     /// Notes that a job with this prompt was dispatched to the replica. Returns the tokens of the
     /// prompt that the index had for the replica.
     pub fn note(&mut self, replica: ReplicaId, prefix: &PromptPrefix) -> u64 {

@@ -38,6 +38,8 @@ const MIN_LATE_SHARE: f64 = 1.0 / 16.0;
 /// TTFT objectives until the deadline from which all jobs of the lane count in the check of the
 /// wait, and not only those that go first.
 const PATIENT_OBJECTIVES: u32 = 20;
+/// The same, whatever the objective is: who waits so long should not be refused at the end.
+const PATIENT_WAIT: Duration = Duration::from_secs(30);
 
 /// Time after arrival at which the scheduler checks the wait of a job that came before the drain
 /// rate was known.
@@ -80,7 +82,7 @@ impl Scheduler {
         let lane = self.queue.lane(key).filter(|_| job.part() == Some(LanePart::New));
         let left = job.spec.deadline.since(self.now);
         let objective = self.policy.classes.get(key.class).map(|class| class.ttft_objective);
-        if left < objective.unwrap_or_default() * PATIENT_OBJECTIVES {
+        if left < (objective.unwrap_or_default() * PATIENT_OBJECTIVES).min(PATIENT_WAIT) {
             let before = lane.map_or(0, |lane| lane.jobs_certainly_before(job.place, id));
             return backlog_exceeds(before, self.lane_rate(key), left);
         }
@@ -152,6 +154,7 @@ impl Scheduler {
             return false;
         }
         let left = job.spec.deadline.since(self.now);
+        let share = if self.late_penalty(key.class) > left { MIN_LATE_SHARE } else { share };
         let wait = self.expected_wait(key, lane.late_jobs().saturating_sub(1));
         wait.is_some_and(|wait| wait_exceeds(wait.div_f64(lane.late_part(share)), left))
     }

@@ -119,18 +119,19 @@ impl Scheduler {
     }
 
     /// Sets the position of a fresh job in its lane and the instant from which it is late. Both
-    /// follow from its prefill time at the usual speed and from the instant by which its first token
-    /// should come: that of its class's TTFT objective, or sooner if its client leaves before.
+    /// follow from its prefill time and from the instant by which its first token should come: that of
+    /// its class's TTFT objective, or sooner if its client leaves before. For its position, only the
+    /// tokens count that no replica has cached. Whether it is late does not depend on a replica that
+    /// may be full when its turn comes.
     pub(super) fn set_place(&self, job: &mut Job) {
         let objective = self.policy.classes.get(job.spec.class).map(|class| class.ttft_objective);
-        let own = self.prefill_time(&job.spec, job.prompt());
         let goal = (job.spec.arrived + objective.unwrap_or_default()).min(job.spec.client_deadline);
-        job.place.due = goal + own.mul_f64(PREFILL_DELAY_FACTOR);
-        job.late_after = goal.earlier_by(own);
+        let uncached = job.prompt().saturating_sub(self.affinity.prefixes.longest_match(&job.prefix));
+        job.place.due = goal + self.prefill_time(&job.spec, uncached).mul_f64(PREFILL_DELAY_FACTOR);
+        job.late_after = goal.earlier_by(self.prefill_time(&job.spec, job.prompt()));
     }
 
-    /// Prefill time of `prompt` tokens of which nothing is cached, at the usual speed of the
-    /// replicas that may serve the job.
+    /// Prefill time of `prompt` tokens, at the usual speed of the replicas that may serve the job.
     fn prefill_time(&self, spec: &JobSpec, prompt: u64) -> Duration {
         let pools = self.placement.pool_set(LaneKey::of(spec)).map(|pool_set| &*pool_set.pools);
         let each = self.fleet.per_token(pools.unwrap_or_default());
@@ -275,8 +276,7 @@ impl Scheduler {
             let mut bound = false;
             let entry: Option<HeadEntry> = job.map(|job| {
                 job.output = self.lengths.expected(&job.spec);
-                job.cached.at_best =
-                    self.affinity.prefixes.matches(&job.prefix).first().map_or(0, |(_, tokens)| *tokens);
+                job.cached.at_best = self.affinity.prefixes.longest_match(&job.prefix);
                 if waits {
                     let goal = job.spec.arrived + objective.unwrap_or_default();
                     let until;
