@@ -24,6 +24,8 @@ pub enum Bottleneck {
     Headroom,
     /// The replica serves slower classes; others of its pool keep the urgent class's objective.
     Released,
+    /// Enough other replicas of the pool prefill prompts of background classes.
+    BackgroundPrefill,
 }
 
 impl Bottleneck {
@@ -40,6 +42,7 @@ impl Bottleneck {
             Self::BackgroundShare => "guest_share",
             Self::Headroom => "reserve",
             Self::Released => "released",
+            Self::BackgroundPrefill => "guest_readers",
         }
     }
 }

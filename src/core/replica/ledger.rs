@@ -13,6 +13,8 @@ pub struct Ledger {
     /// Weight (see [`crate::replica::speed::ttft_model::weight`]) of the prompts that are not
     /// prefilled yet.
     pub prefill: u64,
+    /// Part of `prefill` that background jobs brought.
+    pub background_prefill: u64,
     /// Output tokens still expected.
     pub output: u64,
     /// KV cache tokens: prompts and all expected output.
@@ -82,6 +84,10 @@ impl Booking {
         if self.prefilled { 0 } else { self.weight }
     }
 
+    const fn background_prefill(&self) -> u64 {
+        if self.background { self.prefill() } else { 0 }
+    }
+
     fn failed_jobs(&self) -> u32 {
         u32::from(self.has_failed && !self.started)
     }
@@ -140,6 +146,7 @@ impl Ledger {
         self.jobs += 1;
         self.seqs = self.seqs.saturating_add(booking.seqs);
         self.prefill = self.prefill.saturating_add(booking.prefill());
+        self.background_prefill = self.background_prefill.saturating_add(booking.background_prefill());
         self.output = self.output.saturating_add(booking.remaining());
         self.kv = self.kv.saturating_add(booking.kv());
         self.kv_output = self.kv_output.saturating_add(booking.output);
@@ -162,6 +169,7 @@ impl Ledger {
                 jobs: self.jobs.checked_sub(1)?,
                 seqs: self.seqs.checked_sub(booking.seqs)?,
                 prefill: self.prefill.checked_sub(booking.prefill())?,
+                background_prefill: self.background_prefill.checked_sub(booking.background_prefill())?,
                 output: self.output.checked_sub(booking.remaining())?,
                 kv: self.kv.checked_sub(booking.kv())?,
                 kv_output: self.kv_output.checked_sub(booking.output)?,

@@ -50,7 +50,8 @@ impl ReplicaState {
             return self.is_short_of_kv(room.kv).then_some(Bottleneck::Kv);
         }
         if let Some(room) = self.indexed.free_capacity.background {
-            return self.is_short_of_kv(room.kv).then_some(Bottleneck::Kv);
+            let why = if pool.takes_background() { Bottleneck::Kv } else { Bottleneck::BackgroundPrefill };
+            return (!pool.takes_background() || self.is_short_of_kv(room.kv)).then_some(why);
         }
         let limit = self.limit(pool, now, rules);
         let full = self.admission.held || self.health.is_on_trial() || self.ledger.seqs >= limit;
@@ -58,7 +59,7 @@ impl ReplicaState {
             () if full => self.bottleneck(pool, now, rules).unwrap_or(Bottleneck::Slots),
             () if self.is_released(pool) && self.is_short_of_kv(self.free_kv(1.0)) => Bottleneck::Kv,
             () if self.is_released(pool) => Bottleneck::Prefill,
-            () if self.is_prefilling() => Bottleneck::Prefill,
+            () if self.ledger.prefill > self.delay_weight() => Bottleneck::Prefill,
             () if self.is_slow_for_background(pool) => Bottleneck::Itl,
             () if self.ledger.seqs >= Self::background_share(pool, limit) => Bottleneck::BackgroundShare,
             () => Bottleneck::Headroom,

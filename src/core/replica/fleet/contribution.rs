@@ -16,6 +16,8 @@ pub(super) struct PoolCounts {
     pub(super) can_wake: u32,
     /// Replicas in service that are released now.
     pub(super) released: u32,
+    /// Reserved replicas that prefill a background job's prompt now.
+    pub(super) background_prefills: u32,
     /// Sequences that the replicas in service may have.
     pub(super) capacity: u64,
     /// Sequences that the waking replicas take at full size.
@@ -34,6 +36,7 @@ impl PoolCounts {
         small(&mut self.sleepers, before.sleepers, after.sleepers);
         small(&mut self.can_wake, before.can_wake, after.can_wake);
         small(&mut self.released, before.released, after.released);
+        small(&mut self.background_prefills, before.background_prefills, after.background_prefills);
         self.capacity = self.capacity + after.capacity - before.capacity;
         self.waking = self.waking + after.waking - before.waking;
     }

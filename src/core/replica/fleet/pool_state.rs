@@ -108,6 +108,10 @@ pub(super) struct PoolSummary {
     pub(super) slowness: f64,
 }
 
+/// A pool may prefill background prompts at one of this many replicas at a time. The urgent class
+/// then finds other replicas that prefill its prompts at once.
+const BACKGROUND_PREFILL_DIVISOR: u32 = 2;
+
 impl PoolState {
     /// Whether no replica is in service or busy, and some replica sleeps or wakes.
     pub(super) const fn is_dormant(&self) -> bool {
@@ -141,6 +145,13 @@ impl PoolState {
         PoolSummary { up: self.counts.up, slowness: self.speeds.median() }
     }
 
+    /// Whether one more reserved replica may prefill a background prompt.
+    pub(super) const fn takes_background(&self) -> bool {
+        let reserved_replicas = self.counts.up.saturating_sub(self.counts.released);
+        self.counts.background_prefills == 0
+            || self.counts.background_prefills < reserved_replicas / BACKGROUND_PREFILL_DIVISOR
+    }
+
     /// Whether a job counts as background in this pool. `background` tells whether it does where
     /// the most urgent class comes.
     pub(super) const fn is_background(&self, background: bool) -> bool {
@@ -160,7 +171,10 @@ impl PoolState {
     /// class; `background` tells whether the jobs are background where the most urgent class comes.
     pub(super) fn trees(&self, background: bool) -> impl Iterator<Item = &FitTree<ReplicaRank, ReplicaId>> {
         let background = self.is_background(background);
-        let reserved_replicas = if background { &self.background } else { &self.free };
-        std::iter::once(reserved_replicas).chain(background.then_some(&self.released))
+        let reserved_replicas = match background {
+            true => Some(&self.background).filter(|_| self.takes_background()),
+            false => Some(&self.free),
+        };
+        reserved_replicas.into_iter().chain(background.then_some(&self.released))
     }
 }

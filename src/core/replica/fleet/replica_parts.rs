@@ -233,7 +233,7 @@ impl FreeCapacity {
         if !pool.is_background(background) {
             return self.urgent;
         }
-        self.released.or(self.background)
+        self.released.or_else(|| self.background.filter(|_| pool.takes_background()))
     }
 
     /// Free capacity now for a job of the urgent class that returns to the replica.

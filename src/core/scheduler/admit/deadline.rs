@@ -63,7 +63,7 @@ impl Scheduler {
     /// The reasons: its tenant is paused for longer; its pools take longer to start; or the jobs
     /// before it in the lane take longer, even at a better rate than measured for its tenant
     /// and class. That rate includes the effect of other lanes that go first. When the deadline
-    /// is far beyond the objective, all other jobs of the lane count as before it: else those that
+    /// is far away, all other jobs of the lane count as before it: else those that
     /// are late would be refused only at the end of their wait.
     pub(in crate::scheduler) fn cannot_start_in_time(&self, id: JobId) -> bool {
         let Some(job) = self.jobs.get(&id) else { return false };
@@ -154,6 +154,7 @@ impl Scheduler {
             return false;
         }
         let left = job.spec.deadline.since(self.now);
+        // Who will never be overdue gets only the turns that nobody in time wants.
         let share = if self.late_penalty(key.class) > left { MIN_LATE_SHARE } else { share };
         let wait = self.expected_wait(key, lane.late_jobs().saturating_sub(1));
         wait.is_some_and(|wait| wait_exceeds(wait.div_f64(lane.late_part(share)), left))

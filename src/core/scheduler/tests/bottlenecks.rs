@@ -110,15 +110,25 @@ fn trial() -> Scene {
     fill(world, spec)
 }
 
-/// Two replicas with a job of the urgent class each, and each reads a long prompt of the other class.
-fn guest_is_read() -> Scene {
+/// Two replicas with a job of the urgent class each, one of which reads a long prompt of the other
+/// class. Returns the reader.
+fn one_reads() -> (World, u32) {
     let mut world = World::new(policy(&[&[10, 10]], &[&[0]]));
     (1..=2).for_each(|id| _ = start(&mut world, spec(id)));
-    let long = |id| JobSpec { prompt_tokens: 20_000, ..background(id) };
-    let (first, second) = (sent(&world.arrive(long(3))), sent(&world.arrive(long(4))));
-    assert_ne!(first[0].1, second[0].1);
-    assert_eq!(sent(&world.arrive(background(5))), []);
-    (world, 0, 5)
+    let long = sent(&world.arrive(JobSpec { prompt_tokens: 20_000, ..background(3) }));
+    let reader = long[0].1;
+    assert_eq!(sent(&world.arrive(background(4))), []);
+    (world, reader)
+}
+
+fn guest_is_read() -> Scene {
+    let (world, reader) = one_reads();
+    (world, reader, 4)
+}
+
+fn guest_readers() -> Scene {
+    let (world, reader) = one_reads();
+    (world, 1 - reader, 4)
 }
 
 fn row(world: &World, replica: u32) -> ReplicaSnapshot {
@@ -135,7 +145,7 @@ fn told(world: &World, replica: u32, waiting: u64) -> (bool, Option<&'static str
 
 #[test]
 fn each_replica_names_what_keeps_it_from_more() {
-    let table: [Row; 9] = [
+    let table: [Row; 10] = [
         (slots, [Some("slots"); 2]),
         (pace, [Some("pace"); 2]),
         (kv, [Some("kv"); 2]),
@@ -145,6 +155,7 @@ fn each_replica_names_what_keeps_it_from_more() {
         (slow_start, [Some("slow_start"); 2]),
         (trial, [Some("trial"); 2]),
         (guest_is_read, [Some("reading"); 2]),
+        (guest_readers, [None, Some("guest_readers")]),
     ];
     for (scene, expected) in table {
         let (world, replica, waiting) = scene();
