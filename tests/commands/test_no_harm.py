@@ -106,6 +106,8 @@ def test_short_jobs_of_a_patient_class_and_chat_keep_both_promises(tmp_path):
             # No engine of `l4` keeps the 50 ms of chat.
             assert ours["goodput"] >= 0.98 or (case, group) == ("l4", "interactive"), (case, group, ours)
             assert ours["tokens_per_s"] >= 0.95 * straight["tokens_per_s"], (case, group, ours, straight)
+    chat = rows["long prompts", 1, "penstock", "interactive"]
+    assert chat["goodput"] >= 0.92 and chat["ttft_p99_ms"] < 1000, chat
 
 
 def test_few_slots_are_learned(tmp_path):

@@ -22,7 +22,7 @@ export const HELD = {
   guest_share: "less urgent classes use their whole part of the slots",
   reserve: "the free slots are headroom for an urgent class",
   released: "serves slower classes; others keep the urgent objective",
-  guest_readers: "enough other replicas read prompts of less urgent classes",
+  guest_readers: "enough other replicas read long prompts of less urgent classes",
 };
 
 export const WHY_NOT = {

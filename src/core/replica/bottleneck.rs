@@ -24,7 +24,7 @@ pub enum Bottleneck {
     Headroom,
     /// The replica serves slower classes; others of its pool keep the urgent class's objective.
     Released,
-    /// Enough other replicas of the pool prefill prompts of background classes.
+    /// Enough other replicas of the pool prefill long prompts of background classes.
     BackgroundPrefill,
 }
 

@@ -59,7 +59,7 @@ impl ReplicaState {
             () if full => self.bottleneck(pool, now, rules).unwrap_or(Bottleneck::Slots),
             () if self.is_released(pool) && self.is_short_of_kv(self.free_kv(1.0)) => Bottleneck::Kv,
             () if self.is_released(pool) => Bottleneck::Prefill,
-            () if self.ledger.prefill > self.delay_weight() => Bottleneck::Prefill,
+            () if self.is_prefilling() => Bottleneck::Prefill,
             () if self.is_slow_for_background(pool) => Bottleneck::Itl,
             () if self.ledger.seqs >= Self::background_share(pool, limit) => Bottleneck::BackgroundShare,
             () => Bottleneck::Headroom,

@@ -16,7 +16,7 @@ pub(super) struct PoolCounts {
     pub(super) can_wake: u32,
     /// Replicas in service that are released now.
     pub(super) released: u32,
-    /// Reserved replicas that prefill a background job's prompt now.
+    /// Reserved replicas that prefill a long prompt of a background job now.
     pub(super) background_prefills: u32,
     /// Sequences that the replicas in service may have.
     pub(super) capacity: u64,

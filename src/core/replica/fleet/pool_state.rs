@@ -108,8 +108,8 @@ pub(super) struct PoolSummary {
     pub(super) slowness: f64,
 }
 
-/// A pool may prefill background prompts at one of this many replicas at a time. The urgent class
-/// then finds other replicas that prefill its prompts at once.
+/// A pool may prefill long background prompts at one of this many replicas at a time. The urgent
+/// class then finds other replicas that prefill its prompts at once.
 const BACKGROUND_PREFILL_DIVISOR: u32 = 2;
 
 impl PoolState {
@@ -145,7 +145,7 @@ impl PoolState {
         PoolSummary { up: self.counts.up, slowness: self.speeds.median() }
     }
 
-    /// Whether one more reserved replica may prefill a background prompt.
+    /// Whether one more reserved replica may prefill a background prompt: its length is not known here.
     pub(super) const fn takes_background(&self) -> bool {
         let reserved_replicas = self.counts.up.saturating_sub(self.counts.released);
         self.counts.background_prefills == 0

@@ -124,7 +124,7 @@ impl ReplicaState {
             sleepers: u32::from(is_dormant),
             can_wake: u32::from(wakes),
             released: u32::from(up && self.is_released(pool)),
-            background_prefills: u32::from(self.ledger.background_prefill > 0 && !self.is_released(pool)),
+            background_prefills: u32::from(self.prefills_long_background(pool) && !self.is_released(pool)),
             capacity: if up { u64::from(self.limit(pool, now, rules)) } else { 0 },
             waking: if state == ReplicaStatus::Waking { u64::from(self.full(pool)) } else { 0 },
         }
@@ -294,7 +294,7 @@ impl ReplicaState {
         let headroom = pool.objective.headroom / if pool.objective.background_delayed { 2 } else { 1 };
         let seqs =
             Self::background_share(pool, limit).saturating_sub(headroom).saturating_sub(self.ledger.seqs);
-        (self.ledger.prefill <= self.delay_weight() && !slow && seqs > 0).then_some(seqs)
+        (!self.is_prefilling() && !slow && seqs > 0).then_some(seqs)
     }
 
     /// Part of a sequence limit that background jobs may fill.

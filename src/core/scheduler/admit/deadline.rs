@@ -149,13 +149,11 @@ impl Scheduler {
         let (Some(lane), Some(pool_set)) = (self.queue.lane(key), self.placement.pool_set(key)) else {
             return false;
         };
-        let share = self.late_share(key.class);
+        let share = self.late_share_of(job);
         if share >= 1.0 || self.demand.growth(pool_set.pools.iter()) > 1.0 {
             return false;
         }
         let left = job.spec.deadline.since(self.now);
-        // Who will never be overdue gets only the turns that nobody in time wants.
-        let share = if self.late_penalty(key.class) > left { MIN_LATE_SHARE } else { share };
         let wait = self.expected_wait(key, lane.late_jobs().saturating_sub(1));
         wait.is_some_and(|wait| wait_exceeds(wait.div_f64(lane.late_part(share)), left))
     }
@@ -170,6 +168,14 @@ impl Scheduler {
     pub(in crate::scheduler) fn late_share(&self, class: ClassId) -> f64 {
         let max_wait = self.policy.classes.get(class).map(|row| row.max_wait).unwrap_or_default();
         (max_wait.as_secs_f64() / PATIENT_MAX_WAIT.as_secs_f64()).clamp(MIN_LATE_SHARE, 1.0)
+    }
+
+    /// The same for one late job. If its delayed turn comes after its deadline, it gets only the least
+    /// share.
+    pub(in crate::scheduler) fn late_share_of(&self, job: &Job) -> f64 {
+        let class = job.spec.class;
+        let turn = job.late_after + self.late_penalty(class);
+        if job.spec.deadline < turn { MIN_LATE_SHARE } else { self.late_share(class) }
     }
 
     /// Drain rate of the lane's tenant in its class, in jobs per second; `None` if unknown.

@@ -63,6 +63,7 @@ impl Scheduler {
             if run.booking.due {
                 let whole = self.fleet.mark_first_token_overdue(replica, &mut run.booking, self.now);
                 self.invariants.check(InvariantId::LedgerBalanced, whole);
+                self.mark_replica(replica);
                 continue;
             }
             if !is_due && !self.fleet.may_be_ahead(replica, run.booking.weight) {

@@ -85,7 +85,7 @@ impl Scheduler {
             obstacle,
             waits_for: wait.and_then(|wait| wait.reason.replica()),
             decides_again_in: wait.and_then(|wait| wait.until).map(|until| until.since(now)),
-            starts_in: self.starts_in(job, position, obstacle, ahead, now),
+            starts_in: self.starts_in(job, obstacle, ahead, now),
             replicas_in_all,
             replicas,
         })
@@ -158,7 +158,7 @@ impl Scheduler {
             left: job.spec.deadline.since(now),
             ahead,
             obstacle,
-            starts_in: self.starts_in(job, position, obstacle, ahead, now),
+            starts_in: self.starts_in(job, obstacle, ahead, now),
         })
     }
 
@@ -170,14 +170,7 @@ impl Scheduler {
 
     /// Predicted time until a waiting job starts: by the end of its tenant's pause, the start of
     /// its pools, or the rate at which its tenant's jobs of the class have started.
-    fn starts_in(
-        &self,
-        job: &Job,
-        position: LanePosition,
-        obstacle: Obstacle,
-        ahead: Option<u64>,
-        now: Tick,
-    ) -> Option<Duration> {
+    fn starts_in(&self, job: &Job, obstacle: Obstacle, ahead: Option<u64>, now: Tick) -> Option<Duration> {
         let key = LaneKey::of(&job.spec);
         match obstacle {
             Obstacle::Paused => {
@@ -187,13 +180,10 @@ impl Scheduler {
             Obstacle::Starting => self.awaited_pool_start(key).left(),
             Obstacle::NoReplica => None,
             _ => {
-                let here = &self.groups[position.group];
-                let before = ahead?.saturating_add(1);
-                let wait = here.drain_rates(position.class).wait(key.tenant, before, self.now)?;
-                let growth = self.demand.growth(here.shape.pool_set(position.pool_set).pools.iter());
+                let wait = self.expected_wait(key, ahead?.saturating_add(1))?;
                 let lane = self.queue.lane(key).filter(|_| job.place.late);
-                let part = lane.map_or(1.0, |lane| lane.late_part(self.late_share(key.class)));
-                Duration::try_from_secs_f64(wait.as_secs_f64() / (growth * part)).ok()
+                let part = lane.map_or(1.0, |lane| lane.late_part(self.late_share_of(job)));
+                Duration::try_from_secs_f64(wait.as_secs_f64() / part).ok()
             }
         }
     }

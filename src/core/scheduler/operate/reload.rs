@@ -65,6 +65,8 @@ impl Scheduler {
         }
         self.follow_replica_changes(changes, out);
         self.renew_pool_start_waits(out);
+        // A replica that is back in the policy may have timers from before it left.
+        self.run_replica_timers(out);
         self.groups.mark_all_changed();
         self.vain_waits_possible = true;
         PreparedPolicy { policy: before, placement: routes }

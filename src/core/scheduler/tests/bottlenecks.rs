@@ -131,6 +131,16 @@ fn guest_readers() -> Scene {
     (world, 1 - reader, 4)
 }
 
+#[test]
+fn every_replica_prefills_short_prompts_of_a_background_class() {
+    let mut world = World::new(policy(&[&[10, 10]], &[&[0]]));
+    (1..=2).for_each(|id| _ = start(&mut world, spec(id)));
+    let short = |id| JobSpec { prompt_tokens: 2_000, ..background(id) };
+    let replicas = [3, 4].map(|id| sent(&world.arrive(short(id)))[0].1);
+    assert_ne!(replicas[0], replicas[1]);
+    assert_eq!(sent(&world.arrive(short(5))), [], "one prompt each");
+}
+
 fn row(world: &World, replica: u32) -> ReplicaSnapshot {
     let rows = world.scheduler.snapshot(world.now).replicas;
     rows.into_iter().find(|row| row.replica == ReplicaId::new(replica)).expect("a replica")

@@ -131,17 +131,18 @@ fn what_came_back_is_not_refused_for_those_that_wait() {
     assert_eq!(sent(&actions), [(running, 0)]);
 }
 
-/// Two jobs come in each second and one goes, in a class with this `max_wait` in seconds and an
-/// objective of one second. Returns the ages of the dispatched jobs and the waits of the refused
+/// Two jobs come in each second and one goes, in a class with this `max_wait` and this TTFT
+/// objective in seconds. Returns the ages of the dispatched jobs and the waits of the refused
 /// ones, in seconds.
-fn overload(max_wait: u64, seconds: u64) -> (Vec<u64>, Vec<u64>) {
+fn overload(max_wait: u64, objective: u64, seconds: u64) -> (Vec<u64>, Vec<u64>) {
     let mut rules = policy(&[&[1]], &[&[0]]);
-    rules.classes.insert("first", Class { max_wait: Duration::from_secs(max_wait), ..class(0, 0.0) });
+    let [max, ttft_objective] = [max_wait, objective].map(Duration::from_secs);
+    rules.classes.insert("first", Class { max_wait: max, ttft_objective, ..class(0, 0.0) });
     let mut world = World::new(rules);
     world.arrive(spec(0));
     let (mut running, mut ages, mut waits) = (0, Vec::new(), Vec::new());
     for second in 0..seconds {
-        world.at(second * 1_000);
+        let expired = world.at(second * 1_000);
         let deadline = Tick::from_millis((second + max_wait) * 1_000);
         for id in [2 * second + 1, 2 * second + 2] {
             let actions = world.arrive(JobSpec { deadline, ..spec(id) });
@@ -149,7 +150,7 @@ fn overload(max_wait: u64, seconds: u64) -> (Vec<u64>, Vec<u64>) {
         }
         let told = world.at(second * 1_000 + 500);
         let actions = world.done(running);
-        let refused = [rejected(&told), rejected(&actions)].concat();
+        let refused = [&expired, &told, &actions].map(|actions| rejected(actions)).concat();
         waits.extend(refused.iter().map(|(_, why)| why.queued.as_secs()));
         running = sent(&actions)[0].0;
         ages.push(second - (running - 1) / 2);
@@ -159,7 +160,7 @@ fn overload(max_wait: u64, seconds: u64) -> (Vec<u64>, Vec<u64>) {
 
 #[test]
 fn late_jobs_take_only_a_part_of_the_turns_and_the_rest_is_told_early() {
-    let (ages, waits) = overload(30, 240);
+    let (ages, waits) = overload(30, 1, 240);
     let late: Vec<u64> = ages.iter().copied().filter(|age| *age > 1).collect();
     assert!(ages[..21].iter().all(|age| *age <= 1), "those in time go first: {ages:?}");
     assert!((20..=30).contains(&late.len()), "an eighth of the turns: {ages:?}");
@@ -170,10 +171,27 @@ fn late_jobs_take_only_a_part_of_the_turns_and_the_rest_is_told_early() {
 
 #[test]
 fn a_patient_class_serves_its_late_jobs_in_order_of_arrival() {
-    let (ages, waits) = overload(240, 60);
+    let (ages, waits) = overload(240, 1, 60);
     assert!(ages[..21].iter().all(|age| *age <= 1), "those in time go first: {ages:?}");
     assert!(ages[28..].iter().all(|age| (20..=30).contains(age)), "then those whose turn has come: {ages:?}");
     assert!(waits.is_empty(), "{waits:?}");
+}
+
+#[test]
+fn whose_late_turn_comes_after_its_deadline_is_told_when_it_is_late() {
+    for (max_wait, objective) in [(60, 10), (300, 60)] {
+        let (ages, waits) = overload(max_wait, objective, 2_000);
+        assert!(ages.iter().all(|age| *age <= objective), "a late turn comes after ten objectives: {ages:?}");
+        let kept = waits.iter().filter(|wait| **wait > objective + 1).count();
+        assert!(kept * 10 < waits.len() && waits.len() > 1_000, "{kept} of {}", waits.len());
+    }
+}
+
+#[test]
+fn who_can_wait_for_minutes_is_told_at_arrival_whatever_its_objective_is() {
+    let (_, waits) = overload(300, 300, 1_500);
+    let told = waits.iter().filter(|wait| **wait == 0).count();
+    assert!(told * 10 > waits.len() * 9 && waits.len() > 500, "{told} of {}", waits.len());
 }
 
 #[test]

@@ -197,8 +197,21 @@ impl ReplicaState {
     }
 
     /// Weight of prompts that the replica prefills in the time of its delay.
-    pub(super) fn delay_weight(&self) -> u64 {
+    fn delay_weight(&self) -> u64 {
         ttft_model::weight_in((self.delay() / self.slowness()) as u64)
+    }
+
+    /// Whether the replica prefills a prompt, as far as the gateway can know. A prompt sent less than
+    /// the delay ago may be prefilled. Each first token waits for the end of a step, so a step is no
+    /// delay.
+    pub(super) fn is_prefilling(&self) -> bool {
+        let on_its_way = (self.delay() - self.decode_step()).max(0.0) / self.slowness();
+        self.ledger.prefill > ttft_model::weight_in(on_its_way as u64)
+    }
+
+    /// Whether the replica prefills background prompts that take more than one of its steps.
+    pub(super) fn prefills_long_background(&self, pool: &PoolState) -> bool {
+        self.ledger.background_prefill > self.step_weight(pool)
     }
 
     /// Conditions of the replica's ITL limit.

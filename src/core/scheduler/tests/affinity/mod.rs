@@ -257,6 +257,17 @@ fn others_go_first_for_half_of_the_objective() {
 }
 
 #[test]
+fn a_prompt_that_a_replica_has_cached_goes_before_an_earlier_one_that_has_more_to_compute() {
+    let mut world = World::new(policy(&[&[1]], &[&[0]]));
+    turn(&mut world, spec(1), 1);
+    assert_eq!(turn(&mut world, spec(2), 2), []);
+    world.now += Duration::from_millis(100);
+    assert_eq!(turn(&mut world, spec(3), 1), []);
+    assert_eq!(sent(&world.done(1)), [(3, 0)], "2,048 tokens take a tenth of a second, and weigh ten times");
+    assert_eq!(sent(&world.done(3)), [(2, 0)]);
+}
+
+#[test]
 fn a_tenant_goes_first_only_as_far_as_it_is_little_ahead() {
     let (mut world, _, second) = talks();
     let mut running = 2;
