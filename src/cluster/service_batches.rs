@@ -17,8 +17,8 @@ use crate::core::queue::fairness::service::{HeldSequences, ServiceAccount, Servi
 
 /// Version of the text of a batch. Later ones may have further fields.
 const VERSION: u32 = 1;
-/// Most accounts of a batch.
-pub(super) const MAX_ROWS: usize = 512;
+/// Most accounts of a batch that are read, and most tenants whose held sequences are told.
+const MAX_ROWS: usize = 512;
 /// Longest text of a batch that is read.
 const MAX_TEXT: usize = 512 * 1024;
 /// Most gateways whose batches one call asks for.

@@ -5,12 +5,15 @@ use std::sync::Arc;
 use crate::cluster::connection::{StoreConnection, StoreScript};
 use crate::cluster::demand_reports::StoreNames;
 use crate::cluster::parts::ClusterParts;
-use crate::cluster::service_batches::{MAX_ROWS, ServiceBatches};
+use crate::cluster::service_batches::ServiceBatches;
 use crate::core::model::event::Event;
 use crate::core::queue::fairness::service::{HeldSequences, summed};
 use crate::dispatcher::Dispatcher;
 use crate::telemetry::event::ServiceNotShared;
 
+/// Accounts that are told in one turn of 200 ms; further ones wait for the next turns. A row is about 75
+/// bytes, so that they are 48 kB a second.
+const ROWS_A_TURN: usize = 128;
 /// Reports in one event of the scheduler. Requests wait while it is handled.
 const REPORTS_AN_EVENT: usize = 256;
 
@@ -58,7 +61,7 @@ impl ServiceShare {
         members: &[String],
     ) -> Result<(), String> {
         let ClusterParts { dispatcher, settings, telemetry, .. } = parts;
-        let most = if self.batches.has_begun() { MAX_ROWS } else { usize::MAX };
+        let most = if self.batches.has_begun() { ROWS_A_TURN } else { usize::MAX };
         let mut reports = dispatcher.take_service_reports(most);
         if members.len() < 2 {
             self.start_over(dispatcher);

@@ -208,7 +208,10 @@ fn a_bad_configuration_ends_with_code_1_and_a_report() {
 
 #[test]
 fn the_demo_drains_at_ctrl_c() {
-    let mut demo = Process::start(&["demo", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"], true);
+    let mut demo = Process::start(
+        &["demo", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--scale", "127.0.0.1:0"],
+        true,
+    );
     demo.line("Ctrl-C drains and ends.");
     demo.signal("INT");
     demo.line("draining");
