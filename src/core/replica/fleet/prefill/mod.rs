@@ -201,9 +201,9 @@ impl ReplicaState {
         ttft_model::weight_in((self.delay() / self.slowness()) as u64)
     }
 
-    /// Whether the replica prefills a prompt, as far as the gateway can know. A prompt sent less than
-    /// the delay ago may be prefilled. Each first token waits for the end of a step, so a step is no
-    /// delay.
+    /// Whether the replica prefills a prompt that background jobs keep away from. A prompt sent less
+    /// than the delay ago may be prefilled. This is stricter than [`Self::prefill_left`]: each first
+    /// token waits for the end of a step, so a step is no delay.
     pub(super) fn is_prefilling(&self) -> bool {
         let on_its_way = (self.delay() - self.decode_step()).max(0.0) / self.slowness();
         self.ledger.prefill > ttft_model::weight_in(on_its_way as u64)
