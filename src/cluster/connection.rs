@@ -66,18 +66,26 @@ impl StoreScript {
     pub(super) fn service() -> Self {
         Self::new(SERVICE)
     }
+
+    /// Loads of gateways.
+    pub(super) fn load() -> Self {
+        Self::new(LOAD)
+    }
 }
 
 /// The script of leases. Its line `--NOW` is to be replaced by one that sets `now`.
-pub const LEASES: &str = include_str!("leases.lua");
+pub const LEASES: &str = include_str!("leases/leases.lua");
 /// The script of the gateways; likewise.
 pub const MEMBERS: &str = include_str!("members.lua");
 /// The script of overrides; likewise.
 pub const OVERRIDES: &str = include_str!("overrides.lua");
 /// The script of demand reports; likewise.
-pub const DEMAND: &str = include_str!("demand.lua");
+pub const DEMAND: &str = include_str!("demand/demand.lua");
 /// The script of the work of tenants and classes; likewise.
-pub const SERVICE: &str = include_str!("service.lua");
+pub const SERVICE: &str = include_str!("service/service.lua");
+
+/// The script of the loads of gateways; likewise.
+pub const LOAD: &str = include_str!("load/load.lua");
 
 /// An open connection. It closes when it is dropped.
 pub(super) struct StoreConnection {

@@ -13,12 +13,13 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::cluster::connection::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, StoreConnection, StoreScript};
-use crate::cluster::demand_reports::StoreNames;
-use crate::cluster::demand_share::DemandShare;
-use crate::cluster::lease_reports::{LeaseCall, LeaseReportState};
-use crate::cluster::lease_shortfalls::LeaseShortfalls;
+use crate::cluster::demand::reports::StoreNames;
+use crate::cluster::demand::share::DemandShare;
+use crate::cluster::leases::reports::{LeaseCall, LeaseReportState};
+use crate::cluster::leases::shortfalls::LeaseShortfalls;
+use crate::cluster::load::share::LoadShare;
 use crate::cluster::parts::{ClusterMember, ClusterParts, ClusterStatus};
-use crate::cluster::service_share::ServiceShare;
+use crate::cluster::service::share::ServiceShare;
 use crate::cluster::shared_overrides::{RemoteOverride, SharedOverrides};
 use crate::config::settings::cluster::{ClusterSettings, ValkeySettings};
 use crate::core::limits::lease::{LeaseGrant, LimitReports};
@@ -131,6 +132,7 @@ struct LeaseExchange {
     lease_reports: LeaseReportState,
     demand: DemandShare,
     service: ServiceShare,
+    load: LoadShare,
     missed: LeaseShortfalls,
     /// Gateways that are there.
     others: Vec<String>,
@@ -160,6 +162,7 @@ impl LeaseExchange {
             lease_reports: LeaseReportState::default(),
             demand: DemandShare::new(),
             service: ServiceShare::new(),
+            load: LoadShare::new(),
             missed: LeaseShortfalls::default(),
             others: Vec::new(),
             announced: None,
@@ -193,6 +196,7 @@ impl LeaseExchange {
             (self.announced, self.reported_all) = (None, None);
             self.demand.start_over();
             self.service.start_over(&self.parts.dispatcher);
+            self.load.start_over(&self.parts.dispatcher);
             tokio::select! {
                 () = sleep(pause) => {}
                 () = stop.cancelled() => return,
@@ -238,6 +242,9 @@ impl LeaseExchange {
                 self.share_overrides(connection).await?;
                 self.exchange(connection, leaves).await?;
                 self.note_answer(away);
+            } else if begun >= self.load.due() {
+                let names = StoreNames { prefix: &self.cluster.prefix, id: &self.id, name: "" };
+                self.load.share(connection, names, &self.parts, &self.others).await?;
             } else {
                 let policy = Arc::clone(&self.parts.settings.load().policy);
                 self.learn_names(&policy);
@@ -249,7 +256,7 @@ impl LeaseExchange {
                 return Ok(());
             }
             tokio::select! {
-                () = sleep_until(due) => {}
+                () = sleep_until(due.min(self.load.due())) => {}
                 () = self.parts.dispatcher.lease_wanted() => sleep_until(begun + MIN_INTERVAL).await,
                 () = stop.cancelled() => {}
             }
@@ -300,6 +307,8 @@ impl LeaseExchange {
         if leaves {
             // What was used is reported before the gateway is gone for the others.
             self.announce(connection, true).await?;
+            let names = StoreNames { prefix: &self.cluster.prefix, id: &self.id, name: "" };
+            self.load.leave(connection, names, &self.parts).await?;
         }
         Ok(())
     }
@@ -473,7 +482,7 @@ mod tests {
 
     use super::*;
     use crate::cluster::connection::LEASES;
-    use crate::cluster::shared_reports::{OwnReport, RemoteGateway, SharedReports};
+    use crate::cluster::demand::shared_reports::{OwnReport, RemoteGateway, SharedReports};
     use crate::config::load::load_str_with;
     use crate::config::secret::MachineSecrets;
     use crate::dispatcher::Dispatcher;

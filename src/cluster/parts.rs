@@ -6,8 +6,8 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use tokio::time::Instant;
 
+use crate::cluster::demand::shared_reports::SharedReports;
 use crate::cluster::shared_overrides::{SharedOverride, SharedOverrides};
-use crate::cluster::shared_reports::SharedReports;
 use crate::config::settings::Settings;
 use crate::dispatcher::Dispatcher;
 use crate::telemetry::Telemetry;

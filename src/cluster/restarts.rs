@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::cluster::shared_reports::{RemoteGateway, StoredRow};
+use crate::cluster::demand::shared_reports::{RemoteGateway, StoredRow};
 
 /// Age of its last report at which a gateway counts as replaced. One that lives reports once a second.
 const REPLACED: Duration = Duration::from_millis(2500);

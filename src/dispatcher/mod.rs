@@ -29,6 +29,7 @@ use crate::core::model::policy::Policy;
 use crate::core::model::snapshot::{OverrideResult, QueueStatus, Snapshot, WaitExplanation, WaitSummary};
 use crate::core::model::time::Tick;
 use crate::core::placement::PreparedPolicy;
+use crate::core::queue::fairness::gateways::load::GatewayLoad;
 use crate::core::queue::fairness::service::{HeldSequences, ServiceReport};
 use crate::core::scheduler::Scheduler;
 use crate::dispatcher::clock::GatewayClock;
@@ -229,6 +230,11 @@ impl Dispatcher {
     /// Sequences that tenants hold here, for their quotas at the other gateways.
     pub fn held_sequences(&self) -> Vec<HeldSequences> {
         self.state.lock().scheduler.held_sequences()
+    }
+
+    /// What this gateway has at replicas and what waits here, for the other gateways.
+    pub fn gateway_load(&self) -> GatewayLoad {
+        self.state.lock().scheduler.gateway_load()
     }
 
     /// Waits until a report of limits cannot wait for its time.

@@ -1,5 +1,6 @@
 //! Events that the scheduler takes, and actions that the scheduler decides.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +21,7 @@ pub use crate::model::reason::{
     DispatchReason, OrderReason, PassedOverPool, PreemptReason, QueueBound, RejectReason, Rejection,
 };
 use crate::model::time::Tick;
+use crate::queue::fairness::gateways::load::GatewayLoad;
 use crate::queue::fairness::service::{HeldSequences, ServiceReport};
 
 /// An event that the scheduler takes.
@@ -116,6 +118,9 @@ pub enum Event {
     /// Sequences that tenants hold at other gateways now, for their quotas. Replaces what the last such
     /// event said.
     HeldElsewhere(Vec<HeldSequences>),
+    /// What other gateways have at replicas, and what waits there, by their ids. Replaces what the last such
+    /// event said.
+    LoadElsewhere(BTreeMap<String, GatewayLoad>),
     /// A new policy is in force.
     PolicyChanged(#[serde(with = "shared")] Arc<Policy>),
     /// The demand observer expects other numbers of replicas. Pools that are not named keep their

@@ -271,6 +271,8 @@ pub enum Obstacle {
     Paused,
     /// The job's tenant holds all that its quota allows.
     Quota,
+    /// Tenants at other gateways are due the places.
+    OtherGateways,
     /// The pools that serve the job's model have to start first.
     Starting,
     /// No replica that serves the job's model is in service.
@@ -292,6 +294,7 @@ impl Obstacle {
         match self {
             Self::Paused => "tenant_paused",
             Self::Quota => "quota_reached",
+            Self::OtherGateways => "due_at_other_gateways",
             Self::Starting => "pool_is_starting",
             Self::NoReplica => "no_replica_in_service",
             Self::NoRoom => "no_room",

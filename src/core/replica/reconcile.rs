@@ -23,6 +23,8 @@ const GAPS: std::ops::RangeInclusive<f64> = 0.1..=60.0;
 const MAX_GAP_GROWTH: f64 = 4.0;
 /// Age of the last report, in usual gaps, after which an estimate is worth nothing.
 const GONE_AFTER: f64 = 10.0;
+/// The part of the sequences of other gateways that may have come since these were told: one in so many.
+const REMOTE_MARGIN: u32 = 4;
 /// Reports in a row that must show less than the ledger.
 const MISSING_REPORTS: u32 = 3;
 /// Time after which a sequence is not merely delayed in the engine's frontend, when the engine does
@@ -36,6 +38,8 @@ pub struct LedgerView {
     pub seqs: u32,
     /// Sequences ever booked there, including those that have ended. This count never decreases.
     pub sent: u64,
+    /// Sequences that other gateways say they have there.
+    pub elsewhere: u32,
 }
 
 /// Finding from the reports of a replica.
@@ -117,7 +121,12 @@ impl Reconciler {
 
     fn compare(&mut self, now: Tick, seqs: u32, whole: bool, own: LedgerView) -> ReconcileFinding {
         self.learn_gap(now);
-        let excess = seqs.saturating_sub(own.seqs);
+        // What other gateways have is a little old, and comes and goes.
+        let elsewhere = match own.elsewhere {
+            0 => 0,
+            told => told.saturating_add(told / REMOTE_MARGIN + 1),
+        };
+        let excess = seqs.saturating_sub(own.seqs).saturating_sub(elsewhere);
         self.estimate = self.excess.replace(excess).map(|before| before.min(excess));
         if whole && seqs < own.seqs {
             return self
@@ -187,7 +196,7 @@ mod tests {
     }
 
     fn own(seqs: u32) -> LedgerView {
-        LedgerView { seqs, sent: 1000 }
+        LedgerView { seqs, sent: 1000, elsewhere: 0 }
     }
 
     fn lie() -> impl Strategy<Value = (u64, ReplicaReport, u32)> {
@@ -263,7 +272,7 @@ mod tests {
                 now += Duration::from_millis(gap);
                 sent += u64::from(ours);
                 let seen = u64::from(ours.saturating_sub(lag));
-                let found = reconciler.report(now, &report(seen, 0), LedgerView { seqs: ours, sent });
+                let found = reconciler.report(now, &report(seen, 0), LedgerView { seqs: ours, sent, elsewhere: 0 });
                 prop_assert_eq!(found, ReconcileFinding::Consistent);
             }
         }
@@ -356,13 +365,18 @@ mod tests {
         let (mut reconciler, mut sent) = (Reconciler::default(), 0);
         for second in 0..100 {
             sent += 20;
-            let found = reconciler.report(s(second), &report(0, 0), LedgerView { seqs: 20, sent });
+            let found =
+                reconciler.report(s(second), &report(0, 0), LedgerView { seqs: 20, sent, elsewhere: 0 });
             assert_eq!(found, ReconcileFinding::Consistent, "jobs so short that they are never seen");
         }
         let mut found = Vec::new();
         for second in 100..130 {
             sent += 1;
-            found.push(reconciler.report(s(second), &report(5, 0), LedgerView { seqs: 45, sent }));
+            found.push(reconciler.report(
+                s(second),
+                &report(5, 0),
+                LedgerView { seqs: 45, sent, elsewhere: 0 },
+            ));
         }
         let right = |found: &ReconcileFinding| {
             matches!(found, ReconcileFinding::Consistent | ReconcileFinding::Missing(10..=40))

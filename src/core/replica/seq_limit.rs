@@ -171,8 +171,13 @@ impl LearnedSeqLimit {
 
     /// Learns from a report, by the jobs and sequences that are booked there and the sequences whose
     /// prefill may still run.
-    pub fn learn(&mut self, report: &ReplicaReport, booked: &Ledger, buffer: u32) {
-        let Ledger { seqs: ours, prefilling, short, .. } = *booked;
+    pub fn learn(&mut self, report: &ReplicaReport, booked: &Ledger, elsewhere: u32, buffer: u32) {
+        let with_others = |seqs: u32| {
+            let all = u64::from(seqs) * u64::from(booked.seqs.saturating_add(elsewhere));
+            u32::try_from(all.div_ceil(u64::from(booked.seqs.max(1)))).unwrap_or(u32::MAX)
+        };
+        let ours = booked.seqs.saturating_add(elsewhere);
+        let (prefilling, short) = (with_others(booked.prefilling), with_others(booked.short));
         let (Some(running), Some(waiting)) = (report.running, report.waiting) else { return };
         let holds_back = waiting > u64::from(buffer.saturating_add(prefilling));
         let own = running.saturating_add(waiting) <= u64::from(ours);
@@ -186,7 +191,7 @@ impl LearnedSeqLimit {
             self.lower(seen);
         } else if !holds_back {
             self.held_back = self.held_back.filter(|before| seen <= *before);
-            if self.is_used_up(booked, buffer) {
+            if self.is_used_up(booked, elsewhere, buffer) {
                 self.raise();
             }
         } else if !own {
@@ -202,9 +207,9 @@ impl LearnedSeqLimit {
     }
 
     /// Whether the limit has no room for one more job as wide as those booked are on average.
-    pub fn is_used_up(&self, booked: &Ledger, buffer: u32) -> bool {
+    pub fn is_used_up(&self, booked: &Ledger, elsewhere: u32, buffer: u32) -> bool {
         let width = booked.seqs.div_ceil(booked.jobs.max(1));
-        booked.seqs.saturating_add(width) > self.limit.saturating_add(buffer)
+        booked.seqs.saturating_add(elsewhere).saturating_add(width) > self.limit.saturating_add(buffer)
     }
 
     fn lower(&mut self, slots: u32) {
@@ -271,11 +276,11 @@ mod tests {
     #[test]
     fn two_reports_of_held_back_requests_lower_the_limit() {
         let mut learned = LearnedSeqLimit::default();
-        learned.learn(&report(3, 97), &booked(100, 0), 0);
+        learned.learn(&report(3, 97), &booked(100, 0), 0, 0);
         assert_eq!(learned.limit(), 256, "a burst waits for a moment in every engine");
         for _ in 0..2 {
             assert_eq!(learned.limit(), 256, "how many it runs still changes");
-            learned.learn(&report(32, 68), &booked(100, 0), 0);
+            learned.learn(&report(32, 68), &booked(100, 0), 0, 0);
         }
         assert_eq!(learned.limit(), 32);
     }
@@ -285,13 +290,13 @@ mod tests {
         let eight = |jobs: u32| Ledger { jobs, seqs: 8 * jobs, ..Ledger::default() };
         let mut learned = LearnedSeqLimit::default();
         for _ in 0..2 {
-            learned.learn(&report(32, 64), &eight(12), 0);
+            learned.learn(&report(32, 64), &eight(12), 0, 0);
         }
         for _ in 0..FEWER {
             assert_eq!(learned.limit(), 32);
-            learned.learn(&report(8, 24), &eight(4), 0);
+            learned.learn(&report(8, 24), &eight(4), 0, 0);
         }
-        learned.learn(&report(8, 24), &eight(4), 0);
+        learned.learn(&report(8, 24), &eight(4), 0, 0);
         assert_eq!(learned.limit(), 8, "the engine was started anew with fewer");
     }
 
@@ -299,10 +304,10 @@ mod tests {
     fn an_engine_that_runs_fewer_shows_it_in_two_reports() {
         let mut learned = LearnedSeqLimit::default();
         for _ in 0..2 {
-            learned.learn(&report(32, 68), &booked(100, 0), 0);
+            learned.learn(&report(32, 68), &booked(100, 0), 0, 0);
         }
         for _ in 0..2 {
-            learned.learn(&report(8, 24), &booked(32, 0), 0);
+            learned.learn(&report(8, 24), &booked(32, 0), 0, 0);
         }
         assert_eq!(learned.limit(), 8, "its KV cache may be full");
     }
@@ -311,11 +316,11 @@ mod tests {
     fn one_sequence_that_has_its_prompt_read_shows_a_single_slot() {
         let mut learned = LearnedSeqLimit::default();
         for _ in 0..5 {
-            learned.learn(&report(1, 7), &booked(8, 8), 0);
+            learned.learn(&report(1, 7), &booked(8, 8), 0, 0);
         }
         assert_eq!(learned.limit(), 256, "its long prompt may keep the others waiting");
         for _ in 0..3 {
-            learned.learn(&report(1, 7), &booked(8, 7), 0);
+            learned.learn(&report(1, 7), &booked(8, 7), 0, 0);
         }
         assert_eq!(learned.limit(), 1);
     }
@@ -324,7 +329,7 @@ mod tests {
     fn an_engine_that_runs_nothing_shows_no_limit() {
         let mut learned = LearnedSeqLimit::default();
         for _ in 0..5 {
-            learned.learn(&report(0, 5), &booked(5, 0), 0);
+            learned.learn(&report(0, 5), &booked(5, 0), 0, 0);
         }
         assert_eq!(learned.limit(), 256);
     }
@@ -332,20 +337,20 @@ mod tests {
     #[test]
     fn reports_of_held_back_requests_need_not_follow_each_other() {
         let mut learned = LearnedSeqLimit::default();
-        learned.learn(&report(32, 1), &booked(33, 0), 0);
+        learned.learn(&report(32, 1), &booked(33, 0), 0, 0);
         for running in [31, 32, 29] {
-            learned.learn(&report(running, 0), &booked(32, 0), 0);
+            learned.learn(&report(running, 0), &booked(32, 0), 0, 0);
         }
-        learned.learn(&report(32, 2), &booked(34, 0), 0);
+        learned.learn(&report(32, 2), &booked(34, 0), 0, 0);
         assert_eq!(learned.limit(), 32);
     }
 
     #[test]
     fn more_running_sequences_than_before_begin_the_count_again() {
         let mut learned = LearnedSeqLimit::default();
-        learned.learn(&report(32, 1), &booked(33, 0), 0);
-        learned.learn(&report(40, 0), &booked(40, 0), 0);
-        learned.learn(&report(32, 1), &booked(33, 0), 0);
+        learned.learn(&report(32, 1), &booked(33, 0), 0, 0);
+        learned.learn(&report(40, 0), &booked(40, 0), 0, 0);
+        learned.learn(&report(32, 1), &booked(33, 0), 0, 0);
         assert_eq!(learned.limit(), 256);
     }
 
@@ -357,7 +362,7 @@ mod tests {
             let ours = learned.limit();
             let running = ours.min(slots);
             queues += u32::from(ours > running);
-            learned.learn(&report(u64::from(running), u64::from(ours - running)), &booked(ours, 0), 0);
+            learned.learn(&report(u64::from(running), u64::from(ours - running)), &booked(ours, 0), 0, 0);
         }
         queues
     }
@@ -396,7 +401,7 @@ mod tests {
     fn prompts_that_wait_to_be_read_do_not_lower_it() {
         let mut learned = LearnedSeqLimit::default();
         for running in [4, 7, 5, 6, 7, 4, 5, 6, 4] {
-            learned.learn(&report(running, 12), &booked(24, 12), 0);
+            learned.learn(&report(running, 12), &booked(24, 12), 0, 0);
         }
         assert_eq!(learned.limit(), 256);
     }
@@ -406,13 +411,13 @@ mod tests {
         let mut learned = LearnedSeqLimit::default();
         for running in [30, 32, 31, 32, 29] {
             assert_eq!(learned.limit(), 256);
-            learned.learn(&report(running, 14), &booked(46, 14), 0);
+            learned.learn(&report(running, 14), &booked(46, 14), 0, 0);
         }
-        learned.learn(&report(32, 10), &booked(46, 14), 0);
+        learned.learn(&report(32, 10), &booked(46, 14), 0, 0);
         assert_eq!(learned.limit(), 32);
         // The engine restarts with fewer slots.
         for _ in 0..FEWER + ALIKE {
-            learned.learn(&report(16, 10), &booked(32, 16), 0);
+            learned.learn(&report(16, 10), &booked(32, 16), 0, 0);
         }
         assert_eq!(learned.limit(), 16);
     }
@@ -420,9 +425,9 @@ mod tests {
     #[test]
     fn less_than_ran_before_is_no_limit() {
         let mut learned = LearnedSeqLimit::default();
-        learned.learn(&report(18, 0), &booked(18, 0), 0);
+        learned.learn(&report(18, 0), &booked(18, 0), 0, 0);
         for _ in 0..FEWER {
-            learned.learn(&report(11, 1), &booked(12, 1), 0);
+            learned.learn(&report(11, 1), &booked(12, 1), 0, 0);
         }
         assert_eq!(learned.limit(), 256);
     }
@@ -431,11 +436,11 @@ mod tests {
     fn a_limit_with_no_room_for_another_of_several_sequences_rises() {
         let mut learned = LearnedSeqLimit { limit: 11, shown: Some(11), ..LearnedSeqLimit::default() };
         let pairs = |jobs| Ledger { jobs, seqs: 2 * jobs, ..Ledger::default() };
-        learned.learn(&report(8, 0), &pairs(4), 0);
+        learned.learn(&report(8, 0), &pairs(4), 0, 0);
         assert_eq!(learned.limit(), 11);
-        learned.learn(&report(10, 0), &pairs(5), 0);
+        learned.learn(&report(10, 0), &pairs(5), 0, 0);
         assert_eq!(learned.limit(), 12);
-        learned.learn(&report(12, 0), &pairs(6), 0);
+        learned.learn(&report(12, 0), &pairs(6), 0, 0);
         assert!(learned.limit() >= 24, "the engine runs more than it had shown");
     }
 
@@ -443,9 +448,14 @@ mod tests {
     fn foreign_load_and_the_buffer_do_not_lower_it() {
         let mut learned = LearnedSeqLimit::default();
         for _ in 0..3 {
-            learned.learn(&report(32, 68), &booked(50, 0), 0);
-            learned.learn(&report(32, 4), &booked(36, 0), 4);
-            learned.learn(&ReplicaReport { running: Some(9), ..ReplicaReport::default() }, &booked(9, 0), 0);
+            learned.learn(&report(32, 68), &booked(50, 0), 0, 0);
+            learned.learn(&report(32, 4), &booked(36, 0), 0, 4);
+            learned.learn(
+                &ReplicaReport { running: Some(9), ..ReplicaReport::default() },
+                &booked(9, 0),
+                0,
+                0,
+            );
         }
         assert_eq!(learned.limit(), 256);
     }
@@ -453,9 +463,9 @@ mod tests {
     #[test]
     fn it_recovers_only_when_used_up() {
         let mut learned = LearnedSeqLimit { limit: 4, shown: Some(4), ..LearnedSeqLimit::default() };
-        learned.learn(&report(3, 0), &booked(3, 0), 0);
+        learned.learn(&report(3, 0), &booked(3, 0), 0, 0);
         assert_eq!(learned.limit(), 4);
-        learned.learn(&report(4, 0), &booked(4, 0), 0);
+        learned.learn(&report(4, 0), &booked(4, 0), 0, 0);
         assert_eq!(learned.limit(), 5);
     }
 
@@ -464,11 +474,11 @@ mod tests {
         let mut learned = LearnedSeqLimit::default();
         for _ in 0..7 {
             let ours = learned.limit();
-            learned.learn(&report(u64::from(ours), 0), &booked(ours, 0), 0);
+            learned.learn(&report(u64::from(ours), 0), &booked(ours, 0), 0, 0);
         }
         assert!(learned.limit() >= 1_024, "{}", learned.limit());
         for _ in 0..2 {
-            learned.learn(&report(1_024, 200), &booked(1_224, 0), 0);
+            learned.learn(&report(1_024, 200), &booked(1_224, 0), 0, 0);
         }
         assert_eq!(learned.limit(), 1_024);
     }

@@ -166,6 +166,7 @@ impl Scheduler {
             Event::LimitsLeased { grants, until } => self.limits.shared_mut().lease(&grants, until),
             Event::ServedElsewhere(reports) => self.served_elsewhere(&reports),
             Event::HeldElsewhere(held) => self.held_elsewhere(held),
+            Event::LoadElsewhere(loads) => self.load_elsewhere(&loads),
             Event::PolicyChanged(policy) => drop(self.reload(PreparedPolicy::new(policy), out)),
             Event::GrowthExpected(pools) => self.demand.set_growth(&pools, &self.policy),
             Event::Draining => {

@@ -92,6 +92,7 @@ fn kind(event: &Event) -> &'static str {
         Event::LimitsLeased { .. } => "limits_leased",
         Event::ServedElsewhere(_) => "served_elsewhere",
         Event::HeldElsewhere(_) => "held_elsewhere",
+        Event::LoadElsewhere(_) => "load_elsewhere",
         Event::StartsRestored(_) => "starts_restored",
         Event::PolicyChanged(_) => "policy_changed",
         Event::GrowthExpected(_) => "growth_expected",

@@ -218,6 +218,7 @@ impl History {
             | Event::LimitsLeased { .. }
             | Event::ServedElsewhere(_)
             | Event::HeldElsewhere(_)
+            | Event::LoadElsewhere(_)
             | Event::Timer => {}
         }
         None

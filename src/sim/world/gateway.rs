@@ -105,7 +105,6 @@ impl SimGateway {
         &self.scheduler
     }
 
-    #[cfg(test)]
     pub(crate) fn scheduler_mut(&mut self) -> &mut Scheduler {
         &mut self.scheduler
     }

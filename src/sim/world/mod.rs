@@ -19,5 +19,6 @@ pub mod run;
 pub mod setup;
 #[cfg(test)]
 mod shared_fairness;
+pub mod sharing;
 #[cfg(test)]
 mod tests;

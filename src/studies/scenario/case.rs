@@ -8,7 +8,6 @@ use crate::sim::world::autoscale::Scaling;
 use crate::sim::world::autoscale::policy::ScalePolicy;
 use crate::sim::world::gateway::ReplicaGroup;
 use crate::sim::world::replica::ReplicaSetup;
-use crate::sim::world::router::Router;
 use crate::sim::world::run::{RunOutcome, run};
 use crate::sim::world::setup::Setup;
 use crate::studies::scenario::design::{Design, WorldFacts};
@@ -75,8 +74,7 @@ impl Case {
         };
         let initial = setup.scaling.as_ref().map(|scaling| scaling.initial as usize);
         let seeds = (0..u64::from(self.gateways)).map(|index| trial.seed * 64 + index);
-        let router = |seed| design.router(&self.facts, initial, seed);
-        let mut routers: Vec<Box<dyn Router>> = seeds.map(router).collect();
+        let mut routers = design.routers(&self.facts, initial, seeds);
         run(&setup, &mut routers)
     }
 }

@@ -20,13 +20,15 @@ use crate::sim::world::baseline::scorers::Scorers;
 use crate::sim::world::baseline::shedding::Shedding;
 use crate::sim::world::gateway::SimGateway;
 use crate::sim::world::router::Router;
+use crate::sim::world::sharing::sharing;
 
 /// Every design: name, options, and description.
 pub const DESIGNS: [(&str, &[&str], &str); 13] = [
     (
         "penstock",
-        &["max_seqs", "only"],
-        "the scheduler of this program; max_seqs=N sets every engine's limit by hand, only=POOL uses no other pool",
+        &["max_seqs", "only", "exchange"],
+        "the scheduler of this program; max_seqs=N sets every engine's limit by hand, only=POOL uses no other pool, \
+         exchange=50ms: several gateways tell each other so often what they have",
     ),
     ("random", &[], "any engine"),
     ("round-robin", &[], "engines in turn"),
@@ -69,6 +71,7 @@ pub struct Design {
     prefill: u64,
     max_seqs: Option<u32>,
     only: Option<String>,
+    exchange: Option<Duration>,
 }
 
 /// Facts of the world that a design is told before it starts.
@@ -98,9 +101,32 @@ impl Design {
         }
     }
 
-    /// A router of this design. With autoscaling, `initial` engines are there
-    /// at first.
-    pub fn router(&self, facts: &WorldFacts, initial: Option<usize>, seed: u64) -> Box<dyn Router> {
+    /// Routers of this design, each with its own part of the arrivals. With autoscaling, `initial` engines are
+    /// there at first.
+    pub fn routers(
+        &self,
+        facts: &WorldFacts,
+        initial: Option<usize>,
+        seeds: impl Iterator<Item = u64>,
+    ) -> Vec<Box<dyn Router>> {
+        match self.exchange {
+            Some(every) => {
+                let gateway = |_| self.gateway(facts, initial);
+                sharing(seeds.map(gateway).collect(), every)
+            }
+            None => seeds.map(|seed| self.router(facts, initial, seed)).collect(),
+        }
+    }
+
+    fn gateway(&self, facts: &WorldFacts, initial: Option<usize>) -> SimGateway {
+        let policy = self.limited(&facts.policy);
+        match initial {
+            Some(initial) => SimGateway::elastic(&policy, initial),
+            None => SimGateway::new(policy),
+        }
+    }
+
+    fn router(&self, facts: &WorldFacts, initial: Option<usize>, seed: u64) -> Box<dyn Router> {
         let inner = self.plain(facts, initial, seed);
         if !self.shed || self.is_penstock() {
             return inner;
@@ -113,13 +139,7 @@ impl Design {
         let count = facts.profiles.len();
         let tenants = || facts.policy.tenants.iter().map(|(_, _, tenant)| tenant.weight).collect();
         match self.name {
-            "penstock" => {
-                let policy = self.limited(&facts.policy);
-                Box::new(match initial {
-                    Some(initial) => SimGateway::elastic(&policy, initial),
-                    None => SimGateway::new(policy),
-                })
-            }
+            "penstock" => Box::new(self.gateway(facts, initial)),
             "random" => at_once(count, Random::new(seed)),
             "weighted-round-robin" => at_once(count, RoundRobin::new(facts.weights.clone(), 0)),
             "least-request" => at_once(count, LeastRequest::default()),
@@ -202,6 +222,7 @@ impl FromStr for Design {
             prefill: if *name == "maxconn" { u64::MAX } else { 8_192 },
             max_seqs: None,
             only: None,
+            exchange: None,
         };
         for word in words {
             let (key, value) = word.split_once('=').unwrap_or((word, ""));
@@ -223,11 +244,13 @@ impl Design {
             Ok(count) if count > 0 => Ok(count),
             _ => Err(format!("write it like {key}=256, at least 1")),
         };
+        let time = || match value.parse::<Span>() {
+            Ok(span) => Ok(span.0.max(Duration::from_millis(1))),
+            Err(_) => Err(format!("write it like {key}=50ms")),
+        };
         match key {
-            "scrape" => {
-                let span: Span = value.parse().map_err(|_| "write it like scrape=50ms".to_owned())?;
-                self.scrape = Some(span.0.max(Duration::from_millis(1)));
-            }
+            "scrape" => self.scrape = Some(time()?),
+            "exchange" => self.exchange = Some(time()?),
             "cap" => self.cap = u64::from(count()?),
             "prefill" => self.prefill = u64::from(count()?),
             "max_seqs" => self.max_seqs = Some(count()?),
@@ -263,7 +286,7 @@ mod tests {
             ("fastest", "no design is called `fastest`; there are: penstock, random"),
             ("", "no design is called ``"),
             ("random own", "`random` has no option `own`; it has: shed"),
-            ("penstock shed", "`penstock` has no option `shed`; it has: max_seqs, only"),
+            ("penstock shed", "`penstock` has no option `shed`; it has: max_seqs, only, exchange"),
             ("vtc cap=0", "`vtc`: `cap=0`: write it like cap=256, at least 1"),
             ("jsq scrape=soon", "write it like scrape=50ms"),
             ("jsq own=1", "write it as `own` alone"),

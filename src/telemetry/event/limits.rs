@@ -100,6 +100,21 @@ impl ServiceNotShared<'_> {
     }
 }
 
+/// The load of this gateway does not reach the other gateways through the store, so that each sees the work of
+/// others by the reports of engines.
+#[derive(Debug, Clone, Copy)]
+pub struct LoadNotShared<'a> {
+    pub problem: &'a str,
+}
+
+impl LoadNotShared<'_> {
+    /// Writes the event to the log.
+    pub fn emit(&self, telemetry: &Telemetry) {
+        let problem = shorten(self.problem);
+        telemetry.log(|| warn!(problem, "loads are not shared with the other gateways"));
+    }
+}
+
 /// The store was away for so long that leases of limits have ended.
 #[derive(Debug, Clone, Copy)]
 pub struct LeasesEnded {

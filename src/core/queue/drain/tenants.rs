@@ -178,6 +178,17 @@ impl DrainRates {
         Duration::try_from_secs_f64(self.all.waiting as f64 / rate).unwrap_or(Duration::MAX)
     }
 
+    /// Whether jobs of the tenant wait.
+    pub fn waits(&self, tenant: TenantId) -> bool {
+        self.rows.get(&tenant).is_some_and(|row| row.waiting > 0)
+    }
+
+    /// Tenants some of whose jobs have waited for at least `age`, with the number that wait.
+    pub fn backlogs(&self, age: Duration, now: Tick) -> impl Iterator<Item = (TenantId, u64)> {
+        let rows = self.rows.iter().filter(move |(_, row)| row.waiting > 0 && now.since(row.since) >= age);
+        rows.map(|(tenant, row)| (*tenant, row.waiting))
+    }
+
     /// Notes whether all replicas are out of service from now on. The length of an outage is not
     /// known, so that the rates learned before it are kept.
     pub fn halt(&mut self, halted: bool, now: Tick) {

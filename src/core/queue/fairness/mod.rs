@@ -1,5 +1,6 @@
 //! Fairness counters: virtual counters of tenants, and credit of guaranteed shares of classes.
 
+pub mod gateways;
 mod past_use;
 mod remote_lead;
 pub mod service;
@@ -113,6 +114,9 @@ impl FairCounters {
     pub fn charge(&mut self, who: &TenantWeights, cost: u64, now: Tick) {
         let newest = if self.mean_cost > 0.0 { NEWEST_COST } else { 1.0 };
         self.mean_cost += (cost as f64 - self.mean_cost) * newest;
+        if !self.remote.is_empty() {
+            who.charged_accounts().for_each(|(holder, _)| self.remote.note_served(holder));
+        }
         self.adjust(who, 0, cost, now);
     }
 
@@ -173,11 +177,13 @@ impl FairCounters {
     }
 
     /// Lets the leads by service at other gateways fade by one step. Returns the tenants and groups
-    /// whose counters changed. `waiting` is that of [`Self::charge_remote`].
+    /// whose counters changed. `waiting` is that of [`Self::charge_remote`]; `waits` says whether jobs of a
+    /// tenant wait here.
     pub fn fade_remote_leads(
         &mut self,
         now: Tick,
         waiting: &dyn Fn(Option<TenantId>) -> Option<u128>,
+        waits: &dyn Fn(TenantId) -> bool,
     ) -> Vec<TenantId> {
         let mut changed = Vec::new();
         for holder in self.remote.holders() {
@@ -190,7 +196,8 @@ impl FairCounters {
                 self.remote.remove(holder);
                 continue;
             };
-            if self.remote.fade(holder, counter, floor, now) {
+            let waits = !holder.is_group && waits(holder.tenant);
+            if self.remote.fade(holder, counter, floor, waits, now) {
                 changed.push(holder.tenant);
             }
         }

@@ -8,6 +8,9 @@
 //!   reports stop, or one report tells far too much, the tenant is held back for 11 seconds at most.
 //! * A remote lead fades by an eighth each second. Gateways that disagree on who is ahead agree again.
 //!   A lead that the other gateways renew stays.
+//! * A tenant that waits here and gets nothing for two steps loses its remote lead. Else all gateways may serve
+//!   as a whole what the weights say while one of them never serves the tenant, for as long as it waits
+//!   everywhere.
 //! * A correction of work that was reported first takes off the lead. What is beyond the lead may correct
 //!   work that was never reported here, or has faded: it lowers the counter by no more than a tenant is owed
 //!   that comes back, and an eighth of that each second after.
@@ -28,6 +31,8 @@ const WINDOW: Duration = Duration::from_secs(5);
 pub const FADE_INTERVAL: Duration = Duration::from_secs(1);
 /// Part of a lead that fades in a step.
 const FADE_DIVISOR: u128 = 8;
+/// Steps in a row without work for a waiting tenant after which its lead is gone.
+const PATIENT_STEPS: u32 = 2;
 /// Leads of this many units of a counter are not worth remembering: one token at weight 1.
 const NEGLIGIBLE: u128 = 1024;
 
@@ -38,6 +43,8 @@ struct RemoteLead {
     /// Work reported in the window `window`, and in the one before.
     recent: [u128; 2],
     window: u64,
+    /// Steps in a row in which the holder waited and got nothing here.
+    unserved: u32,
     /// Corrections beyond the lead, as far as they still count against their bound.
     corrected: u128,
 }
@@ -100,6 +107,13 @@ impl RemoteLeads {
         *counter = counter.saturating_sub(of_lead.saturating_add(beyond));
     }
 
+    /// Notes that a job of the holder went to a replica here.
+    pub(super) fn note_served(&mut self, holder: UseHolder) {
+        if let Some(own) = self.leads.get_mut(&holder) {
+            own.unserved = 0;
+        }
+    }
+
     /// All holders of leads, in order.
     pub(super) fn holders(&self) -> Vec<UseHolder> {
         let mut holders: Vec<UseHolder> = self.leads.keys().copied().collect();
@@ -107,13 +121,22 @@ impl RemoteLeads {
         holders
     }
 
-    /// Lets a lead fade by one step; `floor` is the least counter of the siblings. Returns whether the
-    /// counter changed.
-    pub(super) fn fade(&mut self, holder: UseHolder, counter: &mut u128, floor: u128, now: Tick) -> bool {
+    /// Lets a lead fade by one step; `floor` is the least counter of the siblings, `waits` says whether jobs of
+    /// the holder wait here. Returns whether the counter changed.
+    pub(super) fn fade(
+        &mut self,
+        holder: UseHolder,
+        counter: &mut u128,
+        floor: u128,
+        waits: bool,
+        now: Tick,
+    ) -> bool {
         let Some(own) = self.leads.get_mut(&holder) else { return false };
         own.advance(window_of(now));
         let excess = own.clamp(counter.saturating_sub(floor));
-        let faded = own.lead.div_ceil(FADE_DIVISOR);
+        own.unserved = if waits { own.unserved + 1 } else { 0 };
+        let is_forgotten = own.unserved > PATIENT_STEPS;
+        let faded = if is_forgotten { own.lead } else { own.lead.div_ceil(FADE_DIVISOR) };
         own.lead -= faded;
         let lowered = excess.saturating_add(faded);
         *counter = counter.saturating_sub(lowered);
@@ -155,7 +178,7 @@ mod tests {
         leads.add(HOLDER, &mut counter, amount, 5_000, at(3));
         assert_eq!(counter, 5_000u128.saturating_add(amount));
         for second in 4..60 {
-            leads.fade(HOLDER, &mut counter, 5_000, at(second));
+            leads.fade(HOLDER, &mut counter, 5_000, false, at(second));
             if counter == 5_000 && leads.is_empty() {
                 return second - 3;
             }
@@ -176,7 +199,7 @@ mod tests {
         let (mut leads, mut counter, mut most) = (RemoteLeads::default(), 0, 0);
         for second in 0..600 {
             leads.add(HOLDER, &mut counter, 1 << 20, 0, at(second));
-            leads.fade(HOLDER, &mut counter, 0, at(second));
+            leads.fade(HOLDER, &mut counter, 0, false, at(second));
             most = most.max(counter);
             assert!(second < 10 || counter > 4 << 20, "{second}: {counter}");
         }
@@ -184,11 +207,28 @@ mod tests {
     }
 
     #[test]
+    fn a_tenant_that_waits_and_gets_nothing_loses_its_lead() {
+        let lead_after = |seconds: u64, served: Option<u64>| {
+            let (mut leads, mut counter) = (RemoteLeads::default(), 0);
+            for second in 0..seconds {
+                leads.add(HOLDER, &mut counter, 1 << 20, 0, at(second));
+                leads.fade(HOLDER, &mut counter, 0, true, at(second));
+                if served == Some(second) {
+                    leads.note_served(HOLDER);
+                }
+            }
+            counter
+        };
+        assert_eq!((lead_after(3, None), lead_after(2, None) > 1 << 20), (0, true));
+        assert!(lead_after(3, Some(1)) > 2 << 20, "it got something");
+    }
+
+    #[test]
     fn what_siblings_have_caught_up_with_is_no_lead() {
         let (mut leads, mut counter) = (RemoteLeads::default(), 100_000);
         leads.add(HOLDER, &mut counter, 50_000, 100_000, at(0));
-        assert!(!leads.fade(HOLDER, &mut counter, 150_000, at(1)), "they are where it is");
-        assert!(!leads.fade(HOLDER, &mut counter, 0, at(2)), "and nothing is given back later");
+        assert!(!leads.fade(HOLDER, &mut counter, 150_000, false, at(1)), "they are where it is");
+        assert!(!leads.fade(HOLDER, &mut counter, 0, false, at(2)), "and nothing is given back later");
         assert_eq!(counter, 150_000);
     }
 
@@ -202,10 +242,10 @@ mod tests {
         assert_eq!(counter, 484_000, "the rest of the lead, and no more than the bound");
         leads.take_back(HOLDER, &mut counter, u128::MAX, 16_000);
         assert_eq!(counter, 484_000);
-        leads.fade(HOLDER, &mut counter, 0, at(1));
+        leads.fade(HOLDER, &mut counter, 0, false, at(1));
         leads.take_back(HOLDER, &mut counter, 100_000, 16_000);
         assert_eq!(counter, 482_000, "an eighth a second");
-        (2..200).for_each(|second| _ = leads.fade(HOLDER, &mut counter, 0, at(second)));
+        (2..200).for_each(|second| _ = leads.fade(HOLDER, &mut counter, 0, false, at(second)));
         assert!(leads.is_empty() && counter == 482_000);
         leads.take_back(HOLDER, &mut counter, u128::MAX, u128::MAX);
         assert_eq!(counter, 0, "never below zero");

@@ -35,6 +35,8 @@ pub struct ClassOrder {
     /// When the class last had a job waiting or running.
     pub(super) last_active: Option<Tick>,
     pub(super) headroom: Headroom,
+    /// Headroom of the class at other gateways, in sequences; `None` = it is active at none.
+    pub(super) remote_headroom: Option<u32>,
     /// Whether the class may use each of the group's pools, by index of the pool in the group.
     pub(super) reach: Vec<bool>,
     pub(super) pool_sets: Vec<PoolSetQueue>,
@@ -75,6 +77,7 @@ impl ClassOrder {
             running: old.map_or(0, |old| old.running),
             last_active: old.and_then(|old| old.last_active),
             headroom: old.map(|old| old.headroom).unwrap_or_default(),
+            remote_headroom: old.and_then(|old| old.remote_headroom),
             reach: shape.pools.iter().map(|pool| own.is_some_and(|own| own.contains(pool))).collect(),
             pool_sets: vec![PoolSetQueue::default(); shape.pool_sets.len()],
             max_served: vec![max_served; shape.pools.len()],
@@ -99,10 +102,14 @@ impl ClassOrder {
 
     /// Lets leads by service at other gateways fade; returns whose counters changed.
     pub(super) fn fade_remote_leads(&mut self, now: Tick) -> Vec<TenantId> {
-        let Self { counters, pool_sets, pool_sets_with_heads, max_served, .. } = self;
-        counters.fade_remote_leads(now, &|group| {
-            least_counter(pool_sets, pool_sets_with_heads, max_served, group)
-        })
+        let Self { counters, pool_sets, pool_sets_with_heads, max_served, drain_rates, .. } = self;
+        let waiting = |group| least_counter(pool_sets, pool_sets_with_heads, max_served, group);
+        counters.fade_remote_leads(now, &waiting, &|tenant| drain_rates.waits(tenant))
+    }
+
+    /// Whether jobs of the class wait or run, here or at another gateway.
+    pub(super) fn has_jobs(&self) -> bool {
+        self.running > 0 || self.waiting > 0 || self.remote_headroom.is_some()
     }
 
     pub(super) fn is_active(&self, now: Tick) -> bool {

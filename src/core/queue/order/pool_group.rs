@@ -15,6 +15,7 @@ use crate::model::time::Tick;
 use crate::placement::{self, GroupShape};
 use crate::queue::drain::DrainRate;
 use crate::queue::drain::tenants::DrainRates;
+use crate::queue::fairness::gateways::share::GatewayShare;
 use crate::queue::lane_key::LanePart;
 use crate::queue::quota::TenantQuotas;
 use crate::queue::retry_budget::RetryBudget;
@@ -53,6 +54,8 @@ pub struct PoolGroup {
     pub open_at: Tick,
     /// The inputs from which the objectives of the group's pools were last computed.
     pub objective_inputs: Option<ObjectiveInputs>,
+    /// How many jobs this gateway may have at replicas while jobs wait at others.
+    pub gateway_share: GatewayShare,
     /// Waiting jobs with several sequences: the number of jobs for each number of sequences.
     jobs_by_sequences: BTreeMap<u32, u32>,
 }
@@ -125,6 +128,7 @@ impl PoolGroup {
             session_wait_until: None,
             open_at: Tick::default(),
             objective_inputs: None,
+            gateway_share: GatewayShare::default(),
             jobs_by_sequences: BTreeMap::new(),
         }
     }
@@ -331,6 +335,11 @@ impl PoolGroup {
         class.headroom.learn_hold(held);
     }
 
+    /// Jobs of a class and of more urgent ones at replicas.
+    pub fn running_up_to(&self, class: ClassIndex) -> u64 {
+        self.classes[..=class.index()].iter().map(|class| class.running).sum()
+    }
+
     /// Counts an arrival of a job with `seqs` sequences.
     pub fn arrived(&mut self, class: ClassIndex, seqs: u32, now: Tick) {
         self.classes[class.index()].headroom.arrived(now, seqs);
@@ -339,7 +348,7 @@ impl PoolGroup {
     /// The most urgent active class, by index. Refreshes the activity of all classes.
     pub fn refresh_urgent(&mut self, now: Tick) -> Option<ClassIndex> {
         for class in &mut self.classes {
-            if class.running > 0 || class.waiting > 0 {
+            if class.has_jobs() {
                 class.last_active = Some(now);
             }
         }
@@ -391,16 +400,33 @@ impl PoolGroup {
         self.classes[class.index()].pool_sets[pool_set.index()].last_tier
     }
 
-    /// When the urgent class stops being active; `None` while it has jobs waiting or running.
+    /// When the urgent class stops being active; `None` while it has jobs waiting or running, or is active at
+    /// another gateway.
     pub fn urgent_until(&self) -> Option<Tick> {
         let class = &self.classes[self.urgent?.index()];
-        let idle = class.running == 0 && class.waiting == 0;
-        class.last_active.filter(|_| idle).map(|seen| seen + ACTIVE_FOR)
+        class.last_active.filter(|_| !class.has_jobs()).map(|seen| seen + ACTIVE_FOR)
     }
 
     /// Headroom of a class over all replicas, in sequences that background classes leave free.
     pub fn headroom(&self, class: ClassIndex, now: Tick) -> u32 {
-        self.classes[class.index()].headroom.seqs(now)
+        let class = &self.classes[class.index()];
+        let (own, remote) = (class.headroom.seqs(now), class.remote_headroom.unwrap_or(0));
+        // Arrivals at gateways do not depend on each other, so that the squares add up.
+        if remote == 0 { own } else { f64::from(own).hypot(f64::from(remote)).ceil() as u32 }
+    }
+
+    /// Sets the headroom of a class at other gateways; `None` = it is active at none. Returns whether it has
+    /// changed.
+    pub fn set_remote_headroom(&mut self, class: ClassIndex, seqs: Option<u32>) -> bool {
+        let class = &mut self.classes[class.index()];
+        std::mem::replace(&mut class.remote_headroom, seqs) != seqs
+    }
+
+    /// Headroom of a class for its jobs at this gateway; `None` when it is not active here.
+    pub fn own_headroom(&self, class: ClassIndex, now: Tick) -> Option<u32> {
+        let class = &self.classes[class.index()];
+        let is_active = class.running > 0 || class.waiting > 0 || class.headroom.is_active(now);
+        is_active.then(|| class.headroom.seqs(now))
     }
 
     /// Whether a more urgent class uses the replicas, so that this class has to leave it headroom.

@@ -337,7 +337,7 @@ impl Fleet {
         let slots = self.pools.get(index).map(|pool| pool.slots).unwrap_or_default();
         let result = self.change(id, now, |node| {
             slots.shown.into_iter().for_each(|shown| node.limits.seqs.start_with(shown, &report));
-            node.limits.seqs.learn(&report, &node.ledger, slots.buffer);
+            node.limits.seqs.learn(&report, &node.ledger, node.reported.remote_seqs, slots.buffer);
             node.limits.shared_kv.learn(&report, node.kv(), node.ledger.kv_prompts);
             if node.stall.gauges.update(&report) {
                 node.stall.detector.note_sign(now);
@@ -345,7 +345,11 @@ impl Fleet {
             node.reported.note(report, now);
             node.sleep.note_progress(node.ledger.jobs, node.sent.seqs, report.progress);
             let fell_asleep = report.asleep.is_some_and(|asleep| node.sleep.report(now, asleep));
-            let own = LedgerView { seqs: node.ledger.seqs, sent: node.sent.seqs };
+            let own = LedgerView {
+                seqs: node.ledger.seqs,
+                sent: node.sent.seqs,
+                elsewhere: node.reported.remote_seqs,
+            };
             ReportResult { finding: node.reported.reconciler.report(now, &report, own), fell_asleep }
         });
         let shown = self.node(id).and_then(|node| node.limits.seqs.shown());
@@ -447,7 +451,8 @@ impl Fleet {
         }
         let rules = self.rules;
         let Some(node) = self.replicas.get_mut(id.index()).and_then(Option::as_mut) else { return };
-        node.reported.external_seqs = node.reported.reconciler.external_seqs(now);
+        node.reported.external_seqs =
+            node.reported.remote_seqs.saturating_add(node.reported.reconciler.external_seqs(now));
         if let Some(pool) = self.pools.get_mut(node.pool.index()) {
             let (before, was_absent) =
                 (node.indexed.contribution, pool.is_dormant() || pool.is_scaled_to_zero());

@@ -111,7 +111,9 @@ pub(super) struct ReportedState {
     /// When a report was asked for; older than the latest report once that came.
     pub(super) asked: Option<Tick>,
     pub(super) reconciler: Reconciler,
-    /// Sequences of other clients that run there, as of the last update.
+    /// Sequences that other gateways say they have there.
+    pub(super) remote_seqs: u32,
+    /// Sequences of other gateways and other clients that run there, as of the last update.
     pub(super) external_seqs: u32,
 }
 

@@ -199,6 +199,10 @@ impl ReplicaState {
 
     fn limit_within(&self, itl: u32, pool: &PoolState, now: Tick, rules: &HealthPolicy) -> u32 {
         let ours = self.full(pool).saturating_sub(self.reported.external_seqs).max(1);
+        let free_of_told = self.full(pool).saturating_sub(self.reported.remote_seqs);
+        if free_of_told == 0 {
+            return 0;
+        }
         let full = ours.min(itl.max(pool.objective.max_sequences));
         ramped(full, self.health.eighths(now, rules))
     }
@@ -252,7 +256,8 @@ impl ReplicaState {
         if self.admission.held || self.health.is_on_trial() || !self.is_up(now, rules) {
             return FreeCapacity::default();
         }
-        if self.ledger.jobs == 0 {
+        let is_full_elsewhere = self.reported.remote_seqs > 0 && self.full(pool) <= self.reported.remote_seqs;
+        if self.ledger.jobs == 0 && !is_full_elsewhere {
             let (all, released) = (Some(FitSize::MAX), self.is_released(pool));
             return FreeCapacity {
                 urgent: all,

@@ -9,6 +9,7 @@ use crate::autoscale::inputs::PoolLoad;
 use crate::model::ids::{PoolId, ReplicaId};
 use crate::model::snapshot::{ReplicaSnapshot, SAMPLE_PROMPT_TOKENS};
 use crate::model::time::Tick;
+use crate::queue::fairness::gateways::load::ReplicaSequences;
 use crate::replica::ledger::Ledger;
 use crate::replica::seq_limit::max_request_seqs;
 use crate::replica::speed::pool_best::PoolTypical;
@@ -29,6 +30,38 @@ pub struct PoolSize {
 }
 
 impl Fleet {
+    /// Sequences of this gateway at each replica that has some. Looks at every replica.
+    pub fn booked_seqs(&self) -> Vec<ReplicaSequences> {
+        let nodes = self.replicas.iter().enumerate().filter_map(|(index, node)| {
+            let seqs = node.as_ref()?.ledger.seqs;
+            (seqs > 0).then_some(ReplicaSequences { replica: ReplicaId::from(index), seqs })
+        });
+        nodes.collect()
+    }
+
+    /// Sets the sequences that other gateways have at replicas; those that are not named have none. Returns the
+    /// replicas where the number has changed. Looks at every replica.
+    pub fn set_remote_seqs(&mut self, seqs: &BTreeMap<ReplicaId, u32>, now: Tick) -> Vec<ReplicaId> {
+        let nodes = self.replicas.iter().enumerate().filter_map(|(index, node)| {
+            let replica = ReplicaId::from(index);
+            let seqs = seqs.get(&replica).copied().unwrap_or(0);
+            (node.as_ref()?.reported.remote_seqs != seqs).then_some(ReplicaSequences { replica, seqs })
+        });
+        let changed: Vec<ReplicaSequences> = nodes.collect();
+        for ReplicaSequences { replica, seqs } in &changed {
+            self.change(*replica, now, |node| node.reported.remote_seqs = *seqs);
+        }
+        changed.into_iter().map(|row| row.replica).collect()
+    }
+
+    /// Sequences that the replicas in service of these pools can run, those of other gateways included. Looks
+    /// at every replica of the pools.
+    pub fn full_capacity(&self, pools: &[PoolId]) -> u64 {
+        let members = self.pools(pools).flat_map(|pool| pool.members.iter().map(move |id| (pool, *id)));
+        let nodes = members.filter(|(_, id)| self.is_up(*id));
+        nodes.filter_map(|(pool, id)| Some(u64::from(self.node(id)?.full(pool)))).sum()
+    }
+
     /// Loads of the pools given, in one pass over the replicas. When jobs wait for a pool
     /// (`contended`), a replica that can take nothing more counts as full in all ways. When other
     /// gateways count their own part (`shared`), only this gateway's part of each replica counts.
@@ -85,7 +118,7 @@ impl Fleet {
         let learned = node.config.seqs.is_none() && node.reported.slots().is_none();
         learned
             && node.limits.seqs.shown().is_none()
-            && node.limits.seqs.is_used_up(&node.ledger, buffer)
+            && node.limits.seqs.is_used_up(&node.ledger, node.reported.remote_seqs, buffer)
             && node.reported.ask(now)
     }
 

@@ -3,6 +3,7 @@
 //! The scheduler tries the heads of lanes in the order of service. A head that fits nowhere is
 //! passed over, so that it blocks neither other lanes nor other replicas.
 
+mod gateways;
 pub(super) mod hold;
 pub(super) mod objective;
 pub(super) mod place;
@@ -133,7 +134,8 @@ impl Scheduler {
                 openings: &|background| openings[usize::from(background)].get_or_init(|| find(background)),
                 preferred_tier: &|pool_set| self.preferred_tier(here.shape.pool_set(pool_set)),
                 is_skipped: &|at| {
-                    tries.iter().any(|tried| tried.heads == at && tried.times >= MAX_FAILED_HEADS)
+                    (at.part == LanePart::New && self.is_due_elsewhere(group, at.class))
+                        || tries.iter().any(|tried| tried.heads == at && tried.times >= MAX_FAILED_HEADS)
                 },
             };
             let skip = |head: &LaneHead| passed.contains(&head.job) || self.is_blocked(head, &blocked);

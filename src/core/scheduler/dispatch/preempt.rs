@@ -95,6 +95,9 @@ impl Scheduler {
             return false;
         }
         let Some(first) = self.first_in_order(group) else { return false };
+        if self.is_due_elsewhere(group, first.class) {
+            return false;
+        }
         let pools = &self.groups[group].shape.pool_set(first.pool_set).pools;
         let next = pools.iter().filter_map(|pool| self.first_preemptible(*pool));
         let Some(victim) = next.filter(|entry| entry.class.0 > first.class).min() else { return false };
@@ -115,7 +118,8 @@ impl Scheduler {
             return None;
         }
         let first = self.first_in_order(group)?;
-        if first.background || !self.has_waited_too_long(&first) {
+        let is_due_elsewhere = self.is_due_elsewhere(group, first.class);
+        if first.background || is_due_elsewhere || !self.has_waited_too_long(&first) {
             return None;
         }
         let pools = &self.groups[group].shape.pool_set(first.pool_set).pools;

@@ -179,7 +179,9 @@ impl Scheduler {
                 ..job.requirements(&cached, group.is_background_arrival(place.class), &self.policy)
             };
             let find = |pools: &[PoolId]| self.best_of_all(pools, &required, &avoided);
+            let is_new = job.part() == Some(LanePart::New);
             self.allows(place.group, job.spec.tenant, job.spec.sequences)
+                && !(is_new && self.is_due_elsewhere(place.group, place.class))
                 && self.choose_among_tiers(job, pool_set, last, &find).is_ok()
         })
     }

@@ -202,6 +202,8 @@ impl Scheduler {
             Obstacle::NoReplica
         } else if !has_room() {
             Obstacle::NoRoom
+        } else if job.part() == Some(LanePart::New) && self.is_due_elsewhere(position.group, position.class) {
+            Obstacle::OtherGateways
         } else {
             self.reason_at_free(job, position).map_or(Obstacle::NotItsTurn, WaitReason::obstacle)
         }

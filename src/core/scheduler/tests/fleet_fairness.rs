@@ -151,7 +151,10 @@ proptest! {
             let (share, target) = (served as f64 / total as f64, shares[tenant.index()] / all);
             prop_assert!((share - target).abs() < 0.05, "{tenant} got {share} of {target}");
         }
-        let everywhere = gateways.floods.iter().all(|flood| flood.served.iter().all(|served| *served > 2_000));
+        // 16 s: at least one job every four.
+        let everywhere = gateways.floods.iter().all(|flood| {
+            flood.served.iter().zip(&sizes).all(|(served, size)| *served >= 4 * size)
+        });
         prop_assert!(everywhere, "{:?}", gateways.floods.iter().map(|flood| &flood.served).collect::<Vec<_>>());
     }
 }
@@ -223,7 +226,7 @@ fn a_report_that_is_wrong_holds_a_tenant_back_for_seconds_only() {
     assert!((Duration::from_secs(1)..=Duration::from_secs(5)).contains(&fair), "{fair:?}");
     for (tokens, reports) in [(1 << 40, 1), (i64::MAX, 50)] {
         let wait = held_back(tokens, reports);
-        assert!((Duration::from_secs(5)..=Duration::from_secs(12)).contains(&wait), "{tokens}: {wait:?}");
+        assert!((Duration::from_secs(2)..=Duration::from_secs(5)).contains(&wait), "{tokens}: {wait:?}");
     }
 }
 

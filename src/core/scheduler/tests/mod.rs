@@ -14,6 +14,7 @@ mod entries;
 mod fallbacks;
 mod faults;
 mod fleet_fairness;
+mod gateways;
 mod hierarchy;
 mod interruptions;
 mod migration;

@@ -3,6 +3,7 @@
 mod fairness;
 mod fleet;
 mod gateways;
+mod load;
 mod losses;
 mod overrides;
 mod reports;

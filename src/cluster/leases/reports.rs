@@ -131,7 +131,7 @@ fn key_of(report: &LimitUse, prefix: &str, policy: &Policy, now: Tick, store_ms:
 }
 
 /// The scope of a limit as a part of keys; `None` when the policy has forgotten it.
-pub(super) fn scope_of(id: LimitId, policy: &Policy) -> Option<String> {
+pub(in crate::cluster) fn scope_of(id: LimitId, policy: &Policy) -> Option<String> {
     let tenant = |id| policy.tenants.get(id).map(|_| policy.tenants.name(id));
     Some(match id.scope {
         LimitScope::Tenant(id) => format!("{{t/{}}}", tenant(id)?),

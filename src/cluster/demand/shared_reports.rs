@@ -45,19 +45,19 @@ pub struct RemoteGateway {
 
 /// What the store has of another gateway.
 #[derive(Debug, Clone, Default)]
-pub(super) struct StoredRow {
-    pub(super) name: String,
-    pub(super) age: Duration,
+pub(in crate::cluster) struct StoredRow {
+    pub(in crate::cluster) name: String,
+    pub(in crate::cluster) age: Duration,
     /// Number of its last report.
-    pub(super) number: u64,
+    pub(in crate::cluster) number: u64,
     /// Number of its report that was read last; 0 = none.
-    pub(super) read: u64,
-    pub(super) is_gone: bool,
+    pub(in crate::cluster) read: u64,
+    pub(in crate::cluster) is_gone: bool,
 }
 
 impl StoredRow {
     /// Whether its report may be news at the next call.
-    pub(super) fn may_have_news(&self) -> bool {
+    pub(in crate::cluster) fn may_have_news(&self) -> bool {
         !self.is_gone && (self.number != self.read || self.age <= SILENT)
     }
 }

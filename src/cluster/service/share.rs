@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use crate::cluster::connection::{StoreConnection, StoreScript};
-use crate::cluster::demand_reports::StoreNames;
+use crate::cluster::demand::reports::StoreNames;
 use crate::cluster::parts::ClusterParts;
-use crate::cluster::service_batches::ServiceBatches;
+use crate::cluster::service::batches::ServiceBatches;
 use crate::core::model::event::Event;
 use crate::core::queue::fairness::service::{HeldSequences, summed};
 use crate::dispatcher::Dispatcher;
@@ -18,7 +18,7 @@ const ROWS_A_TURN: usize = 128;
 const REPORTS_AN_EVENT: usize = 256;
 
 #[derive(Debug)]
-pub(super) struct ServiceShare {
+pub(in crate::cluster) struct ServiceShare {
     script: StoreScript,
     batches: ServiceBatches,
     /// What tenants hold at other gateways, as the scheduler was told last.
@@ -28,14 +28,14 @@ pub(super) struct ServiceShare {
 }
 
 impl ServiceShare {
-    pub(super) fn new() -> Self {
+    pub(in crate::cluster) fn new() -> Self {
         let (script, batches) = (StoreScript::service(), ServiceBatches::default());
         Self { script, batches, held: Vec::new(), is_refused: false }
     }
 
     /// Notes that the connection was lost, or that this gateway is alone. Nothing is known of what tenants
     /// hold elsewhere.
-    pub(super) fn start_over(&mut self, dispatcher: &Dispatcher) {
+    pub(in crate::cluster) fn start_over(&mut self, dispatcher: &Dispatcher) {
         self.batches.start_over();
         self.pass_held(dispatcher, Vec::new());
     }
@@ -53,7 +53,7 @@ impl ServiceShare {
     ///
     /// # Errors
     /// The connection is lost.
-    pub(super) async fn share(
+    pub(in crate::cluster) async fn share(
         &mut self,
         connection: &StoreConnection,
         names: StoreNames<'_>,

@@ -4,7 +4,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Bound;
 
-use crate::cluster::lease_reports::scope_of;
+use crate::cluster::leases::reports::scope_of;
 use crate::core::limits::rule::LimitId;
 use crate::core::model::policy::Policy;
 
@@ -12,7 +12,7 @@ use crate::core::model::policy::Policy;
 const MAX_TOLD: usize = 64;
 
 #[derive(Debug, Default)]
-pub(super) struct LeaseShortfalls {
+pub(in crate::cluster) struct LeaseShortfalls {
     /// Generation of the policy that the names are of.
     generation: u64,
     names: HashMap<String, LimitId>,
@@ -24,7 +24,7 @@ pub(super) struct LeaseShortfalls {
 
 impl LeaseShortfalls {
     /// Takes the limits of a policy over. Returns whether it is a new one.
-    pub(super) fn learn(&mut self, policy: &Policy) -> bool {
+    pub(in crate::cluster) fn learn(&mut self, policy: &Policy) -> bool {
         if self.generation == policy.generation {
             return false;
         }
@@ -35,12 +35,12 @@ impl LeaseShortfalls {
     }
 
     /// The limit of this name; `None` if the policy has none.
-    pub(super) fn id(&self, name: &str) -> Option<LimitId> {
+    pub(in crate::cluster) fn id(&self, name: &str) -> Option<LimitId> {
         self.names.get(name).copied()
     }
 
     /// Notes whether this gateway misses something of the limit.
-    pub(super) fn note(&mut self, id: LimitId, misses: bool, policy: &Policy) {
+    pub(in crate::cluster) fn note(&mut self, id: LimitId, misses: bool, policy: &Policy) {
         if !misses && self.missed.is_empty() {
             return;
         }
@@ -52,7 +52,7 @@ impl LeaseShortfalls {
     }
 
     /// Names to tell now: in turn, so that each one's time comes.
-    pub(super) fn take(&mut self) -> Vec<String> {
+    pub(in crate::cluster) fn take(&mut self) -> Vec<String> {
         let after = (Bound::Excluded(self.last.clone()), Bound::Unbounded);
         let upto = (Bound::Unbounded, Bound::Included(self.last.clone()));
         let turn = self.missed.range::<String, _>(after).chain(self.missed.range::<String, _>(upto));

@@ -1,14 +1,14 @@
 //! Demand share: the calls that carry demand reports to the store and back.
 
 use crate::cluster::connection::{StoreConnection, StoreScript};
-use crate::cluster::demand_reports::{DemandReportState, StoreNames};
+use crate::cluster::demand::reports::{DemandReportState, StoreNames};
+use crate::cluster::demand::shared_reports::SharedReports;
 use crate::cluster::parts::ClusterMember;
-use crate::cluster::shared_reports::SharedReports;
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::DemandNotShared;
 
 #[derive(Debug)]
-pub(super) struct DemandShare {
+pub(in crate::cluster) struct DemandShare {
     script: StoreScript,
     state: DemandReportState,
     /// Whether the store has refused the last call, and operators know it.
@@ -16,12 +16,12 @@ pub(super) struct DemandShare {
 }
 
 impl DemandShare {
-    pub(super) fn new() -> Self {
+    pub(in crate::cluster) fn new() -> Self {
         Self { script: StoreScript::demand(), state: DemandReportState::default(), is_refused: false }
     }
 
     /// Notes that the connection was lost, and the store may have lost its data.
-    pub(super) const fn start_over(&mut self) {
+    pub(in crate::cluster) const fn start_over(&mut self) {
         self.state.send_again();
     }
 
@@ -30,7 +30,7 @@ impl DemandShare {
     ///
     /// # Errors
     /// The connection is lost.
-    pub(super) async fn share(
+    pub(in crate::cluster) async fn share(
         &mut self,
         connection: &StoreConnection,
         names: StoreNames<'_>,

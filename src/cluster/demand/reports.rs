@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::time::Duration;
 
+use crate::cluster::demand::shared_reports::{OwnReport, RemoteGateway, StoredRow};
 use crate::cluster::restarts::SharedNames;
-use crate::cluster::shared_reports::{OwnReport, RemoteGateway, StoredRow};
 
 /// Most reports of other gateways that one call asks for.
 const MAX_ASKED: usize = 64;

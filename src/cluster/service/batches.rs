@@ -11,7 +11,7 @@ use std::ops::Bound;
 
 use serde::{Deserialize, Serialize};
 
-use crate::cluster::demand_reports::StoreNames;
+use crate::cluster::demand::reports::StoreNames;
 use crate::core::model::policy::Policy;
 use crate::core::queue::fairness::service::{HeldSequences, ServiceAccount, ServiceReport};
 

@@ -1,0 +1,164 @@
+//! Load share: the calls that carry the loads of gateways to the store and back.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::cluster::connection::{StoreConnection, StoreScript};
+use crate::cluster::demand::reports::StoreNames;
+use crate::cluster::load::text::LoadTexts;
+use crate::cluster::parts::ClusterParts;
+use crate::core::model::event::Event;
+use crate::core::queue::fairness::gateways::load::GatewayLoad;
+use crate::dispatcher::Dispatcher;
+use crate::telemetry::event::LoadNotShared;
+
+/// Shortest time between two calls. What a gateway hears of a replica is at most about twice as old.
+const SHORTEST: Duration = Duration::from_millis(50);
+/// Time between two calls while this gateway has no work, and longest time in all. The store drops loads that
+/// are older than 2 s.
+const LONGEST: Duration = Duration::from_millis(400);
+/// Bytes a second that a gateway tells and hears, about: more gateways and longer loads are told less often.
+const BYTES_A_SECOND: usize = 50_000;
+
+#[derive(Debug)]
+pub(in crate::cluster) struct LoadShare {
+    script: StoreScript,
+    texts: LoadTexts,
+    /// Loads of the other gateways, as the scheduler was told last.
+    told: BTreeMap<String, GatewayLoad>,
+    due: Instant,
+    /// Whether the store has refused the last call, and operators know it.
+    is_refused: bool,
+}
+
+impl LoadShare {
+    pub(in crate::cluster) fn new() -> Self {
+        Self {
+            script: StoreScript::load(),
+            texts: LoadTexts::default(),
+            told: BTreeMap::new(),
+            due: Instant::now(),
+            is_refused: false,
+        }
+    }
+
+    /// When the next call is due.
+    pub(in crate::cluster) const fn due(&self) -> Instant {
+        self.due
+    }
+
+    /// Notes that the connection was lost, or that this gateway is alone: nothing is known of the others.
+    pub(in crate::cluster) fn start_over(&mut self, dispatcher: &Dispatcher) {
+        self.due = Instant::now();
+        self.pass(dispatcher, BTreeMap::new());
+    }
+
+    /// Tells the scheduler, unless it knows. A division also moves with time.
+    fn pass(&mut self, dispatcher: &Dispatcher, loads: BTreeMap<String, GatewayLoad>) {
+        if self.told != loads || loads.values().any(|load| !load.tenants.is_empty()) {
+            self.told.clone_from(&loads);
+            dispatcher.event(Event::LoadElsewhere(loads));
+        }
+    }
+
+    /// Tells the store the load of this gateway, and the scheduler those of the others. `members` are the
+    /// gateways that are there. A call that the store refuses is a line of the log: each gateway then sees
+    /// the work of others by the reports of engines.
+    ///
+    /// # Errors
+    /// The connection is lost.
+    pub(in crate::cluster) async fn share(
+        &mut self,
+        connection: &StoreConnection,
+        names: StoreNames<'_>,
+        parts: &ClusterParts,
+        members: &[String],
+    ) -> Result<(), String> {
+        let ClusterParts { dispatcher, settings, telemetry, .. } = parts;
+        if members.len() < 2 {
+            self.start_over(dispatcher);
+            self.due = Instant::now() + LONGEST;
+            return Ok(());
+        }
+        self.texts.learn(&Arc::clone(&settings.load().policy));
+        let load = dispatcher.gateway_load();
+        let text = self.texts.write(&load);
+        self.due = Instant::now() + pause(&load, text.len(), members.len());
+        let Some(answer) = self.call(connection, names, &text, telemetry).await? else {
+            self.pass(dispatcher, BTreeMap::new());
+            return Ok(());
+        };
+        let others = answer.chunks_exact(2).filter_map(|row| {
+            let id =
+                std::str::from_utf8(&row[0]).ok().filter(|id| members.iter().any(|member| member == id))?;
+            Some((id.to_owned(), self.texts.read(&row[1])?))
+        });
+        let others = others.collect();
+        self.pass(dispatcher, others);
+        Ok(())
+    }
+
+    /// Takes the load of this gateway out of the store.
+    ///
+    /// # Errors
+    /// The connection is lost.
+    pub(in crate::cluster) async fn leave(
+        &mut self,
+        connection: &StoreConnection,
+        names: StoreNames<'_>,
+        parts: &ClusterParts,
+    ) -> Result<(), String> {
+        self.call(connection, names, "", &parts.telemetry).await.map(drop)
+    }
+
+    async fn call(
+        &mut self,
+        connection: &StoreConnection,
+        names: StoreNames<'_>,
+        text: &str,
+        telemetry: &crate::telemetry::Telemetry,
+    ) -> Result<Option<Vec<Vec<u8>>>, String> {
+        let key = format!("{}:v1:{{load}}", names.prefix);
+        match connection.try_run(&self.script, &[&*key], &[names.id, text]).await? {
+            Ok(answer) => {
+                self.is_refused = false;
+                Ok(Some(answer))
+            }
+            Err(problem) => {
+                if !std::mem::replace(&mut self.is_refused, true) {
+                    LoadNotShared { problem: &problem }.emit(telemetry);
+                }
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// Time until the next call.
+fn pause(load: &GatewayLoad, bytes: usize, gateways: usize) -> Duration {
+    if load.replicas.is_empty() && load.tenants.is_empty() {
+        return LONGEST;
+    }
+    Duration::from_secs_f64((bytes * gateways) as f64 / BYTES_A_SECOND as f64).clamp(SHORTEST, LONGEST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::model::ids::ReplicaId;
+    use crate::core::queue::fairness::gateways::load::ReplicaSequences;
+
+    #[test]
+    fn more_gateways_and_longer_loads_are_told_less_often() {
+        let replicas = vec![ReplicaSequences { replica: ReplicaId::new(0), seqs: 1 }];
+        let busy = GatewayLoad { replicas, ..GatewayLoad::default() };
+        let millis = |load: &GatewayLoad, bytes, gateways| pause(load, bytes, gateways).as_millis();
+        assert_eq!(millis(&busy, 300, 2), 50);
+        assert_eq!(millis(&busy, 1_200, 4), 96);
+        assert_eq!(millis(&busy, 1_200, 16), 384);
+        assert_eq!((millis(&busy, 9_000, 16), millis(&GatewayLoad::default(), 60, 2)), (400, 400));
+    }
+}
