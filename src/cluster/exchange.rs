@@ -18,7 +18,7 @@ use crate::cluster::demand::share::DemandShare;
 use crate::cluster::leases::reports::{LeaseCall, LeaseReportState};
 use crate::cluster::leases::shortfalls::LeaseShortfalls;
 use crate::cluster::load::share::LoadShare;
-use crate::cluster::parts::{ClusterMember, ClusterParts, ClusterStatus};
+use crate::cluster::parts::{ClusterMember, ClusterParts, ClusterStatus, machine_name};
 use crate::cluster::service::share::ServiceShare;
 use crate::cluster::shared_overrides::{RemoteOverride, SharedOverrides};
 use crate::config::settings::cluster::{ClusterSettings, ValkeySettings};
@@ -54,8 +54,6 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 const MAX_CALLS: usize = 32;
 /// Limits of one part of a report of all limits. Requests wait while a part is made.
 const LIMITS_A_PART: usize = 256;
-/// Longest name of a machine.
-const MAX_NAME: usize = 64;
 /// Version of what this gateway reports.
 const VERSION: &str = "1";
 
@@ -234,7 +232,7 @@ impl LeaseExchange {
         stop: &CancellationToken,
         away: &mut Option<Instant>,
     ) -> Result<(), String> {
-        let mut due = Instant::now();
+        let (mut due, mut wants_lease) = (Instant::now(), false);
         loop {
             let (leaves, begun) = (stop.is_cancelled(), Instant::now());
             if leaves || begun >= due {
@@ -242,10 +240,7 @@ impl LeaseExchange {
                 self.share_overrides(connection).await?;
                 self.exchange(connection, leaves).await?;
                 self.note_answer(away);
-            } else if begun >= self.load.due() {
-                let names = StoreNames { prefix: &self.cluster.prefix, id: &self.id, name: "" };
-                self.load.share(connection, names, &self.parts, &self.others).await?;
-            } else {
+            } else if wants_lease {
                 let policy = Arc::clone(&self.parts.settings.load().policy);
                 self.learn_names(&policy);
                 if self.report(connection, &policy, &[], 0).await?.is_some() {
@@ -255,10 +250,17 @@ impl LeaseExchange {
             if leaves {
                 return Ok(());
             }
-            tokio::select! {
-                () = sleep_until(due.min(self.load.due())) => {}
-                () = self.parts.dispatcher.lease_wanted() => sleep_until(begun + MIN_INTERVAL).await,
-                () = stop.cancelled() => {}
+            if begun >= self.load.due() {
+                let names = StoreNames { prefix: &self.cluster.prefix, id: &self.id, name: "" };
+                self.load.share(connection, names, &self.parts, &self.others).await?;
+            }
+            wants_lease = tokio::select! {
+                () = sleep_until(due.min(self.load.due())) => false,
+                () = self.parts.dispatcher.lease_wanted() => true,
+                () = stop.cancelled() => false,
+            };
+            if wants_lease {
+                sleep_until(begun + MIN_INTERVAL).await;
             }
         }
     }
@@ -464,14 +466,6 @@ impl LeaseExchange {
             self.lease_reports.retain(policy);
         }
     }
-}
-
-/// Name of this machine, or of its pod.
-fn machine_name() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let is_fit = |letter: &char| letter.is_ascii_alphanumeric() || "-_.".contains(*letter);
-    let name: String = name.chars().filter(is_fit).take(MAX_NAME).collect();
-    if name.is_empty() { "gateway".to_owned() } else { name }
 }
 
 #[cfg(test)]

@@ -12,6 +12,9 @@ use crate::config::settings::Settings;
 use crate::dispatcher::Dispatcher;
 use crate::telemetry::Telemetry;
 
+/// Longest name of a machine.
+const MAX_NAME: usize = 64;
+
 /// What the exchange works with.
 #[derive(Debug, Clone)]
 pub struct ClusterParts {
@@ -81,6 +84,14 @@ impl ClusterMember {
         let mut number = || words.next().and_then(|word| word.parse().ok());
         Self { id, name, program, waiting: number(), unfinished: number(), heard }
     }
+}
+
+/// Name of this machine, or of its pod.
+pub(super) fn machine_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let is_fit = |letter: &char| letter.is_ascii_alphanumeric() || "-_.".contains(*letter);
+    let name: String = name.chars().filter(is_fit).take(MAX_NAME).collect();
+    if name.is_empty() { "gateway".to_owned() } else { name }
 }
 
 #[cfg(test)]

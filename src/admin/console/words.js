@@ -5,6 +5,7 @@ export const BLOCKED = {
   quota_reached: ["quota", "The tenant holds all that its quota allows. Raise quota.borrow, or wait for its own requests to end."],
   pool_is_starting: ["starting", "Its pools have to start first. The page Scale shows what was asked for."],
   no_replica_in_service: ["no replica", "No replica that serves the model is in service. See Pools for the cause."],
+  due_at_other_gateways: ["other gateways", "Tenants that wait at other gateways are due the free places."],
   no_room: ["no room", "Every replica is as full as it may be. Pools says for each of them why it takes no more."],
   waits_for_wanted_pools: ["its pools", "Its placement rules let it wait for the pools it wants; others have room."],
   waits_for_sooner_replica: ["sooner", "A busy replica is predicted to be sooner than a free one."],

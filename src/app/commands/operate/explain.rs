@@ -200,6 +200,7 @@ pub(super) fn obstacle_text(waiting: &Value) -> &'static str {
         "no_replica_in_service" => {
             "no replica that serves its model is in service; see `penstock replicas list`"
         }
+        "due_at_other_gateways" => "the free places are due to tenants that wait at other gateways",
         "no_room" => "no replica that serves its model has room",
         "pool_is_starting" => "the pools that serve its model have to start first",
         "waits_for_wanted_pools" => {

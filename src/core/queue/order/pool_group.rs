@@ -335,6 +335,11 @@ impl PoolGroup {
         class.headroom.learn_hold(held);
     }
 
+    /// Jobs of a class at replicas.
+    pub fn running_in(&self, class: ClassIndex) -> u64 {
+        self.classes[class.index()].running
+    }
+
     /// Jobs of a class and of more urgent ones at replicas.
     pub fn running_up_to(&self, class: ClassIndex) -> u64 {
         self.classes[..=class.index()].iter().map(|class| class.running).sum()

@@ -2,7 +2,7 @@
 //! theirs.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use crate::model::ids::{ClassId, ClassIndex, GroupIndex, ReplicaId, TenantId};
 use crate::queue::fairness::gateways::load::{
@@ -13,34 +13,50 @@ use crate::queue::fairness::gateways::share::{GroupLoads, SharedClass};
 use crate::scheduler::Scheduler;
 
 impl Scheduler {
-    /// What this gateway has at replicas and what waits here, for the other gateways. Looks at every running
-    /// job.
+    /// What this gateway has at replicas and what waits here, for the other gateways. While tenants have waited
+    /// for long, it looks at every running job.
     pub fn gateway_load(&self) -> GatewayLoad {
-        let mut running: BTreeMap<(GroupIndex, ClassId, TenantId), u32> = BTreeMap::new();
-        for (job, _) in self.jobs.attempts() {
-            if let Some(group) = self.placement.group_of_model(job.spec.model) {
-                *running.entry((group, job.spec.class, job.spec.tenant)).or_default() += 1;
-            }
-        }
         let mut load = GatewayLoad { replicas: self.fleet.booked_seqs(), ..GatewayLoad::default() };
+        let mut places: HashMap<(GroupIndex, ClassId, TenantId), usize> = HashMap::new();
         for group in self.groups.indexes() {
             let here = &self.groups[group];
             let Some(pool) = here.shape.pools.first().copied() else { continue };
             for index in here.class_indexes() {
                 let class = here.class_id(index);
                 for (tenant, waiting) in self.longest_backlogs(group, index) {
-                    let running = running.remove(&(group, class, tenant)).unwrap_or(0);
                     let waiting = u32::try_from(waiting).unwrap_or(u32::MAX);
-                    load.tenants.push(WaitingTenant { pool, class, tenant, running, waiting });
+                    places.insert((group, class, tenant), load.tenants.len());
+                    load.tenants.push(WaitingTenant { pool, class, tenant, running: 0, waiting });
                 }
                 if let Some(headroom) = here.own_headroom(index, self.now) {
-                    let rest = running.iter().filter(|((at, of, _), _)| (*at, *of) == (group, class));
-                    let running = rest.map(|(_, jobs)| jobs).sum();
+                    let running = u32::try_from(here.running_in(index)).unwrap_or(u32::MAX);
                     load.classes.push(ActiveClass { pool, class, running, headroom });
                 }
             }
         }
+        if !places.is_empty() {
+            self.count_running(&places, &mut load);
+        }
         load
+    }
+
+    /// Counts the running jobs of the tenants that wait, by their places in the load. These do not count for
+    /// their classes then.
+    fn count_running(
+        &self,
+        places: &HashMap<(GroupIndex, ClassId, TenantId), usize>,
+        load: &mut GatewayLoad,
+    ) {
+        for (job, _) in self.jobs.attempts() {
+            let group = self.placement.group_of_model(job.spec.model);
+            let place = group.and_then(|group| places.get(&(group, job.spec.class, job.spec.tenant)));
+            let Some(row) = place.map(|place| &mut load.tenants[*place]) else { continue };
+            row.running += 1;
+            let is_class = |class: &&mut ActiveClass| (class.pool, class.class) == (row.pool, row.class);
+            if let Some(class) = load.classes.iter_mut().find(is_class) {
+                class.running = class.running.saturating_sub(1);
+            }
+        }
     }
 
     /// Tenants of a class that have waited for long and may start, those with the most jobs first.
@@ -65,12 +81,17 @@ impl Scheduler {
             self.mark_replica(replica);
         }
         let is_waiting = others.values().any(|load| !load.tenants.is_empty());
-        let own = if is_waiting { self.gateway_load() } else { GatewayLoad::default() };
+        let mut own = if is_waiting { self.by_group(&self.gateway_load()) } else { BTreeMap::new() };
+        let mut remote: BTreeMap<GroupIndex, BTreeMap<String, GatewayLoad>> = BTreeMap::new();
+        for (gateway, load) in others {
+            for (group, load) in self.by_group(load) {
+                remote.entry(group).or_default().insert(gateway.clone(), load);
+            }
+        }
         for group in self.groups.indexes() {
-            let is_inside = |pool| self.placement.group_of(pool) == Some(group);
             let loads = GroupLoads {
-                own: own.within(is_inside),
-                others: others.iter().map(|(id, load)| (id.clone(), load.within(is_inside))).collect(),
+                own: own.remove(&group).unwrap_or_default(),
+                others: remote.remove(&group).unwrap_or_default(),
                 seqs: self.fleet.full_capacity(&self.groups[group].shape.pools),
             };
             let has_changed = self.note_remote_classes(group, &loads) | self.divide_places(group, &loads);
@@ -78,6 +99,20 @@ impl Scheduler {
                 self.groups.mark_changed(Some(group));
             }
         }
+    }
+
+    /// The classes and tenants of a load by their pool groups.
+    fn by_group(&self, load: &GatewayLoad) -> BTreeMap<GroupIndex, GatewayLoad> {
+        let mut groups: BTreeMap<GroupIndex, GatewayLoad> = BTreeMap::new();
+        for row in &load.classes {
+            let group = self.placement.group_of(row.pool);
+            group.into_iter().for_each(|group| groups.entry(group).or_default().classes.push(*row));
+        }
+        for row in &load.tenants {
+            let group = self.placement.group_of(row.pool);
+            group.into_iter().for_each(|group| groups.entry(group).or_default().tenants.push(*row));
+        }
+        groups
     }
 
     fn note_remote_classes(&mut self, group: GroupIndex, loads: &GroupLoads) -> bool {

@@ -6,6 +6,7 @@ export const WHY = {
   quota_reached: ["quota", "Your tenant holds all that its quota allows. The request starts when one of yours ends."],
   pool_is_starting: ["starting", "The servers of its model have to start first."],
   no_replica_in_service: ["no server", "No server of its model is in service."],
+  due_at_other_gateways: ["others", "The free servers are due to other tenants, who wait elsewhere."],
   no_room: ["no room", "Every server of its model is full."],
   waits_for_wanted_pools: ["its servers", "It waits for the servers that its rules prefer; others have room."],
   waits_for_sooner_replica: ["sooner", "A busy server is predicted to be sooner than a free one."],

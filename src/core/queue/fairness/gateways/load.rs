@@ -60,16 +60,6 @@ pub struct GatewayLoad {
 }
 
 impl GatewayLoad {
-    /// The classes and tenants of some pools.
-    #[must_use]
-    pub fn within(&self, is_inside: impl Fn(PoolId) -> bool) -> Self {
-        Self {
-            replicas: Vec::new(),
-            classes: self.classes.iter().filter(|row| is_inside(row.pool)).copied().collect(),
-            tenants: self.tenants.iter().filter(|row| is_inside(row.pool)).copied().collect(),
-        }
-    }
-
     /// Jobs at replicas.
     pub(super) fn running(&self) -> u64 {
         let classes = self.classes.iter().map(|row| u64::from(row.running));
