@@ -2,6 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use proptest::collection::vec;
+use proptest::prelude::{Just, Strategy, prop_oneof};
+
 use crate::model::event::Event;
 use crate::model::ids::{ClassId, JobId, PoolId, ReplicaId, TenantId};
 use crate::model::invariant::InvariantId;
@@ -13,8 +16,30 @@ use crate::model::time::Tick;
 use crate::queue::fairness::gateways::load::{ActiveClass, GatewayLoad, ReplicaSequences, WaitingTenant};
 use crate::scheduler::tests::{World, class, of_tenant, policy, sent, spec, tenant};
 
-fn elsewhere(load: GatewayLoad) -> Event {
+pub(super) fn elsewhere(load: GatewayLoad) -> Event {
     Event::LoadElsewhere(BTreeMap::from([("b".to_owned(), load)]))
+}
+
+/// Any load, or none.
+pub(super) fn load() -> impl Strategy<Value = GatewayLoad> {
+    let replica = (0u32..9, 0u32..6).prop_map(|(replica, seqs)| (ReplicaId::new(replica), seqs));
+    let place = || (0u32..3, 0u32..3).prop_map(|(pool, class)| (PoolId::new(pool), ClassId::new(class)));
+    let active = (place(), 0u32..4, 0u32..4);
+    let waiting = (place(), 0u32..5, 0u32..6, 0u32..20);
+    let load = (vec(replica, 0..4), vec(active, 0..3), vec(waiting, 0..3));
+    prop_oneof![1 => Just(GatewayLoad::default()), 2 => load.prop_map(|(replicas, classes, tenants)| GatewayLoad {
+        replicas: replicas.into_iter().map(|(replica, seqs)| ReplicaSequences { replica, seqs }).collect(),
+        classes: classes
+            .into_iter()
+            .map(|((pool, class), running, headroom)| ActiveClass { pool, class, running, headroom })
+            .collect(),
+        tenants: tenants
+            .into_iter()
+            .map(|((pool, class), tenant, running, waiting)| {
+                WaitingTenant { pool, class, tenant: TenantId::new(tenant), running, waiting }
+            })
+            .collect(),
+    })]
 }
 
 fn at_replica(seqs: u32) -> GatewayLoad {

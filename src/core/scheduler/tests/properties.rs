@@ -1,11 +1,12 @@
 //! Property tests: random events in random worlds.
 
 use proptest::collection::vec;
-use proptest::prelude::{ProptestConfig, Strategy, prop, prop_assert, prop_assert_eq, proptest};
+use proptest::prelude::{ProptestConfig, Strategy, prop, prop_assert, prop_assert_eq, prop_oneof, proptest};
 
 use crate::model::event::{Action, DispatchGrant, JobAction};
 use crate::model::snapshot::ReplicaStatus;
 use crate::scheduler::tests::edge::Edge;
+use crate::scheduler::tests::gateways::load;
 use crate::scheduler::tests::worlds::{Op, Places, Rules, op, rules};
 
 proptest! {
@@ -25,6 +26,17 @@ proptest! {
             }
             edge.apply(&op);
         }
+        edge.run_out();
+    }
+
+    /// The same with other gateways that fill the replicas and want places.
+    #[test]
+    fn every_job_ends_once_beside_other_gateways(
+        worlds in vec(rules(), 1..3),
+        ops in vec(prop_oneof![10 => op(), 1 => load().prop_map(Op::Elsewhere)], 1..160),
+    ) {
+        let mut edge = Edge::new(&worlds);
+        ops.iter().for_each(|op| edge.apply(op));
         edge.run_out();
     }
 

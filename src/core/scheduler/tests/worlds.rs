@@ -18,6 +18,7 @@ use crate::model::policy::{
 };
 use crate::placement;
 use crate::placement::rules::PoolTraits;
+use crate::queue::fairness::gateways::load::GatewayLoad;
 use crate::replica::health::sleep::{SleepPolicy, SleepResult};
 use crate::scheduler::tests::{class, tenant, used};
 
@@ -315,6 +316,8 @@ pub(super) enum Op {
     /// For so many milliseconds; absent = for ever.
     Override(OverrideChange, Option<u64>),
     Restore(OverrideTarget),
+    /// What another gateway has at replicas, and what waits there.
+    Elsewhere(GatewayLoad),
     Drain,
 }
 

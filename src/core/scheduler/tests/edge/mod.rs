@@ -16,6 +16,7 @@ use crate::model::policy::Policy;
 use crate::model::reason::PreemptReason;
 use crate::model::time::Tick;
 use crate::replica::health::sleep::SleepResult;
+use crate::scheduler::tests::gateways::elsewhere;
 use crate::scheduler::tests::worlds::{Op, Rules, build, models_of, prefix};
 use crate::scheduler::tests::{ObservedScheduler, used};
 
@@ -276,6 +277,7 @@ impl Edge {
                 self.barred.remove(&target);
                 self.event(Event::OverrideEnded(target));
             }
+            Op::Elsewhere(ref load) => self.event(elsewhere(load.clone())),
             Op::Drain => self.event(Event::Draining),
         }
         self.check_needs();
