@@ -42,7 +42,7 @@ pub(super) fn drain(
     notes: &Receiver<WriterMessage>,
     first: WriterMessage,
     room: usize,
-    mut take: impl FnMut(&UsageRow),
+    mut take: impl FnMut(UsageRow),
 ) -> Vec<SyncSender<()>> {
     let mut flushes = Vec::new();
     let mut next = Some(first);
@@ -50,7 +50,7 @@ pub(super) fn drain(
     while let Some(note) = next {
         match note {
             WriterMessage::Row(row) => {
-                take(&row);
+                take(row);
                 taken += 1;
             }
             WriterMessage::Flush(done) => flushes.push(done),

@@ -150,7 +150,11 @@ impl DatabaseSink {
             }
             let end = *self.ends.written.lock();
             let unreadable = |error| StoreError(format!("the journal cannot be read: {error}"));
-            let batch = self.folder.read(cursor, end).map_err(unreadable)?;
+            let recent = self.ends.recent.lock().take_after(cursor);
+            let batch = match recent {
+                Some(recent) => recent,
+                None => self.folder.read(cursor, end).map_err(unreadable)?,
+            };
             if batch.until > cursor {
                 if batch.broken > 0 {
                     let (lines, segment) = (batch.broken, batch.until.segment);

@@ -10,8 +10,8 @@ use crate::telemetry::Telemetry;
 use crate::telemetry::fixtures;
 use crate::usage::journal::Journal;
 use crate::usage::row::tests::row;
-use crate::usage::segment::{Cursor, JournalFolder, each_row};
-use crate::usage::writer::JournalEnds;
+use crate::usage::segment::{Batch, Cursor, JournalFolder, each_row};
+use crate::usage::writer::{JournalEnds, RecentRows};
 
 pub(super) const SOON: Duration = Duration::from_secs(10);
 const MINUTE_MS: i64 = 60_000;
@@ -146,4 +146,35 @@ fn a_disk_that_takes_nothing_holds_up_nobody_and_is_told_once() {
     {
         assert_eq!(log.matches(text).count(), 1, "{text}: {log}");
     }
+}
+
+#[test]
+fn rows_that_were_just_written_are_handed_over_in_order() {
+    let at = |offset| Cursor { segment: 1, offset };
+    let batch = |until, times: &[i64]| Batch {
+        rows: times.iter().map(|time| row(*time, "red")).collect(),
+        until: at(until),
+        broken: 0,
+    };
+    let mut recent = RecentRows::default();
+    recent.push(at(0), batch(10, &[1, 2]));
+    recent.push(at(10), batch(20, &[3]));
+    recent.push(at(30), batch(40, &[4]));
+    let times = |batch: Option<Batch>| {
+        batch.map(|batch| (batch.rows.iter().map(|row| row.time_ms).collect::<Vec<_>>(), batch.until))
+    };
+    assert_eq!(times(recent.take_after(at(5))), None, "the first ones were read in part");
+    assert_eq!(times(recent.take_after(at(10))), Some((vec![3], at(20))));
+    let mut recent = RecentRows::default();
+    recent.push(at(0), batch(10, &[1, 2]));
+    recent.push(at(10), batch(20, &[3]));
+    recent.push(at(30), batch(40, &[4]));
+    assert_eq!(times(recent.take_after(at(0))), Some((vec![1, 2, 3], at(20))));
+    assert_eq!(times(recent.take_after(at(20))), None, "the journal has what is between");
+    assert_eq!(times(recent.take_after(at(30))), Some((vec![4], at(40))));
+    for batch_number in 0..20 {
+        recent.push(at(batch_number * 1000), batch((batch_number + 1) * 1000, &[7; 512]));
+    }
+    assert_eq!(times(recent.take_after(at(0))), None, "only the last ones are kept");
+    assert!(times(recent.take_after(at(12_000))).is_some_and(|(times, _)| times.len() == 4096));
 }

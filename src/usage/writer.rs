@@ -1,5 +1,6 @@
 //! Journal writer: writes rows into segments, and deletes the oldest segments beyond `keep_bytes`.
 
+use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
@@ -16,7 +17,7 @@ use crate::telemetry::event::{UsageJournalBack, UsageJournalLost, UsageRowsDropp
 use crate::telemetry::metrics::UsageMeters;
 use crate::usage::journal_queue::{JournalQueue, WriterMessage, drain};
 use crate::usage::row::UsageRow;
-use crate::usage::segment::{Cursor, JournalFolder};
+use crate::usage::segment::{Batch, Cursor, JournalFolder};
 
 /// Most rows in one write.
 const BATCH: usize = 512;
@@ -28,6 +29,46 @@ const RETRY: Duration = Duration::from_millis(250);
 /// Longest time that rows stay unsynced in the operating system's memory.
 const SYNC_AFTER: Duration = Duration::from_secs(1);
 
+/// Most written rows that are kept for the database: what it takes over in a turn of 250 ms under load.
+const MAX_RECENT: usize = 4096;
+
+/// Rows that were written last, so that the database need not read them from the journal again.
+#[derive(Debug, Default)]
+pub(super) struct RecentRows {
+    /// In the order of the journal, each with its place.
+    batches: VecDeque<(Cursor, Batch)>,
+    rows: usize,
+}
+
+impl RecentRows {
+    /// Keeps rows that were written from a place on. The oldest ones make room.
+    pub(super) fn push(&mut self, from: Cursor, batch: Batch) {
+        self.rows += batch.rows.len();
+        self.batches.push_back((from, batch));
+        while self.rows > MAX_RECENT
+            && let Some((_, oldest)) = self.batches.pop_front()
+        {
+            self.rows -= oldest.rows.len();
+        }
+    }
+
+    /// Takes the rows that follow a place, if they are kept. Those before it are dropped.
+    pub(super) fn take_after(&mut self, cursor: Cursor) -> Option<Batch> {
+        let mut taken = Batch { until: cursor, ..Batch::default() };
+        while let Some((from, _)) = self.batches.front()
+            && *from <= taken.until
+            && let Some((from, batch)) = self.batches.pop_front()
+        {
+            self.rows -= batch.rows.len();
+            if from == taken.until {
+                taken.rows.extend(batch.rows);
+                taken.until = batch.until;
+            }
+        }
+        (taken.until > cursor).then_some(taken)
+    }
+}
+
 /// Ends of the journal: how far it is written, and how far the database has read it.
 #[derive(Debug, Default)]
 pub(super) struct JournalEnds {
@@ -35,6 +76,8 @@ pub(super) struct JournalEnds {
     pub(super) written: Mutex<Cursor>,
     /// Position of the database; absent without a database or before the first connection.
     pub(super) read: Mutex<Option<Cursor>>,
+    /// Rows for the database; none without one.
+    pub(super) recent: Mutex<RecentRows>,
 }
 
 /// Open segment that the writer appends to.
@@ -69,6 +112,8 @@ struct JournalBounds {
 struct PendingLines {
     text: Vec<u8>,
     rows: u64,
+    /// The same rows, where a database wants them.
+    kept: Vec<UsageRow>,
     /// Time of the last row, in milliseconds since 1970.
     last_ms: i64,
 }
@@ -170,9 +215,9 @@ impl JournalWriter {
         }
     }
 
-    fn take(&mut self, row: &UsageRow) {
+    fn take(&mut self, row: UsageRow) {
         let start = self.pending.text.len();
-        if serde_json::to_writer(&mut self.pending.text, row).is_err() {
+        if serde_json::to_writer(&mut self.pending.text, &row).is_err() {
             // Cannot happen: a row has no maps and no numbers that JSON lacks.
             self.pending.text.truncate(start);
             return;
@@ -180,6 +225,9 @@ impl JournalWriter {
         self.pending.text.push(b'\n');
         self.pending.rows += 1;
         self.pending.last_ms = row.time_ms;
+        if self.ends.read.lock().is_some() {
+            self.pending.kept.push(row);
+        }
     }
 
     /// Retries until the pending lines are written. Returns false when the journal closes first.
@@ -228,8 +276,14 @@ impl JournalWriter {
             }
             return Err(error);
         }
+        let from = Cursor { segment: current.number, offset: current.len };
         current.len += self.pending.text.len() as u64;
-        *self.ends.written.lock() = Cursor { segment: current.number, offset: current.len };
+        let until = Cursor { offset: current.len, ..from };
+        let rows = std::mem::take(&mut self.pending.kept);
+        if rows.len() as u64 == self.pending.rows {
+            self.ends.recent.lock().push(from, Batch { rows, until, broken: 0 });
+        }
+        *self.ends.written.lock() = until;
         self.current = Some(current);
         self.dirty = true;
         self.meters.written.increment(self.pending.rows);
