@@ -9,6 +9,7 @@ provide tmux tmux
 provide fish fish
 provide zsh zsh
 provide chromium chromium
+provide valgrind valgrind
 book=$PENSTOCK_CACHE/mdbook
 export PATH=$PATH:$book/bin
 command -v mdbook >/dev/null ||

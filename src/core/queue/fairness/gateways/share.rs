@@ -116,7 +116,7 @@ impl GatewayShare {
                 let settled = load.classes.iter().filter(|row| row.class == class.id).map(|row| row.running);
                 let rows = || load.tenants.iter().filter(|row| row.class == class.id);
                 let own = &mut uses[at];
-                own.running += f64::from(settled.chain(rows().map(|row| row.running)).sum::<u32>());
+                own.running += settled.chain(rows().map(|row| row.running)).map(f64::from).sum::<f64>();
                 own.is_waiting |= rows().next().is_some();
                 own.share += shares[index][at];
             }
