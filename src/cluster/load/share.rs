@@ -1,7 +1,6 @@
 //! Load share: the calls that carry the loads of gateways to the store and back.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -13,6 +12,7 @@ use crate::cluster::parts::ClusterParts;
 use crate::core::model::event::Event;
 use crate::core::queue::fairness::gateways::load::GatewayLoad;
 use crate::dispatcher::Dispatcher;
+use crate::telemetry::Telemetry;
 use crate::telemetry::event::LoadNotShared;
 
 /// Shortest time between two calls. What a gateway hears of a replica is at most about twice as old.
@@ -83,7 +83,7 @@ impl LoadShare {
             self.due = Instant::now() + LONGEST;
             return Ok(());
         }
-        self.texts.learn(&Arc::clone(&settings.load().policy));
+        self.texts.learn(&settings.load().policy);
         let load = dispatcher.gateway_load();
         let text = self.texts.write(&load);
         self.due = Instant::now() + pause(&load, text.len(), members.len());
@@ -119,7 +119,7 @@ impl LoadShare {
         connection: &StoreConnection,
         names: StoreNames<'_>,
         text: &str,
-        telemetry: &crate::telemetry::Telemetry,
+        telemetry: &Telemetry,
     ) -> Result<Option<Vec<Vec<u8>>>, String> {
         let key = format!("{}:v1:{{load}}", names.prefix);
         match connection.try_run(&self.script, &[&*key], &[names.id, text]).await? {

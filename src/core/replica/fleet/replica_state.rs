@@ -187,6 +187,11 @@ impl ReplicaState {
         full_seqs(self.config.seqs, self.reported.slots(), self.limits.seqs, pool.slots.buffer)
     }
 
+    /// Whether other gateways have filled it.
+    fn is_full_elsewhere(&self, pool: &PoolState) -> bool {
+        self.full(pool) <= self.reported.remote_seqs
+    }
+
     /// Sequences that it may run now.
     pub(super) fn limit(&self, pool: &PoolState, now: Tick, rules: &HealthPolicy) -> u32 {
         self.limit_within(self.itl_seqs(pool), pool, now, rules)
@@ -199,8 +204,7 @@ impl ReplicaState {
 
     fn limit_within(&self, itl: u32, pool: &PoolState, now: Tick, rules: &HealthPolicy) -> u32 {
         let ours = self.full(pool).saturating_sub(self.reported.external_seqs).max(1);
-        let free_of_told = self.full(pool).saturating_sub(self.reported.remote_seqs);
-        if free_of_told == 0 {
+        if self.is_full_elsewhere(pool) {
             return 0;
         }
         let full = ours.min(itl.max(pool.objective.max_sequences));
@@ -256,8 +260,7 @@ impl ReplicaState {
         if self.admission.held || self.health.is_on_trial() || !self.is_up(now, rules) {
             return FreeCapacity::default();
         }
-        let is_full_elsewhere = self.reported.remote_seqs > 0 && self.full(pool) <= self.reported.remote_seqs;
-        if self.ledger.jobs == 0 && !is_full_elsewhere {
+        if self.ledger.jobs == 0 && !self.is_full_elsewhere(pool) {
             let (all, released) = (Some(FitSize::MAX), self.is_released(pool));
             return FreeCapacity {
                 urgent: all,

@@ -50,11 +50,12 @@ impl Scheduler {
         for (job, _) in self.jobs.attempts() {
             let group = self.placement.group_of_model(job.spec.model);
             let place = group.and_then(|group| places.get(&(group, job.spec.class, job.spec.tenant)));
-            let Some(row) = place.map(|place| &mut load.tenants[*place]) else { continue };
-            row.running += 1;
+            place.into_iter().for_each(|place| load.tenants[*place].running += 1);
+        }
+        for row in &load.tenants {
             let is_class = |class: &&mut ActiveClass| (class.pool, class.class) == (row.pool, row.class);
             if let Some(class) = load.classes.iter_mut().find(is_class) {
-                class.running = class.running.saturating_sub(1);
+                class.running = class.running.saturating_sub(row.running);
             }
         }
     }
