@@ -12,7 +12,6 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::cluster::connection::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, StoreConnection, StoreScript};
 use crate::cluster::demand::reports::StoreNames;
 use crate::cluster::demand::share::DemandShare;
 use crate::cluster::leases::reports::{LeaseCall, LeaseReportState};
@@ -21,6 +20,9 @@ use crate::cluster::load::share::LoadShare;
 use crate::cluster::parts::{ClusterMember, ClusterParts, ClusterStatus, machine_name};
 use crate::cluster::service::share::ServiceShare;
 use crate::cluster::shared_overrides::{RemoteOverride, SharedOverrides};
+use crate::cluster::store::connection::{CONNECT_TIMEOUT, StoreConnection};
+use crate::cluster::store::scripts::{LEASES, MEMBERS, OVERRIDES, StoreScript};
+use crate::cluster::store::server::ANSWER_TIMEOUT;
 use crate::config::settings::cluster::{ClusterSettings, ValkeySettings};
 use crate::core::limits::lease::{LeaseGrant, LimitReports};
 use crate::core::limits::rule::{LimitId, LimitRule};
@@ -156,7 +158,7 @@ impl LeaseExchange {
             id: status.lock().id.clone(),
             cluster: settings.clone(),
             parts,
-            scripts: [StoreScript::leases(), StoreScript::members(), StoreScript::overrides()],
+            scripts: [LEASES, MEMBERS, OVERRIDES].map(StoreScript::new),
             lease_reports: LeaseReportState::default(),
             demand: DemandShare::new(),
             service: ServiceShare::new(),
@@ -221,8 +223,8 @@ impl LeaseExchange {
     async fn connect(&self) -> Result<StoreConnection, String> {
         let settings = self.parts.settings.load_full();
         let now = settings.cluster.as_ref().map_or(&self.cluster.valkey, |cluster| &cluster.valkey);
-        let ValkeySettings { host, port, database, .. } = self.cluster.valkey.clone();
-        StoreConnection::open(&ValkeySettings { host, port, database, ..now.clone() }).await
+        let ValkeySettings { servers, database, .. } = self.cluster.valkey.clone();
+        StoreConnection::open(&ValkeySettings { servers, database, ..now.clone() }).await
     }
 
     /// Reports until the connection fails, or the gateway leaves.
@@ -475,7 +477,6 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
-    use crate::cluster::connection::LEASES;
     use crate::cluster::demand::shared_reports::{OwnReport, RemoteGateway, SharedReports};
     use crate::config::load::load_str_with;
     use crate::config::secret::MachineSecrets;

@@ -1,7 +1,6 @@
 //! Cluster: what several gateways share through Valkey or Redis. A background task owns the
 //! connection; requests never wait for it.
 
-mod connection;
 mod demand;
 mod exchange;
 mod leases;
@@ -10,8 +9,8 @@ mod parts;
 mod restarts;
 mod service;
 mod shared_overrides;
+mod store;
 
-pub use connection::{DEMAND, LEASES, LOAD, MEMBERS, OVERRIDES, SERVICE};
 pub use demand::{DemandCall, DemandReportState, OwnReport, RemoteGateway, SharedReports, StoreNames};
 pub use exchange::{ALL_REPORT, ClusterHandle, start};
 pub use leases::{LeaseCall, LeaseReportState};
@@ -19,3 +18,4 @@ pub use load::LoadTexts;
 pub use parts::{ClusterMember, ClusterParts, ClusterStatus};
 pub use service::{ServiceBatches, ServiceCall};
 pub use shared_overrides::{SharedOverride, SharedOverrides, target_name};
+pub use store::scripts::{DEMAND, LEASES, LOAD, MEMBERS, OVERRIDES, SERVICE};

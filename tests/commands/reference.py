@@ -255,10 +255,10 @@ class Schema:
             found = self.definitions[name]
             if name in self.shared:
                 return f"[{title_of(name)}](#{anchor(title_of(name))})"
-            if "oneOf" in found or "enum" in found:
-                return "one of the values below"
             if "properties" in found:
                 return "section"
+            if "oneOf" in found or "enum" in found:
+                return "one of the values below"
             kinds = [self.type_of(one) for one in found.get("anyOf", [])]
             return " or ".join(dict.fromkeys(kinds)) or self.type_of(found)
         kind = field.get("type", "string")

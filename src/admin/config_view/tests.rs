@@ -8,7 +8,9 @@ use serde_json::{Value, json};
 
 use super::effective;
 use crate::admin::fixtures::settings;
-use crate::config::settings::cluster::{ClusterSettings, ValkeySettings};
+use crate::config::settings::cluster::{
+    ClusterSettings, ServerAddress, StoreCredentials, StoreServers, ValkeySettings,
+};
 use crate::config::settings::guardrails::GuardrailSettings;
 use crate::config::settings::identity::AuditFile;
 use crate::config::settings::usage::{PostgresSettings, UsageDatabase, UsageSettings};
@@ -103,14 +105,17 @@ fn the_journal_and_its_database() {
 fn other_gateways_and_the_scale_signal() {
     let mut settings = settings();
     assert_eq!(effective(&settings)["cluster"], Value::Null);
+    let credentials = |name: &str| StoreCredentials {
+        username: Some(name.to_owned()),
+        password: Some(Secret::new(SECRET)),
+    };
     let mut valkey = ValkeySettings {
-        host: "valkey".into(),
-        port: 6379,
+        servers: StoreServers::Server(ServerAddress { host: "valkey".into(), port: 6379 }),
         database: 2,
         is_tls: true,
         tls: None,
-        username: Some("gateway".into()),
-        password: Some(Secret::new(SECRET)),
+        credentials: credentials("gateway"),
+        sentinel_credentials: credentials("watcher"),
     };
     let cluster = |valkey| ClusterSettings { valkey, prefix: "penstock".into(), outage: seconds(3600) };
     settings.cluster = Some(cluster(valkey.clone()));
@@ -122,7 +127,8 @@ fn other_gateways_and_the_scale_signal() {
     let shown = effective(&settings);
     let expected = json!({
         "valkey": {
-            "host": "valkey", "port": 6379, "database": 2, "tls": true, "username": "gateway", "password": "set",
+            "server": "valkey:6379", "database": 2, "tls": true, "username": "gateway", "password": "set",
+            "sentinel_credentials": { "username": "watcher", "password": "set" },
         },
         "prefix": "penstock", "outage": 3600.0,
     });
@@ -132,7 +138,7 @@ fn other_gateways_and_the_scale_signal() {
         "state_file": "/var/lib/demand",
     });
     assert_shown(&shown["scale"], &expected);
-    valkey.password = None;
+    valkey.credentials.password = None;
     settings.cluster = Some(cluster(valkey));
     assert_eq!(effective(&settings)["cluster"]["valkey"]["password"], Value::Null);
 }

@@ -1,9 +1,10 @@
 //! Demand share: the calls that carry demand reports to the store and back.
 
-use crate::cluster::connection::{StoreConnection, StoreScript};
 use crate::cluster::demand::reports::{DemandReportState, StoreNames};
 use crate::cluster::demand::shared_reports::SharedReports;
 use crate::cluster::parts::ClusterMember;
+use crate::cluster::store::connection::StoreConnection;
+use crate::cluster::store::scripts::{DEMAND, StoreScript};
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::DemandNotShared;
 
@@ -11,13 +12,11 @@ use crate::telemetry::event::DemandNotShared;
 pub(in crate::cluster) struct DemandShare {
     script: StoreScript,
     state: DemandReportState,
-    /// Whether the store has refused the last call, and operators know it.
-    is_refused: bool,
 }
 
 impl DemandShare {
     pub(in crate::cluster) fn new() -> Self {
-        Self { script: StoreScript::demand(), state: DemandReportState::default(), is_refused: false }
+        Self { script: StoreScript::new(DEMAND), state: DemandReportState::default() }
     }
 
     /// Notes that the connection was lost, and the store may have lost its data.
@@ -40,16 +39,9 @@ impl DemandShare {
     ) -> Result<(), String> {
         let call = self.state.call(names, reports.own(self.state.stored()));
         let keys: Vec<&str> = call.keys.iter().map(String::as_str).collect();
-        let answer = match connection.try_run(&self.script, &keys, &call.values).await? {
-            Ok(answer) => answer,
-            Err(problem) => {
-                if !std::mem::replace(&mut self.is_refused, true) {
-                    DemandNotShared { problem: &problem }.emit(telemetry);
-                }
-                return Ok(());
-            }
-        };
-        self.is_refused = false;
+        let tell = |problem: &str| DemandNotShared { problem }.emit(telemetry);
+        let answer = connection.run_or_tell(&mut self.script, &keys, &call.values, tell).await?;
+        let Some(answer) = answer else { return Ok(()) };
         let others = members.iter().filter(|member| member.id != names.id);
         let others = others.map(|member| (&*member.id, &*member.name));
         if let Some(heard) = self.state.receive_answer(&call, answer, others) {

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::cluster::connection::{StoreConnection, StoreScript};
 use crate::cluster::demand::reports::StoreNames;
 use crate::cluster::load::text::LoadTexts;
 use crate::cluster::parts::ClusterParts;
+use crate::cluster::store::connection::StoreConnection;
+use crate::cluster::store::scripts::{LOAD, StoreScript};
 use crate::core::model::event::Event;
 use crate::core::queue::fairness::gateways::load::GatewayLoad;
 use crate::dispatcher::Dispatcher;
@@ -30,18 +31,15 @@ pub(in crate::cluster) struct LoadShare {
     /// Loads of the other gateways, as the scheduler was told last.
     told: BTreeMap<String, GatewayLoad>,
     due: Instant,
-    /// Whether the store has refused the last call, and operators know it.
-    is_refused: bool,
 }
 
 impl LoadShare {
     pub(in crate::cluster) fn new() -> Self {
         Self {
-            script: StoreScript::load(),
+            script: StoreScript::new(LOAD),
             texts: LoadTexts::default(),
             told: BTreeMap::new(),
             due: Instant::now(),
-            is_refused: false,
         }
     }
 
@@ -122,18 +120,8 @@ impl LoadShare {
         telemetry: &Telemetry,
     ) -> Result<Option<Vec<Vec<u8>>>, String> {
         let key = format!("{}:v1:{{load}}", names.prefix);
-        match connection.try_run(&self.script, &[&*key], &[names.id, text]).await? {
-            Ok(answer) => {
-                self.is_refused = false;
-                Ok(Some(answer))
-            }
-            Err(problem) => {
-                if !std::mem::replace(&mut self.is_refused, true) {
-                    LoadNotShared { problem: &problem }.emit(telemetry);
-                }
-                Ok(None)
-            }
-        }
+        let tell = |problem: &str| LoadNotShared { problem }.emit(telemetry);
+        connection.run_or_tell(&mut self.script, &[&*key], &[names.id, text], tell).await
     }
 }
 

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::cluster::connection::{StoreConnection, StoreScript};
 use crate::cluster::demand::reports::StoreNames;
 use crate::cluster::parts::ClusterParts;
 use crate::cluster::service::batches::ServiceBatches;
+use crate::cluster::store::connection::StoreConnection;
+use crate::cluster::store::scripts::{SERVICE, StoreScript};
 use crate::core::model::event::Event;
 use crate::core::queue::fairness::service::{HeldSequences, summed};
 use crate::dispatcher::Dispatcher;
@@ -23,14 +24,12 @@ pub(in crate::cluster) struct ServiceShare {
     batches: ServiceBatches,
     /// What tenants hold at other gateways, as the scheduler was told last.
     held: Vec<HeldSequences>,
-    /// Whether the store has refused the last call, and operators know it.
-    is_refused: bool,
 }
 
 impl ServiceShare {
     pub(in crate::cluster) fn new() -> Self {
-        let (script, batches) = (StoreScript::service(), ServiceBatches::default());
-        Self { script, batches, held: Vec::new(), is_refused: false }
+        let (script, batches) = (StoreScript::new(SERVICE), ServiceBatches::default());
+        Self { script, batches, held: Vec::new() }
     }
 
     /// Notes that the connection was lost, or that this gateway is alone. Nothing is known of what tenants
@@ -74,17 +73,12 @@ impl ServiceShare {
         let policy = Arc::clone(&settings.load().policy);
         let call = self.batches.call(names, &reports, &dispatcher.held_sequences(), &policy);
         let keys: Vec<&str> = call.keys.iter().map(String::as_str).collect();
-        let answer: Vec<Vec<u8>> = match connection.try_run(&self.script, &keys, &call.values).await? {
-            Ok(answer) => answer,
-            Err(problem) => {
-                self.start_over(dispatcher);
-                if !std::mem::replace(&mut self.is_refused, true) {
-                    ServiceNotShared { problem: &problem }.emit(telemetry);
-                }
-                return Ok(());
-            }
+        let tell = |problem: &str| ServiceNotShared { problem }.emit(telemetry);
+        let answer = connection.run_or_tell(&mut self.script, &keys, &call.values, tell).await?;
+        let Some(answer) = answer else {
+            self.start_over(dispatcher);
+            return Ok(());
         };
-        self.is_refused = false;
         let heard = self.batches.receive_answer(&call, answer, &policy).unwrap_or_default();
         for reports in summed(&heard).chunks(REPORTS_AN_EVENT) {
             dispatcher.event(Event::ServedElsewhere(reports.to_vec()));

@@ -205,11 +205,11 @@ fn kind(field: &'static Value) -> String {
     if let Some(items) = found.get("items") {
         return format!("list of {}", kind(items));
     }
-    if found.get("oneOf").is_some() || found.get("enum").is_some() {
-        return "one of the values below".to_owned();
-    }
     if found.get("properties").is_some() {
         return "section".to_owned();
+    }
+    if found.get("oneOf").is_some() || found.get("enum").is_some() {
+        return "one of the values below".to_owned();
     }
     if let Some(values) = found.get("additionalProperties").filter(|values| values.is_object()) {
         return format!("map of names to {}", kind(values));

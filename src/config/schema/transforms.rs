@@ -64,6 +64,16 @@ pub(in crate::config) fn cluster(schema: &mut Schema) {
     require(schema, &["valkey"]);
 }
 
+/// The one way to the store that must be there.
+pub(in crate::config) fn valkey(schema: &mut Schema) {
+    let ways = ["url", "nodes", "sentinel"].map(|key| json!({ "required": [key] }));
+    schema.insert("oneOf".to_owned(), json!(ways));
+}
+
+pub(in crate::config) fn sentinel(schema: &mut Schema) {
+    require(schema, &["urls", "primary"]);
+}
+
 /// For sections of something that is reached at a URL.
 pub(in crate::config) fn reached(schema: &mut Schema) {
     require(schema, &["url"]);

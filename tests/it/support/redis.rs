@@ -1,4 +1,4 @@
-//! Redis server of the test's own, which can be stopped, killed and emptied.
+//! Redis servers of the test's own, which can be stopped, killed and emptied; sentinels and clusters of them.
 
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -15,6 +15,8 @@ pub(crate) struct RedisServer {
     folder: TempDir,
     port: u16,
     options: Vec<String>,
+    /// What its configuration file says.
+    config: String,
     server: Option<Child>,
 }
 
@@ -25,11 +27,55 @@ impl RedisServer {
 
     /// A server with more options of its command line.
     pub(crate) fn with_options(options: &[&str]) -> Self {
-        let port = free_port();
+        Self::with_config(options, "")
+    }
+
+    /// A server that copies this one.
+    pub(crate) fn replica(&self) -> Self {
+        Self::with_options(&[
+            "--replicaof",
+            &format!("127.0.0.1 {}", self.port),
+            "--repl-diskless-sync-delay",
+            "0",
+        ])
+    }
+
+    /// One of so many sentinels that watch this server as `mymaster`. Most of them must agree.
+    pub(crate) fn sentinel(&self, sentinels: usize) -> Self {
+        let config = format!(
+            "sentinel monitor mymaster 127.0.0.1 {} {}\nsentinel down-after-milliseconds mymaster 500\n\
+             sentinel failover-timeout mymaster 2000\n",
+            self.port,
+            sentinels / 2 + 1,
+        );
+        Self::with_config(&["--sentinel"], &config)
+    }
+
+    /// A node of a cluster, which has no slots yet.
+    fn node() -> Self {
+        let bus = free_port().to_string();
+        Self::with_options(&[
+            "--cluster-enabled",
+            "yes",
+            "--cluster-port",
+            &bus,
+            "--cluster-node-timeout",
+            "1000",
+            "--repl-diskless-sync-delay",
+            "0",
+        ])
+    }
+
+    fn with_config(options: &[&str], config: &str) -> Self {
+        let (folder, port) = (tempfile::tempdir().unwrap(), free_port());
         let options = options.iter().map(|option| (*option).to_owned()).collect();
-        let mut server = Self { folder: tempfile::tempdir().unwrap(), port, options, server: None };
+        let mut server = Self { folder, port, options, config: config.to_owned(), server: None };
         server.restart();
         server
+    }
+
+    pub(crate) const fn port(&self) -> u16 {
+        self.port
     }
 
     pub(crate) fn url(&self) -> String {
@@ -39,7 +85,10 @@ impl RedisServer {
     /// Starts it again, empty. Returns when it takes connections.
     pub(crate) fn restart(&mut self) {
         let (port, folder) = (self.port.to_string(), self.folder.path());
+        let config = folder.join("server.conf");
+        std::fs::write(&config, &self.config).unwrap();
         let mut command = Command::new("redis-server");
+        command.arg(&config);
         command.args(["--port", &port, "--save", "", "--appendonly", "no", "--bind", "127.0.0.1", "--dir"]);
         command.arg(folder).args(&self.options).stdout(Stdio::null()).stderr(Stdio::null());
         let child = command.spawn().expect("Redis is installed: apt-get install redis-server");
@@ -49,6 +98,13 @@ impl RedisServer {
             assert!(begun.elapsed() < PATIENCE, "redis-server does not start");
             std::thread::sleep(Duration::from_millis(10));
         }
+    }
+
+    /// What the server answers to a command, as `redis-cli` shows it; its errors too.
+    pub(crate) fn say(&self, words: &[&str]) -> String {
+        let port = self.port.to_string();
+        let output = Command::new("redis-cli").args(["-p", &port]).args(words).output();
+        String::from_utf8(output.expect("redis-cli is installed").stdout).unwrap().trim().to_owned()
     }
 
     pub(crate) fn kill(&mut self) {
@@ -71,6 +127,58 @@ impl RedisServer {
     pub(crate) fn signal(&self, signal: &str) {
         let id = self.server.as_ref().unwrap().id().to_string();
         assert!(Command::new("kill").args([&format!("-{signal}"), &id]).status().unwrap().success());
+    }
+}
+
+/// A cluster with three primaries, and a replica for each.
+pub(crate) struct RedisCluster {
+    pub(crate) nodes: Vec<RedisServer>,
+}
+
+impl RedisCluster {
+    pub(crate) fn start() -> Self {
+        let nodes: Vec<RedisServer> = (0..6).map(|_| RedisServer::node()).collect();
+        let addresses = nodes.iter().map(|node| format!("127.0.0.1:{}", node.port));
+        let mut create = Command::new("redis-cli");
+        create.args(["--cluster", "create"]).args(addresses);
+        let output = create.args(["--cluster-replicas", "1", "--cluster-yes"]).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        Self { nodes }
+    }
+
+    /// The node that has a key as primary.
+    pub(crate) fn owner(&self, key: &str) -> usize {
+        let slot = self.nodes[0].say(&["CLUSTER", "KEYSLOT", key]);
+        let begun = Instant::now();
+        loop {
+            for (at, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.server.is_some()) {
+                if node.say(&["ROLE"]).starts_with("master")
+                    && !node.say(&["CLUSTER", "COUNTKEYSINSLOT", &slot]).starts_with("0")
+                {
+                    return at;
+                }
+            }
+            assert!(begun.elapsed() < PATIENCE, "nobody has {key}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Moves a slot with its keys from one primary to another, while they serve. `meanwhile` runs when half is done:
+    /// the first server sends those who ask on.
+    pub(crate) fn move_slot(&self, slot: &str, [from, to]: [usize; 2], meanwhile: impl FnOnce()) {
+        let [from, to] = [from, to].map(|at| &self.nodes[at]);
+        let [from_id, to_id] = [from, to].map(|node| node.say(&["CLUSTER", "MYID"]));
+        assert_eq!(to.say(&["CLUSTER", "SETSLOT", slot, "IMPORTING", &from_id]), "OK");
+        assert_eq!(from.say(&["CLUSTER", "SETSLOT", slot, "MIGRATING", &to_id]), "OK");
+        let keys = from.say(&["CLUSTER", "GETKEYSINSLOT", slot, "100"]);
+        let port = to.port.to_string();
+        let migrate = ["MIGRATE", "127.0.0.1", &port, "", "0", "5000", "KEYS"];
+        let keys: Vec<&str> = keys.lines().collect();
+        assert_eq!(from.say(&[&migrate[..], &keys].concat()), "OK");
+        meanwhile();
+        for node in [to, from] {
+            assert_eq!(node.say(&["CLUSTER", "SETSLOT", slot, "NODE", &to_id]), "OK");
+        }
     }
 }
 

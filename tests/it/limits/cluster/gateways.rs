@@ -16,7 +16,7 @@ use crate::support::redis::RedisServer;
 
 const CHAT: &str = "/v1/chat/completions";
 
-async fn rig(limits: &'static str, more: String) -> Rig {
+pub(super) async fn rig(limits: &'static str, more: String) -> Rig {
     Rig::start(RigOptions { tenants: vec![(TENANT, limits)], more, ..RigOptions::default() }).await
 }
 
@@ -28,12 +28,12 @@ async fn pair(limits: &'static str, server: &RedisServer) -> [Rig; 2] {
     rigs
 }
 
-async fn status(rig: &Rig) -> Value {
+pub(super) async fn status(rig: &Rig) -> Value {
     rig.admin(Method::GET, "/admin/v1/status").await.ok().json()["cluster"].clone()
 }
 
 /// Waits until the gateway knows of so many.
-async fn gateways(rig: &Rig, count: usize) {
+pub(super) async fn gateways(rig: &Rig, count: usize) {
     for _ in 0..600 {
         if status(rig).await["gateways"].as_array().is_some_and(|ids| ids.len() == count) {
             return;
@@ -67,7 +67,7 @@ async fn turn(server: &RedisServer) {
 
 /// Asks the gateways one after the other until so many were served in all, and then some times more. Returns
 /// how many were.
-async fn served_in_all(rigs: &[&Rig], mut sum: usize, limit: usize) -> usize {
+pub(super) async fn served_in_all(rigs: &[&Rig], mut sum: usize, limit: usize) -> usize {
     let begun = Instant::now();
     while sum < limit && begun.elapsed() < PATIENCE {
         for rig in rigs {
@@ -82,7 +82,7 @@ async fn served_in_all(rigs: &[&Rig], mut sum: usize, limit: usize) -> usize {
 }
 
 /// Sends requests one after the other, and returns how many were served.
-async fn served(rig: &Rig, requests: usize) -> usize {
+pub(super) async fn served(rig: &Rig, requests: usize) -> usize {
     let mut served = 0;
     for _ in 0..requests {
         let answer = rig.post(CHAT, &chat(2, false)).await;

@@ -1,5 +1,6 @@
 //! Limits, overrides, demand reports and fair shares that several gateways share.
 
+mod failover;
 mod fairness;
 mod fleet;
 mod gateways;

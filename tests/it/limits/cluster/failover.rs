@@ -1,0 +1,134 @@
+//! Gateways whose store fails over: a primary behind real sentinels, and a real cluster.
+
+use std::time::Duration;
+
+use tokio::task::block_in_place;
+use tokio::time::{Instant, sleep};
+
+use super::gateways::{gateways, rig, served, served_in_all, status};
+use crate::support::gateway::{PATIENCE, Rig, TENANT, until};
+use crate::support::redis::{RedisCluster, RedisServer};
+
+const LIMITS: &str = "limits: {per_day: {requests: 80}}";
+
+/// Two gateways whose section `cluster.valkey` says `valkey`.
+async fn pair(valkey: &str) -> [Rig; 2] {
+    let more = || format!("cluster: {{valkey: {{{valkey}}}}}\n");
+    let rigs = [rig(LIMITS, more()).await, rig(LIMITS, more()).await];
+    gateways(&rigs[0], 2).await;
+    rigs
+}
+
+/// Waits until the gateway has been without the store for the `times`-th time and has heard it again.
+async fn followed(rig: &Rig, times: usize) {
+    until("the gateway follows", || {
+        rig.telemetry.captured_log().matches("the store of the cluster is back").count() >= times
+    })
+    .await;
+    let log = rig.telemetry.captured_log();
+    log.lines()
+        .filter(|line| line.contains("the store of the cluster is"))
+        .for_each(|line| println!("{line}"));
+    // Nodes of a cluster hear of a move one after the other.
+    sleep(Duration::from_secs(1)).await;
+    gateways(rig, 2).await;
+    let begun = Instant::now();
+    while status(rig).await["up"] != true {
+        assert!(begun.elapsed() < PATIENCE, "{}", status(rig).await);
+        sleep(Duration::from_millis(20)).await;
+    }
+    // Where data were lost, no lease grows for two seconds.
+    sleep(Duration::from_millis(2_500)).await;
+}
+
+fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+    for _ in 0..1_500 {
+        if is_so() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    panic!("{what}");
+}
+
+/// A planned change of the primary and a killed one: the gateways go on with their leases meanwhile, and no request
+/// more than the limit is served.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn gateways_follow_the_primary_that_sentinels_name() {
+    let (mut servers, sentinels) = block_in_place(|| {
+        let primary = RedisServer::start();
+        let replica = primary.replica();
+        wait_for("the replica copies", || {
+            replica.say(&["INFO", "replication"]).contains("master_link_status:up")
+        });
+        let sentinels: Vec<RedisServer> = (0..3).map(|_| primary.sentinel(3)).collect();
+        for sentinel in &sentinels {
+            wait_for("the sentinels know each other and the replica", || {
+                let told = sentinel.say(&["INFO", "sentinel"]);
+                told.contains("slaves=1,sentinels=3")
+            });
+        }
+        ([primary, replica], sentinels)
+    });
+    let urls: Vec<String> =
+        sentinels.iter().map(|sentinel| format!("'redis://127.0.0.1:{}'", sentinel.port())).collect();
+    let [one, two] = pair(&format!("sentinel: {{urls: [{}], primary: mymaster}}", urls.join(", "))).await;
+    let mut sum = served(&one, 8).await + served(&two, 4).await;
+    assert_eq!(sum, 12);
+
+    block_in_place(|| assert_eq!(sentinels[0].say(&["SENTINEL", "FAILOVER", "mymaster"]), "OK"));
+    followed(&one, 1).await;
+    followed(&two, 1).await;
+    block_in_place(|| assert!(servers[1].say(&["ROLE"]).starts_with("master")));
+    sum += served(&one, 8).await + served(&two, 4).await;
+    assert_eq!(sum, 24);
+
+    block_in_place(|| {
+        wait_for("the old primary copies the new one", || {
+            servers[0].say(&["INFO", "replication"]).contains("master_link_status:up")
+        });
+        servers[1].kill();
+    });
+    let meanwhile = served(&one, 4).await + served(&two, 4).await;
+    assert_eq!(meanwhile, 8, "leases last");
+    followed(&one, 2).await;
+    followed(&two, 2).await;
+    block_in_place(|| assert!(servers[0].say(&["ROLE"]).starts_with("master")));
+    assert_eq!(served_in_all(&[&one, &two], sum + meanwhile, 80).await, 80);
+}
+
+/// A slot that moves, and a primary that is killed: the gateways learn which server has their keys now.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn gateways_follow_the_slots_of_a_cluster() {
+    let mut cluster = block_in_place(RedisCluster::start);
+    // The gateways learn the other nodes from the one that they are told.
+    let [one, two] = pair(&format!("nodes: ['redis://127.0.0.1:{}']", cluster.nodes[5].port())).await;
+    let mut sum = served(&one, 8).await + served(&two, 4).await;
+    assert_eq!(sum, 12);
+
+    let key = format!("{{t/{TENANT}}}");
+    let from = block_in_place(|| cluster.owner(&key));
+    let to = (from + 1) % 3;
+    block_in_place(|| {
+        let slot = cluster.nodes[0].say(&["CLUSTER", "KEYSLOT", &key]);
+        cluster.move_slot(&slot, [from, to], || {
+            wait_for("the gateways are sent on", || {
+                [&one, &two]
+                    .iter()
+                    .all(|rig| rig.telemetry.captured_log().contains("the store of the cluster is away"))
+            });
+        });
+    });
+    followed(&one, 1).await;
+    followed(&two, 1).await;
+    sum += served(&one, 8).await + served(&two, 4).await;
+    assert_eq!(sum, 24);
+
+    block_in_place(|| assert_eq!(cluster.owner(&key), to, "the slot has moved"));
+    block_in_place(|| cluster.nodes[to].kill());
+    let meanwhile = served(&one, 4).await + served(&two, 4).await;
+    assert_eq!(meanwhile, 8, "leases last");
+    followed(&one, 2).await;
+    followed(&two, 2).await;
+    assert_eq!(served_in_all(&[&one, &two], sum + meanwhile, 80).await, 80);
+}
