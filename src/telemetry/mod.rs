@@ -114,6 +114,11 @@ impl Telemetry {
         self.0.metrics.open_connections().clone()
     }
 
+    /// Histogram of how long ready tasks wait for their worker thread.
+    pub fn worker_delay(&self) -> ::metrics::Histogram {
+        self.0.metrics.worker_delay().clone()
+    }
+
     /// Metric handles of the usage journal.
     pub fn usage_meters(&self) -> UsageMeters {
         self.0.metrics.usage_meters()

@@ -209,6 +209,9 @@ impl Gateway {
         let shutdown = ListenerShutdown::default();
         let workers = Arc::new(Workers::start().map_err(StartError::Workers)?);
         let serving = serve_clients(listener, Arc::clone(&workers), limits, &proxy, &shutdown);
+        let dispatcher = Arc::clone(&proxy.dispatcher);
+        let is_busy = move || dispatcher.job_counts().1 > 0;
+        background.spawn(Arc::clone(&workers).measure_delays(telemetry.worker_delay(), is_busy));
         background.spawn(telemetry.clone().upkeep());
         background.spawn(replica_actions::carry_out(actions, fleet.clone(), telemetry));
         background.spawn(close_idle(Arc::clone(&proxy)));

@@ -18,6 +18,8 @@ use crate::telemetry::event::LoadNotShared;
 
 /// Shortest time between two calls. What a gateway hears of a replica is at most about twice as old.
 const SHORTEST: Duration = Duration::from_millis(50);
+/// The same while requests wait: for a place that another gateway frees, too, and that stays empty until it is told.
+const SHORTEST_WAITING: Duration = Duration::from_millis(20);
 /// Time between two calls while this gateway has no work, and longest time in all. The store drops loads that
 /// are older than 2 s.
 const LONGEST: Duration = Duration::from_millis(400);
@@ -84,7 +86,9 @@ impl LoadShare {
         self.texts.learn(&settings.load().policy);
         let load = dispatcher.gateway_load();
         let text = self.texts.write(&load);
-        self.due = Instant::now() + pause(&load, text.len(), members.len());
+        let waits = dispatcher.job_counts().0 > 0 || self.told.values().any(|load| !load.tenants.is_empty());
+        let shortest = if waits { SHORTEST_WAITING } else { SHORTEST };
+        self.due = Instant::now() + pause(&load, text.len(), members.len(), shortest);
         let Some(answer) = self.call(connection, names, &text, telemetry).await? else {
             self.pass(dispatcher, BTreeMap::new());
             return Ok(());
@@ -126,11 +130,11 @@ impl LoadShare {
 }
 
 /// Time until the next call.
-fn pause(load: &GatewayLoad, bytes: usize, gateways: usize) -> Duration {
+fn pause(load: &GatewayLoad, bytes: usize, gateways: usize, shortest: Duration) -> Duration {
     if load.replicas.is_empty() && load.tenants.is_empty() {
         return LONGEST;
     }
-    Duration::from_secs_f64((bytes * gateways) as f64 / BYTES_A_SECOND as f64).clamp(SHORTEST, LONGEST)
+    Duration::from_secs_f64((bytes * gateways) as f64 / BYTES_A_SECOND as f64).clamp(shortest, LONGEST)
 }
 
 #[cfg(test)]
@@ -143,10 +147,11 @@ mod tests {
     fn more_gateways_and_longer_loads_are_told_less_often() {
         let replicas = vec![ReplicaSequences { replica: ReplicaId::new(0), seqs: 1 }];
         let busy = GatewayLoad { replicas, ..GatewayLoad::default() };
-        let millis = |load: &GatewayLoad, bytes, gateways| pause(load, bytes, gateways).as_millis();
+        let millis = |load: &GatewayLoad, bytes, gateways| pause(load, bytes, gateways, SHORTEST).as_millis();
         assert_eq!(millis(&busy, 300, 2), 50);
         assert_eq!(millis(&busy, 1_200, 4), 96);
         assert_eq!(millis(&busy, 1_200, 16), 384);
+        assert_eq!(pause(&busy, 120, 4, SHORTEST_WAITING).as_millis(), 20, "9.6 by the bytes");
         assert_eq!((millis(&busy, 9_000, 16), millis(&GatewayLoad::default(), 60, 2)), (400, 400));
     }
 }

@@ -13,8 +13,8 @@ use crate::dispatcher::Dispatcher;
 use crate::telemetry::event::ServiceNotShared;
 
 /// Accounts that are told in one turn of 200 ms; further ones wait for the next turns. A row is 60 to 80
-/// bytes, so that they are at most 51 kB a second.
-const ROWS_A_TURN: usize = 128;
+/// bytes, so that they are at most 45 kB a second.
+const ROWS_A_TURN: usize = 112;
 /// Reports in one event of the scheduler. Requests wait while it is handled.
 const REPORTS_AN_EVENT: usize = 256;
 

@@ -119,6 +119,18 @@ impl<I: Copy + From<usize> + Into<usize>, T> IdTable<I, T> {
         })
     }
 
+    /// Whether this table has every row of `before` under its id, each two are the `same`, and each row that it has
+    /// beside them is `plain`.
+    pub fn extends(&self, before: &Self, same: impl Fn(&T, &T) -> bool, plain: impl Fn(&T) -> bool) -> bool {
+        (0..self.rows.len().max(before.rows.len())).map(I::from).all(|id| {
+            match (self.get(id), before.get(id)) {
+                (Some(one), Some(two)) => same(one, two),
+                (Some(one), None) => plain(one),
+                (None, two) => two.is_none(),
+            }
+        })
+    }
+
     /// The number of ids ever given: ids are `0..capacity()`.
     pub fn capacity(&self) -> usize {
         self.rows.len()

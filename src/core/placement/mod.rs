@@ -79,7 +79,7 @@ impl GroupShape {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Placement {
     models: Vec<Option<ModelRoutes>>,
-    /// Number of each tenant's rules.
+    /// Number of each tenant's rules; those at the end that have none are left out.
     tenants: Vec<usize>,
     /// By class: the number of the class's rules combined with each tenant's rules.
     classes: Vec<Vec<usize>>,
@@ -121,6 +121,8 @@ impl Placement {
         for (id, _, tenant) in policy.tenants.iter() {
             self.tenants[id.index()] = of_tenants.number(tenant.placement.clone());
         }
+        let ruled = self.tenants.iter().rposition(|number| *number != 0).map_or(0, |last| last + 1);
+        self.tenants.truncate(ruled);
         let mut together = RuleNumbers::default();
         self.classes.resize(policy.classes.capacity(), Vec::new());
         for (id, _, class) in policy.classes.iter() {

@@ -8,10 +8,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::thread;
 
+use metrics::Histogram;
 use pin_project_lite::pin_project;
 use tokio::runtime::{Builder, Handle, RuntimeFlavor};
 use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{Duration, Instant, sleep};
 use tokio_util::sync::CancellationToken;
+
+/// Time between two samples of the delay, while requests run and at rest.
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
+const SAMPLE_INTERVAL_AT_REST: Duration = Duration::from_secs(1);
 
 /// The runtimes that serve connections. Dropping the value ends its threads, with the tasks that
 /// still run there.
@@ -82,6 +88,16 @@ impl Workers {
         worker.connections.fetch_add(1, Ordering::Relaxed);
         let count = ConnectionCount(Arc::clone(&worker.connections));
         Some(tasks.spawn_on(CountedWork { serving, count }, &worker.runtime))
+    }
+
+    /// Measures for ever how long a task that is ready waits for its worker: at one worker after the other, and more often
+    /// while `is_busy`.
+    pub async fn measure_delays(self: Arc<Self>, delays: Histogram, is_busy: impl Fn() -> bool) {
+        for worker in self.workers.iter().cycle() {
+            sleep(if is_busy() { SAMPLE_INTERVAL } else { SAMPLE_INTERVAL_AT_REST }).await;
+            let (delays, ready) = (delays.clone(), Instant::now());
+            worker.runtime.spawn(async move { delays.record(ready.elapsed()) });
+        }
     }
 }
 

@@ -18,7 +18,7 @@ mod zeros;
 
 use std::fmt;
 
-use metrics::{Counter, Gauge, Label};
+use metrics::{Counter, Gauge, Histogram, Label};
 use metrics_exporter_prometheus::{PrometheusHandle, PrometheusRecorder};
 
 use crate::core::billing::bill::AttemptBill;
@@ -47,6 +47,7 @@ pub(super) struct Metrics {
     requests: RequestCache,
     gen_ai: GenAiCache,
     open_connections: Gauge,
+    worker_delay: Histogram,
     costs: Costs,
     seen_queues: SeenQueues,
     zeros: Zeros,
@@ -58,6 +59,7 @@ impl Metrics {
         Self {
             handle: recorder.handle(),
             open_connections: gauge(&recorder, &catalogue::access::OPEN_CONNECTIONS, Vec::new()),
+            worker_delay: histogram(&recorder, &catalogue::process::WORKER_DELAY, Vec::new()),
             recorder,
             requests: RequestCache::default(),
             gen_ai: GenAiCache::default(),
@@ -69,6 +71,10 @@ impl Metrics {
 
     pub(super) fn open_connections(&self) -> &Gauge {
         &self.open_connections
+    }
+
+    pub(super) const fn worker_delay(&self) -> &Histogram {
+        &self.worker_delay
     }
 
     pub(super) fn upkeep(&self) {

@@ -163,9 +163,9 @@ impl RedisCluster {
         }
     }
 
-    /// Moves a slot with its keys from one primary to another, while they serve. `meanwhile` runs when half is done:
-    /// the first server sends those who ask on.
-    pub(crate) fn move_slot(&self, slot: &str, [from, to]: [usize; 2], meanwhile: impl FnOnce()) {
+    /// Moves the keys of a slot from one primary to another. The first one then sends those who ask on, until
+    /// [`Self::end_move`].
+    pub(crate) fn begin_move(&self, slot: &str, [from, to]: [usize; 2]) {
         let [from, to] = [from, to].map(|at| &self.nodes[at]);
         let [from_id, to_id] = [from, to].map(|node| node.say(&["CLUSTER", "MYID"]));
         assert_eq!(to.say(&["CLUSTER", "SETSLOT", slot, "IMPORTING", &from_id]), "OK");
@@ -175,7 +175,12 @@ impl RedisCluster {
         let migrate = ["MIGRATE", "127.0.0.1", &port, "", "0", "5000", "KEYS"];
         let keys: Vec<&str> = keys.lines().collect();
         assert_eq!(from.say(&[&migrate[..], &keys].concat()), "OK");
-        meanwhile();
+    }
+
+    /// From now on the second primary has the slot.
+    pub(crate) fn end_move(&self, slot: &str, [from, to]: [usize; 2]) {
+        let [from, to] = [from, to].map(|at| &self.nodes[at]);
+        let to_id = to.say(&["CLUSTER", "MYID"]);
         for node in [to, from] {
             assert_eq!(node.say(&["CLUSTER", "SETSLOT", slot, "NODE", &to_id]), "OK");
         }

@@ -3,7 +3,7 @@
 use crate::model::event::{Action, RejectReason};
 use crate::model::ids::JobId;
 use crate::model::invariant::InvariantId;
-use crate::model::policy::{Class, Policy, Tenant};
+use crate::model::policy::{Class, Policy, Quota, Tenant};
 use crate::model::time::Tick;
 use crate::placement::{Placement, PreparedPolicy};
 use crate::queue::lane_key::LaneKey;
@@ -76,7 +76,9 @@ impl Scheduler {
     fn order_renewal(&self, before: &Policy, routes: &Placement, moved: bool) -> Option<OrderRenewal> {
         let classes = before.classes.agrees_with(&self.policy.classes, Class::eq);
         let shares = |one: &Tenant, two: &Tenant| (one.parent, one.quota) == (two.parent, two.quota);
-        let tenants = before.tenants.agrees_with(&self.policy.tenants, shares);
+        // Nobody waits for a tenant that comes, and all others keep their places.
+        let comes_alone = |row: &Tenant| row.parent.is_none() && row.quota == Quota::default();
+        let tenants = self.policy.tenants.extends(&before.tenants, shares, comes_alone);
         if !moved && classes && tenants && *self.placement == *routes {
             return None;
         }

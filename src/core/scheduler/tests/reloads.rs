@@ -91,6 +91,32 @@ fn counters_survive_a_reload() {
     assert_eq!(world.scheduler.unfinished(), 2);
 }
 
+/// All others keep their places, also when the one that comes has the id of one that has left.
+#[test]
+fn a_tenant_that_comes_is_served_at_once() {
+    let mut world = World::new(policy(&[&[1]], &[&[0]]));
+    for id in 0..10 {
+        world.arrive(of_tenant(id, 0));
+    }
+    let (mut running, mut served) = (0, Vec::new());
+    for first in [20, 30] {
+        let mut came = None;
+        assert_eq!(reload(&mut world, |next| came = Some(next.tenants.insert("late", tenant(1.0)))), []);
+        let came = came.unwrap();
+        for id in [first, first + 1] {
+            world.arrive(JobSpec { tenant: came, ..spec(id) });
+        }
+        for _ in 0..5 {
+            running = sent(&world.done(running))[0].0;
+            served.push(running);
+        }
+        assert!(served.contains(&first) && served.contains(&(first + 1)), "{served:?}");
+        reload(&mut world, |next| next.tenants = without(&next.tenants, came));
+    }
+    served.retain(|id| *id < 20);
+    assert_eq!(served, [1, 2, 3, 4, 5, 6]);
+}
+
 #[test]
 fn an_ejected_replica_that_leaves_is_not_probed() {
     let mut world = World::new(policy(&[&[1, 1]], &[&[0]]));

@@ -1,6 +1,6 @@
 //! Metrics of the section "Process and configuration".
 
-use crate::telemetry::metrics::catalogue::row::{ZeroSeries, counter, gauge, label};
+use crate::telemetry::metrics::catalogue::row::{ZeroSeries, counter, gauge, histogram, label};
 
 section! {
     CONFIG_SUCCESSFUL = gauge(
@@ -30,6 +30,13 @@ section! {
         "Log lines lost because standard error was too slow.",
         &[],
         ZeroSeries::None,
+    );
+
+    WORKER_DELAY = histogram(
+        "penstock_worker_delay_seconds",
+        "Time for which a task that was ready waited for its worker thread; samples, more of them while requests run.",
+        &[],
+        &[0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0],
     );
 
     BROKEN_INVARIANTS = gauge(
