@@ -103,6 +103,15 @@ fn scheduler_tasks(proxy: &Arc<Proxy>, today: Today) -> JoinSet<()> {
     tasks
 }
 
+/// Starts what the process as a whole needs: upkeep of metrics and memory, and the delays of its workers.
+fn process_tasks(proxy: &Proxy, workers: &Arc<Workers>, background: &mut JoinSet<()>) {
+    let (telemetry, dispatcher) = (&proxy.telemetry, Arc::clone(&proxy.dispatcher));
+    let is_busy = move || dispatcher.job_counts().1 > 0;
+    background.spawn(Arc::clone(workers).measure_delays(telemetry.worker_delay(), is_busy));
+    background.spawn(telemetry.clone().upkeep());
+    background.spawn(memory::release_free_pages());
+}
+
 /// The scheduler, the actions on replicas that it asks for, and its record.
 type StartedDispatcher = (Arc<Dispatcher>, mpsc::Receiver<ReplicaAction>, Option<Recorder>);
 
@@ -209,13 +218,9 @@ impl Gateway {
         let shutdown = ListenerShutdown::default();
         let workers = Arc::new(Workers::start().map_err(StartError::Workers)?);
         let serving = serve_clients(listener, Arc::clone(&workers), limits, &proxy, &shutdown);
-        let dispatcher = Arc::clone(&proxy.dispatcher);
-        let is_busy = move || dispatcher.job_counts().1 > 0;
-        background.spawn(Arc::clone(&workers).measure_delays(telemetry.worker_delay(), is_busy));
-        background.spawn(telemetry.clone().upkeep());
+        process_tasks(&proxy, &workers, &mut background);
         background.spawn(replica_actions::carry_out(actions, fleet.clone(), telemetry));
         background.spawn(close_idle(Arc::clone(&proxy)));
-        background.spawn(memory::release_free_pages());
         background.spawn(signals::reload_at(hang_up, reload.clone()));
         let followers = SettingsFollowers::new(&proxy, &fleet, &sources);
         let reloader = Arc::new(reloader);

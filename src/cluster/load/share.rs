@@ -23,6 +23,8 @@ const SHORTEST_WAITING: Duration = Duration::from_millis(20);
 /// Time between two calls while this gateway has no work, and longest time in all. The store drops loads that
 /// are older than 2 s.
 const LONGEST: Duration = Duration::from_millis(400);
+/// Time between two calls for each unfinished job, where tenants have waited for long: the scheduler then looks at every job, twice a turn.
+const PAUSE_FOR_A_JOB: Duration = Duration::from_micros(10);
 /// Bytes a second that a gateway tells and hears, about: more gateways and longer loads are told less often.
 const BYTES_A_SECOND: usize = 50_000;
 
@@ -86,9 +88,7 @@ impl LoadShare {
         self.texts.learn(&settings.load().policy);
         let load = dispatcher.gateway_load();
         let text = self.texts.write(&load);
-        let waits = dispatcher.job_counts().0 > 0 || self.told.values().any(|load| !load.tenants.is_empty());
-        let shortest = if waits { SHORTEST_WAITING } else { SHORTEST };
-        self.due = Instant::now() + pause(&load, text.len(), members.len(), shortest);
+        self.due = Instant::now() + self.pause(dispatcher, &load, text.len() * members.len());
         let Some(answer) = self.call(connection, names, &text, telemetry).await? else {
             self.pass(dispatcher, BTreeMap::new());
             return Ok(());
@@ -101,6 +101,17 @@ impl LoadShare {
         let others = others.collect();
         self.pass(dispatcher, others);
         Ok(())
+    }
+
+    /// Time until the next call. `bytes` are those of all gateways' loads, if each is as long as this one's.
+    fn pause(&self, dispatcher: &Dispatcher, load: &GatewayLoad, bytes: usize) -> Duration {
+        if load.replicas.is_empty() && load.tenants.is_empty() {
+            return LONGEST;
+        }
+        let is_told = self.told.values().any(|load| !load.tenants.is_empty());
+        let (waiting, unfinished) = dispatcher.job_counts();
+        let looks = if is_told || !load.tenants.is_empty() { unfinished } else { 0 };
+        pause(bytes, waiting > 0 || is_told, looks)
     }
 
     /// Takes the load of this gateway out of the store.
@@ -129,29 +140,24 @@ impl LoadShare {
     }
 }
 
-/// Time until the next call.
-fn pause(load: &GatewayLoad, bytes: usize, gateways: usize, shortest: Duration) -> Duration {
-    if load.replicas.is_empty() && load.tenants.is_empty() {
-        return LONGEST;
-    }
-    Duration::from_secs_f64((bytes * gateways) as f64 / BYTES_A_SECOND as f64).clamp(shortest, LONGEST)
+/// Time until the next call of a gateway with work. `bytes` are those of all gateways' loads.
+fn pause(bytes: usize, is_waiting: bool, looks: u64) -> Duration {
+    let shortest = if is_waiting { SHORTEST_WAITING } else { SHORTEST };
+    let looks = PAUSE_FOR_A_JOB * u32::try_from(looks).unwrap_or(u32::MAX);
+    let bytes = Duration::from_secs_f64(bytes as f64 / BYTES_A_SECOND as f64);
+    bytes.max(looks).clamp(shortest, LONGEST)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::model::ids::ReplicaId;
-    use crate::core::queue::fairness::gateways::load::ReplicaSequences;
 
     #[test]
-    fn more_gateways_and_longer_loads_are_told_less_often() {
-        let replicas = vec![ReplicaSequences { replica: ReplicaId::new(0), seqs: 1 }];
-        let busy = GatewayLoad { replicas, ..GatewayLoad::default() };
-        let millis = |load: &GatewayLoad, bytes, gateways| pause(load, bytes, gateways, SHORTEST).as_millis();
-        assert_eq!(millis(&busy, 300, 2), 50);
-        assert_eq!(millis(&busy, 1_200, 4), 96);
-        assert_eq!(millis(&busy, 1_200, 16), 384);
-        assert_eq!(pause(&busy, 120, 4, SHORTEST_WAITING).as_millis(), 20, "9.6 by the bytes");
-        assert_eq!((millis(&busy, 9_000, 16), millis(&GatewayLoad::default(), 60, 2)), (400, 400));
+    fn more_gateways_longer_loads_and_more_jobs_are_told_less_often() {
+        let millis = |bytes, is_waiting, looks| pause(bytes, is_waiting, looks).as_millis();
+        assert_eq!((millis(2 * 300, false, 0), millis(2 * 300, true, 0)), (50, 20));
+        assert_eq!((millis(4 * 1_200, false, 0), millis(16 * 1_200, true, 0)), (96, 384));
+        assert_eq!((millis(16 * 9_000, false, 0), millis(0, true, u64::MAX)), (400, 400));
+        assert_eq!((millis(2 * 300, true, 1_000), millis(2 * 300, true, 10_000)), (20, 100));
     }
 }
