@@ -125,9 +125,34 @@ impl Worker {
 mod tests {
     use std::collections::BTreeMap;
 
+    use metrics::HistogramFn;
     use parking_lot::Mutex;
 
     use super::*;
+
+    /// Counts its samples.
+    #[derive(Debug, Default)]
+    struct SampleCount(AtomicUsize);
+
+    impl HistogramFn for SampleCount {
+        fn record(&self, _: f64) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn delays_are_sampled_more_often_while_requests_run() {
+        for (is_busy, samples) in [(true, 95..=105), (false, 1..=2)] {
+            let count = Arc::<SampleCount>::default();
+            let workers = Arc::new(Workers::start().unwrap());
+            let measuring = workers.measure_delays(Histogram::from_arc(Arc::clone(&count)), move || is_busy);
+            let measuring = tokio::spawn(measuring);
+            sleep(Duration::from_millis(1_050)).await;
+            measuring.abort();
+            let count = count.0.load(Ordering::Relaxed);
+            assert!(samples.contains(&count), "{count}");
+        }
+    }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn connections_are_spread_evenly_and_a_worker_that_is_freed_is_next() {
