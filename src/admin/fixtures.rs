@@ -170,6 +170,7 @@ pub(super) fn state(telemetry: &Telemetry, reload: ReloadHandle) -> AdminState {
         signals: SignalCache::new(Arc::clone(&settings), telemetry.clone()),
         settings,
         cluster: None,
+        finder: None,
         usage: None,
         operator_tokens: Arc::default(),
         telemetry: telemetry.clone(),

@@ -14,6 +14,7 @@ mod server;
 mod state;
 mod usage;
 
+pub use crate::admin::requests::explain::find as find_request;
 pub use crate::admin::routes::router;
 pub use crate::admin::server::{AdminHandle, AdminTls, spawn};
 pub use crate::admin::state::AdminState;

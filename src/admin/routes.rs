@@ -20,9 +20,9 @@ use crate::admin::report::{csv, overview};
 use crate::admin::state::AdminState;
 use crate::admin::usage::BillMaker;
 use crate::admin::{config_view, console, report, requests};
+use crate::cluster::FleetAnswer;
 use crate::config::watch::ReloadOutcome;
 use crate::telemetry::metrics::{CONTENT_TYPE, Scrape};
-use crate::telemetry::request_history::{MAX_STORIES, RequestTrail};
 
 /// Longest time for a reload.
 const RELOAD_TIMEOUT: Duration = Duration::from_secs(30);
@@ -200,19 +200,18 @@ async fn overrides(State(admin): State<AdminRoutes>) -> impl IntoResponse {
 }
 
 async fn request(State(admin): State<AdminRoutes>, Path(id): Path<String>) -> Response {
-    let Some(request) = admin.state.telemetry.history().find(&id) else {
-        let message = format!(
-            "no request `{id}` is remembered: all that wait or run are, and the last {MAX_STORIES} that ended; \
-             the id is in the answer's header x-request-id and in the log"
-        );
-        return problem(StatusCode::NOT_FOUND, &message);
+    let AdminState { telemetry, dispatcher, finder, .. } = &*admin.state;
+    if let Some(view) = requests::explain::find(&id, telemetry, dispatcher, &admin.state.settings().policy) {
+        return Json(view).into_response();
+    }
+    let others = match finder {
+        Some(finder) => finder.find(&id).await,
+        None => FleetAnswer::Alone,
     };
-    let trail = request.look(RequestTrail::clone);
-    let waiting = admin.state.dispatcher.explain(trail.job);
-    let mut view = requests::explain::request(&trail, waiting.as_ref(), &admin.state.settings().policy);
-    let others = admin.state.telemetry.history().same_request_id(&trail);
-    view["same_request_id"] = others.iter().filter_map(|id| id.to_str().ok()).collect();
-    Json(view).into_response()
+    match requests::elsewhere::answer(&id, others) {
+        Ok(view) => Json(view).into_response(),
+        Err(message) => problem(StatusCode::NOT_FOUND, &message),
+    }
 }
 
 async fn act(

@@ -6,7 +6,7 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
 use crate::auth::operators::OperatorTokens;
-use crate::cluster::ClusterStatus;
+use crate::cluster::{ClusterStatus, RequestFinder};
 use crate::config::settings::Settings;
 use crate::config::watch::ReloadHandle;
 use crate::core::autoscale::replica_demand::ReplicaDemand;
@@ -34,6 +34,8 @@ pub struct AdminState {
     pub signals: Arc<SignalCache>,
     /// What is shared with other gateways; absent without `cluster`.
     pub cluster: Option<Arc<Mutex<ClusterStatus>>>,
+    /// Finds requests of other gateways; absent without `cluster`.
+    pub finder: Option<RequestFinder>,
     /// Source of the usage rows; absent when the configuration keeps none.
     pub usage: Option<RowSource>,
     /// Tokens of the operators' identity provider.

@@ -127,7 +127,8 @@ pub enum Command {
     ///
     /// The gateway remembers all requests that wait or run, and the last 10000 that
     /// ended: each decision with its rule, its prediction and the ledger of that
-    /// moment; no prompts, no keys.
+    /// moment; no prompts, no keys. With `cluster`, it asks the other gateways for a
+    /// request that it does not know.
     #[command(after_help = "Examples:\n  penstock explain hello-1\n  penstock explain hello-1 --json")]
     Explain(ExplainArgs),
     /// Say in one paragraph why a request waits, or why it went where it went.

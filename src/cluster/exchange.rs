@@ -13,13 +13,12 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::cluster::demand::reports::StoreNames;
-use crate::cluster::demand::share::DemandShare;
 use crate::cluster::leases::reports::{LeaseCall, LeaseReportState};
 use crate::cluster::leases::shortfalls::LeaseShortfalls;
-use crate::cluster::load::share::LoadShare;
+use crate::cluster::messages::{Questions, RequestFinder};
 use crate::cluster::parts::{ClusterMember, ClusterParts, ClusterStatus, machine_name};
-use crate::cluster::service::share::ServiceShare;
-use crate::cluster::shared_overrides::{RemoteOverride, SharedOverrides};
+use crate::cluster::shared_overrides::RemoteOverride;
+use crate::cluster::shares::ClusterShares;
 use crate::cluster::store::connection::{CONNECT_TIMEOUT, StoreConnection};
 use crate::cluster::store::scripts::{LEASES, MEMBERS, OVERRIDES, StoreScript};
 use crate::cluster::store::server::ANSWER_TIMEOUT;
@@ -76,6 +75,7 @@ struct StoreClock {
 pub struct ClusterHandle {
     status: Arc<Mutex<ClusterStatus>>,
     first: Arc<Notify>,
+    questions: Arc<Questions>,
     stop: CancellationToken,
     task: JoinHandle<()>,
 }
@@ -84,6 +84,11 @@ impl ClusterHandle {
     /// The state of the exchange, for operators.
     pub fn status(&self) -> Arc<Mutex<ClusterStatus>> {
         Arc::clone(&self.status)
+    }
+
+    /// Finds requests of the other gateways.
+    pub fn request_finder(&self) -> RequestFinder {
+        RequestFinder { status: Arc::clone(&self.status), questions: Arc::clone(&self.questions) }
     }
 
     /// Waits for the first leases, but not long: without the store, the gateway starts with a part of
@@ -103,24 +108,25 @@ impl ClusterHandle {
 pub fn start(settings: &ClusterSettings, parts: ClusterParts) -> ClusterHandle {
     let id = format!("{:016x}", parts.reports.id());
     let name = format!("{}:{}", machine_name(), parts.settings.load().startup.listen.port());
-    let now = Instant::now();
-    let status = Arc::new(Mutex::new(ClusterStatus {
-        id,
-        name,
-        problem: None,
-        heard: now,
-        leases_end: now,
-        leases_over: false,
-        gateways: Vec::new(),
-        overrides: SharedOverrides::default(),
-    }));
+    let status = Arc::new(Mutex::new(ClusterStatus::new(id, name)));
     let (first, stop) = (Arc::new(Notify::new()), CancellationToken::new());
     let exchange = LeaseExchange::new(settings, parts, &status, &first);
+    let questions = Arc::clone(exchange.shares.messages.questions());
     exchange.lease(Vec::new());
     exchange.parts.dispatcher.record_service();
     let stopped = stop.clone();
     let task = tokio::spawn(exchange.run(stopped));
-    ClusterHandle { status, first, stop, task }
+    ClusterHandle { status, first, questions, stop, task }
+}
+
+/// Why the exchange goes on.
+enum Wake {
+    /// Something is due.
+    Due,
+    /// A limit needs a lease.
+    LeaseWanted,
+    /// An operator asks for a request.
+    Question,
 }
 
 struct LeaseExchange {
@@ -130,9 +136,7 @@ struct LeaseExchange {
     parts: ClusterParts,
     scripts: [StoreScript; 3],
     lease_reports: LeaseReportState,
-    demand: DemandShare,
-    service: ServiceShare,
-    load: LoadShare,
+    shares: ClusterShares,
     missed: LeaseShortfalls,
     /// Gateways that are there.
     others: Vec<String>,
@@ -160,9 +164,7 @@ impl LeaseExchange {
             parts,
             scripts: [LEASES, MEMBERS, OVERRIDES].map(StoreScript::new),
             lease_reports: LeaseReportState::default(),
-            demand: DemandShare::new(),
-            service: ServiceShare::new(),
-            load: LoadShare::new(),
+            shares: ClusterShares::new(),
             missed: LeaseShortfalls::default(),
             others: Vec::new(),
             announced: None,
@@ -194,9 +196,7 @@ impl LeaseExchange {
             }
             self.note_loss(problem, &mut away);
             (self.announced, self.reported_all) = (None, None);
-            self.demand.start_over();
-            self.service.start_over(&self.parts.dispatcher);
-            self.load.start_over(&self.parts.dispatcher);
+            self.shares.start_over(&self.parts);
             tokio::select! {
                 () = sleep(pause) => {}
                 () = stop.cancelled() => return,
@@ -252,17 +252,24 @@ impl LeaseExchange {
             if leaves {
                 return Ok(());
             }
-            if begun >= self.load.due() {
-                let names = StoreNames { prefix: &self.cluster.prefix, id: &self.id, name: "" };
-                self.load.share(connection, names, &self.parts, &self.others).await?;
+            let names = StoreNames { prefix: &self.cluster.prefix, id: &self.id, name: "" };
+            if begun >= self.shares.load.due() {
+                self.shares.load.share(connection, names, &self.parts, &self.others).await?;
             }
-            wants_lease = tokio::select! {
-                () = sleep_until(due.min(self.load.due())) => false,
-                () = self.parts.dispatcher.lease_wanted() => true,
-                () = stop.cancelled() => false,
+            if begun >= self.shares.messages.due() {
+                self.shares.messages.share(connection, names, &self.parts, &self.others).await?;
+            }
+            let wake = tokio::select! {
+                () = sleep_until(due.min(self.shares.due())) => Wake::Due,
+                () = self.parts.dispatcher.lease_wanted() => Wake::LeaseWanted,
+                () = self.shares.messages.asked() => Wake::Question,
+                () = stop.cancelled() => Wake::Due,
             };
-            if wants_lease {
-                sleep_until(begun + MIN_INTERVAL).await;
+            wants_lease = matches!(wake, Wake::LeaseWanted);
+            match wake {
+                Wake::Due => {}
+                Wake::LeaseWanted => sleep_until(begun + MIN_INTERVAL).await,
+                Wake::Question => self.shares.messages.hurry(),
             }
         }
     }
@@ -285,7 +292,7 @@ impl LeaseExchange {
         let mut wanted = if leaves { Vec::new() } else { self.announce(connection, false).await? };
         self.share_demand(connection).await?;
         let names = StoreNames { prefix: &self.cluster.prefix, id: &self.id, name: "" };
-        self.service.share(connection, names, &self.parts, &self.others).await?;
+        self.shares.service.share(connection, names, &self.parts, &self.others).await?;
         let is_due =
             leaves || self.reported_all.is_none_or(|reported| reported.elapsed() >= REPORT_ALL_INTERVAL);
         let all: &[LimitRule] = if is_due { &policy.limits } else { &[] };
@@ -312,7 +319,7 @@ impl LeaseExchange {
             // What was used is reported before the gateway is gone for the others.
             self.announce(connection, true).await?;
             let names = StoreNames { prefix: &self.cluster.prefix, id: &self.id, name: "" };
-            self.load.leave(connection, names, &self.parts).await?;
+            self.shares.load.leave(connection, names, &self.parts).await?;
         }
         Ok(())
     }
@@ -371,7 +378,7 @@ impl LeaseExchange {
         };
         let names = StoreNames { prefix: &self.cluster.prefix, id: &self.id, name: &name };
         let ClusterParts { reports, telemetry, .. } = &self.parts;
-        self.demand.share(connection, names, &members, &**reports, telemetry).await
+        self.shares.demand.share(connection, names, &members, &**reports, telemetry).await
     }
 
     fn bring_into_force(&self, heard: &RemoteOverride, policy: &Policy) {
@@ -516,18 +523,10 @@ mod tests {
             settings: Arc::new(arc_swap::ArcSwap::from_pointee(settings)),
             telemetry: Telemetry::for_tests(),
             reports: Arc::new(NoReports),
+            find_request: Arc::new(|_| None),
         };
-        let now = Instant::now();
-        let status = Arc::new(Mutex::new(ClusterStatus {
-            id: "a".to_owned(),
-            name: "one:8080".to_owned(),
-            problem: Some("it is away".to_owned()),
-            heard: now,
-            leases_end: now,
-            leases_over: false,
-            gateways: Vec::new(),
-            overrides: SharedOverrides::default(),
-        }));
+        let status = ClusterStatus::new("a".to_owned(), "one:8080".to_owned());
+        let status = Arc::new(Mutex::new(ClusterStatus { problem: Some("it is away".to_owned()), ..status }));
         let mut exchange = LeaseExchange::new(&cluster, parts, &status, &Arc::default());
         exchange.lease(Vec::new());
         let connection = StoreConnection::open(&cluster.valkey).await.unwrap();

@@ -1,9 +1,11 @@
 //! Parts of the exchange that its files share.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::cluster::demand::shared_reports::SharedReports;
@@ -15,8 +17,11 @@ use crate::telemetry::Telemetry;
 /// Longest name of a machine.
 const MAX_NAME: usize = 64;
 
+/// Finds a request of this gateway by its id, for the others: what `GET /admin/v1/requests/{id}` says of it.
+pub type FindRequest = dyn Fn(&str) -> Option<Value> + Send + Sync;
+
 /// What the exchange works with.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct ClusterParts {
     pub dispatcher: Arc<Dispatcher>,
     /// Settings in force; a new connection uses `cluster.valkey` as it is then.
@@ -24,6 +29,13 @@ pub struct ClusterParts {
     pub telemetry: Telemetry,
     /// Demand reports, for one scale signal of all gateways.
     pub reports: Arc<dyn SharedReports>,
+    pub find_request: Arc<FindRequest>,
+}
+
+impl fmt::Debug for ClusterParts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClusterParts").finish_non_exhaustive()
+    }
 }
 
 /// State of the exchange at one moment.
@@ -48,6 +60,21 @@ pub struct ClusterStatus {
 }
 
 impl ClusterStatus {
+    /// State before the first answer of the store.
+    pub(super) fn new(id: String, name: String) -> Self {
+        let now = Instant::now();
+        Self {
+            id,
+            name,
+            problem: None,
+            heard: now,
+            leases_end: now,
+            leases_over: false,
+            gateways: Vec::new(),
+            overrides: SharedOverrides::default(),
+        }
+    }
+
     /// Shares an override that an operator made at this gateway, or ended, with the others. The caller keeps
     /// the lock while the scheduler hears of it, so that both hear of two in the same order.
     pub fn share(&mut self, target: String, mut shared: SharedOverride, lasts: Option<Duration>) {

@@ -744,7 +744,8 @@ $ curl -sX POST http://127.0.0.1:8081/admin/v1/tenants/resume -H 'Content-Type: 
     body += ["## States of a pool", "", enum_table(snapshot, "PoolStatus", ("`state`", "meaning")), "",
              "While an operator's override closes the pool, `penstock pools list` shows that instead.", ""]
     body += ["## States of a replica", "", enum_table(snapshot, "ReplicaStatus", ("`state`", "meaning")), ""]
-    body += ["## Why a request waits", "", "`penstock explain` puts these into words.", "",
+    body += ["## Why a request waits", "", "`penstock explain` puts these into words. `gateway` of `/admin/v1/requests/{id}` is the name of another gateway",
+             "that has the request: [Several gateways](../guides/several-gateways.md#operate-all-of-them-at-once).", "",
              enum_table(snapshot, waiting_enum(), ("`why`", "meaning")), ""]
     body += ["## Scores of a decision", "", SCORES.strip(), "",
              enum_table("src/core/replica/scores.rs", "WhyNot", ("`why_not`", "meaning"))]

@@ -384,7 +384,7 @@ export function drawer(ctx, id, answer) {
   const state = end ? badge(end.outcome === "success" ? "good" : "bad", end.outcome) : badge("info", it.state);
   return [top,
     h("p", { class: "filters" }, state, end ? ` after ${time(end.total)}, status ${end.status}${end.reason ? `, ${end.reason}` : ""}` : ` for ${time(it.age)}`),
-    h("dl", { class: "facts" }, fact("Tenant", `${it.tenant}${it.tenant_parent ? ` of ${it.tenant_parent}` : ""}`), fact("Class", it.asked_class), fact("Model", it.fallback ? `${it.fallback.model}, since ${it.model}: ${it.fallback.why}` : it.model), fact("Came", `${clock(it.came_at_unix)}, ${time(it.age)} ago`), fact("Prompt", `${count(it.prompt_tokens)} tokens${{ bound: " at most", estimate: ", estimated" }[it.prompt_source] || ", counted"}`), fact("Answer", it.stream ? "stream" : "plain")),
+    h("dl", { class: "facts" }, fact("Tenant", `${it.tenant}${it.tenant_parent ? ` of ${it.tenant_parent}` : ""}`), fact("Class", it.asked_class), fact("Model", it.fallback ? `${it.fallback.model}, since ${it.model}: ${it.fallback.why}` : it.model), fact("Came", `${clock(it.came_at_unix)}, ${time(it.age)} ago`), fact("Prompt", `${count(it.prompt_tokens)} tokens${{ bound: " at most", estimate: ", estimated" }[it.prompt_source] || ", counted"}`), fact("Answer", it.stream ? "stream" : "plain"), it.gateway ? fact("Gateway", it.gateway) : null),
     h("h3", {}, "Timeline"), timeline(it),
     it.waiting ? waiting(it.waiting) : null,
     ...it.tries.map((one) => decision(one)),

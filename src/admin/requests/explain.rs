@@ -10,9 +10,21 @@ use crate::core::model::snapshot::WaitExplanation;
 use crate::core::replica::affinity::adapter_slots::AdapterState;
 use crate::core::replica::bottleneck::Bottleneck;
 use crate::core::replica::scores::OtherReplica;
+use crate::dispatcher::Dispatcher;
+use crate::telemetry::Telemetry;
 use crate::telemetry::request_history::{AttemptTrail, RequestState, RequestTrail, TrailFallback};
 use crate::telemetry::summary::GuardrailCheck;
 use crate::telemetry::wall;
+
+/// The request with this id as JSON; `None` if this gateway does not remember it.
+pub fn find(id: &str, telemetry: &Telemetry, dispatcher: &Dispatcher, policy: &Policy) -> Option<Value> {
+    let trail = telemetry.history().find(id)?.look(RequestTrail::clone);
+    let waiting = dispatcher.explain(trail.job);
+    let mut view = request(&trail, waiting.as_ref(), policy);
+    let others = telemetry.history().same_request_id(&trail);
+    view["same_request_id"] = others.iter().filter_map(|id| id.to_str().ok()).collect();
+    Some(view)
+}
 
 /// Request trail as JSON.
 pub(in crate::admin) fn request(

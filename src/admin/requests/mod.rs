@@ -4,6 +4,7 @@
 //! The list comes from the request history, which takes its own lock for some hundred requests at a
 //! time. The scheduler is asked only why the listed requests wait, a few at a time.
 
+pub(super) mod elsewhere;
 pub(super) mod events;
 pub(super) mod explain;
 mod filter;

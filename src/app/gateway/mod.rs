@@ -1,6 +1,7 @@
 //! Running gateway: its start, its reloads and its shutdown.
 
 pub(super) mod certificates;
+mod cluster;
 pub(super) mod descriptors;
 mod reload;
 mod replica_actions;
@@ -25,11 +26,12 @@ use crate::admin::{self, AdminHandle, AdminState, AdminTls};
 use crate::app::background::calendar::{self, Today};
 use crate::app::background::{demand, idle, keys, memory, objectives, refusals, scaler};
 use crate::app::gateway::certificates::{certificate_source, certificates_loaded};
+use crate::app::gateway::cluster::start_cluster;
 use crate::app::gateway::reload::{SettingsFollowers, follow_file, follow_sources, model_pairs};
 use crate::app::gateway::start_error::StartError;
 use crate::app::usage;
 use crate::auth::Authenticator;
-use crate::cluster::{self, ClusterHandle, ClusterParts};
+use crate::cluster::ClusterHandle;
 use crate::config::settings::identity::Listeners;
 use crate::config::settings::{ListenerLimits, Settings};
 use crate::config::watch::{ReloadHandle, Reloader, channel};
@@ -423,6 +425,7 @@ fn start_admin(
         sources: sources.clone(),
         signals: Arc::clone(cache),
         cluster: cluster.map(ClusterHandle::status),
+        finder: cluster.map(ClusterHandle::request_finder),
         usage: settings.startup.usage.as_ref().map(usage::row_source),
         operator_tokens: proxy.authenticator.operator_tokens(),
         telemetry: proxy.telemetry.clone(),
@@ -435,20 +438,6 @@ fn start_admin(
     };
     let router = admin::router(state, crate::scaler::router(Arc::clone(cache)));
     admin::spawn(address, router, tls).map_err(|problem| StartError::Admin { address, problem })
-}
-
-/// Starts to share limits, and waits a little for the first leases; `None` without `cluster`.
-async fn start_cluster(settings: &Settings, proxy: &Proxy, cache: &SignalCache) -> Option<ClusterHandle> {
-    let cluster = settings.cluster.as_ref()?;
-    let parts = ClusterParts {
-        dispatcher: Arc::clone(&proxy.dispatcher),
-        settings: Arc::clone(&proxy.settings),
-        telemetry: proxy.telemetry.clone(),
-        reports: cache.shared_reports()?,
-    };
-    let cluster = cluster::start(cluster, parts);
-    cluster.ready().await;
-    Some(cluster)
 }
 
 async fn close_idle(proxy: Arc<Proxy>) {

@@ -17,6 +17,8 @@ pub const DEMAND: &str = include_str!("../demand/demand.lua");
 pub const SERVICE: &str = include_str!("../service/service.lua");
 /// The script of the loads of gateways; likewise.
 pub const LOAD: &str = include_str!("../load/load.lua");
+/// The script of messages between gateways; likewise.
+pub const MESSAGES: &str = include_str!("../messages/messages.lua");
 
 /// A script with the hash by which the store knows it.
 #[derive(Debug)]

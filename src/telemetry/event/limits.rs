@@ -115,6 +115,20 @@ impl LoadNotShared<'_> {
     }
 }
 
+/// Messages to the other gateways do not get through, so that `explain` finds a request only at its own gateway.
+#[derive(Debug, Clone, Copy)]
+pub struct MessagesNotShared<'a> {
+    pub problem: &'a str,
+}
+
+impl MessagesNotShared<'_> {
+    /// Writes the event to the log.
+    pub fn emit(&self, telemetry: &Telemetry) {
+        let problem = shorten(self.problem);
+        telemetry.log(|| warn!(problem, "messages to the other gateways do not get through"));
+    }
+}
+
 /// The store was away for so long that leases of limits have ended.
 #[derive(Debug, Clone, Copy)]
 pub struct LeasesEnded {

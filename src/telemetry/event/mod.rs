@@ -26,8 +26,8 @@ pub use identity::{
 };
 pub use keys::{EXPIRES_SOON, KeyChanged, KeysCounted};
 pub use limits::{
-    ClusterSeen, LeasesEnded, LimitMet, LoadNotShared, RefusalsCounted, ServiceNotShared, StoreBack,
-    StoreLost,
+    ClusterSeen, LeasesEnded, LimitMet, LoadNotShared, MessagesNotShared, RefusalsCounted, ServiceNotShared,
+    StoreBack, StoreLost,
 };
 pub use objective::ObjectiveUnattainable;
 pub use overrides::{OverrideChanged, OverrideExpired, OverrideHeard};

@@ -91,7 +91,7 @@ async fn a_recorded_run_replays_to_the_same_decisions() {
     leaver.write(call.header("connection", "close").bytes()).await.unwrap();
     soon("a token", leaver.read_past("data: ")).await.unwrap();
     drop(leaver);
-    let generation = || gateway.proxy().settings.load().policy.generation;
+    let generation = || gateway.proxy().telemetry.policy().generation;
     let before = generation();
     std::fs::write(&path, file(5, &urls)).unwrap();
     until("the reload", || generation() > before).await;

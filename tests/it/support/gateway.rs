@@ -157,9 +157,9 @@ impl Rig {
         std::fs::rename(&new, &self.path).unwrap();
     }
 
-    /// Generation of the configuration in force.
+    /// Generation of the configuration that every part of the gateway follows.
     pub(crate) fn generation(&self) -> u64 {
-        self.gateway.proxy().settings.load().policy.generation
+        self.gateway.proxy().telemetry.policy().generation
     }
 
     /// Requests that wait for a replica.

@@ -20,6 +20,9 @@ pub(super) fn render(request: &Value) -> String {
             time(&end["total"])
         );
     }
+    if let Some(gateway) = request["gateway"].as_str() {
+        let _infallible = write!(text, "\n  at gateway {gateway}");
+    }
     let kind = if request["stream"] == true { "a stream" } else { "a plain answer" };
     let _infallible = writeln!(
         text,

@@ -8,4 +8,5 @@ mod load;
 mod losses;
 mod overrides;
 mod reports;
+mod requests;
 mod service;
