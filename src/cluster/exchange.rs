@@ -479,33 +479,7 @@ impl LeaseExchange {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
-    use tokio::sync::mpsc;
-
     use super::*;
-    use crate::cluster::demand::shared_reports::{OwnReport, RemoteGateway, SharedReports};
-    use crate::config::load::load_str_with;
-    use crate::config::secret::MachineSecrets;
-    use crate::dispatcher::Dispatcher;
-    use crate::dispatcher::clock::GatewayClock;
-    use crate::telemetry::Telemetry;
-
-    /// A scaler that reports nothing.
-    #[derive(Debug)]
-    struct NoReports;
-
-    impl SharedReports for NoReports {
-        fn id(&self) -> u64 {
-            1
-        }
-
-        fn own(&self, _: u64) -> Option<OwnReport> {
-            None
-        }
-
-        fn receive_answer(&self, _: Vec<RemoteGateway>) {}
-    }
 
     /// A report without limits asks the store nothing, and says nothing of it.
     #[tokio::test]
@@ -515,16 +489,9 @@ mod tests {
             "{{version: 1, auth: {{mode: off}}, cluster: {{valkey: {{url: 'redis://{}'}}}}, pools: {{p: {{engine: vllm, models: [m], replicas: ['http://127.0.0.1:9']}}}}}}",
             silent.local_addr().unwrap()
         );
-        let outcome = load_str_with(&text, "test", Path::new("."), None, &MachineSecrets);
-        let settings = outcome.loaded.unwrap_or_else(|| panic!("{}", outcome.report)).settings;
+        let parts = ClusterParts::for_tests(&text);
+        let settings = parts.settings.load_full();
         let (policy, cluster) = (Arc::clone(&settings.policy), settings.cluster.clone().unwrap());
-        let parts = ClusterParts {
-            dispatcher: Dispatcher::new(Arc::clone(&policy), GatewayClock::start(), mpsc::channel(1).0),
-            settings: Arc::new(arc_swap::ArcSwap::from_pointee(settings)),
-            telemetry: Telemetry::for_tests(),
-            reports: Arc::new(NoReports),
-            find_request: Arc::new(|_| None),
-        };
         let status = ClusterStatus::new("a".to_owned(), "one:8080".to_owned());
         let status = Arc::new(Mutex::new(ClusterStatus { problem: Some("it is away".to_owned()), ..status }));
         let mut exchange = LeaseExchange::new(&cluster, parts, &status, &Arc::default());

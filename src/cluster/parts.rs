@@ -38,6 +38,45 @@ impl fmt::Debug for ClusterParts {
     }
 }
 
+#[cfg(test)]
+impl ClusterParts {
+    /// Parts under this configuration, without a scaler and without requests but `r1`.
+    pub(in crate::cluster) fn for_tests(text: &str) -> Self {
+        use crate::config::load::load_str_with;
+        use crate::config::secret::MachineSecrets;
+        use crate::dispatcher::clock::GatewayClock;
+
+        let outcome = load_str_with(text, "test", std::path::Path::new("."), None, &MachineSecrets);
+        let settings = outcome.loaded.unwrap_or_else(|| panic!("{}", outcome.report)).settings;
+        let actions = tokio::sync::mpsc::channel(1).0;
+        Self {
+            dispatcher: Dispatcher::new(Arc::clone(&settings.policy), GatewayClock::start(), actions),
+            settings: Arc::new(ArcSwap::from_pointee(settings)),
+            telemetry: Telemetry::for_tests(),
+            reports: Arc::new(NoReports),
+            find_request: Arc::new(|id| (id == "r1").then(|| serde_json::json!({ "state": "waiting" }))),
+        }
+    }
+}
+
+/// A scaler that reports nothing.
+#[cfg(test)]
+#[derive(Debug)]
+struct NoReports;
+
+#[cfg(test)]
+impl SharedReports for NoReports {
+    fn id(&self) -> u64 {
+        1
+    }
+
+    fn own(&self, _: u64) -> Option<crate::cluster::OwnReport> {
+        None
+    }
+
+    fn receive_answer(&self, _: Vec<crate::cluster::RemoteGateway>) {}
+}
+
 /// State of the exchange at one moment.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClusterStatus {

@@ -227,6 +227,12 @@ impl Dispatcher {
         self.state.lock().scheduler.take_service_reports(most)
     }
 
+    /// What tenants used lately, for a gateway that has just started: of at most `most` accounts.
+    pub fn past_use(&self, most: usize) -> Vec<ServiceReport> {
+        let now = self.clock.now();
+        self.state.lock().scheduler.past_use(most, now)
+    }
+
     /// Sequences that tenants hold here, for their quotas at the other gateways.
     pub fn held_sequences(&self) -> Vec<HeldSequences> {
         self.state.lock().scheduler.held_sequences()

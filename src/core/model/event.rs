@@ -115,6 +115,8 @@ pub enum Event {
     },
     /// Work that other gateways dispatched for tenants and classes since the last such event.
     ServedElsewhere(Vec<ServiceReport>),
+    /// What tenants used at other gateways before this one started, for classes with a half-life of use.
+    UsedBeforeStart(Vec<ServiceReport>),
     /// Sequences that tenants hold at other gateways now, for their quotas. Replaces what the last such
     /// event said.
     HeldElsewhere(Vec<HeldSequences>),

@@ -165,6 +165,7 @@ impl Scheduler {
             Event::StartsRestored(starts) => self.demand.restore_starts(&starts),
             Event::LimitsLeased { grants, until } => self.limits.shared_mut().lease(&grants, until),
             Event::ServedElsewhere(reports) => self.served_elsewhere(&reports),
+            Event::UsedBeforeStart(reports) => self.used_before_start(&reports),
             Event::HeldElsewhere(held) => self.held_elsewhere(held),
             Event::LoadElsewhere(loads) => self.load_elsewhere(&loads),
             Event::PolicyChanged(policy) => drop(self.reload(PreparedPolicy::new(policy), out)),

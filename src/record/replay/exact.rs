@@ -91,6 +91,7 @@ fn kind(event: &Event) -> &'static str {
         Event::PromptDenied { .. } => "prompt_denied",
         Event::LimitsLeased { .. } => "limits_leased",
         Event::ServedElsewhere(_) => "served_elsewhere",
+        Event::UsedBeforeStart(_) => "used_before_start",
         Event::HeldElsewhere(_) => "held_elsewhere",
         Event::LoadElsewhere(_) => "load_elsewhere",
         Event::StartsRestored(_) => "starts_restored",

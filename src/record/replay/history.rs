@@ -217,6 +217,7 @@ impl History {
             | Event::GrowthExpected(_)
             | Event::LimitsLeased { .. }
             | Event::ServedElsewhere(_)
+            | Event::UsedBeforeStart(_)
             | Event::HeldElsewhere(_)
             | Event::LoadElsewhere(_)
             | Event::Timer => {}

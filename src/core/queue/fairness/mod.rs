@@ -212,6 +212,17 @@ impl FairCounters {
         }
     }
 
+    /// What each tenant used lately, in tokens, as it counts now; nothing in a class without a half-life.
+    pub fn past_use(&self, now: Tick) -> impl Iterator<Item = (TenantId, u64)> {
+        self.past_use.iter().flat_map(move |past| past.tenants(now))
+    }
+
+    /// Adds use of before this gateway's start, which leaves the virtual counters as they are.
+    pub fn add_past_use(&mut self, who: &TenantWeights, tokens: i64, now: Tick) {
+        let Some(past) = &mut self.past_use else { return };
+        who.charged_accounts().for_each(|(holder, weight)| past.add(holder, weight, tokens as f64, now));
+    }
+
     /// Lifts the counter of a tenant that comes back to at least `floor`, less what it may be owed.
     /// A longer absence earns no more. Returns whether the counter changed.
     pub fn lift(&mut self, tenant: TenantId, floor: u128) -> bool {

@@ -95,6 +95,14 @@ impl PastUse {
         MOST.powf(1.0 - own * all.used / all.weighted).clamp(LEAST, MOST)
     }
 
+    /// What each tenant itself used, in tokens, as it counts now; of groups only their own requests.
+    pub(super) fn tenants(&self, now: Tick) -> impl Iterator<Item = (TenantId, u64)> {
+        let scale = (-self.age(now)).exp2();
+        let own = self.holders.iter().filter(|(holder, _)| !holder.is_group);
+        own.map(move |(holder, own)| (holder.tenant, (own.used * scale) as u64))
+            .filter(|(_, tokens)| *tokens > 0)
+    }
+
     /// Forgets the tenants and groups that `keep` rejects.
     pub(super) fn retain(&mut self, keep: impl Fn(TenantId) -> bool) {
         self.holders.retain(|holder, _| keep(holder.tenant) && holder.within.is_none_or(&keep));
@@ -174,6 +182,16 @@ mod tests {
         assert!((3.9..4.0).contains(&few) && (LEAST..1.0).contains(&many), "{few} {many}");
         let child = UseHolder { within: Some(TenantId::new(7)), ..alone(0) };
         assert_eq!(past.factor(child, 1.0), 1.0, "nobody of its group has used anything");
+    }
+
+    #[test]
+    fn what_tenants_used_is_told_as_it_counts_now() {
+        let mut past = PastUse::new(Duration::from_millis(HOUR));
+        past.add(alone(0), 1.0, 1_000.0, Tick::ZERO);
+        past.add(UseHolder { is_group: true, ..alone(7) }, 1.0, 500.0, Tick::ZERO);
+        past.add(alone(1), 1.0, 0.5, Tick::ZERO);
+        let told: Vec<_> = past.tenants(Tick::from_millis(HOUR)).collect();
+        assert_eq!(told, [(TenantId::new(0), 500)]);
     }
 
     #[test]

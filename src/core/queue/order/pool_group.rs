@@ -143,6 +143,11 @@ impl PoolGroup {
         (0..self.classes.len()).map(ClassIndex::from)
     }
 
+    /// What each tenant used lately in a class with a half-life, in tokens.
+    pub fn past_use(&self, class: ClassIndex, now: Tick) -> impl Iterator<Item = (TenantId, u64)> {
+        self.classes[class.index()].counters.past_use(now)
+    }
+
     pub fn class_mut(&mut self, class: ClassIndex) -> &mut ClassOrder {
         &mut self.classes[class.index()]
     }

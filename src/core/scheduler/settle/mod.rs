@@ -8,11 +8,14 @@
 pub(super) mod charge;
 mod retry;
 
+use std::cmp::Reverse;
+
 use crate::billing::bill::WasteCause;
 use crate::model::event::{Action, AttemptOutcome, JobAction, RejectReason};
 use crate::model::ids::{GroupIndex, JobId, TenantId};
 use crate::model::invariant::InvariantId;
 use crate::model::job::{JobUsage, TokenCounts};
+use crate::model::time::Tick;
 use crate::queue::fairness::service::{ServiceAccount, ServiceReport};
 use crate::queue::fairness::{TenantWeights, cost};
 use crate::queue::lane_key::LaneKey;
@@ -203,6 +206,39 @@ impl Scheduler {
             self.groups.mark_changed(Some(group));
         }
         self.groups.note_remote_leads(self.now);
+    }
+
+    /// What tenants used lately, for a gateway that has just started: `most` accounts at most, those that used most.
+    pub fn past_use(&self, most: usize, now: Tick) -> Vec<ServiceReport> {
+        let mut told = Vec::new();
+        for index in self.groups.indexes() {
+            let group = &self.groups[index];
+            let Some(pool) = group.shape.pools.first().copied() else { continue };
+            for class_index in group.class_indexes() {
+                let class = group.class_id(class_index);
+                told.extend(group.past_use(class_index, now).map(|(tenant, tokens)| ServiceReport {
+                    account: ServiceAccount::Tenant { pool, class, tenant },
+                    tokens: i64::try_from(tokens).unwrap_or(i64::MAX),
+                }));
+            }
+        }
+        told.sort_unstable_by_key(|report| (Reverse(report.tokens), report.account));
+        told.truncate(most);
+        told
+    }
+
+    /// Takes over what tenants used before this gateway started. Accounts that it does not have are left out.
+    pub(super) fn used_before_start(&mut self, reports: &[ServiceReport]) {
+        for report in reports {
+            let ServiceAccount::Tenant { pool, class, tenant } = report.account else { continue };
+            let Some(group) = self.placement.group_of(pool) else { continue };
+            let Some(class) = self.groups[group].class(class) else { continue };
+            if self.policy.tenants.get(tenant).is_some() {
+                let who = self.weights(group, tenant);
+                let counters = &mut self.groups[group].class_mut(class).counters;
+                counters.add_past_use(&who, report.tokens.max(0), self.now);
+            }
+        }
     }
 
     /// The tenant's weight, boosted or not; 1 for one that is no longer in the

@@ -9,7 +9,7 @@ use proptest::prelude::{ProptestConfig, prop_assert, prop_assume, proptest};
 use crate::model::event::Event;
 use crate::model::ids::{ClassId, JobId, PoolId, TenantId};
 use crate::model::job::JobSpec;
-use crate::model::policy::{Policy, Quota, Tenant};
+use crate::model::policy::{Class, Policy, Quota, Tenant};
 use crate::queue::fairness::service::{HeldSequences, ServiceAccount, ServiceReport};
 use crate::scheduler::tests::shares::Flood;
 use crate::scheduler::tests::{World, class, of_tenant, policy, reload, sent, spec, tenant};
@@ -70,6 +70,37 @@ impl Gateways {
     fn audit(&self) -> usize {
         self.floods.iter().map(|flood| flood.world.scheduler.audit().len()).sum()
     }
+}
+
+/// A gateway that joins serves a tenant that has used nothing lately first, as the one that knows it does.
+#[test]
+fn a_gateway_that_starts_takes_over_what_tenants_have_used() {
+    let mut rules = policy(&[&[4]], &[&[0]]);
+    let half_life = Some(Duration::from_secs(3_600));
+    rules.classes.insert("first", Class { usage_half_life: half_life, ..class(0, 0.0) });
+    let specs = vec![of_tenant(0, 0), of_tenant(0, 1)];
+    let mut old = Flood::empty(rules.clone(), specs.clone());
+    old.begin(0);
+    (0..200).for_each(|step| old.step(step));
+    let told = old.world.scheduler.past_use(usize::MAX, old.world.now);
+    assert!(told.len() == 1 && told[0].tokens > 1_000, "{told:?}");
+    assert_eq!(old.world.scheduler.past_use(0, old.world.now), []);
+    let share = |told: Vec<ServiceReport>| {
+        let mut new = Flood::empty(rules.clone(), specs.clone());
+        let mut out = Vec::new();
+        new.world.scheduler.handle(new.world.now, Event::UsedBeforeStart(told), &mut out);
+        [0, 1].into_iter().for_each(|which| new.begin(which));
+        (0..100).for_each(|step| new.step(step));
+        assert_eq!(new.world.scheduler.audit(), []);
+        new.served[1] as f64 / new.served.iter().sum::<u64>() as f64
+    };
+    let unknown = PoolId::new(99);
+    let nowhere = ServiceReport {
+        account: ServiceAccount::Tenant { pool: unknown, class: ClassId::new(0), tenant: TenantId::new(0) },
+        tokens: i64::MAX,
+    };
+    let (knows, does_not) = (share(told), share(vec![nowhere]));
+    assert!((0.45..0.55).contains(&does_not) && knows > 0.75, "{knows} {does_not}");
 }
 
 fn tell(flood: &mut Flood, reports: Vec<ServiceReport>) {

@@ -1,4 +1,5 @@
-//! Requests of other gateways, through a real Redis: an operator finds one from any gateway.
+//! Requests of other gateways, through a real Redis: an operator finds one from any gateway, and a
+//! gateway that starts hears what tenants have used.
 
 use http::Method;
 use penstock::cluster::MESSAGES;
@@ -16,7 +17,10 @@ const CHAT: &str = "/v1/chat/completions";
 
 /// A gateway with an engine, whose URL two gateways may share.
 async fn rig(server: &RedisServer, url: &str) -> Rig {
-    let more = format!("cluster: {{valkey: {{url: '{}'}}}}\n", server.url());
+    let more = format!(
+        "cluster: {{valkey: {{url: '{}'}}}}\nclasses: {{interactive: {{usage_half_life: 1h}}}}\n",
+        server.url()
+    );
     let urls = vec![url.to_owned()];
     Rig::start(RigOptions { urls, tenants: vec![(TENANT, "")], more, ..RigOptions::default() }).await
 }
@@ -56,6 +60,28 @@ async fn a_request_is_found_from_any_gateway() {
     let (status, unasked) = explained(&two, "r-1").await;
     let message = unasked["error"]["message"].as_str().unwrap();
     assert!(status == 404 && message.contains("could not be asked: the store is away"), "{message}");
+}
+
+/// Tokens that tenants have used lately, as this gateway knows.
+fn used(rig: &Rig) -> i64 {
+    rig.gateway.proxy().dispatcher.past_use(10).iter().map(|report| report.tokens).sum()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_gateway_that_starts_knows_what_tenants_have_used() {
+    let server = block_in_place(RedisServer::start);
+    let engine = SimServer::start(SimOptions::default()).await.unwrap();
+    let old = rig(&server, &engine.url()).await;
+    for _ in 0..4 {
+        Call::post(CHAT, &chat(20, false)).key(old.key(TENANT)).send(old.address()).await.ok();
+    }
+    let known = used(&old);
+    assert!(known > 100, "{known}");
+    let new = rig(&server, &engine.url()).await;
+    until("it is told", || used(&new) > 0).await;
+    // Some seconds' decay of an hour's half-life.
+    assert!((known * 98 / 100..=known).contains(&used(&new)), "{} of {known}", used(&new));
+    assert_eq!(used(&old), known, "the old one takes nothing over");
 }
 
 /// Calls the script at this time of the store. Returns the number of the last message, and what was heard.
