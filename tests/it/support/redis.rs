@@ -1,12 +1,13 @@
 //! Redis servers of the test's own, which can be stopped, killed and emptied; sentinels and clusters of them.
 
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use redis::{Connection, cmd};
 use tempfile::TempDir;
 use tokio::time::Instant;
 
+use crate::support::certificates::{Authority, put};
 use crate::support::free_port;
 use crate::support::gateway::PATIENCE;
 
@@ -52,9 +53,9 @@ impl RedisServer {
     }
 
     /// A node of a cluster, which has no slots yet.
-    fn node() -> Self {
+    fn node(options: &[&str]) -> Self {
         let bus = free_port().to_string();
-        Self::with_options(&[
+        let own = [
             "--cluster-enabled",
             "yes",
             "--cluster-port",
@@ -63,7 +64,8 @@ impl RedisServer {
             "1000",
             "--repl-diskless-sync-delay",
             "0",
-        ])
+        ];
+        Self::with_options(&[&own, options].concat())
     }
 
     fn with_config(options: &[&str], config: &str) -> Self {
@@ -130,6 +132,63 @@ impl RedisServer {
     }
 }
 
+/// Certificates of servers that also take connections over TLS.
+pub(crate) struct StoreCertificates {
+    folder: TempDir,
+}
+
+impl StoreCertificates {
+    pub(crate) fn new() -> Self {
+        let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
+        authority.server().put(folder.path(), "store");
+        put(&folder.path().join("ca.crt"), &authority.pem());
+        Self { folder }
+    }
+
+    fn place(&self, name: &str) -> String {
+        self.folder.path().join(name).display().to_string()
+    }
+
+    /// The file with the authority.
+    pub(crate) fn authority(&self) -> String {
+        self.place("ca.crt")
+    }
+
+    /// Options of a server that takes connections over TLS at this port, and speaks so with other servers.
+    fn options(&self, port: u16) -> Vec<String> {
+        let (port, [cert, key]) = (port.to_string(), ["store.crt", "store.key"].map(|name| self.place(name)));
+        let files = ["--tls-port", &port, "--tls-cert-file", &cert, "--tls-key-file", &key];
+        let ca = self.authority();
+        let more = ["--tls-ca-cert-file", &ca, "--tls-auth-clients", "no", "--tls-replication", "yes"];
+        files.into_iter().chain(more).map(str::to_owned).collect()
+    }
+
+    /// A primary and a sentinel that watches it. Returns them with the sentinel's port for TLS.
+    pub(crate) fn watched_primary(&self) -> (RedisServer, RedisServer, u16) {
+        let [primary_port, port] = [free_port(), free_port()];
+        let options = |port| self.options(port);
+        let primary =
+            RedisServer::with_options(&Vec::from_iter(options(primary_port).iter().map(String::as_str)));
+        let config = format!("sentinel monitor mymaster 127.0.0.1 {primary_port} 1\n");
+        let own = options(port);
+        let options: Vec<&str> = ["--sentinel"].into_iter().chain(own.iter().map(String::as_str)).collect();
+        (primary, RedisServer::with_config(&options, &config), port)
+    }
+
+    /// A cluster of three primaries. Returns it with the port for TLS of one of them.
+    pub(crate) fn cluster(&self) -> (RedisCluster, u16) {
+        let ports = [free_port(), free_port(), free_port()];
+        let nodes = ports.map(|port| {
+            let own = self.options(port);
+            let options = own.iter().map(String::as_str).chain(["--tls-cluster", "yes"]);
+            RedisServer::node(&Vec::from_iter(options))
+        });
+        let authority = self.authority();
+        RedisCluster::create(&ports, &["--tls", "--cacert", &authority]);
+        (RedisCluster { nodes: nodes.into() }, ports[0])
+    }
+}
+
 /// A cluster with three primaries, and a replica for each.
 pub(crate) struct RedisCluster {
     pub(crate) nodes: Vec<RedisServer>,
@@ -137,13 +196,20 @@ pub(crate) struct RedisCluster {
 
 impl RedisCluster {
     pub(crate) fn start() -> Self {
-        let nodes: Vec<RedisServer> = (0..6).map(|_| RedisServer::node()).collect();
-        let addresses = nodes.iter().map(|node| format!("127.0.0.1:{}", node.port));
-        let mut create = Command::new("redis-cli");
-        create.args(["--cluster", "create"]).args(addresses);
-        let output = create.args(["--cluster-replicas", "1", "--cluster-yes"]).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        let nodes: Vec<RedisServer> = (0..6).map(|_| RedisServer::node(&[])).collect();
+        let ports: Vec<u16> = nodes.iter().map(|node| node.port).collect();
+        Self::create(&ports, &["--cluster-replicas", "1"]);
         Self { nodes }
+    }
+
+    /// Makes a cluster of the nodes at these ports.
+    fn create(ports: &[u16], options: &[&str]) {
+        let addresses = ports.iter().map(|port| format!("127.0.0.1:{port}"));
+        let mut create = Command::new("redis-cli");
+        create.args(options).args(["--cluster-yes", "--cluster", "create"]).args(addresses);
+        let Output { status, stdout, stderr } = create.output().unwrap();
+        let said = [stdout, stderr].concat();
+        assert!(status.success(), "{}", String::from_utf8_lossy(&said));
     }
 
     /// The node that has a key as primary.

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 
 use super::gateways::{gateways, rig, served, served_in_all, status};
 use crate::support::gateway::{PATIENCE, Rig, TENANT, until};
-use crate::support::redis::{RedisCluster, RedisServer};
+use crate::support::redis::{RedisCluster, RedisServer, StoreCertificates};
 
 const LIMITS: &str = "limits: {per_day: {requests: 80}}";
 
@@ -136,4 +136,25 @@ async fn gateways_follow_the_slots_of_a_cluster() {
     followed(&one, 2).await;
     followed(&two, 2).await;
     assert_eq!(served_in_all(&[&one, &two], sum + meanwhile, 80).await, 80);
+}
+
+/// Sentinels, the primary that they name, and the nodes of a cluster are reached over TLS, by the same certificates.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn servers_that_others_name_are_reached_over_tls() {
+    let certificates = block_in_place(StoreCertificates::new);
+    let (_primary, _sentinel, sentinel_port) = block_in_place(|| certificates.watched_primary());
+    let (_cluster, node_port) = block_in_place(|| certificates.cluster());
+    let tls = format!("tls: {{ca: {}}}", certificates.authority());
+    let stores = [
+        format!("sentinel: {{urls: ['rediss://127.0.0.1:{sentinel_port}'], primary: mymaster}}"),
+        format!("nodes: ['rediss://127.0.0.1:{node_port}']"),
+    ];
+    for store in stores {
+        let [one, two] = pair(&format!("{store}, {tls}")).await;
+        assert_eq!(served_in_all(&[&one, &two], 0, 80).await, 80, "{store}");
+        let unknown = rig(LIMITS, format!("cluster: {{valkey: {{{store}}}}}\n")).await;
+        until("the problem is told", || unknown.telemetry.captured_log().contains("is away")).await;
+        let told = status(&unknown).await;
+        assert!(told["problem"].as_str().unwrap().contains("ertificate"), "{told}");
+    }
 }
