@@ -39,9 +39,6 @@ use crate::telemetry::request_history::RequestHistory;
 use crate::telemetry::request_history::live_events::{LiveEvent, LiveEventKind};
 use crate::telemetry::trace::Tracer;
 
-/// Interval at which raw histogram samples are folded into their buckets.
-const UPKEEP_EVERY: Duration = Duration::from_secs(1);
-
 /// Telemetry of one process. Clones share everything.
 #[derive(Clone)]
 pub struct Telemetry(Arc<TelemetryParts>);
@@ -134,14 +131,9 @@ impl Telemetry {
         self.0.metrics.render(&self.policy(), &self.config_status(), scrape)
     }
 
-    /// Folds raw histogram samples into their buckets, for ever. One task of the process must run
-    /// it; without it, memory grows until the next scrape.
-    pub async fn upkeep(self) {
-        let mut every = tokio::time::interval(UPKEEP_EVERY);
-        loop {
-            every.tick().await;
-            self.0.metrics.upkeep();
-        }
+    /// Folds raw histogram samples into their buckets. Without a call a second, memory grows until the next scrape.
+    pub fn upkeep(&self) {
+        self.0.metrics.upkeep();
     }
 
     /// Writes audit entries to a file as well, from now on. Only the first call has an effect.

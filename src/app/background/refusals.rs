@@ -1,27 +1,10 @@
-//! Task of counted refusals: once a second, one log line and one usage row for each kind of refusals
-//! that were too many to be written whole.
-
-use std::sync::Arc;
-use std::time::Duration;
-
-use tokio::time::interval;
+//! Counted refusals: once a second, one log line and one usage row for each kind of refusals that were
+//! too many to be written whole.
 
 use crate::proxy::Proxy;
 use crate::telemetry::event::RefusalsCounted;
 use crate::telemetry::wall;
 use crate::usage::row::{RowKind, UsageRow};
-
-/// Time between two reports.
-const REPORT_INTERVAL: Duration = Duration::from_secs(1);
-
-/// Reports every [`REPORT_INTERVAL`], until dropped.
-pub(in crate::app) async fn follow(proxy: Arc<Proxy>) {
-    let mut every = interval(REPORT_INTERVAL);
-    loop {
-        every.tick().await;
-        report(&proxy);
-    }
-}
 
 /// Reports the refusals that were only counted since the last call. Those without a tenant have no
 /// row: otherwise, anyone who reaches a port could fill the journal.

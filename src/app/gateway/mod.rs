@@ -24,7 +24,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::admin::{self, AdminHandle, AdminState, AdminTls};
 use crate::app::background::calendar::{self, Today};
-use crate::app::background::{demand, idle, keys, memory, objectives, refusals, scaler};
+use crate::app::background::{demand, idle, keys, objectives, refusals, scaler, upkeep};
 use crate::app::gateway::certificates::{certificate_source, certificates_loaded};
 use crate::app::gateway::cluster::start_cluster;
 use crate::app::gateway::reload::{SettingsFollowers, follow_file, follow_sources, model_pairs};
@@ -63,9 +63,6 @@ const DRAIN_POLL: Duration = Duration::from_millis(20);
 /// the shutdown has the same limit.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 
-/// Time between two searches for unused connections to engines.
-const CLOSE_IDLE_EVERY: Duration = Duration::from_secs(1);
-
 #[derive(Debug)]
 pub struct Gateway {
     address: SocketAddr,
@@ -86,7 +83,7 @@ pub struct Gateway {
     state_file: Option<PathBuf>,
 }
 
-/// Tasks that feed the scheduler beside requests: the timer, the calendar, and the measured ITL.
+/// Tasks that belong to no request: what feeds the scheduler, its timer, reports and upkeep.
 fn scheduler_tasks(proxy: &Arc<Proxy>, today: Today) -> JoinSet<()> {
     let dispatcher = || Arc::clone(&proxy.dispatcher);
     let mut tasks = JoinSet::new();
@@ -98,20 +95,18 @@ fn scheduler_tasks(proxy: &Arc<Proxy>, today: Today) -> JoinSet<()> {
     }
     tasks.spawn(objectives::watch(Arc::clone(proxy)));
     tasks.spawn(keys::watch(Arc::clone(proxy)));
-    tasks.spawn(refusals::follow(Arc::clone(proxy)));
+    tasks.spawn(upkeep::run(Arc::clone(proxy)));
     if let Some(path) = &proxy.settings.load().scale.state_file {
         tasks.spawn(demand::follow(path.clone(), dispatcher(), proxy.telemetry.clone()));
     }
     tasks
 }
 
-/// Starts what the process as a whole needs: upkeep of metrics and memory, and the delays of its workers.
-fn process_tasks(proxy: &Proxy, workers: &Arc<Workers>, background: &mut JoinSet<()>) {
-    let (telemetry, dispatcher) = (&proxy.telemetry, Arc::clone(&proxy.dispatcher));
+/// Measures the delays of the workers for ever, more often while there are requests.
+fn measure_delays(proxy: &Proxy, workers: &Arc<Workers>, background: &mut JoinSet<()>) {
+    let dispatcher = Arc::clone(&proxy.dispatcher);
     let is_busy = move || dispatcher.job_counts().1 > 0;
-    background.spawn(Arc::clone(workers).measure_delays(telemetry.worker_delay(), is_busy));
-    background.spawn(telemetry.clone().upkeep());
-    background.spawn(memory::release_free_pages());
+    background.spawn(Arc::clone(workers).measure_delays(proxy.telemetry.worker_delay(), is_busy));
 }
 
 /// The scheduler, the actions on replicas that it asks for, and its record.
@@ -220,9 +215,8 @@ impl Gateway {
         let shutdown = ListenerShutdown::default();
         let workers = Arc::new(Workers::start().map_err(StartError::Workers)?);
         let serving = serve_clients(listener, Arc::clone(&workers), limits, &proxy, &shutdown);
-        process_tasks(&proxy, &workers, &mut background);
+        measure_delays(&proxy, &workers, &mut background);
         background.spawn(replica_actions::carry_out(actions, fleet.clone(), telemetry));
-        background.spawn(close_idle(Arc::clone(&proxy)));
         background.spawn(signals::reload_at(hang_up, reload.clone()));
         let followers = SettingsFollowers::new(&proxy, &fleet, &sources);
         let reloader = Arc::new(reloader);
@@ -438,16 +432,6 @@ fn start_admin(
     };
     let router = admin::router(state, crate::scaler::router(Arc::clone(cache)));
     admin::spawn(address, router, tls).map_err(|problem| StartError::Admin { address, problem })
-}
-
-async fn close_idle(proxy: Arc<Proxy>) {
-    let mut every = tokio::time::interval(CLOSE_IDLE_EVERY);
-    loop {
-        every.tick().await;
-        let keep_alive = proxy.settings.load().edge.upstream.keep_alive;
-        proxy.upstreams.close_idle(keep_alive);
-        proxy.guardrails.close_idle(keep_alive);
-    }
 }
 
 /// Loads the file for a gateway to run under.
