@@ -7,8 +7,10 @@ use super::text::{plain, tenant_name, time};
 
 /// `GET /admin/v1/requests/{id}` as one paragraph.
 pub(super) fn paragraph(request: &Value) -> String {
+    let gateway =
+        request["gateway"].as_str().map(|gateway| format!(" to gateway {gateway}")).unwrap_or_default();
     let mut sentences = vec![format!(
-        "Request {} of tenant {} (class {}, model {}) came {} ago.",
+        "Request {} of tenant {} (class {}, model {}) came{gateway} {} ago.",
         plain(&request["request_id"]),
         tenant_name(&request["tenant"], &request["tenant_parent"]),
         plain(&request["asked_class"]),
@@ -111,9 +113,11 @@ mod tests {
             { "replica": "p/a", "sent_after": 0.01, "why": why, "first_token_after": null, "back": { "after": 0.5, "why": "reset" } },
             { "replica": "p/b", "sent_after": 0.5, "why": why, "first_token_after": 0.9, "back": null },
         ]);
+        ran["gateway"] = json!("two:8080");
         ran["end"] = json!({ "outcome": "client_gone", "reason": "superseded", "status": 499, "total": 1.5 });
         let text = paragraph(&ran);
         for part in [
+            "model m) came to gateway two:8080 2.0 s ago.",
             "It came back once, the last time from p/a after 500 ms: reset.",
             "It went to p/b after 500 ms, since nobody else waited for these replicas, and of those that keep the objective",
             "its first token came after 900 ms.",
