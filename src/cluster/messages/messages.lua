@@ -1,4 +1,4 @@
--- Messages between gateways: questions about requests, and answers.
+-- Messages between gateways: questions about requests and past use, and answers.
 -- docs/decisions/099-requests-over-gateways.md says why.
 --
 -- KEYS: the messages (a hash: number = "at from to text").

@@ -57,8 +57,9 @@ impl RequestFinder {
         let Some(open) = self.questions.ask(id, names.keys().cloned().collect()) else {
             return FleetAnswer::NotAsked(format!("{MAX_OPEN} questions are open"));
         };
-        let answer = timeout(ANSWER_TIMEOUT, open.answer).await;
-        let silent = self.questions.close(open.number);
+        let AskedQuestion { place, answer } = open;
+        let answer = timeout(ANSWER_TIMEOUT, answer).await;
+        let silent = place.silent();
         let named = |id: &String| names.get(id).cloned().unwrap_or_else(|| id.clone());
         match answer {
             Ok(Ok((gateway, request))) => FleetAnswer::Found(named(&gateway), request),
@@ -68,10 +69,30 @@ impl RequestFinder {
 }
 
 /// A question that was asked.
-struct AskedQuestion {
-    number: u64,
+struct AskedQuestion<'a> {
+    place: QuestionPlace<'a>,
     /// The gateway that has the request, and what it says. It is dropped once all have said that they do not have it.
     answer: oneshot::Receiver<(String, Value)>,
+}
+
+/// Place of an open question. Dropping it closes the question, also when whoever asked has hung up.
+struct QuestionPlace<'a> {
+    questions: &'a Questions,
+    number: u64,
+}
+
+impl QuestionPlace<'_> {
+    /// The gateways that have not answered.
+    fn silent(&self) -> BTreeSet<String> {
+        let state = self.questions.state.lock();
+        state.open.get(&self.number).map(|question| question.silent.clone()).unwrap_or_default()
+    }
+}
+
+impl Drop for QuestionPlace<'_> {
+    fn drop(&mut self) {
+        self.questions.state.lock().open.remove(&self.number);
+    }
 }
 
 /// Questions of this gateway that are open.
@@ -99,7 +120,7 @@ struct OpenQuestion {
 
 impl Questions {
     /// Opens a question to these gateways; `None` while too many are open.
-    fn ask(&self, id: &str, gateways: BTreeSet<String>) -> Option<AskedQuestion> {
+    fn ask(&self, id: &str, gateways: BTreeSet<String>) -> Option<AskedQuestion<'_>> {
         let (sender, answer) = oneshot::channel();
         let mut state = self.state.lock();
         if state.open.len() >= MAX_OPEN {
@@ -112,12 +133,7 @@ impl Questions {
         state.open.insert(number, question);
         drop(state);
         self.asked.notify_one();
-        Some(AskedQuestion { number, answer })
-    }
-
-    /// Closes a question. Returns the gateways that have not answered.
-    fn close(&self, number: u64) -> BTreeSet<String> {
-        self.state.lock().open.remove(&number).map(|question| question.silent).unwrap_or_default()
+        Some(AskedQuestion { place: QuestionPlace { questions: self, number }, answer })
     }
 
     /// Waits until there is a question to send.
@@ -200,6 +216,16 @@ mod tests {
             (silent, begun.elapsed()),
             (FleetAnswer::NotFound(vec!["b:8080".to_owned()]), ANSWER_TIMEOUT)
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_hangs_up_leaves_no_question_open() {
+        let finder = finder(&["a"]);
+        for _ in 0..=MAX_OPEN {
+            let left = timeout(Duration::from_millis(10), finder.find("r1")).await;
+            assert!(left.is_err(), "it waits for an answer: {left:?}");
+        }
+        assert!(finder.questions.state.lock().open.is_empty());
     }
 
     #[tokio::test(start_paused = true)]

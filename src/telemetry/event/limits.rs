@@ -115,7 +115,8 @@ impl LoadNotShared<'_> {
     }
 }
 
-/// Messages to the other gateways do not get through, so that `explain` finds a request only at its own gateway.
+/// Messages to the other gateways do not get through: `explain` finds a request only at its own gateway, and a gateway
+/// that starts begins without past use.
 #[derive(Debug, Clone, Copy)]
 pub struct MessagesNotShared<'a> {
     pub problem: &'a str,
