@@ -44,7 +44,7 @@ pub(super) enum Notification {
 }
 
 /// Notifications of one step under the lock.
-pub(super) type Notifications = SmallVec<[Notification; 4]>;
+pub(super) type Notifications = SmallVec<[Notification; 1]>;
 
 impl Notification {
     /// Sends the notification. A ticket that was dropped has already reported its job's end to the

@@ -20,12 +20,15 @@ macro_rules! names {
     };
 }
 
+static REQUESTS: [HeaderName; 3] = names!("requests");
+static TOKENS: [HeaderName; 3] = names!("tokens");
+
 /// Writes the state of the limits per minute. Of the limits on requests, and of those on tokens,
 /// the headers show the one with the smallest part left.
 pub fn write_headers(statuses: &[LimitStatus], headers: &mut HeaderMap) {
-    let families: [(&[LimitUnit], [HeaderName; 3]); 2] = [
-        (&[LimitUnit::Requests], names!("requests")),
-        (&[LimitUnit::Tokens, LimitUnit::InputTokens, LimitUnit::OutputTokens], names!("tokens")),
+    let families: [(&[LimitUnit], &[HeaderName; 3]); 2] = [
+        (&[LimitUnit::Requests], &REQUESTS),
+        (&[LimitUnit::Tokens, LimitUnit::InputTokens, LimitUnit::OutputTokens], &TOKENS),
     ];
     for (units, [limit, remaining, reset]) in families {
         let mine = |status: &&LimitStatus| {

@@ -17,7 +17,7 @@ use crate::protocol::request::edit::{self, EditedBody, json_string};
 use crate::protocol::request::parse;
 use crate::protocol::response::engine_error::{self, EngineError};
 use crate::protocol::response::typed_events::{TgiDetails, response_ending};
-use crate::protocol::response::{ChoiceEnding, ParsedChoice, usage};
+use crate::protocol::response::{ChoiceEnding, usage};
 
 /// The verdict on a whole answer.
 #[derive(Debug, Clone)]
@@ -41,12 +41,25 @@ pub enum AnswerVerdict {
     },
 }
 
+/// What a choice of a whole answer says of its end.
+#[derive(Deserialize)]
+struct AnswerChoice<'a> {
+    #[serde(borrow, default)]
+    finish_reason: JsonText<'a>,
+}
+
+impl AnswerChoice<'_> {
+    fn ending(&self) -> Option<ChoiceEnding> {
+        self.finish_reason.0.as_deref().map(ChoiceEnding::of)
+    }
+}
+
 #[derive(Deserialize)]
 struct WholeAnswer<'a> {
     #[serde(borrow)]
     model: Option<&'a RawValue>,
     #[serde(borrow)]
-    choices: Option<SmallVec<[ParsedChoice<'a>; 1]>>,
+    choices: Option<SmallVec<[AnswerChoice<'a>; 1]>>,
     #[serde(borrow)]
     usage: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -142,7 +155,7 @@ fn ending(api: Api, whole: &WholeAnswer<'_>, usage: JobUsage) -> Result<Option<&
                 return Err(EngineFault::Malformed);
             };
             let reasons: Result<SmallVec<[&str; 1]>, _> =
-                choices.iter().map(|choice| real(choice.ending)).collect();
+                choices.iter().map(|choice| real(choice.ending())).collect();
             reasons.map(|reasons| reasons.first().copied())
         }
         Api::Messages => {

@@ -22,6 +22,7 @@ use crate::protocol::response::partial_answer::PartialAnswer;
 use crate::proxy::Proxy;
 use crate::proxy::active_request::ActiveRequest;
 use crate::proxy::attempt::{AttemptError, EngineAnswer, MOST_SENDS};
+use crate::proxy::listener::workers::turn::{self, Step};
 use crate::proxy::request::InferenceRequest;
 use crate::proxy::summary::RequestRecord;
 use crate::telemetry::trace::RequestPhase;
@@ -62,6 +63,7 @@ impl Proxy {
         loop {
             let waiting_since = record.clock.now();
             let grant = ticket.wait_for_dispatch().await.map_err(ServeError::Rejected)?;
+            turn::take_together(Step::Send).await;
             if let Some(trace) = &record.trace {
                 trace.phase(RequestPhase::Queue, waiting_since, record.clock.now());
             }

@@ -28,6 +28,7 @@ use crate::proxy::active_request::ActiveRequest;
 use crate::proxy::attempt::EngineAnswer;
 use crate::proxy::body::{self, BodyError, RequestBody};
 use crate::proxy::listener::ClientConnection;
+use crate::proxy::listener::workers::turn::{self, Step};
 use crate::proxy::request::guardrail::{check_answer, check_prompt};
 use crate::proxy::request::superseding::{RetriableRequest, SupersededRequest, replaced};
 use crate::proxy::request::{self, InferenceRequest};
@@ -265,6 +266,7 @@ impl Proxy {
         active: &mut ActiveRequest,
     ) -> Result<(EngineAnswer, bool), ApiError> {
         loop {
+            turn::take_together(Step::Admit).await;
             let settings = self.settings.load_full();
             let can_continue = request.can_continue(&settings);
             let prefix = request.prefix(&self.prefixes);

@@ -19,7 +19,7 @@ mod http2;
 mod open_connections;
 mod rejected;
 mod socket;
-mod workers;
+pub(super) mod workers;
 
 pub use accept::{ClientConnection, listen, serve};
 #[cfg(any(test, fuzzing))]

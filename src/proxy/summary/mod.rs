@@ -25,7 +25,7 @@ use crate::protocol::error::catalogue::ErrorKind;
 use crate::proxy::request::superseding::{LiveRequestGuard, SupersededNotice};
 use crate::proxy::shadow::pair::ShadowHalf;
 use crate::proxy::summary::parts::{
-    AtEngine, Millis, PromptCounts, RecordCaller, RecordEnd, RequestedWork, RetryLink,
+    AtEngine, PromptCounts, RecordCaller, RecordEnd, RequestedWork, RetryLink, push_timing,
 };
 use crate::telemetry::Telemetry;
 use crate::telemetry::event::{
@@ -40,6 +40,9 @@ use crate::telemetry::summary::{
 use crate::telemetry::trace::{EngineCall, RequestTrace};
 use crate::tokens::CountSource;
 use crate::usage::Journal;
+
+/// Initial capacity of a `Server-Timing` header.
+const TIMING_BYTES: usize = 80;
 
 /// The facts of one request. [`ActiveRequest`](crate::proxy::active_request::ActiveRequest) writes the
 /// record at the request's end.
@@ -363,17 +366,18 @@ impl RequestRecord {
     /// The `Server-Timing` header, in milliseconds: queue, connect, the TTFT of a stream or the engine's
     /// time for a whole answer, and the guardrails' time.
     pub(super) fn server_timing(&self) -> Option<HeaderValue> {
-        let queue = Millis(self.at_engine.dispatch.why()?.queued);
-        let connect = Millis(self.at_engine.connect.unwrap_or_default());
+        let queue = self.at_engine.dispatch.why()?.queued;
         let (last, time) = match (self.at_engine.first_token, self.at_engine.whole_answer) {
-            (Some(at), _) => ("ttft", Millis(at.since(self.started))),
-            (None, Some(engine)) => ("engine", Millis(engine)),
+            (Some(at), _) => ("ttft", at.since(self.started)),
+            (None, Some(engine)) => ("engine", engine),
             (None, None) => return None,
         };
-        let mut text = format!("queue;dur={queue}, connect;dur={connect}, {last};dur={time}");
+        let mut text = String::with_capacity(TIMING_BYTES);
+        push_timing(&mut text, "queue", queue);
+        push_timing(&mut text, "connect", self.at_engine.connect.unwrap_or_default());
+        push_timing(&mut text, last, time);
         if !self.guardrails.is_empty() {
-            let checks = Millis(self.guardrails.iter().map(|check| check.took).sum());
-            text += &format!(", guardrail;dur={checks}");
+            push_timing(&mut text, "guardrail", self.guardrails.iter().map(|check| check.took).sum());
         }
         HeaderValue::try_from(text).ok()
     }

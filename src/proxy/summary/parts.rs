@@ -1,7 +1,6 @@
 //! Parts of a request record: what was asked for, the counts of its prompt, what happened at
 //! engines, and how it ended.
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -170,12 +169,26 @@ impl ChunkGaps {
     }
 }
 
-/// Displays a duration in milliseconds with two decimals, truncated.
-pub(super) struct Millis(pub(super) Duration);
+/// Appends one member of a `Server-Timing` header: milliseconds with two decimals, truncated.
+pub(super) fn push_timing(header: &mut String, name: &str, time: Duration) {
+    let hundredths = u64::try_from(time.as_micros() / 10).unwrap_or(u64::MAX);
+    let separator = if header.is_empty() { "" } else { ", " };
+    let zero = if hundredths % 100 < 10 { "0" } else { "" };
+    let mut digits = itoa::Buffer::new();
+    header.extend([separator, name, ";dur=", digits.format(hundredths / 100), ".", zero]);
+    header.push_str(digits.format(hundredths % 100));
+}
 
-impl fmt::Display for Millis {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let hundredths = self.0.as_micros() / 10;
-        write!(f, "{}.{:02}", hundredths / 100, hundredths % 100)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timings_are_milliseconds_with_two_decimals() {
+        let mut header = String::new();
+        for (name, micros) in [("queue", 0), ("connect", 59), ("ttft", 1_234_567)] {
+            push_timing(&mut header, name, Duration::from_micros(micros));
+        }
+        assert_eq!(header, "queue;dur=0.00, connect;dur=0.05, ttft;dur=1234.56");
     }
 }

@@ -58,7 +58,9 @@ impl LineWriter {
     /// Appends the text with the escapes of a JSON string.
     fn escaped(&mut self, text: &str) {
         let mut rest = text;
-        while let Some(at) = rest.bytes().position(|byte| byte < b' ' || byte == b'"' || byte == b'\\') {
+        // Looks at all bytes, so that the compiler can use vector instructions.
+        let has_escapes = text.bytes().fold(false, |found, byte| found | is_escaped(byte));
+        while has_escapes && let Some(at) = rest.bytes().position(is_escaped) {
             let (plain, special) = rest.split_at(at);
             self.0.push_str(plain);
             match special.as_bytes()[0] {
@@ -76,6 +78,11 @@ impl LineWriter {
         // Writing to a String cannot fail.
         let _infallible = write!(self.0, "{value}");
     }
+}
+
+/// Whether a JSON string writes the byte with an escape.
+const fn is_escaped(byte: u8) -> bool {
+    byte < b' ' || byte == b'"' || byte == b'\\'
 }
 
 impl Visit for LineWriter {

@@ -1,6 +1,8 @@
 //! Worker threads, each with a runtime of its own. A connection stays on one worker, with its
 //! requests and their connections to engines, so that most wake-ups stay on one thread.
 
+pub(in crate::proxy) mod turn;
+
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -18,6 +20,10 @@ use tokio_util::sync::CancellationToken;
 /// Time between two samples of the delay, while requests run and at rest.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
 const SAMPLE_INTERVAL_AT_REST: Duration = Duration::from_secs(1);
+
+/// Polls of tasks after which a worker asks the system for events although tasks are ready. What is ready by then is
+/// served first, so that more requests take a step together.
+const POLLS_A_LOOK: u32 = 256;
 
 /// The runtimes that serve connections. Dropping the value ends its threads, with the tasks that
 /// still run there.
@@ -113,10 +119,16 @@ impl Worker {
     }
 
     fn start(number: usize, stop: CancellationToken) -> io::Result<Self> {
-        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let mut builder = Builder::new_current_thread();
+        let runtime = builder.enable_all().event_interval(POLLS_A_LOOK).on_thread_park(turn::end).build()?;
         let worker = Self::of(runtime.handle().clone());
-        let name = format!("worker-{number}");
-        thread::Builder::new().name(name).spawn(move || runtime.block_on(stop.cancelled()))?;
+        let serve = move || {
+            turn::start_thread();
+            runtime.block_on(stop.cancelled());
+            drop(runtime);
+            turn::end();
+        };
+        thread::Builder::new().name(format!("worker-{number}")).spawn(serve)?;
         Ok(worker)
     }
 }
