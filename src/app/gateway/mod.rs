@@ -314,7 +314,6 @@ impl Gateway {
         // journal does.
         self.proxy.pumps.close();
         let _ended = timeout(STOP_GRACE, self.proxy.pumps.wait()).await;
-        let _ended = timeout(STOP_GRACE, self.workers.end_turns()).await;
         drop(self.workers);
         self.scale.leave();
         if let Some(cluster) = self.cluster {

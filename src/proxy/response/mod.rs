@@ -26,7 +26,6 @@ use crate::protocol::request::edit::EditedBody;
 use crate::proxy::Proxy;
 use crate::proxy::active_request::ActiveRequest;
 use crate::proxy::attempt::EngineAnswer;
-use crate::proxy::listener::workers::turn;
 use crate::proxy::relay::buffer::{BufferWriter, ClientStream, RelayBroken, stream_buffer};
 use crate::proxy::relay::live_stream::LiveStream;
 use crate::proxy::relay::pump::Pump;
@@ -59,11 +58,11 @@ impl Proxy {
         let ServedRequest { answer, mut active, request } = served;
         let settings = self.settings.load();
         let passing = &settings.edge.upstream.answer_headers;
-        let response = match answer {
+        match answer {
             Ok(EngineAnswer::Stream { stream, head }) => {
                 let headers = answer_headers(&head, passing, &active.record);
                 let live = Box::new(LiveStream { stream, active, request });
-                return stream_response(headers, AnswerBody::Stream(self.stream(live)));
+                stream_response(headers, AnswerBody::Stream(self.stream(live)))
             }
             Ok(EngineAnswer::Whole { status, head, body, .. }) => whole_response(
                 status,
@@ -72,10 +71,7 @@ impl Proxy {
                 &mut active.record,
             ),
             Err(error) => error_response(error, &mut active.record),
-        };
-        // The client gets its answer before the record is written.
-        turn::drop_later(active);
-        response
+        }
     }
 
     /// Starts the relay of a stream to its client, from the first token on.

@@ -96,13 +96,6 @@ impl Workers {
         Some(tasks.spawn_on(CountedWork { serving, count }, &worker.runtime))
     }
 
-    /// Ends the turns of all workers, so that the records of all requests whose connections have ended are written.
-    pub async fn end_turns(&self) {
-        for worker in &self.workers {
-            let _ended = worker.runtime.spawn(async { turn::end() }).await;
-        }
-    }
-
     /// Measures for ever how long a task that is ready waits for its worker: at one worker after the other, and more often
     /// while `is_busy`.
     pub async fn measure_delays(self: Arc<Self>, delays: Histogram, is_busy: impl Fn() -> bool) {
@@ -132,8 +125,6 @@ impl Worker {
         let serve = move || {
             turn::start_thread();
             runtime.block_on(stop.cancelled());
-            drop(runtime);
-            turn::end();
         };
         thread::Builder::new().name(format!("worker-{number}")).spawn(serve)?;
         Ok(worker)
@@ -194,26 +185,6 @@ mod tests {
         let seen = seen.lock();
         assert_eq!(seen.len(), workers.workers.len());
         assert!(seen.values().all(|connections| *connections == each), "{seen:?}");
-    }
-
-    #[tokio::test(flavor = "multi_thread")]
-    async fn a_turn_can_be_ended_while_the_worker_has_tasks() {
-        let workers = Workers::start().unwrap();
-        let (dropped, mut tasks) = (CancellationToken::new(), JoinSet::new());
-        let guard = dropped.clone().drop_guard();
-        workers.spawn(&mut tasks, async move {
-            turn::drop_later(guard);
-            loop {
-                tokio::task::yield_now().await;
-            }
-        });
-        // A task that is handed over may run before the connection's.
-        let ended = async {
-            while !dropped.is_cancelled() {
-                workers.end_turns().await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(30), ended).await.unwrap();
     }
 
     #[tokio::test]

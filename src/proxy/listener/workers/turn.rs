@@ -1,18 +1,13 @@
 //! Turns of a worker thread: what a thread does from one wake-up until no task is ready any more.
 //!
 //! The code and the data of one request are larger than a core's first caches. A thread with many requests is
-//! therefore faster if it takes the same step of all of them one after the other: a fifth less CPU on one core, and half as
-//! many requests again on two, where the scheduler's memory then moves once for many of them
-//! (`docs/decisions/100-requests-of-one-turn.md`). A request that is alone in its turn loses nothing.
+//! therefore faster if it takes the same step of all of them one after the other, and with two threads the scheduler's
+//! memory then moves once for many of them (`docs/decisions/100-requests-of-one-turn.md`). A request that is alone in its
+//! turn loses nothing.
 
-use std::any::Any;
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::future::poll_fn;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Poll;
-
-/// Most values that wait for the end of a turn: under full load a thread may never be at rest.
-const MAX_LATER: usize = 32;
 
 /// Steps that the requests of one turn take one after the other.
 #[derive(Debug, Clone, Copy)]
@@ -29,7 +24,6 @@ struct Turn {
     is_worker: Cell<bool>,
     /// Requests that have come to each [`Step`] in this turn.
     requests: [Cell<u32>; 2],
-    later: RefCell<Vec<Box<dyn Any>>>,
 }
 
 thread_local! {
@@ -55,21 +49,6 @@ pub(in crate::proxy) async fn take_together(step: Step) {
     .await;
 }
 
-/// Drops the value at the end of this turn, or at once on a thread that is not a worker.
-pub(in crate::proxy) fn drop_later(value: impl Any) {
-    let is_full = TURN.with(|turn| {
-        if !turn.is_worker.get() {
-            return false;
-        }
-        let mut later = turn.later.borrow_mut();
-        later.push(Box::new(value));
-        later.len() >= MAX_LATER
-    });
-    if is_full {
-        drop_all();
-    }
-}
-
 /// Makes this thread a worker, which calls [`end`] before it rests.
 pub(super) fn start_thread() {
     TURN.with(|turn| turn.is_worker.set(true));
@@ -77,23 +56,18 @@ pub(super) fn start_thread() {
 
 /// Ends the turn.
 pub(super) fn end() {
-    drop_all();
     TURN.with(|turn| turn.requests.iter().for_each(|requests| requests.set(0)));
-}
-
-/// Drops what waits for the end of the turn. One that panics stops neither the others nor the thread.
-fn drop_all() {
-    for value in TURN.with(|turn| turn.later.take()) {
-        let _reported = catch_unwind(AssertUnwindSafe(|| drop(value)));
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
     use std::rc::Rc;
+    use std::time::Duration;
 
     use tokio::runtime::{Builder, Runtime};
-    use tokio::task::{LocalSet, yield_now};
+    use tokio::task::LocalSet;
+    use tokio::time::sleep;
 
     use super::*;
 
@@ -101,16 +75,6 @@ mod tests {
     fn worker() -> Runtime {
         start_thread();
         Builder::new_current_thread().enable_all().on_thread_park(end).build().unwrap()
-    }
-
-    /// Writes its name when it is dropped.
-    struct Ends(&'static str, Rc<RefCell<Vec<&'static str>>>);
-
-    impl Drop for Ends {
-        fn drop(&mut self) {
-            self.1.borrow_mut().push(self.0);
-            assert_ne!(self.0, "panics");
-        }
     }
 
     #[test]
@@ -136,36 +100,13 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_ends_before_the_thread_rests() {
-        let seen = Rc::<RefCell<Vec<&str>>>::default();
+    fn a_turn_ends_when_the_thread_rests() {
         worker().block_on(async {
-            for name in ["first", "panics", "last"] {
-                drop_later(Ends(name, Rc::clone(&seen)));
-            }
             take_together(Step::Send).await;
-            assert!(seen.borrow().is_empty(), "the turn goes on");
-            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
-            assert_eq!(*seen.borrow(), ["first", "panics", "last"]);
-            TURN.with(|turn| assert_eq!(turn.requests[Step::Send as usize].get(), 0));
+            let requests = |step: Step| TURN.with(|turn| turn.requests[step as usize].get());
+            assert_eq!((requests(Step::Admit), requests(Step::Send)), (0, 1));
+            sleep(Duration::from_millis(1)).await;
+            assert_eq!(requests(Step::Send), 0);
         });
-    }
-
-    #[test]
-    fn a_turn_without_end_holds_a_bounded_number_of_values() {
-        let seen = Rc::<RefCell<Vec<&str>>>::default();
-        worker().block_on(async {
-            for number in 1..=2 * MAX_LATER {
-                drop_later(Ends("one", Rc::clone(&seen)));
-                assert_eq!(seen.borrow().len(), number / MAX_LATER * MAX_LATER);
-                yield_now().await;
-            }
-        });
-    }
-
-    #[test]
-    fn other_threads_drop_at_once() {
-        let seen = Rc::<RefCell<Vec<&str>>>::default();
-        drop_later(Ends("now", Rc::clone(&seen)));
-        assert_eq!(*seen.borrow(), ["now"]);
     }
 }
