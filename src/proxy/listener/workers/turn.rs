@@ -1,9 +1,8 @@
 //! Turns of a worker thread: what a thread does from one wake-up until no task is ready any more.
 //!
-//! The code and the data of one request are larger than a core's first caches. A thread with many requests is
-//! therefore faster if it takes the same step of all of them one after the other, and with two threads the scheduler's
-//! memory then moves once for many of them (`docs/decisions/100-requests-of-one-turn.md`). A request that is alone in its
-//! turn loses nothing.
+//! A thread with many requests is faster if it takes the same step of all of them one after the other; what that gains,
+//! and what is known of why, is in `docs/decisions/100-requests-of-one-turn.md`. A request that is alone in its turn
+//! goes on at once.
 
 use std::cell::Cell;
 use std::future::poll_fn;
