@@ -138,6 +138,7 @@ mod tests {
     use metrics::HistogramFn;
     use parking_lot::Mutex;
 
+    use super::turn::Step;
     use super::*;
 
     /// Counts its samples.
@@ -185,6 +186,18 @@ mod tests {
         let seen = seen.lock();
         assert_eq!(seen.len(), workers.workers.len());
         assert!(seen.values().all(|connections| *connections == each), "{seen:?}");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_worker_counts_the_requests_of_each_turn_anew() {
+        let workers = Workers::start().unwrap();
+        let in_turns = async {
+            turn::take_together(Step::Admit).await;
+            let first = turn::requests(Step::Admit);
+            sleep(Duration::from_millis(1)).await;
+            (first, turn::requests(Step::Admit))
+        };
+        assert_eq!(workers.workers[0].runtime.spawn(in_turns).await.unwrap(), (1, 0));
     }
 
     #[tokio::test]
