@@ -29,6 +29,8 @@ pub(super) struct ReplicaTarget {
     base: String,
 }
 
+/// Replicas that are scraped at the same instant.
+const REPLICAS_AT_ONCE: usize = 4;
 /// Shortest time between two scrapes.
 const MIN_SCRAPE_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -75,10 +77,12 @@ impl ReplicaTarget {
     }
 
     /// Delay of the first scrape after the start, within the interval. The golden ratio spreads the
-    /// replicas evenly, however many there are.
+    /// replicas evenly, however many there are; a few are scraped at once, so that an idle gateway wakes
+    /// once for all of them.
     pub(super) fn first_scrape_delay(&self) -> Duration {
         const GOLDEN_RATIO: u64 = 0x9E37_79B9_7F4A_7C15;
-        let turns = GOLDEN_RATIO.wrapping_mul(self.replica.index() as u64) >> 32;
+        let batch = self.replica.index() / REPLICAS_AT_ONCE;
+        let turns = GOLDEN_RATIO.wrapping_mul(batch as u64) >> 32;
         self.interval.mul_f64(f64::from(u32::try_from(turns).unwrap_or(0)) / 4_294_967_296.0)
     }
 }
@@ -109,10 +113,10 @@ mod tests {
     fn replicas_are_spread_over_the_interval() {
         assert_eq!(target(0).first_scrape_delay(), Duration::ZERO);
         let mut offsets: Vec<f64> =
-            (0..10).map(|index| target(index).first_scrape_delay().as_secs_f64()).collect();
+            (0..40).map(|index| target(index).first_scrape_delay().as_secs_f64()).collect();
         offsets.sort_by(f64::total_cmp);
         assert!(offsets.iter().all(|offset| (0.0..10.0).contains(offset)));
-        assert!(offsets.windows(2).all(|pair| pair[1] - pair[0] > 0.3), "{offsets:?}");
+        assert!(offsets.windows(5).all(|batch| batch[4] - batch[0] > 0.3), "{offsets:?}");
     }
 
     #[test]
